@@ -1,16 +1,19 @@
-"""The newest rows of all topics in memory, so that consumers who keep up do not read the store.
+"""The newest rows of all topics in memory, so that consumers that keep up do not read the store.
 
-The writer adds its durable rows, so the cache of a topic has *all* its rows from some position on, and an empty answer
-is valid. It holds runs, not rows: what one request published lies at consecutive positions and has one write pointer.
-When the bytes run out, the oldest run of all topics goes.
+The writer adds its durable rows. Therefore the cache of a topic has *all* its rows from some position on, and an empty
+result is valid. The cache has runs, not rows: the rows of one request have consecutive positions and one write pointer.
+When the cache is full, it drops the oldest run of all topics.
 
-It stays right although others work on the store. Rows the janitor deletes lie before the cut-off, in another
-generation, or are due by a ttl of their own, and fetches show none of these anyway; or retention ``consumed`` has
-released them, and a fetch reads released rows from the store. A pointer the janitor *negates* is
-still positive here. That is no difference while the reader's own transaction lists it as invalid; it may be dropped
-from there only ``lifetime + grace`` after its transaction began, so a reader in a transaction is served rows that are
-younger than half of either (``CachingMessageTable`` has the same rule, in milliseconds where seconds were meant).
-Rollbacks come through the same service and are made here too. Any other writer must say so: :meth:`forget`.
+The cache stays valid although the janitor changes the store:
+
+* Rows before the cutoff, of old generations, or expired by a TTL of their own: fetches do not return them anyway.
+* Rows that retention ``consumed`` has released: a fetch reads released rows from the store.
+* Inverted pointers are still positive in the cache. That makes no difference while the reader's transaction lists the
+  pointer as invalid. The pointer may leave that list no earlier than ``lifetime + grace`` after the start of its
+  transaction, so a reader in a transaction gets only cached rows younger than half of either value.
+  (``CachingMessageTable`` has the same rule, with milliseconds in place of seconds.)
+
+Rollbacks pass through the same service, which also changes the cache. After any other write, call :meth:`forget`.
 """
 
 from __future__ import annotations
@@ -27,31 +30,31 @@ from tms_core.messaging.ids import Ids, tail
 from tms_core.messaging.model import MessageList, SharedList
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
-#: What a run takes in memory beside its payloads, and each payload beside its bytes; measured.
+#: The memory of a run in addition to its payloads, and of a payload in addition to its bytes; measured.
 _RUN_BYTES, _PAYLOAD_BYTES = 300, 48
-#: Runs of so many rows are shared; below that it would save nothing.
+#: Runs of at least so many rows are shared; sharing shorter runs saves nothing.
 _SHARED_ROWS = 32
-#: What part of the room the shared parts of runs may take: they help readers that are close to each other only.
+#: Shared parts may take this fraction (1/4) of the cache, because they help only readers that are close to each other.
 _SHARED_ROOM = 4
-#: About how many bytes of an answer readers share as one part: as many as a piece of an answer has.
+#: The size of a shared part in a response, in bytes: that of a piece of a response.
 _PART_BYTES = 60_000
-#: What an answer has for each message beside its payload.
+#: Bytes of a message in a response in addition to its payload.
 _ANSWER_BYTES = 28
-#: What ends the id of a message that lies in the message table.
+#: The last part of the id of a message in the message table.
 INLINE = bytes(MESSAGE_TAIL_BYTES)
 
 
 class CachedRun(NamedTuple):
-    """Rows at consecutive positions that one request published.
+    """Rows at consecutive positions, published by one request.
 
     Attributes:
-        first: the position of the first.
-        pointer: the write pointer of all; negative once rolled back, None without one.
-        payloads: one for each; None: a single row that takes its payloads from the payload table.
-        size: bytes of the payloads together.
-        ttl_ms: a ttl of their own; None without one.
-        shared: parts already read, by first position, as all readers of the whole part get them; None:
-            it is too short. It goes with the run, so no part is ever taken for one of another topic or generation.
+        first: the position of the first row.
+        pointer: their write pointer; negative after a rollback, None without a transaction.
+        payloads: the payload of each row; None: a single row that refers to the payload table.
+        size: the size of the payloads in bytes.
+        ttl_ms: their own TTL in milliseconds; None: that of the topic.
+        shared: parts for all readers of a whole part, by first position; None: the run is too short. It belongs to the
+            run, so a part never reaches a reader of another topic or generation.
     """
 
     first: int
@@ -67,12 +70,12 @@ class CachedRun(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Return the first position behind it."""
+        """Return the first position after the run."""
         return self.first + self.rows
 
     @property
     def weight(self) -> int:
-        """About how many bytes it takes in memory."""
+        """Return its approximate memory in bytes."""
         return _RUN_BYTES + self.size + _PAYLOAD_BYTES * self.rows
 
     def messages(self, first: int, stop: int) -> MessageList:
@@ -82,7 +85,7 @@ class CachedRun(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Figures of the cache: hits, misses, and how much it holds."""
+    """Statistics of the cache: hits, misses, and its memory in bytes."""
 
     hits: int
     misses: int
@@ -90,7 +93,7 @@ class Figures(NamedTuple):
 
 
 class _CachedTopic:
-    """The runs of one generation of a topic, all there are from ``floor`` on."""
+    """All runs of one generation of a topic from ``floor`` on."""
 
     def __init__(self, floor: int) -> None:
         self.floor = floor
@@ -99,7 +102,7 @@ class _CachedTopic:
         self.gone = 0
 
     def clear(self, floor: int) -> int:
-        """Drop all; returns their size."""
+        """Drop all runs, and return their memory in bytes."""
         weight = sum(run.weight for run in self.runs[self.gone :])
         self.floor, self.firsts, self.runs, self.gone = floor, [], [], 0
         return weight
@@ -114,23 +117,23 @@ class _CachedTopic:
         return run.weight
 
     def since(self, at: int) -> int:
-        """Return the index of the run that has the position, or of the first behind it."""
+        """Return the index of the run with the position, or of the first run after it."""
         index = bisect_right(self.firsts, at, lo=self.gone)
         return index - 1 if index > self.gone and self.runs[index - 1].stop > at else index
 
 
 class MessageCache:
-    """Recent runs of all topics; threads may share it.
+    """A cache of the newest runs of all topics; threads may share it.
 
     Args:
-        limit_bytes: how much it may hold; 0: nothing.
+        limit_bytes: its largest memory in bytes; 0: it is always empty.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._topics: dict[bytes, _CachedTopic] = {}
         self._order: deque[_CachedTopic] = deque()
-        # By position, which is a time: the oldest comes first. A number keeps equal ones apart.
+        # A heap by position, which is a time, so the oldest part is first; the number separates equal positions.
         self._shared: list[tuple[int, int, dict[int, SharedList], int]] = []
         self._numbers = count()
         self._shared_weight = self._weight = 0
@@ -144,7 +147,7 @@ class MessageCache:
             return Figures(self._hits, self._misses, self._weight)
 
     def open(self, prefix: bytes, ids: Ids) -> None:
-        """From now on, all rows of a generation will be added whose ids are taken.
+        """Start caching a generation: its writer adds all rows from the next free id on.
 
         Args:
             prefix: the start of the generation's row keys.
@@ -155,7 +158,7 @@ class MessageCache:
                 self._topics[prefix] = _CachedTopic(ids.free)
 
     def add(self, prefix: bytes, runs: Sequence[CachedRun]) -> None:
-        """Add rows that were just made durable, in order of position."""
+        """Add rows that have just become durable, in the order of their positions."""
         with self._lock:
             cached = self._topics.get(prefix)
             if cached is None:
@@ -169,14 +172,12 @@ class MessageCache:
                 self._shrink()
 
     def read(self, prefix: bytes, at: int, stop: int, limit_bytes: int, oldest: int) -> list[CachedRun] | None:
-        """Runs from the one that has ``at``, up to the one that has the position before ``stop``.
-
-        The first and the last may hold rows outside of that.
+        """Return the runs between two positions; the first and the last run may have rows outside.
 
         Args:
             prefix: the start of the generation's row keys.
-            limit_bytes: about how much to return; at least one run, if there is one.
-            oldest: the lowest position at which the reader may be served.
+            limit_bytes: the approximate size of the result; it has at least one run if a run exists.
+            oldest: the lowest position that the reader may read from the cache.
 
         Returns:
             None if the store must be read.
@@ -197,9 +198,7 @@ class MessageCache:
             return found
 
     def messages(self, run: CachedRun, first: int, stop: int) -> Iterator[MessageList]:
-        """Yield the messages of a run from one position to another, part by part; a part all of which is wanted is
-        shared.
-        """
+        """Yield the messages of a run between two positions, part by part; whole parts are shared between readers."""
         parts = run.shared
         if parts is None:
             yield run.messages(first, stop)
@@ -220,12 +219,12 @@ class MessageCache:
         return shared if self.share(parts, first, shared) else messages
 
     def share(self, parts: dict[int, SharedList], first: int, messages: SharedList) -> bool:
-        """Keep a part of a run for further readers, until there is no room beside newer ones; False: there is none."""
-        # Their payloads count twice: they are in what is encoded, and stay when the run goes.
+        """Keep a part of a run for further readers, until newer parts need its room; return False without room."""
+        # The payloads count twice: the encoded form contains them, and they stay when the run is dropped.
         weight = messages.size + sum(map(len, messages.payloads))
         room = self._limit_bytes // _SHARED_ROOM
         with self._lock:
-            # A reader that is far behind takes no room from those at the tail.
+            # A reader with a large lag must not displace parts for readers near the last message.
             if weight > room or (self._shared_weight + weight > room and first <= self._shared[0][0]):
                 return False
             parts[first] = messages
@@ -276,7 +275,7 @@ class MessageCache:
             self._shared_weight -= weight
 
     def _forget(self, cached: _CachedTopic, floor: int) -> None:
-        # Those of other topics too: this is rare, and they are soon made again.
+        # This drops shared parts of other topics, too: it happens rarely, and readers make them again.
         self._unshare(0)
         self._weight -= cached.clear(max(floor, cached.floor, cached.runs[-1].stop if cached.runs else 0))
         self._order = deque(entry for entry in self._order if entry is not cached)

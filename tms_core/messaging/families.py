@@ -1,14 +1,20 @@
-"""Topics with partitions or routes: made, changed and deleted with the topics that have their messages.
+"""Topics with partitions or routes: their creation, change and deletion, with the topics of their messages.
 
-No store here has a transaction over several rows of metadata, so the order of writes makes each change whole: new
-partitions exist before the topic names them, and old ones are deleted before it. A change that was cut off is done
-again by the same request, and one that had started to count is finished by whatever asks next.
+The stores have no transactions over several metadata rows, so the order of writes makes each change atomic. New
+partitions exist before the topic names them, and old partitions are deleted before the topic. If a change is
+interrupted, the same request repeats it. If the topic names the new family already, the next request finishes it.
 
-Another number of partitions, step by step: the new family is made, with the groups of the old one; the topic names it,
-from when on groups know of it; the old one is sealed; the topic notes that, and only from then on anything is published
-to the new one. So of one key nothing in the new family is older than what is in the old one. That a group has read a
-sealed partition completely is noted in a row beside its position, by the server that leads the partition, so that the
-server of another partition need not read what it does not lead.
+A change of the number of partitions has these steps:
+
+1. Create the new family, with the groups of the old one.
+2. The topic names the new family; from now on groups know it.
+3. Seal the old family.
+4. The topic notes the seal; only from now on messages are published to the new family.
+
+Therefore, for each key, no message in the new family is older than a message in the old one.
+
+The server that leads a partition notes in a row next to the position that a group has read the sealed partition
+completely. Servers of other partitions read that row, and need not read a partition that they do not lead.
 """
 
 from __future__ import annotations
@@ -47,7 +53,7 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 Made = tuple[TopicId, dict[str, str]]
-#: Raises where a client may not make a topic.
+#: A function that raises if a client may not create a topic.
 Permit = Callable[[TopicId], None]
 
 
@@ -59,7 +65,8 @@ class Families:
     """The topics of a store, with and without partitions; threads may share it.
 
     Args:
-        side: where groups are, which go on in another family, also where other servers lead that.
+        side: the table of the groups' positions; it accepts writes for partitions that other servers lead, too.
+        settle: waits for running writes to a topic.
     """
 
     def __init__(
@@ -82,17 +89,17 @@ class Families:
         self._making = Lock()
         self._lock = RLock()
 
-    # -- what clients ask for -----------------------------------------------------------------------------------------
+    # -- requests of clients ------------------------------------------------------------------------------------------
 
     def create(self, topic: TopicId, properties: Mapping[str, str], permit: Permit = permit_all) -> None:
-        """Make a topic, and its parts before it.
+        """Create a topic, and its parts before it.
 
         Args:
-            permit: is called with each topic before the first of them is made.
+            permit: called with each topic before the first one is created.
 
         Raises:
-            Forbidden: as ``permit`` does.
-            TopicExists: there is one; or one that has the name of a part.
+            Forbidden: ``permit`` raised it.
+            TopicExists: the topic exists, or a topic has the name of a part.
             BadRequest, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.create`.
         """
         asked = wanted(properties)
@@ -112,14 +119,14 @@ class Families:
     def update(self, topic: TopicId, properties: Mapping[str, str], permit: Permit = permit_all) -> None:
         """Replace the properties of a topic and its parts; an omitted property returns to its default.
 
-        Its partitions and routes stay as they are where it says nothing of them: they hold messages.
+        Omitted partitions and routes stay unchanged, because they hold messages.
 
         Args:
-            permit: is called with each new part before the first of them is made.
+            permit: called with each new part before the first one is created.
 
         Raises:
-            Forbidden: as ``permit`` does.
-            BadRequest: it is part of another topic; a route is missing; or as :meth:`TopicRegistry.update`.
+            Forbidden: ``permit`` raised it.
+            BadRequest: the topic is part of another one, a route is missing, or as :meth:`TopicRegistry.update`.
             TopicExists: a topic has the name of a new part.
             TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.update`.
         """
@@ -138,7 +145,7 @@ class Families:
         """Delete a topic, and its parts before it.
 
         Raises:
-            BadRequest: it is part of another topic.
+            BadRequest: the topic is part of another topic.
             TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.delete`.
         """
         with self._lock:
@@ -147,14 +154,14 @@ class Families:
             self._delete(row)
 
     def shown(self, topic: TopicId) -> dict[str, str]:
-        """Return all properties of a topic; a change of its partitions that was cut off is finished before.
+        """Return all properties of a topic; finish an interrupted change of its partitions first.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`TopicRegistry.get`.
         """
         row = self._topics.get(topic)
         if _is_changing(row):
-            # Another server leads, and will do it.
+            # Another server leads, and will finish it.
             with suppress(Unavailable):
                 row = self._finish(topic)
         return dict(row.properties)
@@ -176,11 +183,13 @@ class Families:
         self._settle(topic)
 
     def drained(self, topic: TopicId, name: str) -> int | None:
-        """Return the transaction in which a group has read a sealed partition completely, 0 if that is not known or the
-        partition is gone; None: it has not, or was set back since.
+        """Return the transaction in which a group has read a sealed partition completely.
+
+        Returns:
+            0 if the transaction is unknown or the partition was deleted; None if the group has unread messages.
 
         Raises:
-            FormatError, MetadataError, StoreError: the row that says so is damaged, or could not be read.
+            FormatError, MetadataError, StoreError: a row is damaged, or could not be read.
         """
         try:
             part = self._topics.get(topic)
@@ -192,11 +201,11 @@ class Families:
         return None if noted == NOT_DRAINED else noted
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
-        """Return whether this process made the topic as it is, in its first life, and there was not a row of it.
+        """Return whether this process created the topic in its first generation, without rows, and it is unchanged.
 
-        So what of it comes due does so by time alone, and by no mistake in its settings (rule S8).
+        Rows of such a topic become due by time alone, never by a changed setting. Therefore rule S8 does not hold them.
         """
-        # One that is there already may still be being made.
+        # The lock waits for a topic that exists but whose creation is not noted yet.
         with self._making:
             return self._newborn.get(topic.topic) == topic
 
@@ -205,7 +214,7 @@ class Families:
     def _update_partitions(
         self, topic: TopicId, partitions: int | None, others: Mapping[str, str], permit: Permit
     ) -> None:
-        """Change a topic that has partitions, or is to have some."""
+        """Change a topic that has partitions, or gets partitions."""
         row = self._finish(topic)
         layout = layout_of(topic, row.properties) or Layout(topic, (Family(0, 1),))
         last = layout.families[-1]
@@ -226,6 +235,8 @@ class Families:
                 "Change it again when the oldest have expired.",
             )
         self._check_free(made, permit)
+        # In this order: groups are registered in a new partition before anyone can publish to it, so that it keeps
+        # messages for them from the first one on. The topic names the partitions only when all exist.
         for member, given in made:
             self._make_anew(member, given)
             self._register(member, layout.members(last))
@@ -237,7 +248,7 @@ class Families:
                 self._delete_if_there(member)
 
     def _register(self, member: TopicId, former: Iterable[TopicId]) -> None:
-        """Register all groups of the former partitions at the start of a new one, so that it is kept for them."""
+        """Register all groups of the previous partitions at the start of a new one, so that it keeps their messages."""
         names = set()
         for one in former:
             with suppress(TopicNotFound):
@@ -281,7 +292,7 @@ class Families:
         self._change(topic, properties)
 
     def _finish(self, topic: TopicId) -> TopicMetadata:
-        """Close the partitions that have to be closed, if any; the topic as it is then."""
+        """Seal the families that are not the last one, note that in the topic, and return its metadata."""
         with self._lock:
             row = self._topics.get(topic)
             layout = layout_of(topic, row.properties)
@@ -304,7 +315,10 @@ class Families:
                     self._change(member, {**self._topics.get(member).properties, SEALED: str(now_ms)})
 
     def _check_free(self, made: Sequence[Made], permit: Permit) -> None:
-        """See that topics can be made; first that the client may make each, so that it learns of no other topic."""
+        """Check that topics can be created.
+
+        The permissions come first, so that a client without permission does not learn about other topics.
+        """
         for topic, _ in made:
             permit(topic)
         for topic, properties in made:
@@ -324,9 +338,7 @@ class Families:
             raise BadRequest(f"Topic {topic.topic} is part of {whole}.", f"Change {whole}.")
 
     def _whole(self, part: TopicMetadata) -> TopicId | None:
-        """Return the topic that this one is made and deleted with; None: it stands alone, or was left by a request cut
-        off.
-        """
+        """Return the topic that a part belongs to; None: it belongs to no topic, or an interrupted request left it."""
         with suppress(TopicNotFound):
             if PART_OF in part.properties:
                 whole = self._topics.get(TopicId(part.topic.namespace, part.properties[PART_OF]))
@@ -336,7 +348,7 @@ class Families:
         return None
 
     def _holds_rows(self, layout: Layout, family: Family) -> bool:
-        """Return whether a sealed family has messages, those included that were being written when it was sealed."""
+        """Return whether a sealed family has messages, including those that were being written during the seal."""
         with suppress(Unavailable):
             for member in layout.members(family):
                 self._settle(member)
@@ -351,19 +363,19 @@ class Families:
     def _make(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         with self._making:
             made = self._topics.create(topic, properties)
-            # The topic is made, though a server that does not lead cannot read it back.
+            # A server that does not lead the topic has created it, but cannot read its rows.
             with suppress(Unavailable):
                 if made.generation == 1 and not self._has_rows(topic):
                     self._newborn[topic] = made
 
     def _make_anew(self, topic: TopicId, properties: Mapping[str, str]) -> None:
-        """Make a topic in the place of one that a request has left that was cut off."""
+        """Create a topic; first delete what an interrupted request has left of it."""
         self._delete_if_there(topic)
         self._make(topic, properties)
 
     def _change(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         self._topics.update(topic, properties)
-        # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
+        # With a longer TTL, the cache would show rows that the janitor has deleted under the shorter TTL.
         self._open_topics.forget(lambda key: key.startswith(topic.prefix))
 
     def _delete(self, row: TopicMetadata) -> None:
@@ -390,7 +402,7 @@ def _tree(
     others: Mapping[str, str],
     part_of: TopicId | None = None,
 ) -> Iterator[Made]:
-    """Yield a topic with its parts before it, as they are made."""
+    """Yield a topic and its parts with their properties, in the order of their creation: parts first."""
     own = dict(others) if part_of is None else {**others, PART_OF: part_of.topic}
     if partitions is not None:
         layout = Layout(topic, (Family(1, partitions),))

@@ -1,13 +1,12 @@
-"""Reading messages: the start, the visibility of rows, and payloads in the other table.
+"""Reading messages: the start, the visibility of rows, and payloads in the payload table.
 
-A fetch reads page by page, from the cache where that has all rows from here on, else from the store, and holds nothing
-open in between. It ends where the topic's acknowledged rows ended when it began: so every reader sees the same order,
-and a fetch ends although messages keep coming.
+A fetch reads page by page and keeps nothing open in between. It reads the cache if that has all rows from the current
+position on, and the store otherwise. A fetch stops at the last row that was acknowledged at its start. Therefore every
+reader sees the same order, and a fetch terminates while messages keep arriving.
 
-What CDAP does otherwise (``docs/reference/conformance/messages.md``): it loses messages where a limit ends inside a
-reference to
-the payload table, and the first payload behind an exclusive start; it applies the payload part of an expired start to
-whatever reference comes first; a reference without payloads uses up its limit.
+CDAP differs (``docs/reference/conformance/messages.md``). It loses messages if a limit falls inside a reference to the
+payload table, and it loses the first payload after an exclusive start. It applies the payload part of an expired start
+to the first reference that follows. A reference without payloads counts towards its limit.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
 
-#: Bytes of messages in a page; it has at least one message. Larger ones are slower: their memory goes back to the
-#: system each time.
+#: The size of a page in bytes; a page has at least one message. Larger pages are slower, because the allocator returns
+#: their memory to the system each time.
 PAGE_BYTES = 240_000
-#: Rows in one read of the store, at most.
+#: The most rows in one read of the store.
 MAX_PAGE_ROWS = 4000
-#: After so many reads a page is given out however small it is, so that a reader does not wait for the rest of it.
+#: After so many reads, a page is returned even if it is small, so that a reader does not wait for a full page.
 _PAGE_READS = 8
 
-#: What a page of a fetch has.
+#: The reads of a fetch.
 _COLUMNS, _PAYLOADS = COLUMNS.within(PAGE_BYTES), PAYLOADS.within(PAGE_BYTES)
 _NONE = MessageList([], [])
 _payload = itemgetter(1)
@@ -49,13 +48,13 @@ _tail_in = itemgetter(slice(-MESSAGE_TAIL_BYTES, None))
 
 
 class ReadPath(NamedTuple):
-    """Where messages are read from.
+    """The sources of messages, and the rules for reading them.
 
     Attributes:
-        cached_ms: how old rows may be that a reader in a transaction takes from the cache.
-        first_reads: notes when messages are first read.
-        floor: the holds of messages after their topic's TTL; None: nothing does.
-        lifetime_ms: how long after its begin a transaction may write.
+        cached_ms: the age up to which a reader in a transaction may read rows from the cache, in milliseconds.
+        first_reads: the delays until messages are first read.
+        floor: the holds of messages after their topic's TTL; None: no holds.
+        lifetime_ms: how long after its start a transaction may write, in milliseconds.
     """
 
     store: Store
@@ -70,13 +69,13 @@ class ReadPath(NamedTuple):
 
 
 class Fetch:
-    """One fetch (``CoreMessageFetcher``).
+    """A fetch of messages (``CoreMessageFetcher``).
 
     Args:
-        steps_over: whether it goes on behind messages that are not decided yet, and notes their places.
+        steps_over: whether it skips undecided messages and continues after them.
 
     Attributes:
-        holes: where those are: the first position and the one behind the last of each.
+        holes: the skipped ranges of undecided messages: the first position, and the position after the last.
     """
 
     def __init__(
@@ -101,10 +100,10 @@ class Fetch:
 
     @property
     def position(self) -> MessageId | None:
-        """Return where a later fetch of the same reader may begin, that message included, and miss nothing.
+        """Return the first id of a later fetch of the same reader that misses no message.
 
-        It is behind the last row that was read, or at the first that cannot be decided yet. None: nothing was read, or
-        the limit has ended the fetch, so that the last message says where to go on.
+        It is after the last row that was read, or at the first undecided row. None: no row was read, or a limit has
+        stopped the fetch; then continue after the last message.
         """
         if self._read_up_to is None or self._is_full or self._read_up_to >= POSITIONS:
             return None
@@ -112,7 +111,7 @@ class Fetch:
 
     @property
     def is_at_end(self) -> bool:
-        """Return whether all that there was has been read; not so where something cannot be decided yet."""
+        """Return whether all rows were read, and none of them is undecided."""
         return self._at >= self._end and not self._undecided
 
     @property
@@ -122,17 +121,17 @@ class Fetch:
 
     @property
     def has_more(self) -> bool:
-        """Return whether messages came to the topic since this began."""
+        """Return whether messages have arrived in the topic since the fetch started."""
         return self._open_topic.ids.end > self._behind
 
     @property
     def largest_bytes(self) -> int:
-        """Return the largest payload that was ever read of this topic here."""
+        """Return the size of the largest payload that this process has read of the topic."""
         return self._open_topic.largest_bytes
 
     @contextmanager
     def waking(self, wake: Callable[[], None]) -> Iterator[None]:
-        """Have something called, by any thread, whenever messages have come to the topic while the block runs."""
+        """Call a function, from any thread, whenever messages arrive in the topic while the block runs."""
         self._open_topic.wakes[wake] = None
         try:
             yield
@@ -140,18 +139,18 @@ class Fetch:
             del self._open_topic.wakes[wake]
 
     def pages(self) -> Iterator[MessageList]:
-        """Yield the messages, in pages of about ``PAGE_BYTES``; one read of the store at most between two of them.
+        """Yield the messages in pages of about ``PAGE_BYTES``, with at most one read of the store between two pages.
 
-        A page is empty where a read has found too little, so that the caller can see to other things meanwhile.
+        An empty page after an unproductive read gives the caller an opportunity to do other work.
 
         Raises:
-            StoreError: the store could not be read; the messages so far are right.
+            StoreError: the store could not be read; the messages so far are valid.
         """
         page = _NONE
         size = reads = 0
         for messages, length in self._pieces():
             if isinstance(messages, SharedList):
-                # By itself, so that what is made of it is the same for all.
+                # A page of its own, so that its encoding is the same for all readers.
                 if page:
                     yield self._read(page)
                 yield self._read(messages)
@@ -177,7 +176,7 @@ class Fetch:
         return page
 
     def _pieces(self) -> Iterator[tuple[MessageList, int]]:
-        """Yield the messages in lists of at most about a page, each with its bytes; an empty one ends each read."""
+        """Yield the messages in lists of at most about a page, each with its size; an empty list follows each read."""
         for messages in self._lists():
             if not messages:
                 yield messages, 0
@@ -191,7 +190,7 @@ class Fetch:
                     return
 
     def _up_to_bytes(self, piece: MessageList, size: int) -> tuple[MessageList, int]:
-        """As much of a piece as the limit of bytes lets through, at least one message, with its bytes."""
+        """Return the messages of a piece within the limit of bytes, at least one, and their size."""
         if size > self._left_bytes:
             sizes = list(accumulate(len(payload) + MESSAGE_BYTES for payload in piece.payloads))
             piece = piece[: max(1, bisect_right(sizes, self._left_bytes))]
@@ -205,14 +204,14 @@ class Fetch:
         return not self._left or self._left_bytes <= 0
 
     def _lists(self) -> Iterator[MessageList]:
-        """Yield the messages, as they come together; an empty list ends each read."""
+        """Yield the messages in the lists in which they are read; an empty list follows each read."""
         while self._at < self._end and not self._is_full:
             runs = self._cached()
             yield from filter(None, self._from_store() if runs is None else self._from_cache(runs))
             yield _NONE
 
     def _note_read(self, at: int) -> None:
-        """All rows before a position are read, for good."""
+        """Note that this reader never needs a row before a position again."""
         if self._notes_read:
             self._read_up_to = at
 
@@ -223,8 +222,8 @@ class Fetch:
         if self._transaction is not None:
             oldest = position(max(0, self._read_path.clock.now_ms() - self._read_path.cached_ms))
         runs = self._read_path.cache.read(self._open_topic.prefix, self._at, self._end, PAGE_BYTES, oldest)
-        # Nothing tells the cache which of the released rows are deleted by now, maybe by a janitor in another process.
-        # A poll that finds nothing, as most do that keep up, is not charged with reading how far they were released.
+        # Rule L7: the janitor, maybe in another process, may have deleted released rows that the cache still has. Most
+        # polls of consumers that keep up find no rows, and need not read the released position.
         if runs and max(self._at, runs[0].first) < self._read_path.open_topics.first_kept(self._topic):
             return None
         return runs
@@ -242,7 +241,7 @@ class Fetch:
                 self.holes.append((first, min(run.stop, self._end)))
             elif visible and run.payloads is not None:
                 for messages in self._read_path.cache.messages(run, first, min(stop, first + self._left)):
-                    # What was encoded was looked at before.
+                    # An encoded list was measured before.
                     if not (isinstance(messages, SharedList) and messages.encoded):
                         self._learn_largest(messages.payloads)
                     yield self._limited(messages)
@@ -253,7 +252,7 @@ class Fetch:
         self._at = behind
 
     def _living(self, run: CachedRun) -> int:
-        """Return the first position of a run that no ttl of its own has taken; they come due in order."""
+        """Return the first position of a run whose message has not expired by its own TTL; they expire in order."""
         first = run.first
         if run.ttl_ms is not None:
             now_ms = self._expiring_ms()
@@ -268,7 +267,7 @@ class Fetch:
         first, stop = prefix + tail(self._at), prefix + tail(self._end)
         page = self._read_path.store.message.read(_COLUMNS, first, stop, self._rows())
         rows = self._shown(page.items)
-        # Only what has a pointer can have its payload elsewhere.
+        # Only rows with a pointer can be references to the payload table.
         payloads = cast(list[bytes], rows.payloads) if rows.pointers is None else list(filter(_is_there, rows.payloads))
         self._learn_largest(payloads)
         if len(payloads) < len(rows.keys):
@@ -282,7 +281,7 @@ class Fetch:
             self._note_read(_position(page.items.keys[-1] + b"\0", len(prefix)))
 
     def _shown(self, rows: MessageColumns) -> MessageColumns:
-        """Return those of some rows that are messages and that the reader sees, up to the first that is undecided."""
+        """Return the rows that are messages and visible to the reader, up to the first undecided row."""
         keys, size = rows.keys, len(self._open_topic.prefix) + MESSAGE_TAIL_BYTES
         if not set(map(len, keys)) <= {size}:
             rows = rows.only([len(key) == size for key in keys])
@@ -296,7 +295,7 @@ class Fetch:
     def _chosen(
         self, keys: list[bytes], pointers: list[int | None], visible: Mapping[int | None, bool | None]
     ) -> list[bool]:
-        """Return which rows the reader sees, up to the first that is undecided."""
+        """Return for each row whether the reader sees it, up to the first undecided row."""
         chosen: list[bool] = []
         for key, pointer in zip(keys, pointers, strict=True):
             sees = visible[pointer]
@@ -318,9 +317,9 @@ class Fetch:
                 yield from self._reference(_position(key, len(self._open_topic.prefix)), pointer)
 
     def _reference(self, at: int, pointer: int) -> Iterator[MessageList]:
-        """Yield the payloads that a row stands for: all of its transaction, in the order they were stored."""
+        """Yield the payloads that a row refers to: all payloads of its transaction, in the order of their storage."""
         if self._transaction is None or pointer >= self._transaction.transaction_id:
-            # More may be stored in it yet.
+            # The transaction may store more payloads, so a later fetch has to read this row again.
             self._notes_read = False
         prefix = pointer_prefix(self._topic.topic.prefix, self._topic.generation, java_abs(pointer))
         start: bytes | None = prefix
@@ -338,13 +337,11 @@ class Fetch:
             start = page.resume
 
     def _rows(self) -> int:
-        """Return how many rows to read: not many more than are wanted, unless the last reads showed that few of them
-        are.
-        """
+        """Return the number of rows to read: about the missing number, doubled after each read that found too few."""
         return min(self._page_rows, self._left << min(self._reads, SEQUENCE_BITS))
 
     def _learn(self, size: int, rows: int) -> int:
-        """Read more at once from now on, but not more bytes than a page has; returns the bytes of a row."""
+        """Enlarge the next read, up to the bytes of a page; return the average bytes of a row."""
         self._reads += 1
         row_bytes = size // (rows or 1) + MESSAGE_BYTES
         self._page_rows = min(self._page_rows * 4, _page_rows(row_bytes))
@@ -354,18 +351,18 @@ class Fetch:
         self._open_topic.largest_bytes = max(self._open_topic.largest_bytes, max(map(len, payloads), default=0))
 
     def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
-        """Return those of some rows, in key order, that a ttl of their own has taken."""
+        """Return the keys of messages that have expired by their own TTL (rule L6)."""
         now_ms = self._expiring_ms()
         return frozenset(
             key for key, moment_ms in self._read_path.expiries.moments(keys).items() if moment_ms <= now_ms
         )
 
     def _expiring_ms(self) -> int:
-        """Return the moment by which ttls of messages' own are judged."""
+        """Return the time for TTLs of single messages; with ``hold: transaction``, earlier by a lifetime."""
         return self._read_path.clock.now_ms() - (self._read_path.lifetime_ms if self._topic.holds_transactions else 0)
 
     def _limited(self, messages: MessageList) -> MessageList:
-        """Return as many as are still wanted."""
+        """Return the messages within the limit."""
         if len(messages) > self._left:
             messages = messages[: self._left]
         self._left -= len(messages)
@@ -373,7 +370,7 @@ class Fetch:
 
 
 def _from_ms(request: FetchRequest) -> int:
-    """Return the lowest possible publish time of the result."""
+    """Return the lowest publish time that the request may return, in milliseconds."""
     start = request.start
     if start is None:
         return 0
@@ -381,10 +378,9 @@ def _from_ms(request: FetchRequest) -> int:
 
 
 def _start(request: FetchRequest, cutoff: Cutoff) -> tuple[int, tuple[int, bytes] | None]:
-    """Return the position to begin at, and, where that is inside a reference, its position and where in its payloads.
+    """Return the first position; for a start inside a reference, also the position of the row and the payload's key.
 
-    An id that has expired is as good as none: not only its position, but also its payload part and whether it is
-    included mean nothing any more.
+    An expired id is ignored completely, including its payload part and ``inclusive``.
     """
     start = request.start
     if start is None:
@@ -400,9 +396,7 @@ def _start(request: FetchRequest, cutoff: Cutoff) -> tuple[int, tuple[int, bytes
 
 
 def _see(transaction: Transaction | None, pointer: int | None) -> bool | None:
-    """Return whether a reader sees a row; None: undecided yet, so the fetch ends here
-    (``TransactionMessageFilter``).
-    """
+    """Return whether a reader sees a row; None: it is undecided, so the fetch stops (``TransactionMessageFilter``)."""
     if transaction is None or pointer is None:
         return True
     if pointer < 0:
@@ -424,7 +418,7 @@ def _page_rows(row_bytes: int) -> int:
 
 
 def _position(key: bytes, plain: int) -> int:
-    """Return the first position at or after a key whose position begins after ``plain`` bytes."""
+    """Return the first position at or after a key whose position follows ``plain`` bytes."""
     rest = key[plain:]
     at = int.from_bytes(rest[:MESSAGE_TAIL_BYTES].ljust(MESSAGE_TAIL_BYTES, b"\0"), "big")
     return at + 1 if len(rest) > MESSAGE_TAIL_BYTES else at

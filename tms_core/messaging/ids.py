@@ -1,16 +1,15 @@
-"""Message ids: strictly increasing per topic, whatever the clock does.
+"""Message ids: strictly increasing per topic, independent of the clock.
 
-An id is a millisecond and one of 65,536 sequence numbers within it, so the ids of a topic lie on one line: a
-*position* is ``milliseconds * 65,536 + sequence``, and as ten big-endian bytes it is the end of a row key. The next id
-is the next position, or the first one of the present millisecond where that is higher. So a clock that steps back, and
-a millisecond that is used up, both just go on counting; CDAP restarts at sequence 0 whenever the clock has changed,
-and overwrites messages.
+An id is a millisecond and one of 65,536 sequence numbers. A *position* is ``milliseconds * 65,536 + sequence``; as ten
+big-endian bytes it is the last part of a row key. The next id is the next position, or the first position of the
+current millisecond if that is higher. Therefore ids continue after a backward step of the clock, and after the last
+sequence number of a millisecond. CDAP restarts at sequence 0 whenever the clock has changed, and overwrites messages.
 
-Readers and publishers go by one clock, which never goes back: a message is never older than what readers go by at
-that moment, or it would be too old for them before it was there.
+Readers and publishers share one clock that never goes back. Otherwise a message could be published with an expired
+time.
 
-A clock that jumps *forward* is not followed (:class:`tms_core.clock.HonestClock`): ids cannot be rolled back, and
-messages from the future would outlive their ttl (rule S7).
+Ids do not follow a *forward* jump of the clock (:class:`tms_core.clock.HonestClock`): ids cannot go back, and messages
+from the future would outlive their TTL (rule S7).
 """
 
 from __future__ import annotations
@@ -26,32 +25,32 @@ from tms_core.tables.base import Page
 SEQUENCE_BITS = 16
 #: The first position that no row can have.
 POSITIONS = (LONG_MAX + 1) << SEQUENCE_BITS
-#: Keys read at once when the last one is looked for.
+#: The keys of a page in the search for the last key.
 _PAGE_KEYS = 256
-#: How far back the last key is first looked for, in milliseconds, and how much farther each time.
+#: The first step back in that search, in milliseconds, and the ratio of two steps.
 _FIRST_STEP_MS, _STEP_FACTOR = 1_000, 32
 
-#: Reads keys of a range: start, stop, limit.
+#: A function that reads keys of a range: start, stop, limit.
 ReadKeys = Callable[[bytes, bytes | None, int], Page[list[bytes]]]
 
 
 def position(ms: int, sequence: int = 0) -> int:
-    """Return where an id lies on its topic's line."""
+    """Return the position of an id."""
     return ms << SEQUENCE_BITS | sequence
 
 
 def milliseconds(at: int) -> int:
-    """Return the publish time of a position."""
+    """Return the publish time of a position in milliseconds."""
     return at >> SEQUENCE_BITS
 
 
 def id_parts(at: int) -> tuple[int, int]:
-    """Publish time and sequence number of a position."""
+    """Return publish time (ms) and sequence number of a position."""
     return divmod(at, 1 << SEQUENCE_BITS)
 
 
 def expires_ms(at: int, ttl_ms: int) -> int:
-    """Return the first moment at which a ttl takes the row at a position; at the age of exactly its ttl it lives."""
+    """Return the first millisecond in which the row at a position is expired; a row whose age equals its TTL lives."""
     return milliseconds(at) + ttl_ms + 1
 
 
@@ -61,12 +60,12 @@ def tail(at: int) -> bytes:
 
 
 class Ids:
-    """The line of one topic and generation: the reserved positions, and the limit of readers.
+    """The positions of one generation of a topic: the first free position, and the limit of readers.
 
-    One batch at a time takes ids; any number of threads may read the last position.
+    One batch at a time reserves positions; any number of threads may read the limit.
 
     Args:
-        free: the first position that no row has.
+        free: the first position without a row.
     """
 
     def __init__(self, free: int) -> None:
@@ -75,32 +74,32 @@ class Ids:
         self._lock = Lock()
 
     def first(self, now_ms: int) -> int:
-        """Return the next position there is at that time."""
+        """Return the next position at a time."""
         return max(self._free, position(now_ms))
 
     def skip(self, free: int) -> None:
-        """Positions before ``free`` are taken.
+        """Mark all positions before ``free`` as taken.
 
         Raises:
-            Unavailable: there are no such ids.
+            Unavailable: no later id is left.
         """
         _check(free)
         with self._lock:
             self._free = max(self._free, free)
 
     def take(self, first: int, stop: int) -> None:
-        """Take the positions from ``first`` to before ``stop``; no reader passes them until :meth:`release`.
+        """Reserve the positions from ``first`` to before ``stop``; no reader passes them until :meth:`release`.
 
         Raises:
-            Unavailable: there are no such ids.
+            Unavailable: no later id is left.
         """
         _check(stop)
         with self._lock:
-            # What was skipped meanwhile stays so.
+            # Another thread may have skipped positions since `first` was computed.
             self._in_flight, self._free = first, max(stop, self._free)
 
     def release(self) -> None:
-        """Note that the positions taken are written, or never will be."""
+        """Note that the rows at the reserved positions are written, or never will be."""
         with self._lock:
             self._in_flight = None
 
@@ -111,7 +110,7 @@ class Ids:
 
     @property
     def end(self) -> int:
-        """Return the lowest position that is not acknowledged: readers see the rows before it."""
+        """Return the limit of readers: they see the rows before this position."""
         with self._lock:
             return self._free if self._in_flight is None else self._in_flight
 
@@ -125,14 +124,15 @@ def _check(free: int) -> None:
 
 
 def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
-    """Return the first position after the last key that starts with ``prefix`` and goes on with a position.
+    """Return the first position after the last key that starts with ``prefix`` and continues with a position.
 
-    A table can only be read forwards, so the last key is searched for: backwards from now in growing steps, then by
-    halving. That is about ten reads for a topic in use, and never more than some hundred.
+    Tables can only be read forwards, so this searches for the last key: backwards from ``now_ms`` in growing steps,
+        then
+    by bisection. That takes about ten reads for an active topic, and at most some hundreds.
 
     Args:
-        prefix: the prefix before the position.
-        now_ms: where the last key is likely to be.
+        prefix: the start of the keys, before the position.
+        now_ms: the probable time of the last key.
 
     Raises:
         StoreError: the table could not be read.
@@ -151,7 +151,7 @@ def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
 
 
 def _behind_last(read: ReadKeys, prefix: bytes, low: int, high: int) -> int:
-    """Return the first position behind the last key, which is at ``low`` or between it and ``high``."""
+    """Return the first position after the last key, which is at ``low`` or between it and ``high``."""
     while True:
         middle = (low + high + 1) // 2
         found = _last_of_page(read, prefix, middle, high)

@@ -1,4 +1,4 @@
-"""Requests to a messaging service and its results, as values without I/O."""
+"""Requests to a messaging service and their results, as values without I/O."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from tms_core.rowkey import LONG_MAX, MessageId
 from tms_core.topic import INT_MAX
 from tms_core.transaction.model import Transaction
 
-#: What a message takes beside its payload, in bytes: its id, and the objects that hold both; measured. Without it a
-#: page of empty messages would have no end.
+#: The memory of a message in addition to its payload, in bytes; measured. It bounds a page of empty messages, too.
 MESSAGE_BYTES = 160
 #: How long a fetch may wait for a message, in seconds.
 MOST_WAIT_SECONDS = 60
@@ -21,12 +20,12 @@ LABEL_BYTES = 1000
 
 
 class RollbackRange(NamedTuple):
-    """The rows that one publish wrote into the message table: contiguous, both ends included.
+    """The contiguous rows that a publish wrote into the message table; first and last row included.
 
     Attributes:
-        pointer: the write pointer they carry.
-        start_ms, start_sequence: the first of them.
-        end_ms, end_sequence: the last of them.
+        pointer: their write pointer.
+        start_ms, start_sequence: the id of the first row.
+        end_ms, end_sequence: the id of the last row.
     """
 
     pointer: int
@@ -41,7 +40,7 @@ class FetchedMessage(NamedTuple):
 
     Attributes:
         id: 20 bytes, see :class:`tms_core.rowkey.MessageId`.
-        payload: the bytes that were published.
+        payload: the published bytes.
     """
 
     id: bytes
@@ -49,10 +48,10 @@ class FetchedMessage(NamedTuple):
 
 
 class MessageList(Sequence[FetchedMessage]):
-    """Messages, of which ids and payloads are kept apart: what only passes them on makes no object for each.
+    """A list of messages with separate lists of ids and payloads, so that passing it on makes no object per message.
 
     Args:
-        ids, payloads: as of :class:`FetchedMessage`, one of either for each message.
+        ids, payloads: as of :class:`FetchedMessage`.
     """
 
     __slots__ = ("ids", "payloads")
@@ -69,7 +68,7 @@ class MessageList(Sequence[FetchedMessage]):
 
     @property
     def size(self) -> int:
-        """Return their bytes, with what each takes beside its payload."""
+        """Return the memory of the messages in bytes."""
         return sum(map(len, self.payloads)) + MESSAGE_BYTES * len(self.payloads)
 
     def __len__(self) -> int:
@@ -89,10 +88,10 @@ class MessageList(Sequence[FetchedMessage]):
 
 
 class SharedList(MessageList):
-    """Messages that several readers share, so it never changes.
+    """An immutable list of messages that several readers share.
 
     Attributes:
-        encoded: their encoded form for the first reader; it does not depend on the reader.
+        encoded: their encoded form, once a reader has made it; it does not depend on the reader.
     """
 
     __slots__ = ("encoded", "size")
@@ -110,13 +109,12 @@ class FetchRequest:
     """The start, the limit and the visibility of a fetch.
 
     Attributes:
-        start: a message id, a publish time in milliseconds (>= 0), or None for the beginning.
-        inclusive: whether a message that has the very id ``start`` is among them.
+        start: a message id, a publish time in milliseconds (>= 0), or None for the first message.
+        inclusive: whether to return the message with the id ``start``.
         limit: the most messages to return, at least 1.
-        limit_bytes: after how many bytes of messages, with what each takes beside its payload, no further one is
-            returned; the first one always is.
-        transaction: who reads; None sees everything, including rolled back messages.
-        wait_seconds: how long to wait for a message where there is none.
+        limit_bytes: the memory in bytes after which no further message is returned; at least one is returned.
+        transaction: the reading transaction; None sees everything, including rolled back messages.
+        wait_seconds: the longest wait for a message.
 
     Raises:
         BadRequest: a limit below 1, a start time below 0, or a wait of more than a minute.
@@ -141,13 +139,13 @@ class FetchRequest:
 
 
 class Ages(NamedTuple):
-    """How old a topic's messages are.
+    """The ages of a topic's messages.
 
     Attributes:
-        messages: how many live now; rolled back and uncommitted messages are included.
-        older: how many of them are older than the given age.
-        at_least: whether not all were counted, so that either number may be larger.
-        hold_seconds: how long the server's janitor holds rows that a shorter TTL makes due; None: that is not known.
+        messages: the number of live messages, including rolled back and uncommitted messages.
+        older: the number of messages older than the given age.
+        at_least: whether counting stopped early, so that both numbers may be larger.
+        hold_seconds: how long the server's janitor holds rows that a shorter TTL makes due; None: unknown.
     """
 
     messages: int

@@ -1,6 +1,6 @@
-"""Rows of the side table as they were read or counted last, for the server that alone writes them.
+"""Caches of rows of the side table, and of their numbers, for the only server that writes them.
 
-Threads may share all of it.
+Threads may share them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
 
-#: How many rows are remembered, and for how long: the janitor changes those of producers that were idle for days.
+#: The most cached rows, and their age in milliseconds: the janitor changes rows of producers that were idle for days.
 _ROWS, _KEPT_MS = 20_000, 3_600_000
-#: Stands for what is not known of a row.
+#: The value of a row that is not cached.
 _NOT_READ = b"not read"
-#: How many producers a topic may have, and how many consumers, so that to list them, or to look for idle ones, takes a
-#: second and some MB; and of how many topics it is known how many there are.
+#: The most producers and the most consumers of a topic, so that a list or a search takes a second and some MB; and the
+#: most topics whose numbers are cached.
 MOST_NAMES, _COUNTED = 20_000, 10_000
 
 
 class RememberedRows:
-    """Reads rows once, and changes them."""
+    """A cache of rows that also changes them."""
 
     def __init__(self, side: SideTable) -> None:
         self._side = side
@@ -36,13 +36,13 @@ class RememberedRows:
         self._lock = Lock()
 
     def get(self, key: bytes, *, again: bool = False) -> bytes | None:
-        """Return a row's value; the data read while it was changed is not remembered.
+        """Return a row's value.
 
         Args:
-            again: read it, remembered or not.
+            again: read the table and ignore the cache.
 
         Raises:
-            StoreError: it could not be read.
+            StoreError: the row could not be read.
         """
         known = _NOT_READ if again else self._rows.get(key, _NOT_READ)
         if known is not _NOT_READ:
@@ -50,12 +50,13 @@ class RememberedRows:
         changes = self._changes
         value = self._side.get(key)
         with self._lock:
+            # A change during the read may be newer than the value, so the value is not cached then.
             if changes == self._changes:
                 self._rows[key] = value
         return value
 
     def change(self, changes: Sequence[SideChange]) -> list[bool]:
-        """Change rows as :meth:`SideTable.exchange_each` does; the writes are remembered, if nothing else was."""
+        """Change rows as :meth:`SideTable.exchange_each`; cache the new values if no other thread changed rows."""
         keys = [key for change in changes for key in _changed(change)]
         before = self._drop(keys)
         made: list[bool] = []
@@ -70,7 +71,7 @@ class RememberedRows:
         return made
 
     def forget_old(self, now_ms: int) -> None:
-        """Forget the data read long ago."""
+        """Drop entries that are older than an hour."""
         if not 0 <= now_ms - self._since_ms < _KEPT_MS:
             self.forget()
             self._since_ms = now_ms
@@ -82,7 +83,7 @@ class RememberedRows:
             self._rows.clear()
 
     def _drop(self, keys: Sequence[bytes]) -> int:
-        """Forget rows that are being changed; returns how often any were."""
+        """Drop rows that are being changed, and return the number of changes so far."""
         with self._lock:
             self._changes += 1
             for key in keys:
@@ -91,29 +92,29 @@ class RememberedRows:
 
 
 class CountedNames:
-    """Counts names that clients have made up, each a row: once, and again where there seem to be too many.
+    """A limit of names that clients choose, each a row; counts the rows once, and again at the limit.
 
     Args:
-        side: where they are.
+        side: the table of the rows.
     """
 
     def __init__(self, side: SideTable) -> None:
         self._side = side
-        #: How many there are at most, by the start of their keys.
+        #: An upper bound of their number, by the start of their keys.
         self._numbers: RecentlyUsed[bytes, int] = RecentlyUsed(_COUNTED)
 
     def make_room(self, prefix: bytes, topic: TopicId, kind: str, hint: str) -> None:
-        """Count one more of those whose keys start so.
+        """Count one more name.
 
         Args:
             prefix: the start of the keys.
-            topic: whose they are.
-            kind: their kind: ``producers``.
-            hint: what to do where there are too many.
+            topic: their topic.
+            kind: their kind for the error, as ``producers``.
+            hint: the hint of the error.
 
         Raises:
-            BadRequest: there are as many as there may be.
-            StoreError: they could not be read.
+            BadRequest: the limit is reached.
+            StoreError: the rows could not be read.
         """
         number = self._numbers.get(prefix, MOST_NAMES)
         if number >= MOST_NAMES:
@@ -123,12 +124,12 @@ class CountedNames:
         self._numbers[prefix] = number + 1
 
     def forget(self) -> None:
-        """Forget how many there are."""
+        """Drop the cached numbers."""
         self._numbers.clear()
 
 
 def _changed(change: SideChange) -> Sequence[bytes]:
-    """Return the keys of the rows that it changes."""
+    """Return the keys of the changed rows."""
     if not change.puts and not change.deletes:
         return (change.key,)
     return (change.key, *(key for key, _ in change.puts), *change.deletes)

@@ -1,8 +1,8 @@
 """The messaging service: topics, publishing and consuming over one store (``CoreMessagingService``).
 
-Methods block and may be called by any number of threads; ``submit_publish`` and ``submit_store`` do not block, for
-callers that run an event loop. One process at a time may publish to a store: ids and the cache rest on that. A process
-that becomes the one calls :meth:`MessagingService.forget` first.
+Methods block, and any number of threads may call them; ``submit_publish`` and ``submit_store`` do not block, for
+callers with an event loop. Only one process at a time may publish to a store: ids and the cache depend on that. A
+process that becomes the publisher calls :meth:`MessagingService.forget` first.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _MAX_SEQUENCE = 2**16 - 1
 
 @dataclass(frozen=True, slots=True)
 class ServiceOptions:
-    """The figures of a messaging service.
+    """Options of a messaging service.
 
     Attributes:
-        default_ttl_seconds: the ttl of a topic that does not say.
+        default_ttl_seconds: the TTL of a topic without the property.
         max_lifetime_seconds: how long after its start a transaction may write.
-        grace_seconds: how long after that it stays listed as invalid at least.
-        cache_bytes: how much of the newest rows is kept in memory; 0: nothing.
-        consumer_hold_seconds: how long after its ttl a message lives that a consumer has not read; None: no longer.
-        retry_seconds: how long a consumer group waits before a message that failed once comes again; 0: not at all.
-        longest_retry_seconds: how long it waits at most, after several failures.
+        grace_seconds: the least time after that during which the transaction stays on the invalid list.
+        cache_bytes: the size of the cache of the newest rows; 0: no cache.
+        consumer_hold_seconds: how long after its TTL an unread message is held; None: not at all.
+        retry_seconds: the delay before a consumer group gets a message that failed once again; 0: no delay.
+        longest_retry_seconds: the longest delay after several failures.
     """
 
     default_ttl_seconds: int = 604_800
@@ -69,22 +69,22 @@ class ServiceOptions:
 
 
 class MessagingService:
-    """Topics and their messages.
+    """The topics of a store and their messages.
 
     Args:
-        store: the tables; stays the caller's, who closes it afterwards.
-        side: where messages with a ttl of their own are written down, producers, positions and claims.
-        workers: have batches written; closed with the service. None: by threads of its own.
-        transactions: the manager in this process, which says which pointers were issued and whether a transaction that
-            claims is in progress; None: they are managed elsewhere, and the server trusts the client.
-        fenced_side: ``side`` as the server that leads may use it; None: there is no other server.
+        store: the tables; the caller closes them afterwards.
+        side: the side table: TTLs of single messages, producers, positions and claims.
+        workers: the threads that write batches, closed with the service; None: new threads.
+        transactions: the manager in this process, which knows the issued pointers and the transactions in progress;
+            None: another process manages transactions, and the server trusts the client.
+        fenced_side: ``side`` with the leader's fence; None: no other server writes.
 
     Attributes:
-        consumers: by name, and how far they have read.
-        producers: by name, of which the newest instance counts.
-        groups: consumer groups, which claim their messages.
-        expiries: messages with a ttl of their own, for the janitor to delete.
-        first_reads: how long after they were published messages were first read.
+        consumers: the named consumers and their positions.
+        producers: the named producers and their newest instances.
+        groups: the consumer groups and their claims.
+        expiries: the TTLs of single messages, which the janitor reads.
+        first_reads: the delays until messages were first read.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class MessagingService:
         options = options or ServiceOptions()
         self._transactions = transactions
         self._store = store
-        # With a longer ttl, rows would be shown from the cache that the janitor took while it was shorter.
+        # With a longer TTL, the cache would show rows that the janitor has deleted under the shorter TTL.
         self._topics = TopicRegistry(
             store.metadata,
             options.default_ttl_seconds,
@@ -140,7 +140,7 @@ class MessagingService:
             store, self._open_topics, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
         )
         self.consumers = ConsumerRegistry(self._topics, self._read_path, kept, CLOCK_ALLOWANCE_MS, transactions)
-        # By the table itself: groups are registered and looked for also in partitions that other servers lead.
+        # Without the fence: groups are registered and searched in partitions that other servers lead, too.
         self._families = Families(self._topics, store, self._open_topics, honest, side, self._writers.settle)
         backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
         self.groups = Groups(self._topics, self._families, self.consumers, kept, self._read_path, transactions, backoff)
@@ -150,35 +150,36 @@ class MessagingService:
     def create_topic(
         self, topic: TopicId, properties: Mapping[str, str] | None = None, *, permit: Permit = permit_all
     ) -> None:
-        """Make a topic; of one that was deleted before, the new properties count.
+        """Create a topic; the new properties replace those of a deleted topic of this name.
 
         Args:
-            properties: what shall differ from the defaults; ``ttl`` in seconds.
-            permit: is called with each topic that this makes, a partition or a route too, before the first is made.
+            properties: properties that differ from the defaults; ``ttl`` in seconds.
+            permit: called with each topic that this creates, including partitions and routes, before the first one.
 
         Raises:
-            Forbidden: as ``permit`` does.
-            BadRequest: the name, the ttl or a generation is none.
-            MetadataError, StoreError, Unavailable: its row is damaged; the store failed; others keep changing it.
-            TopicExists: there is one.
+            Forbidden: ``permit`` raised it.
+            BadRequest: the name, the TTL or a generation is invalid.
+            MetadataError, StoreError, Unavailable: its row is damaged, the store failed, or other processes keep
+                changing it.
+            TopicExists: the topic exists.
         """
         self._families.create(topic, properties or {}, permit)
 
     def update_topic(self, topic: TopicId, properties: Mapping[str, str], *, permit: Permit = permit_all) -> None:
-        """Replace a topic's properties: the rest out is the default again.
+        """Replace a topic's properties; an omitted property returns to its default.
 
         Args:
             permit: as :meth:`create_topic`.
 
         Raises:
-            Forbidden: as ``permit`` does.
-            TopicNotFound: there is none, or it was deleted.
+            Forbidden: ``permit`` raised it.
+            TopicNotFound: the topic does not exist, or was deleted.
             BadRequest, MetadataError, StoreError, Unavailable: as :meth:`create_topic`.
         """
         self._families.update(topic, properties, permit)
 
     def topic(self, topic: TopicId) -> dict[str, str]:
-        """Return all properties of a topic, its generation among them.
+        """Return all properties of a topic, including its generation.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
@@ -186,7 +187,7 @@ class MessagingService:
         return self._families.shown(topic)
 
     def has_topic(self, topic: TopicId) -> bool:
-        """Return whether a topic exists and is not deleted; one with a damaged row exists.
+        """Return whether a topic exists and is not deleted; a topic with a damaged row exists.
 
         Raises:
             StoreError: the store failed.
@@ -200,7 +201,7 @@ class MessagingService:
         return True
 
     def count_ages(self, topic: TopicId, older_than_seconds: int) -> Ages:
-        """Return how many messages live, and how many are older than so many seconds; at most 100,000 are counted.
+        """Return the number of live messages, and of those older than so many seconds; count at most 100,000.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
@@ -224,7 +225,7 @@ class MessagingService:
         return self._topics.all()
 
     def delete_topic(self, topic: TopicId) -> None:
-        """Delete a topic; its messages are gone at once, their rows when the janitor comes.
+        """Delete a topic; its messages become invisible at once, and the janitor deletes their rows.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`update_topic`.
@@ -232,11 +233,11 @@ class MessagingService:
         self._families.delete(topic)
 
     def note_past(self, past_ms: int) -> None:
-        """As :meth:`tms_core.clock.HonestClock.note_past`."""
+        """Note a time that has passed, as :meth:`tms_core.clock.HonestClock.note_past`."""
         self._clock.note_past(past_ms)
 
     def refusal(self) -> str:
-        """Why nothing can be published now, because of the clock; empty when publishing works."""
+        """Return the reason why the clock prevents publishing now; empty: publishing works."""
         try:
             self._clock.publish_ms()
         except ClockJumped as error:
@@ -245,11 +246,11 @@ class MessagingService:
 
     @property
     def topic_changes(self) -> int:
-        """Return how many changes of topics this service has made or seen."""
+        """Return the number of changes of topics that this service has made or seen."""
         return self._topics.changes
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
-        """As :meth:`Families.is_newborn`."""
+        """Return whether this process created the topic without rows, as :meth:`Families.is_newborn`."""
         return self._families.is_newborn(topic)
 
     # -- publishing ---------------------------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ class MessagingService:
         ttl_seconds: int | None = None,
         sent: Sent | None = None,
     ) -> RollbackRange | None:
-        """Publish, and return when it is durable: see :meth:`submit_publish`."""
+        """Publish messages, and wait until they are durable: see :meth:`submit_publish`."""
         return self.submit_publish(topic, messages, pointer=pointer, ttl_seconds=ttl_seconds, sent=sent).result()
 
     def submit_publish(
@@ -276,25 +277,25 @@ class MessagingService:
         sent: Sent | None = None,
         principal: str | None = None,
     ) -> Answer[RollbackRange | None]:
-        """Publish without waiting.
+        """Publish messages without waiting.
 
         Args:
-            messages: the payloads; they get consecutive ids. None at all, in a transaction, publishes what the
-                transaction has stored.
-            pointer: the transaction's write pointer; None: outside of one.
-            ttl_seconds: how long these live, where that is shorter than the topic's ttl.
-            sent: the producer headers of the request; then it is done once, however often it is repeated.
-            principal: the requesting principal; a transaction in progress belongs to its first user, and is over for
-                others. None: everybody is the same.
+            messages: the payloads; they get consecutive ids. An empty list, in a transaction, publishes its stored
+                payloads.
+            pointer: the transaction's write pointer; None: outside a transaction. ttl_seconds: the TTL of these
+            messages, if it is shorter than the topic's TTL. sent: the producer headers of the request; it then takes
+            effect once, however often it is repeated. principal: the requesting principal. A transaction in progress
+            belongs to its first user, and counts as ended
+                for other principals. None: clients are not authenticated.
 
         Returns:
-            Done when the messages are durable: what to roll back, or None outside a transaction. Fails with
-            ``TopicNotFound``, ``TransactionExpired``, ``ClockJumped``, ``MetadataError``, ``ProducerFenced`` (nothing
-            was written), ``TransactionEnded`` (nothing that a reader in a transaction sees) or ``StoreError`` (what
-            was written of a transaction is rolled back, if that can be done).
+            A future, done when the messages are durable, with the rows to roll back, or None outside a transaction. It
+            fails with ``TopicNotFound``, ``TransactionExpired``, ``ClockJumped``, ``MetadataError`` or
+            ``ProducerFenced`` (nothing was written), with ``TransactionEnded`` (no reader in a transaction sees
+            anything), or with ``StoreError`` (rows of a transaction are rolled back if possible).
 
         Raises:
-            BadRequest: neither message nor transaction, or a number that is none.
+            BadRequest: there is neither a message nor a transaction, or a number is invalid.
             Unavailable: the service is closed.
         """
         if not messages and pointer is None:
@@ -307,7 +308,7 @@ class MessagingService:
         return self._writers.message(topic).submit(PublishEntry(messages, pointer, ttl_ms, sent, principal))
 
     def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int, sent: Sent | None = None) -> None:
-        """Store payloads, and return when they are durable: see :meth:`submit_store`."""
+        """Store payloads, and wait until they are durable: see :meth:`submit_store`."""
         self.submit_store(topic, messages, pointer=pointer, sent=sent).result()
 
     def submit_store(
@@ -319,17 +320,17 @@ class MessagingService:
         sent: Sent | None = None,
         principal: str | None = None,
     ) -> Answer[RollbackRange | None]:
-        """Put payloads into the payload table, without waiting; an empty publish in the transaction publishes them.
+        """Write payloads to the payload table, without waiting; an empty publish in the transaction publishes them.
 
         Args:
             pointer: the transaction's write pointer.
             principal: as of :meth:`submit_publish`.
 
         Returns:
-            Done when they are durable; fails as :meth:`submit_publish` does.
+            A future, done when they are durable; it fails as that of :meth:`submit_publish`.
 
         Raises:
-            BadRequest: no message, or a pointer that is none.
+            BadRequest: there is no payload, or the pointer is invalid.
             Unavailable: the service is closed.
         """
         if not messages:
@@ -339,10 +340,10 @@ class MessagingService:
         return self._writers.payload(topic).submit(PublishEntry(messages, pointer, None, sent, principal))
 
     def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
-        """Write down a producer's transaction in which it sends nothing: see :meth:`Producers.note_begun`.
+        """Store a producer's transaction without messages: see :meth:`Producers.note_begun`.
 
         Raises:
-            BadRequest: a pointer that is none.
+            BadRequest: the pointer is invalid.
         """
         _check_pointer(pointer)
         self.producers.note_begun(sent, pointer, principal)
@@ -355,28 +356,28 @@ class MessagingService:
         sent: Sent | None = None,
         principal: str | None = None,
     ) -> None:
-        """Roll back a publish: readers in transactions do not see it any more.
+        """Roll back a publish, so that readers in transactions do not see it.
 
-        Only rows that carry the publish's own pointer are changed, whatever else lies in the range; those of earlier
-        generations too, in which the topic may have been when they were published. CDAP leaves them: they are not read
-        until they are restored from an archive.
+        Only rows with the publish's own pointer are changed, and rows of old generations too: the topic may have been
+        created again since the publish. CDAP leaves those rows, because nobody reads them unless an archive restores
+        them.
 
         Args:
-            published: what publishing answered; or a write pointer, to roll back all of its rows. Checkpoints have
-                pointers of their own.
-            sent: the producer headers of the request; at its home the transaction is marked as rolled back first, so
-                that whatever comes late is refused.
+            published: the result of the publish; or a write pointer, to roll back all of its rows. Each checkpoint has
+                its own pointer.
+            sent: the producer headers of the request; at the producer's home, the transaction is first marked as rolled
+                back, so that late requests are rejected.
             principal: as of :meth:`submit_publish`.
 
         Raises:
-            TransactionEnded: it was committed, or is over otherwise and is not invalid. Nothing is rolled back.
-            TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
-            StoreError: the store failed; some rows may be rolled back. The transaction must be invalidated.
-            BadRequest: that is no range of rows.
+            TransactionEnded: the transaction has ended and is not invalid, so nothing is rolled back.
+            TopicNotFound, MetadataError: the topic does not exist, or its row is damaged.
+            StoreError: the store failed; some rows may be rolled back. Invalidate the transaction.
+            BadRequest: the range or the pointer is invalid.
         """
         if isinstance(published, int):
             _check_pointer(published)
-            # No row of a transaction is older than it is, but for what clocks of several machines differ.
+            # A transaction has no row before its start, except by the difference of clocks of several machines.
             first_ms = max(0, transaction_ms(published) - CLOCK_ALLOWANCE_MS)
             published = RollbackRange(published, first_ms, 0, LONG_MAX, _MAX_SEQUENCE)
         pointer, start_ms, start_sequence, end_ms, end_sequence = published
@@ -389,9 +390,10 @@ class MessagingService:
             )
         signed = sent if sent is not None and sent.home == topic else None
         if signed is not None:
-            # That is final, whatever became of the transaction.
+            # First, because ProducerFenced is final, and the state of the transaction is not.
             self.producers.require_newest(signed)
-        # First, so that a commit comes before it and is seen here, or is refused.
+        # Entered before the check: a commit either precedes it and is seen here, or is rejected. Otherwise a commit
+        # between check and rollback would lose committed messages.
         with nullcontext() if self._transactions is None else self._transactions.rolling_back(pointer):
             self._require_open(pointer, principal)
             if signed is not None:
@@ -414,8 +416,8 @@ class MessagingService:
         """Read messages in order.
 
         Returns:
-            Pages, none of them empty. Each is read on demand, with nothing open in between, up to the rows that were
-            durable at the call. Reading one raises ``StoreError`` when the store fails.
+            Non-empty pages of the rows that were durable at the call. Each page is read on demand, with nothing open in
+            between, and raises ``StoreError`` if the store fails.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: before the first page.
@@ -423,7 +425,7 @@ class MessagingService:
         return filter(None, self.begin_fetch(topic, request).pages())
 
     def begin_fetch(self, topic: TopicId, request: FetchRequest) -> Fetch:
-        """Like :meth:`fetch`, for callers that want to know how far it has read, or to wait for more.
+        """Return a fetch, for callers that need its position, or wait for messages.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`fetch`.
@@ -433,21 +435,21 @@ class MessagingService:
     # -- the service itself -------------------------------------------------------------------------------------------
 
     def forget(self, topic: TopicId | None = None) -> None:
-        """Forget the data read of the store, because another process may have written to it.
+        """Drop cached data, because another process may have written to the store.
 
         Args:
-            topic: which topic; None: all.
+            topic: the topic; None: all topics.
         """
         self.start_over(lambda key: topic is None or key.startswith(topic.prefix))
 
     def start_over(self, concerns: Callable[[bytes], bool]) -> bool:
-        """Forget the data read of some topics, because another process may have written to them until now.
+        """Drop cached data of some topics, because another process may have written to them until now.
 
         Args:
-            concerns: tells of a key that starts with a topic's name whether it is one of them.
+            concerns: selects topics, by the start of their keys.
 
         Returns:
-            False when something that was accepted before is still to be written: it has ids of that time.
+            False if earlier accepted requests are not written yet; they would use outdated ids.
         """
         self._open_topics.forget(concerns)
         self.groups.forget(concerns)
@@ -456,7 +458,7 @@ class MessagingService:
         return not self._writers.are_busy(concerns)
 
     def close(self) -> None:
-        """Accept no more, and return when all that was accepted is answered; closing twice is no error."""
+        """Reject further requests, and wait for all outcomes; a second call does nothing."""
         self.workers.close()
         self._writers.close()
 
@@ -467,7 +469,11 @@ class MessagingService:
         self.close()
 
     def _require_open(self, pointer: int, principal: str | None) -> None:
-        """Refuse to take back what counts: committed rows and rows of other principals stay."""
+        """Check that a transaction may be rolled back: it is not committed, and belongs to the principal.
+
+        Raises:
+            TransactionEnded: it has ended and is not invalid, or belongs to another principal.
+        """
         manager = self._transactions
         if manager is None:
             return

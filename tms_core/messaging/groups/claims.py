@@ -1,8 +1,8 @@
-"""Consumer groups: each message goes to one transaction of a group, and counts for the group once that is committed.
+"""Consumer groups: each message goes to one transaction of a group, and counts as processed once that is committed.
 
-A poll as a group claims its messages (:mod:`tms_core.consumers.claims`), durably and before the response. The claims
-are remembered with the position that they were read or written with: whatever changes them changes the position, too,
-which is read each time. So a turn reads one row, however many claims are open. One request of a group is served at a
+A group's poll claims its messages (:mod:`tms_core.consumers.claims`), durably and before the response. The server
+caches the claims together with the position of the group. Each change of claims also changes the position, which each
+poll reads. Therefore a poll reads one row, however many claims are open. The server handles one request of a group at a
 time.
 """
 
@@ -55,34 +55,34 @@ from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import Transaction, transaction_ms
 
-#: How many claims and groups are remembered at most.
+#: The most cached claims and groups.
 _MOST_KEPT = 200_000
-#: How many ranges of failed messages are shown of a group.
+#: The most ranges of failed messages in a response.
 _MOST_SHOWN = 100
-#: Claims that are free, and claims that stay.
+#: Released claims, and claims that stay.
 _Divided = tuple[list[GroupClaim], list[GroupClaim]]
 
 
 class Order(Enum):
-    """The options of a group."""
+    """The order in which a group receives messages."""
 
     #: One batch at a time, in the order of the messages' ids.
     PARTITION = "partition"
-    #: Several batches at a time; messages that are not decided yet are left for later.
+    #: Several batches at a time; undecided messages follow later.
     NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupPoll:
-    """How a group is polled.
+    """The parameters of a group's poll.
 
     Attributes:
         limit: the most messages, at least 1.
-        limit_bytes: after how many bytes of messages no further one is given out; the first one always is.
+        limit_bytes: the size in bytes after which no further message is returned; at least one is returned.
         max_deliveries: the highest number of deliveries of a message, at least 1; the last one delivers it alone. None:
-            there is no such number.
-        principal: the requesting principal; a transaction in progress belongs to its first user, and is over for
-            others. None: everybody is the same.
+            no limit.
+        principal: the requesting principal. A transaction in progress belongs to its first user, and counts as ended
+            for other principals. None: clients are not authenticated.
     """
 
     transaction: Transaction
@@ -98,14 +98,13 @@ class GroupBatch(NamedTuple):
 
     Attributes:
         deliveries: their number of deliveries, including this one; 0 without messages.
-        held: the transaction whose open claim must be decided first; None: there is none.
-        position: without messages, the id from which the next one may come, where nothing before it is undecided or
-            claimed.
-        at_end: whether all messages are delivered, and none before is undecided or claimed by another transaction.
-        sealed: whether the topic takes no more messages; all running writes are finished before.
-        drained: whether it is sealed, and the group has read it all.
-        behind: the partition that the group must read completely first; None: there is none.
-        wait_ms: without messages, in how many milliseconds some come again that have failed; None: none wait.
+        held: the transaction whose open claim must be decided first; None: no transaction blocks the group.
+        position: without messages, the lowest id of the next message, if no message before it is undecided or claimed.
+        at_end: whether all messages are delivered, and no earlier one is undecided or claimed by another transaction.
+        sealed: whether the topic takes no more messages, and all running writes have finished.
+        drained: whether it is sealed, and the group has read it completely.
+        behind: the partition that the group must read completely first; None: no partition.
+        wait_ms: without messages, the milliseconds until failed messages are delivered again; None: none wait.
     """
 
     messages: list[FetchedMessage]
@@ -124,7 +123,7 @@ class FailedRange(NamedTuple):
 
     Attributes:
         mark: their range, number of deliveries, and delay.
-        message: the one that failed alone; None: they failed together.
+        message: the message that failed alone; None: several messages failed together.
     """
 
     mark: GroupClaim
@@ -132,11 +131,11 @@ class FailedRange(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """The rows read of one segment.
+    """The messages read from a segment, and their claims.
 
     Attributes:
-        ranges: the rows read, without undecided ones.
-        is_whole: whether that is all of the segment, and all its messages are here.
+        ranges: the ranges that were read, without undecided rows.
+        is_whole: whether this is the whole segment with all its messages.
     """
 
     messages: list[FetchedMessage]
@@ -147,10 +146,10 @@ class _Part(NamedTuple):
 
 
 class _KnownRows(NamedTuple):
-    """The claims of a group, and the context in which they were read or written; they hold as long as that is the same.
+    """The cached claims of a group; valid while the position and ``taken_back`` are unchanged.
 
     Attributes:
-        taken_back: of the consumers, which a position that is set by hand changes.
+        taken_back: :attr:`ConsumerRegistry.taken_back`, which changes when a client sets a position.
     """
 
     position: Position
@@ -159,7 +158,7 @@ class _KnownRows(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """The result of a read: messages, required claims, and the position up to which all is processed or invisible."""
+    """The result of a read: the messages, their claims, and the position up to which all is processed or invisible."""
 
     batch: GroupBatch
     taken: list[GroupClaim]
@@ -170,8 +169,8 @@ class Groups:
     """The consumer groups of one store's topics; threads may share it.
 
     Args:
-        transactions: the manager in this process; None: transactions are managed elsewhere.
-        backoff: how long messages wait after failed deliveries.
+        transactions: the manager in this process; None: another process manages transactions.
+        backoff: the delays after failed deliveries.
     """
 
     def __init__(
@@ -191,11 +190,11 @@ class Groups:
         self._read_path = read_path
         self._transactions = transactions
         self._backoff = backoff
-        #: Which transaction was merged last, by group; and the last that had begun when some of that was forgotten, and
-        #: when this began to serve the groups.
+        #: By group, the newest transaction whose claims became part of the position. Then the newest transaction that
+        #: had started when entries were dropped, and when this process started to serve the groups.
         self._merged: dict[ConsumerGroup, int] = {}
         self._forgotten = self._interrupted = self._last_pointer()
-        #: Whether failed messages came first the last time; see _in_turn.
+        #: Whether the last poll tried failed messages first; see _in_turn.
         self._failed_first = False
         self._rows: dict[ConsumerGroup, _KnownRows] = {}
         self._kept_rows = 0
@@ -206,14 +205,14 @@ class Groups:
         """Claim messages for a transaction. The claim is durable on return.
 
         Args:
-            name: the group's, which is registered (:meth:`ConsumerRegistry.put`).
+            name: the name of a registered group (:meth:`ConsumerRegistry.put`).
 
         Raises:
-            BadRequest: a number that is none, a name that is none.
-            ConsumerConflict: the transaction is over, or is older than a transaction may be.
-            ConsumerNotFound, TopicNotFound, MetadataError: there is no such group or topic, or its row is damaged.
-            Unavailable: another server leads, or has changed the group meanwhile; nothing was delivered.
-            StoreError: the store failed. The transaction must be invalidated: a claim may be written.
+            BadRequest: a number or the name is invalid.
+            ConsumerConflict: the transaction has ended, or is too old.
+            ConsumerNotFound, TopicNotFound, MetadataError: the group or the topic does not exist, or a row is damaged.
+            Unavailable: another server leads, or has changed the group; nothing was delivered.
+            StoreError: the store failed. A claim may be written, so invalidate the transaction.
         """
         check_name(name)
         if request.limit < 1 or (request.max_deliveries is not None and request.max_deliveries < 1):
@@ -227,11 +226,13 @@ class Groups:
             return GroupBatch([], at_end=True, sealed=True, drained=True)
         behind = self._behind(metadata, name, request)
         if behind is not None:
-            # One that is not registered here holds nothing, while it reads what is before.
+            # Raises for a group that is not registered here: it would hold no messages of this partition while it reads
+            # the earlier one.
             self._consumers.found(metadata, name)
             return GroupBatch([], behind=behind)
         sealed = layout is not None or SEALED in metadata.properties
         if sealed:
+            # A write that was admitted before the seal may still add messages; only after it, "drained" is final.
             self._families.settle(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group), self._claiming(pointer, request.principal):
@@ -248,18 +249,21 @@ class Groups:
             if held is None:
                 found = self._read(metadata, seen, request)
             if found.base != seen.base:
-                # It may touch claims now that are done.
+                # The new base may touch done claims, which merge with it.
                 seen = look(found.base, claims, reader, settle)
                 self._remember(group, seen.merged)
             drained = sealed and found.batch.at_end and seen.own == LOWEST
             noted = self._drained_row(group) if drained else []
             if found.taken and self._transactions is not None:
+                # Before the claim is written: from here on, an abort invalidates the transaction. The claims of an
+                # aborted transaction would count as processed.
                 self._transactions.note_written(pointer, group.label)
             new = [*found.taken, *marks(seen.free, seen.base, [*seen.covered, *found.taken])]
             self._write(metadata, former, seen.base, seen.gone, new, noted)
-            # Without waiting for the disk: if that failed, the claim would be answered as not written.
+            # `is_in_progress` does not wait for the transaction log: if its disk failed, this would report a claim as
+            # not written although it is.
             if found.taken and self._transactions is not None and not self._transactions.is_in_progress(pointer):
-                # It ended while the claim was on its way to the disk, and what it has claimed is not answered.
+                # The transaction ended while the claim was being written, so release the claim, and return no messages.
                 former = self._consumers.found(metadata, name)
                 rows = self._rows_of(group, former)
                 self._free(metadata, former, rows, pointer, never_given([claim for _, claim in rows], found.taken))
@@ -276,7 +280,7 @@ class Groups:
     ) -> None:
         """Release the claims of a transaction at once. Durable on return.
 
-        It comes before the abort: an aborted transaction's pointer looks committed to readers.
+        Call it before the abort, because the claims of an aborted transaction count as processed.
 
         Args:
             after: release only messages after this id, without counting a delivery; None: all.
@@ -284,7 +288,7 @@ class Groups:
 
         Raises:
             BadRequest, ConsumerNotFound, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`poll`; after
-                the last one the transaction must be invalidated.
+                a StoreError, invalidate the transaction.
             ConsumerConflict: the transaction is committed.
         """
         check_name(name)
@@ -308,8 +312,7 @@ class Groups:
                 self._transactions.note_taken_back(pointer, group.label)
 
     def failed(self, topic: TopicId, name: str) -> list[FailedRange]:
-        """Return messages that a group received and has not processed, those with the most failures first; some of very
-        much.
+        """Return messages that a group received and did not process, the most failures first; at most 100 ranges.
 
         Raises:
             ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`poll`.
@@ -335,7 +338,7 @@ class Groups:
     def _tell_failed(
         self, metadata: TopicMetadata, name: str, failed: Sequence[GroupClaim], reader: Transaction | None
     ) -> None:
-        """Log the message that is to blame for failed deliveries, once it was alone."""
+        """Log each message that has failed alone in its batch."""
         for mark in failed:
             for message in self._inside(metadata, mark, reader, 1) if mark.size == 1 else ():
                 seconds = max(0, mark.retry_ms - self._read_path.clock.now_ms()) / 1000
@@ -345,7 +348,7 @@ class Groups:
     def _inside(
         self, metadata: TopicMetadata, mark: GroupClaim, reader: Transaction | None, most: int
     ) -> list[MessageId]:
-        """Return the first messages that a reader finds where a mark is."""
+        """Return the ids of the first messages in the range of a mark that a reader sees."""
         asked = FetchRequest(mark.first, inclusive=False, limit=most, transaction=reader)
         ids = (
             MessageId.parse(message.id)
@@ -355,24 +358,24 @@ class Groups:
         return list(takewhile(lambda found: rank(found) <= rank(mark.last), ids))
 
     def forget(self, concerns: Callable[[bytes], bool]) -> None:
-        """Forget the data read of some topics, because another process may have written.
+        """Drop cached data of some topics, because another process may have written.
 
         Args:
-            concerns: tells which, by the start of their keys.
+            concerns: selects topics, by the start of their keys.
         """
         self._merged = {group: at for group, at in list(self._merged.items()) if not concerns(group.topic.prefix)}
         self._forgotten = self._interrupted = self._last_pointer()
         self._rows.clear()
         self._drained_history.forget()
 
-    # -- what may be given out ----------------------------------------------------------------------------------------
+    # -- the messages to deliver --------------------------------------------------------------------------------------
 
     def _held(self, group: ConsumerGroup, former: Position, seen: Look, request: GroupPoll) -> int | None:
-        """Return the transaction that must be decided before the group goes on in order; it may be the reader's own."""
+        """Return the transaction that must be decided before a group in order continues; it may be the reader's own."""
         if request.order is Order.NONE:
             return None
         reader = request.transaction
-        # What was done by a transaction that this one does not see must not be built upon in it.
+        # The reader must not build on the results of a transaction that is not in its snapshot.
         if seen.own == LOWEST and self._is_too_old(reader, former):
             return reader.transaction_id
         merged = max(seen.merged, self._merged.get(group, 0))
@@ -381,12 +384,12 @@ class Groups:
         return min((claim.pointer for claim in seen.open), default=None)
 
     def _is_too_old(self, reader: Transaction, former: Position) -> bool:
-        """Return whether a group has moved since a transaction started, and it may be forgotten by whom."""
+        """Return whether a group has moved since a transaction started, and the moving transaction may be forgotten."""
         pointer = reader.transaction_id
         return pointer <= self._forgotten and transaction_ms(pointer) <= former.updated_ms
 
     def _last_pointer(self) -> int:
-        """Return the last transaction that has started; 0 where they are managed elsewhere, and that is not known."""
+        """Return the last started transaction; 0: another process manages transactions."""
         return 0 if self._transactions is None else self._transactions.last_pointer
 
     def _remember(self, group: ConsumerGroup, merged: int) -> None:
@@ -397,23 +400,24 @@ class Groups:
             self._merged[group] = merged
 
     def _behind(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
-        """Return the partition of an earlier family that a group in order has not read completely, as the reader sees
-        it.
+        """Return the first partition of an earlier family that a group in order has not read completely for a reader;
+        None: it has read all.
         """
         if request.order is Order.NONE or PART_OF not in metadata.properties:
             return None
         return self._drained_history.unread(metadata, name, request.transaction)
 
     def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
-        """Read the first messages that are free."""
+        """Read the first free messages."""
         base, position, at_end, retry_ms = seen.base, None, False, list[int]()
         segments = self._in_turn(seen.segments, request)
         for at, segment in enumerate(segments):
-            # A transaction reads forwards, so that what it has not handed on lies behind what it has.
+            # A transaction only reads forwards. Therefore messages that its program did not receive are after those
+            # that it did, and a rollback with `after` separates them.
             if rank(segment.after) < seen.own:
                 continue
             if segment.retry_ms:
-                # In order the group waits with it, else others go first.
+                # In order, the group waits for failed messages; without an order, other messages come first.
                 retry_ms.append(segment.retry_ms)
                 if request.order is Order.PARTITION:
                     break
@@ -429,14 +433,15 @@ class Groups:
             fetch = part.fetch
             if not fetch.is_at_end and request.order is Order.PARTITION and segment.until is None:
                 break
-            # What another one has claimed may come free at any time, without a new message.
+            # Claims of other transactions may be released at any time, without a new message; then waiting would miss
+            # it.
             if segment.until is None and fetch.is_at_end and not fetch.holes and not seen.open:
                 at_end, position = True, fetch.position or _behind(segment.after)
         wait_ms = max(1, min(retry_ms) - self._read_path.clock.now_ms()) if retry_ms else None
         return _Choice(GroupBatch([], position=position, at_end=at_end and not retry_ms, wait_ms=wait_ms), [], base)
 
     def _in_turn(self, segments: Sequence[Segment], request: GroupPoll) -> Sequence[Segment]:
-        """Sort segments in the order in which they are tried.
+        """Return the segments in the order in which to try them.
 
         Without an order and without waits, failed messages and others come first in turns. If failed ones always came
         first, a message that always fails would stop the queue. If they always came last, it would not reach its last
@@ -450,9 +455,7 @@ class Groups:
     def _with_next(
         self, metadata: TopicMetadata, segments: Sequence[Segment], request: GroupPoll, part: _Part, tries: int
     ) -> tuple[list[FetchedMessage], list[GroupClaim]]:
-        """Return the messages of a segment, with those of the next ones that were given out as often; and their
-        claims.
-        """
+        """Return the messages of a segment and of the next segments with the same number of deliveries, and claims."""
         most = together(request.limit, tries, request.max_deliveries)
         messages, claims = list(part.messages), list(part.claims)
         in_order = request.order is Order.PARTITION
@@ -495,7 +498,7 @@ class Groups:
         ]
         return _Part(messages, claims, ranges, end is not None and end == segment.until, fetch)
 
-    # -- what is written down -----------------------------------------------------------------------------------------
+    # -- the stored rows ----------------------------------------------------------------------------------------------
 
     def _write(
         self,
@@ -506,10 +509,11 @@ class Groups:
         new: Iterable[GroupClaim],
         noted: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
-        """Write how far the group is, and the rows that are new in the place of old ones, if that changes anything.
+        """Write the position and the changed rows of a group, if there are any changes.
 
         Args:
-            noted: rows to write besides.
+            old, new: the rows before and after.
+            noted: additional rows to write.
         """
         group = ConsumerGroup.of(metadata, former.name)
         there, wanted = set(old), set(new)
@@ -520,7 +524,8 @@ class Groups:
         deletes = [key for key, _ in (pack(group, claim) for claim in gone) if key not in changed]
         if puts or deletes or base != former.id:
             read_ms = base.publish_ms if base != former.id else 0
-            # Always another one, whatever the clock says: by that a deposed server's late write is told.
+            # Always higher, whatever the clock says: a late write of a former leader compares with the old value, and
+            # fails.
             updated_ms = max(self._read_path.clock.now_ms(), former.updated_ms + 1, read_ms)
             after = Position(former.name, base, updated_ms, former.since_ms)
             known = self._rows.pop(group, None)
@@ -532,9 +537,13 @@ class Groups:
                 self._keep(group, known._replace(position=after, rows=kept))
 
     def _rows_of(self, group: ConsumerGroup, former: Position) -> list[tuple[bytes, GroupClaim]]:
-        """Return the claims of a group whose position was just read, each with its key."""
+        """Return the claims of a group, each with its key.
+
+        Args:
+            former: the position that was just read.
+        """
         known = self._rows.get(group)
-        # Before they are read: a position that is set meanwhile is noticed the next time.
+        # Before the read of the claims: the next poll then notices a position that is set during the read.
         taken_back = self._consumers.taken_back
         if known is None or known.position != former or known.taken_back != taken_back:
             known = _KnownRows(former, taken_back, claims_of(self._side, group))
@@ -542,17 +551,17 @@ class Groups:
         return known.rows
 
     def _keep(self, group: ConsumerGroup, known: _KnownRows) -> None:
-        # A group without claims takes memory, too, and stays after its topic was deleted.
+        # A group without claims takes memory, too, even after its topic was deleted, so it counts as a row.
         size = len(known.rows) + 1
         self._kept_rows += size
         if self._kept_rows > _MOST_KEPT:
-            # Each is counted as often as it is kept, so that now and then they are read again.
+            # Entries count each time they are replaced, so the cache is emptied now and then.
             self._rows.clear()
             self._kept_rows = size
         self._rows[group] = known
 
     def _drained_row(self, group: ConsumerGroup) -> list[tuple[bytes, bytes]]:
-        """What notes that a group has read a sealed partition completely; nothing where that is known."""
+        """Return the row that notes a drained partition; an empty list if it is stored already."""
         known = drained_in(self._side, group)
         return [pack_drained(group, self._merged.get(group, 0))] if known in (None, NOT_DRAINED) else []
 
@@ -564,7 +573,7 @@ class Groups:
         pointer: int,
         divided: _Divided,
     ) -> None:
-        """Make marks of the claims of a transaction that are free; the others stay."""
+        """Replace the released claims of a transaction by marks; the others stay."""
         free, kept = divided
         old = [claim for _, claim in rows if claim.pointer in (0, pointer)]
         new = [*(claim for claim in kept if claim.pointer == pointer), *marks(free, former.id, kept)]
@@ -586,9 +595,12 @@ class Groups:
 
     @contextmanager
     def _claiming(self, pointer: int, principal: str | None) -> Iterator[None]:
-        """Nothing is claimed in a transaction that is over; aborted while the block runs, it becomes invalid instead.
+        """Run the block with a noted write: an abort of the transaction during the block invalidates it instead.
 
-        An aborted transaction's pointer looks committed, so a claim that is written behind the abort would count.
+        Otherwise a claim that is written after the abort would count as processed.
+
+        Raises:
+            ConsumerConflict: the transaction is not in progress.
         """
         if self._transactions is not None and not self._transactions.begin_write(pointer, principal):
             raise _ended(pointer)
@@ -606,11 +618,11 @@ class Groups:
 
 
 def _failed_since(free: Iterable[GroupClaim], rows: Iterable[GroupClaim]) -> list[GroupClaim]:
-    """New failures that are not yet marks in the table.
+    """Return new failures that are not yet marks in the table.
 
     Args:
-        free: marks, and claims of one transaction that returns them.
-        rows: among which the marks of the table are.
+        free: marks, and released claims of a transaction.
+        rows: rows of the group, including its marks.
     """
     known = {(claim.first, claim.tries) for claim in rows if not claim.pointer}
     return [claim for claim in free if claim.tries > 1 and (claim.first, claim.tries) not in known]
@@ -621,7 +633,7 @@ def _ended(pointer: int) -> ConsumerConflict:
 
 
 def _collected(fetch: Fetch, segment: Segment) -> tuple[list[FetchedMessage], MessageId | None]:
-    """Return the messages of a segment, and the id up to which all were looked at; None: there were none."""
+    """Return the messages of a segment, and the id up to which all rows were read; None: no row was read."""
     messages = [message for page in fetch.pages() for message in page]
     read_to = None if fetch.position is None else _before(position(fetch.position.publish_ms, fetch.position.sequence))
     if segment.until is not None:
@@ -641,7 +653,7 @@ def _collected(fetch: Fetch, segment: Segment) -> tuple[list[FetchedMessage], Me
 def _with_messages(
     parts: Sequence[tuple[MessageId, MessageId]], messages: Sequence[FetchedMessage]
 ) -> list[tuple[MessageId, MessageId]]:
-    """Return those of some ranges that have one of the messages in them; both are in order."""
+    """Return the ranges that contain at least one of the messages; both are in order."""
     ranks = [rank(MessageId.parse(message.id)) for message in messages]
     return [part for part in parts if bisect_right(ranks, rank(part[0])) < bisect_right(ranks, rank(part[1]))]
 
@@ -652,7 +664,7 @@ def _before(at: int) -> MessageId:
 
 
 def _behind(message: MessageId) -> MessageId | None:
-    """Return the id of the row behind a message that is a row of its own."""
+    """Return the id of the row after a message; None: the message is a stored payload."""
     if message.in_payload_table:
         return None
     return MessageId(*id_parts(position(message.publish_ms, message.sequence) + 1))

@@ -1,8 +1,7 @@
-"""The past of a consumer group: the partitions that it has read completely before its present ones.
+"""The earlier partitions that consumer groups have read completely.
 
-It is read from the side table once and remembered, since a family may come behind a thousand partitions. What is
-remembered holds until a position is set back or a consumer deleted, and where another server may do that, for some
-seconds.
+The history is read from the side table once and cached, because a family may follow a thousand partitions. An entry is
+valid until a position is set back or a consumer is deleted. If another server may do that, it is valid for 5 seconds.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
 
-#: How many groups are remembered.
+#: The most cached groups.
 KNOWN_GROUPS = 10_000
-#: For how long, where another server may set a group back.
+#: How long an entry is valid if another server may set a group back, in milliseconds.
 _KNOWN_MS = 5000
 
 
 class _Known(NamedTuple):
-    """That a group has read all before the partitions of a family.
+    """A note that a group has read all partitions before a family.
 
     Attributes:
-        pointer, topic: the last transaction that it did it in, and where.
-        taken_back: what :attr:`ConsumerRegistry.taken_back` was before that was read.
-        read_ms: when it was read.
+        pointer, topic: the last transaction that completed a partition, and the partition.
+        taken_back: :attr:`ConsumerRegistry.taken_back` before the read.
+        read_ms: the time of the read.
     """
 
     pointer: int
@@ -50,11 +49,11 @@ class DrainedHistory:
         self._consumers = consumers
         self._clock = clock
         self._alone = alone
-        #: By the last partition before those of the family.
+        #: The notes, by the last partition before the family.
         self._known: RecentlyUsed[ConsumerGroup, _Known] = RecentlyUsed(KNOWN_GROUPS)
 
     def unread(self, part: TopicMetadata, name: str, reader: Transaction) -> TopicId | None:
-        """Return the partition of an earlier family that a group has not read completely, as the reader sees it.
+        """Return the first earlier partition that a group has not read completely for a reader; None: it has read all.
 
         Raises:
             FormatError, MetadataError, StoreError: as :meth:`Families.drained`.
@@ -73,7 +72,7 @@ class DrainedHistory:
                     return topic
                 found.append((pointer, topic))
             known = self._known[group] = _Known(*max(found), taken_back, now_ms)
-        # What was done by a transaction that this one does not see must not be built upon in it.
+        # The reader must not build on the results of a transaction that is not in its snapshot.
         return known.topic if truth(known.pointer, reader) is Truth.OPEN else None
 
     def forget(self) -> None:

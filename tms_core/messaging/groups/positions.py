@@ -1,7 +1,7 @@
-"""Consumers by name: how far each has read, kept for them, and how far they are behind.
+"""Named consumers: their stored positions and their lags.
 
-A consumer sets its position freely, so it may go back to read again. No messages are read here, and reading
-a lag changes no position.
+A consumer may set any position, and may go back to read again. This module reads no payloads, and counting a lag
+changes no position.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 
-#: How many rows are counted for one answer, of all consumers of a topic together: about a second's work.
+#: The most rows counted for one response, for all consumers of a topic: about a second's work.
 COUNTED_ROWS = 100_000
-#: How many locks consumers share.
+#: The number of locks that consumers share.
 _LOCKS = 64
 
 
 class _SideRows(NamedTuple):
-    """Rows of the side table to write, and keys of others to delete."""
+    """Rows of the side table to write, and keys of rows to delete."""
 
     puts: list[tuple[bytes, bytes]]
     deletes: list[bytes]
 
 
 class _Force(NamedTuple):
-    """Whether open claims are released, and for which principal.
+    """Whether to release open claims, and for which principal.
 
     Attributes:
-        principal: who wants it; None: the server does not ask who somebody is.
+        principal: the requesting principal; None: clients are not authenticated.
     """
 
     wanted: bool
@@ -55,10 +55,10 @@ class ConsumerRegistry:
 
     Args:
         allowance_ms: how far the clocks of clients may be ahead, in milliseconds.
-        transactions: the manager in this process; None: transactions are managed elsewhere.
+        transactions: the manager in this process; None: another process manages transactions.
 
     Attributes:
-        taken_back: counts how often it came about that a group may not have read what it had read before.
+        taken_back: counts changes after which a group may have unread messages before its previous position.
     """
 
     def __init__(
@@ -90,24 +90,24 @@ class ConsumerRegistry:
         only_new: bool = False,
         principal: str | None = None,
     ) -> None:
-        """Store how far a consumer has read; the first time, it is registered. Durable on return.
+        """Store the position of a consumer; register it if it is new. Durable on return.
 
-        Claims that the consumer has are forgotten, and that it has read a sealed partition completely. Messages that
-        were released because all others had processed them (rule L7) do not return: it starts behind that.
+        The consumer's claims, and its notes about drained partitions, are deleted. Messages that were released because
+        all other consumers had processed them (rule L7) do not return: the consumer starts after them.
 
         Args:
-            message: the last one it has read; all zeros for one that has read nothing yet.
-            force: also where claims are open; their transactions are invalidated first, if they are managed here.
-            only_new: only to register it.
-            principal: the requesting principal; a transaction of another one is not invalidated. None: everybody is the
-                same.
+            message: the last message it has read; all zeros: it has read nothing.
+            force: also set it if claims are open; their transactions are invalidated first, if they are managed here.
+            only_new: only register a new consumer.
+            principal: the requesting principal; transactions of another principal are not invalidated. None: clients
+                are not authenticated.
 
         Raises:
-            BadRequest: that is no name, or no id of a message; or the topic has too many consumers.
-            ConsumerConflict: claims are open, with ``force`` of another principal; or it is registered, and shall only
-                be if it is not.
-            TopicNotFound, MetadataError: there is no such topic, or its row is damaged.
-            Unavailable: another server has changed it meanwhile; nothing was done.
+            BadRequest: the name or the id is invalid, or the topic has too many consumers.
+            ConsumerConflict: claims are open (with ``force``, of another principal), or with ``only_new`` the consumer
+                exists.
+            TopicNotFound, MetadataError: the topic does not exist, or its row is damaged.
+            Unavailable: another server has changed the consumer; nothing was done.
             StoreError: the store failed.
         """
         check_name(name)
@@ -124,17 +124,17 @@ class ConsumerRegistry:
             self._put(metadata, name, message, former, _Force(force, principal))
 
     def get(self, topic: TopicId, name: str) -> Position:
-        """Return how far a consumer has read, what its group has done behind that included.
+        """Return the position of a consumer, including adjoining claims of its group that are done.
 
         Raises:
-            ConsumerNotFound: there is none of that name.
+            ConsumerNotFound: the topic has no consumer of that name.
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`put`.
         """
         metadata = self._topics.get(topic)
         return self._moved_on(metadata, self.found(metadata, name))
 
     def delete(self, topic: TopicId, name: str, *, force: bool = False, principal: str | None = None) -> None:
-        """Forget a consumer and its claims; nothing is held for it any more.
+        """Delete a consumer and its claims; no messages are held for it from then on.
 
         Raises:
             ConsumerConflict: claims are open, with ``force`` of another principal.
@@ -154,13 +154,13 @@ class ConsumerRegistry:
                 self.taken_back += 1
 
     def forget(self) -> None:
-        """Forget how many there are, because another process may have written."""
+        """Drop cached numbers of consumers, because another process may have written."""
         self._names.forget()
 
     def claims(self, topic: TopicId, name: str) -> list[GroupClaim]:
         """Return the claims of a consumer whose transactions are in progress, in the order of their messages.
 
-        Where transactions are managed elsewhere: all that are not yet known to be done.
+        If another process manages transactions, return all claims that are not known to be done.
 
         Raises:
             ConsumerNotFound, BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`get`.
@@ -177,9 +177,9 @@ class ConsumerRegistry:
         puts: Sequence[tuple[bytes, bytes]],
         deletes: Sequence[bytes],
     ) -> None:
-        """Write a position in the place of the one that was read, with the claims behind it: as ``Positions.move``.
+        """Replace a position and its claims, as ``Positions.move``; the caller holds the consumer's :meth:`lock`.
 
-        Its caller has the consumer's :meth:`lock`. A position that only advances holds no released messages.
+        It does not need the lock of :meth:`put`, because an advancing position holds no released messages.
         """
         self._positions.move(topic, former, position, puts, deletes)
 
@@ -188,9 +188,9 @@ class ConsumerRegistry:
         return self._locks[hash(group) % _LOCKS]
 
     def lags(self, topic: TopicId) -> tuple[list[Lag], int]:
-        """Return how far each of a topic's consumers is behind, by their names, and the moment it is said of.
+        """Return the lags of a topic's consumers in the order of their names, and their time in milliseconds.
 
-        No more than :data:`COUNTED_ROWS` are counted; those who are furthest come first.
+        At most :data:`COUNTED_ROWS` are counted, from the latest position back.
 
         Raises:
             TopicNotFound, MetadataError, StoreError: as :meth:`put`.
@@ -202,7 +202,7 @@ class ConsumerRegistry:
         return lag.finish(counting), now_ms
 
     def found(self, topic: TopicMetadata, name: str) -> Position:
-        """Return the position of a consumer of a topic as it is now.
+        """Return the stored position of a consumer.
 
         Raises:
             ConsumerNotFound, BadRequest, StoreError: as :meth:`get`.
@@ -217,7 +217,8 @@ class ConsumerRegistry:
     def _put(
         self, metadata: TopicMetadata, name: str, message: MessageId, former: Position | None, force: _Force
     ) -> None:
-        # One at a time, or a position could be written with a cut-off that another one has let go meanwhile.
+        # One consumer at a time: otherwise a position could be written with a cutoff that another consumer's move has
+        # passed in the meantime.
         with self._lock:
             now_ms = self._read_path.clock.now_ms()
             claims = self._let_go(metadata, name, force)
@@ -229,7 +230,8 @@ class ConsumerRegistry:
             if goes_back:
                 undrained = _undrained(metadata, name, claims)
             try:
-                # Looked at again behind the write: what is announced later, the janitor asks this consumer for first.
+                # Rule L7: read the announced limit again after the write. If it was announced before the write, this
+                # read sees it; if later, the janitor reads this position before it deletes.
                 while begin != (begin := retention.begin(self._side, metadata, message)):
                     since = cutoff_at(
                         metadata, now_ms, self._read_path.floor, begin.publish_ms, self._read_path.lifetime_ms
@@ -241,9 +243,9 @@ class ConsumerRegistry:
                 self.taken_back += goes_back
 
     def _heard_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:
-        """Return when a position is written; no id up to it is issued while its message may exist.
+        """Return the update time of a position in milliseconds, and reserve all ids up to it.
 
-        A position may also be set into the future, so that a consumer skips messages until then.
+        A position may also lie in the future, so that a consumer skips messages until then; it reserves no ids.
         """
         ids, at = self._read_path.open_topics.messages(topic).ids, position(message.publish_ms, message.sequence)
         if at >= max(ids.free, position(now_ms + self._allowance_ms)):
@@ -252,9 +254,7 @@ class ConsumerRegistry:
         return max(now_ms, message.publish_ms)
 
     def _moved_on(self, topic: TopicMetadata, position: Position) -> Position:
-        """Return a position with the claims behind it that are done by now; the next poll of the group writes them
-        down.
-        """
+        """Return a position with its adjoining claims that are done; the next poll of the group stores it."""
         claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, position.name))]
         if not claims or self._transactions is None:
             return position
@@ -262,7 +262,11 @@ class ConsumerRegistry:
         return position._replace(id=look(position.id, claims, reader).base)
 
     def _let_go(self, topic: TopicMetadata, name: str, force: _Force) -> list[bytes]:
-        """Return the keys of a consumer's claims, none of which is open any more."""
+        """Return the keys of a consumer's claims, after open ones were released.
+
+        Raises:
+            ConsumerConflict: claims are open, and may not be released.
+        """
         pointers, manager = sorted({claim.pointer for claim in self._open_claims(topic, name)}), self._transactions
         if pointers and not force.wanted:
             raise ConsumerConflict(
@@ -288,19 +292,19 @@ class ConsumerRegistry:
 
 
 def _undrained(topic: TopicMetadata, name: str, claims: list[bytes]) -> _SideRows:
-    """What is written and deleted where a group may not have read a sealed partition completely any more."""
+    """Return the changes that withdraw the note that a group has drained a sealed partition."""
     group = ConsumerGroup.of(topic, name)
     if drained_by(topic.properties, name) is None:
         return _SideRows([], [*claims, drained_key(group)])
-    # What an older version has noted stays where it is, and a row goes before it.
+    # The note of an older version is a property of the topic and stays; a row overrides it.
     return _SideRows([pack_drained(group, NOT_DRAINED)], claims)
 
 
 def check_name(name: str) -> None:
-    """Check that a consumer can have this name.
+    """Check the name of a consumer.
 
     Raises:
-        BadRequest: it is none.
+        BadRequest: the name is invalid.
     """
     if not CONSUMER_NAME.fullmatch(name):
         raise BadRequest(f"{quoted(name)} cannot be a consumer.", "Use at most 255 letters, digits, '_' and '-'.")

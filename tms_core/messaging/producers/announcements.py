@@ -1,12 +1,12 @@
-"""Announcements of producers: where the rows of a request will be, written down before the rows.
+"""Announcements of producers: the positions of a request's rows, stored before the rows.
 
-An announcement is synced, as the rows are. While only producers write to a topic, one announcement of a producer covers
-its next requests, too. They lie in places that tell their numbers (:func:`~.last_request.placed`). After a crash the
-rows themselves tell which request was the last. A producer that writes alone has all positions; several producers have
-a *seat* each, a part of the sequence numbers.
+An announcement is synced, as the rows are. While only producers write to a topic, one announcement of a producer also
+covers its next requests. Their positions encode their numbers (:func:`~.last_request.placed`), so after a crash the
+rows show which request was the last. A producer that writes alone may use all positions. Several producers have a
+*seat* each: a part of the sequence numbers.
 
-Before anything else is written to the topic, announcements that cover more than rows that may exist are withdrawn.
-Otherwise these rows would be taken for rows of a producer after a crash.
+Announcements that cover future requests are withdrawn before other rows are written to the topic. Otherwise those rows
+would count as rows of a producer after a crash.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from tms_core.messaging.publish.entry import PublishEntry, remaining
 from tms_core.tables.side import SideChange
 from tms_core.topic import TopicMetadata
 
-#: Batches of the same producers alone after which their next requests are announced as well.
+#: After so many batches of the same producers alone, their next requests are announced as well.
 _ALONE = 4
-#: How far an announcement reaches, in milliseconds; after a crash no other message gets an id of that time. If each
-#: batch starts a millisecond, ids run ahead of the clock by at most as much: after that, requests start at the next
-#: position that is free until the clock has come near.
+#: The range of an announcement, in milliseconds; after a crash, no other message gets an id in this range. If each
+#: batch uses a new millisecond, ids run ahead of the clock by at most this time; then requests start at the next free
+#: position until the clock has caught up.
 AHEAD_MS = 250
 
 
@@ -37,10 +37,10 @@ class AnnouncedAhead:
     """The announcements of one topic that cover the next requests. Only :class:`Announcements` reads and changes them.
 
     Attributes:
-        batches: number of consecutive batches that these producers wrote alone.
-        seats: their seats, from 1, by the keys of their last requests.
-        windows: what the table holds, or may hold, by the same keys, and the last request that it covers.
-        is_stale: whether the announcements must be withdrawn before anything is written.
+        batches: the number of consecutive batches that these producers wrote alone. seats: their seats, from 1, by the
+        keys of their last requests. windows: the announcement that the table has, or may have, and the last request
+        that it covers, by the same keys.
+        is_stale: whether the announcements must be withdrawn before the next write.
     """
 
     batches: int = 0
@@ -49,7 +49,7 @@ class AnnouncedAhead:
     is_stale: bool = False
 
     def seat(self, key: bytes) -> int:
-        """Return the seat of a producer; 0: it needs none, or has none."""
+        """Return the seat of a producer; 0: it has no seat."""
         return self.seats.get(key, 0) if len(self.seats) > 1 else 0
 
 
@@ -66,15 +66,15 @@ class Announcements:
     def arrange(
         self, ahead: AnnouncedAhead, topic: TopicMetadata, entries: Sequence[PublishEntry], at: int, now_ms: int
     ) -> Sequence[PublishEntry]:
-        """Return the entries in the order in which they are to be written, with seats; marks what is announced.
+        """Assign seats, mark announced entries, and return the entries in the order of their positions.
 
         Args:
-            entries: all that is about to be written, of producers and of others.
-            at: the first position that is free.
+            entries: the whole batch, with and without producers.
+            at: the first free position.
         """
         keys = [entry.admission.keys.request for entry in entries if entry.admission is not None]
-        # Only producers may write beside an announcement. If rows may be deleted they would no longer tell the last
-        # request after a crash, not even that a request is new. A producer that does nothing for IDLE_MS is forgotten.
+        # Rows must outlive the producer: after a crash, deleted rows could not show the last request, nor that a
+        # request is new. A producer without requests for IDLE_MS is forgotten, so such a TTL is long enough.
         is_lasting = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed
         is_near = milliseconds(at) < now_ms + AHEAD_MS
         is_alone = len(keys) == len(entries) and not any(entry.ttl_ms for entry in entries)
@@ -96,10 +96,13 @@ class Announcements:
         return entries
 
     def withdraw(self, ahead: AnnouncedAhead, entries: Iterable[PublishEntry], at: int) -> None:
-        """Announce only what may be written already, before others write from a position on. Durable on return.
+        """Reduce announcements to requests that may be written already, before other entries are written.
+
+        Durable on return.
 
         Args:
-            entries: about to be written; they learn what the table holds now.
+            entries: the next entries; their admissions get the new values of the table.
+            at: the first position of these entries.
 
         Raises:
             StoreError: the store failed; nothing else may be written.
@@ -113,7 +116,7 @@ class Announcements:
                 request = window.request._replace(until=0, seat=0)
                 changes.append((SideChange(key, raw, request.pack()), request))
         if changes:
-            # A row that is not changed was replaced by an announcement that covers its own request only.
+            # An unchanged row was replaced by an announcement that covers its own request only, so it is harmless.
             for change, request in compress(changes, rows.change([change for change, _ in changes])):
                 last[change.key] = RememberedRequest(change.value, request)
                 found[change.key] = change.value
@@ -123,20 +126,17 @@ class Announcements:
                 entry.admission = entry.admission._replace(previous=found[key])
 
     def announce(self, entries: Sequence[PublishEntry], ahead: AnnouncedAhead | None = None) -> Sequence[PublishEntry]:
-        """Write down where the rows of producers will be, and their transactions. Durable on return.
-
-        Then the producers' registrations are read again, because another server may lead the home of a producer. An
-        instance that it registers from now on finds the announcement and aborts the transaction.
+        """Store the positions of the producers' rows, and their transactions. Durable on return.
 
         Args:
-            entries: with their positions.
-            ahead: of the topic, for messages: the announcements may cover the next requests, too.
+            entries: entries with their positions.
+            ahead: the topic's announcements, for messages: an announcement may cover the next requests, too.
 
         Returns:
-            The entries without those whose producer is fenced, which are refused.
+            The entries whose producer is not fenced; the others are rejected.
 
         Raises:
-            Unavailable: another process changed a producer meanwhile; nothing may be written.
+            Unavailable: another process changed a producer; nothing may be written.
             StoreError: the store failed.
         """
         requests = self._requests
@@ -149,6 +149,9 @@ class Announcements:
         if not changes:
             return entries
         requests.change(*changes)
+        # Read the registrations again after the announcement, because another server may lead the producer's home. An
+        # instance that it registers before this read is seen here; an instance that it registers later finds the
+        # announcement, and aborts the transaction.
         for entry in entries:
             if entry.admission is not None and not entry.is_announced:
                 generation = cast(Sent, entry.sent).generation
@@ -157,27 +160,27 @@ class Announcements:
         return remaining(entries)
 
     def note_written(self, entries: Iterable[PublishEntry]) -> None:
-        """Note that the rows of entries exist, so that a repetition need not look for them."""
+        """Note that the rows of entries exist, so that a repetition needs no search."""
         for entry in entries:
             if entry.admission is not None and (last := self._requests.last.get(_key(entry))) is not None:
                 last.is_written = True
 
     def _follow(self, ahead: AnnouncedAhead, entry: PublishEntry) -> None:
-        """Note that an entry, which is announced already, is about to be written."""
+        """Note that the write of an entry that is announced already starts."""
         key = _key(entry)
         _, last = ahead.windows[key]
         last.request, last.is_written = _request(entry), False
         self._requests.last[key] = last
 
     def _change(self, ahead: AnnouncedAhead | None, entry: PublishEntry, admission: Admission) -> SideChange:
-        """Return the change that announces an entry, and the next ones of its producer if that is possible."""
+        """Return the change that announces an entry, and the next entries of its producer if that is possible."""
         key, request = admission.keys.request, _request(entry)
         announced = request
         if ahead is not None and self._announces_ahead(ahead):
             announced = request._replace(until=entry.first + position(AHEAD_MS), seat=ahead.seat(key))
         self._requests.last[key] = last = RememberedRequest(announced.pack(), request)
         if ahead is not None and announced.until:
-            # Also if the write fails: the row may exist all the same.
+            # Before the write, because the row may exist even if the write fails.
             ahead.windows[key] = announced, last
         puts, deletes = self._requests.begin_change(admission, cast(Sent, entry.sent), entry.pointer)
         return SideChange(key, admission.previous, last.value, puts, deletes)
@@ -187,16 +190,16 @@ class Announcements:
         return ahead.batches > _ALONE and self._requests.announces_ahead
 
     def _covers(self, ahead: AnnouncedAhead, entries: Sequence[PublishEntry], at: int) -> bool:
-        """Return whether earlier announcements cover all of some entries, from a position on."""
+        """Return whether earlier announcements cover all entries of a batch, from a position on."""
         if ahead.is_stale:
             return False
         for entry in entries:
             admission, sent = cast(Admission, entry.admission), cast(Sent, entry.sent)
             window = ahead.windows.get(admission.keys.request)
-            # A repeated request is announced by itself.
+            # A repeated request needs an announcement of its own.
             if window is None or admission.repeated is not None or admission.previous != window[1].value:
                 return False
-            # The transaction is written down with its first request.
+            # The first request of a transaction also stores the transaction, so it cannot skip the announcement.
             if entry.pointer is not None and not self._requests.has_begun(admission, entry.pointer):
                 return False
             request = window[0].next(sent.generation, sent.sequence, at, entry.rows)
@@ -207,7 +210,7 @@ class Announcements:
 
 
 def _request(entry: PublishEntry) -> LastRequest:
-    """Return an entry of a producer as the last request."""
+    """Return an entry of a producer as its last request."""
     sent = cast(Sent, entry.sent)
     return LastRequest(sent.generation, sent.sequence, entry.first, entry.rows)
 
@@ -218,10 +221,10 @@ def _key(entry: PublishEntry) -> bytes:
 
 
 def _note(ahead: AnnouncedAhead, keys: Sequence[bytes], *, is_small: bool) -> None:
-    """Note that something is about to be written.
+    """Note the producers of the next batch; mark the announcements as stale if they do not share the topic.
 
     Args:
-        keys: of the last requests of its producers; none: others write, too, or the rows do not last.
+        keys: the keys of the producers' last requests; none: the batch has other entries, or its rows do not last.
         is_small: whether each request fits into a seat.
     """
     if not _shares(ahead, keys, is_small=is_small):
@@ -233,7 +236,7 @@ def _note(ahead: AnnouncedAhead, keys: Sequence[bytes], *, is_small: bool) -> No
 
 
 def _shares(ahead: AnnouncedAhead, keys: Sequence[bytes], *, is_small: bool) -> bool:
-    """Return whether a batch may be written beside the announcements: one producer is alone, or all have seats."""
+    """Return whether a batch may be written without a withdrawal: one producer is alone, or all have seats."""
     if len(ahead.seats) == 1:
         return list(keys) == list(ahead.seats)
     if not ahead.seats and len(keys) == 1:

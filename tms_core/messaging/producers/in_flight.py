@@ -1,4 +1,4 @@
-"""What producers have under way, so that a newer instance can wait for it; threads may share it."""
+"""The running requests of producers, so that a newer instance can wait for them; threads may share it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from threading import Condition, Lock
 
 from tms_core.errors import Unavailable
 
-#: How long a new instance waits for what older ones have under way, in seconds.
+#: How long a new instance waits for running requests of older instances, in seconds.
 _WAIT_SECONDS = 30
-#: Stands for a registration that is being changed.
+#: The entry of a registration that is being changed.
 _CHANGING = (b"", 0)
 
 
@@ -20,21 +20,21 @@ class InFlight:
     def __init__(self) -> None:
         #: By the key of a request, its producer's and the generation that it names.
         self._busy: dict[bytes, tuple[bytes, int]] = {}
-        # Entered for each request; that of a condition is entered in Python.
+        # A plain lock, because each request enters it; a Condition is entered in Python code, which is slower.
         self._lock = Lock()
         self._changed = Condition(self._lock)
-        #: How many wait for a change.
+        #: The number of waiting threads.
         self._waiting = 0
 
     def begin(self, key: bytes, producer: bytes, generation: int) -> bool:
-        """Return a request is under way, whether its generation counts or not.
+        """Note that a request is under way, before its generation is checked.
 
         Args:
             producer: the key of its producer.
-            generation: the one that it names.
+            generation: the generation in the request.
 
         Returns:
-            Whether it is; not where one with the same key was before.
+            Whether it was noted; False if a request with the same key is under way.
         """
         with self._lock:
             is_new = key not in self._busy
@@ -43,7 +43,7 @@ class InFlight:
         return is_new
 
     def end(self, keys: Iterable[bytes]) -> None:
-        """Requests are written, or never will be."""
+        """Note that requests are no longer under way."""
         with self._lock:
             for key in keys:
                 del self._busy[key]
@@ -52,7 +52,11 @@ class InFlight:
 
     @contextmanager
     def only(self, key: bytes) -> Iterator[None]:
-        """Be the only one that changes a registration."""
+        """Lock a registration for a change.
+
+        Raises:
+            Unavailable: another thread holds the lock for too long.
+        """
         with self._lock:
             if not self._wait_for(lambda: key not in self._busy):
                 raise Unavailable("Another instance of the producer is being registered.", "Try again.")
@@ -63,7 +67,11 @@ class InFlight:
             self.end([key])
 
     def wait_for_older(self, producer: bytes, name: str, generation: int) -> None:
-        """Return when nothing of generations before this one is under way; later requests are refused."""
+        """Wait until no request of an older generation is under way.
+
+        Raises:
+            Unavailable: a request takes too long.
+        """
 
         def is_over() -> bool:
             return not any(who == producer and older < generation for who, older in self._busy.values())
@@ -75,7 +83,7 @@ class InFlight:
                 )
 
     def _wait_for(self, change: Callable[[], bool]) -> bool:
-        """Wait, with the lock, until something has come about; returns whether it has."""
+        """Wait for a condition while holding the lock; return whether it is met."""
         self._waiting += 1
         try:
             return self._changed.wait_for(change, _WAIT_SECONDS)

@@ -1,8 +1,8 @@
-"""The last request of a producer to a topic, and the announcements for the next ones.
+"""The last request of a producer to a topic, and the announcements for the next requests.
 
-Positions are those of :mod:`tms_core.messaging.ids`. The sequence numbers of a millisecond are divided into places,
-which a producer's requests have by turns, so that where a request starts tells its number. Where several producers
-announce at once each has a seat, a part of the sequence numbers of its own, and it is the seat that is divided.
+Positions are defined in :mod:`tms_core.messaging.ids`. The sequence numbers of a millisecond are divided into places.
+The requests of a producer use the places in turn, so the position of a request encodes its number. If several producers
+announce requests, each has a seat, a part of the sequence numbers, and the seat is divided into places.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from tms_core.messaging.ids import SEQUENCE_BITS, position
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
 _VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
-#: How many requests one announcement is for at most, and how many producers may announce at once.
+#: The most requests that an announcement covers, and the most producers that announce requests at the same time.
 _PLACES, SEATS = 32, 32
-#: How many bits of the sequence number are a place's where a producer is alone, and a seat's; and a place's in a seat.
+#: Bits of the sequence number within a place of a producer that is alone (or within a seat); and within a seat's place.
 _PLACE_BITS, _SEATED_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
-#: What of a position is its sequence number.
+#: The mask of the sequence number in a position.
 _TAKEN = (1 << SEQUENCE_BITS) - 1
-#: How many rows a request has at most whose producer has a seat.
+#: The most rows of a request whose producer has a seat.
 SEATED_ROWS = 1 << _SEATED_BITS
 
 
 class LastRequest(NamedTuple):
-    """The last request of a producer to a topic, written down before its rows.
+    """The last request of a producer to a topic, stored before its rows.
 
-    It may be written down for the requests behind it as well, while producers alone write to the topic. Then all rows
-    behind it and before a position, of its seat if it has one, are of these requests.
+    While only producers write to the topic, it may also cover the next requests. Then all rows after it and before
+    ``until``, in its seat if it has one, belong to these requests.
 
     Attributes:
-        first: the position of its first row: of the message table, or of the transaction's stored payloads.
-        number: how many rows it has.
-        until: before which position the requests behind it are; 0: they are announced themselves.
-        seat: which part of the sequence numbers they have, from 1; 0: all.
+        first: the position of its first row, in the message table or among the transaction's stored payloads.
+        number: the number of its rows.
+        until: the end of the covered positions (excluded); 0: the next requests have announcements of their own.
+        seat: the part of the sequence numbers of the next requests, from 1; 0: all.
     """
 
     generation: int
@@ -49,7 +49,7 @@ class LastRequest(NamedTuple):
     seat: int = 0
 
     def pack(self) -> bytes:
-        """Return its value."""
+        """Return the value of its row."""
         first = self.first.to_bytes(MESSAGE_TAIL_BYTES, "big")
         value = _VALUE.pack(self.generation, self.sequence, first, self.number)
         if self.until:
@@ -60,10 +60,10 @@ class LastRequest(NamedTuple):
 
     @classmethod
     def parse(cls, value: bytes) -> LastRequest:
-        """Read a value.
+        """Parse the value of a row.
 
         Raises:
-            FormatError: it is none.
+            FormatError: the value has a wrong length.
         """
         until, seat = value[_VALUE.size :][:MESSAGE_TAIL_BYTES], value[_VALUE.size + MESSAGE_TAIL_BYTES :]
         if len(value) < _VALUE.size or len(until) not in (0, MESSAGE_TAIL_BYTES) or len(seat) > 1:
@@ -80,15 +80,15 @@ class LastRequest(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Return the first position behind all that it announces."""
+        """Return the first position after all announced positions."""
         return max(self.first + self.number, self.until)
 
     def announces(self, generation: int, sequence: int) -> bool:
-        """Return whether it is also for a request with a higher number."""
+        """Return whether it covers a request with a higher number."""
         return self.until > 0 and generation == self.generation and 0 < sequence - self.sequence < _PLACES
 
     def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
-        """Return a request behind it, from a position on; None: it is not announced by this."""
+        """Return a later request at the first possible position from ``at`` on; None: this does not cover it."""
         seat, until = self.seat, self.until
         if not self.announces(generation, sequence) or number > (SEATED_ROWS if seat else 1 << _PLACE_BITS):
             return None
@@ -96,7 +96,7 @@ class LastRequest(NamedTuple):
         return _request((generation, sequence, first, number, 0, 0)) if first + number <= until else None
 
     def found(self, positions: Sequence[int]) -> LastRequest:
-        """Return the last one that was written, by the positions of the rows that there are behind it."""
+        """Return the last written request, by the positions of the rows after this one."""
         if self.seat:
             positions = [at for at in positions if (at >> _PLACE_BITS) % SEATS == self.seat - 1]
         if not positions:
@@ -108,15 +108,15 @@ class LastRequest(NamedTuple):
         return LastRequest(self.generation, sequence, place << bits, number)
 
 
-#: One of its parts, without a call in between.
+#: Makes a LastRequest without a call of its constructor.
 _request = partial(tuple.__new__, LastRequest)
 
 
 def placed(seat: int, sequence: int, at: int) -> int:
-    """Return where a request starts that has a place, from a position on.
+    """Return the first position of a request's place from ``at`` on.
 
     Args:
-        seat: of its producer; 0: it is alone.
+        seat: the seat of its producer; 0: the producer is alone.
     """
     place = sequence % _PLACES << (_SEATED_BITS if seat else _PLACE_BITS)
     if seat:
@@ -135,9 +135,9 @@ class RememberedRequest:
     """A last request, and whether its rows exist.
 
     Attributes:
-        value: the request as it is written down, or an earlier one that announces it.
+        value: the stored announcement: of this request, or of an earlier one that covers it.
         is_written: whether its rows are known to exist.
-        since: the first position of the rows by which it was found; None: it was not searched for.
+        since: the first position of the search that found it; None: no search was needed.
     """
 
     value: bytes

@@ -1,7 +1,7 @@
-"""Producers: of two instances of one the newer counts.
+"""Registrations of producers: the newest instance of a producer fences all older ones.
 
-Registering an instance writes a higher generation down, waits for what older ones have under way, and gives up the
-transactions that they have left open. So once it is answered, nothing of an older generation becomes visible any more.
+A registration stores a higher generation, waits for running requests of older instances, and aborts their open
+transactions. Therefore, after its response, no message of an older generation becomes visible.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 
-#: What to do where a topic has too many producers.
+#: The hint for a topic with too many producers.
 _USE_AGAIN = "Use a name again, as each start of one program does; names that were idle for a week are forgotten."
-#: Nothing is said of transactions that have ended.
+#: The default of ``ended``: the client reports no outcomes.
 _NOTHING: Mapping[int, TransactionOutcome] = MappingProxyType({})
 
 
@@ -45,9 +45,9 @@ class Registered(NamedTuple):
     """The response to the registration of an instance.
 
     Attributes:
-        former: what became of the last transaction before it; None: there was none.
-        undecided: the transactions of older instances of which it is for the client to end them and to tell how they
-            are over; until then they may become visible. There are none where the manager is in this process.
+        former: the last transaction before it, with its outcome; None: there was no transaction.
+        undecided: transactions of older instances that may still become visible. The client has to invalidate them and
+            to report their outcomes. Empty if the manager is in this process.
     """
 
     generation: int
@@ -59,8 +59,8 @@ class Producers:
     """The producers of one store's topics; threads may share it.
 
     Args:
-        transactions: the manager in this process; None: transactions are managed elsewhere, and what became of one is
-            for the client to find out.
+        transactions: the manager in this process; None: another process manages transactions, and the client has to
+            find out their outcomes.
         hide_late: hides late rows of a producer's requests from all readers.
     """
 
@@ -89,19 +89,19 @@ class Producers:
         ended: Mapping[int, TransactionOutcome] = _NOTHING,
         principal: str | None = None,
     ) -> Registered:
-        """Have an instance count from now on, and no older one. Durable on return; the same instance may ask again.
+        """Register an instance, and fence all older ones. Durable on return; the same instance may repeat it.
 
         Args:
-            instance: a number of its own, drawn at random.
-            ended: how the transactions are over that were undecided when it asked before.
-            principal: the requesting principal; transactions of another principal are not touched. None: everybody is
-                the same.
+            instance: a random number that identifies the instance.
+            ended: the outcomes of the transactions that its first registration returned as undecided.
+            principal: the requesting principal; transactions of another principal are not changed. None: clients are
+                not authenticated.
 
         Raises:
-            BadRequest: that is no name, or no number of an instance; or the topic has too many producers.
-            Unavailable: another one is being registered, an older one's requests take too long, or a transaction of
-                another principal is open; try again.
-            TopicNotFound, MetadataError, StoreError: there is no such topic, or its row is damaged; the store failed.
+            BadRequest: the name or the instance is invalid, or the topic has too many producers.
+            Unavailable: another instance is being registered, requests of an older one take too long, or a transaction
+                of another principal is open; try again.
+            TopicNotFound, MetadataError, StoreError: the topic does not exist, its row is damaged, or the store failed.
         """
         if instance == NO_INSTANCE:
             raise BadRequest("An instance has a number other than 0.", "Draw one at random.")
@@ -120,31 +120,34 @@ class Producers:
                 made = Registration(next_generation(known, now_ms), instance, now_ms, former, settled=False)
                 self._change(producer.key, raw, made)
                 known = made
+            # In this order: the stored generation rejects new requests of older instances, the wait covers running
+            # ones, and hide_late covers rows of a former leader. Only then are the open transactions of older instances
+            # final.
             self._requests.in_flight.wait_for_older(producer.key, name, known.generation)
             self._hide_late(producer)
             return self._settle(producer, known, ended, principal)
 
     def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
-        """Return a topic's producers by their names, each with the transactions it has open; raises as
+        """Return a topic's producers in the order of their names, with their open transactions; raises as
         :meth:`register`.
         """
         metadata = self._topics.get(home)
         return [(one.name, known, self._open(one)) for one, known in producers_of(self._side, metadata)]
 
     def get(self, home: TopicId, name: str) -> tuple[Registration, list[Begun]]:
-        """Return a producer, and the transactions it has open.
+        """Return a producer, and its open transactions.
 
         Raises:
-            ProducerNotFound: there is none of that name.
+            ProducerNotFound: the topic has no producer of that name.
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
         """
         producer = self._requests.named(home, name)
         return self._known(producer), self._open(producer)
 
     def delete(self, home: TopicId, name: str, principal: str | None = None) -> None:
-        """Forget a producer; its open transactions are invalidated first, and its instance is rejected from now on.
+        """Delete a producer: invalidate its open transactions, and reject its instance from now on.
 
-        A deletion that was cut off is finished by the next one.
+        The next deletion finishes a deletion that was interrupted.
 
         Raises:
             ProducerNotFound, BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`get`.
@@ -154,27 +157,27 @@ class Producers:
             self._known(producer, deleting=True)
             gone = self._fence(producer)
             older = self._older(producer, gone, _NOTHING, principal)
-            # What cannot be ended here stays written down, so that a later instance of the name ends it.
+            # Rows of undecided transactions stay, so that a later instance of the name invalidates them.
             decided = [key for key, _, outcome in older if outcome is not TransactionOutcome.PENDING]
-            # The row stays until the janitor comes, so that no generation is given twice.
+            # The producer's row stays until the janitor deletes it, so that no generation is assigned twice.
             forgotten = gone._replace(former=None, settled=True)
             self._change(producer.key, gone.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
 
     def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
-        """Record a transaction in which an instance sends nothing, so that a newer one invalidates it. Durable on
-        return.
+        """Store a transaction without messages, so that a newer instance invalidates it. Durable on return.
 
-        It comes before the commit: the data read in it, or is kept elsewhere, would count although the newer one does.
+        Call it before the commit. Otherwise claims and data in other systems would be committed although a newer
+        instance is registered.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`.
-            ProducerFenced: a newer instance counts.
+            ProducerFenced: a newer instance is registered.
             TransactionEnded: it is not in progress, or was rolled back.
         """
         check(sent)
         producer = self._requests.named(sent.home, sent.name)
         manager = self._transactions
-        # Aborted from here on it becomes invalid: written down, an aborted one would be taken for committed.
+        # An abort from here on invalidates the transaction: a stored transaction that was aborted counts as committed.
         is_open = manager is None or manager.begin_write(pointer, principal)
         try:
             self._requests.require_newest(sent)
@@ -187,25 +190,25 @@ class Producers:
                 if manager is not None:
                     manager.note_written(pointer, producer.label)
                 self._requests.change((sent.name, SideChange(key, None, made, deletes=deletes)))
-            # One that was registered meanwhile has not found it.
+            # Check again after the row is durable: an instance that was registered in between has not found the row.
             self._requests.require_newest(sent, again=True)
         finally:
             if manager is not None and is_open:
                 manager.end_write(pointer)
 
     def require_newest(self, sent: Sent) -> None:
-        """See that the instance counts that sends a request; raises as :meth:`roll_back` does."""
+        """Check that the newest instance sends a request; raises as :meth:`roll_back`."""
         self._requests.require_newest(sent)
 
     def roll_back(self, sent: Sent, pointer: int) -> None:
         """Mark a transaction as rolled back, before its messages are rolled back. Durable on return.
 
-        It comes before the abort: an aborted transaction's pointer looks committed to readers.
+        Call it before the abort, because the pointer of an aborted transaction counts as committed for readers.
 
         Raises:
-            BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`; after the last one
-                the transaction must be invalidated.
-            ProducerFenced: a newer instance counts.
+            BadRequest, TopicNotFound, MetadataError, Unavailable, StoreError: as :meth:`register`; after a StoreError,
+                invalidate the transaction.
+            ProducerFenced: a newer instance is registered.
         """
         self._requests.require_newest(sent)
         producer = self._requests.named(sent.home, sent.name)
@@ -227,7 +230,7 @@ class Producers:
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _known(self, producer: ProducerName, *, deleting: bool = False) -> Registration:
-        """Return a producer; also one whose deletion was cut off, where that is wanted."""
+        """Return a producer; with ``deleting``, also a producer whose deletion was interrupted."""
         raw = self._side.get(producer.key)
         known = None if raw is None else registration(raw)
         if known is None or (known.instance == NO_INSTANCE and not (deleting and not known.settled)):
@@ -244,7 +247,7 @@ class Producers:
         self._requests.change(("of this name", SideChange(key, raw, known.pack(), deletes=deletes)))
 
     def _fence(self, producer: ProducerName) -> Registration:
-        """Have no instance of a producer count; returns when nothing of them is under way, and none comes late."""
+        """Fence all instances of a producer, and wait until no request of them is under way or late."""
         raw = self._side.get(producer.key)
         known = Registration(0, NO_INSTANCE, 0, None, settled=True) if raw is None else registration(raw)
         if known.instance != NO_INSTANCE:
@@ -261,9 +264,9 @@ class Producers:
         ended: Mapping[int, TransactionOutcome],
         principal: str | None,
     ) -> Registered:
-        """Invalidate open transactions of older generations, and record the outcome of the last one.
+        """Invalidate open transactions of older generations, and store the outcome of the last one.
 
-        While something is undecided all stays as it is: an instance that comes meanwhile has to find it, too.
+        While a transaction is undecided, all rows stay, because the next instance has to find them, too.
         """
         if known.settled:
             return Registered(known.generation, known.former, [])
@@ -273,7 +276,8 @@ class Producers:
             left = Begun(inherited.transaction, 0, void=False, label=inherited.label)
             outcomes, inherited = [(left, self._outcome(left, ended, principal)), *outcomes], None
         former = last_of(outcomes, inherited)
-        # A home that was made again begins anew: what was begun in it before is ended, and not told.
+        # A topic that was created again is a new home: transactions of the old home are invalidated, but their outcomes
+        # are not reported.
         for earlier in earlier_homes(self._side, producer):
             rows = begun_by(self._side, earlier)
             left_there = [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
@@ -292,7 +296,7 @@ class Producers:
         ended: Mapping[int, TransactionOutcome],
         principal: str | None,
     ) -> list[tuple[bytes, Begun, TransactionOutcome]]:
-        """What older generations have started, ended where that can be done here."""
+        """Return the transactions of older generations with their outcomes; invalidate open ones if possible here."""
         rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
         return [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
 

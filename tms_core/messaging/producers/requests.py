@@ -1,7 +1,7 @@
-"""Which requests of producers may be written: repeated requests are answered again, older instances are refused.
+"""Admission of producers' requests: repeated requests get their first outcome, older instances are rejected.
 
-The server announces a request before it writes the rows (:mod:`~tms_core.messaging.producers.announcements`): it writes
-down at which positions they will be. A repeated request looks there, and rows that exist are not written again.
+The server announces a request before it writes the rows (:mod:`~tms_core.messaging.producers.announcements`): it stores
+the positions of the rows. For a repeated request it reads these positions, and does not write existing rows again.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import transaction_ms
 
-#: Producers and topics of which the last request is remembered.
+#: The most pairs of producer and topic whose last request is remembered.
 _KNOWN_REQUESTS = 20_000
 
-#: How many transactions that were begun before are looked at for each new one, the oldest first.
+#: How many older transactions, oldest first, are checked for each new transaction.
 _LOOKED_AT = 32
 
 
@@ -39,10 +39,10 @@ class Sent(NamedTuple):
     """The producer headers of a request.
 
     Attributes:
-        generation: as it was registered.
-        sequence: the request's number, higher than that of any request before; the same when it is repeated.
+        generation: the generation of the instance.
+        sequence: the request's number, higher than all earlier numbers; a repetition has the same number.
         label: the label of the transaction.
-        oldest_open: what the instance has started before this transaction is over: it was committed, or rolled back and
+        oldest_open: all transactions that the instance started before this one are committed, or their rollback was
             reported; 0: unknown.
     """
 
@@ -70,10 +70,14 @@ class _Keys(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Keys:
-    """Return those of a producer by the start of its home's row keys, and its name, for messages whose keys start so.
+    """Return the keys of a producer for its requests to a topic.
+
+    Args:
+        home: the start of the row keys of its home.
+        messages: the start of the keys of the topic's messages.
 
     Raises:
-        BadRequest: it cannot have that name.
+        BadRequest: the name is invalid.
     """
     if not CONSUMER_NAME.fullmatch(name):
         raise BadRequest(f"{quoted(name)} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
@@ -82,15 +86,15 @@ def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Key
 
 
 class Admission(NamedTuple):
-    """What the server knows about a request that its producer may send.
+    """The state of a producer by which a request was admitted.
 
     Attributes:
-        keys: of its producer and of its last request to the topic.
-        registered: the registration by which it was admitted.
-        previous: the last request as it is written down; None: none is.
+        keys: the keys of its producer, and of its last request to the topic.
+        registered: the stored registration by which it was admitted.
+        previous: the stored last request; None: no request is stored.
         repeated: the last request, if this is a repetition of it.
         is_written: whether the rows of the repeated request are known to exist.
-        since: the position from which its rows would exist if it was done before; None: it was not.
+        since: the position from which its rows would exist if it was written before; None: it was not.
     """
 
     keys: _Keys
@@ -101,7 +105,7 @@ class Admission(NamedTuple):
     since: int | None = None
 
 
-#: Makes an admission of its parts without a call of its constructor, because every request of a producer has one.
+#: Makes an Admission without a call of its constructor, because every request of a producer needs one.
 _admission = partial(tuple.__new__, Admission)
 
 
@@ -109,7 +113,7 @@ def check(sent: Sent) -> None:
     """Check the number and the label of a request.
 
     Raises:
-        BadRequest: one of them cannot be.
+        BadRequest: the number or the label is invalid.
     """
     if not 0 < sent.sequence <= LONG_MAX:
         raise BadRequest(f"{sent.sequence} is no sequence number.", f"Number requests from 1 to {LONG_MAX}.")
@@ -118,7 +122,7 @@ def check(sent: Sent) -> None:
 
 
 def _refusal(producer: ProducerName, generation: int, raw: bytes | None) -> ProducerFenced | None:
-    """Why an instance does not count where its producer has this registration; or None."""
+    """Return the error of a fenced instance by the stored registration; None: it is the newest instance."""
     known = None if raw is None else counting(raw)
     if known is None:
         return ProducerFenced(
@@ -137,12 +141,12 @@ class Requests:
     """The requests of one store's producers; threads may share it.
 
     Args:
-        max_lifetime_ms: how long after its start a transaction may write.
-        transactions: the manager in this process; None: transactions are managed elsewhere.
+        max_lifetime_ms: how long after its start a transaction may write, in milliseconds.
+        transactions: the manager in this process; None: another process manages transactions.
 
     Attributes:
         in_flight: the running writes.
-        rows: rows of the side table, as they were read or written last.
+        rows: the cached rows of the side table.
         last: last requests by their keys.
     """
 
@@ -167,7 +171,7 @@ class Requests:
 
     @property
     def announces_ahead(self) -> bool:
-        """Whether one announcement may cover several requests: no other process writes to the side table."""
+        """Return whether one announcement may cover several requests: no other process writes to the side table."""
         return self._side.private
 
     def admit(self, topic: TopicMetadata, sent: Sent, pointer: int | None, rows: int) -> Admission:
@@ -175,20 +179,21 @@ class Requests:
 
         Args:
             pointer: the write pointer of its transaction.
-            rows: how many rows it has.
+            rows: the number of its rows.
 
         Raises:
-            Unavailable: the same producer has a request to the topic under way.
-            ProducerFenced: a newer instance counts.
+            Unavailable: a request of the same producer to the topic is under way.
+            ProducerFenced: a newer instance is registered.
             TransactionEnded: the transaction was rolled back.
-            BadRequest: a later request was done, or another one under the same number; or another server may lead the
-                home of the producer.
+            BadRequest: a later request was written, or a different one with the same number; or another server may lead
+                the home of the producer.
             TmsError: the home does not exist, or the store failed.
         """
         home = topic if sent.home == topic.topic else self._topics.get(sent.home)
         messages = generation_prefix(topic.topic.prefix, topic.generation)
         keys = _keys(home.topic.prefix, home.generation, sent.name, messages)
-        # Before the generation is checked, or a newer instance might not wait for this request.
+        # Before the check of the generation: a registration stores its generation and then waits for noted requests. In
+        # the other order, it could miss this request, which then writes after the registration.
         if not self.in_flight.begin(keys.request, keys.registered, sent.generation):
             raise Unavailable(f"A request of producer {sent.name} to this topic is under way.", "Try again.")
         try:
@@ -198,34 +203,36 @@ class Requests:
             raise
 
     def release(self, admissions: Sequence[Admission]) -> None:
-        """Note that the rows of requests are written, or never will be."""
+        """Note that requests are no longer under way."""
         self.in_flight.end([admission.keys.request for admission in admissions])
 
     def forget_old(self, now_ms: int) -> None:
-        """Forget rows that were read long ago."""
+        """Drop cached rows that were read long ago."""
         self.rows.forget_old(now_ms)
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
-        """Whether a transaction was rolled back by its producer."""
+        """Return whether a transaction was rolled back by its producer."""
         value = self.rows.get(key := producer.begun_key(pointer))
         return value is not None and Begun.parse(key, value).void
 
     def require_newest(self, sent: Sent, *, again: bool = False) -> None:
-        """Return if the instance counts that sends a request.
+        """Check that the newest instance sends a request.
 
         Args:
             again: read the table and ignore the cache.
 
         Raises:
-            ProducerFenced: it does not.
-            TmsError: the named row does not exist, or the store failed.
+            ProducerFenced: a newer instance is registered.
+            TmsError: the producer's home does not exist, or the store failed.
         """
         producer = self.named(sent.home, sent.name)
         self._require_newest(producer, producer.key, sent.generation, again=again)
 
     def not_needed(self, producer: ProducerName, pointer: int, sent: Sent) -> list[bytes]:
-        """Return the keys of what a producer has started before a transaction and is decided, but for the last one of
-        these that may be committed: the next instance goes on behind that, should this one come to nothing.
+        """Return the keys of a producer's older transactions that are decided and no longer needed.
+
+        The last older transaction that may be committed stays: if the new transaction is aborted, the next instance
+        continues after that one.
         """
         rows = begun_by(self._side, producer, before=pointer, most=_LOOKED_AT)
         decided = [(key, begun) for key, begun in rows if self.is_decided(begun) or self._has_ended(begun, sent)]
@@ -233,7 +240,7 @@ class Requests:
         return [key for key, _ in decided if key != last]
 
     def is_processed(self, topic: TopicMetadata, at: int) -> bool:
-        """Return whether rows up to a position may be gone because all consumers have processed them (rule L7)."""
+        """Return whether rows up to a position may be deleted because all consumers have processed them (rule L7)."""
         return topic.consumed and at < announced(self._side, topic)
 
     def forget(self) -> None:
@@ -242,30 +249,28 @@ class Requests:
         self.last.clear()
 
     def named(self, home: TopicId, name: str) -> ProducerName:
-        """Return a producer of a topic as it is now.
+        """Return the name of a producer with the current generation of its home.
 
         Raises:
-            BadRequest, TopicNotFound, MetadataError, StoreError: that is no name, or there is no such topic.
+            BadRequest, TopicNotFound, MetadataError, StoreError: the name is invalid, or the topic does not exist.
         """
         known = self._topics.get(home)
         prefix = known.topic.prefix
         return _keys(prefix, known.generation, name, generation_prefix(prefix, known.generation)).producer
 
     def is_decided(self, begun: Begun) -> bool:
-        """Return whether a transaction can no longer be committed, or was."""
+        """Return whether a transaction is committed, or can no longer be committed."""
         if self._transactions is not None:
             return begun.void or not self._transactions.is_in_progress(begun.pointer)
         return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
 
     def _has_ended(self, begun: Begun, sent: Sent) -> bool:
-        """Return whether a transaction is over by what its instance says; needed only where it cannot be looked up
-        here.
-        """
+        """Return whether the instance reports a transaction as decided; used without a manager in this process."""
         own = begun.generation == sent.generation and begun.pointer < sent.oldest_open
         return own and self._transactions is None
 
     def is_given_up(self, begun: Begun) -> bool:
-        """Return whether it is known that a transaction is never committed."""
+        """Return whether a transaction is known never to be committed."""
         manager = self._transactions
         return begun.void or (manager is not None and manager.status(begun.pointer) == "invalid")
 
@@ -273,7 +278,7 @@ class Requests:
         """Change rows, each for the producer of a name.
 
         Raises:
-            Unavailable: one was changed by another process.
+            Unavailable: another process has changed one of the rows.
         """
         made = self.rows.change([change for _, change in changes])
         if False in made:
@@ -281,13 +286,13 @@ class Requests:
             raise Unavailable(f"Producer {name} was changed by another server meanwhile.", "Try again.")
 
     def has_begun(self, admission: Admission, pointer: int) -> bool:
-        """Whether a transaction of the producer is written down."""
+        """Return whether a transaction of the producer is stored."""
         return self.rows.get(admission.keys.producer.begun_key(pointer)) is not None
 
     def begin_change(
         self, admission: Admission, sent: Sent, pointer: int | None
     ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
-        """Return the rows to write and the keys to delete so that a transaction is written down."""
+        """Return the rows to write and the keys to delete that store a transaction; both empty if it is stored."""
         producer = admission.keys.producer
         if pointer is None or self.rows.get(key := producer.begun_key(pointer)) is not None:
             return [], []
@@ -297,7 +302,7 @@ class Requests:
         return [row], self.not_needed(producer, pointer, sent)
 
     def refusal_since(self, admission: Admission, generation: int) -> ProducerFenced | None:
-        """Return why an admitted instance no longer counts, by the row that the table has now; or None."""
+        """Return the error if an admitted instance was fenced since, by the current row; None: it was not."""
         key = admission.keys.registered
         if self._side.get(key) == admission.registered:
             return None
@@ -306,12 +311,8 @@ class Requests:
     # -- how ----------------------------------------------------------------------------------------------------------
 
     def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admission:
-        """What is known of a producer that counts.
-
-        Raises:
-            BadRequest: a later request was done, or it is another one under the same number; or another server may lead
-                the topic than the one that registers the producer's instances, which waits for what is under way here.
-        """
+        """Return the state of the producer for its newest instance; raises as :meth:`admit`."""
+        # A registration waits only for requests of its own server, so one server must lead both topics.
         if not (self._side.private or self._side.have_one_leader(keys.registered, keys.request)):
             raise BadRequest(
                 f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
@@ -348,21 +349,22 @@ class Requests:
         return Admission(keys, registered, raw, former, last.is_written)
 
     def _found(self, raw: bytes, keys: _Keys) -> RememberedRequest:
-        """Return a last request by its row, and by the rows of messages where that is for the next requests, too."""
+        """Return the last request by its row; if that covers more requests, also by the rows of messages."""
         announced = LastRequest.parse(raw)
         if not announced.until:
             return RememberedRequest(raw, announced)
         since = announced.first + announced.number
         found = every(self._messages, keys.messages + tail(since), keys.messages + tail(announced.until))
         tails = (key[len(keys.messages) :][:MESSAGE_TAIL_BYTES] for key in found)
-        # Whether they count is looked up by who repeats it: what a failed write left of a transaction is negated.
+        # A repetition checks these rows again: a failed write of a transaction may have left inverted rows.
         return RememberedRequest(raw, announced.found([int.from_bytes(one, "big") for one in tails]), since=since)
 
     def _require_newest(
         self, producer: ProducerName, key: bytes, generation: int, *, again: bool = False
     ) -> bytes | None:
         """Return the registration by which an instance counts; raises ``ProducerFenced`` where it does not."""
-        # What is remembered is enough to let a request pass, since it is looked at again behind its announcement.
+        # A cached registration may admit a request, because it is read again after the announcement. It must not fence
+        # an instance, because it may be outdated.
         raw = None if again else self.rows.get(key)
         if raw is None or counting(raw) != generation:
             raw = self.rows.get(key, again=True)

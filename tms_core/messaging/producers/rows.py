@@ -1,16 +1,15 @@
-"""Producers by name: the rows that say which instance counts, what it has started, and what it sent last.
+"""The rows of producers in the side table: registrations, transactions and last requests.
 
-A producer belongs to a topic, its *home*. Each instance of it that is registered gets a higher *generation*, and what
-an older one sends is refused from then on. All of it is in the side table (:mod:`tms_core.tables.side`):
+A producer belongs to a topic, its *home*. Each registered instance gets a higher *generation*; requests of older
+instances are rejected from then on. The side table (:mod:`tms_core.tables.side`) has these rows:
 
-* ``w`` + home + generation of the home + name: the producer (:class:`Registration`);
-* ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction that it has started
-  (:class:`Begun`). Like a claim it is true exactly if its transaction is, and what was rolled back is marked void;
-* ``q`` + topic + generation + home + 0 + name: its last request to that topic
-  (``LastRequest`` in :mod:`.last_request`), whose ids no other message gets; in a store of this machine
-  sometimes with those of the next ones.
+* ``w`` + home + generation of the home + name: the producer (:class:`Registration`).
+* ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction of the producer
+  (:class:`Begun`). As a claim, it counts if its transaction is committed. A rolled back transaction is marked void.
+* ``q`` + topic + generation + home + 0 + name: the last request to that topic (``LastRequest`` in
+  :mod:`.last_request`). No other message gets its ids. In a store on this machine it may cover the next requests, too.
 
-Here are the rows and the rules, without a clock and without waiting.
+This module has the rows and the rules, without a clock and without waiting.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from tms_core.transaction.model import transaction_ms
 _PRODUCER, _TRANSACTIONAL, _BEGUN, _REQUEST = b"w", b"t", b"p", b"q"
 _REGISTRATION = struct.Struct(">q16sqqBB")
 _POINTER, _BEGUN_VALUE = struct.Struct(">q"), struct.Struct(">qB")
-#: The instance of a producer that was forgotten.
+#: The instance of a producer that was deleted or forgotten.
 NO_INSTANCE = UUID(int=0)
-#: A producer that has done nothing for so long is forgotten, unless it has something open.
+#: After so many milliseconds without a request, a producer without open transactions is forgotten.
 IDLE_MS = 7 * 86_400_000
 
 
 class TransactionOutcome(Enum):
-    """What became of a transaction."""
+    """The outcome of a transaction."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -52,7 +51,7 @@ _OUTCOMES = (None, TransactionOutcome.COMMITTED, TransactionOutcome.ABORTED, Tra
 
 
 class ProducerName(NamedTuple):
-    """Names a producer: its home, the home's generation, and its name."""
+    """The identity of a producer: its home, the home's generation, and its name."""
 
     home: TopicId
     home_generation: int
@@ -60,40 +59,36 @@ class ProducerName(NamedTuple):
 
     @classmethod
     def of(cls, home: TopicMetadata, name: str) -> ProducerName:
-        """Return a producer of a topic as it is now."""
+        """Return a producer of a topic in its current generation."""
         return cls(home.topic, home.generation, name)
 
     @property
     def key(self) -> bytes:
-        """Of its registration."""
+        """Return the key of its registration."""
         return _PRODUCER + generation_prefix(self.home.prefix, self.home_generation) + self.name.encode("ascii")
 
     @property
     def begun(self) -> bytes:
-        """Return the start of the keys of what it has started."""
+        """Return the start of the keys of its transactions."""
         prefix = generation_prefix(self.home.prefix, self.home_generation)
         return _TRANSACTIONAL + prefix + _BEGUN + self.name.encode("ascii") + b"\0"
 
     def begun_key(self, pointer: int) -> bytes:
-        """Of a transaction that it has started."""
+        """Return the key of one of its transactions."""
         return self.begun + _POINTER.pack(pointer)
 
     def request_key(self, prefix: bytes) -> bytes:
-        """Of its last request to the generation of a topic whose row keys start so."""
+        """Return the key of its last request to a generation of a topic, by the start of the topic's row keys."""
         return _REQUEST + prefix + self.home.prefix + b"\0" + self.name.encode("ascii")
 
     @property
     def label(self) -> str:
-        """Return its name in a sentence."""
+        """Return its name for messages."""
         return f"producer {self.name} of {self.home}"
 
 
 class Former(NamedTuple):
-    """The last transaction of the generations before that was not aborted; where all were, the last one.
-
-    Attributes:
-        label: what its producer has called it.
-    """
+    """The last transaction of earlier generations that was not aborted; if all were aborted, the last one."""
 
     transaction: int
     label: str
@@ -101,14 +96,15 @@ class Former(NamedTuple):
 
 
 class Registration(NamedTuple):
-    """A producer.
+    """The registration of a producer.
 
     Attributes:
-        generation: of the instance that counts; starts at the time in milliseconds, so that no name has one twice.
-        instance: which one that is; all zeros: none, it was forgotten.
-        updated_ms: when it was registered.
-        former: what became of the one before; None: it has started nothing.
-        settled: whether that has been found out.
+        generation: the generation of the newest instance. The first one is the time in milliseconds, so that a name
+            never has the same generation twice.
+        instance: the newest instance; all zeros: the producer was forgotten.
+        updated_ms: the time of its registration.
+        former: the last transaction of the older instances, with its outcome; None: they had no transaction.
+        settled: whether ``former`` is final.
     """
 
     generation: int
@@ -118,17 +114,17 @@ class Registration(NamedTuple):
     settled: bool
 
     def pack(self) -> bytes:
-        """Return its value."""
+        """Return the value of its row."""
         pointer, label, outcome = self.former or (0, "", None)
         numbers = (self.generation, self.instance.bytes, self.updated_ms, pointer)
         return _REGISTRATION.pack(*numbers, _OUTCOMES.index(outcome), self.settled) + label.encode()
 
     @classmethod
     def parse(cls, value: bytes) -> Registration:
-        """Read a value.
+        """Parse the value of a row.
 
         Raises:
-            FormatError: it is none.
+            FormatError: the value is damaged.
         """
         try:
             *numbers, number, settled = _REGISTRATION.unpack(value[: _REGISTRATION.size])
@@ -145,7 +141,7 @@ registration = lru_cache(maxsize=4096)(Registration.parse)
 
 @lru_cache(maxsize=4096)
 def counting(value: bytes) -> int | None:
-    """Return the generation of the instance that counts, by a producer's value; None: it was forgotten."""
+    """Return the newest generation in the value of a producer's row; None: the producer was forgotten."""
     known = registration(value)
     return None if known.instance == NO_INSTANCE else known.generation
 
@@ -155,7 +151,7 @@ class Begun(NamedTuple):
 
     Attributes:
         void: whether it was rolled back, or is invalid.
-        label: what its producer calls it.
+        label: its label.
     """
 
     pointer: int
@@ -164,15 +160,15 @@ class Begun(NamedTuple):
     label: str
 
     def pack(self) -> bytes:
-        """Return its value."""
+        """Return the value of its row."""
         return _BEGUN_VALUE.pack(self.generation, self.void) + self.label.encode()
 
     @classmethod
     def parse(cls, key: bytes, value: bytes) -> Begun:
-        """Read a row.
+        """Parse a row.
 
         Raises:
-            FormatError: it is none.
+            FormatError: the row is damaged.
         """
         try:
             (pointer,) = _POINTER.unpack(key[-_POINTER.size :])
@@ -186,17 +182,19 @@ class Begun(NamedTuple):
 
 
 def next_generation(known: Registration | None, now_ms: int) -> int:
-    """Return the generation of a new instance: one more, and of an unknown name the time in milliseconds.
+    """Return the generation of a new instance: the last one plus 1, or the time in milliseconds for an unknown name.
 
-    So a name that was forgotten starts above all that it had before: an instance a millisecond would be too many.
+    Therefore a forgotten name starts above all its earlier generations, unless it had an instance each millisecond.
     """
     return now_ms if known is None else known.generation + 1
 
 
 def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | None) -> Former | None:
-    """What a producer is told of its former: the newest transaction that was not aborted, since it goes on behind that.
+    """Return the newest transaction that was not aborted, after which the producer continues; else the newest one.
 
-    Where there is none: the newest one. What the former was told itself comes before all that it has started.
+    Args:
+        begun: transactions with their outcomes.
+        inherited: the result of the previous registration, which is older than all of these.
     """
     found = [] if inherited is None else [inherited]
     for one, outcome in sorted(begun, key=lambda pair: (pair[0].generation, pair[0].pointer)):
@@ -209,7 +207,7 @@ def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | N
 
 
 def is_of_producer(key: bytes) -> bool:
-    """Return whether a key of the side table is that of a producer, or of a transaction that one has started."""
+    """Return whether a key of the side table belongs to a producer's registration or transaction."""
     prefix = topic_prefix(key[1:]) if key[:1] == _TRANSACTIONAL else None
     return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
 
@@ -217,11 +215,11 @@ def is_of_producer(key: bytes) -> bool:
 def begun_by(
     side: SideTable, producer: ProducerName, before: int | None = None, most: int | None = None
 ) -> list[tuple[bytes, Begun]]:
-    """Return the transactions of a producer that are written down, each with its key, the oldest first.
+    """Return the stored transactions of a producer, each with its key, the oldest first.
 
     Args:
-        before: those with a lower pointer; None: all.
-        most: how many at most; None: all.
+        before: return only transactions with a lower pointer; None: all.
+        most: the most transactions; None: all.
 
     Raises:
         FormatError: a row is damaged.
@@ -233,7 +231,7 @@ def begun_by(
 
 
 def all_begun(side: SideTable) -> Iterator[tuple[ProducerName, Begun]]:
-    """Yield the transactions of all producers that are written down; of generations that are gone, too.
+    """Yield the stored transactions of all producers, including producers of old generations.
 
     Raises:
         FormatError: a row is damaged.
@@ -252,7 +250,7 @@ def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerNam
 
 
 def earlier_homes(side: SideTable, producer: ProducerName) -> list[ProducerName]:
-    """Return the producers that a home had in earlier generations, by this name; some may not be there."""
+    """Return the producers of this name that the home had in old generations."""
     found: list[ProducerName] = []
     start, stop = (
         _PRODUCER + generation_prefix(producer.home.prefix, number) for number in (0, producer.home_generation)
@@ -281,7 +279,7 @@ def topics_requested(side: SideTable, home: TopicId) -> set[bytes]:
 
 
 def first_unannounced(side: SideTable, prefix: bytes) -> int:
-    """Return the first position behind all that producers have requested of a generation of a topic.
+    """Return the first position after all announcements of producers for a generation of a topic.
 
     Args:
         prefix: the start of the generation's row keys.
@@ -291,12 +289,11 @@ def first_unannounced(side: SideTable, prefix: bytes) -> int:
 
 
 def announced_ahead(side: SideTable, prefix: bytes) -> list[tuple[bytes, bytes]]:
-    """From which row key to which the requests may be that producers of a topic have announced ahead.
+    """Return the key ranges that announcements of producers cover ahead, each as start and stop.
 
-    A row there that is none of theirs would be mistaken for the last of them, after the server's process is over.
+    Do not write other rows there: after a restart, the server would count them as rows of a producer.
 
     Args:
-        side: where requests are.
         prefix: the start of the generation's row keys.
     """
     found = (LastRequest.parse(value) for _, value in _rows(side, _REQUEST + prefix))
@@ -311,25 +308,26 @@ def tidy(
     is_gone: Callable[[TopicId, int], bool],
     idle_before_ms: int,
 ) -> tuple[int, int]:
-    """Mark what was started in invalid transactions, and forget idle producers and those of topics that are gone.
+    """Mark invalid transactions of producers as void, and forget idle producers and producers of deleted topics.
 
-    The marks come before an id leaves the invalid list: from then on its transaction would count as committed. So also
-    a former that was not decided when its producer was registered is one that was aborted.
+    Call it before an id leaves the invalid list, because its transaction would count as committed afterwards. A former
+    transaction that was undecided at a registration is marked as aborted for the same reason.
 
     Args:
         is_invalid: whether a transaction is on the invalid list.
-        is_undecided: whether one may still be committed; its producer is not idle.
+        is_undecided: whether a transaction may still be committed; its producer is not idle.
         is_gone: whether a topic was deleted, or has another generation than this.
-        idle_before_ms: who has done nothing since is forgotten.
+        idle_before_ms: producers without a request since this time are forgotten.
 
     Returns:
-        How many transactions were marked, and how many producers were forgotten.
+        The number of marked transactions, and the number of forgotten producers.
 
     Raises:
         FormatError: a row is damaged.
         StoreError: the table could not be read or written.
     """
-    # What producers have written is read before they are: of one that is registered meanwhile nothing is taken.
+    # Read transactions and requests before registrations: a producer that is registered in between then has a
+    # registration without rows here, and loses nothing. In the other order, its rows would count as orphans.
     marked, begun, active, opened = _tidy_begun(side, is_invalid, is_undecided, idle_before_ms)
     requested = list(_rows(side, _REQUEST))
     producers = dict(_rows(side, _PRODUCER))
@@ -353,15 +351,15 @@ def tidy(
         producer, known = _producer(key), Registration.parse(value)
         rows = [*begun.pop(key, ()), *requests.get(key, ())]
         if producer is None or is_gone(producer.home, producer.home_generation):
-            # What is open is ended by the first instance in the home that is made again.
+            # Open transactions stay: the first instance in a new home of this name invalidates them.
             gone += [] if key in opened else [key, *rows]
         elif max(known.updated_ms, active.get(key, 0)) >= idle_before_ms:
             continue
         elif known.instance == NO_INSTANCE:
             gone.append(key)
         else:
-            # The row itself goes with a later pass: its server may be about to change it. What it knows of a former is
-            # older than what is forgotten here.
+            # Compare-and-set, because a server may be changing the row. A later pass deletes it. Its `former` is older
+            # than the transactions that are forgotten here, so it is dropped, too.
             forgotten += side.exchange(
                 key, value, known._replace(instance=NO_INSTANCE, former=None, settled=True).pack(), deletes=rows
             )
@@ -370,10 +368,10 @@ def tidy(
 
 
 def mark_void(side: SideTable, is_invalid: Callable[[int], bool]) -> int:
-    """Mark what was started in invalid transactions, and formers that are: see :func:`tidy`. Durable on return.
+    """Mark invalid transactions of producers as void, as :func:`tidy` does. Durable on return.
 
     Returns:
-        How many were marked.
+        The number of marked transactions.
 
     Raises:
         FormatError: a row is damaged.
@@ -391,10 +389,11 @@ def _tidy_begun(
     is_undecided: Callable[[int], bool],
     idle_before_ms: int,
 ) -> tuple[int, dict[bytes, list[bytes]], dict[bytes, int], set[bytes]]:
-    """Mark void transactions.
+    """Mark invalid transactions as void.
 
     Returns:
-        How many, by producer the keys of all, and when the last one started; and which producers have any open.
+        The number of marked transactions; by producer, the keys of its transactions, and the start of the newest one
+        (ms); and the producers with open transactions.
     """
     marked, opened = 0, set[bytes]()
     keys: dict[bytes, list[bytes]] = {}
@@ -415,7 +414,7 @@ def _tidy_begun(
 
 
 def _former_marked(side: SideTable, key: bytes, value: bytes, is_invalid: Callable[[int], bool]) -> bytes:
-    """Mark a former that is invalid; returns what the producer's row holds then."""
+    """Mark an invalid former transaction as aborted, and return the new value of the producer's row."""
     while True:
         known = Registration.parse(value)
         former = known.former
@@ -424,7 +423,7 @@ def _former_marked(side: SideTable, key: bytes, value: bytes, is_invalid: Callab
         marked = known._replace(former=former._replace(outcome=TransactionOutcome.ABORTED)).pack()
         if side.exchange(key, value, marked):
             return marked
-        # A server has changed it meanwhile.
+        # A server has changed the row since; try again with its value.
         value = side.get(key) or marked
 
 
@@ -451,7 +450,7 @@ def _beginner(key: bytes) -> ProducerName | None:
 
 
 def _requested(key: bytes) -> tuple[TopicId | None, str]:
-    """Home and name of the producer whose last request has this key."""
+    """Return home and name of the producer whose last request has this key."""
     topic = topic_prefix(key[1:]) or b""
     home, zero, name = key[1 + len(topic) + GENERATION_BYTES :].partition(b"\0")
     return TopicId.from_prefix(home), name.decode("ascii", "replace") if zero else ""

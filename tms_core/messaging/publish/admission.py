@@ -1,4 +1,4 @@
-"""The first stage of the write path: which requests may be written, and which are answered without being written."""
+"""The first stage of the write path: it rejects requests that may not be written, and answers repeated requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tms_core.transaction.model import transaction_ms
 
 
 def admit_by_topic(topic: TopicMetadata, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
-    """Refuse entries that the topic does not take because they are, or are not, published in a transaction."""
+    """Reject entries that violate the topic's property ``transactions``, and entries without a payload."""
     wanted = topic.properties.get(TRANSACTIONS)
     for entry in entries:
         if entry.pointer is None and not entry.messages:
@@ -44,7 +44,7 @@ def require_open(topic: TopicMetadata) -> None:
     """Check that a topic takes messages.
 
     Raises:
-        PartitionsChanged: a partition takes them in its place.
+        PartitionsChanged: its partitions, or partitions of a newer family, take them.
     """
     if FAMILIES in topic.properties or SEALED in topic.properties:
         name = topic.topic if FAMILIES in topic.properties else topic.properties.get(PART_OF)
@@ -54,10 +54,10 @@ def require_open(topic: TopicMetadata) -> None:
 
 
 def admit_transactions(context: WriterContext, entries: Sequence[PublishEntry], now_ms: int) -> Sequence[PublishEntry]:
-    """Note in which transactions a write is under way, and refuse entries of transactions that are not in progress.
+    """Note the running writes of transactions, and reject entries of transactions that are not in progress.
 
-    A transaction that is aborted while a write is under way becomes invalid instead. Readers never see what is written
-    in it then, even if this process dies before the recheck. :func:`release` must follow.
+    If a transaction is aborted while a write is under way, the manager invalidates it instead. Then readers never see
+    its late rows, even if this process dies before the recheck. Call :func:`release` afterwards.
     """
     if (manager := context.transactions) is None:
         return entries
@@ -72,7 +72,7 @@ def admit_transactions(context: WriterContext, entries: Sequence[PublishEntry], 
 def admit_producers(
     context: WriterContext, topic: TopicMetadata, rows: TopicRows, entries: Sequence[PublishEntry], now_ms: int
 ) -> Sequence[PublishEntry]:
-    """Refuse entries of fenced producers, and give repeated requests the outcome they had.
+    """Reject entries of fenced producers, and give repeated requests their first outcome.
 
     Newer instances of the producers wait until :func:`release` is called.
     """
@@ -84,7 +84,7 @@ def admit_producers(
             admission = context.requests.admit(topic, entry.sent, entry.pointer, entry.rows)
             entry.admission = admission
             if (last := admission.repeated) is not None:
-                # What is left of a request that was done stays.
+                # If rows of the first attempt may be deleted, a part of them does not prove a failed write: keep it.
                 may_be_gone = _may_be_gone(context, topic, entry, last.first, now_ms)
                 if admission.is_written or rows.has_all(entry, last, keeps=may_be_gone):
                     entry.first = last.first
@@ -93,7 +93,7 @@ def admit_producers(
                 elif may_be_gone:
                     entry.drop(_not_known(entry.sent))
             elif (
-                # A request with a ttl of its own would have its own announcement.
+                # A request with a TTL is never covered by an announcement of an earlier request.
                 admission.since is not None
                 and entry.ttl_ms is None
                 and _may_be_gone(context, topic, entry, admission.since, now_ms)
@@ -105,7 +105,7 @@ def admit_producers(
 
 
 def release(context: WriterContext, entries: Sequence[PublishEntry]) -> None:
-    """Note that the rows of entries are written, or never will be."""
+    """Note that no write of these entries is under way any longer."""
     context.requests.release([entry.admission for entry in entries if entry.admission is not None])
     if (manager := context.transactions) is not None:
         for entry in entries:
@@ -114,10 +114,10 @@ def release(context: WriterContext, entries: Sequence[PublishEntry]) -> None:
 
 
 def is_in_time(context: WriterContext, entry: PublishEntry, at: int) -> bool:
-    """Return whether the transaction of an entry may still write at a position; refuses the entry if not.
+    """Return whether the transaction of an entry may still write at a position; reject the entry if not.
 
-    The time of the row decides, which may be ahead of the clock. The janitor relies on it that no row of a transaction
-    is younger (rule L5).
+    The time of the row decides, which may be ahead of the clock. Rule L5 relies on this bound: no row of a transaction
+    is younger than its start plus the lifetime.
     """
     if entry.pointer is None or transaction_ms(entry.pointer) + context.max_lifetime_ms > milliseconds(at):
         return True
@@ -132,10 +132,10 @@ def is_in_time(context: WriterContext, entry: PublishEntry, at: int) -> bool:
 
 
 def shows_all(context: WriterContext, topic: TopicMetadata, entry: PublishEntry) -> bool:
-    """Return whether an entry leaves no stored payload of its transaction unseen; refuses the entry if it would.
+    """Return whether an entry hides no stored payload of its transaction; reject the entry if it does.
 
-    Readers would take its messages for all there is, and never see the stored payloads: CDAP publishes either messages
-    or stored payloads in a transaction.
+    CDAP publishes either messages or stored payloads in a transaction. Readers would take the messages for the whole
+    transaction, and never see the stored payloads.
     """
     if entry.pointer is None or not entry.messages or not context.open_topics.hides(topic, entry.pointer):
         return True
@@ -164,7 +164,7 @@ def ended(pointer: int | None) -> TransactionEnded:
 
 
 def _refusal(context: WriterContext, entry: PublishEntry) -> TmsError:
-    """Return why an entry is refused: its transaction is over, or a newer instance of its producer counts."""
+    """Return the error of a rejected entry: its producer is fenced, or its transaction is not in progress."""
     if entry.sent is not None:
         try:
             context.requests.require_newest(entry.sent)

@@ -1,4 +1,4 @@
-"""What all batches of a store share."""
+"""The parts that all batches of a store share."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class WriterContext(NamedTuple):
     """The parts of a messaging service that a batch needs.
 
     Attributes:
-        max_lifetime_ms: how long after its start a transaction may write.
-        transactions: the manager in this process; None: transactions are managed elsewhere.
+        max_lifetime_ms: how long after its start a transaction may write, in milliseconds.
+        transactions: the manager in this process; None: another process manages transactions.
     """
 
     topics: TopicRegistry

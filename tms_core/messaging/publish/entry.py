@@ -1,4 +1,4 @@
-"""One publish request on its way through the write path."""
+"""A publish request on its way through the write path."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _ROW_BYTES = 100
 
 
 class PublishEntry:
-    """A request, what the stages of the write path learn about it, and its outcome.
+    """A request with its state in the write path, and its outcome.
 
     Attributes:
-        messages: the payloads; none publishes what the transaction has stored.
+        messages: the payloads; an empty list publishes the stored payloads of the transaction.
         pointer: the write pointer of its transaction; None without a transaction.
-        ttl_ms: a ttl of its own; None without one.
-        sent: what the request says about its producer; None without a producer.
-        principal: the owner of the transaction; None: the server does not authenticate clients.
-        is_plain: whether it has messages and neither transaction, producer nor ttl.
-        size: bytes of the payloads together.
+        ttl_ms: the TTL of its messages in milliseconds; None: that of the topic.
+        sent: the producer headers of the request; None without a producer.
+        principal: the requesting principal; None: the server does not authenticate clients.
+        is_plain: whether it has messages and neither transaction, producer nor TTL.
+        size: the size of the payloads in bytes.
         weight: bytes that count for the size of a batch; empty messages count, too.
-        rows: number of rows.
+        rows: the number of rows.
         answer: done when the rows are durable, or never will be.
-        admission: what the server knows about the producer, while the request is being written.
+        admission: the producer's state by which it was admitted, while the request is being written.
         is_begun: whether the transaction manager knows that a write is under way.
         seat: the part of the sequence numbers in which its rows must lie; 0: any; None: it may start anywhere.
         is_announced: whether an earlier request of the producer has announced this one.
         first: the position of its first row.
-        row_pointer: the write pointer in its rows: negative once they are negated.
-        outcome: an error, or the rows for the answer.
+        row_pointer: the write pointer in its rows; negative after an inversion.
+        outcome: an error, or the rows for the response.
         is_dropped: whether it has its outcome, and no further stage sees it.
     """
 
@@ -88,7 +88,7 @@ class PublishEntry:
         return self.first + self.rows
 
     def drop(self, outcome: RollbackRange | BaseException | None) -> None:
-        """Give the entry its outcome early."""
+        """Set the outcome early, so that no further stage sees the entry."""
         self.outcome, self.is_dropped = outcome, True
 
     def keys(self, prefix: bytes) -> list[bytes]:

@@ -1,14 +1,14 @@
-"""The open topics: opened once, from the rows of the store.
+"""The open topics of a server: the next id of each topic, and the delay until messages are first read.
 
-An open topic belongs to one generation. The first batch or fetch opens it, behind the last stored row,
-behind the last one that was announced, with a ttl of its own or by a producer, and behind all that a consumer has read.
-From then on this process gives out the ids, so it knows where the topic ends without asking the store; that is why only
-one process may publish.
+An open topic belongs to one generation. The first batch or fetch opens it from the rows of the store. Its next id is
+after the last stored row, after all announced rows (of producers, and of messages with a TTL), and after all positions
+that consumers have read. From then on this process assigns all ids, so it knows the last id without a read of the
+store. Therefore only one process may publish.
 
-How long after they were published its messages are first read is the latency of a consumer that keeps up. Only messages
-count that were published since the topic was opened here, since older ones may have been read before. Of each page of a
-fetch that goes farther than any before it, one message is measured: the oldest that was not read yet. That costs a few
-microseconds a page, and nothing at all for consumers that read again what is old.
+The delay between the publish and the first read of a message is the latency of a consumer that keeps up. Only messages
+published since the topic was opened count, because older messages may have been read before. Of each page with unread
+messages, only the oldest unread message is measured. That costs a few microseconds a page, and nothing for pages that
+were read before.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from tms_core.transaction.model import TX_PER_MS, transaction_ms
 
 logger = get_logger(__name__)
 
-#: Transactions of a topic whose last stored payload is remembered; one that was forgotten is looked up again.
+#: The most transactions of a topic whose last stored payload is remembered; the store has the others.
 _KNOWN_POINTERS = 10_000
-#: How much of the message table is read at once when a reference is looked for: rows, and bytes of values.
+#: The size of a page in the search for a reference: rows, and bytes of values.
 _PAGE_ROWS, _PAGE_BYTES = 1000, 1 << 20
-#: Stands for what a row of the side table is about.
+#: The kind of a row of the side table, where any kind gives the same leader.
 _ANY_KIND = b"q"
-#: Upper ends of what is counted together, in milliseconds: from a poll right behind the publish to one an hour later.
+#: The upper bounds of the buckets of delays, in milliseconds.
 BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000, 3_600_000)
 
 
@@ -55,12 +55,12 @@ class OpenTopic:
 
     Attributes:
         prefix: the start of their keys.
-        ids: what is taken of them.
-        mortal: whether some may have a ttl of their own.
-        row_bytes: about how large their payloads are, by the last page that was read.
-        unread: the first position behind all that was there when it was opened, or was read since.
-        largest_bytes: the largest payload that was read of it.
-        wakes: called when messages have come; by any thread, so they must not wait.
+        ids: the assigned and the free ids.
+        mortal: whether some messages may have a TTL of their own.
+        row_bytes: the average size of a row, by the last page that was read.
+        unread: the first position after all messages that existed at the opening, or were read since.
+        largest_bytes: the largest payload that was read.
+        wakes: called by any thread when messages have arrived, so they must not wait.
         ahead: announcements that cover the next requests of producers.
         warned: whether the log says that its messages are dated ahead of the clock.
     """
@@ -83,7 +83,7 @@ class OpenTopic:
 
 @dataclass(slots=True)
 class _Place:
-    """The place of an open topic, which is opened again for each time that it was invalidated."""
+    """A slot of an open topic, which is opened again after each invalidation."""
 
     lock: Lock = field(default_factory=Lock)
     open_topic: OpenTopic | None = None
@@ -93,11 +93,11 @@ class _Place:
 
 @dataclass(slots=True)
 class _Stored:
-    """The payloads of one generation of a topic.
+    """The stored payloads of one generation of a topic.
 
     Attributes:
-        pointers: the transactions behind whose rows ``ids`` are already.
-        hidden: by transaction, whether it has payloads that no message refers to.
+        pointers: the transactions whose rows ``ids`` has skipped already.
+        hidden: by transaction, whether it has payloads without a message that refers to them.
     """
 
     ids: Ids = field(default_factory=lambda: Ids(0))
@@ -109,8 +109,8 @@ class OpenTopics:
     """The open topics of a store; threads may share it.
 
     Args:
-        side: where it is looked up how far consumers have read, and what producers have requested.
-        allowance_ms: how far the clocks of several machines differ.
+        side: the side table with the positions of consumers and the requests of producers.
+        allowance_ms: the largest difference of clocks of several machines, in milliseconds.
 
     Attributes:
         allowance_ms: as given.
@@ -133,10 +133,10 @@ class OpenTopics:
         self._places: dict[bytes, _Place] = {}
         self._stored: dict[bytes, _Stored] = {}
         self.allowance_ms = allowance_ms
-        # Of a transaction up to this one, others may have stored payloads, or it was forgotten; None: up to any that is
-        # there when this is next asked for.
+        # Up to this transaction, other processes may have stored payloads, or its entry was forgotten. None: set it to
+        # the newest possible transaction at the next use.
         self._unknown: int | None = None
-        # Homes of producers of whose requests nothing comes late any more, since the last time something was forgotten.
+        # Homes of producers without late rows, since the last invalidation.
         self._without_late: set[bytes] = set()
         self._forgotten = 0
         self._lock = Lock()
@@ -155,13 +155,14 @@ class OpenTopics:
         if place.opened < place.wanted:
             with place.lock:
                 if place.opened < place.wanted:
+                    # Read before opening: an invalidation during the opening makes the next caller open it again.
                     wanted = place.wanted
                     place.open_topic = self._open(prefix, place.open_topic or OpenTopic(prefix, Ids(0)))
                     place.opened = wanted
         return cast(OpenTopic, place.open_topic)
 
     def next_position(self, open_topic: OpenTopic, topic: TopicMetadata, now_ms: int) -> int:
-        """Return the position to write at; log once if ids go on from a time that is still to come."""
+        """Return the position to write at; log once if it is ahead of the clock by more than the allowance."""
         first = open_topic.ids.first(now_ms)
         ahead_ms = (first >> SEQUENCE_BITS) - now_ms
         if ahead_ms > self.allowance_ms and not open_topic.warned:
@@ -188,12 +189,12 @@ class OpenTopics:
         return announced_in(self._side, generation_prefix(topic.topic.prefix, topic.generation))
 
     def payloads(self, topic: TopicMetadata, pointer: int) -> Ids:
-        """Return the ids of a topic's stored payloads, behind those that the transaction has.
+        """Return the ids of a topic's stored payloads, after the payloads of a transaction.
 
-        Only the writer of the topic's payloads asks.
+        Only the writer of the topic's payloads calls it.
 
         Raises:
-            StoreError: they could not be looked up.
+            StoreError: the store could not be read.
         """
         with self._lock:
             stored = self._stored_of(topic)
@@ -202,7 +203,7 @@ class OpenTopics:
             stored.ids.skip(first_unannounced(self._side, prefix))
         if pointer not in stored.pointers:
             table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
-            # Most transactions are new, and one read tells so.
+            # Most transactions are new; one read proves that.
             if table.first(prefix, stop_key(prefix)) is not None:
                 stored.ids.skip(first_free(partial(table.read, KEYS), prefix, self._clock.now_ms()))
             stored.pointers[pointer] = None
@@ -211,23 +212,23 @@ class OpenTopics:
         return stored.ids
 
     def hide(self, topic: TopicMetadata, pointer: int) -> None:
-        """A transaction has stored payloads, which are seen when a message refers to them."""
+        """Note that a transaction has stored payloads without a message that refers to them."""
         with self._lock:
             self._know(topic, pointer, hidden=True)
 
     def show(self, topic: TopicMetadata, pointer: int) -> None:
-        """A message refers to what a transaction has stored."""
+        """Note that a message refers to the stored payloads of a transaction."""
         with self._lock:
             self._know(topic, pointer, hidden=False)
 
     def hides(self, topic: TopicMetadata, pointer: int) -> bool:
-        """Return whether a transaction has stored payloads to which no message refers.
+        """Return whether a transaction has stored payloads without a message that refers to them.
 
-        The store is asked once, by a transaction that started before this process did. Most have stored nothing, which
-        takes one read; else all messages since its start are searched for one that refers to it.
+        The store is read once for each transaction that is older than this process. Most transactions have stored
+        nothing, which takes one read. For the others, all messages since their start are searched for a reference.
 
         Raises:
-            StoreError: it could not be looked up.
+            StoreError: the store could not be read.
         """
         with self._lock:
             hidden = self._stored_of(topic).hidden.get(pointer)
@@ -248,7 +249,7 @@ class OpenTopics:
             self._unknown = max(self._known_from(), forgotten)
 
     def _known_from(self) -> int:
-        """Return the pointer behind which whatever is stored is known."""
+        """Return the pointer after which this process knows all stored payloads."""
         if self._unknown is None:
             self._unknown = (self._clock.now_ms() + self.allowance_ms) * TX_PER_MS
         return self._unknown
@@ -258,7 +259,7 @@ class OpenTopics:
         return self._store.payload.first(prefix, stop_key(prefix)) is not None
 
     def _is_referred_to(self, topic: TopicMetadata, pointer: int) -> bool:
-        """Return whether a message takes its payloads from those of a transaction."""
+        """Return whether a message refers to the stored payloads of a transaction."""
         prefix = generation_prefix(topic.topic.prefix, topic.generation)
         start: bytes | None = prefix + tail(position(max(0, transaction_ms(pointer) - self.allowance_ms)))
         while start is not None:
@@ -276,10 +277,10 @@ class OpenTopics:
         return found
 
     def hide_late(self, producer: ProducerName) -> None:
-        """See that readers are shown nothing that may still come of a producer's requests, from whichever leader.
+        """Hide late rows of a producer's requests from readers, whichever leader wrote them.
 
-        It is done for all producers of its home at once, since their topics are searched for. Topics that another
-        server may lead than its home have nothing under way: the number of slots was another when it wrote to them.
+        It covers all producers of the home at once, because the search for their topics reads all requests. Topics with
+        another leader than the home have no requests under way: they were written under another number of slots.
 
         Raises:
             StoreError: the store failed.
@@ -295,16 +296,16 @@ class OpenTopics:
                 self._without_late.add(prefix)
 
     def note_failed(self) -> None:
-        """A write has failed, so that of what it was to write something may come late."""
+        """Note a failed write, whose rows may still appear in the store."""
         with self._lock:
             self._without_late.clear()
             self._forgotten += 1
 
     def forget(self, concerns: Callable[[bytes], bool]) -> None:
-        """Read again before the next use, because another process may have written.
+        """Open topics again before their next use, because another process may have written.
 
         Args:
-            concerns: tells which topics, by the start of their keys.
+            concerns: selects topics, by the start of their keys.
         """
         with self._lock:
             for prefix in filter(concerns, self._places):
@@ -318,7 +319,7 @@ class OpenTopics:
             self._forgotten += 1
 
     def drop(self, topic: TopicId) -> None:
-        """The topic was deleted; its next life has another generation."""
+        """Forget a deleted topic; a new topic of this name has another generation."""
         with self._lock:
             for prefix in [one for one in self._places if one.startswith(topic.prefix)]:
                 del self._places[prefix]
@@ -327,11 +328,13 @@ class OpenTopics:
                 del self._stored[prefix]
 
     def _open(self, prefix: bytes, open_topic: OpenTopic) -> OpenTopic:
-        """Move an open topic behind the last row there is, and have the cache keep what comes from now on."""
+        """Skip all positions that may be in use, and let the cache keep all rows from then on."""
         now_ms = self._clock.now_ms()
         announced = first_free(self._expiries.keys, prefix, now_ms)
+        # Before the search for the last row: on HBase it fences off late writes of a former leader.
         reserved = self._store.message.reserved(prefix)
-        # What has been read may be deleted by now, and no id at or before it would ever be read.
+        # Rows that consumers have read may be deleted already. A new message at or before such a position would never
+        # be read.
         unread = max(first_unread(self._side, prefix), announced_in(self._side, prefix))
         requested = first_unannounced(self._side, prefix)
         open_topic.ids.skip(
@@ -352,10 +355,10 @@ class OpenTopics:
 
 
 class Delays(NamedTuple):
-    """Delays that were noted.
+    """The delays until messages were first read.
 
     Attributes:
-        counts: how many were at most as long as each of the bounds, and how many there were.
+        counts: for each bound the number of delays up to it, and then the number of all delays.
     """
 
     counts: tuple[int, ...]
@@ -363,7 +366,7 @@ class Delays(NamedTuple):
 
 
 class FirstReads:
-    """Notes when messages are first read; threads may share it."""
+    """A histogram of the delays until messages are first read; threads may share it."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(BOUNDS_MS) + 1)
@@ -376,13 +379,13 @@ class FirstReads:
             return Delays(tuple(accumulate(self._counts)), self._sum_ms)
 
     def note(self, open_topic: OpenTopic, page: MessageList, now_ms: int) -> None:
-        """These messages of a topic, in the order of their ids, are read now."""
+        """Note that a page of a topic, in the order of the ids, is read now."""
         last, unread = _position(page.ids[-1]), open_topic.unread
         if last < unread:
             return
         first = page.ids[bisect_left(page.ids, tail(unread))]
         delay_ms = max(0, now_ms - milliseconds(_position(first)))
-        # Another thread may do the same for the same messages; then they count twice.
+        # Without a lock: if two threads note the same messages at once, they count twice.
         open_topic.unread = last + 1
         with self._lock:
             self._counts[bisect_left(BOUNDS_MS, delay_ms)] += 1

@@ -1,25 +1,25 @@
-"""The write path: what happens to the requests of one topic that are written together.
+"""The write path: the stages of a batch of requests to one topic.
 
     admit → place → announce → write → recheck → publish → answer
 
-Each stage takes entries and returns the entries that go on. An entry that is refused carries its error and drops out,
-and so does a repeated request. ``docs/explanation/architecture.md`` has a diagram.
+Each stage takes entries and returns the entries for the next stage. A rejected entry carries its error and leaves the
+path, and so does a repeated request. ``docs/explanation/architecture.md`` has a diagram.
 
-* **admit** (:mod:`.admission`): the topic takes the request, its transaction is in progress, and the newest instance of
-  its producer sends it.
-* **place** gives each entry its position, and with it the ids of its messages.
-* **announce** writes down, synced, what must be known before the rows exist.
-* **write** (:mod:`.rows`) stores the rows. Messages of one request are contiguous, and readers see nothing of a batch
-  before all of it is durable.
-* **recheck** takes the rows of transactions back that are no longer in progress.
-* **publish** puts the rows into the cache, where readers find them, and notes what transactions have published.
-* **answer** (:mod:`.queue`) gives each client its outcome, when no entry of the batch is noted as under way any longer.
+* **admit** (:mod:`.admission`) checks that the topic accepts the request, that its transaction is in progress, and that
+  the newest instance of its producer sends it.
+* **place** assigns each entry its position, and with it the ids of its messages. * **announce** stores, synced, the
+facts that must be durable before the rows exist. * **write** (:mod:`.rows`) stores the rows. Messages of one request
+are contiguous, and readers see no message of a batch
+  before the whole batch is durable.
+* **recheck** rolls back the rows of transactions that are no longer in progress.
+* **publish** adds the rows to the cache, where readers find them, and records the publishes of transactions.
+* **answer** (:mod:`.queue`) gives each client its outcome after all notes about running writes were removed.
 
-An entry without transaction, producer and own ttl is *plain*, as nearly all are. A batch of plain entries skips
-announce and recheck, and no stage asks about any of the three.
+An entry without transaction, producer and TTL of its own is *plain*; nearly all entries are plain. A batch of plain
+entries skips announce and recheck, and no stage checks any of the three again.
 
-A write that fails may be done in part, because HBase has no batches. Rows outside transactions cannot be taken back
-then. A client that does not know the outcome invalidates its transaction.
+A failed write may be partly done, because HBase has no batches. Rows outside transactions cannot be rolled back then. A
+client that does not know the outcome invalidates its transaction.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from tms_core.topic import TopicMetadata
 
 
 class WriteBatch(ABC):
-    """Requests of one topic that are written together.
+    """A batch of requests to one topic.
 
     Attributes:
-        now_ms: the time at which they are published.
-        is_plain: whether all of them are plain.
-        rows: where their rows are stored.
-        open_topic: the topic's messages, once a batch of messages has written there.
+        now_ms: the publish time, in milliseconds.
+        is_plain: whether all entries are plain.
+        rows: the rows in their table.
+        open_topic: the open topic of a batch of messages, from the stage place on.
     """
 
     rows: TopicRows
@@ -71,12 +71,12 @@ class WriteBatch(ABC):
         self.is_plain = False
 
     def process(self, entries: Sequence[PublishEntry]) -> None:
-        """Take entries through all stages but the last.
+        """Take entries through all stages except answer.
 
         Raises:
-            TmsError: entries without an outcome are not written, or not known to be.
+            TmsError: entries without an outcome were not written, or their outcome is unknown.
         """
-        # Decided once, here: no stage asks an entry of a plain batch again.
+        # Decided once, here: no stage checks an entry of a plain batch again.
         self.is_plain = not [entry for entry in entries if not entry.is_plain]
         if not self.is_plain or TRANSACTIONS in self.topic.properties:
             entries = admit_by_topic(self.topic, entries)
@@ -91,20 +91,21 @@ class WriteBatch(ABC):
             if admitted := self.admit(entries):
                 self.commit(admitted)
         finally:
+            # Also after an error: newer instances of producers and the ends of transactions wait for this.
             release(self.context, entries)
 
     def admit(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
-        """Refuse entries whose transaction or producer may not write."""
+        """Reject entries whose transaction or producer may not write."""
         entries = admit_transactions(self.context, entries, self.now_ms)
         entries = admit_producers(self.context, self.topic, self.rows, entries, self.now_ms)
-        # A request that was written before the topic took no more messages is answered as it was then.
+        # Only after the repetitions: a request that was written before the topic was sealed still gets its outcome.
         if entries:
             require_open(self.topic)
         return entries
 
     @abstractmethod
     def commit(self, entries: Sequence[PublishEntry]) -> None:
-        """Place, announce, write, recheck and publish."""
+        """Take admitted entries through the stages place, announce, write, recheck and publish."""
 
     def wake(self) -> None:
         """Wake the polls that wait for messages of the topic."""
@@ -112,7 +113,10 @@ class WriteBatch(ABC):
             self.open_topic.tell()
 
     def recheck(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
-        """Take back and refuse entries whose transaction is no longer in progress."""
+        """Roll back and reject entries whose transaction is no longer in progress.
+
+        It follows the write, because the transaction may be decided while the rows are being written.
+        """
         for entry in entries:
             if entry.pointer is not None and is_late(self.context, entry):
                 self.rows.take_back([entry])
@@ -122,7 +126,7 @@ class WriteBatch(ABC):
 
 
 class MessageWriteBatch(WriteBatch):
-    """Messages that are written together."""
+    """A batch of messages."""
 
     rows: MessageRows
 
@@ -139,10 +143,11 @@ class MessageWriteBatch(WriteBatch):
             return
         self.open_topic = open_topic
         stop = entries[-1].stop
-        # Readers stop before the first position that is taken, until it is released.
+        # Readers stop before the first reserved position until it is released. Otherwise a reader could pass these rows
+        # before they exist, and never return to them.
         open_topic.ids.take(first, stop)
         try:
-            # Whoever writes: these rows must not be taken for rows of producers after a crash.
+            # Withdraw before the write: after a crash, rows inside a valid announcement count as rows of its producer.
             if open_topic.ahead.is_stale:
                 context.announcements.withdraw(open_topic.ahead, entries, first)
             if not self.is_plain:
@@ -151,12 +156,13 @@ class MessageWriteBatch(WriteBatch):
             written = entries
             if not self.is_plain:
                 entries = self.recheck(entries)
-            # The cache has all rows from some position on, also the rows that were taken back.
+            # The cache must have every row from its first position on, including rows that were rolled back.
             context.cache.add(
                 open_topic.prefix,
                 [CachedRun(one.first, one.row_pointer, one.messages or None, one.size, one.ttl_ms) for one in written],
             )
         except BaseException:
+            # The rows may exist or not, so readers must look into the store.
             context.cache.forget(open_topic.prefix, stop)
             context.open_topics.note_failed()
             raise
@@ -166,7 +172,7 @@ class MessageWriteBatch(WriteBatch):
             self.publish(entries)
 
     def place(self, open_topic: OpenTopic, entries: Sequence[PublishEntry], at: int) -> Sequence[PublishEntry]:
-        """Give each entry its position, from a position on; refuse entries of transactions that may not write there."""
+        """Assign positions from ``at`` on; reject entries of transactions that may not write there."""
         context = self.context
         if open_topic.ahead.seats or not self.is_plain:
             entries = context.announcements.arrange(open_topic.ahead, self.topic, entries, at, self.now_ms)
@@ -182,10 +188,12 @@ class MessageWriteBatch(WriteBatch):
         return remaining(entries)
 
     def announce(self, open_topic: OpenTopic, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
-        """Write down the positions of producers' rows, ttls of messages, and which transactions have rows here."""
+        """Store the positions of producers' rows, the TTLs of messages, and the transactions that have rows here."""
         entries = self.context.announcements.announce(entries, open_topic.ahead)
         mortal = [entry for entry in entries if entry.ttl_ms is not None]
         if mortal:
+            # Rule L6: the TTL is durable before its message. After a crash in between, a run forgets the entry; in the
+            # other order, the message would live as long as the topic's TTL.
             open_topic.mortal = True
             self.context.expiries.put(
                 (open_topic.prefix + tail(at), expires_ms(at, cast(int, entry.ttl_ms)))
@@ -193,16 +201,17 @@ class MessageWriteBatch(WriteBatch):
                 for at in range(entry.first, entry.stop)
             )
         if (manager := self.context.transactions) is not None:
-            # From here on an abort makes the transaction invalid, unless the rows are taken back.
+            # Before the write: from here on, an abort invalidates the transaction unless its rows are rolled back. An
+            # aborted transaction's rows would be visible.
             for entry in entries:
                 if entry.pointer is not None:
                     manager.note_written(entry.pointer, str(self.topic.topic), entry.rows)
         return entries
 
     def publish(self, entries: Sequence[PublishEntry]) -> None:
-        """Note what producers and transactions have published."""
-        # Rows that were negated do not count: a repetition writes them again, because a transaction manager that could
-        # not log the end of a transaction may forget it.
+        """Record the publishes of producers and transactions, and set the outcomes."""
+        # Inverted rows do not count as written. A transaction manager that could not log the end of a transaction may
+        # forget it; then a repetition has to write the rows again.
         self.context.announcements.note_written(entries)
         manager, name = self.context.transactions, str(self.topic.topic)
         for entry in entries:
@@ -212,7 +221,7 @@ class MessageWriteBatch(WriteBatch):
 
 
 class PayloadWriteBatch(WriteBatch):
-    """Stored payloads that are written together; readers see them once a message of the transaction refers to them."""
+    """A batch of stored payloads; readers see them once a message of the transaction refers to them."""
 
     rows: PayloadRows
 
@@ -229,7 +238,7 @@ class PayloadWriteBatch(WriteBatch):
             self.rows.conclude(entry)
 
     def place(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
-        """Give each entry its position after the payloads that its transaction has stored."""
+        """Assign each entry a position after the payloads that its transaction has stored."""
         for entry in entries:
             ids = self.context.open_topics.payloads(self.topic, cast(int, entry.pointer))
             at = ids.first(self.now_ms)
@@ -240,9 +249,9 @@ class PayloadWriteBatch(WriteBatch):
 
 
 def announced_position(entry: PublishEntry, at: int) -> int:
-    """Return where payloads are written: at ``at``, but repeated payloads where they were announced before.
+    """Return the position of payloads: ``at``, or for repeated payloads the announced position.
 
-    A late write of a former leader then changes nothing.
+    A late write of a former leader then writes the same rows again, and changes nothing.
     """
     admission = entry.admission
     return at if admission is None or admission.repeated is None else admission.repeated.first

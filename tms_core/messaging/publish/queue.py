@@ -1,8 +1,8 @@
-"""Group commit: everything that is queued for a topic goes to the disk at once, one batch at a time.
+"""Group commit: all queued requests of a topic are written to the disk together, one batch at a time.
 
-A synced write takes as long for one message as for a thousand, so the next batch gathers while one is being written.
-Each batch reads the topic's metadata and the clock, writes, and only then answers; so a topic that was deleted in the
-meantime takes no more messages. A few threads serve all topics in turn, a batch each.
+A synced write takes as long for one message as for a thousand, so the next batch gathers while the last one is written.
+Each batch reads the topic's metadata and the clock, writes, and then answers. Therefore a topic that was deleted in the
+meantime takes no more messages. A few threads serve all topics in turn, one batch each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tms_core.messaging.publish.pipeline import WriteBatch
 from tms_core.messaging.publish.workers import Answer
 from tms_core.topic import TopicId
 
-#: Bytes after which a batch takes no further request, so that memory and waiting are bounded.
+#: The size in bytes after which a batch takes no further request, to limit memory and waiting.
 BATCH_BYTES = 8 << 20
 
 
@@ -28,7 +28,7 @@ class Queue:
     """The queue of one topic and one table.
 
     Args:
-        batch: makes a batch; it decides which table.
+        batch: the class of its batches, which determines the table.
     """
 
     def __init__(self, topic: TopicId, context: WriterContext, batch: type[WriteBatch]) -> None:
@@ -41,11 +41,11 @@ class Queue:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether there are requests that are not answered yet."""
+        """Return whether some requests have no outcome yet."""
         return self._busy
 
     def submit(self, entry: PublishEntry) -> Answer[RollbackRange | None]:
-        """Queue a request; its answer comes when a batch has it.
+        """Queue a request, and return its future outcome.
 
         Raises:
             Unavailable: the service is closed.
@@ -59,29 +59,30 @@ class Queue:
         return entry.answer
 
     def settle(self) -> None:
-        """Return when all requests that were submitted before are written, or will not be."""
+        """Wait until all earlier requests are written, or have failed."""
         with suppress(MessagingError):
             self.submit(PublishEntry(())).result()
 
     def _run(self) -> None:
-        """Write and answer the next batch, and have this called again if there is more."""
+        """Write and answer the next batch, and schedule this again for remaining requests."""
         entries = self._take()
         with _Failures(entries):
             batch = self._batch(self._context, self._context.topics.get(self.topic))
             batch.process(entries)
-            # Not while an entry is noted as under way: its client may end the transaction, or send the next request,
-            # at once.
+            # Answer only after `process` has removed the notes about running writes. A client may end its transaction,
+            # or send the next request, at once; with a note, the one would be invalidated, the other rejected.
             for entry in entries:
                 _answer(entry)
             batch.wake()
         self._context.workers.done(len(entries), sum([entry.weight for entry in entries]))
         with self._lock:
+            # Under the lock of `submit`: a request that sees the queue busy is always seen here.
             more = self._busy = bool(self._queue)
         if more:
             self._context.workers.run(self._run)
 
     def _take(self) -> list[PublishEntry]:
-        """Take requests off the queue, up to a number of bytes."""
+        """Remove and return requests from the queue, up to ``BATCH_BYTES``."""
         entries: list[PublishEntry] = []
         size = 0
         with self._lock:
@@ -101,13 +102,13 @@ def _answer(entry: PublishEntry) -> None:
 
 
 class _Failures:
-    """Answers entries of a batch that an error ends; it is the error of all that have no outcome."""
+    """A context manager that answers the entries of a failed batch with its error, if they have no outcome yet."""
 
     def __init__(self, entries: Sequence[PublishEntry]) -> None:
         self._entries = entries
 
     def __enter__(self) -> None:
-        """Nothing has failed yet."""
+        """Do nothing: no entry has failed yet."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
         if error is not None:

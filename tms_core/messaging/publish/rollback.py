@@ -1,4 +1,4 @@
-"""Rolling back rows of the message table by their write pointer."""
+"""Rollback of rows of the message table by their write pointer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _CELLS = 1000
 
 
 def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer: int) -> int:
-    """Negate a pointer in the rows between two positions, both included; leave rows with another pointer alone.
+    """Invert a pointer in the rows between two positions, both included; leave rows with another pointer unchanged.
 
     Returns:
-        How many rows carried it until now.
+        The number of inverted rows.
 
     Raises:
-        StoreError: the store failed; some rows may be negated.
+        StoreError: the store failed; some rows may be inverted.
     """
     start: bytes | None = prefix + tail(first)
     stop = prefix + tail(last) + b"\0"
@@ -35,7 +35,7 @@ def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer
 
 
 def earlier_generations(table: MessageTable, topic: TopicMetadata) -> Iterator[bytes]:
-    """Yield the key prefix of each earlier generation of a topic that still has rows, with one read for each.
+    """Yield the key prefix of each old generation of a topic that still has rows, with one read for each.
 
     Raises:
         StoreError: the store failed.

@@ -24,10 +24,10 @@ class TopicRows(ABC):
 
     @abstractmethod
     def write(self, entries: Sequence[PublishEntry]) -> None:
-        """Store the rows of entries, durable on return.
+        """Store the rows of entries; durable on return.
 
-        If that fails, rows are taken back as far as the store allows, except rows of a producer, which repeats its
-        request. If they were taken back late, another server could have acknowledged them meanwhile.
+        After a failure, rows are rolled back as far as the store allows. Rows of a producer stay, because the producer
+        repeats its request: a late rollback could remove rows that another server has acknowledged since.
 
         Raises:
             TooLarge: nothing was written.
@@ -36,7 +36,7 @@ class TopicRows(ABC):
 
     @abstractmethod
     def take_back(self, entries: Iterable[PublishEntry]) -> None:
-        """Let no reader in a transaction see rows. An error is ignored: their transactions become invalid."""
+        """Hide rows from readers in transactions; ignore errors, because the transactions are invalidated then."""
 
     @abstractmethod
     def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
@@ -53,7 +53,7 @@ class TopicRows(ABC):
 
     @abstractmethod
     def conclude(self, entry: PublishEntry) -> None:
-        """Note what an entry did to the payloads of its transaction, and give it its outcome."""
+        """Note how an entry changes the visibility of its transaction's payloads, and set its outcome."""
 
 
 class MessageRows(TopicRows):
@@ -88,7 +88,7 @@ class MessageRows(TopicRows):
 
     def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
         table, keys = self._table, _announced_keys(self.prefix, last)
-        # Rows that readers are not shown do not count; ``cells`` has them, too.
+        # Count only rows that readers see: KEYS omits hidden rows, CELLS includes them.
         found, _, origin, *_ = _present(table, keys)
         if entry.pointer is None:
             if 0 < len(found) < last.number and not keeps:
@@ -127,7 +127,7 @@ class PayloadRows(TopicRows):
         except TooLarge:
             raise
         except StoreError:
-            # A late delete of a producer's payloads would delete what the producer has repeated meanwhile.
+            # Not for producers: a late delete would remove payloads that the producer has stored again since.
             self.take_back([entry for entry in entries if entry.sent is None])
             raise
 
@@ -164,5 +164,5 @@ def _announced_keys(prefix: bytes, last: LastRequest) -> list[bytes]:
 
 
 def _present(table: MessageTable, keys: Sequence[bytes]) -> Page[list[bytes]]:
-    """Return which of some consecutive keys readers are shown."""
+    """Return the rows among consecutive keys that readers see."""
     return read_all(table, KEYS, keys[0], keys[-1] + b"\0")

@@ -1,21 +1,20 @@
-"""The threads that write what was accepted, each a batch at a time, and a count of what is still to be done.
+"""The threads that write batches, and the number of accepted requests.
 
-The threads are started once and take batches from one queue. A pool of ``concurrent.futures`` would do the same, but
-makes a future for each batch and takes four locks, which is a fifth of what publishing one message costs here. So it is
-with its futures: to make an :class:`Answer`, settle it and read it costs as much as writing a small message into
-LevelDB's memory does.
+The threads start once and take batches from one queue. A pool of ``concurrent.futures`` would make a future for each
+batch and take four locks, a fifth of the cost of publishing a message. An :class:`Answer` replaces its future for the
+same reason.
 
-For an event loop that is still too much: to hand a batch to a thread and be called back costs more than all the rest of
-a small request, since each of the two threads wakes while the other one holds the interpreter. So, with
-:class:`EventLoopWorkers`:
+For an event loop, threads cost too much. Handing a batch to a thread and back costs more than the rest of a small
+request, because each of the two threads wakes while the other one holds the interpreter. Therefore
+:class:`EventLoopWorkers` has two more ways:
 
-* A request that is the only one in the whole server, is small, and goes to a disk of this machine that has been quick
-  so far, is written by the loop itself: only the client that sent it waits for the loop then. As soon as one write has
-  taken longer than :data:`QUICK_SECONDS`, threads write all that comes, until a write was quick again. So a disk that
-  has become slow holds up the loop once; and LevelDB slows writers down by a millisecond before it ever stops them.
-* Else a batch is started when the loop has nothing left to do in this turn and is about to wait. What the turn accepted
-  for one topic is one batch then. Where that is all that the server has to answer, and as small, the loop writes it,
-  too; else a thread does.
+* The loop itself writes a small request to a quick local disk, if no other request waits: only the client of that
+  request waits for the loop. After a write of more than :data:`QUICK_SECONDS`, threads write all batches until a write
+  is quick again. Therefore a slow disk blocks the loop once. LevelDB slows writers down by a millisecond before it
+  stops them.
+* Otherwise a batch starts after the turn of the loop, before the loop waits. All requests of the turn to one
+  topic form one batch. If these are all the requests of the server, and small, the loop writes the batch; otherwise a
+  thread does.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ from typing import Generic, TypeVar, cast
 
 from tms_core.errors import Unavailable
 
-#: How many batches are written at once, so as many topics.
+#: The number of threads, and the most topics that are written at the same time.
 THREADS = 4
 
-#: Takes what is queued for a topic, writes it and answers it. Never raises.
+#: A function that writes and answers the queued requests of a topic. It never raises.
 Batch = Callable[[], None]
 R = TypeVar("R")
-#: What a write may take that the loop waits for, in seconds: as long as it takes to answer a dozen requests.
+#: The longest write that the loop may wait for, in seconds: the time of about a dozen requests.
 QUICK_SECONDS = 0.001
-#: What a request may have that the loop writes, in bytes of payloads and of what each has beside it.
+#: The largest weight of a request that the loop writes, in bytes.
 SMALL_BYTES = 64 << 10
 
 
 class Answer(Generic[R]):
-    """A result or an error that comes once; threads may share it."""
+    """A future: a result or an error that is set once; threads may share it."""
 
     __slots__ = ("_calls", "_done", "_error", "_lock", "_result")
 
@@ -55,21 +54,21 @@ class Answer(Generic[R]):
         self._calls: tuple[Callable[[], object], ...] = ()
 
     def done(self) -> bool:
-        """Return whether it is there."""
+        """Return whether the result or the error is set."""
         return self._done
 
     def set_result(self, result: R) -> None:
-        """Settle it with a result."""
+        """Set the result."""
         self._result = result
         self._settle()
 
     def set_exception(self, error: BaseException) -> None:
-        """Settle it with an error."""
+        """Set the error."""
         self._error = error
         self._settle()
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Have something called by the thread that settles it; at once if it is settled."""
+        """Register a callback for the thread that settles this; call it at once if this is settled."""
         with self._lock:
             if not self._done:
                 self._calls += (call,)
@@ -77,11 +76,11 @@ class Answer(Generic[R]):
         call()
 
     def result(self, timeout_seconds: float | None = None) -> R:
-        """Return the result, as soon as it is there.
+        """Wait for the result and return it.
 
         Raises:
-            TimeoutError: it is not, after that time.
-            BaseException: whatever went wrong instead.
+            TimeoutError: no result was set within ``timeout_seconds``.
+            BaseException: the error that was set.
         """
         if not self._done:
             settled = Event()
@@ -100,10 +99,10 @@ class Answer(Generic[R]):
 
 
 class PublishWorkers:
-    """Requests that were accepted and are not answered yet, and the threads that see to them.
+    """The threads that write batches, and the count of requests without an outcome.
 
     Args:
-        threads: how many batches are written at once.
+        threads: the number of threads.
     """
 
     def __init__(self, threads: int = THREADS) -> None:
@@ -113,26 +112,29 @@ class PublishWorkers:
         self._lock = Lock()
         self._answered = Condition(self._lock)
         self._batches: SimpleQueue[Batch | None] = SimpleQueue()
-        # A process that ends without close() need not wait for them: no caller was told that anything is written.
+        # Daemons, because a process that exits without close() loses nothing: no caller has an outcome yet.
         self._threads = [Thread(target=self._serve, name=f"publish_{number}", daemon=True) for number in range(threads)]
         for thread in self._threads:
             thread.start()
 
     @property
     def requests(self) -> int:
-        """Return how many were accepted and are not answered yet."""
+        """Return the number of accepted requests without an outcome."""
         return self._requests
 
     @property
     def bytes(self) -> int:
-        """Return their payloads together, and what each has beside it."""
+        """Return the weight of these requests in bytes."""
         return self._bytes
 
     def accept(self, size: int) -> None:
-        """One more request, of so many bytes.
+        """Count one more request.
+
+        Args:
+            size: its weight in bytes.
 
         Raises:
-            Unavailable: it is closed.
+            Unavailable: the service is closed.
         """
         with self._lock:
             if self._closed:
@@ -141,7 +143,7 @@ class PublishWorkers:
             self._bytes += size
 
     def done(self, requests: int, size: int) -> None:
-        """So many are answered, of so many bytes together."""
+        """Note the outcomes of so many requests, with so many bytes."""
         with self._lock:
             self._requests -= requests
             self._bytes -= size
@@ -149,11 +151,11 @@ class PublishWorkers:
                 self._answered.notify_all()
 
     def run(self, batch: Batch) -> None:
-        """Have a batch written; returns at once."""
+        """Queue a batch for a thread; return at once."""
         self._batches.put(batch)
 
     def close(self) -> None:
-        """Accept no more, and return when all is answered and the threads are over; closing twice is no error."""
+        """Reject further requests, and wait for all outcomes and threads; a second call does nothing."""
         with self._lock:
             self._closed = True
             self._answered.wait_for(lambda: not self._requests)
@@ -168,27 +170,27 @@ class PublishWorkers:
 
 
 class EventLoopWorkers(PublishWorkers):
-    """Work whose batches come from an event loop, mostly.
+    """Publish workers for an event loop.
 
     Args:
-        threads: how many batches are written at once.
+        threads: the number of threads.
 
     Attributes:
-        alone: tells, in the loop, whether there are no requests but so many; None: the loop never writes. To be set
-            when the server is there, and the store on this machine.
-        quick: whether the last write was.
+        alone: called in the loop; returns whether the server has no requests except so many. None: the loop never
+            writes. The server sets it if the store is on this machine.
+        quick: whether the last write was quick.
     """
 
     def __init__(self, threads: int = THREADS) -> None:
         self.alone: Callable[[int], bool] | None = None
         self.quick = True
         self._begun: list[Batch] = []
-        #: Whether nothing was under way when the first of these was begun.
+        #: Whether no other request was under way when the first of these batches was queued.
         self._was_idle = False
         super().__init__(threads)
 
     def run(self, batch: Batch) -> None:
-        """Have a batch written: here and now, at the end of the turn, or at once if this is no loop's thread."""
+        """Write a batch: at once, after the loop's turn, or by a thread if the caller runs no loop."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
@@ -212,7 +214,7 @@ class EventLoopWorkers(PublishWorkers):
             super().run(partial(self._write, batch))
 
     def _loop_writes(self) -> bool:
-        """Return whether the loop keeps none waiting but requests that are to be written, and these not for long."""
+        """Return whether the loop may write: it blocks only the requests to write, and only for a short time."""
         return self.quick and self.bytes <= SMALL_BYTES and self.alone is not None and self.alone(self.requests)
 
     def _write(self, batch: Batch) -> None:

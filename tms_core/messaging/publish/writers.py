@@ -1,4 +1,4 @@
-"""The writers of all topics, one for messages and one for payloads of each that something is written to."""
+"""The writers of all topics: for each topic that is written to, one for messages and one for payloads."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteB
 from tms_core.messaging.publish.queue import Queue
 from tms_core.topic import TopicId
 
-#: Writers that are kept though they have nothing to write.
+#: The number of idle writers that are kept.
 _RECENT_WRITERS = 64
 
 
 class Writers:
     """A factory of a topic's writers.
 
-    A writer lives as long as it has something to write, or is one of the last few that were made, so that names that
-    are no longer used cost nothing.
+    A writer lives while it has requests, or while it is one of the last few created, so that unused topics cost
+    nothing.
     """
 
     def __init__(self, context: WriterContext) -> None:
@@ -58,14 +58,16 @@ class Writers:
         self.payload(topic).settle()
 
     def are_busy(self, concerns: Callable[[bytes], bool]) -> bool:
-        """Return whether something is still to be written to topics of which it is told that they are meant, by their
-        keys.
+        """Return whether some selected topics have requests without an outcome.
+
+        Args:
+            concerns: selects topics, by the start of their keys.
         """
         with self._lock:
             writers: list[Queue] = [*self._messages.values(), *self._payloads.values()]
         return any(writer.is_busy and concerns(writer.topic.prefix) for writer in writers)
 
     def close(self) -> None:
-        """Let go of those that have nothing to write."""
+        """Forget the idle writers."""
         self._recent.clear()
         self._latest = None

@@ -1,12 +1,12 @@
-"""Topics in the metadata table: made, described, changed, deleted.
+"""Topics in the metadata table: their creation, change and deletion.
 
-A row is never removed: deleting negates its generation, creating again goes one above. Every change compares the row
-with the very bytes that were read, so a row that Gson would have written differently can be changed too; CDAP compares
-with its own encoding, and then retries without end. What counts on re-creation are the new properties, on every store;
-CDAP keeps the old ones in HBase.
+A row is never removed: a deletion negates its generation, and a new creation uses the next higher generation. Every
+change compares the row with the bytes that were read, so rows that Gson would have encoded differently can be changed,
+too. CDAP compares with its own encoding, and then retries forever. A topic that is created again has the new
+properties on every store; CDAP keeps the old properties in HBase.
 
-Nothing is remembered but the parsed form of rows, and the row is read each time: a topic that another process deleted
-is gone at once. That is one read for each batch of messages and each fetch.
+Only the parsed form of rows is cached, and each batch of messages and each fetch reads the row. Therefore a topic that
+another process deleted disappears at once.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from tms_core.topic import (
     remembered,
 )
 
-#: How often a change is tried again because another one came in between.
+#: The most attempts of a change while other processes change the topic.
 _ATTEMPTS = 20
-#: The most bytes that the properties of a topic may have as they are stored; each read of the topic reads them.
+#: The largest encoded size of a topic's properties in bytes; each use of the topic reads them.
 PROPERTIES_BYTES = 64 << 10
-#: How many messages are counted at most, and how many keys a page has: a second's work, and no more memory than that.
+#: The most counted messages, and the keys of a page: about a second's work.
 _MOST_COUNTED, _COUNTED_PAGE = 100_000, 4000
 _GENERATION, _TTL = "generation", "ttl"
-#: The property that says whether messages are published in transactions, and what it may be.
+#: The property that requires or forbids transactions, and its values.
 TRANSACTIONS = "transactions"
 REQUIRED, FORBIDDEN, OPTIONAL = "required", "forbidden", "optional"
 
 
 class _MetadataRow(NamedTuple):
-    """A metadata row and its contents; both None when there is none."""
+    """A metadata row and its contents; both None if the row does not exist."""
 
     raw: bytes | None
     topic: TopicMetadata | None
@@ -64,11 +64,11 @@ class TopicRegistry:
     """The topics of one store; threads may share it.
 
     Args:
-        default_ttl_seconds: the ttl of a topic that does not say.
-        changed: called with a topic that another process has changed since it was read here.
+        default_ttl_seconds: the TTL of a topic without the property.
+        changed: called with a topic that another process has changed since the last read here.
 
     Attributes:
-        changes: how many changes this registry has made or seen.
+        changes: the number of changes that this registry has made or seen.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class TopicRegistry:
         self.changes = 0
 
     def get(self, topic: TopicId) -> TopicMetadata:
-        """Return a living topic.
+        """Return a topic that is not deleted.
 
         Raises:
-            TopicNotFound: there is none, or it was deleted.
-            BadRequest: that is no name of a topic.
+            TopicNotFound: the topic does not exist, or was deleted.
+            BadRequest: the name is invalid.
             MetadataError: its row is damaged.
         """
         raw, known = self._table.get(_prefix(topic)), self._parsed.get(topic)
@@ -102,10 +102,10 @@ class TopicRegistry:
         return found
 
     def read(self, topic: TopicId) -> TopicMetadata:
-        """Return a living topic that has messages of its own.
+        """Return a topic that has messages of its own.
 
         Raises:
-            PartitionsChanged: they are in its partitions.
+            PartitionsChanged: its messages are in its partitions.
             BadRequest, TopicNotFound, MetadataError: as :meth:`get`.
         """
         found = self.get(topic)
@@ -116,13 +116,13 @@ class TopicRegistry:
         return found
 
     def create(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
-        """Make a topic, again if it was deleted (``HBaseMetadataTable.createTopic``); returns it.
+        """Create a topic, also after a deletion (``HBaseMetadataTable.createTopic``), and return it.
 
         Raises:
-            BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
-            TopicExists: there is one.
+            BadRequest: the name or a property is invalid, or the properties are too large.
+            TopicExists: the topic exists.
             MetadataError: its row is damaged.
-            Unavailable: others keep changing it.
+            Unavailable: other processes keep changing it.
         """
         wanted = self._completed(properties)
         check_length(topic)
@@ -140,16 +140,16 @@ class TopicRegistry:
         raise _contended(topic)
 
     def update(self, topic: TopicId, properties: Mapping[str, str], *, former: TopicMetadata | None = None) -> None:
-        """Replace all properties but the generation; the rest out is the default again, not what it was.
+        """Replace all properties except the generation; an omitted property returns to its default.
 
         Args:
-            former: the topic as it was read; None: whatever it is now.
+            former: the topic as it was read; the change fails if it has other properties now. None: do not compare.
 
         Raises:
-            BadRequest: the name, a ttl or a generation that is none, or more of them than is kept.
-            TopicNotFound: there is none, or it was deleted.
+            BadRequest: the name or a property is invalid, or the properties are too large.
+            TopicNotFound: the topic does not exist, or was deleted.
             MetadataError: its row is damaged.
-            Unavailable: others keep changing it.
+            Unavailable: other processes keep changing it.
         """
         wanted = self._completed(properties)
         for _ in range(_ATTEMPTS):
@@ -161,7 +161,7 @@ class TopicRegistry:
         raise _contended(topic)
 
     def delete(self, topic: TopicId) -> None:
-        """Negate the generation; all other properties stay, and so does the row.
+        """Delete a topic: negate its generation; the row and all other properties stay.
 
         Raises:
             BadRequest, TopicNotFound, MetadataError, Unavailable: as :meth:`update`.
@@ -173,15 +173,15 @@ class TopicRegistry:
         raise _contended(topic)
 
     def check(self, properties: Mapping[str, str]) -> None:
-        """Check that a topic can have these properties.
+        """Check the properties of a topic.
 
         Raises:
-            BadRequest: it cannot.
+            BadRequest: a property is invalid, or the properties are too large.
         """
         self._completed(properties)
 
     def all(self, namespace: str | None = None) -> list[TopicId]:
-        """Return the living topics of a namespace, or of all, in key order; rows that do not parse are left out."""
+        """Return the topics of a namespace, or of all, in key order, without deleted topics and damaged rows."""
         found = []
         for key, raw in self._table.rows():
             topic = TopicId.from_prefix(key)
@@ -214,7 +214,7 @@ class TopicRegistry:
         return parsed
 
     def _completed(self, properties: Mapping[str, str]) -> dict[str, str]:
-        """Defaults and the caller's; a generation is checked and does not count (``CoreMessagingService``)."""
+        """Return properties with defaults; a generation is checked and ignored, as in ``CoreMessagingService``."""
         wanted = self._defaults | dict(properties)
         ttl = parse_java_int(wanted[_TTL])
         if ttl is None or ttl <= 0:
@@ -247,7 +247,7 @@ class TopicRegistry:
     def _write(
         self, topic: TopicId, row: _MetadataRow, properties: Mapping[str, str], generation: int
     ) -> TopicMetadata | None:
-        """Return the topic as it is now; None: another writer came first."""
+        """Write the row if it is unchanged, and return the topic; None: another process has changed the row."""
         value = encode_properties({**properties, _GENERATION: str(generation)})
         if not self._table.compare_and_set(topic.prefix, row.raw, value):
             return None
@@ -256,7 +256,7 @@ class TopicRegistry:
 
 
 def count_ages(table: MessageReads, topic: TopicMetadata, older_than_seconds: int, now_ms: int) -> Ages:
-    """Count by keys alone how many messages a shorter ttl would hide.
+    """Count the messages of a topic, and those that a shorter TTL would hide, by keys alone.
 
     Raises:
         StoreError: the table could not be read.
@@ -278,10 +278,10 @@ def _from(topic: TopicMetadata, cutoff: Cutoff) -> bytes:
 
 @remembered(4096, lambda topic: len(topic.namespace) + len(topic.topic))
 def _prefix(topic: TopicId) -> bytes:
-    """Return the topic's row key.
+    """Return the row key of a topic.
 
     Raises:
-        BadRequest: no topic can have that name (CDAP's ``EntityId``).
+        BadRequest: the name is invalid (CDAP's ``EntityId``).
     """
     prefix = f"{topic.namespace}:{topic.topic}:".encode("utf-8", "replace")
     if TopicId.from_prefix(prefix) != topic:
@@ -292,10 +292,10 @@ def _prefix(topic: TopicId) -> bytes:
 
 
 def check_length(topic: TopicId) -> None:
-    """Check that a topic can be made with this name.
+    """Check the length of a new topic's name.
 
     Raises:
-        BadRequest: a part of it is too long.
+        BadRequest: the namespace or the name is too long.
     """
     for kind, name in (("namespace", topic.namespace), ("topic", topic.topic)):
         if len(name) > NAME_BYTES:

@@ -1,13 +1,13 @@
-"""Partitions and routes of a topic: which topics its messages are in. Rules only; nothing here reads or writes.
+"""Partitions and routes of a topic: the topics that have its messages. Rules only, without I/O.
 
 A topic with the property ``partitions: "8"`` has its messages in eight ordinary topics, ``orders-0`` to ``orders-7``: a
-*family*. Which of them is crc32 of the message's key, modulo their number. Another number makes another family
-(``orders-f2-0`` …), since other keys meet in its partitions; the one before it is *sealed*: it takes no more messages,
-and a group in order reads it completely first. A topic that had messages before it had partitions is the first family
-itself, number 0.
+*family*. The partition of a message is crc32 of its key, modulo their number. A new number makes a new family
+(``orders-f2-0`` …), because other keys share its partitions. The previous family is *sealed*: it takes no more
+messages, and a group in order reads it completely first. A topic that had messages before it had partitions is family
+number 0 itself.
 
 A topic with the property ``routes: {"users": 2, "pages": 3}`` has a copy of each message in ``orders-users`` and
-``orders-pages``, topics with partitions, each by a key of its own.
+``orders-pages``. Routes are topics with partitions, and each route has its own keys.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from zlib import crc32
 from tms_core.errors import BadRequest, MetadataError, quoted
 from tms_core.topic import TopicId
 
-#: What a topic asks for: a number of partitions, or a JSON object of the names of routes and their numbers.
+#: Properties that clients set: a number of partitions, or a JSON object of routes and their numbers of partitions.
 PARTITIONS, ROUTES = "partitions", "routes"
-#: What the server notes: the families of a topic, oldest first; in a part, whose it is, and when it was sealed. An
-#: older version has noted, too, which groups have read it to its end since, each with the transaction it did it in.
+#: Properties that the server sets: the families of a topic, oldest first; in a part, the whole topic, and the time of
+#: its seal. An older version also noted groups that have read it completely, each with its transaction.
 FAMILIES, PART_OF, SEALED, DRAINED = "families", "part_of", "sealed", "drained"
 _OWN = (FAMILIES, PART_OF, SEALED, DRAINED)
 
 MOST_PARTITIONS = 1000
 MOST_ROUTES = 16
-#: How many families a topic has at most: its number of partitions changes no oftener while their messages live.
+#: The most families of a topic: this limits changes of the number of partitions while their messages live.
 MOST_FAMILIES = 16
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,3}")
 _ROUTE = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
-#: What no route may be called: the name of a family, and of the topic for messages that cannot be processed.
+#: Reserved names that a route must not have: names of families, and of the dead letter topic.
 _TAKEN = re.compile(r"f[0-9]+|dead")
 _FAMILY = re.compile(r"(\d+):(\d+)(?::(\d+))?")
 
 
 class Family(NamedTuple):
-    """Partitions among which keys are spread alike.
+    """A family: partitions with one distribution of keys.
 
     Attributes:
-        number: counts the families of a topic from 1; 0: the topic itself, before it had partitions.
-        sealed_ms: since when none of them takes messages; None: they do.
+        number: the number of the family, from 1; 0: the topic itself, before it had partitions.
+        sealed_ms: the time of its seal in milliseconds; None: it takes messages.
     """
 
     number: int
@@ -54,10 +54,10 @@ class Family(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the messages of a topic are.
+    """The topics that have the messages of a topic.
 
     Attributes:
-        families: its families, oldest first; none where it has routes.
+        families: its families, oldest first; empty if it has routes.
         routes: the names of its routes.
     """
 
@@ -67,12 +67,12 @@ class Layout(NamedTuple):
 
     @property
     def has_own(self) -> bool:
-        """Return whether some messages are in the topic itself, from the time before it had partitions."""
+        """Return whether some messages are in the topic itself, because it had messages before it had partitions."""
         return any(not family.number for family in self.families)
 
     @property
     def is_changing(self) -> bool:
-        """Return whether a family is still to be sealed."""
+        """Return whether a family has to be sealed."""
         return any(family.sealed_ms is None for family in self.families[:-1])
 
     def members(self, family: Family) -> list[TopicId]:
@@ -88,12 +88,12 @@ class Layout(NamedTuple):
 
     @property
     def parts(self) -> list[TopicId]:
-        """Return all topics that are made, changed and deleted with it."""
+        """Return all topics that are created, changed and deleted with it."""
         members = [member for family in self.families for member in self.members(family)]
         return [self.route(name) for name in self.routes] + [one for one in members if one != self.topic]
 
     def before(self, part: TopicId) -> list[TopicId]:
-        """Return the topics that are read completely before this one, which is a part."""
+        """Return the partitions that a group in order reads completely before a part."""
         found: list[TopicId] = []
         for family in self.families:
             members = self.members(family)
@@ -106,7 +106,7 @@ class Layout(NamedTuple):
         """Return the topic that a message is published to.
 
         Args:
-            number: what :func:`number_of` says of its key, or any in turn.
+            number: the result of :func:`number_of` for its key, or any number.
         """
         takes = next((family for family in self.families if family.sealed_ms is None), self.families[-1])
         return self.members(takes)[number % takes.partitions]
@@ -116,9 +116,9 @@ class PartitionsAsked(NamedTuple):
     """The partitions and routes in the properties of a topic.
 
     Attributes:
-        partitions: how many; None: it does not say.
-        routes: the number of partitions of each route; None: it does not say.
-        others: all other properties but those that only the server notes.
+        partitions: their number; None: the property is missing.
+        routes: the number of partitions of each route; None: the property is missing.
+        others: all other properties, without those that only the server sets.
     """
 
     partitions: int | None
@@ -127,15 +127,15 @@ class PartitionsAsked(NamedTuple):
 
 
 def number_of(key: bytes | str) -> int:
-    """What a key's partition is found by."""
+    """Return the number that determines the partition of a key."""
     return crc32(key.encode() if isinstance(key, str) else key)
 
 
 def wanted(properties: Mapping[str, str]) -> PartitionsAsked:
-    """Parse the request of a client.
+    """Parse the partitions and routes in the properties of a request.
 
     Raises:
-        BadRequest: a number of partitions or a route that is none, or both.
+        BadRequest: a number or a route is invalid, or the request has both.
     """
     others = {name: value for name, value in properties.items() if name not in (PARTITIONS, ROUTES, *_OWN)}
     partitions, routes = properties.get(PARTITIONS), properties.get(ROUTES)
@@ -147,10 +147,10 @@ def wanted(properties: Mapping[str, str]) -> PartitionsAsked:
 
 
 def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
-    """Return where the messages of a topic with these properties are; None: in the topic itself.
+    """Return the layout of a topic with these properties; None: its messages are in the topic itself.
 
     Raises:
-        MetadataError: the server's note cannot be read.
+        MetadataError: the property ``families`` is invalid.
     """
     said = properties.get(FAMILIES)
     if said is None:
@@ -167,7 +167,7 @@ def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
 
 
 def noted(layout: Layout, routes: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Return the properties that say where the messages of a topic are."""
+    """Return the properties that describe a layout."""
     if routes:
         return {ROUTES: json.dumps(routes, separators=(",", ":")), FAMILIES: ROUTES}
     families = (
@@ -178,13 +178,15 @@ def noted(layout: Layout, routes: Mapping[str, int] | None = None) -> dict[str, 
 
 
 def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
-    """Return the routes of a topic and their numbers of partitions; none where it has none."""
+    """Return the routes of a topic and their numbers of partitions; empty for a topic without routes."""
     return _routes(properties[ROUTES]) if properties.get(FAMILIES) == ROUTES else {}
 
 
 def drained_by(properties: Mapping[str, str], group: str) -> int | None:
-    """Return the transaction in which a group has read a sealed partition completely, 0 if that is not known, as an
-    older version has noted it; None: it has not.
+    """Return the transaction in which a group has drained a partition, by the note of an older version.
+
+    Returns:
+        0 if the transaction is unknown; None without a note.
     """
     groups = dict(one.split(":") for one in properties.get(DRAINED, "").split(" ") if ":" in one)
     return int(groups[group]) if group in groups else None
