@@ -17,8 +17,8 @@ from tools.reference import commands
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = ROOT / "zensical.toml"
 LONGEST_PAGE_LINES = 250
-#: Pages that are generated, or that list every rule, message or command.
-LONG_PAGES = {"api.md", "options-janitor.md", "options-tms.md", "commands.md"}
+#: Pages that are generated from the code.
+LONG_PAGES = {"api.md", "janitor.md", "tms.md"}
 
 
 def build(folder: Path, *, addition: str = "") -> subprocess.CompletedProcess[str]:
@@ -58,8 +58,8 @@ def test_menu_has_each_page_once() -> None:
 
 
 @pytest.mark.parametrize("name", commands.PROGRAMS)
-def test_page_of_options_shows_help_of_today(name: str) -> None:
-    text = (commands.FOLDER / f"options-{name}.md").read_text(encoding="utf-8")
+def test_page_of_commands_shows_help_of_today(name: str) -> None:
+    text = (commands.FOLDER / f"{name}.md").read_text(encoding="utf-8")
     assert text == commands.page(name), "run: make generate"
 
 

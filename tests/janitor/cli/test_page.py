@@ -1,4 +1,4 @@
-"""``docs/reference/commands.md``: every command line in it runs and prints what the page shows."""
+"""The reference pages of commands: every command line in them runs and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from tests.interop.conftest import unpack
 from tests.janitor.cli.test_help import ALL, resolve
 from tests.terminal import StillClock, Terminal, exit_code
 from tests.test_docs import consoles, first_line_not_shown, settings_of
+from tools.reference.commands import without_help
 
-PAGE = Path(__file__).parents[3] / "docs/reference/commands.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+PAGE, TMS_PAGE = (Path(__file__).parents[3] / f"docs/reference/{name}.md" for name in ("janitor", "tms"))
+TEXT = without_help(PAGE.read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def test_every_command_prints_what_the_page_shows_and_exits_as_it_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Terminal(StillClock(NOW_MS, running_ms=DAY), capsys, monkeypatch) as terminal:
-        for line, shown in consoles(PAGE):
+        for line, shown in [*consoles(PAGE), *consoles(TMS_PAGE)]:
             code, printed = terminal.type(line)
             assert code == exit_code(line), line
             assert first_line_not_shown(shown, printed) is None, f"{line}\n{printed}"
@@ -57,4 +58,4 @@ def test_every_other_command_line_parses() -> None:
 @pytest.mark.parametrize("verb", [*(verb for verb in ALL if not verb.startswith("spark ")), "tms admin release"])
 def test_every_command_has_a_worked_example(verb: str) -> None:
     typed = verb if verb.startswith("tms") else f"janitor {verb}"
-    assert any(line.startswith(typed) for line, _ in consoles(PAGE))
+    assert any(line.startswith(typed) for page in (PAGE, TMS_PAGE) for line, _ in consoles(page))
