@@ -127,7 +127,7 @@ class CountScheduler(Generic[T]):
 
     def _count(self, life: Life, counting: Generator[int, None, T]) -> int:
         """Read for one turn; returns how many rows it was."""
-        # At the back, where it stays when the count is is_stopping: the next step goes on from there.
+        # At the back, where it stays when the count is interrupted: the next step goes on from there.
         self._unfinished.append((life, counting))
         rows = 0
         try:

@@ -105,7 +105,7 @@ def test_given_a_run_that_was_asked_to_stop_when_written_then_that_is_no_warning
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
-    assert said(caplog, logging.INFO)[-1] == "is_stopping: the run was asked to stop"
+    assert said(caplog, logging.INFO)[-1] == "interrupted: the run was asked to stop"
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
     assert said(caplog, logging.WARNING) == []
 
