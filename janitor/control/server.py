@@ -38,7 +38,7 @@ from janitor.report import EXPECTED
 from tms_core.errors import ArchiveError, StateBusy, StateError, StopRequested, StoreBusy, StoreError, TmsError
 from tms_core.logs import audit
 from tms_core.topic import TopicId
-from tms_core.web.protocol import Protocol, abort_of
+from tms_core.web.protocol import HttpProtocol, abort_of
 from tms_core.web.thread import ServerThread
 
 #: How many clients are answered at once.
@@ -247,7 +247,7 @@ class ControlServer:
         exchange.finish(line)
 
 
-class _SocketProtocol(Protocol):
+class _SocketProtocol(HttpProtocol):
     """A connection whose client is known by its user, and is gone when it hangs up."""
 
     most: ClassVar[int] = 4 * MAX_CLIENTS

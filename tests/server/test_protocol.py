@@ -380,7 +380,7 @@ def test_given_clients_that_ask_nothing_for_long_then_one_more_takes_the_place_o
 def test_given_a_head_that_comes_byte_by_byte_then_it_is_refused_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch, echo: Echo
 ) -> None:
-    monkeypatch.setattr(protocol.Protocol, "head_seconds", 0.2)
+    monkeypatch.setattr(protocol.HttpProtocol, "head_seconds", 0.2)
     with listening(echo) as port, Client(port) as client:
         for byte in b"POST / HTTP/1.1":
             client.socket.sendall(bytes([byte]))
@@ -393,8 +393,8 @@ def test_given_a_head_that_comes_byte_by_byte_then_it_is_refused_when_its_time_i
 def test_given_a_body_that_comes_too_slowly_then_it_is_refused_and_nothing_is_done(
     monkeypatch: pytest.MonkeyPatch, echo: Echo
 ) -> None:
-    monkeypatch.setattr(protocol.Protocol, "body_seconds", 0.1)
-    monkeypatch.setattr(protocol.Protocol, "body_bytes", 1000)
+    monkeypatch.setattr(protocol.HttpProtocol, "body_seconds", 0.1)
+    monkeypatch.setattr(protocol.HttpProtocol, "body_bytes", 1000)
     with listening(echo) as port, Client(port) as client:
         client.socket.sendall(request("POST", "/", bytes(5000))[:-1])
         assert client.answer().status == 408
@@ -404,7 +404,7 @@ def test_given_a_body_that_comes_too_slowly_then_it_is_refused_and_nothing_is_do
 def test_given_a_body_that_the_server_does_not_take_yet_then_its_client_is_not_too_slow(
     monkeypatch: pytest.MonkeyPatch, echo: Echo
 ) -> None:
-    monkeypatch.setattr(protocol.Protocol, "body_seconds", 0.05)
+    monkeypatch.setattr(protocol.HttpProtocol, "body_seconds", 0.05)
     echo.may_read.clear()
     body = bytes(4_000_000)
     with listening(echo) as port, Client(port) as client:

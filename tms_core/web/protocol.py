@@ -68,7 +68,7 @@ def places(most_connections: int) -> int:
     return most_connections if files == resource.RLIM_INFINITY else min(most_connections, max(1, files // 2))
 
 
-def bounded(most_connections: int) -> type[Protocol]:
+def bounded(most_connections: int) -> type[HttpProtocol]:
     """Return the protocol of a server that has at most so many connections, and no more than there are
     :func:`places`.
     """
@@ -79,7 +79,7 @@ def bounded(most_connections: int) -> type[Protocol]:
             most,
             most_connections,
         )
-    return type("BoundedProtocol", (Protocol,), {"most": most, "seldom": SeldomLogger(logger)})
+    return type("BoundedProtocol", (HttpProtocol,), {"most": most, "seldom": SeldomLogger(logger)})
 
 
 def abort_of(scope: Scope) -> Callable[[], None]:
@@ -102,7 +102,7 @@ def _no_probe() -> None:
     """Nothing can be found out."""
 
 
-class Protocol(HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """One connection; :func:`bounded` makes the class that a server uses.
 
     Attributes:
@@ -146,7 +146,7 @@ class Protocol(HttpToolsProtocol):
 
     def _take_a_place(self) -> bool:
         """Cut off the client that has owed the rest of its request for longest, or is idle; whether there was one."""
-        others = [one for one in self.connections if isinstance(one, Protocol) and one is not self]
+        others = [one for one in self.connections if isinstance(one, HttpProtocol) and one is not self]
         others = [one for one in others if not (one._cut_off or one.flow.read_paused)]
         owing = [(one._owing_since + _OWED_SECONDS, one) for one in others if one._owing_since is not None]
         idle = [(one._said_at + _IDLE_SECONDS, one) for one in others if one._is_idle]
