@@ -20,7 +20,7 @@ from janitor.rules.references import Lifetime
 from tms_core.settings import models as core
 from tms_core.settings.fields import Section, setting, wrong
 from tms_core.settings.layers import LoadedSettings, load_as
-from tms_core.settings.models import Count, CountOrZero, Host, Port, Switch, TopicPattern
+from tms_core.settings.models import Count, CountOrZero, HostName, Port, Switch, TopicPattern
 
 #: A crontab's fields: as CronSim's errors call them, as we do, and what numbers they take.
 _CRON_FIELDS = (
@@ -99,7 +99,7 @@ class MetricsSettings(Section):
 
 
 class HttpSettings(Section):
-    host: Host = setting(
+    host: HostName = setting(
         "127.0.0.1",
         "the address of metrics, health and status page",
         reason="they need no password, so only this machine may ask",

@@ -26,7 +26,7 @@ from tms_core.messaging.groups import positions as consumers
 from tms_core.rowkey import MessageId
 from tms_core.server import companions
 from tms_core.server.auth.tokens import new_token, token_line
-from tms_core.server.companions import Host
+from tms_core.server.companions import CompanionContext
 from tms_core.server.serving import Started, serving
 from tms_core.topic import TopicId
 
@@ -262,7 +262,7 @@ class Held:
 
     hold_seconds: int | None = None
 
-    def __init__(self, _: Host) -> None:
+    def __init__(self, _: CompanionContext) -> None:
         """It is told where it is."""
 
     def stop(self) -> None:

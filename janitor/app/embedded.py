@@ -29,7 +29,7 @@ from janitor.daemon.daemon import Daemon
 from janitor.run.deps import Deps, Truncator
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LateSource
-from tms_core.server.companions import Host
+from tms_core.server.companions import CompanionContext
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale
 from tms_core.tables.side import SideTable
@@ -74,46 +74,46 @@ class Embedded:
         self._resources.close()
 
 
-def start(host: Host) -> Embedded:
+def start(context: CompanionContext) -> Embedded:
     """Start the janitor that the host's settings describe (``tms_core.server.companions.Start``).
 
     Raises:
         TmsError: a setting is wrong, or its state, lease or port cannot be had.
     """
     with ExitStack() as stack:
-        session = EmbeddedSession(host, stack)
+        session = EmbeddedSession(context, stack)
         with session.attempting("apply" if session.settings.janitor.apply else "plan"):
             daemon, url = stack.enter_context(opened(session))
-        if host.created:
+        if context.created:
             daemon.adopt()
         wanted = session.settings.janitor
         return Embedded(daemon, stack.pop_all(), url, wanted.hold_seconds if wanted.apply else None)
 
 
 class EmbeddedSession(Session):
-    """A session that uses the store, the snapshots and the metrics of a server (the host).
+    """A session that uses the store, the snapshots and the metrics of a server.
 
     Args:
-        host: the server.
+        context: the objects of the server.
         stack: removes what is made for the session when it is closed.
     """
 
-    def __init__(self, host: Host, stack: ExitStack) -> None:
-        leveldb, hbase, snapshots = (cast(str | None, host.flags.get(name)) for name in _FLAGS)
-        super().__init__(Common(host.config, leveldb, hbase, snapshots), host.clock, host.environ)
-        self.registry = host.registry
-        self._host = host
+    def __init__(self, context: CompanionContext, stack: ExitStack) -> None:
+        leveldb, hbase, snapshots = (cast(str | None, context.flags.get(name)) for name in _FLAGS)
+        super().__init__(Common(context.config, leveldb, hbase, snapshots), context.clock, context.environ)
+        self.registry = context.registry
+        self._context = context
         self._folder = super().state_path
         if self.settings.storage.kind == "memory":
             # Such a store is gone with its process, and so is what is known of it.
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tms-janitor-")))
 
     def refusal(self) -> str:
-        said = self._host.service.refusal()
+        said = self._context.service.refusal()
         return f"nothing can be published: {said}" if said else ""
 
     def topic_changes(self) -> int:
-        return self._host.service.topic_changes
+        return self._context.service.topic_changes
 
     @property
     def state_path(self) -> Path:
@@ -128,7 +128,7 @@ class EmbeddedSession(Session):
     def held_store(self) -> AbstractContextManager[Store]:
         remove_stale(self._folder)
         # The host closes it.
-        return nullcontext(self._host.store.apart())
+        return nullcontext(self._context.store.apart())
 
     def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
         wanted = self.settings.janitor
@@ -137,21 +137,21 @@ class EmbeddedSession(Session):
             "batch_rows": min(wanted.batch_rows, GENTLE_BATCH_ROWS),
         }
         # Rows that come back stand before what the server remembers of the topic.
-        return super().deps(store, state, source=source, restored=self._host.service.forget, **{**gentle, **options})
+        return super().deps(store, state, source=source, restored=self._context.service.forget, **{**gentle, **options})
 
     def beside(self, store: Reads, side: SideTable | None) -> dict[str, Any]:
-        return {**super().beside(store, side), "newborn": self._host.service.is_newborn}
+        return {**super().beside(store, side), "newborn": self._context.service.is_newborn}
 
     def side(self) -> AbstractContextManager[SideTable | None]:
-        return nullcontext(self._host.service.side)
+        return nullcontext(self._context.service.side)
 
     def source(self) -> SnapshotSource | None:
-        return self._host.transactions or super().source()
+        return self._context.transactions or super().source()
 
     def transactions(self) -> AbstractContextManager[LateSource | None]:
-        manager = self._host.transactions
+        manager = self._context.transactions
         return nullcontext(manager) if manager is not None else super().transactions()
 
     def truncator(self) -> AbstractContextManager[Truncator]:
-        manager = self._host.transactions
+        manager = self._context.transactions
         return nullcontext(manager) if manager is not None else super().truncator()

@@ -33,7 +33,7 @@ from tms_core.clock import Clock, ManualClock
 from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
 from tms_core.server import companions
 from tms_core.server.auth.tokens import new_token, token_line
-from tms_core.server.companions import Host
+from tms_core.server.companions import CompanionContext
 from tms_core.server.ha import member as standing
 from tms_core.server.serving import serving
 from tms_core.settings.models import HBaseSettings, TlsSettings
@@ -48,24 +48,24 @@ from tms_core.web.listener import Listener
 class Guest:
     """A companion that notes what happens to it."""
 
-    host: Host | None = None
+    context: CompanionContext | None = None
     seen: list[str] = field(default_factory=list)
     refuses: bool = False
     hold_seconds: int | None = 7200
 
-    def start(self, host: Host) -> Guest:
+    def start(self, context: CompanionContext) -> Guest:
         if self.refuses:
             raise TmsError("There is no room.")
-        self.host = host
+        self.context = context
         self.seen.append("started")
         return self
 
     def stop(self) -> None:
-        assert self.host is not None
+        assert self.context is not None
         # Everything is still there.
-        assert self.host.service.topics("default") is not None
-        assert self.host.store.metadata.rows() is not None
-        manager = self.host.transactions
+        assert self.context.service.topics("default") is not None
+        assert self.context.store.metadata.rows() is not None
+        manager = self.context.transactions
         assert not isinstance(manager, TransactionManager) or manager.running
         self.seen.append("stopped")
 
@@ -105,13 +105,13 @@ def test_given_a_companion_when_served_then_it_gets_what_is_open_and_is_stopped_
     environ = {"TMS_SERVER__DEFAULT_TTL_SECONDS": "60"}
     for created in (True, False):
         with serving(config, environ, {"leveldb": None}, clock=clock) as started:
-            host = guest.host
-            assert host is not None
-            assert (host.config, host.environ, host.flags) == (config, environ, {"leveldb": None})
-            assert (host.created, host.clock) == (created, clock)
-            assert host.transactions is not None
-            assert host.transactions.latest().snapshot.timestamp_ms == NOW_MS
-            Gauge("guests", "Companions.", registry=host.registry).set(1)
+            context = guest.context
+            assert context is not None
+            assert (context.config, context.environ, context.flags) == (config, environ, {"leveldb": None})
+            assert (context.created, context.clock) == (created, clock)
+            assert context.transactions is not None
+            assert context.transactions.latest().snapshot.timestamp_ms == NOW_MS
+            Gauge("guests", "Companions.", registry=context.registry).set(1)
             with Client(port_of(started.url)) as client:
                 assert "guests 1.0" in client.ask("GET", "/metrics").text
                 if created:
@@ -265,10 +265,10 @@ def test_given_transactions_that_are_down_when_published_outside_of_them_then_it
     guest: Guest, tmp_path: Path
 ) -> None:
     with serving(configure(tmp_path), {}, {}) as started, Client(port_of(started.url)) as client:
-        assert guest.host is not None
-        assert guest.host.transactions is not None
-        guest.host.transactions.close()
-        guest.host = replace(guest.host, transactions=None)
+        assert guest.context is not None
+        assert guest.context.transactions is not None
+        guest.context.transactions.close()
+        guest.context = replace(guest.context, transactions=None)
         topic = TopicClient(client, "t").create()
         topic.publish("a")
         assert topic.poll() == ["a"]

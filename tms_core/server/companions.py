@@ -1,8 +1,8 @@
 """Programs that live inside ``tms serve``, such as the embedded janitor.
 
 The server knows none of them. An installed distribution names one in the entry-point group ``tms.companions``; it is
-called with a :class:`Host`, when everything it may use is up and before the first request is answered, and gives back
-something to stop. So the server serves with any companion, or alone.
+called with a :class:`CompanionContext`, when everything it may use is up and before the first request is answered, and
+gives back something to stop. So the server serves with any companion, or alone.
 
 Of several servers on one store, each tries to run its janitor, and the store's own lease lets one of them (rule S12);
 those of the others start when that one is gone. Which of the servers leads is another question: a janitor works beside
@@ -37,7 +37,7 @@ logger = get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Host:
+class CompanionContext:
     """The objects that a companion may use until it is stopped.
 
     Attributes:
@@ -80,7 +80,7 @@ class Companion(Protocol):
 
 
 #: What an entry point is: starts a companion, or raises a ``TmsError`` that says why it cannot.
-Start = Callable[[Host], Companion]
+Start = Callable[[CompanionContext], Companion]
 
 
 def installed() -> Iterable[EntryPoint]:

@@ -143,11 +143,11 @@ def serving(
         show(transactions, side, clock, registry)
         started: dict[str, companions.Companion] = {}
         if janitor:
-            host = companions.Host(
+            companion_context = companions.CompanionContext(
                 config, environ, flags, store, opened.created, service, transactions.asked, registry, clock
             )
             for entry in companions.installed():
-                start = partial(companions.load(entry), host)
+                start = partial(companions.load(entry), companion_context)
                 started[entry.name] = companion = start() if member is None else companions.started(entry.name, start)
                 stack.callback(companion.stop)
         # One principal may not take all places by waiting.

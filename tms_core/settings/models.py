@@ -119,7 +119,7 @@ Switch = Annotated[bool, Strict()]
 Count = Annotated[int, Strict(), Field(ge=1, le=INT_MAX)]
 CountOrZero = Annotated[int, Strict(), Field(ge=0, le=INT_MAX)]
 Port = Annotated[int, Strict(), Field(ge=0, le=_MAX_PORT)]
-Host = Annotated[str, Field(min_length=1)]
+HostName = Annotated[str, Field(min_length=1)]
 Address = Annotated[str, AfterValidator(_address)]
 ListenAddress = Annotated[str, AfterValidator(_address_or_any_port)]
 Url = Annotated[str, AfterValidator(_url)]
@@ -574,7 +574,7 @@ class PollLimitSettings(Section):
 
 
 class ServerSettings(Section):
-    host: Host = setting(
+    host: HostName = setting(
         "127.0.0.1", "the address to listen at", reason="without authentication only this machine may connect"
     )
     port: Port = setting(11015, "the port to listen at; 0: a free one, printed", reason="CDAP's router port")

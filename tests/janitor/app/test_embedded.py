@@ -21,7 +21,7 @@ from tms_core.errors import ConfigurationError
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
-from tms_core.server.companions import Host
+from tms_core.server.companions import CompanionContext
 from tms_core.tables.base import CELLS, KEYS, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -57,7 +57,9 @@ class Server:
         self.manager = stack.enter_context(TransactionManager(MemoryStorage(), clock))
         self.service = stack.enter_context(MessagingService(self.store, clock, side=MemorySide()))
         self.registry = CollectorRegistry()
-        self.host = Host(self.config, {}, {}, self.store, created, self.service, self.manager, self.registry, clock)
+        self.host = CompanionContext(
+            self.config, {}, {}, self.store, created, self.service, self.manager, self.registry, clock
+        )
         self._stack = stack
 
     def start(self) -> Embedded:
@@ -182,7 +184,7 @@ def test_given_the_embedded_janitor_when_stopped_then_nothing_of_it_holds_the_st
     assert server.rows() == 1
     # The lease and the socket are free for whoever comes next.
     server.registry = CollectorRegistry()
-    server.host = Host(**{**vars(server.host), "registry": server.registry})
+    server.host = CompanionContext(**{**vars(server.host), "registry": server.registry})
     server.start()
     until(lambda: server.rows() == 0)
 
