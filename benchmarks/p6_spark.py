@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.figure import Figure, report
 from benchmarks.stores import BODY, NOW_MS, build, engine, topic_names
+from janitor.report import DataTable
 from janitor.rules.policy import Rule
-from janitor.spark.columns import DataTable
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.parts import Piece
 from janitor.spark.source.source import RowReader, register

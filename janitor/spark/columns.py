@@ -14,12 +14,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from janitor.report import DataTable
 from janitor.rules.policy import Frontier, Reason, Rule
 from janitor.rules.ranges import topic_stop
 from janitor.sweep.transactions import TransactionView
@@ -30,8 +31,6 @@ from tms_core.transaction.model import TX_PER_MS
 Longs = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]
-
-DataTable = Literal["message", "payload"]
 
 KEEP, DELETE, INVERT, CANDIDATE = range(4)
 #: What a code in ``Verdicts.action`` stands for.

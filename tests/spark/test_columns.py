@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from janitor.report import DataTable
 from janitor.rules.policy import Delete, Frontier, Hold, Invert, Keep, Row, Rule, decide
-from janitor.spark.columns import ACTIONS, RULES, DataTable, Decisions, Pointers, Policy, split
+from janitor.spark.columns import ACTIONS, RULES, Decisions, Pointers, Policy, split
 from janitor.sweep.transactions import TransactionView
 from tests.builders import visibility
 from tests.janitor.rules.test_differential import LIFETIME, LONG_MAX, Scene, scenes

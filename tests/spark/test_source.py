@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
+from janitor.report import DataTable
 from janitor.rules.policy import Row
-from janitor.spark.columns import DataTable
 from janitor.spark.session import translated
 from janitor.spark.source import pages
 from janitor.spark.source.options import SourceOptions

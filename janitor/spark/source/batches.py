@@ -11,7 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, StringType, StructField
 
-from janitor.spark.columns import ACTIONS, RULES, Columns, DataTable, Decisions, Flags
+from janitor.report import DataTable
+from janitor.spark.columns import ACTIONS, RULES, Columns, Decisions, Flags
 from janitor.spark.source.options import Table
 from janitor.spark.source.pages import Ask, Rows
 

@@ -22,7 +22,8 @@ import numpy as np
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.types import StructField, StructType
 
-from janitor.spark.columns import NEVER_MS, DataTable, Longs, split
+from janitor.report import DataTable
+from janitor.spark.columns import NEVER_MS, Longs, split
 from janitor.spark.session import plain_kind
 from janitor.spark.source import pages
 from janitor.spark.source.batches import CLAIM_COLUMNS, METADATA_COLUMNS, arrow_batch, columns_of, row_batch

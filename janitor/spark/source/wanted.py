@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual
 
+from janitor.report import DataTable
 from janitor.rules.ranges import topic_stop
-from janitor.spark.columns import Columns, DataTable, Flags
+from janitor.spark.columns import Columns, Flags
 from tms_core.rowkey import LONG_MAX, NEGATIVE, MessageKey, generation_prefix, stop_key, time_prefix, topic_prefix
 from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads
 from tms_core.topic import TopicId
