@@ -8,8 +8,8 @@ import click
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session, topic_patterns
-from janitor.inspect import rows as inspect
 from tms_core.cli.help import CommandGroup
+from tms_core.tables.base import TableName
 from tms_core.transaction.model import transaction_ms
 
 _HIDDEN = {"key"}
@@ -107,7 +107,7 @@ def _show_snapshot(figures: dict[str, Any]) -> None:
         render.print_table(grid)
 
 
-def _show(table: inspect.Table, patterns: tuple[str, ...], limit: int) -> None:
+def _show(table: TableName, patterns: tuple[str, ...], limit: int) -> None:
     current = session()
     with current.reading() as engine:
         found = engine.inspect(table, patterns, limit)

@@ -28,7 +28,7 @@ from janitor.archive.restore import Request, Restored
 from janitor.boundary.claim import Boundary
 from janitor.control import values
 from janitor.inspect.answer import Why
-from janitor.inspect.rows import Audit, Inspected, Table
+from janitor.inspect.rows import Audit, Inspected
 from janitor.report import Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
@@ -36,6 +36,7 @@ from janitor.state.base import Claim
 from janitor.status.status import Status
 from tms_core.errors import StopRequested, StoreBusy, TmsError
 from tms_core.rowkey import MessageId
+from tms_core.tables.base import TableName
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Asks(Protocol):
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
     ) -> Planned: ...
 
-    def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected: ...
+    def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> Inspected: ...
 
     def boundary(self) -> tuple[Claim | None, Boundary]: ...
 

@@ -21,7 +21,7 @@ from janitor.boundary.claim import Boundary
 from janitor.control import api, values
 from janitor.control.api import Greeting
 from janitor.inspect.answer import Why
-from janitor.inspect.rows import Audit, Inspected, Table
+from janitor.inspect.rows import Audit, Inspected
 from janitor.report import EXPECTED, Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
@@ -29,6 +29,7 @@ from janitor.state.base import Claim
 from janitor.status.status import Status
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageId
+from tms_core.tables.base import TableName
 from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ class RemoteEngine:
         settings = self.greeting.settings or digest
         return self._caller.ask("plan", Planned, at_ms=at_ms, patterns=patterns, digest=settings, what_if=what_if)
 
-    def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
+    def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> Inspected:
         return self._caller.ask("inspect", Inspected, table=table, patterns=patterns, limit=limit)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from janitor.rules.ranges import topic_stop
 from janitor.sweep.run import matches
@@ -39,9 +39,6 @@ NAMED_ROWS = 10
 Heartbeat = Callable[[int], None]
 
 V = TypeVar("V")
-
-#: The tables that can be looked into.
-Table = Literal["message", "payload", "metadata"]
 
 
 class Inspected(NamedTuple):

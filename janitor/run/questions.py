@@ -19,7 +19,7 @@ from janitor.boundary import claim as boundary
 from janitor.boundary import coverage as rounds
 from janitor.boundary.claim import Boundary, Limit
 from janitor.inspect.answer import Why
-from janitor.inspect.rows import Audit, Inspected, Table, messages, metadata, payloads, snapshot_figures
+from janitor.inspect.rows import Audit, Inspected, messages, metadata, payloads, snapshot_figures
 from janitor.inspect.why import why
 from janitor.report import Report
 from janitor.rules.policy import Hold
@@ -36,6 +36,7 @@ from janitor.sweep.sweep import sweep_store
 from janitor.sweep.transactions import TransactionView, TxState
 from tms_core.errors import NoSnapshot, StopRequested
 from tms_core.rowkey import MessageId
+from tms_core.tables.base import TableName
 from tms_core.topic import TopicId
 
 
@@ -79,7 +80,7 @@ class Questions:
         document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=only_to_look)
         return Planned(report, document)
 
-    def inspect(self, table: Table, patterns: tuple[str, ...], limit: int) -> Inspected:
+    def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> Inspected:
         """Return the rows of one table, the first ones decoded, all of them counted.
 
         Raises:

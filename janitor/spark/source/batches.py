@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, St
 
 from janitor.report import DataTable
 from janitor.spark.columns import ACTIONS, RULES, Columns, Decisions, Flags
-from janitor.spark.source.options import Table
+from janitor.spark.source.options import SourceTable
 from janitor.spark.source.pages import Ask, Rows
 
 ROW_COLUMNS = (
@@ -64,7 +64,7 @@ _ARROW: Mapping[type, Any] = {
 }
 
 
-def columns_of(table: Table, ask: Ask) -> tuple[StructField, ...]:
+def columns_of(table: SourceTable, ask: Ask) -> tuple[StructField, ...]:
     """Return the columns of a table."""
     if table == "metadata":
         return METADATA_COLUMNS

@@ -22,7 +22,7 @@ from tms_core.errors import ConfigurationError
 #: The name under which Spark knows the source.
 NAME = "tms"
 
-Table = Literal["message", "payload", "metadata", "claims"]
+SourceTable = Literal["message", "payload", "metadata", "claims"]
 
 _OPTIONS = frozenset(
     {"config", "leveldb", "hbase", "snapshots", "table", "topics", "from", "to", "now", "partitions", "sizes"}
@@ -42,7 +42,7 @@ class SourceOptions:
     """
 
     access: Access
-    table: Table
+    table: SourceTable
     patterns: tuple[str, ...] = ()
     from_ms: int | None = None
     to_ms: int | None = None
@@ -74,7 +74,7 @@ class SourceOptions:
                 raise ConfigurationError(f"topics has {pattern}.", "Write namespace:topic, or a pattern: default:*")
         return cls(
             Access(load(config, environ, flags).settings),
-            cast(Table, table),
+            cast(SourceTable, table),
             patterns,
             _moment(found, "from"),
             _moment(found, "to"),
