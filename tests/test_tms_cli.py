@@ -136,3 +136,14 @@ def test_given_a_command_that_asks_a_server_then_its_settings_are_loaded_once(mo
     monkeypatch.setattr(models, "load", counting)
     Remote(None, None, None, None, "table").client().close()
     assert len(loaded) == 1
+
+
+@pytest.mark.parametrize("command", ["backup", "restore"])
+def test_help_of_a_command_of_the_janitor_names_tms_in_its_examples(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["admin", command, "--help"])
+    shown = capsys.readouterr().out.partition("Example")[2]
+    assert f"tms admin {command} " in shown
+    assert f"janitor {command} " not in shown

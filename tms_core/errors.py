@@ -107,6 +107,11 @@ def code_of_guard(guard: str) -> str:
     return f"TMS-GUARD-{guard.upper()}"
 
 
+def hint_for_extra(name: str) -> str:
+    """Return the hint of an error for a missing extra; no package index has the project yet."""
+    return f"Install the extra {name}: in a checkout pip install '.[{name}]', with a wheel pip install 'WHEEL[{name}]'."
+
+
 class TmsError(Exception):
     """Root of the tree.
 

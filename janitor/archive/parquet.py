@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
-from tms_core.errors import ArchiveError, ConfigurationError, shortened
+from tms_core.errors import ArchiveError, ConfigurationError, hint_for_extra, shortened
 from tms_core.topic import TopicId
 
 #: Counted up whenever a column changes.
@@ -100,7 +100,7 @@ def require_pyarrow() -> None:
     if find_spec("pyarrow") is None:
         raise ConfigurationError(
             "The archive needs pyarrow, which is not installed.",
-            "Install tms-janitor[archive], take the image tagged …-archive, or set janitor.archive.enabled: false.",
+            f"{hint_for_extra('archive')} Or use the image tagged …-archive, or set janitor.archive.enabled: false.",
         )
 
 

@@ -30,7 +30,7 @@ from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from tms_core import errors
-from tms_core.errors import ConfigurationError, Interrupted, TmsError
+from tms_core.errors import ConfigurationError, Interrupted, TmsError, hint_for_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +59,6 @@ _ANSWER_SECONDS = 10
 LOOK_SECONDS = 1.0
 #: How often it is told how far Spark is, in seconds.
 TELL_SECONDS = 10.0
-_INSTALL = "Install tms-janitor[spark]."
 _JDK = "Install a JDK 17 (apt-get install openjdk-17-jdk-headless) and let JAVA_HOME or PATH name it."
 _QUIET_LOG = Path(__file__).with_name("log4j2.properties")
 _LOG = "Spark's own log says more: let SPARK_CONF_DIR name a folder with a log4j2.properties of yours."
@@ -76,7 +75,7 @@ def require_pyspark() -> None:
     """
     for name in ("pyspark", "pyarrow"):
         if find_spec(name) is None:
-            raise ConfigurationError(f"janitor spark needs {name}, which is not installed.", _INSTALL)
+            raise ConfigurationError(f"janitor spark needs {name}, which is not installed.", hint_for_extra("spark"))
 
 
 def require_java(environ: Mapping[str, str]) -> None:

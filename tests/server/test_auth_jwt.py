@@ -402,7 +402,7 @@ def test_given_no_pyjwt_when_jwt_is_wanted_then_the_extra_is_named(
     monkeypatch.delitem(sys.modules, "tms_core.server.auth.jwt")
     monkeypatch.setitem(sys.modules, "jwt", None)
     settings = AuthSettings(kind="jwt", key_file=tmp_path / "keys")
-    with pytest.raises(ConfigurationError, match=r"Install tms-janitor\[jwt\]"):
+    with pytest.raises(ConfigurationError, match=r"pip install .\.\[jwt\]"):
         make_gate(settings, ManualClock(NOW_MS))
 
 

@@ -214,5 +214,5 @@ def test_given_no_pyspark_when_typed_then_the_hint_installs_it(desk: Site, monke
     for verb in ("stats", "sweep"):
         found = desk.janitor(f"spark {verb}")
         assert found.code == 2
-        assert "Install tms-janitor[spark]" in found.err
+        assert "pip install '.[spark]'" in found.err
     assert "pyspark" in sys.modules

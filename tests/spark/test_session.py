@@ -29,7 +29,7 @@ from janitor.spark.session import (
 from tests.spark.conftest import LITTLE
 from tests.support import require_or_skip
 from tms_core import errors
-from tms_core.errors import ConfigurationError, StoreBusy, StoreUnavailable, TmsError
+from tms_core.errors import ConfigurationError, StoreBusy, StoreUnavailable, TmsError, hint_for_extra
 from tms_core.tables.hbase.thrift import ConnectionLost
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def test_given_no_pyspark_when_wanted_then_the_hint_installs_it(monkeypatch: pyt
     monkeypatch.setattr(on, "find_spec", lambda name: None if name == "pyspark" else object())
     with pytest.raises(ConfigurationError, match="needs pyspark") as raised:
         require_pyspark()
-    assert raised.value.hint == "Install tms-janitor[spark]."
+    assert raised.value.hint == hint_for_extra("spark")
 
 
 def test_given_a_traceback_that_ends_in_an_error_of_ours_when_it_comes_back_then_it_is_that_error() -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from tms_core.errors import ConfigurationError, LoginFailed
+from tms_core.errors import ConfigurationError, LoginFailed, hint_for_extra
 from tms_core.security.files import check_secret_file
 from tms_core.settings.models import KerberosSettings
 
@@ -43,7 +43,7 @@ class KerberosLogin:
         if _MISSING is not None:
             raise ConfigurationError(
                 f"{setting} is set, and gssapi cannot be used: {_MISSING}.",
-                "Install tms-janitor[kerberos] and MIT's library: apt-get install gcc libkrb5-dev.",
+                f"Install MIT's library: apt-get install gcc libkrb5-dev. {hint_for_extra('kerberos')}",
             )
         if wanted.keytab is not None:
             check_secret_file(f"{setting}.keytab", wanted.keytab)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from tms_core.clock import Clock, SystemClock
-from tms_core.errors import ConfigurationError, StoreError, TopicExists
+from tms_core.errors import ConfigurationError, StoreError, TopicExists, hint_for_extra
 from tms_core.messaging.publish.workers import EventLoopWorkers
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server import companions
@@ -350,6 +350,6 @@ def _jwt(settings: AuthSettings, path: Path, clock: Clock) -> Authenticator:
         from tms_core.server.auth.jwt import Jwt  # noqa: PLC0415
     except ImportError as error:
         raise ConfigurationError(
-            "server.auth.kind is jwt, and PyJWT is not installed.", "Install tms-janitor[jwt]."
+            "server.auth.kind is jwt, and PyJWT is not installed.", hint_for_extra("jwt")
         ) from error
     return Jwt(settings, path, clock)
