@@ -31,17 +31,17 @@ def clock_notes(report: Report) -> list[bool]:
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(-1, False), (0, False), (1, True), (400 * DAY, True)])
 def test_given_a_clock_ahead_of_running_time_when_run_then_beyond_the_allowance_it_stops(
-    store: Store, ahead_ms: int, stopped: bool
+    store: Store, ahead_ms: int, blocked: bool
 ) -> None:
     rig, _ = prepared(store)
     rig.clock.advance(10 * MINUTE)
     rig.clock.step(ALLOWANCE_MS + ahead_ms)
-    assert rig.engine.run_once().tripped == stopped
+    assert rig.engine.run_once().tripped == blocked
 
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(-400 * DAY, False), (0, False), (1, True), (6 * DAY, True)])
 def test_given_a_machine_whose_clock_is_ahead_of_the_cluster_s_when_run_there_then_beyond_the_allowance_it_stops(
-    store: Store, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, stopped: bool
+    store: Store, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, blocked: bool
 ) -> None:
     rig, orders = prepared(store)
     # Less than the days for which a machine may have been off.
@@ -49,8 +49,8 @@ def test_given_a_machine_whose_clock_is_ahead_of_the_cluster_s_when_run_there_th
     monkeypatch.setattr(rig.state, "clock_ms", lambda: rig.clock.now_ms() - ALLOWANCE_MS - ahead_ms)
     rig.clock.step(2 * HOUR)
     report = rig.engine.run_once()
-    assert (report.tripped, orders.times() == []) == (stopped, not stopped)
-    if stopped:
+    assert (report.tripped, orders.times() == []) == (blocked, not blocked)
+    if blocked:
         with pytest.raises(GuardTripped):
             rig.engine.approve(("default:orders",))
         # An operator's word sets no other machine's clock.
@@ -139,15 +139,15 @@ def test_adopt_with_a_clock_ahead_accepts_it(store: Store) -> None:
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (7 * DAY, False), (7 * DAY + 1, True), (-DAY, False)])
 def test_given_another_boot_when_run_then_wall_time_may_be_a_week_away_and_no_more(
-    store: Store, off_ms: int, stopped: bool
+    store: Store, off_ms: int, blocked: bool
 ) -> None:
     rig, _ = prepared(store)
     rig.snapshots.write_pointer = pointer(NOW_MS)
     rig.clock.step(off_ms)
     rig.clock.reboot("another")
     report = rig.engine.run_once()
-    assert report.tripped == stopped
-    assert clock_notes(report) == [True] * stopped
+    assert report.tripped == blocked
+    assert clock_notes(report) == [True] * blocked
 
 
 @pytest.mark.parametrize("behind_ms", [MINUTE, 30 * DAY, NOW_MS - 1])
@@ -170,23 +170,23 @@ def test_given_a_machine_that_boots_with_its_clock_in_the_past_when_it_is_set_th
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (8 * DAY, True)])
 def test_given_running_time_that_went_back_when_run_then_it_is_taken_for_another_boot(
-    store: Store, off_ms: int, stopped: bool
+    store: Store, off_ms: int, blocked: bool
 ) -> None:
     rig, _ = prepared(store)
     rig.clock.step(off_ms)
     rig.clock.reboot(rig.clock.boot_id(), running_ms=1)
-    assert rig.engine.run_once().tripped == stopped
+    assert rig.engine.run_once().tripped == blocked
 
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(DAY, False), (7 * DAY + SECOND, True)])
 def test_given_a_system_without_boot_ids_when_the_clock_jumps_then_a_week_is_the_limit(
-    store: Store, off_ms: int, stopped: bool
+    store: Store, off_ms: int, blocked: bool
 ) -> None:
     rig, _ = prepared(store)
     rig.clock.reboot("")
     rig.engine.run_once()
     rig.clock.step(off_ms)
-    assert rig.engine.run_once().tripped == stopped
+    assert rig.engine.run_once().tripped == blocked
 
 
 def test_given_snapshots_and_rows_that_agree_with_a_jumped_clock_when_run_then_they_are_no_clock(store: Store) -> None:

@@ -512,11 +512,11 @@ def test_given_a_cell_of_a_server_that_was_ahead_when_the_clock_is_read_then_tha
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(0, False), (6 * DAY, True)])
 def test_given_a_machine_whose_clock_is_ahead_when_it_runs_with_this_memory_then_the_clock_guard_stops_it(
-    again: Open, ahead_ms: int, stopped: bool
+    again: Open, ahead_ms: int, blocked: bool
 ) -> None:
     state = again()
     now_ms = state.clock_ms()
     assert now_ms is not None
     rig = janitor(MemoryStore(), state=state, now_ms=now_ms + LIFETIME.allowance_ms + ahead_ms)
     report = rig.engine.run_once(adopt=True)
-    assert [(note.guard, note.tripped) for note in report.guards if note.tripped] == [("clock", True)] * stopped
+    assert [(note.guard, note.tripped) for note in report.guards if note.tripped] == [("clock", True)] * blocked
