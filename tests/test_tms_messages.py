@@ -583,7 +583,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("guarded")
-def test_given_rights_on_one_topic_when_a_pattern_is_listed_then_the_others_are_left_out_and_that_is_said(
+def test_given_permissions_on_one_topic_when_a_pattern_is_listed_then_the_others_are_left_out_and_that_is_said(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def listed(pattern: str) -> tuple[int, list[str], str]:

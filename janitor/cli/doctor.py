@@ -42,7 +42,7 @@ class Finding(NamedTuple):
 def command() -> int:
     """Check the preconditions of a run.
 
-    Settings, store and rights, state, snapshots, clocks, disk. Exit code 1 when something is broken.
+    Settings, store and permissions, state, snapshots, clocks, disk. Exit code 1 when something is broken.
 
     \b
     Example:

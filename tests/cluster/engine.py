@@ -113,7 +113,7 @@ class Engine:
         return done.stdout
 
     def run(self, image: str, *command: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        """Run a container to its end, with no more rights than a pod of the chart's has."""
+        """Run a container to its end, with no more permissions than a pod of the chart's has."""
         least = ("--rm", "--network=host", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges")
         return self._docker("run", *least, "--tmpfs=/tmp", *options, image, *command)
 

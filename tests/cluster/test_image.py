@@ -1,4 +1,5 @@
-"""The image, in a real container engine: what is in it, what is not, and that it does its work without any rights."""
+"""The image, in a real container engine: what is in it, what is not, and that it does its work without any
+permissions."""
 
 from __future__ import annotations
 
@@ -97,7 +98,7 @@ def test_every_extra_of_the_image_can_be_loaded(engine: Engine, image: str, arch
         assert loaded.returncode == 0, loaded.stderr
 
 
-def test_given_a_store_in_a_volume_then_it_is_cleaned_by_nobody_without_any_rights(
+def test_given_a_store_in_a_volume_then_it_is_cleaned_by_nobody_without_any_permissions(
     engine: Engine, image: str, data: Path
 ) -> None:
     mounted = ("--volume", f"{data}:/var/lib/tms")

@@ -299,7 +299,7 @@ def orders_admin(tmp_path: Path) -> Iterator[tuple[Serving, Client, dict[str, st
 
 
 @pytest.mark.parametrize("properties", [{"partitions": "2"}, {"routes": '{"users": 1}'}])
-def test_topic_creation_without_rights_on_a_part_is_refused(
+def test_topic_creation_without_permission_on_a_part_is_refused(
     orders_admin: tuple[Serving, Client, dict[str, str]], properties: dict[str, str]
 ) -> None:
     server, client, known = orders_admin
@@ -310,7 +310,7 @@ def test_topic_creation_without_rights_on_a_part_is_refused(
     assert server.service.topics("default") == []
 
 
-def test_topic_change_without_rights_on_a_new_part_is_refused(
+def test_topic_change_without_permission_on_a_new_part_is_refused(
     orders_admin: tuple[Serving, Client, dict[str, str]],
 ) -> None:
     server, client, known = orders_admin

@@ -376,14 +376,14 @@ def test_given_rules_when_asked_then_all_that_match_count_and_nothing_else() -> 
             rule("a*", ["other:*"], "admin"),
         ]
     )
-    assert rules.rights("ada", TopicId("shop", "orders-1")) == {"publish", "consume"}
-    assert rules.rights("ada", TopicId("shop", "audit")) == {"publish"}
-    assert rules.rights("ada", TopicId("shop", "audit-2")) == set()
-    assert rules.rights("Ada", TopicId("shop", "audit")) == set()
-    assert rules.rights("ada", TopicId("SHOP", "audit")) == set()
-    assert rules.rights("bob", TopicId("public", "x")) == {"consume"}
+    assert rules.permissions_of("ada", TopicId("shop", "orders-1")) == {"publish", "consume"}
+    assert rules.permissions_of("ada", TopicId("shop", "audit")) == {"publish"}
+    assert rules.permissions_of("ada", TopicId("shop", "audit-2")) == set()
+    assert rules.permissions_of("Ada", TopicId("shop", "audit")) == set()
+    assert rules.permissions_of("ada", TopicId("SHOP", "audit")) == set()
+    assert rules.permissions_of("bob", TopicId("public", "x")) == {"consume"}
     # A principal is no pattern, but for the one that means everybody.
-    assert rules.rights("ada", TopicId("other", "x")) == set()
+    assert rules.permissions_of("ada", TopicId("other", "x")) == set()
 
 
 def test_rule_with_names_covers_only_consumers_and_producers_that_match() -> None:
@@ -404,7 +404,7 @@ def test_rule_to_observe_needs_no_topics_and_any_other_does() -> None:
     observer = AuthRule.model_validate({"principal": "prometheus", "can": ["observe"]})
     assert Rules([observer]).observes("prometheus")
     assert not Rules([observer]).observes("ada")
-    assert not Rules([observer]).rights("prometheus", TopicId("a", "b"))
+    assert not Rules([observer]).permissions_of("prometheus", TopicId("a", "b"))
     with pytest.raises(ValidationError, match="needs it"):
         AuthRule.model_validate({"principal": "ada", "can": ["observe", "consume"]})
 
@@ -414,7 +414,7 @@ def test_rule_pattern_matches_namespace_and_topic_apart() -> None:
     allowed = ["prod:x", "production:x", "any:shared", "b:y"]
     refused = ["prod_secret:z", "prod:secretx:x", "shop:sh", "any:shaared", "a:y", "prod:xx"]
     topics = {name: TopicId(*name.split(":", 1)) for name in (*allowed, *refused)}
-    assert [name for name, topic in topics.items() if rules.rights("ada", topic)] == allowed
+    assert [name for name, topic in topics.items() if rules.permissions_of("ada", topic)] == allowed
 
 
 @pytest.mark.parametrize("pattern", ["*", "prod*", "a:b:c", ":x", "x:"])

@@ -132,5 +132,5 @@ class LooseFile:
         except OSError as error:
             kind = StateUnavailable if is_full(error) else StateError
             raise kind(
-                f"{self._path} cannot be {done}: {error.strerror}.", "Check its rights and the space on its disk."
+                f"{self._path} cannot be {done}: {error.strerror}.", "Check its permissions and the space on its disk."
             ) from error

@@ -163,7 +163,7 @@ class _Border:
             raise StateError(f"{self._name} is corrupt: {error}.", f"Move its folder away: {LOSS}") from error
         kind = StateUnavailable if code in _FULL else StateError
         raise kind(
-            f"{self._name} cannot be used: {error}.", "Check the folder's rights and the space on its disk."
+            f"{self._name} cannot be used: {error}.", "Check the folder's permissions and the space on its disk."
         ) from error
 
 

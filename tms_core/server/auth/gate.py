@@ -66,10 +66,10 @@ class Rules:
 
     def __init__(self, rules: Sequence[AuthRule]) -> None:
         self._rules = tuple(rules)
-        self._remembered = remembered(_DECISIONS, _length)(self.rights)
+        self._remembered = remembered(_DECISIONS, _length)(self.permissions_of)
         self._remembered_names = remembered(_DECISIONS, _length)(self._may_use)
 
-    def rights(self, principal: str, topic: TopicId) -> frozenset[str]:
+    def permissions_of(self, principal: str, topic: TopicId) -> frozenset[str]:
         """Return all that a principal may do on a topic, looked up anew: ``admin``, ``publish``, ``consume``."""
         return frozenset(right for rule in self._of(principal, topic) for right in rule.can) - {Need.OBSERVE.value}
 
@@ -81,8 +81,8 @@ class Rules:
         """
         if name and need in (Need.CONSUME, Need.PUBLISH):
             return self._remembered_names(principal, topic, need, name)
-        rights = self._remembered(principal, topic)
-        return bool(rights) if need is Need.ANY else need.value in rights
+        permissions = self._remembered(principal, topic)
+        return bool(permissions) if need is Need.ANY else need.value in permissions
 
     def observes(self, principal: str) -> bool:
         """Return whether a principal may read the metrics."""
@@ -215,11 +215,11 @@ class Gate:
 
     def administered(self, principal: str, topics: Iterable[TopicId]) -> int:
         """Return how many of some topics a principal may administer: those that count for its quota."""
-        return sum(Need.ADMIN.value in self._rules.rights(principal, topic) for topic in topics)
+        return sum(Need.ADMIN.value in self._rules.permissions_of(principal, topic) for topic in topics)
 
     def visible(self, principal: str, topics: Iterable[TopicId]) -> list[TopicId]:
         """Return those of some topics on which a principal may do something."""
-        return [topic for topic in topics if self._rules.rights(principal, topic)]
+        return [topic for topic in topics if self._rules.permissions_of(principal, topic)]
 
 
 def _bearer(headers: Headers) -> bytes:
