@@ -32,9 +32,9 @@ fi; \
 mkdir -p $(BIN); for program in "$$place"/*; do ln -sf "$$program" "$(BIN)/$$(basename "$$program")$(4)"; done
 endef
 #: The modules that decide what is deleted: not one branch of theirs may go untested.
-LAW := tms_core/rowkey.py,janitor/rules/policy.py,janitor/rules/ranges.py,janitor/rules/references.py,janitor/boundary/claim.py
+RULES := tms_core/rowkey.py,janitor/rules/policy.py,janitor/rules/ranges.py,janitor/rules/references.py,janitor/boundary/claim.py
 #: The tests of these modules; they are always traced.
-LAW_TESTS := tests/janitor/rules tests/janitor/boundary tests/test_rowkey.py
+RULES_TESTS := tests/janitor/rules tests/janitor/boundary tests/test_rowkey.py
 #: What says in minutes whether another Python or processor will do: every store, the client, the rules. It needs no Java.
 FAST := tests/contract tests/tables tests/client tests/consumers tests/transaction tests/janitor/rules tests/janitor/boundary \
   tests/janitor/state tests/janitor/sweep tests/test_api.py tests/test_clock.py tests/test_errors.py tests/test_rowkey.py tests/test_side.py tests/test_topic.py
@@ -257,17 +257,17 @@ audit: $(STAMP) ## look up known vulnerabilities of all locked packages, at osv.
 
 # Coverage is judged on whole runs only: not when PYTEST_ARGS picks some of the tests.
 # The chart's tests come last: what they run may have to be built first.
-test: lint ## lint, then every test, then coverage of the law; of all with COVERAGE=1 or in CI: make test PYTEST_ARGS="-k ranges"
+test: lint ## lint, then every test, then coverage of the deletion rules; of all with COVERAGE=1 or in CI: make test PYTEST_ARGS="-k ranges"
 	@$(MAKE) --no-print-directory kerberos || echo "test: no Kerberos server, so what needs one is skipped" >&2
 	@for tool in java mvn; do command -v $$tool >/dev/null || \
 	  echo "$$tool is missing, so the tests with CDAP's own classes cannot run; install it: apt-get install openjdk-17-jdk-headless maven" >&2; done
 ifeq ($(strip $(PYTEST_ARGS)),)
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(if $(COVERAGE),$(TRACED)) --ignore tests/chart $(LAW_TESTS:%=--ignore %)
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(if $(COVERAGE),$(TRACED)) --ignore tests/chart $(RULES_TESTS:%=--ignore %)
 	@$(MAKE) --no-print-directory tools || echo "test: the chart's tools could not be built" >&2
-	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(TRACED) $(if $(COVERAGE),--cov-append) tests/chart $(LAW_TESTS)
-	@$(VENV)/bin/coverage report --include=$(LAW) --fail-under=100 --format=total >/dev/null || { \
-	  $(VENV)/bin/coverage report --include=$(LAW) --show-missing; echo "the modules of the law are not covered whole" >&2; exit 1; }
-	@echo "branch coverage: 100 % of the law"
+	$(PY) -m pytest -n $(WORKERS) --dist worksteal $(TRACED) $(if $(COVERAGE),--cov-append) tests/chart $(RULES_TESTS)
+	@$(VENV)/bin/coverage report --include=$(RULES) --fail-under=100 --format=total >/dev/null || { \
+	  $(VENV)/bin/coverage report --include=$(RULES) --show-missing; echo "the modules of the deletion rules are not covered completely" >&2; exit 1; }
+	@echo "branch coverage: 100 % of the deletion rules"
 ifneq ($(COVERAGE),)
 	@$(VENV)/bin/coverage report --skip-covered --fail-under=95 --format=total >/dev/null || { \
 	  $(VENV)/bin/coverage report --skip-covered --show-missing; echo "branch coverage is below 95 %" >&2; exit 1; }

@@ -26,11 +26,11 @@ def tree(tmp_path: Path) -> Path:
         "janitor/__init__.py": "",
         "janitor/cli/run.py": "def run():\n    from janitor.sweep import scan\n    return scan\n",
         "janitor/sweep/scan.py": (
-            '"""Nobody knows."""\n\n# somebody\nimport janitor.law\n\n\n'
+            '"""Nobody knows."""\n\n# somebody\nimport janitor.rules\n\n\n'
             "class Name:\n    def __init__(self, a, b, *, c):\n        self._a = a\n\n"
             "    def _step(self):\n        pass\n"
         ),
-        "janitor/law.py": "from dataclasses import dataclass\n\n\n@dataclass\nclass Cut:\n    at: int\n    by: str\n",
+        "janitor/rules.py": "from dataclasses import dataclass\n\n\n@dataclass\nclass Cut:\n    at: int\n    by: str\n",
         "janitor/spark/task.py": (
             "from janitor.sweep.scan import Name\n\n\nclass Task(Name):\n    def _step(self):\n        pass\n"
         ),
@@ -43,27 +43,27 @@ def tree(tmp_path: Path) -> Path:
 
 def test_dependencies_of_a_tree_follow_its_imports(tree: Path) -> None:
     dependencies = Dependencies.of(read(tree, ["janitor"]), "janitor")
-    assert dependencies.edges == {"cli": {"sweep"}, "sweep": {"law"}, "law": set(), "spark": {"sweep"}}
+    assert dependencies.edges == {"cli": {"sweep"}, "sweep": {"rules"}, "rules": set(), "spark": {"sweep"}}
     assert (dependencies.layers(), dependencies.cycles()) == (3, [])
 
 
 def test_packages_that_import_each_other_are_a_cycle(tree: Path) -> None:
-    (tree / "janitor/law.py").write_text("import janitor.sweep.scan\n", encoding="utf-8")
-    assert Dependencies.of(read(tree, ["janitor"]), "janitor").cycles() == [["law", "sweep"]]
+    (tree / "janitor/rules.py").write_text("import janitor.sweep.scan\n", encoding="utf-8")
+    assert Dependencies.of(read(tree, ["janitor"]), "janitor").cycles() == [["rules", "sweep"]]
 
 
 def test_files_that_import_each_other_for_types_are_a_cycle(tree: Path) -> None:
     assert Dependencies.of_files(read(tree, ["janitor"])).cycles() == []
-    (tree / "janitor/law.py").write_text(
+    (tree / "janitor/rules.py").write_text(
         "if TYPE_CHECKING:\n    from janitor.sweep.scan import Name\n", encoding="utf-8"
     )
-    assert Dependencies.of_files(read(tree, ["janitor"])).cycles() == [["janitor.law", "janitor.sweep.scan"]]
+    assert Dependencies.of_files(read(tree, ["janitor"])).cycles() == [["janitor.rules", "janitor.sweep.scan"]]
 
 
 def test_given_a_tree_when_its_classes_are_counted_then_the_largest_and_the_repeated_ones_are_named(tree: Path) -> None:
     modules = read(tree, ["tms_core", "janitor"])
     assert largest_constructor(modules) == (3, "janitor.sweep.scan.Name")
-    assert largest_dataclass(modules) == (2, "janitor.law.Cut")
+    assert largest_dataclass(modules) == (2, "janitor.rules.Cut")
     assert repeated_names(modules) == {"Name": ["janitor.sweep.scan", "tms_core.topic"]}
     assert overriding(modules, "janitor.spark") == ["janitor.spark.task.Task"]
 

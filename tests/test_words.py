@@ -10,7 +10,7 @@ from tools.architecture import PACKAGES, ROOT, Module, read, repeated_names
 SHARED_NAMES = {
     "Message": "what the server stores, and what its client gets, which says the same in types of its own",
     "Limits": "of a client's buffers, and of one run",
-    "Reason": "of a decision of the law, and of a health that is not good",
+    "Reason": "of a decision of the rules, and of a health that is not good",
     "Settings": "each of the two programs has its own",
 }
 

@@ -112,7 +112,7 @@ def sweep(
 ) -> int:
     """Delete expired rows with tasks on Spark.
 
-    One pass, as janitor run --once makes it: the same law, guards, lease, report and exit codes.
+    One pass, as janitor run --once makes it: the same rules, guards, lease, report and exit codes.
     In HBase tasks delete, each under one salt, and the rate is shared out among them. In LevelDB
     tasks look, on clones, and this process deletes where they have found something.
 

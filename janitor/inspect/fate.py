@@ -1,7 +1,7 @@
-"""What becomes of one row: the law, asked for the present and for the future.
+"""What becomes of one row: the rules, asked for the present and for the future.
 
 Nothing here says when a row goes but ``decide``: it is asked as the next run would ask it, and again as the row will
-stand when it is due and when a held cut-off has come to it. So there is no second copy of the law that could differ.
+stand when it is due and when a held cut-off has come to it. So there is no second copy of the rules that could differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tms_core.transaction.model import transaction_ms
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What the law does with a row, now or later.
+    """What the rules do with a row, now or later.
 
     Attributes:
         action: what the next run does with it.
@@ -43,7 +43,7 @@ class Fate:
 
     @property
     def doomed(self) -> bool:
-        """Return whether the law takes it now, and nothing is in the way but perhaps that the store is not adopted."""
+        """Return whether the rules delete it now and at most a missing adoption prevents that."""
         return self.action == "delete" or (self.reason is Reason.HELD and self.hold is Hold.FIRST_CONTACT)
 
 
@@ -98,7 +98,7 @@ def _stopped(run: Run, topic: TopicId) -> Hold | None:
 
 
 def _inverts(run: Run, row: Row) -> bool:
-    """Return whether the law would negate the row's pointer, if no other rule took it."""
+    """Return whether the rules would negate the row's pointer, if no other rule took it."""
     return isinstance(decide(row, None, None, run.transactions, False, None), Invert)
 
 

@@ -159,7 +159,7 @@ class _Question:
         )
 
     def _is_referenced(self, key: PayloadKey) -> bool:
-        """Return whether another message that stays refers to the row; looked for only where the law asks."""
+        """Return whether another message that stays refers to the row; looked for only where the rules ask."""
         work = self.run.topics.get(self.topic.prefix)
         if work is None:
             return False

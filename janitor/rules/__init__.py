@@ -1,1 +1,1 @@
-"""The law: deletions and inversions. Pure functions, no input or output."""
+"""The deletion rules: deletions and inversions. Pure functions, no input or output."""

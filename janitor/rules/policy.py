@@ -64,14 +64,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """How far one topic's deletions may go in this run (rule S8), beside how far the law would go.
+    """How far one topic's deletions may go in this run (rule S8), beside how far the rules would go.
 
     Attributes:
         now_ms: the moment the run judges by.
-        due: where the law puts the cut-off at that moment.
+        due: where the rules put the cut-off at that moment.
         cutoff: where this run may put it; never above ``due``.
         generation: the metadata generation this run may act on: rows it makes old may go. 0 makes none old.
-        hold: why the run stops short, None when it goes as far as the law.
+        hold: why the run stops short, None when it goes as far as the rules.
         processed: the first position (``milliseconds * 65,536 + sequence``) that L7 leaves; 0: it takes nothing.
         decided_ms: no ttl of a message's own takes published messages from this moment on.
     """
@@ -86,7 +86,7 @@ class Frontier:
 
     @classmethod
     def open(cls, now_ms: int, topic: TopicMetadata) -> Frontier:
-        """Return a frontier that goes as far as the law."""
+        """Return a frontier that goes as far as the rules."""
         due = Cutoff.at(now_ms, topic.ttl_seconds)
         return cls(now_ms, due, due, topic.generation)
 
@@ -169,7 +169,7 @@ def decide(
     referenced: bool,
     expires_ms: int | None,
 ) -> Verdict:
-    """Return the law's verdict on one row.
+    """Return the verdict on one row.
 
     Args:
         row: the row.
@@ -214,7 +214,7 @@ def _claim(
 def _within_reach(
     key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier, expires_ms: int | None
 ) -> bool:
-    """Return whether this run's frontier lets go of a row that the law takes (S8)."""
+    """Return whether this run's frontier lets go of a row that the rules delete (S8)."""
     if _old_either_way(key, topic, frontier):
         return True
     if key.generation not in (frontier.generation, topic.generation):
@@ -226,7 +226,7 @@ def _within_reach(
 
 
 def _old_either_way(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:
-    """Return whether both the law and the frontier take the row for its generation, so that L5 does not ask."""
+    """Return whether both the rules and the frontier take the row for its generation, so that L5 does not ask."""
     return key.generation < min(frontier.old_below, topic.old_below)
 
 

@@ -1,4 +1,4 @@
-"""The law as key ranges: what of one topic is to be deleted, held or looked at row by row.
+"""The rules as key ranges: what of one topic is to be deleted, held or looked at row by row.
 
 Message rows sort by topic, generation and publish time, so what L2 and L3 take of a topic is one contiguous range. A
 held frontier (S8) cuts it into pieces that go and pieces that wait. Payload rows sort by transaction before time, so in

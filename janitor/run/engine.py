@@ -182,7 +182,7 @@ class Engine(OperatorDecisions):
     """
 
     def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = (), incremental: bool = False) -> Report:
-        """One pass that deletes and inverts what the law and the frontiers allow.
+        """One pass that deletes and inverts what the rules and the frontiers allow.
 
         A run that a guard stops changes nothing and says so in its report; a topic that fails is in the report's
         errors and the others are done; a run that is interrupted or loses its lease keeps what it did, and says so.

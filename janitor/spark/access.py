@@ -173,7 +173,7 @@ class Access:
         return TransactionView(state.usable, now_ms, lifetime.undecided_ms)
 
     def policy(self, store: Reads, now_ms: int, changes: tuple[WhatIf, ...] = ()) -> Policy:
-        """Return the law as it stands at a moment: no frontier holds anything, but what is protected is protected.
+        """Return the rules as they apply at a time: no frontier holds anything, but what is protected is protected.
 
         Args:
             changes: to topics' ttls, for a look at what they would do.

@@ -1,7 +1,7 @@
-"""Keys as columns, and the law over columns: what ``decide`` says of each of a million rows, without a loop over them.
+"""Keys as columns, and the rules over columns: what ``decide`` says of a million rows, without a loop.
 
 A page of keys is sorted, so the rows of a topic lie side by side; once they all have our length they are a matrix of
-bytes, and every number of the key is a slice of it. The law then is comparisons of whole columns. It is written down
+bytes, and every number of the key is a slice of it. The rules then are comparisons of whole columns. It is written down
 a second time here, which is only bearable because a property test holds it against ``decide`` row by row: when the two
 disagree, :mod:`janitor.rules.policy` is right.
 
@@ -146,7 +146,7 @@ class Policy:
     def judge(
         self, table: DataTable, rows: Columns, pointers: Pointers | None = None, expires_ms: Longs | None = None
     ) -> Decisions:
-        """What the law decides of each row (:func:`janitor.rules.policy.decide`).
+        """What the rules decide of each row (:func:`janitor.rules.policy.decide`).
 
         Args:
             pointers: of message rows; None where there are none.

@@ -1,11 +1,11 @@
 """What lies in a store, topic by topic and generation by generation, counted on Spark.
 
 One pass over each table, and one join of the two: which payloads no message refers to, and which messages refer to
-payloads that are gone, can be told from neither table alone. The join also settles what the law leaves open of a
+payloads that are gone, can be told from neither table alone. The join also settles what the rules leave open of a
 payload row (``candidate``, rule L5).
 
 The trade against ``janitor plan``: everything is read, also what is not to be deleted, and in return everything is
-known of it. Nothing is held back by a frontier here: these are the law's figures, not a run's.
+known of it. Nothing is held back by a frontier here: these are the rules' figures, not a run's.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class GenerationStats:
         size_bytes: keys, write pointers and payloads of both, as ``janitor status`` counts them.
         oldest_ms, newest_ms: publish times; None without messages.
         ages: messages by age, by the names of ``AGES``.
-        overdue: rows of both tables that the law takes, by rule.
+        overdue: rows of both tables that the rules delete, by rule.
         invalid: messages whose pointer is to be inverted.
         orphans: payload rows that no message refers to, as if their message was never published.
         missing: references to payloads of which there is no row.

@@ -142,7 +142,7 @@ class StatisticsFigures:
 
     Attributes:
         rows, payload_rows, size_bytes: of all topics and generations.
-        overdue: rows of both tables that the law takes, by rule.
+        overdue: rows of both tables that the rules delete, by rule.
         orphans: payload rows that no message refers to.
         missing: references to payloads of which there is no row.
         blocking: the undecided write pointer that has held up readers longest; None without one.

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Rows that the law takes.
+    """Rows that the rules delete.
 
     Attributes:
         table: where they are.

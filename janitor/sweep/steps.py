@@ -200,13 +200,13 @@ def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | B
 def _split_by_time(work: TopicWork, batch: Batch) -> Iterator[tuple[Rule, bool, list[bytes]]]:
     """Yield the keys that are due, by rule, and whether they are held."""
     frontier = work.frontier
-    cutoff, law = frontier.cutoff.ms, max(frontier.cutoff.ms, frontier.due.ms)
+    cutoff, due_ms = frontier.cutoff.ms, max(frontier.cutoff.ms, frontier.due.ms)
     yield batch.rule, False, _between(batch.keys, 0, cutoff)
     if batch.rule is Rule.OLD_GENERATION:
         yield batch.rule, True, _between(batch.keys, cutoff, LONG_MAX + 1)
         return
-    yield batch.rule, True, _between(batch.keys, cutoff, law)
-    yield Rule.PROCESSED, frontier.hold is not None, _between(batch.keys, law, frontier.processed >> 16)
+    yield batch.rule, True, _between(batch.keys, cutoff, due_ms)
+    yield Rule.PROCESSED, frontier.hold is not None, _between(batch.keys, due_ms, frontier.processed >> 16)
 
 
 def _between(keys: list[bytes], first_ms: int, stop_ms: int) -> list[bytes]:
@@ -237,8 +237,8 @@ def _candidates(
         yield Kept(Reason.REFERENCED, len(keys) - len(free), "payload")
     rules, origin = {span.rule: free}, Origin.joined(origins)
     if span.rule is Rule.EXPIRED:
-        law = work.frontier.due.ms
-        rules = {Rule.EXPIRED: _between(free, 0, law), Rule.PROCESSED: _between(free, law, LONG_MAX + 1)}
+        due_ms = work.frontier.due.ms
+        rules = {Rule.EXPIRED: _between(free, 0, due_ms), Rule.PROCESSED: _between(free, due_ms, LONG_MAX + 1)}
     for rule, going in rules.items():
         for at in range(0, len(going), part.run.page_rows):
             some = going[at : at + part.run.page_rows]
@@ -341,7 +341,7 @@ def _cells(part: Part, candidates: PointerSet, begin: bytes, stop: bytes | None)
 
 
 def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
-    """Yield the cells, all of one topic and generation or all under unrecognized keys, that the law inverts."""
+    """Yield the cells, all of one topic and generation or all under unrecognized keys, that the rules invert."""
     if (key := _all_invert(part, cells)) is not None:
         yield _invalid(part, key, cells)
         return
@@ -365,7 +365,7 @@ def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
 
 
 def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
-    """Return the first key, where the law inverts all of a batch.
+    """Return the first key, where the rules invert all of a batch.
 
     The rules delete the oldest rows of a generation. So where it does not take the first row of a batch, in key
     order, it takes none, and its decision on that one is its decision on all.

@@ -137,7 +137,7 @@ def older(state: TxState) -> TxState:
 
 @dataclass(frozen=True, slots=True)
 class TransactionView:
-    """Answers the law's two questions (``janitor.rules.policy.Transactions``).
+    """Answers the rules' two questions (``janitor.rules.policy.Transactions``).
 
     Attributes:
         snapshot: the usable snapshot, None without one.

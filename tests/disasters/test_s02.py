@@ -48,7 +48,7 @@ def prepared(store: Store) -> tuple[Rig, Topic]:
 
 
 class Judge:
-    """Asks the law, as metadata stands at that moment, about every row that is deleted."""
+    """Asks the rules, as metadata stands at that moment, about every row that is deleted."""
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig

@@ -1,4 +1,4 @@
-"""Crash proof: a sweep may die at any moment. Nothing that the law keeps is lost, and the next run finishes the work.
+"""Crash proof: a sweep may die at any moment. Nothing that the rules keep is lost, and the next run finishes the work.
 
 The dying is done by `crashes.py`, in a process of its own.
 """
@@ -86,7 +86,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judge(store: Store, state: VisibilityState) -> dict[str, Fates]:
-    """What the law makes of every row, one by one."""
+    """What the rules make of every row, one by one."""
     described = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
     frontiers = {key: Frontier.open(NOW_MS, found) for key, found in described.items()}
     view = TransactionView(state, NOW_MS, TERMS.lifetime.undecided_ms)

@@ -1,4 +1,4 @@
-"""A sweep on a real HBase: the same law, part by part, by several workers at once."""
+"""A sweep on a real HBase: the same rules, part by part, by several workers at once."""
 
 from __future__ import annotations
 

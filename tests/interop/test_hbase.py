@@ -16,8 +16,8 @@ from tests.builders import SECOND, every
 from tests.hbase.conftest import hbase, hbase_tables
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.interop.deletion_rules import empty_invalid_list, left
 from tests.interop.java import Interop
-from tests.interop.law import empty_invalid_list, left
 from tests.interop.program import Program, Refused
 from tests.interop.test_sweep import LIFETIME, sweep_store
 from tests.messaging.desk import Desk, named
@@ -90,7 +90,7 @@ def test_given_tables_that_cdap_made_and_filled_when_swept_then_cdap_reads_again
         messages, payloads = left(store, view, now_ms)
         # When
         report = sweep_store(store, tmp_path, now_ms)
-        # Then every row is as the law says, by our eyes
+        # Then every row is as the rules say, by our eyes
         assert (report.errors, store.wrong_salts) == ([], 0)
         # CDAP has no consumers whose positions are known.
         assert min(report.total(rule) for rule in set(Rule) - {Rule.PROCESSED}) > 0

@@ -24,8 +24,8 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Terms
 from janitor.sweep.transactions import TransactionView
 from tests.interop.conftest import Vector
+from tests.interop.deletion_rules import empty_invalid_list, left
 from tests.interop.java import Interop
-from tests.interop.law import empty_invalid_list, left
 from tms_core.clock import ManualClock
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -187,7 +187,7 @@ def _identity(line: dict[str, object]) -> tuple[object, ...]:
 
 
 def _law(messaging: Path, snapshots: Path, scratch: Path) -> dict[str, dict[bytes, str]]:
-    """What the law leaves of each row, judged one by one: key to SHA-256 of the stored value."""
+    """What the rules leave of each row, judged one by one: key to SHA-256 of the stored value."""
     shutil.copytree(messaging, scratch)
     view = TransactionView(DirectorySource(snapshots).latest().snapshot, NOW_MS, LIFETIME.undecided_ms)
     with LevelDBStore(scratch) as store:

@@ -1,6 +1,6 @@
 """Playing a history: random operations from a seed, or given ones, with every invariant asked after every step.
 
-At the end of every history everything is put in order, and then nothing that the law takes may be left and the claim
+At the end of every history everything is put in order, and then nothing that the rules delete may be left and the claim
 must go as far as it may: a janitor that does nothing is not a safe one.
 """
 

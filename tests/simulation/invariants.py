@@ -1,6 +1,6 @@
 """What must be true after every step, whatever happened.
 
-* **live row lost**: a row that the law keeps is gone. Payloads of transactions that are committed or undecided are
+* **live row lost**: a row that the rules keep is gone. Payloads of transactions that are committed or undecided are
   among them as long as a message refers to them or may come to (L5).
 * **zombie**: a row is there that was never written, or that had been deleted, or its value is not what was written.
 * **aborted message visible**, **committed message hidden**: what a transactional reader with today's lists sees is not
@@ -14,7 +14,7 @@
 * **not in the ledger**: a row went, and no entry of the ledger tells between which keys, by which rule and in which run
   it did; or an entry tells of more rows than went.
 * **plan overrun**: an ``apply`` did something that its plan file does not show; a plan did anything at all.
-* **left behind**: after everything was put in order, a pass left something the law takes.
+* **left behind**: after everything was put in order, a pass left something the rules delete.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ def check_bounds(pointer: int, what: str, claims: Collection[tuple[str, int]]) -
 
 
 def check_complete(site: Site) -> None:
-    """After a pass with nothing in its way: nothing is left that the law takes."""
+    """After a pass with nothing in its way: nothing is left that the rules delete."""
     staying = {(row.topic, row.generation, row.pointer) for row in site.rows.values() if row.refers}
     for row in site.rows.values():
         topic = site.topics.get(row.topic)

@@ -1,4 +1,4 @@
-"""The law once more, by full knowledge and honest time: may this row be gone?
+"""The rules once more, by full knowledge and honest time: may this row be gone?
 
 Written from rules L0 to L5 and S8, not from the janitor's code, and weaker in no place where a row could be lost: what
 is permitted here is what an onlooker who knows every clock's error and every transaction's fate would permit. Where the
@@ -135,7 +135,7 @@ class Reference:
         self._reach[name] = Reach(reach.generation, cutoff_ms, now_ms, {_pair(topic): since_ms})
 
     def _granted(self, name: str, topic: Topic, now_ms: int) -> bool:
-        """Whether the topic may go as far as the law takes it."""
+        """Whether the topic may go as far as the rules."""
         reach = self._reach.get(name)
         if reach is None:
             return False
@@ -156,7 +156,7 @@ class Reference:
         Args:
             topic: its topic's metadata; None without.
             now_ms: honest time.
-            wall_ms: the janitor's clock, which the law is spoken by.
+            wall_ms: the janitor's clock, which the rules use.
             undecided: the row's transaction was in progress.
             referenced: a message that stays takes its payload from it.
         """

@@ -94,7 +94,7 @@ def whatever_is_in_progress_is_invalid(patch: pytest.MonkeyPatch) -> None:
 
 
 def nothing_jumps(patch: pytest.MonkeyPatch) -> None:
-    """S8: every frontier advances as far as the law."""
+    """S8: every frontier advances as far as the rules."""
     patch.setattr(frontier, "_jumps", lambda *_: False)
 
 
@@ -124,7 +124,7 @@ def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
 
 
 def apply_knows_no_ranges(patch: pytest.MonkeyPatch) -> None:
-    """``apply`` deletes whatever the law takes."""
+    """``apply`` deletes whatever the rules delete."""
     patch.setattr(steps, "allowed", lambda *arguments: arguments[3])
 
 

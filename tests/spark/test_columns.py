@@ -1,4 +1,4 @@
-"""The law over columns says of every row what ``decide`` says of it by itself."""
+"""The rules over columns say of every row what ``decide`` says of it by itself."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def words(verdicts: Decisions) -> list[tuple[str, str]]:
     return [(ACTIONS[action], RULES[rule]) for action, rule in zip(verdicts.action, verdicts.rule, strict=True)]
 
 
-def said(law: Policy, row: Row, expires_ms: int | None = None) -> tuple[str, str]:
+def said(rules: Policy, row: Row, expires_ms: int | None = None) -> tuple[str, str]:
     """What ``decide`` says, in the words of the columns; both answers to L5's question, where it is asked."""
-    topic, frontier = law.topics.get(row.key.topic, (None, None)) if row.key else (None, None)
+    topic, frontier = rules.topics.get(row.key.topic, (None, None)) if row.key else (None, None)
     free, needed = (
-        decide(row, topic, frontier, law.transactions, referenced, expires_ms) for referenced in (False, True)
+        decide(row, topic, frontier, rules.transactions, referenced, expires_ms) for referenced in (False, True)
     )
     if free != needed:
         assert isinstance(free, Delete)
@@ -65,14 +65,14 @@ def pointers_of(values: Sequence[int | None]) -> Pointers:
 def test_given_random_messages_when_judged_as_columns_then_each_verdict_is_the_laws(
     scene: Scene, data: st.DataObject
 ) -> None:
-    law, keys = policy(scene), sorted(scene.messages)
+    rules, keys = policy(scene), sorted(scene.messages)
     never = [scene.now_ms - 1, scene.now_ms, scene.now_ms + 1, 0, LONG_MAX]
     expires = [data.draw(st.sampled_from(never)) for _ in keys]
     values = [scene.messages[key].pointer for key in keys]
     rows = split("message", keys)
-    judged = law.judge("message", rows, pointers_of(values), np.array(expires, dtype=np.int64))
+    judged = rules.judge("message", rows, pointers_of(values), np.array(expires, dtype=np.int64))
     wanted = [
-        said(law, Row("message", MessageKey.parse(key), pointer), None if expires_ms == LONG_MAX else expires_ms)
+        said(rules, Row("message", MessageKey.parse(key), pointer), None if expires_ms == LONG_MAX else expires_ms)
         for key, pointer, expires_ms in zip(keys, values, expires, strict=True)
     ]
     assert words(judged) == wanted
@@ -82,9 +82,9 @@ def test_given_random_messages_when_judged_as_columns_then_each_verdict_is_the_l
 @settings(max_examples=50)
 @given(scenes())
 def test_given_random_payloads_when_judged_as_columns_then_each_verdict_is_the_laws(scene: Scene) -> None:
-    law, keys = policy(scene), sorted(scene.payloads)
-    judged = law.judge("payload", split("payload", keys))
-    assert words(judged) == [said(law, Row("payload", PayloadKey.parse(key))) for key in keys]
+    rules, keys = policy(scene), sorted(scene.payloads)
+    judged = rules.judge("payload", split("payload", keys))
+    assert words(judged) == [said(rules, Row("payload", PayloadKey.parse(key))) for key in keys]
 
 
 @settings(max_examples=50)
@@ -108,8 +108,8 @@ def test_given_random_keys_when_taken_apart_then_every_number_is_that_of_the_key
 
 
 def test_given_no_keys_when_judged_then_there_are_no_verdicts() -> None:
-    law = policy(Scene(0))
-    assert words(law.judge("message", split("message", []))) == []
+    rules = policy(Scene(0))
+    assert words(rules.judge("message", split("message", []))) == []
 
 
 NOW, TTL, CUTOFF, HELD_AT = 1_700_000_000_000, 3600, 1_700_000_000_000 - 3_600_000, 1_700_000_000_000 - 7_200_000
@@ -122,10 +122,10 @@ SNAPSHOT = visibility(NOW, [DOOMED], [OPEN], NEWEST)
 
 
 def frontiers(topic: TopicMetadata) -> list[Frontier]:
-    """As far as the law, as far as an earlier run came, in an earlier generation, and nowhere."""
-    law = Frontier.open(NOW, topic)
-    behind = replace(law, cutoff=Cutoff(HELD_AT), hold=Hold.FRONTIER)
-    return [law, behind, replace(behind, generation=2), Frontier.closed(NOW, topic, Hold.PAUSED)]
+    """As far as the rules, as far as an earlier run came, in an earlier generation, and nowhere."""
+    rules = Frontier.open(NOW, topic)
+    behind = replace(rules, cutoff=Cutoff(HELD_AT), hold=Hold.FRONTIER)
+    return [rules, behind, replace(behind, generation=2), Frontier.closed(NOW, topic, Hold.PAUSED)]
 
 
 @pytest.mark.parametrize("snapshot", [None, SNAPSHOT])
@@ -136,7 +136,7 @@ def test_given_every_boundary_when_judged_as_columns_then_each_verdict_is_the_la
     topic = TopicMetadata(TOPIC, generation, TTL)
     view = TransactionView(snapshot, NOW, LIFETIME.undecided_ms)
     for frontier in frontiers(topic):
-        law = Policy({TOPIC: (topic, frontier)}, view)
+        rules = Policy({TOPIC: (topic, frontier)}, view)
         messages = sorted(
             (MessageKey(TOPIC, *numbers, 0).pack(), pointer, expires_ms)
             for numbers, pointer, expires_ms in product(
@@ -146,14 +146,14 @@ def test_given_every_boundary_when_judged_as_columns_then_each_verdict_is_the_la
         keys = [key for key, _, _ in messages]
         pointers = pointers_of([pointer for _, pointer, _ in messages])
         expires = np.array([expires_ms for _, _, expires_ms in messages], dtype=np.int64)
-        judged = words(law.judge("message", split("message", keys), pointers, expires))
+        judged = words(rules.judge("message", split("message", keys), pointers, expires))
         assert judged == [
-            said(law, Row("message", MessageKey.parse(key), pointer), None if expires_ms == LONG_MAX else expires_ms)
+            said(rules, Row("message", MessageKey.parse(key), pointer), None if expires_ms == LONG_MAX else expires_ms)
             for key, pointer, expires_ms in messages
         ]
         stored = sorted(
             PayloadKey(TOPIC, row, pointer or 0, ms, 0).pack()
             for row, pointer, ms in product(GENERATIONS, POINTERS, TIMES)
         )
-        judged = words(law.judge("payload", split("payload", stored)))
-        assert judged == [said(law, Row("payload", PayloadKey.parse(key))) for key in stored]
+        judged = words(rules.judge("payload", split("payload", stored)))
+        assert judged == [said(rules, Row("payload", PayloadKey.parse(key))) for key in stored]

@@ -1,4 +1,4 @@
-"""The source: every row once, in the right columns, with the law's verdict, whatever is cut, narrowed or leapt over."""
+"""The source: every row once, in the right columns, with the rules' verdict, however reads are divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interface every store implements, so that one law and one suite of tests serve them all.
+"""The interface every store implements, so that one set of rules and one suite of tests serve them all.
 
 Everything is read in *pages*, by one method (:meth:`KeyReads.read`). The caller names the parts of a row that it needs.
 A page opens, reads at most ``limit`` rows, closes and gives the start of the next page. It carries the knowledge of the

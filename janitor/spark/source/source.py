@@ -1,4 +1,4 @@
-"""``spark.read.format("tms")``: a store's tables as DataFrames, and what the law says of every row.
+"""``spark.read.format("tms")``: a store's tables as DataFrames, and what the rules say of every row.
 
     from janitor.spark.source import register
 
@@ -7,7 +7,7 @@
     rows.groupBy("topic", "action", "rule").count().show()
 
 Rows come as Arrow batches that were made by the page. They are judged as of one moment, chosen when the query is
-planned, by the law alone: no frontier holds anything back (rule S8 is about what a run may do).
+planned, by the rules alone: no frontier holds anything back (rule S8 is about what a run may do).
 ``docs/how-to/spark.md`` has
 the options and columns.
 """

@@ -1,4 +1,4 @@
-"""Why a row is still there and when it goes, or who took it: the answer is the law's, and as sure as it says."""
+"""Why a row is still there and when it goes, or who took it: the answer is the rules', and as sure as it says."""
 
 from __future__ import annotations
 

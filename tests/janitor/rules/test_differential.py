@@ -1,6 +1,6 @@
 """The sweep by ranges does to every row exactly what ``decide`` says of it by itself.
 
-Random stores are swept by the engine, page by page and range by range, and judged row by row by the law. Their
+Random stores are swept by the engine, page by page and range by range, and judged row by row by the rules. Their
 alphabet is the extreme values: names that are prefixes of one another, generations and times at the ends of their
 types, keys cut short or too long, a clock in 1970, pointers of no transaction, values with tags that CDAP never writes
 and reads as references. Two answers are allowed in one place
@@ -157,7 +157,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 @st.composite
 def records(draw: st.DrawFn, scene: Scene, generation: int, ttl_seconds: int) -> FrontierRecord:
-    """A frontier as an earlier run may have left it: at the law, behind it, ahead of it, or in another generation."""
+    """A frontier of an earlier run: at the due cutoff, behind it, ahead of it, or in another generation."""
     law_ms = max(0, scene.now_ms - ttl_seconds * 1000)
     cutoff_ms = max(0, law_ms - draw(st.sampled_from([0, 0, 1000, 299_999, 300_001, 10**9, -1000])))
     applied = draw(st.sampled_from([generation, generation, abs(generation), 0, 1, 2, -2, -1]))
@@ -273,7 +273,7 @@ class FixedSource:
 
 
 def judge(scene: Scene, *, tells: bool = True) -> tuple[dict[bytes, Verdict], dict[bytes, Verdict], set[bytes]]:
-    """The law, row by row: verdicts on messages and payloads, and the payloads of which both answers are right.
+    """The rules, row by row: verdicts on messages and payloads, and the payloads of which both answers are right.
 
     Args:
         tells: whether the store's cells say which rows take their payload from the payload table; else all may.
@@ -381,7 +381,7 @@ def check(scene: Scene, store: Store, batch_rows: int, workers: int = 1, *, tell
 def check_figures(
     report: Report, messages: dict[bytes, Verdict], payloads: dict[bytes, Verdict], either: set[bytes]
 ) -> None:
-    """The report's figures are the law's."""
+    """The report's figures are the rules'."""
     verdicts = [*messages.values(), *payloads.values()]
     deleted = Counter(verdict.rule for verdict in verdicts if isinstance(verdict, Delete))
     reasons = Counter(verdict.reason for verdict in verdicts if isinstance(verdict, Keep | Invert))

@@ -1,4 +1,4 @@
-"""The law, rule by rule: at the boundary, one below and one above, and where two rules meet."""
+"""The rules, rule by rule: at the boundary, one below and one above, and where two rules meet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tms_core.topic import INT_MAX, INT_MIN, TopicId, TopicMetadata
 TOPIC = TopicId("default", "events")
 NOW_MS = 1_700_000_000_000
 TTL_SECONDS = 3600
-#: The law's cut-off at NOW_MS.
+#: The rules' cut-off at NOW_MS.
 DUE_MS = NOW_MS - TTL_SECONDS * 1000
 POINTER = NOW_MS * 1_000_000
 
@@ -466,15 +466,15 @@ def test_s8_given_any_frontier_when_a_row_goes_then_the_law_takes_it_and_else_it
 ) -> None:
     topic = metadata(generation)
     frontier = replace(held(topic, cutoff_ms=cutoff_ms, generation=reached), hold=hold)
-    law = judge(row, generation, None, transactions, referenced=referenced, expires_ms=expires_ms)
+    expected = judge(row, generation, None, transactions, referenced=referenced, expires_ms=expires_ms)
     verdict = judge(row, generation, frontier, transactions, referenced=referenced, expires_ms=expires_ms)
-    if isinstance(law, Delete):
+    if isinstance(expected, Delete):
         waits = {Reason.HELD, Reason.UNDECIDED, Reason.REFERENCED}
-        assert verdict == law or (not isinstance(verdict, Delete) and verdict.reason in waits)
-    elif law in (UNDECIDED, REFERENCED):
-        assert verdict in (law, HELD)
+        assert verdict == expected or (not isinstance(verdict, Delete) and verdict.reason in waits)
+    elif expected in (UNDECIDED, REFERENCED):
+        assert verdict in (expected, HELD)
     else:
-        assert verdict == law
+        assert verdict == expected
 
 
 @pytest.mark.parametrize("generation", [2, -2])

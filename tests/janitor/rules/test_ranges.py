@@ -1,4 +1,4 @@
-"""The law as ranges: where each span begins and ends, and that a span and the law never differ about a row."""
+"""The rules as ranges: where each span begins and ends, and that a span and the rules never differ about a row."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_given_a_cutoff_when_asked_for_the_newest_pointer_then_it_fits_or_there_
     assert newest_expired_pointer(frontier(0, 1, due_ms=due_ms), allowance_ms) == pointer
 
 
-# --- spans and the law -----------------------------------------------------------------------------------------------
+# --- spans and the rules ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class NothingKnown:
         return False
 
 
-def law(row: Row, scene: Scene) -> Verdict:
+def judge_row(row: Row, scene: Scene) -> Verdict:
     return decide(row, scene.topic, scene.frontier, NothingKnown(), False, None)
 
 
@@ -221,7 +221,7 @@ STAYS = (Keep(Reason.LIVE), Keep(Reason.NEWER_GENERATION))
 def test_given_any_message_key_when_the_law_speaks_then_its_span_says_the_same(scene: Scene, sequence: int) -> None:
     key = MessageKey(TOPIC, scene.generation, scene.time_ms, sequence)
     span = find(message_spans(scene.topic, scene.frontier), key.pack())
-    verdict = law(Row("message", key), scene)
+    verdict = judge_row(Row("message", key), scene)
     expected = promise(span, scene.time_ms, scene.frontier)
     assert verdict == expected or (expected is None and verdict in STAYS)
 
@@ -230,7 +230,7 @@ def test_given_any_message_key_when_the_law_speaks_then_its_span_says_the_same(s
 def test_given_any_payload_key_when_the_law_speaks_then_its_span_says_the_same(scene: Scene, pointer: int) -> None:
     key = PayloadKey(TOPIC, scene.generation, pointer, scene.time_ms, 0)
     span = find(payload_spans(scene.topic, scene.frontier, None), key.pack())
-    verdict = law(Row("payload", key), scene)
+    verdict = judge_row(Row("payload", key), scene)
     expected = promise(span, scene.time_ms, scene.frontier)
     assert verdict == expected or (expected is None and verdict in STAYS)
 
@@ -245,7 +245,7 @@ def test_given_clocks_that_agree_when_a_payload_is_above_the_newest_pointer_then
     key = PayloadKey(TOPIC, scene.generation, pointer, scene.time_ms, 0)
     newest = newest_expired_pointer(scene.frontier, allowance_ms)
     span = find(payload_spans(scene.topic, scene.frontier, newest), key.pack())
-    verdict = law(Row("payload", key), scene)
+    verdict = judge_row(Row("payload", key), scene)
     assert (promise(span, scene.time_ms, scene.frontier) or verdict) == verdict
     assert span is not None or verdict in STAYS
 
@@ -272,7 +272,7 @@ def test_given_any_message_key_when_no_span_and_no_live_row_reaches_it_then_it_l
     edge = beyond(scene.topic)
     assert all(span.stop <= edge for span in message_spans(scene.topic, scene.frontier))
     if scene.generation >= scene.topic.old_below:
-        stays = law(Row("message", key), scene) in (Keep(Reason.NEWER_GENERATION), Keep(Reason.UNRECOGNIZED))
+        stays = judge_row(Row("message", key), scene) in (Keep(Reason.NEWER_GENERATION), Keep(Reason.UNRECOGNIZED))
         assert (key.pack() >= edge) == stays
 
 

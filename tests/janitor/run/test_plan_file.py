@@ -51,7 +51,7 @@ def store() -> MemoryStore:
 
 
 def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS) -> Run:
-    """Orders may go as far as the law, returns is held ten minutes behind it."""
+    """Orders may go as far as the rules, returns is held ten minutes longer."""
     records = {ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS), RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS)}
     run = Run(
         store,

@@ -125,7 +125,7 @@ def test_given_an_error_of_another_kind_when_read_then_it_is_not_hidden() -> Non
         read(Source(error=ZeroDivisionError()))
 
 
-# --- the law's two questions -----------------------------------------------------------------------------------------
+# --- the rules' two questions -----------------------------------------------------------------------------------------
 
 
 def view(age_ms: int | None = 0) -> TransactionView:

@@ -16,7 +16,7 @@ from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 
 
 def left(store: Store, view: TransactionView, now_ms: int) -> tuple[dict[bytes, MessageValue], dict[bytes, bytes]]:
-    """The rows of the message and of the payload table that the law leaves, by key.
+    """The rows of the message and of the payload table that the rules leave, by key.
 
     Args:
         store: before the sweep.
