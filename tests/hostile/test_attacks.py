@@ -35,9 +35,10 @@ def share(full: int) -> int:
     return max(1, full * PERCENT // 100)
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Serve]:
-    config = configure(tmp_path, memory=MEMORY_MB, max_connections=CONNECTIONS + share(100))
+@pytest.fixture(params=[False, True], ids=["known heads", "parsed"])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Serve]:
+    # With an access log every request is parsed.
+    config = configure(tmp_path, memory=MEMORY_MB, max_connections=CONNECTIONS + share(100), access_log=request.param)
     with Serve(config) as serving:
         yield serving
 

@@ -19,11 +19,14 @@ from tms_core.server.auth.gate import Gate
 from tms_core.server.metrics import ServerMetrics
 from tms_core.server.rest.app import make_app
 from tms_core.server.rest.context import ServerContext
+from tms_core.server.rest.known_publish import KNOWN_HEADS
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.web.listener import Listener
+from tms_core.web.protocol import Heads
 
 MAX_REQUEST_BYTES = 3_000_000
 
@@ -54,9 +57,14 @@ def serving(
     gate: Gate | None = None,
     loop_writes: bool = False,
     transactions: TransactionManager | None = None,
+    knows_heads: bool = True,
     **options: Any,
 ) -> Iterator[Serving]:
-    """A server that answers while the block runs; with ``loop_writes`` as ``tms serve`` has it."""
+    """A server that answers while the block runs; with ``loop_writes`` as ``tms serve`` has it.
+
+    Args:
+        knows_heads: whether it serves publishes by their heads, as ``tms serve`` does without an access log.
+    """
     store, workers = store or MemoryStore(), EventLoopWorkers()
     service = MessagingService(
         store,
@@ -70,7 +78,8 @@ def serving(
     with ThreadPoolExecutor(4) as threads, service:
         site = ServerContext(service, threads, metrics, MAX_REQUEST_BYTES, gate, **options)
         app = make_app(site, loopback=loopback, access_log=access_log)
-        listener = Listener(app, "127.0.0.1", 0, ending=site.waiting.close)
+        heads: Heads | None = RecentlyUsed(KNOWN_HEADS) if knows_heads and not access_log else None
+        listener = Listener(app, "127.0.0.1", 0, ending=site.waiting.close, heads=heads)
         listener.start()
         workers.alone = listener.alone if loop_writes else None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import select
 import socket
@@ -26,7 +27,7 @@ from tms_core.settings.models import TlsSettings
 from tms_core.web import listener as listener_module
 from tms_core.web import protocol, thread
 from tms_core.web.listener import Listener, ListenerOptions
-from tms_core.web.protocol import bounded
+from tms_core.web.protocol import HttpProtocol, KnownHead, bounded
 
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
 #: What is inside a body, and must never be carried out.
@@ -41,9 +42,11 @@ class Echo:
         headers: those of the last.
         begun: a request was begun.
         may_read, may_answer: bodies and answers wait for it.
+        heads: what it serves by their heads; None: every request is parsed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, knows_heads: bool = False) -> None:
+        self.heads = KnownBefore() if knows_heads else None
         self.asked: list[tuple[str, str, bytes]] = []
         self.headers: list[tuple[bytes, bytes]] = []
         self.begun, self.may_read, self.may_answer = Event(), Event(), Event()
@@ -68,9 +71,39 @@ class Echo:
         await answer(send, 200, body)
 
 
+class KnownBefore:
+    """Knows every usual head with a body, as if it had been served before.
+
+    Its requests are handed to the application a turn of the loop later, which answers them as if they were parsed.
+
+    Attributes:
+        served: how many there were.
+    """
+
+    _USUAL = re.compile(
+        rb"POST /\w* HTTP/1\.1\r\nHost: localhost\r\nContent-Length: ([1-9][0-9]*)\r\n\r\n", re.IGNORECASE
+    )
+
+    def __init__(self) -> None:
+        self.served = 0
+
+    def __setitem__(self, head: bytes, known: KnownHead) -> None:
+        """It is known already."""
+
+    def get(self, head: bytes) -> KnownHead | None:
+        usual = self._USUAL.fullmatch(head)
+        return None if usual is None else KnownHead(int(usual[1]), partial(self._serve, int(usual[1])))
+
+    def _serve(self, size: int, connection: HttpProtocol, body: bytes) -> bool:
+        assert len(body) == size
+        self.served += 1
+        connection.loop.call_soon(connection.fail, RuntimeError("no error to an echo"))
+        return True
+
+
 @contextmanager
 def listening(app: Echo, tls: TlsSettings | None = None, max_connections: int = 500) -> Iterator[int]:
-    listener = Listener(app, "127.0.0.1", 0, tls, ListenerOptions(max_connections=max_connections))
+    listener = Listener(app, "127.0.0.1", 0, tls, ListenerOptions(max_connections=max_connections), heads=app.heads)
     listener.start()
     try:
         yield listener.port
@@ -80,9 +113,9 @@ def listening(app: Echo, tls: TlsSettings | None = None, max_connections: int = 
         listener.stop()
 
 
-@pytest.fixture
-def echo() -> Echo:
-    return Echo()
+@pytest.fixture(params=[False, True], ids=["parsed", "known"])
+def echo(request: pytest.FixtureRequest) -> Echo:
+    return Echo(knows_heads=request.param)
 
 
 @pytest.fixture
@@ -415,6 +448,22 @@ def test_given_a_body_that_the_server_does_not_take_yet_then_its_client_is_not_t
         echo.may_read.set()
         sender.join()
         assert client.answer().body == body
+
+
+def test_echo_that_knows_heads_serves_whole_requests_by_them_and_no_parts(echo: Echo, port: int) -> None:
+    said = request("POST", "/a", SMUGGLED)
+    with Client(port) as client:
+        for part in (said, said[:-1], said[-1:] + said[:40], said[40:]):
+            client.socket.sendall(part)
+            if part in (said, said[40:]):
+                assert client.answer().body == SMUGGLED
+            else:
+                time.sleep(0.01)
+        assert client.answer().body == SMUGGLED
+        client.socket.sendall(said + said)
+        assert [client.answer().body for _ in range(2)] == [SMUGGLED] * 2
+    assert echo.asked == [("POST", "/a", SMUGGLED)] * 5
+    assert echo.heads is None or echo.heads.served == 1
 
 
 def _gets_in(port: int) -> bool:

@@ -32,6 +32,7 @@ from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.recording import lost_side
 from tms_core.server.rest.app import make_app
 from tms_core.server.rest.context import PollLimit, ServerContext, Waiting
+from tms_core.server.rest.known_publish import KNOWN_HEADS
 from tms_core.settings.models import (
     ASSUMED_LIFETIME_SECONDS,
     AuthSettings,
@@ -47,6 +48,7 @@ from tms_core.tables.leveldb.layout import FOLDERS, holds_database, written_ms
 from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.side import MemorySide, SideTable
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import system_of
@@ -289,6 +291,7 @@ def _listen(
         wanted.tls,
         ListenerOptions(max_connections=wanted.max_connections, lifespan=forwarder is not None),
         ending=waiting.close,
+        heads=None if wanted.access_log or forwarder is not None else RecentlyUsed(KNOWN_HEADS),
     )
     listener.start()
     stack.callback(listener.stop)

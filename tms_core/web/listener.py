@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Scope
 
 from tms_core.security.tls import ServerCertificate
 from tms_core.settings.models import TlsSettings, is_loopback
-from tms_core.web.protocol import bounded
+from tms_core.web.protocol import Heads, bounded
 from tms_core.web.thread import ThreadedServer
 
 #: How many connections may wait to be accepted.
@@ -56,6 +56,7 @@ class Listener(ThreadedServer):
         host, port: as of :class:`~tms_core.web.thread.ThreadedServer`.
         tls: certificate and key; None: plain HTTP.
         ending: called before it stops, to interrupt waiting requests.
+        heads: where known heads are kept (:mod:`tms_core.web.protocol`); None: every request is parsed.
     """
 
     def __init__(
@@ -67,13 +68,14 @@ class Listener(ThreadedServer):
         options: ListenerOptions | None = None,
         *,
         ending: Callable[[], None] | None = None,
+        heads: Heads | None = None,
     ) -> None:
         options = options or ListenerOptions()
         config = uvicorn.Config(
             app,
             interface="asgi3",
             loop="uvloop",
-            http=bounded(options.max_connections),
+            http=bounded(options.max_connections, heads),
             ws="none",
             lifespan="on" if options.lifespan else "off",
             log_config=None,

@@ -14,6 +14,10 @@
 * **A head may not grow without end**, and nor may what follows a body; trailers do not count as headers.
 * **A client that has said all and closes its half** is answered (not over TLS, which has no halves).
 * **An answer's head goes with the first piece of its body**, which uvicorn writes one after the other.
+* **A known head is not parsed again.** The application may hand over a function that serves requests with the same head
+  (:func:`know`). The function serves a request if its head is the known one, byte for byte. As many bytes must follow
+  as the parser read after that head, and nothing else may be pending on the connection. So no request can hide in
+  another request. Requests that the function declines, and requests that fail, pass parser and application.
 
 Traded: it overrides what uvicorn's protocol calls and keeps, so that a new version of uvicorn has to pass
 ``tests/server/test_protocol.py``.
@@ -26,16 +30,19 @@ import logging
 import math
 import resource
 from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 import httptools
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tms_core.errors import code_of_status
 from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.web import problem
+
+Serve: TypeAlias = "Callable[[HttpProtocol, bytes], bool]"
 
 logger = get_logger(__name__)
 
@@ -43,12 +50,17 @@ logger = get_logger(__name__)
 _SENSELESS_BYTES = 64 << 10
 #: Under these names a request's state has what ends its connection, and what finds out whether it still has a client.
 _ABORT, _PROBE = "abort", "probe"
+#: Under these names it has what makes its head known, and the error of the function that served its head, if any.
+_KNOW, _FAILURE = "know", "failure"
+#: The longest head that becomes known, and the largest body after it, in bytes.
+_KNOWN_HEAD_BYTES, KNOWN_BODY_BYTES = 2 << 10, 64 << 10
 _BUSY = b"There are too many connections (server.max_connections)."
 #: How many more connections there may be that ask for nothing but /ping.
 _PING_CONNECTIONS = 16
 #: How long these may take to ask, in seconds.
 _PING_SECONDS = 2.0
 _PING = b"/ping"
+_HEAD_END = b"\r\n\r\n"
 #: How what precedes an answer begins ("100 Continue").
 _INTERIM = b"HTTP/1.1 1"
 #: What is copied for it at most: this takes no longer than another write.
@@ -68,9 +80,12 @@ def places(most_connections: int) -> int:
     return most_connections if files == resource.RLIM_INFINITY else min(most_connections, max(1, files // 2))
 
 
-def bounded(most_connections: int) -> type[HttpProtocol]:
+def bounded(most_connections: int, heads: Heads | None = None) -> type[HttpProtocol]:
     """Return the protocol of a server that has at most so many connections, and no more than there are
     :func:`places`.
+
+    Args:
+        heads: the known heads, empty at first; None: every request is parsed.
     """
     most = places(most_connections)
     if most < most_connections:
@@ -79,7 +94,7 @@ def bounded(most_connections: int) -> type[HttpProtocol]:
             most,
             most_connections,
         )
-    return type("BoundedProtocol", (HttpProtocol,), {"most": most, "seldom": SeldomLogger(logger)})
+    return type("BoundedProtocol", (HttpProtocol,), {"most": most, "seldom": SeldomLogger(logger), "heads": heads})
 
 
 def abort_of(scope: Scope) -> Callable[[], None]:
@@ -102,6 +117,43 @@ def _no_probe() -> None:
     """Nothing can be found out."""
 
 
+def know(scope: Scope, serve: Serve) -> None:
+    """Have a function serve the requests that have the same head as this one, if they can be recognized by it.
+
+    Args:
+        serve: gets the connection and the body, and returns whether it serves the request. If so, it calls
+            :meth:`HttpProtocol.confirm` or :meth:`HttpProtocol.fail` later, in the event loop. It must not wait.
+    """
+    if _KNOW in scope["state"]:
+        scope["state"][_KNOW](serve)
+
+
+def failure_of(scope: Scope) -> BaseException | None:
+    """Return why the function that served a request by its head has failed; None: no function did."""
+    error: BaseException | None = scope["state"].get(_FAILURE)
+    return error
+
+
+class KnownHead(NamedTuple):
+    """A head that was parsed before.
+
+    Attributes:
+        body_bytes: the size of the body after it.
+        serve: serves a request with this head; see :func:`know`.
+    """
+
+    body_bytes: int
+    serve: Serve
+
+
+class Heads(Protocol):
+    """The known heads, by their bytes."""
+
+    def get(self, head: bytes, /) -> KnownHead | None: ...
+
+    def __setitem__(self, head: bytes, known: KnownHead, /) -> None: ...
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection; :func:`bounded` makes the class that a server uses.
 
@@ -110,9 +162,11 @@ class HttpProtocol(HttpToolsProtocol):
         seldom: says that there are too many.
         head_seconds: how long a request's head may take from its first byte on.
         body_seconds, body_bytes: how much of a body has to come within how long, as long as there is more of it.
+        heads: the known heads; None: every request is parsed.
     """
 
     most: ClassVar[int]
+    heads: ClassVar[Heads | None] = None
     seldom: ClassVar[SeldomLogger]
     head_seconds: ClassVar[float] = 20.0
     body_seconds: ClassVar[float] = 10.0
@@ -130,6 +184,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._said_at = self.loop.time()
         self._head_begun = False
+        #: The request that a function serves by its head; empty: none.
+        self._served = b""
+        #: Data that came since then, and the error of the function.
+        self._later, self._failure = b"", cast(BaseException | None, None)
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
@@ -162,16 +220,27 @@ class HttpProtocol(HttpToolsProtocol):
     def _is_idle(self) -> bool:
         """Return whether all requests are answered, and the client has read the responses."""
         cycle = self._last
-        answered = cycle is not None and cycle.response_complete and self._owing_since is None and not self.pipeline
-        return answered and not self.transport.get_write_buffer_size()
+        answered = (cycle is None or cycle.response_complete) and not (self._served or self.pipeline)
+        return answered and self._owing_since is None and not self.transport.get_write_buffer_size()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether to stay until the running request is answered."""
-        if self.scheme == "https" or not self._owes():
+        if self.scheme == "https" or not (self._served or self._owes()):
             return False
         self._half_closed = True
-        self.cycle.keep_alive = False
+        if not self._served:
+            self.cycle.keep_alive = False
         return True
+
+    def shutdown(self) -> None:
+        if self._served:
+            self._half_closed = True  # its response is the last
+        else:
+            super().shutdown()
+
+    def cancel(self) -> None:
+        """Close the connection, whose request was not answered in time; uvicorn's tasks have the same method."""
+        self.transport.abort()
 
     def probe(self) -> None:
         """See whether a client that has closed its half is still there (RFC 9110, 15.2)."""
@@ -182,7 +251,7 @@ class HttpProtocol(HttpToolsProtocol):
         now = self.loop.time()
         if self.transport.is_closing():
             return
-        if self.flow.read_paused:
+        if self.flow.read_paused or self._served:
             # It is not the client who keeps the other waiting.
             self._said_at = now
             if self._owing_since is not None:
@@ -260,6 +329,84 @@ class HttpProtocol(HttpToolsProtocol):
     # -- what comes ---------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self._served:
+            # The served request is answered first, and until then nothing more is read.
+            self._later += data
+            self.flow.pause_reading()
+        elif self.heads is None or not self._is_between():
+            self._receive(data)
+        elif not self._serve(data):
+            before = self._body_bytes
+            self._receive(data)
+            self._offer(data, self._body_bytes - before)
+
+    def _is_between(self) -> bool:
+        """Return whether the last request is answered, nothing of the next has come, and all is usual."""
+        cycle = self._last
+        if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
+            return False
+        unusual = self._head_begun or self._stretch or self._senseless_bytes or self._half_closed or self._ping_only
+        return not (unusual or self.pipeline or self.flow.write_paused)
+
+    def _serve(self, data: bytes) -> bool:
+        """Return whether a function serves a request by its head."""
+        end = data.find(_HEAD_END) + len(_HEAD_END)
+        known = cast(Heads, self.heads).get(data[:end])
+        if known is None or len(data) - end != known.body_bytes:
+            return False
+        self._served = data
+        if not known.serve(self, data[end:]):
+            self._served = b""
+            return False
+        self._said_at, self._owing_since = self.loop.time(), None
+        # Among the requests without an answer, so that a stop of the server waits for this one.
+        self.tasks.add(cast(asyncio.Task[None], self))
+        return True
+
+    def confirm(self) -> None:
+        """Answer the request that a function serves: 200, without a body."""
+        self._end_serving()
+        if self.transport.is_closing():
+            return
+        head = b"".join([b"%b: %b\r\n" % header for header in self.server_state.default_headers])
+        last = b"connection: close\r\n" if self._half_closed else b""
+        self.transport.write(b"%bcontent-length: 0\r\n%b\r\n" % (STATUS_LINE[200] + head, last))
+        self._said_at = self.loop.time()
+        if last:
+            self.transport.close()
+        elif self._later:
+            data, self._later = self._later, b""
+            self.flow.resume_reading()
+            self.data_received(data)
+
+    def fail(self, error: BaseException) -> None:
+        """Have the application answer the request that a function serves, by raising this error."""
+        data, self._later = self._served + self._later, b""
+        self._end_serving()
+        if self.transport.is_closing():
+            return
+        self._failure = error
+        self._receive(data)
+        if self._half_closed:
+            self.cycle.keep_alive = False
+
+    def _end_serving(self) -> None:
+        self._served = b""
+        self.tasks.discard(cast(asyncio.Task[None], self))
+
+    def _offer(self, data: bytes, body_bytes: int) -> None:
+        """Let the application make a head known, if the parser has read data as one whole request."""
+        end = data.find(_HEAD_END) + len(_HEAD_END)
+        if not (0 < body_bytes <= KNOWN_BODY_BYTES and end <= _KNOWN_HEAD_BYTES and len(data) == end + body_bytes):
+            return
+        if self._owes() and self.cycle.keep_alive and not (self.pipeline or self.expect_100_continue):
+            self.scope["state"][_KNOW] = partial(self._know, data[:end], body_bytes)
+
+    def _know(self, head: bytes, body_bytes: int, serve: Serve) -> None:
+        cast(Heads, self.heads)[head] = KnownHead(body_bytes, serve)
+
+    def _receive(self, data: bytes) -> None:
+        """Have data parsed."""
         self._unset_keepalive_if_required()
         self._in_body = False
         self._said_at = self.loop.time()
@@ -328,6 +475,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._turned_away = True
             raise httptools.HttpParserError("there are too many connections")
         self.scope["state"] |= {_ABORT: self.transport.abort, _PROBE: self.probe}
+        if self._failure is not None:
+            self.scope["state"][_FAILURE], self._failure = self._failure, None
         super().on_headers_complete()
         if self.parser.get_method() != b"HEAD":
             self.cycle.transport = _Joining(self.transport)  # type: ignore[assignment]

@@ -8,13 +8,12 @@ For an event loop, threads cost too much. Handing a batch to a thread and back c
 request, because each of the two threads wakes while the other one holds the interpreter. Therefore
 :class:`EventLoopWorkers` has two more ways:
 
-* The loop itself writes a small request to a quick local disk, if no other request waits: only the client of that
-  request waits for the loop. After a write of more than :data:`QUICK_SECONDS`, threads write all batches until a write
-  is quick again. Therefore a slow disk blocks the loop once. LevelDB slows writers down by a millisecond before it
-  stops them.
-* Otherwise a batch starts after the turn of the loop, before the loop waits. All requests of the turn to one
-  topic form one batch. If these are all the requests of the server, and small, the loop writes the batch; otherwise a
-  thread does.
+* All requests of one turn of the loop to one topic form one batch, which starts after the turn, before the loop waits.
+* The loop itself writes the batch to a quick local disk, if these are all the requests of the server, and small: only
+  their clients wait for the loop. After a write of more than :data:`QUICK_SECONDS`, threads write all batches until a
+  write is quick again. Therefore a slow disk blocks the loop once. LevelDB slows writers down by a millisecond before
+  it stops them.
+* Otherwise a thread writes the batch.
 """
 
 from __future__ import annotations
@@ -190,18 +189,14 @@ class EventLoopWorkers(PublishWorkers):
         super().__init__(threads)
 
     def run(self, batch: Batch) -> None:
-        """Write a batch: at once, after the loop's turn, or by a thread if the caller runs no loop."""
+        """Write a batch: after the loop's turn, or by a thread if the caller runs no loop."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             super().run(partial(self._write, batch))
             return
-        idle = self.requests == 1
-        if idle and self._loop_writes():
-            self._write(batch)
-            return
         if not self._begun:
-            self._was_idle = idle
+            self._was_idle = self._requests == 1
             loop.call_soon(self._end_turn)
         self._begun.append(batch)
 

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from threading import current_thread
+from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import Request
@@ -143,13 +143,9 @@ def waking(came: asyncio.Future[None]) -> Callable[[], None]:
     """
     loop = asyncio.get_running_loop()
 
-    def end() -> None:
-        if not came.done():
-            came.set_result(None)
-
     def wake() -> None:
         with suppress(RuntimeError):  # the loop has ended, and with it who waited
-            loop.call_soon_threadsafe(end)
+            loop.call_soon_threadsafe(_settle, came)
 
     return wake
 
@@ -316,19 +312,23 @@ async def outcome(wanted: Answer[T]) -> T:
     A message that was handed over is written even if no client waits for it any more.
     """
     if not wanted.done():
-        loop, thread = asyncio.get_running_loop(), current_thread()
-        done = loop.create_future()
-
-        def wake() -> None:
-            if current_thread() is thread:
-                _settle(done)
-                return
-            with suppress(RuntimeError):  # the loop has ended, and no request waits any more
-                loop.call_soon_threadsafe(_settle, done)
-
-        wanted.when_done(wake)
+        done = asyncio.get_running_loop().create_future()
+        when_done(wanted, partial(_settle, done))
         await done
     return wanted.result()
+
+
+def when_done(wanted: Answer[T], call: Callable[[], object]) -> None:
+    """Have the running loop call something as soon as an answer is there, whichever thread has settled it."""
+    wanted.when_done(partial(_call_in, asyncio.get_running_loop(), get_ident(), call))
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, thread: int, call: Callable[[], object]) -> None:
+    if get_ident() == thread:
+        call()
+        return
+    with suppress(RuntimeError):  # the loop has ended, and no request waits any more
+        loop.call_soon_threadsafe(call)
 
 
 def _settle(waiting: asyncio.Future[None]) -> None:

@@ -16,10 +16,11 @@ from tms_core.logs.loggers import harmless
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.codec.json_text import JsonCodec
-from tms_core.server.rest.body import BodyLimit, Headers
+from tms_core.server.rest.body import BodyLimit, Headers, is_packed
 from tms_core.server.rest.context import ContextRoute, ServerContext, answer, headers_of, json_name, outcome, topic_of
+from tms_core.server.rest.known_publish import KnownPublish
 from tms_core.server.rest.producers import sent_by
-from tms_core.web.protocol import abort_of
+from tms_core.web.protocol import abort_of, failure_of, know
 
 #: How long these messages live, in seconds, where that is shorter than the topic's ttl.
 TTL = b"x-tms-ttl-seconds"
@@ -32,6 +33,8 @@ class Publish(ContextRoute):
     """``POST …/publish``."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (failure := failure_of(scope)) is not None:
+            raise failure
         context, headers = self._context, headers_of(scope)
         topic, codec = topic_of(scope), context.codec(headers)
         with context.memory.share(abort_of(scope)) as share:
@@ -51,6 +54,8 @@ class Publish(ContextRoute):
         try:
             if written is None:
                 await answer(send, 200)
+                if sent is None and TTL not in headers and not is_packed(headers):
+                    know(scope, KnownPublish(context, topic, codec, headers))
             else:
                 await answer(send, 200, codec.write_published(written), codec.content_type)
         finally:

@@ -1,0 +1,681 @@
+"""Publishes that are served by their heads get the answers and make the rows of publishes that are parsed."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count, pairwise
+from pathlib import Path
+from threading import Event, Thread
+from typing import NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.builders import NOW_MS, Call, watch
+from tests.server.client import AVRO, JSON, PATIENCE_SECONDS
+from tests.server.conftest import Serving, serving
+from tests.server.identities import JwtIdentities, gate_of
+from tests.server.test_avro import block
+from tests.server.test_protocol import until
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError, TmsError, Unavailable
+from tms_core.server.auth.gate import Rules
+from tms_core.server.auth.tokens import new_token, token_line
+from tms_core.tables.base import MESSAGES, MessageValue, read_all
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.topic import TopicId
+from tms_core.transaction.model import TX_PER_MS
+from tms_core.web import listener as listener_module
+from tms_core.web.protocol import HttpProtocol
+
+TOPICS = "/v1/namespaces/default/topics"
+#: What differs between two servers: the time of the answer.
+_DATE = re.compile(rb"date: [^\r]*\r\n")
+_LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
+_numbers = count()
+
+
+class Connection:
+    """A connection of which every byte counts."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._came = b""
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
+    def shut(self) -> None:
+        """Say that nothing more comes."""
+        self._socket.shutdown(socket.SHUT_WR)
+
+    def answer(self) -> bytes:
+        """Return the next answer as it came, without its date; empty at the end of the connection."""
+        while (stop := self._stop()) is None:
+            more = self._socket.recv(65536)
+            if not more:
+                return self._came
+            self._came += more
+        found, self._came = self._came[:stop], self._came[stop:]
+        return _DATE.sub(b"", found)
+
+    def _stop(self) -> int | None:
+        end = self._came.find(b"\r\n\r\n") + 4
+        length = _LENGTH.search(self._came, 0, end)
+        stop = end + int(length[1]) if length else end
+        return stop if end >= 4 and stop <= len(self._came) else None
+
+
+def request(method: str, path: str, body: bytes = b"", *lines: str, version: str = "1.1") -> bytes:
+    named = (
+        lines
+        if any("transfer-encoding" in line.lower() for line in lines)
+        else (*lines, f"content-length: {len(body)}")
+    )
+    head = "\r\n".join([f"{method} {path} HTTP/{version}", *named])
+    return f"{head}\r\n\r\n".encode() + body
+
+
+def publishing(topic: str, body: bytes, kind: str = AVRO, *lines: str) -> bytes:
+    return request("POST", f"{TOPICS}/{topic}/publish", body, "Host: localhost", f"Content-Type: {kind}", *lines)
+
+
+def avro(*messages: bytes) -> bytes:
+    return b"\x02" + (block(list(messages)) if messages else b"") + b"\0"
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The requests that were served by their heads."""
+    found: list[bytes] = []
+    begin = HttpProtocol._serve
+
+    def spied(self: HttpProtocol, data: bytes) -> bool:
+        if begin(self, data):
+            found.append(data)
+            return True
+        return False
+
+    monkeypatch.setattr(HttpProtocol, "_serve", spied)
+    return found
+
+
+# --- both ways -------------------------------------------------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """A request of a stream.
+
+    Attributes:
+        make: the request, of the name of a topic.
+        cuts: where it is cut, in parts of its length.
+        waits: whether its answer, and all before it, come before the next request.
+    """
+
+    make: Callable[[str], bytes]
+    cuts: list[float]
+    waits: bool
+
+
+payloads = st.lists(st.sampled_from([b"", b"a", b"b" * 100, b"c" * 9000, b"DELETE / HTTP/1.1\r\n\r\n"]), max_size=3)
+#: What a body may be besides a good one.
+odd_bodies = st.sampled_from(
+    [b"", b"\x02\x02", b"\x00\x0e" + block([b"a"]) + b"\0", b"\x02\x02\x01\0", avro(b"a") + b"x"]
+)
+json_bodies = st.sampled_from(
+    [
+        {"messages": ["a"]},
+        {"messages": ["a", "b"], "ttlSeconds": 60},
+        {"messages": ["a"], "transactionWritePointer": NOW_MS * TX_PER_MS},
+        {"messages": []},
+        {"messages": 1},
+    ]
+)
+lines = st.sampled_from(
+    [
+        (),
+        (),
+        ("Connection: keep-alive",),
+        ("X-Trace: 1",),
+        ("X-TMS-TTL-Seconds: 60",),
+        ("X-TMS-TTL-Seconds: none",),
+        ("Host: localhost",),
+        ("Origin: http://other.example",),
+        ("Content-Encoding: gzip",),
+        ("Accept: application/json",),
+        ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__"),
+    ]
+)
+
+
+def _avro_publish(messages: Sequence[bytes], more: tuple[str, ...]) -> Callable[[str], bytes]:
+    return lambda topic: publishing(topic, avro(*messages), AVRO, *more)
+
+
+def _odd_publish(body: bytes, more: tuple[str, ...]) -> Callable[[str], bytes]:
+    return lambda topic: publishing(topic, body, AVRO, *more)
+
+
+def _json_publish(body: dict[str, object], more: tuple[str, ...]) -> Callable[[str], bytes]:
+    return lambda topic: publishing(topic, json.dumps(body).encode(), JSON, *more)
+
+
+def _zipped(messages: Sequence[bytes]) -> Callable[[str], bytes]:
+    return lambda topic: publishing(topic, gzip.compress(avro(*messages), mtime=0), AVRO, "Content-Encoding: gzip")
+
+
+def _chunked(body: bytes) -> Callable[[str], bytes]:
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    return lambda topic: publishing(topic, chunks, AVRO, "Transfer-Encoding: chunked")
+
+
+def _on_topic(method: str, properties: dict[str, str] | None, suffix: str = "") -> Callable[[str], bytes]:
+    body = b"" if properties is None else json.dumps(properties).encode()
+    return lambda topic: request(method, f"{TOPICS}/{topic}{suffix}", body, "Host: localhost")
+
+
+def _of_another(make: Callable[[str], bytes]) -> Callable[[str], bytes]:
+    return lambda topic: make(f"{topic}x")
+
+
+publishes = st.one_of(
+    st.builds(_avro_publish, payloads, lines),
+    st.builds(_avro_publish, payloads, st.just(())),
+    st.builds(_odd_publish, odd_bodies, lines),
+    st.builds(_json_publish, json_bodies, lines),
+    st.builds(_zipped, payloads),
+    st.builds(_chunked, st.sampled_from([avro(b"a"), b""])),
+)
+changes = st.one_of(
+    st.just(_on_topic("DELETE", None)),
+    st.just(_on_topic("PUT", {})),
+    st.just(_on_topic("GET", None)),
+    st.just(_on_topic("PUT", {"transactions": "required"}, "/properties")),
+    st.just(_on_topic("PUT", {"ttl": "60"}, "/properties")),
+    st.just(_on_topic("PUT", {"partitions": "2"}, "/properties")),
+    st.just(_on_topic("GET", None, "/nothing")),
+)
+makes = st.one_of(publishes, publishes, publishes, changes, st.builds(_of_another, publishes))
+# Of few requests, so that heads come again.
+streams = st.lists(makes, min_size=1, max_size=5).flatmap(
+    lambda pool: st.lists(
+        st.builds(
+            Step,
+            st.sampled_from(pool),
+            st.one_of(st.just([]), st.just([]), st.lists(st.floats(0, 1), max_size=3)),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+#: The last request of a connection: nothing is pending then, so what it answers does not depend on time.
+lasts = st.sampled_from(
+    [
+        b"",
+        b"nonsense\r\n\r\n",
+        b"\r\n",
+        publishing("{}", avro(b"a"), AVRO, "Connection: close"),
+        publishing("{}", avro(b"a"), AVRO).replace(b"1.1", b"1.0", 1),
+        publishing("{}", avro(b"a"), AVRO, "Content-Length: 1"),
+        publishing("{}", avro(b"a"), AVRO, "Transfer-Encoding: chunked", "Content-Length: 4"),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[list[Serving]]:
+    """A server that knows heads and one that parses every request; a stopped clock makes their rows the same."""
+    clock = ManualClock(NOW_MS)
+    with (
+        serving(clock=clock, loop_writes=True) as knowing,
+        serving(clock=clock, loop_writes=True, knows_heads=False) as parsing,
+    ):
+        yield [knowing, parsing]
+
+
+def played(server: Serving, topic: str, stream: Sequence[Step], last: bytes) -> list[bytes]:
+    """Return the answers to a stream of requests on one connection."""
+    answers, owed = [], 0
+    with Connection(server.port) as connection:
+        connection.send(_on_topic("PUT", {})(topic))
+        answers.append(connection.answer())
+        for step in stream:
+            data, owed = step.make(topic), owed + 1
+            places = [0, *sorted(round(cut * len(data)) for cut in step.cuts), len(data)]
+            for start, stop in pairwise(places):
+                connection.send(data[start:stop])
+            if step.waits or step is stream[-1]:
+                answers += [connection.answer() for _ in range(owed)]
+                owed = 0
+        if last:
+            connection.send(last.replace(b"{}", topic.encode()))
+        connection.shut()
+        while answer := connection.answer():
+            answers.append(answer)
+    return answers
+
+
+def stored(server: Serving, topic: str) -> tuple[list[tuple[bytes, MessageValue]], list[tuple[bytes, bytes]]]:
+    start = f"default:{topic}".encode()
+    rows = read_all(server.store.message, MESSAGES, start, start + b"\xff").items
+    return list(rows), [row for row in server.store.metadata.rows() if row[0].startswith(start)]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(streams, lasts)
+def test_answers_and_rows_of_any_stream_are_the_same_both_ways(
+    both: list[Serving], stream: list[Step], last: bytes
+) -> None:
+    topic = f"any{next(_numbers)}"
+    knowing, parsing = ((played(server, topic, stream, last), stored(server, topic)) for server in both)
+    assert knowing == parsing
+
+
+# --- what is served by its head --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def topic_on(server: Serving) -> Iterator[tuple[Connection, str]]:
+    """A connection, and the name of a topic."""
+    topic = f"t{next(_numbers)}"
+    with Connection(server.port) as connection:
+        connection.send(_on_topic("PUT", {})(topic))
+        assert status(connection.answer()) == 200
+        yield connection, topic
+
+
+def wait_until_read(server: Serving) -> None:
+    """Return when the server has read what was sent before."""
+    with Connection(server.port) as connection:
+        connection.send(request("GET", "/ping", b"", "Host: localhost"))
+        assert status(connection.answer()) == 200
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _avro_publish([b"a"], ()),
+        _avro_publish([b"a", b"b" * 9000], ("Connection: keep-alive", "X-Trace: 1")),
+        _json_publish({"messages": ["a"]}, ()),
+    ],
+    ids=["avro", "two messages", "json"],
+)
+def test_publish_with_a_head_that_was_served_before_is_not_parsed(
+    both: list[Serving], served: list[bytes], make: Callable[[str], bytes]
+) -> None:
+    with topic_on(both[0]) as (connection, topic):
+        data = make(topic)
+        for requests in range(3):
+            assert len(served) == max(0, requests - 1)
+            connection.send(data)
+            assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+        with Connection(both[0].port) as another:
+            another.send(data)
+            assert status(another.answer()) == 200
+        assert served == [data] * 3
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        _avro_publish([b"a"], ("X-TMS-TTL-Seconds: 60",)),
+        _json_publish({"messages": ["a"], "ttlSeconds": 60}, ()),
+        _json_publish({"messages": ["a"], "transactionWritePointer": NOW_MS * TX_PER_MS}, ()),
+        _avro_publish([b"a" * (64 << 10)], ()),
+        _avro_publish([b"a"], ("X-Trace: " + "a" * 2048,)),
+        _avro_publish([b"a"], ("Expect: 100-continue",)),
+        _odd_publish(b"\x02\x02", ()),
+        _zipped([b"a"]),
+        _chunked(avro(b"a")),
+    ],
+    ids=["ttl", "ttl in json", "transaction", "large", "long head", "expect", "no avro", "gzip", "chunks"],
+)
+def test_publish_that_is_unusual_is_parsed_each_time(
+    both: list[Serving], served: list[bytes], make: Callable[[str], bytes]
+) -> None:
+    with topic_on(both[0]) as (connection, topic):
+        found = set()
+        for _ in range(3):
+            connection.send(make(topic))
+            answer = connection.answer()
+            if status(answer) == 100:
+                answer = connection.answer()
+            found.add(status(answer))
+        assert len(found) == 1
+    assert served == []
+
+
+def test_publish_of_a_server_with_an_access_log_is_parsed_and_logged(
+    served: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tms_core.access")
+    with serving(access_log=True) as server, topic_on(server) as (connection, topic):
+        for _ in range(3):
+            connection.send(publishing(topic, avro(b"a")))
+            assert status(connection.answer()) == 200
+    assert served == []
+    assert caplog.text.count(f"{topic}/publish 200") == 3
+
+
+def test_request_inside_a_body_of_a_known_head_is_never_carried_out(both: list[Serving], served: list[bytes]) -> None:
+    with topic_on(both[0]) as (connection, topic):
+        inside = _on_topic("DELETE", None)(topic)
+        data = publishing(topic, avro(inside))
+        for _ in range(2):
+            connection.send(data)
+            assert status(connection.answer()) == 200
+        assert served == [data]
+        for part in (data + data, data[:-1], data[-1:], data):
+            connection.send(part)
+        assert [status(connection.answer()) for _ in range(4)] == [200] * 4
+        head, body = data[: -len(avro(inside))], avro(inside)
+        # As many bytes as the head says, and no more, belong to its body.
+        connection.send(head + body[:10])
+        connection.send(body[10:] + inside)
+        assert [status(connection.answer()) for _ in range(2)] == [200, 200]
+        connection.send(_on_topic("GET", None)(topic))
+        assert status(connection.answer()) == 404
+
+
+def test_heads_that_are_known_are_bounded(monkeypatch: pytest.MonkeyPatch, served: list[bytes]) -> None:
+    monkeypatch.setattr("tests.server.conftest.KNOWN_HEADS", 2)
+    with serving() as server, topic_on(server) as (connection, topic):
+        for size in (1, 2, 3, 1):
+            connection.send(publishing(topic, avro(b"a" * size)))
+            assert status(connection.answer()) == 200
+    assert served == []
+
+
+# --- what is checked each time ---------------------------------------------------------------------------------------
+
+
+def test_token_that_has_expired_is_refused_though_its_head_is_known(tmp_path: Path, served: list[bytes]) -> None:
+    jwt = JwtIdentities(tmp_path)
+    token, owner = jwt.good("publisher"), jwt.good("owner")
+    with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
+        connection.send(request("PUT", f"{TOPICS}/t", b"{}", "Host: localhost", f"Authorization: Bearer {owner}"))
+        assert status(connection.answer()) == 200
+        data = publishing("t", avro(b"a"), AVRO, f"Authorization: Bearer {token}")
+        for _ in range(2):
+            connection.send(data)
+            assert status(connection.answer()) == 200
+        assert served == [data]
+        jwt._clock.advance(2 * 3600 * 1000)
+        connection.send(data)
+        assert status(connection.answer()) == 401
+        assert len(stored(server, "t")[0]) == 2
+
+
+def test_permission_is_checked_though_the_head_is_known(tmp_path: Path, served: list[bytes]) -> None:
+    jwt = JwtIdentities(tmp_path)
+    with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
+        server.service.create_topic(TopicId("default", "t"))
+        data = publishing("t", avro(b"a"), AVRO, f"Authorization: Bearer {jwt.good('publisher')}")
+        for _ in range(2):
+            connection.send(data)
+            assert status(connection.answer()) == 200
+        jwt.gate._rules = Rules([])
+        connection.send(data)
+        assert status(connection.answer()) == 403
+    assert served == [data]
+
+
+def test_quota_of_a_principal_counts_every_publish(tmp_path: Path, served: list[bytes]) -> None:
+    token, file = new_token(), tmp_path / "tokens"
+    file.touch(0o600)
+    file.write_text(f"{token_line('owner', token)}\n")
+    quotas = [{"principal": "owner", "bytes_per_second": 1000}]
+    gate = gate_of(ManualClock(NOW_MS), kind="tokens", tokens_file=file, quotas=quotas)
+    with serving(gate=gate) as server, Connection(server.port) as connection:
+        server.service.create_topic(TopicId("default", "t"))
+        data = publishing("t", avro(b"a" * 400), AVRO, f"Authorization: Bearer {token}")
+        found = []
+        for _ in range(4):
+            connection.send(data)
+            found.append(status(connection.answer()))
+    assert found == [200, 200, 200, 429]
+    assert served == []
+
+
+def test_topic_that_is_deleted_and_created_again_takes_messages_in_its_new_generation(
+    tmp_path: Path, served: list[bytes]
+) -> None:
+    with (
+        LevelDBStore(tmp_path, create=True) as store,
+        serving(store=store, loop_writes=True) as server,
+        topic_on(server) as (connection, topic),
+    ):
+        data, found = publishing(topic, avro(b"a")), []
+        for between in (b"", b"", _on_topic("DELETE", None)(topic), _on_topic("PUT", {})(topic), b""):
+            if between:
+                connection.send(between)
+                assert status(connection.answer()) == 200
+            connection.send(data)
+            found.append(status(connection.answer()))
+        rows, _ = stored(server, topic)
+    assert found == [200, 200, 404, 200, 200]
+    assert served == [data] * 4
+    start = len(f"default:{topic}:")
+    assert [int.from_bytes(key[start : start + 4], "big") for key, _ in rows] == [1, 1, 2, 2]
+
+
+# --- while a request is served ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[Serving, Connection, bytes, Event]]:
+    """A server whose store writes nothing until it may, with a publish under way that is served by its head."""
+    may, begun = Event(), Event()
+    may.set()
+
+    def wait(call: Call) -> None:
+        if call.name == "message.put":
+            begun.set()
+            assert may.wait(PATIENCE_SECONDS)
+
+    with serving() as server, topic_on(server) as (connection, topic):
+        watch(server.store, before=wait)
+        data = publishing(topic, avro(b"a"))
+        connection.send(data)
+        assert status(connection.answer()) == 200
+        may.clear()
+        begun.clear()
+        connection.send(data)
+        assert begun.wait(PATIENCE_SECONDS)
+        assert not server.listener.alone(0)
+        yield server, connection, data, may
+        may.set()
+
+
+def test_requests_that_come_meanwhile_are_answered_in_their_turn(
+    served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
+) -> None:
+    server, connection, data, may = held
+    path = f"{TOPICS}/{data.split(b'/')[5].decode()}"
+    for part in (data, request("GET", "/ping", b"", "Host: localhost"), data[:20]):
+        connection.send(part)
+        wait_until_read(server)
+    may.set()
+    assert [status(connection.answer()) for _ in range(3)] == [200] * 3
+    connection.send(data[20:])
+    assert status(connection.answer()) == 200
+    connection.send(request("GET", path, b"", "Host: localhost"))
+    assert status(connection.answer()) == 200
+    assert len(served) == 2
+    until(lambda: server.listener.alone(0))
+
+
+def test_request_with_a_known_head_after_one_that_was_parsed_is_answered_after_it(served: list[bytes]) -> None:
+    may, begun = Event(), Event()
+
+    def wait(call: Call) -> None:
+        if call.name == "message.put" and len(served) == 1:
+            begun.set()
+            assert may.wait(PATIENCE_SECONDS)
+
+    with serving() as server, topic_on(server) as (connection, topic):
+        data = publishing(topic, avro(b"a"))
+        for _ in range(2):
+            connection.send(data)
+            assert status(connection.answer()) == 200
+        watch(server.store, before=wait)
+        pointer = (server.service._clock.now_ms() - 1) * TX_PER_MS
+        connection.send(_json_publish({"messages": ["a"], "transactionWritePointer": pointer}, ())(topic))
+        assert begun.wait(PATIENCE_SECONDS)
+        connection.send(data)
+        wait_until_read(server)
+        may.set()
+        assert b"%d" % pointer in connection.answer()
+        assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+    assert len(served) == 1
+
+
+def test_connection_that_was_served_by_heads_only_is_idle_and_owes_nothing(served: list[bytes]) -> None:
+    with serving() as server, topic_on(server) as (connection, topic):
+        data = publishing(topic, avro(b"a"))
+        connection.send(data)
+        assert status(connection.answer()) == 200
+        with Connection(server.port) as other:
+            other.send(data)
+            assert status(other.answer()) == 200
+            assert len(served) == 1
+            thread = server.listener._server
+            assert thread is not None
+            open_ = [one for one in thread._server.server_state.connections if isinstance(one, HttpProtocol)]
+            [found] = [one for one in open_ if one._last is None]
+            assert (found._is_idle, found._owing_since) == (True, None)
+
+
+def test_client_that_closes_its_half_meanwhile_is_answered(
+    served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
+) -> None:
+    _, connection, _, may = held
+    connection.shut()
+    may.set()
+    assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    assert connection.answer() == b""
+    assert len(served) == 1
+
+
+def test_client_that_leaves_meanwhile_has_published(
+    served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
+) -> None:
+    server, connection, _, may = held
+    connection.__exit__()
+    may.set()
+    until(lambda: server.listener.alone(0))
+    assert len(server.store.message.read(MESSAGES, b"", b"\xff", 10).items) == 2
+    assert len(served) == 1
+
+
+def test_server_that_stops_meanwhile_answers(
+    served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
+) -> None:
+    server, connection, _, may = held
+    stopping = Thread(target=server.listener.stop)
+    stopping.start()
+    # It no longer accepts connections once it stops.
+    until(lambda: not _is_open(server.port))
+    may.set()
+    assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+    stopping.join()
+    assert len(served) == 1
+
+
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_silence_meanwhile_does_not_end_the_connection(monkeypatch: pytest.MonkeyPatch, served: list[bytes]) -> None:
+    monkeypatch.setattr(listener_module, "_IDLE_SECONDS", 0.1)
+    may = Event()
+
+    def wait(call: Call) -> None:
+        if call.name == "message.put" and served:
+            assert may.wait(PATIENCE_SECONDS)
+
+    with serving() as server, topic_on(server) as (connection, topic):
+        watch(server.store, before=wait)
+        data = publishing(topic, avro(b"a"))
+        connection.send(data)
+        assert status(connection.answer()) == 200
+        connection.send(data)
+        until(lambda: served)
+        time.sleep(0.4)
+        may.set()
+        assert status(connection.answer()) == 200
+        # And afterwards it does.
+        assert connection.answer() == b""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(StoreError("It failed.", "Look."), 500), (Unavailable("Not now.", "Later."), 503)]
+)
+def test_write_that_fails_is_answered_as_one_that_was_parsed_and_is_not_repeated(
+    served: list[bytes], error: TmsError, code: int
+) -> None:
+    answers, written = [], []
+    for knows_heads in (True, False):
+        failing: list[bool] = []
+        calls: list[str] = []
+
+        def fail(call: Call, calls: list[str] = calls, failing: list[bool] = failing) -> None:
+            if call.name == "message.put":
+                calls.append(call.name)
+                if failing:
+                    raise error
+
+        with serving(knows_heads=knows_heads) as server, topic_on(server) as (connection, topic):
+            watch(server.store, before=fail)
+            data = publishing(topic, avro(b"a"))
+            connection.send(data)
+            assert status(connection.answer()) == 200
+            failing.append(True)
+            connection.send(data)
+            answers.append(connection.answer())
+            failing.clear()
+            connection.send(data)
+            assert status(connection.answer()) == 200
+        written.append(len(calls))
+    assert answers[0] == answers[1]
+    assert status(answers[0]) == code
+    assert written == [3, 3]
+    assert len(served) == 2
+
+
+def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> None:
+    with serving() as server, topic_on(server) as (connection, topic):
+        for _ in range(3):
+            connection.send(publishing(topic, avro(b"a", b"b")))
+            assert status(connection.answer()) == 200
+        until(lambda: server.metrics.registry.get_sample_value("tms_messages_published_total") == 6)
+        value = server.metrics.registry.get_sample_value
+        labels = {"tms_namespace": "default", "topic": topic}
+        until(lambda: value("tms_requests_total", {"route": "publish", "code": "200"}) == 3)
+        assert value("tms_topic_messages_published_total", labels) == 6
+        assert value("tms_topic_publish_duration_seconds_count", labels) == 3
+        assert value("tms_request_duration_seconds_count", {"route": "publish"}) == 3
+    assert len(served) == 2

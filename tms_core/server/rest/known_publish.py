@@ -1,0 +1,80 @@
+"""Publishing for requests whose head was served before: parsing and routing are skipped, checks are not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from starlette.exceptions import HTTPException
+
+from tms_core.errors import TmsError
+from tms_core.logs.loggers import harmless
+from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.publish.workers import Answer
+from tms_core.server.auth.gate import Need
+from tms_core.server.codec.bodies import Codec
+from tms_core.server.rest.body import Headers
+from tms_core.server.rest.context import ServerContext, when_done
+from tms_core.topic import TopicId
+from tms_core.web.protocol import HttpProtocol
+
+#: How many heads are known at once: a client has one for each topic, token and size of its bodies.
+KNOWN_HEADS = 2048
+
+
+class KnownPublish:
+    """Requests that publish with a known head, which names neither a producer nor a ttl nor a compression.
+
+    The head decides the route, the host, the topic and the codec, so they were checked when it was parsed. The token,
+    the permission, the body and the topic are checked for each request.
+
+    Args:
+        headers: of the head.
+    """
+
+    __slots__ = ("_codec", "_context", "_headers", "_topic")
+
+    def __init__(self, context: ServerContext, topic: TopicId, codec: Codec, headers: Headers) -> None:
+        self._context = context
+        self._topic = topic
+        self._codec = codec
+        self._headers = tuple(header for header in headers.items() if header[0] == b"authorization")
+
+    def __call__(self, connection: HttpProtocol, body: bytes) -> bool:
+        """Publish a body; returns False for a request that needs more than that, or that is refused."""
+        context, topic = self._context, self._topic
+        started = time.perf_counter()
+        try:
+            if context.gate is not None:
+                principal = context.gate.principal(self._headers)
+                context.gate.require(principal, topic, Need.PUBLISH)
+                if context.gate.quotas.of(principal) is not None:
+                    return False
+            pointer, messages, ttl_seconds = self._codec.read_publish(body)
+            if pointer is not None or ttl_seconds is not None:
+                return False
+            began = time.perf_counter()
+            written = context.service.submit_publish(topic, messages)
+        except (TmsError, HTTPException):
+            return False
+        when_done(written, partial(self._end, connection, written, messages, started, began))
+        return True
+
+    def _end(
+        self,
+        connection: HttpProtocol,
+        written: Answer[RollbackRange | None],
+        messages: Sequence[bytes],
+        started: float,
+        began: float,
+    ) -> None:
+        try:
+            written.result()
+        except BaseException as error:  # noqa: BLE001 whatever it is, the application answers
+            connection.fail(error)
+            return
+        connection.confirm()
+        ended, metrics = time.perf_counter(), self._context.metrics
+        harmless(metrics.published, self._topic, len(messages), ended - began)
+        harmless(metrics.request, "publish", 200, ended - started)
