@@ -35,7 +35,7 @@ class SessionOnSpark(Session):
         return spark_engine(
             self.deps(store, state, source=source, **options),
             sender=SparkSender(self._spark, StoreGround(access)),
-            cut=cutter(access, self._partitions),
+            cut=cutter(access, self._partitions, state.counts),
             looking=self._reading_tasks if access.is_leveldb else None,
         )
 

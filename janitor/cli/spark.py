@@ -113,8 +113,9 @@ def sweep(
     """Delete expired rows with tasks on Spark.
 
     One pass, as janitor run --once makes it: the same rules, guards, lease, report and exit codes.
-    In HBase tasks delete, each under one salt, and the rate is shared out among them. In LevelDB
-    tasks look, on clones, and this process deletes where they have found something.
+    In HBase tasks delete, each under one salt, and the rate is shared out among them. A large salt
+    has several tasks if its topics were counted. In LevelDB tasks look, on clones, and this process
+    deletes where they have found something.
 
     \b
     Examples:

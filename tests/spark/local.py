@@ -16,7 +16,7 @@ from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.sweep.engine import spark_engine
 from janitor.spark.sweep.ranged import RangedStore
-from janitor.spark.sweep.task import pack, perform, unpack
+from janitor.spark.sweep.task import pack, perform, rows_of, unpack
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.executor import Keeper
@@ -48,11 +48,11 @@ class MemoryGround:
 
     @contextmanager
     def reading(self, part: Part) -> Iterator[tuple[Store, Store]]:
-        yield self.store.parts()[part.number], self.store
+        yield rows_of(part, self.store.parts()[part.salt or 0]), self.store
 
     @contextmanager
     def writing(self, part: Part) -> Iterator[tuple[Store, Store, State]]:
-        yield self.store.parts()[part.number], self.store, self.state
+        yield rows_of(part, self.store.parts()[part.salt or 0]), self.store, self.state
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
         return self.keeper(run_id, transactions, first)

@@ -248,7 +248,7 @@ def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_on
     assert sorted(row["key"] for row in rows) == stored
     assert {row["rule"] for row in rows} == {"expired", "live", "old_generation", "unknown_topic"}
     with made.access.reading() as face:
-        shares = cutter(made.access, None)(cast(Run, SimpleNamespace(store=face)))
+        shares = cutter(made.access, None)(cast(Run, SimpleNamespace(store=face, topics={})))
     assert [share.salt for share, _ in shares] == [0, 1, 2, 3]
 
 

@@ -5,23 +5,31 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from janitor.settings import load
+from janitor.spark.access import Access
 from janitor.spark.source import pages
 from janitor.spark.source.pages import Ask
-from janitor.spark.source.parts import Piece, between, cut_evenly, pieces
+from janitor.spark.source.parts import PIECE_ROWS, Piece, between, cut_by_counts, cut_evenly, pieces
 from janitor.spark.source.wanted import Wanted
+from janitor.spark.sweep.engine import cutter
+from janitor.state.base import TopicCount
+from janitor.sweep.run import Run
 from tests.builders import NOW_MS, topic
 from tests.salted import BUCKETS, SaltedStore
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.topic import TopicId
+from tms_core.topic import TopicId, TopicMetadata
 
 Body = Callable[[], bytes]
 Parts = Sequence[tuple[int | None, Store]]
@@ -193,6 +201,41 @@ def test_given_a_piece_of_several_ranges_when_named_then_its_ends_are_told() -> 
     assert (
         str(Piece(None, (KeyRange(b"", b"b"), KeyRange(b"c", None)))) == "keys from the first to the last, in 2 ranges"
     )
+
+
+def counted(store: Store) -> tuple[dict[TopicId, TopicCount], list[TopicMetadata]]:
+    """The counts and the topics of a store."""
+    topics = [TopicMetadata.parse(*row) for row in store.metadata.rows()]
+    rows = {one.topic: HUGE_ROWS if one.topic.topic == "huge" else TINY_ROWS for one in topics}
+    return {one: TopicCount(number, 0, NOW_MS, NOW_MS + number - 1, 0) for one, number in rows.items()}, topics
+
+
+def test_salts_cut_by_counts_have_pieces_of_at_most_the_wanted_size(in_salts: SaltedStore) -> None:
+    cuts = cut_by_counts(*counted(in_salts), BUCKETS, 4 * BUCKETS)
+    ranges = [within for [within] in between([ALL_KEYS], cuts)]
+    for table in (in_salts.message, in_salts.payload):
+        sizes = [len(table.read(KEYS, *within, 100_000).items) for within in ranges]
+        assert sum(sizes) == HUGE_ROWS + TINY * TINY_ROWS
+        assert max(sizes) < 1.1 * sum(sizes) / 4, sizes
+
+
+def test_salts_are_cut_for_each_million_counted_messages_unless_a_number_is_given(in_salts: SaltedStore) -> None:
+    counts, topics = counted(in_salts)
+    many = {one: replace(count, messages=PIECE_ROWS) for one, count in counts.items()}
+    assert len(cut_by_counts(many, topics, TINY + 1, None)) == 0
+    assert len(cut_by_counts(many, topics, TINY, None)) == 2
+    assert cut_by_counts(many, topics, BUCKETS, BUCKETS + 1) == []
+    assert cut_by_counts({}, topics, BUCKETS, 100) == cut_by_counts(many, [], BUCKETS, None) == []
+
+
+def test_spans_of_cut_salts_meet_and_overlap_nowhere(in_salts: SaltedStore) -> None:
+    counts, topics = counted(in_salts)
+    access = Access(load(None, {}, {"hbase": "127.0.0.1:9090"}).settings)
+    run = SimpleNamespace(store=in_salts, topics={one.topic.prefix: SimpleNamespace(topic=one) for one in topics})
+    spans = [share.span for _, share in cutter(access, 3 * BUCKETS, lambda: counts)(cast(Run, run))]
+    assert len(spans) == 5 * BUCKETS
+    assert (spans[0].start, spans[-1].stop) == (b"\x00", bytes([BUCKETS]))
+    assert all(before.stop == after.start for before, after in pairwise(spans))
 
 
 EDGES = [bytes([byte]) for byte in range(1, 12)]

@@ -15,9 +15,10 @@ from janitor.archive.parquet import read, summarise
 from janitor.archive.writer import ParquetArchive
 from janitor.report import Report
 from janitor.rules.policy import Rule
-from janitor.rules.ranges import topic_stop
+from janitor.rules.ranges import remainder, topic_stop
 from janitor.run.prepare import make_run, prepare
 from janitor.spark.source.options import SourceOptions
+from janitor.spark.source.parts import between
 from janitor.spark.sweep.engine import SparkSender, cutter
 from janitor.spark.sweep.ranged import RangedReads
 from janitor.spark.sweep.task import FollowedLease, perform
@@ -32,7 +33,7 @@ from tests.spark.local import EndlessGround, LocalRig, PiecesGround, local_rig
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, LeaseLost, StateError, StopRequested, StoreError, StoreUnavailable
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import KEYS, MESSAGES, PAYLOADS, KeyRange, KeyReads, MessageValue, Reads, Store
+from tms_core.tables.base import ALL_KEYS, KEYS, MESSAGES, PAYLOADS, KeyRange, KeyReads, MessageValue, Reads, Store
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -86,6 +87,49 @@ def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those
         outcomes.append((rows_of(store), told(planned), told(report), ledger, state.evidence(), state.frontiers()))
         assert not report.errors
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.no_cover
+@given(scenes(), st.data())
+@settings(max_examples=settings().max_examples // 2)
+def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, data: st.DataObject) -> None:
+    cuts = sorted(set(data.draw(st.lists(st.sampled_from([b"a:t1:", *scene.messages, *scene.payloads]), max_size=3))))
+
+    def cut(run: Run) -> list[tuple[Part, Reads]]:
+        ranges = [within for [within] in between([ALL_KEYS], cuts)]
+        found = [(salt, part, within) for salt, part in enumerate(run.store.parts()) for within in ranges]
+        return [
+            (Part(run, at, salt, within, within), RangedReads(part, [within], [within]))
+            for at, (salt, part, within) in enumerate(found)
+        ]
+
+    outcomes = []
+    for on_tasks in (True, False):
+        store, state, clock = SaltedStore(), SqliteState.in_memory(), ManualClock(scene.now_ms)
+        scene.fill(store)
+        state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
+        state.save_frontiers(scene.records)
+        source = FixedSource(scene.snapshot) if scene.snapshot else None
+        options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 3, "side": scene.side()}
+        if on_tasks:
+            report = local_rig(
+                store, source, terms=TERMS, state=state, clock=clock, cut=cut, **options
+            ).engine.run_once()
+        else:
+            report = Desk(store, state, source, clock, TERMS, **options).run_once()
+        assert not report.errors
+        covered = remainder(ALL_KEYS, [KeyRange(item.start, item.stop) for item in state.evidence()])
+        outcomes.append((rows_of(store), without_bytes(told(report)), covered, state.claim(), state.frontiers()))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_parts_without_rows_get_no_task() -> None:
+    store = SaltedStore()
+    topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR)
+    rig = rig_on(store)
+    assert not rig.engine.run_once(adopt=True).errors
+    [deleting] = rig.sender.sent
+    assert deleting.step == "message"
 
 
 @pytest.mark.no_cover

@@ -3,24 +3,30 @@
 Topics are no unit: one of them may hold nine tenths of all rows, and a thousand others a handful each. So a piece is
 what lies between two keys, in one range or in many, and a cut may lie inside a topic or a generation, since every
 decision is about one row. LevelDB tells how many bytes lie between two keys, which costs microseconds: pieces have
-about as many bytes. In HBase the salt is a hash of the whole key and has cut already; where more pieces are asked for
-and the rows between two times are wanted, each salt is cut into equal stretches of time.
+about as many bytes. In HBase the salt is a hash of the whole key and has cut already. A sweep cuts a large salt by the
+counted rows of topics; a query of the rows between two times cuts each salt into equal stretches of time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from janitor.spark.source.wanted import Wanted
+from janitor.state.base import TopicCount
+from tms_core.rowkey import pointer_prefix, time_prefix
 from tms_core.tables.base import KeyRange, KeyReads, Reads
+from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import TX_PER_MS
 
 #: How many bytes, as they lie on disk, one piece has where no number of pieces is given.
 PIECE_BYTES = 16 << 20
+#: How many messages under one salt of HBase one piece has where no number of pieces is given: half a minute's work.
+PIECE_ROWS = 1_000_000
 #: LevelDB tells sizes by the block, about 4 KiB: a piece of fewer bytes could not be cut evenly.
 LEAST_BYTES = 64 << 10
 #: What LevelDB reads and compresses at once.
@@ -108,6 +114,42 @@ def cut_keys(table: KeyReads, stretches: Sequence[KeyRange], number: int | None)
         return []
     tolerance = ruler.length // number // _TOLERANCE
     return sorted({ruler.key(ruler.length * at // number, tolerance) for at in range(1, number)})
+
+
+def cut_by_counts(
+    counts: Mapping[TopicId, TopicCount], topics: Iterable[TopicMetadata], salts: int, number: int | None
+) -> list[bytes]:
+    """Return the keys at which to cut each salt of a store in HBase, which cannot tell sizes.
+
+    A cut has a counted share of the messages before it. The messages of a topic count as evenly distributed over the
+    time from the oldest to the newest. The payloads of that time sort by transaction, so each cut has a second key for
+    them.
+
+    Args:
+        counts: of the topics, as far as they were counted.
+        topics: of the store, in any order.
+        salts: how many there are, at least 1.
+        number: about how many pieces in all, and at least one for each salt. None: one for each ``PIECE_ROWS``.
+    """
+    known = [
+        (topic, count)
+        for topic in sorted(topics, key=lambda topic: topic.topic.prefix)
+        if topic.generation > 0 and (count := counts.get(topic.topic)) is not None and count.messages
+    ]
+    total = sum(count.messages for _, count in known)
+    pieces = -(-total // (salts * PIECE_ROWS)) if number is None else number // salts
+    marks = deque(total * at // pieces for at in range(1, pieces))
+    keys: set[bytes] = set()
+    before = 0
+    for topic, count in known:
+        while marks and marks[0] < before + count.messages:
+            share = (marks.popleft() - before) / count.messages
+            oldest_ms = count.oldest_ms or 0
+            middle_ms = oldest_ms + round(share * ((count.newest_ms or 0) - oldest_ms))
+            keys.add(time_prefix(topic.topic.prefix, topic.generation, middle_ms))
+            keys.add(pointer_prefix(topic.topic.prefix, topic.generation, middle_ms * TX_PER_MS))
+        before += count.messages
+    return sorted(keys)
 
 
 def between(ranges: Sequence[KeyRange], cuts: Sequence[bytes]) -> Iterator[tuple[KeyRange, ...]]:

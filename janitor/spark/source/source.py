@@ -23,6 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructField, StructType
 
 from janitor.report import DataTable
+from janitor.spark.access import spare_collections
 from janitor.spark.columns import NEVER_MS, Longs, split
 from janitor.spark.session import plain_kind
 from janitor.spark.source import pages
@@ -151,6 +152,7 @@ class RowReader(DataSourceReader):
         beside = access.expiries if self.wanted.table == "message" else nullcontext
         with _named(f"{self.wanted.table} rows of {piece}"), access.part(piece.salt) as part, beside() as expiries:
             yield from self.batches(part, piece, expiries)
+        spare_collections()
 
     def batches(self, part: Reads, piece: Piece, expiries: Expiries | None) -> Iterator[Any]:
         """Yield the rows of a piece, as Arrow batches.

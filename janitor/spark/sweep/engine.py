@@ -23,12 +23,12 @@ from janitor.report import DataTable
 from janitor.rules.policy import Reason, Rule
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
-from janitor.spark.access import Access
+from janitor.spark.access import Access, spare_collections
 from janitor.spark.session import attended, translated
-from janitor.spark.source.parts import cut_evenly
+from janitor.spark.source.parts import between, cut_by_counts, cut_evenly
 from janitor.spark.sweep.ranged import NOTHING, RangedReads, RangedStore
 from janitor.spark.sweep.task import Ground, pack, perform, unpack
-from janitor.state.base import LedgerEntry, State
+from janitor.state.base import LedgerEntry, State, TopicCount
 from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Read, failed
 from janitor.sweep.ledger import LedgerKey, Taken
@@ -38,9 +38,9 @@ from janitor.sweep.scan import STEPS, Part, SearchScope
 from janitor.sweep.sweep import REPLANS, Event, StepFinished, Threads, Workers, run_step
 from tms_core.errors import StoreUnavailable
 from tms_core.tables.base import ALL_KEYS, Reads, Store
-from tms_core.tables.hbase.store import HBasePart
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only_error
+from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -98,6 +98,7 @@ class SparkSender:
                 for at in batch.column(0).to_pylist():
                     answer = pack(perform(ground, parts[at], attempt))
                     yield pa.RecordBatch.from_pydict({"at": [at], "answer": [answer]})
+            spare_collections()
 
         with translated():
             numbers = self._spark.range(0, len(parts), 1, len(parts))
@@ -155,9 +156,9 @@ class _TaskWorkers:
         """Take a step in all parts, and once more in topics that have moved meanwhile (rule S2)."""
         run, step = self.parts[0].run, self.parts[0].step
         taken = [Outcome() for _ in self.parts]
-        due = list(self.parts)
-        if step == "invert" and all(part.search.since_ms is None for part in due):
-            due = []
+        searches = step != "invert" or any(part.search.since_ms is not None for part in self.parts)
+        # A task costs more than it takes to see that it would have nothing to do.
+        due = [part for part in self.parts if _has_rows(part)] if searches else []
         narrowed = run
         for _ in range(REPLANS):
             if not due:
@@ -211,6 +212,12 @@ def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
     policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
     key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)
     return key, Taken(announced.at_ms, announced.start, announced.stop, None, None, None)
+
+
+def _has_rows(part: Part) -> bool:
+    """Return whether the table of a part's step has rows there."""
+    table = part.store.payload if part.step == "payload" else part.store.message
+    return table.first(b"") is not None
 
 
 class GuidedDriver:
@@ -313,28 +320,34 @@ def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | Non
     return Engine(replace(deps, division=tasks if looking is None else GuidedDriver(tasks, looking)))
 
 
-def cutter(access: Access, partitions: int | None) -> Cut:
-    """Cuts the store that settings name: by salt in HBase, by bytes in LevelDB.
+def cutter(access: Access, partitions: int | None, counts: Callable[[], Mapping[TopicId, TopicCount]] = dict) -> Cut:
+    """Return a function that cuts the store of the settings: by bytes in LevelDB, by salt and counted rows in HBase.
 
     Args:
-        partitions: about how many parts of a LevelDB store; None: by its size.
+        partitions: about how many parts; in HBase at least one for each salt. None: by the store's size.
+        counts: returns the counted rows of topics, which tell where to cut a salt in HBase.
     """
 
     def cut(run: Run) -> list[tuple[Part, Reads]]:
         store = run.store
         if access.is_leveldb:
             messages, payloads = (cut_evenly(table, ALL_KEYS, partitions) for table in (store.message, store.payload))
-            ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
+            both_ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
             return [
                 (Part(run, at, None, *both), RangedReads(store, *([one] for one in both)))
-                for at, both in enumerate(ranges)
+                for at, both in enumerate(both_ranges)
             ]
-        parts = [(part.salt, part) for part in store.parts() if isinstance(part, HBasePart)]
-        if parts:
-            return [(Part(run, at, salt), part) for at, (salt, part) in enumerate(parts)]
-        # The parts of a store for reading only do not tell their salts.
-        nothing = RangedReads(store, (), ())
-        with access.salted() as salted:
-            return [(Part(run, at, salt), nothing) for at, (salt, _) in enumerate(salted)]
+        salted = store.parts()
+        topics = (work.topic for work in run.topics.values())
+        cuts = cut_by_counts(counts(), topics, max(1, len(salted)), partitions)
+        ranges = [within for [within] in between([ALL_KEYS], cuts)]
+        parts: list[tuple[Part, Reads]] = []
+        for share in salted:
+            [salt] = share.span.start
+            for within in ranges:
+                # The same keys in both tables, so that the span of a part says which rows of either table it has.
+                cut_out = RangedReads(share, [within], [within]) if cuts else share
+                parts.append((Part(run, len(parts), salt, within, within), cut_out))
+        return parts
 
     return cut

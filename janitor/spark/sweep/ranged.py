@@ -41,14 +41,23 @@ class RangedReads(WrappedStore):
     """Some rows of a store. Closing it does nothing: the whole store is closed.
 
     Args:
-        store: the whole, or a part of it.
+        store: the whole, or the rows under one salt.
         messages, payloads: which keys: ranges in their order, apart from one another.
     """
 
     def __init__(self, store: Reads, messages: Sequence[KeyRange], payloads: Sequence[KeyRange]) -> None:
         message = WrappedMessageReads(store.message, _Ranges(messages))
         super().__init__(store, store.metadata, message, WrappedPayloadReads(store.payload, _Ranges(payloads)))
-        self.span = KeyRange(messages[0].start, messages[-1].stop) if messages else NOTHING
+        self.span = _span(store.span, messages)
+
+
+def _span(whole: KeyRange, ranges: Sequence[KeyRange]) -> KeyRange:
+    """Return the keys, as they are stored, from the first range to the last."""
+    if not ranges:
+        return NOTHING
+    # The span of a salt starts with the salt, which keys of its part do not have.
+    salt, stop = whole.start, ranges[-1].stop
+    return KeyRange(salt + ranges[0].start, whole.stop if stop is None else salt + stop)
 
 
 class RangedStore(RangedReads, Store):

@@ -20,7 +20,7 @@ from janitor.archive.writer import ParquetArchive
 from janitor.control import values
 from janitor.spark.access import Access
 from janitor.spark.session import plain_kind
-from janitor.spark.sweep.ranged import RangedReads
+from janitor.spark.sweep.ranged import RangedReads, RangedStore
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep.compaction import DeletedRanges
@@ -34,7 +34,7 @@ from janitor.sweep.sweep import run_step
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError
-from tms_core.tables.base import KeyRange, Reads, Store
+from tms_core.tables.base import ALL_KEYS, KeyRange, Reads, Store
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 
@@ -76,12 +76,12 @@ class StoreGround:
                 yield RangedReads(store, [part.messages_within], [part.payloads_within]), store
         else:
             with self.access.hbase() as store:
-                yield read_only(store.part(part.salt or 0)), read_only(store)
+                yield read_only(rows_of(part, store.part(part.salt or 0))), read_only(store)
 
     @contextmanager
     def writing(self, part: Part) -> Iterator[tuple[Store, Store, State]]:
         with self.access.hbase() as store, HBaseState(self.access.settings.storage.hbase) as state:
-            yield store.part(part.salt or 0), store, state
+            yield rows_of(part, store.part(part.salt or 0)), store, state
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
         wanted = self.access.settings.janitor.archive
@@ -92,6 +92,13 @@ class StoreGround:
     @property
     def clock(self) -> Clock:
         return SystemClock()
+
+
+def rows_of(part: Part, salted: Store) -> Store:
+    """Return the rows of a part among the rows under its salt."""
+    if part.messages_within == part.payloads_within == ALL_KEYS:
+        return salted
+    return RangedStore(salted, [part.messages_within], [part.payloads_within])
 
 
 class FollowedLease(Lease):
