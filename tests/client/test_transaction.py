@@ -547,13 +547,19 @@ def test_given_a_client_that_is_closed_while_its_task_is_cancelled_then_what_has
     site: InProcess,
 ) -> None:
     ended: list[str] = []
+    go = threading.Event()
+
+    def begins() -> str:
+        assert go.wait(10)
+        return "begun"
 
     async def main() -> None:
         client = site.async_client(limits=Limits(connections=1))
         wire = client._wire
-        task = asyncio.create_task(wire.begin(lambda: "begun", ended.append))
+        task = asyncio.create_task(wire.begin(begins, ended.append))
         await asyncio.sleep(0)
-        # It has begun, and the loop has not been told.
+        # The thread returns, and the loop has not run since: the task still waits.
+        go.set()
         wire._threads.submit(lambda: None).result()
         task.cancel()
         await client.close()

@@ -100,7 +100,9 @@ def _signature(value: Any) -> str:
 
 
 def _shown(annotation: Any) -> Any:
-    return _Raw(annotation) if isinstance(annotation, str) else annotation
+    # A NamedTuple's constructor has ForwardRef objects up to Python 3.13, and strings from 3.14 on.
+    text = getattr(annotation, "__forward_arg__", annotation)
+    return _Raw(text) if isinstance(text, str) else text
 
 
 def _named(default: Any) -> Any:
