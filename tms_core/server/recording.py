@@ -1,6 +1,6 @@
-"""Keeps a store and its transaction log together (:mod:`tms_core.tables.record`).
+"""The check that a store and its transaction log belong together (:mod:`tms_core.tables.record`).
 
-A manager starts only with the log that the store records; each snapshot it keeps is recorded.
+A manager starts only with the log that the store records; each saved snapshot is recorded.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tms_core.transaction.model import Snapshot
 from tms_core.transaction.source.source import DirectorySource
 
 _ID_BYTES = 8
-#: Edits that give out a write pointer.
+#: Edits that issue a write pointer.
 _ISSUED = (EditState.IN_PROGRESS, EditState.CHECKPOINT)
 
 logger = get_logger(__name__)
@@ -31,7 +31,7 @@ class RecordedStorage:
 
     Args:
         storage: the directory; closed with this.
-        side: the store's side table; stays the caller's.
+        side: the store's side table; the caller closes it.
     """
 
     def __init__(self, storage: DirectoryStorage, side: SideTable, path: Path) -> None:
@@ -41,13 +41,13 @@ class RecordedStorage:
         recorded = recorded_transactions(side)
         system = system_of(path) or secrets.token_hex(_ID_BYTES)
         if recorded is None or not recorded.pointer:
-            # First the row, then the file: a file without a row is what tells that the side table was lost.
+            # First the row, then the file: a file without a row proves that the side table was lost (rule S13).
             record_transactions(side, Recorded(system, str(path)))
         storage.name_system(system)
         self._system = system
 
     def recover(self) -> Recovered:
-        """Read the data of the previous manager; see :class:`~tms_core.transaction.manager.storage.Storage`."""
+        """Return the data of the previous manager; see :class:`~tms_core.transaction.manager.storage.Storage`."""
         found = self._storage.recover()
         return replace(found, edits=self._checked(found))
 
@@ -56,7 +56,7 @@ class RecordedStorage:
         return self._storage.log(timestamp_ms)
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot and record it; a record that cannot be written does no harm."""
+        """Save a snapshot and record it; a failure to record it is only logged."""
         self._storage.save(snapshot)
         visibility = snapshot.visibility
         newest = Recorded(self._system, str(self._path), visibility.write_pointer, visibility.timestamp_ms)
@@ -70,7 +70,11 @@ class RecordedStorage:
         self._storage.close()
 
     def _checked(self, found: Recovered) -> Iterator[Edit]:
-        """Yield the edits; at their end, before anything is written, the highest pointer is held against the record."""
+        """Yield the edits, then compare the highest pointer with the record, before anything is written.
+
+        Raises:
+            ConfigurationError: the log does not fit the record.
+        """
         highest = found.snapshot.visibility.write_pointer if found.snapshot else 0
         for edit in found.edits:
             if edit.state in _ISSUED:
@@ -82,13 +86,13 @@ class RecordedStorage:
 
 
 def check_directory(directory: str, side: SideTable, *, created: bool = False) -> None:
-    """See that a directory has the transaction log that a store records, before anything is written there.
+    """Check that a directory has the transaction log that a store records, before anything is written there.
 
     Args:
-        created: whether the store was made just now, so that nothing can be missing beside it.
+        created: whether the store was created just now, so that its side table cannot be lost.
 
     Raises:
-        ConfigurationError: it has another one or none, or the side table was lost.
+        ConfigurationError: the directory has another log or no log, or the side table was lost.
     """
     recorded, found = recorded_transactions(side), system_of(Path(directory))
     if recorded is None and found and not created:
@@ -105,12 +109,10 @@ def check_directory(directory: str, side: SideTable, *, created: bool = False) -
 
 
 def check_snapshots(directory: str, side: SideTable) -> None:
-    """See that snapshots of another manager, where there are any, fit what a store records.
-
-    If the store records nothing, they are recorded.
+    """Check that snapshots of another manager, if any exist, fit the record of a store; record them if it has none.
 
     Raises:
-        ConfigurationError: they are of another transaction system.
+        ConfigurationError: the snapshots are from another transaction system.
     """
     try:
         found = DirectorySource.at(directory).latest()

@@ -1,14 +1,14 @@
-"""One holder at a time, with a number that only grows (rule S12).
+"""A lease: one holder at a time, with a fence that only grows (rule S12).
 
-A lease lives in one small cell that can be compared and set: in the janitor's state, in a table of the store it cleans.
-The process that writes the cell holds the lease; every holder gets a higher *fence* than the one before, so that late
-writes of a former holder can be recognized. A holder that lost the lease cannot be stopped from outside, so it checks
-before every batch: at most the one batch whose call had started can follow the loss, of several threads one of each.
+A lease is a cell with compare-and-set: in the janitor's state, or in a table of the store. The process that writes the
+cell holds the lease. Every holder gets a higher *fence* than the previous one, so that late writes of a former holder
+can be recognized. A holder that has lost the lease cannot be stopped from outside. Therefore it checks before every
+batch: at most one started batch per thread can follow the loss.
 
-Time is measured by each side's own running clock: a holder renews when a third of ``seconds`` is over, and a challenger
-waits until it has watched the same record for all of it. Wall clocks are only believed when they say that the lease is
-over by far, which saves the wait after a crash; not at all where a holder relies on :attr:`Lease.left_ms` instead of
-checking. A holder that slept longer still holds it if no other process took it meanwhile.
+Each side measures time by its own monotonic clock. A holder renews after a third of ``seconds``. A challenger waits
+until it has watched the same record for all of it. Wall clocks count only if they show that the lease expired long ago,
+which saves the wait after a crash. They do not count if a holder relies on :attr:`Lease.left_ms` instead of checks. A
+holder that slept longer still holds the lease if no other process has taken it.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from typing import NoReturn, Protocol
 from tms_core.clock import Clock
 from tms_core.errors import LeaseHeld, LeaseLost
 
-#: How far two wall clocks may disagree, in milliseconds, where a lease is taken over by what they say.
+#: The largest difference of two wall clocks in milliseconds, for a takeover by wall time.
 WALL_ALLOWANCE_MS = 300_000
 
 
 class LeaseCell(Protocol):
-    """Where a lease is kept."""
+    """The cell of a lease."""
 
     def lease(self) -> bytes | None:
-        """Return the cell's value; None when it was never written."""
+        """Return the cell's value; None: it was never written."""
         ...
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
-        """Write ``value`` if ``expected`` is still there; returns whether it was."""
+        """Write ``value`` if the cell has ``expected``; return whether it had."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """A lease as it is kept, in JSON.
+    """The record in the cell of a lease, in JSON.
 
     Attributes:
-        holder: name of the holder for operators; empty after it was returned.
-        fence: one more than that of the holder before.
-        beat: how often it was renewed.
-        renewed_ms: when that last was, by the holder's wall clock.
-        seconds: how long it lasts without being renewed.
-        address: where its holder is reached; empty where that is not needed, and then not kept.
-        former: of one that was given back, a holder before that may still have writes under way; None: there is none.
-        store: identity of the store that only its holder can have open; empty where several processes can.
+        holder: the name of the holder for operators; empty after a release.
+        fence: one more than the fence of the previous holder.
+        beat: the number of renewals.
+        renewed_ms: the time of the last renewal, by the holder's wall clock.
+        seconds: how long the lease lasts without a renewal.
+        address: the address of its holder; empty: not needed, and not stored.
+        former: in a released lease, an earlier holder that may have writes under way; None: no such holder.
+        store: the identity of a store that only one process can open; empty: several processes can open it.
     """
 
     holder: str
@@ -64,7 +64,7 @@ class LeaseRecord:
 
     @classmethod
     def parse(cls, value: bytes | None) -> LeaseRecord | None:
-        """Read a cell; None where it is empty or cannot be read, so that the lease is free."""
+        """Parse a cell; None: it is empty or damaged, so the lease is free."""
         try:
             fields = json.loads(value or b"null")
             former = fields.pop("former", None)
@@ -73,9 +73,9 @@ class LeaseRecord:
             return None
 
     def is_renewed(self, now_ms: int) -> bool:
-        """Return whether a living process has the lease: one that goes on renewing it.
+        """Return whether a live process holds the lease, by the time of the last renewal.
 
-        Two machines' clocks differ a little; a renewal far ahead was dated by a clock that was wrong.
+        Clocks of two machines differ a little. A renewal far in the future was dated by a wrong clock.
         """
         return bool(self.holder) and -WALL_ALLOWANCE_MS <= now_ms - self.renewed_ms <= self.seconds * 1000
 
@@ -91,18 +91,18 @@ class Lease:
     """One candidate's side of a lease; threads may share it.
 
     Args:
-        cell: where it is kept.
-        holder: name of this holder for operators; different for every process.
-        seconds: how long it lasts without being renewed.
-        clock: whose running time counts.
-        wall_clocks: whether a lease that is over by far by wall clocks is taken without having been watched.
-        store: identity of the store that this process has open, and no other can; another holder that had it open is
-            dead. Empty: several processes can have it open.
+        cell: the cell of the lease.
+        holder: the name of this holder for operators; different for every process.
+        seconds: how long the lease lasts without a renewal.
+        clock: its monotonic time counts.
+        wall_clocks: whether to take a lease that expired long ago by wall time without watching it.
+        store: the identity of the store that only this process has open, so that another holder with it is dead. Empty:
+            several processes can open it.
 
     Attributes:
-        fence: this holder's number; 0 while it does not hold the lease.
-        address: where this holder is reached, for the processes that do not get the lease.
-        seen: what was there when it was last asked for: of a lease that is held, the record of the holder before.
+        fence: the fence of this holder; 0: it does not hold the lease.
+        address: the address of this holder, for the processes that do not get the lease.
+        seen: the record at the last attempt to acquire the lease; while it is held, that of the previous holder.
     """
 
     def __init__(
@@ -131,19 +131,20 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Return whether it was held when last checked."""
+        """Return whether the lease was held at the last check."""
         return self._mine is not None
 
     @property
     def own(self) -> LeaseRecord | None:
-        """The last record of this holder; None: it does not hold it."""
+        """Return the last record of this holder; None: it does not hold the lease."""
         return LeaseRecord.parse(self._mine)
 
     @property
     def left_ms(self) -> int:
-        """For how long no other process can get it, by this machine's running time; 0 or less: another may have it.
+        """Return for how long no other process can get the lease, in milliseconds of this machine's monotonic clock.
 
-        Takes no lock and reads no cell. Only true where all candidates have ``wall_clocks`` off.
+        0 or less: another process may have it. It takes no lock and reads no cell. It is valid only if all candidates
+        have ``wall_clocks`` off.
         """
         if self._mine is None:
             return 0
@@ -152,20 +153,20 @@ class Lease:
     def acquire(
         self, *, sole: bool = False, patient: bool = False, read: Callable[[], bytes | None] | None = None
     ) -> None:
-        """Take the lease.
+        """Acquire the lease.
 
         Args:
-            sole: the caller knows by other means, such as LevelDB's own lock, that no other holder can be alive.
-            patient: a free one is taken only after it was watched for its time, because others come first.
-            read: the cell as it was a moment ago, where all cells are read at once; None: it is read.
+            sole: the caller knows by other means, such as LevelDB's own lock, that no other holder is alive.
+            patient: take a free lease only after watching it for its duration, because other processes come first.
+            read: returns the cell as read a moment ago, if all cells are read at once; None: read the cell.
 
         Raises:
-            LeaseHeld: another process has it; says which, and for how long at most.
+            LeaseHeld: another process holds the lease.
         """
         with self._lock:
             present = self._cell.lease() if read is None else read()
             self.seen = record = LeaseRecord.parse(present)
-            # A record in its own name is one whose writing was not answered.
+            # A record with its own name is from an earlier attempt whose response was lost.
             is_others = record is not None and record.holder not in ("", self._holder)
             if patient and not is_others and not self._is_over(present, record):
                 raise LeaseHeld("The lease is free, and another process comes first.", "Wait.")
@@ -179,13 +180,15 @@ class Lease:
             fence = record.fence + 1 if record else 1
             now_ms = self._clock.now_ms()
             taken = LeaseRecord(self._holder, fence, 0, now_ms, self._seconds, self.address, store=self._store)
+            # The time before the write: a challenger may have seen the record any time after it, so a later time would
+            # overstate `left_ms`.
             started_ms = self._clock.running_ms()
             if not self._cell.swap_lease(present, taken.pack()):
                 raise LeaseHeld("Another process took the lease at this moment.", "Try again.")
             self._mine, self._renewed_at_ms, self.fence = taken.pack(), started_ms, fence
 
     def renew(self) -> None:
-        """Hold it for another while.
+        """Renew the lease.
 
         Raises:
             LeaseLost: another process has taken it.
@@ -193,14 +196,14 @@ class Lease:
         with self._lock:
             started_ms = self._clock.running_ms()
             if not self._beat():
-                # An earlier renewal may have been done and not answered.
+                # The response to an earlier renewal may have been lost; then the cell has this holder's own record.
                 self._adopt(self._cell.lease())
                 if not self._beat():
                     self._lose(LeaseRecord.parse(self._cell.lease()))
             self._renewed_at_ms = started_ms
 
     def renew_if_due(self) -> None:
-        """Renew it when a third of its time is over; cheap otherwise.
+        """Renew the lease after a third of its duration; do nothing before that.
 
         Raises:
             LeaseLost: another process has taken it.
@@ -210,7 +213,7 @@ class Lease:
                 self.renew()
 
     def check(self) -> None:
-        """Check that it is still held; called before every batch.
+        """Check that the lease is still held; call it before every batch (rule S12).
 
         Raises:
             LeaseLost: another process has taken it.
@@ -222,11 +225,13 @@ class Lease:
             self.renew_if_due()
 
     def confirm(self) -> None:
-        """Check that it is still held, beside the thread that renews it; earlier work happened under it.
+        """Check that the lease is still held, so that earlier work happened under it; any thread may call it.
 
         Raises:
             LeaseLost: another process has taken it.
         """
+        # Without the lock, so that a confirmation does not wait for a renewal. The fence tells whether the result is
+        # about the lease that was held at the start.
         fence = self.fence
         record = LeaseRecord.parse(self._cell.lease())
         if not self._is_own(record, fence):
@@ -235,28 +240,29 @@ class Lease:
             raise _lost(record)
 
     def release(self, former: LeaseRecord | None = None) -> None:
-        """Give it back; without effect when it is not held any more.
+        """Release the lease; do nothing if it is not held.
 
         Args:
-            former: the next holder has to reckon with what this one may still have under way.
+            former: a holder that may have writes under way, as a note for the next holder.
         """
         self.leave("", self._seconds, former)
 
     def leave(self, holder: str, seconds: int, former: LeaseRecord | None = None) -> bool:
-        """Have another holder's name in it from now on; returns whether it was held until then."""
+        """Write another holder's name into the lease, and return whether it was held until then."""
         with self._lock:
             mine = self.own
             if mine is None:
                 return False
             left = replace(mine, holder=holder, seconds=seconds, former=former)
-            # From here on another process can get it, and the answer to this may come late or never.
+            # Before the write: another process can take the lease as soon as the write arrives, and its response may be
+            # late or lost. From here on, `left_ms` is 0.
             self._renewed_at_ms = self._clock.running_ms() - self._seconds * 1000
             done = self._cell.swap_lease(self._mine, left.pack())
             self._mine, self.fence, self.seen = None, 0, left
             return done
 
     def _beat(self) -> bool:
-        """Write the next record behind the one that was last seen; returns whether that was still there."""
+        """Replace the last known record by the next one; return whether the cell still had it."""
         present, mine = self._mine, self.own
         if mine is None:
             raise _lost(self.seen)
@@ -267,20 +273,22 @@ class Lease:
         return True
 
     def _adopt(self, present: bytes | None) -> None:
-        """Go on from what is there, if it is this holder's own."""
+        """Adopt the record in the cell if it is this holder's own.
+
+        Raises:
+            LeaseLost: it is not.
+        """
         record = LeaseRecord.parse(present)
         if not self._is_own(record, self.fence):
             self._lose(record)
         self._mine = present
 
     def _is_own(self, record: LeaseRecord | None, fence: int) -> bool:
-        """Return whether only this holder can have written a record: another one, of the same name too, has another
-        fence.
-        """
+        """Return whether this holder wrote a record; another process of the same name has another fence."""
         return record is not None and fence > 0 and (record.holder, record.fence) == (self._holder, fence)
 
     def _is_over(self, present: bytes | None, record: LeaseRecord | None) -> bool:
-        """Return whether its holder has let it expire, or there has been none for as long."""
+        """Return whether the lease has expired, or was free for its duration."""
         time_ms = (self._seconds if record is None else record.seconds) * 1000
         if record and self._wall_clocks and self._clock.now_ms() - record.renewed_ms > time_ms + WALL_ALLOWANCE_MS:
             return True

@@ -1,10 +1,10 @@
-"""The store as the server that leads may use it: every call says first whether it still leads the topic.
+"""The store with a fence: every call first checks that this server leads the topic.
 
-Writes are acknowledged only after the lease was read again behind them, and rows that came late are not shown
-(:mod:`tms_core.server.ha.leadership` says why that is enough). The messaging service above knows nothing of all this: a
-server that does not lead gets errors from its store.
+A write is acknowledged only after the lease was read again, and late rows are hidden
+(:mod:`tms_core.server.ha.leadership` explains why that is enough). The messaging service is independent of leadership:
+a server that does not lead gets errors from its store.
 
-Topics are not fenced: each change of theirs compares what is there with the data read, so any server may make it.
+Topics are not fenced: each change compares the row with the data that was read, so any server may make it.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class FencedStore(WrappedStore, Store):
     """A store whose messages only the leader reads and writes.
 
     Args:
-        store: the tables; stays the caller's.
-        slots: know the leader.
-        sealed_ranges: know which rows are not shown.
+        store: the tables; the caller closes them.
+        slots: the leadership of each slot.
+        sealed_ranges: the gaps with hidden rows.
     """
 
     metadata: MetadataTable
@@ -61,10 +61,10 @@ class FencedStore(WrappedStore, Store):
 
 
 class _Fence:
-    """What surrounds each read and each change of rows of one topic.
+    """The checks before and after each read and each change of a topic's rows.
 
     Args:
-        slots: know the leader the topic.
+        slots: the leadership of each slot.
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -72,7 +72,7 @@ class _Fence:
 
     @contextmanager
     def changing(self, key: bytes) -> Iterator[None]:
-        """A change of existing rows, such as an undo."""
+        """Run a change of existing rows, such as a rollback, and confirm the term after it."""
         with ExitStack() as stack:
             leadership = self._slots.of(key)
             try:
@@ -88,7 +88,11 @@ class _Fence:
 
     @contextmanager
     def reading(self, key: bytes) -> Iterator[Term]:
-        """A read counts only if this server was leader until it finished."""
+        """Run a read, and check that the term was valid until it finished.
+
+        Raises:
+            Unavailable: this server does not lead; what was read may be outdated.
+        """
         leadership = self._slots.of(key)
         term = leadership.term()
         yield term
@@ -99,8 +103,8 @@ class _Fence:
 class TableFence(Hook):
     """The fence of the payload table: only the leader reads and writes it.
 
-    A late payload needs no gap. Its transaction cannot be committed, or its producer has stored it once more; and that
-    is in the same place (:class:`~tms_core.messaging.publish.pipeline.PayloadWriteBatch`).
+    A late payload needs no gap. Either its transaction cannot be committed, or its producer has stored it again in the
+    same place (:class:`~tms_core.messaging.publish.pipeline.PayloadWriteBatch`).
     """
 
     def __init__(self, slots: Slots) -> None:
@@ -130,7 +134,7 @@ class TableFence(Hook):
         pieces: Iterable[Sequence[tuple[bytes, Any]]],
         put: Callable[[Sequence[tuple[bytes, Any]]], None],
     ) -> None:
-        """Write rows of one topic, piece by piece, and make sure after the last one that all of them count."""
+        """Write rows of one topic, piece by piece, and confirm the term after the last piece."""
         try:
             for number, piece in enumerate(pieces):
                 if number and not leadership.is_still(term):
@@ -142,7 +146,7 @@ class TableFence(Hook):
                         raise partly_written(error) from error
                     raise
         except TooLarge:
-            # Nothing was sent to HBase, so nothing can come late.
+            # Nothing was sent to HBase, so no row can be late.
             raise
         except BaseException:
             leadership.doubt()
@@ -163,11 +167,12 @@ class MessageFence(TableFence):
 
     def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         with self._reading(start) as term:
-            # Asked before the table is read: of a row that comes between, it would not be known whether it is there.
+            # Settle the gaps before the read. A row that appears between a read and a later settlement would be visible
+            # to one reader and hidden from another.
             is_shown = self._shown(term, start)
             page = table.read(want, start, stop, limit)
         if is_shown is None or want.part == "cells":
-            # Cells of rows that no reader is shown are among them, too: they are negated as all others.
+            # Cells include hidden rows, because hidden rows are inverted like all others.
             return page
         return page._replace(items=_only(page.items, is_shown))
 
@@ -199,18 +204,19 @@ class MessageFence(TableFence):
             except TooLarge:
                 raise
             except BaseException:
+                # Inside `writing`: the lease cannot be released before the doubt is noted.
                 self._sealed_ranges.doubt(prefix, FailedWrite(_span(first, last), len(rows), term))
                 raise
         self._sealed_ranges.wrote(prefix)
 
     def _settle(self, prefix: bytes) -> None:
-        """Decide the fate of a failed write."""
+        """Decide a failed write of a generation, if there is one."""
         if self._sealed_ranges.is_undecided(prefix):
             with self._reading(prefix) as term:
                 self._gaps(term, prefix)
 
     def _settle_all(self, keys: Sequence[bytes]) -> None:
-        """Decide what failed writes have left, before rows are changed that are there."""
+        """Decide failed writes, before rows of their generations are changed."""
         try:
             for prefix in {key[:-MESSAGE_TAIL_BYTES] for key in keys}:
                 self._settle(prefix)
@@ -218,7 +224,7 @@ class MessageFence(TableFence):
             raise undecided() from error
 
     def _gaps(self, term: Term, prefix: bytes) -> Gaps:
-        """Return the gaps of a generation in a term, settled before."""
+        """Return the gaps of a generation in a term; settle them first if necessary."""
         if (known := self._sealed_ranges.known(term, prefix)) is not None:
             return known
         with self._settling(prefix, term) as confirm:
@@ -226,7 +232,7 @@ class MessageFence(TableFence):
 
     @contextmanager
     def _settling(self, prefix: bytes, term: Term) -> Iterator[Callable[[Term], None]]:
-        """What surrounds a change of the gaps; gives what confirms that the term runs."""
+        """Run a change of the gaps in a term; yield the function that confirms the term."""
         leadership = self._slots.of(prefix)
         with leadership.writing() as now:
             if now is not term:
@@ -238,7 +244,7 @@ class MessageFence(TableFence):
                 raise
 
     def _shown(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
-        """Tell which keys readers are shown, by where the gaps of a generation are; None: all of them."""
+        """Return a function that tells whether readers see a key of a generation; None: they see all keys."""
         prefix = _generation(start)
         if prefix is None:
             return None
@@ -250,17 +256,17 @@ class MessageFence(TableFence):
 
 
 class FencedSide(SideTable):
-    """The side table, as a leader sees it: for positions, claims and producers, each behind the lead of its topic.
+    """The side table with a fence: positions, claims and producers need the leadership of their topic.
 
-    But which generation of a producer counts, and what it has started, is read by the leaders of all topics that it
+    Registrations and transactions of producers are read without it, by the leaders of all topics that a producer
     publishes to.
 
-    Late writes of a former leader change nothing: a position is only written where the one that was read still is,
-    and a claim of a poll that was not answered is void, because its client invalidates the transaction.
+    Late writes of a former leader change nothing. A position is written by compare-and-set. A claim of a poll without a
+    response is void, because its client invalidates the transaction.
 
     Args:
-        side: the table; stays the caller's.
-        slots: know the leader.
+        side: the table; the caller closes it.
+        slots: the leadership of each slot.
     """
 
     def __init__(self, side: SideTable, slots: Slots) -> None:
@@ -275,7 +281,7 @@ class FencedSide(SideTable):
             return self._side.get(key)
 
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
-        # A search through all topics is for what is of one; the change that follows is behind the lead of that.
+        # A search through all topics needs no leadership; the change that follows needs that of its topic.
         if is_of_producer(start) or (stop is not None and not _about(stop)):
             return self._side.rows(start, stop, limit)
         with self._fence.reading(_about(start)):
@@ -292,7 +298,7 @@ class FencedSide(SideTable):
                 self._side.delete(some)
 
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
-        # All are about one topic; what goes with them may be about the home of the producer.
+        # All changes are about one topic; their additional rows may be about the home of the producer.
         with self._fence.changing(_about(changes[0].key)):
             return self._side.exchange_each(changes)
 
@@ -300,28 +306,28 @@ class FencedSide(SideTable):
         return len({self._slots.number(_about(key)) for key in keys}) == 1
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: the caller closes the table."""
 
 
 def _only(items: Any, is_shown: Callable[[bytes], bool]) -> Any:
-    """Return the items of a page that readers are shown."""
+    """Return the items of a page that readers see."""
     if isinstance(items, MessageColumns):
         return items.only(list(map(is_shown, items.keys)))
     return [item for item in items if is_shown(item if isinstance(item, bytes) else item[0])]
 
 
 def _position(key: bytes) -> int:
-    """Return where a row lies on its generation's line."""
+    """Return the position of a row."""
     return int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big")
 
 
 def _span(first: bytes, last: bytes) -> PositionRange:
-    """From one row to another, both included."""
+    """Return the positions from one row to another, both included."""
     return PositionRange(_position(first), _position(last) + 1)
 
 
 def _pieces(rows: Sequence[tuple[bytes, V]]) -> Iterator[Sequence[tuple[bytes, V]]]:
-    """Rows in writes that have :data:`FRAME_ROWS` positions each at most."""
+    """Yield rows in pieces that span at most :data:`FRAME_ROWS` positions each."""
     first = 0
     while first < len(rows):
         end = _position(rows[first][0]) + FRAME_ROWS
@@ -331,12 +337,12 @@ def _pieces(rows: Sequence[tuple[bytes, V]]) -> Iterator[Sequence[tuple[bytes, V
 
 
 def _about(key: bytes) -> bytes:
-    """Return the topic that a row of the side table is about: its key behind the byte that says what kind it is."""
+    """Return the key of a side table's row without its kind; it starts with the topic."""
     return key[1:]
 
 
 def _generation(key: bytes) -> bytes | None:
-    """Return the start of the rows of a key's generation; None where it has none."""
+    """Return the start of the row keys of a key's generation; None: the key has no generation."""
     prefix = topic_prefix(key)
     if prefix is None or len(key) < len(prefix) + GENERATION_BYTES:
         return None

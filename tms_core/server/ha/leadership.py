@@ -1,24 +1,24 @@
-"""Who leads: of several servers on one HBase one publishes and reads, and the others forward requests to it.
+"""Leadership: of several servers on one HBase, one publishes and reads, and the others forward requests to it.
 
-Where topics are divided into slots, this is so for each slot by itself (:mod:`tms_core.server.ha.slot_assignment`).
+If topics are divided into slots, each slot has its own leader (:mod:`tms_core.server.ha.slot_assignment`).
 
-A lease says who (:mod:`tms_core.tables.lease`), in a cell of HBase that can be compared and set. The server that gets
-it waits for the *fencing delay* before it starts its **term**, as CDAP's servers do
-(``LeaderElectionMessagingService``). Correctness depends neither on that wait nor on clocks:
+A lease (:mod:`tms_core.tables.lease`) in a cell of HBase determines the leader. The server that acquires it waits for
+the *fencing delay* before it starts its **term**, as CDAP's servers do (``LeaderElectionMessagingService``).
+Correctness depends neither on that delay nor on clocks:
 
-* **No acknowledged message is lost.** Before a write is acknowledged the lease's cell is read once more. If it is still
-  this term's, the next leader came after the rows, and finds them.
-* **No late row is seen.** A leader that is stopped between looking and sending, or in the middle of sending, goes on
-  when it is woken, be it an hour later. Those rows come to lie in a gap that the next leader has sealed
-  (:mod:`tms_core.server.ha.sealed_ranges`).
-* **Nothing is read from a deposed leader** that a new one may have decided otherwise: before and after each read of the
-  store the lease must have time left, by this machine's running time, sleep included.
+* **No acknowledged message is lost.** The server reads the lease's cell again before it acknowledges a write. If the
+  cell still has this term, the next leader starts after the rows exist, and finds them.
+* **No late row is visible.** A leader that is suspended before or during a write continues after it wakes, maybe an
+hour
+  later. Its late rows fall into a gap that the next leader has sealed (:mod:`tms_core.server.ha.sealed_ranges`).
+* **A former leader returns no outdated reads.** The lease must have time left before and after each read of the store,
+  by this machine's monotonic clock, sleep included.
 
-The delay lets calls end that HBase's Thrift servers had whole when the lease ran out, so that few publishers are left
-without knowing what became of their messages. A leader that stops orderly has none, returns the lease, and the next one
-starts at once.
+During the delay, HBase's Thrift servers finish calls that they had received before the lease expired. Therefore few
+publishers get an unknown outcome. A leader that stops in an orderly way has no such calls. It releases the lease, and
+the next leader starts at once.
 
-The trade: one read of HBase for each batch that is written.
+The trade: one read of HBase for each written batch.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from tms_core.errors import LeaseHeld, LeaseLost, StoreError, StoreUnavailable, 
 from tms_core.logs.loggers import get_logger
 from tms_core.tables.lease import Lease, LeaseRecord
 
-#: How often it is looked who leads, in seconds.
+#: The interval between two looks at the leases, in seconds.
 LOOK_SECONDS = 1.0
-#: After how long nothing of a former leader's can still be under way, in milliseconds: HBase's Thrift servers close a
-#: connection that is silent for a minute (hbase.thrift.server.socket.read.timeout), so this is far on the safe side.
+#: After so many milliseconds, no write of a former leader can be under way: HBase's Thrift servers close a connection
+#: that is silent for a minute (hbase.thrift.server.socket.read.timeout), so an hour has a large margin.
 REACH_MS = 3_600_000
 
 logger = get_logger(__name__)
 
 
 class Term(NamedTuple):
-    """One time of leading.
+    """A term: a period in which one server leads.
 
     Attributes:
-        fence: its number; later ones have higher numbers.
-        former: the server that led before and may still have writes under way; None: there is none.
+        fence: its number; later terms have higher numbers.
+        former: the former leader that may have writes under way; None: no writes can be under way.
     """
 
     fence: int
@@ -55,11 +55,11 @@ class Term(NamedTuple):
 
 
 class Leadership:
-    """What one server knows of the leader. One thread calls :meth:`step`; any thread may ask.
+    """The view of one server on the leadership of a slot. One thread calls :meth:`step`; any thread may read it.
 
     Args:
         lease: this server's side of the lease, without wall clocks.
-        fencing_delay_seconds: how long it waits between getting the lease and leading, unless it was given back.
+        fencing_delay_seconds: the delay between acquiring the lease and leading, unless the lease was released.
     """
 
     def __init__(self, lease: Lease, clock: Clock, *, fencing_delay_seconds: int) -> None:
@@ -71,36 +71,36 @@ class Leadership:
         self._writes = 0
         self._lock = Lock()
         self._began_ms = 0
-        #: When a write failed last, by running time; None: none ever did.
+        #: The time of the last failed write, by the monotonic clock; None: no write has failed.
         self._failed_ms: int | None = None
         self._failure = ""
 
-    # -- asked by requests --------------------------------------------------------------------------------------------
+    # -- for requests -------------------------------------------------------------------------------------------------
 
     @property
     def leads(self) -> bool:
-        """Return whether this server leads now; cheap."""
+        """Return whether this server leads now, without I/O."""
         return not self._ending and self._runs
 
     @property
     def holds(self) -> bool:
-        """Return whether this server has the lease, when last looked."""
+        """Return whether this server had the lease at the last look."""
         return self._lease.held
 
     @property
     def leader(self) -> LeaseRecord | None:
-        """Return another server that leads, when last looked; None: there is none, or it is this one."""
+        """Return the other server that led at the last look; None: no server led, or this one."""
         seen = self._lease.seen
         return None if self._lease.held or seen is None or not seen.holder else seen
 
     @property
     def fence(self) -> int:
-        """Return the number of the term that runs, when last looked; 0: none ever did."""
+        """Return the number of the current term at the last look; 0: there was no term."""
         seen = self._lease.seen
         return self._lease.fence or (seen.fence if seen else 0)
 
     def term(self) -> Term:
-        """Return the term that runs.
+        """Return the current term.
 
         Raises:
             Unavailable: this server does not lead.
@@ -111,14 +111,14 @@ class Leadership:
         return term
 
     def is_still(self, term: Term) -> bool:
-        """Return whether a term is not over; while the lead is handed back, it goes on for what has started in it."""
+        """Return whether a term is still valid; during a release, it stays valid for requests that started in it."""
         return self._term is term and self._runs
 
     def tenure(self) -> Callable[[], bool]:
-        """Return whether this server has had the lease since now, and no other one; asked before a term starts.
+        """Return a function that checks whether this server has kept the lease since this call; for before a term.
 
         Raises:
-            Unavailable: it does not have it.
+            Unavailable: this server does not have the lease.
         """
         fence = self._lease.fence
         if not fence or self._lease.left_ms <= 0:
@@ -127,11 +127,12 @@ class Leadership:
 
     @contextmanager
     def writing(self) -> Iterator[Term]:
-        """Something is written in the term that runs; until it is done, the lead is not handed back.
+        """Run a write in the current term; the lease is not released before the block is left.
 
         Raises:
             Unavailable: this server does not lead.
         """
+        # Under the lock of `_give_back`: the release sees either this write, or a term that has stopped already.
         with self._lock:
             term = self.term()
             self._writes += 1
@@ -142,11 +143,12 @@ class Leadership:
                 self._writes -= 1
 
     def confirm(self, term: Term) -> None:
-        """Return if the term ran until now, whatever clocks say: the writes in it may be acknowledged.
+        """Check that a term was valid until now, independent of clocks, so that its writes may be acknowledged.
 
         Raises:
-            StoreUnavailable: it is over, or that cannot be found out; whether the writes count is not known.
+            StoreUnavailable: the term is over, or the store failed; the outcome of the writes is unknown.
         """
+        # Read the cell after the rows: if it still has this term, any later leader starts after the rows exist.
         try:
             self._lease.confirm()
         except LeaseLost as error:
@@ -158,18 +160,18 @@ class Leadership:
             raise undecided()
 
     def doubt(self) -> None:
-        """A write failed, so it may still be under way."""
+        """Note a failed write, which may still be under way."""
         self._failed_ms = self._clock.running_ms()
 
-    # -- in its own thread --------------------------------------------------------------------------------------------
+    # -- for the thread that watches the lease ------------------------------------------------------------------------
 
     def step(
         self, prepare: Callable[[], bool], *, patient: bool = False, read: Callable[[], bytes | None] | None = None
     ) -> None:
-        """Look the leader: renew the lease or try to get it, and start or finish a term.
+        """Renew the lease or try to acquire it, and start or stop a term.
 
         Args:
-            prepare: called before a term starts; False: not yet.
+            prepare: called before a term starts; returns False if the term cannot start yet.
             patient, read: see :meth:`Lease.acquire`.
         """
         try:
@@ -194,12 +196,12 @@ class Leadership:
             self._begin(prepare)
 
     def hand_back(self) -> None:
-        """Start nothing more. The step that finds nothing under way gives the lease back, and the term is over."""
+        """Accept no further writes. The first step without a running write releases the lease and stops the term."""
         with self._lock:
             self._ending = self._lease.held
 
     def win(self, look: Callable[[], object]) -> None:
-        """Lead, or find out that another server does: for a server to which no other can pass anything on.
+        """Wait until this server leads; for a server without an address, to which no other can forward requests.
 
         Raises:
             LeaseHeld: another server is alive and leads.
@@ -221,24 +223,26 @@ class Leadership:
             self._clock.sleep(LOOK_SECONDS)
 
     def resign(self) -> None:
-        """Give the lease back if nothing is under way any more; else it expires by itself.
+        """Release the lease if no write is under way; otherwise it expires by itself.
 
         Raises:
-            StoreError: the store failed; it expires.
+            StoreError: the store failed; the lease expires.
         """
         self.hand_back()
         self._give_back()
         self._end()
 
     def _give_back(self) -> None:
-        """Give the lease back, if nothing of ours is under way; what may still come late, the next one is told."""
+        """Release the lease if no write is under way, with a note about writes that may still be late."""
         with self._lock:
-            # From here on nothing begins, and what has ended has told before whether it failed.
+            # `_ending` prevents new writes from here on, and a finished write has noted its failure before `_writes`
+            # decreased. Therefore `_failed_ms` is final below.
             if self._writes or not self._ending:
                 return
         now_ms = self._clock.running_ms()
         failed_since_ms = REACH_MS if self._failed_ms is None else now_ms - self._failed_ms
         if failed_since_ms < self._delay_ms:
+            # A failed write may still reach HBase. Keep the lease for the delay, as the next leader would wait.
             return
         former = self._former() if now_ms - self._began_ms < REACH_MS else None
         self._lease.release(self._lease.own if failed_since_ms < REACH_MS else former)
@@ -253,7 +257,7 @@ class Leadership:
         )
 
     def _former(self) -> LeaseRecord | None:
-        """Return the previous leader, which may still have running writes."""
+        """Return the former leader that may have writes under way; None: no server."""
         seen = self._lease.seen
         return seen.former if seen is not None and not seen.holder else seen
 
@@ -280,10 +284,11 @@ class Leadership:
 
 
 class Watch:
-    """Has it looked the leader, again and again, in a thread of its own.
+    """A thread that looks at the leases each second.
 
     Args:
-        resign: returns the slots of this server.
+        look: looks at the leases once.
+        resign: releases the slots of this server.
     """
 
     def __init__(self, look: Callable[[], object], resign: Callable[[], object]) -> None:
@@ -294,7 +299,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Finish it, and return the lease."""
+        """Stop the thread, and release the leases."""
         self._stop.set()
         self._thread.join()
         try:
@@ -309,12 +314,12 @@ class Watch:
 
 
 def not_leading() -> Unavailable:
-    """Return the error that a server that does not lead answers every request with."""
+    """Return the error of a server that does not lead."""
     return Unavailable("This server does not lead now.", "Try again in some seconds.")
 
 
 def undecided() -> StoreUnavailable:
-    """Return the error for a publish whose leadership became uncertain."""
+    """Return the error of a write whose outcome is unknown because the server lost the leadership."""
     return StoreUnavailable(
         "This server lost the lead while it wrote; whether that counts is not known.",
         "Look whether the change is there before you send it again.",

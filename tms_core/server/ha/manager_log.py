@@ -1,17 +1,17 @@
-"""The log of a transaction manager in rows beside the store, so that one server after the other can run the manager.
+"""The log of a transaction manager in the side table, so that one server after the other can run the manager.
 
-The log is a chain of cells with numbers, each written once: a cell is put only where there is none, by HBase's own
-compare-and-set. The next leader reads the chain completely and writes a cell of its own there. So a former leader,
-however late it wakes, finds its next place taken and can append nothing any more; and its earlier edits were read. A
-cell holds all that was waited for at the same time, so that one journey serves many answers.
+The log is a chain of numbered cells. Each cell is written once, by HBase's compare-and-set on an empty cell. The next
+leader reads the whole chain, and closes it with a cell of its own. A former leader, however late it wakes, then finds
+its next cell taken, and cannot append; its earlier edits were read. A cell has all edits that waited at the same time,
+so one write serves many responses.
 
-A snapshot is some rows of a name that is never used again, and the *root* says which of them counts and with which cell
-the log goes on behind it. The root, too, changes only from what its writer has read, so of two that write snapshots at
-the same time one is told that it has been deposed. What is behind it then is deleted, but for the cells that were put
-by those who took over: each may still be in the way of something late, and there is a small one for each change.
+A snapshot is a set of rows under a name that is never used again. The *root* names the current snapshot and the first
+cell of the log after it. The root changes by compare-and-set, so of two concurrent writers of snapshots, one learns
+that it is a former leader. Then the older cells are deleted, except the cells that closed a log: each may still block a
+late write, and there is a small one for each change of the leader.
 
-What only asks and writes nothing counts if this server has still had the lease afterwards, as with the data read from
-the store (:mod:`tms_core.server.ha.leadership`).
+A call that writes nothing is valid if this server still has the lease afterwards, as a read of the store
+(:mod:`tms_core.server.ha.leadership`).
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ from tms_core.transaction.model import Snapshot
 
 #: Keys: the root, a cell of the log, a part of a snapshot.
 _ROOT, _CELL, _PART = b"xr", b"xl", b"xs"
-#: What a cell of the log begins with: it has edits, or another manager goes on from here.
+#: The first byte of a cell of the log: it has edits, or it closes the log of the former manager.
 _EDITS, _TAKEN_OVER = b"e", b"t"
-#: Bytes in a row: far below what HBase takes by default (10 MiB).
+#: The most bytes in a row: far below HBase's default limit (10 MiB).
 ROW_BYTES = 1 << 20
 _NAME_BYTES = 8
 _NUMBER, _LENGTH = struct.Struct(">Q"), struct.Struct(">I")
 _ROWS = 1000
 
-#: Says whether something has held without a pause since it was asked for.
+#: A function that tells whether a condition has held continuously since the function was made.
 Still = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class LogRoot:
-    """Where the state starts, in JSON.
+    """The root of the log, in JSON.
 
     Attributes:
-        name: of the snapshot's rows, in hexadecimal.
-        first: the number of the first cell of the log behind it.
-        taken_ms: the snapshot's time.
-        address: ``HOST:PORT`` where its manager's service is reached.
-        log: what tells this log from that of any other store.
+        name: the name of the snapshot's rows, in hexadecimal.
+        parts: the number of these rows.
+        first: the number of the first cell of the log after the snapshot.
+        taken_ms: the time of the snapshot.
+        address: ``HOST:PORT`` of its manager's service.
+        log: the identity of this log, different for every store.
     """
 
     name: str
@@ -68,10 +69,10 @@ class LogRoot:
 
     @classmethod
     def parse(cls, value: bytes) -> LogRoot:
-        """Read the row.
+        """Parse the row.
 
         Raises:
-            FormatError: it cannot be read.
+            FormatError: the row is damaged.
         """
         try:
             root = cls(**json.loads(value))
@@ -87,16 +88,16 @@ class LogRoot:
 
 
 class SideStorage:
-    """A transaction manager's storage in a side table that several servers share; made by each of them.
+    """A transaction manager's storage in a side table that several servers share; each server has one.
 
     Args:
-        side: the table; stays the caller's.
-        lease: asked when a manager takes over: returns whether this server has had the lead since.
-        former: reads what there was before anything is in the table; None: nothing.
+        side: the table; the caller closes it.
+        lease: called when a manager takes over; returns a function that tells whether this server led since.
+        former: reads an older state for the first takeover of an empty table; None: an empty state.
 
     Attributes:
-        address: where the manager's service is reached, for the other servers.
-        name: what tells this log from that of any other store; empty before the first takeover.
+        address: the address of this manager's service, for the other servers.
+        name: the identity of the log; empty before the first takeover.
     """
 
     def __init__(
@@ -107,16 +108,16 @@ class SideStorage:
         self._former = former or MemoryStorage().recover
         self.address = self.name = ""
         self._still: Still = lambda: False
-        #: What the root holds as far as is known, and what else it may hold, because a change was not answered.
+        #: The last known value of the root, and values that it may have after changes without a response.
         self._root: bytes | None = None
         self._tried: set[bytes] = set()
         self._log: SideLog | None = None
         self._free = self._deleted_to = 0
-        #: The time of the last snapshot that a log was begun for, and the number of that log's first cell.
+        #: The time of the last snapshot for which a log was started, and the number of that log's first cell.
         self._begun = (-1, 0)
 
     def recover(self) -> Recovered:
-        """Take over from the manager before: close its log, and read its edits.
+        """Take over from the former manager: close its log, and read its edits.
 
         Raises:
             StorageElsewhere: this server is not the leader, or lost leadership in between.
@@ -132,7 +133,8 @@ class SideStorage:
             try:
                 found, free = self._taken_over(value)
             except FormatError:
-                # The manager before may have kept another snapshot at this moment, and deleted what that one replaces.
+                # The former manager may have replaced the snapshot during this read. If the root has changed, read
+                # again.
                 if self._side.get(_ROOT) == value:
                     raise
                 continue
@@ -160,7 +162,8 @@ class SideStorage:
         begun_ms, first = self._begun
         if begun_ms != taken_ms:
             first = self._next
-        # Before the root is changed: a name that is there now and not in the root is in no root that counts later.
+        # List old rows before the change of the root: a snapshot that exists now and is not in the root is never in a
+        # later root. Rows that appear after this list may belong to the next leader's snapshot.
         old = [key for key, _ in every(self._side.rows, _PART, stop_key(_PART), _ROWS)]
         name = secrets.token_bytes(_NAME_BYTES)
         parts = _parts(snapshot)
@@ -171,15 +174,15 @@ class SideStorage:
         self._forget_cells(first)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: the caller closes the table."""
 
     @property
     def _next(self) -> int:
-        """Return the number of the next cell, of those this manager writes."""
+        """Return the number of the next cell that this manager writes."""
         return self._free if self._log is None else self._log.next
 
     def _taken_over(self, value: bytes | None) -> tuple[Recovered, int]:
-        """Return the snapshot and log of a root, and the first own cell."""
+        """Close the log of a root, and return its snapshot and edits, and the number of the first own cell."""
         if value is None:
             self.name = secrets.token_hex(_NAME_BYTES)
             cells, free = self._ended(0)
@@ -194,7 +197,7 @@ class SideStorage:
         return Recovered(self._snapshot(root), _edits(cells), root.taken_ms), free
 
     def _ended(self, first: int) -> tuple[list[bytes], int]:
-        """Return the cells of the log, behind which its writer can put no more, and the first number behind ours."""
+        """Close a log, and return its cells, and the number after the closing cell."""
         cells: list[bytes] = []
         ours = _TAKEN_OVER + secrets.token_bytes(_NAME_BYTES)
         while True:
@@ -205,8 +208,8 @@ class SideStorage:
                 cells.append(value)
             at = first + len(cells)
             if not self._still():
-                # Or this would end the log of who leads now, which would not know what is decided behind it. Who
-                # leads from here on takes the same place, or the next.
+                # Without the lease, this would close the log of the current leader, and later decisions would be lost.
+                # A leader that starts after this check competes for the same cell, or closes the log after it.
                 raise deposed()
             if self._side.exchange(_cell_key(at), None, ours):
                 return cells, at + 1
@@ -221,6 +224,7 @@ class SideStorage:
         return read_snapshot(io.BytesIO(b"".join(parts)))
 
     def _change_root(self, value: bytes) -> None:
+        # An earlier change may have been made although its response was lost; then its value is the expected one.
         present = self._side.get(_ROOT)
         if present in self._tried:
             self._root = present
@@ -233,7 +237,7 @@ class SideStorage:
     def _forget_cells(self, first: int) -> None:
         """Delete the cells before one, except those that close a log."""
         if self._deleted_to:
-            # All of them are ours.
+            # This manager wrote all of them, so none closes a log.
             gone = [_cell_key(number) for number in range(self._deleted_to, first)]
         else:
             rows = every(self._side.rows, _CELL, _cell_key(first), _ROWS)
@@ -243,13 +247,13 @@ class SideStorage:
 
 
 class SideLog(GroupLog):
-    """The chain of cells while it is written.
+    """The open log of this manager: the chain of cells from a number on.
 
     Args:
         first: the number of its first cell.
 
     Attributes:
-        next: the number of the next one.
+        next: the number of its next cell.
     """
 
     def __init__(self, side: SideTable, first: int, still: Still) -> None:
@@ -260,11 +264,12 @@ class SideLog(GroupLog):
 
     def sync(self, position: int) -> None:
         super().sync(position)
+        # Also for calls that wrote nothing: a former leader must not answer from its outdated state.
         if not self._still():
             raise self._failed(deposed())
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing is open."""
 
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
         data = b"".join(_LENGTH.pack(len(edit)) + edit for edit in edits)
@@ -282,11 +287,11 @@ class SideLog(GroupLog):
 
 
 def root_of(side: SideTable) -> LogRoot | None:
-    """What there is of a log in a side table; None: there never was one.
+    """Return the root of the log in a side table; None: the table has no log.
 
     Raises:
         StoreError: the table cannot be read.
-        FormatError: its contents are damaged.
+        FormatError: the root is damaged.
     """
     value = side.get(_ROOT)
     return None if value is None else LogRoot.parse(value)
@@ -298,8 +303,8 @@ def deposed() -> StorageElsewhere:
 
 
 def _edits(cells: Sequence[bytes]) -> Iterator[Edit]:
-    """Yield the edits in cells; the last one counts only if its manager wrote all of it."""
-    # Who takes over keeps a snapshot before it writes an edit, so what counts is all of one manager.
+    """Yield the edits in cells; ignore a last edit that is incomplete."""
+    # A manager that takes over saves a snapshot before it writes an edit, so all edits are from one manager.
     data = b"".join(cell[1:] for cell in cells if cell.startswith(_EDITS))
     at = 0
     while len(data) - at >= _LENGTH.size:

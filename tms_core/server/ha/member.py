@@ -1,7 +1,7 @@
-"""Everything a server on HBase has because it may not be the only one there.
+"""The parts of a server on HBase that allow several servers on one store.
 
-With an address (``server.leader.advertise``) it is one of several: it listens at once, and leads or passes on. Without
-one no other server could pass anything on to it, so it is the only one: it leads before it starts, or does not start.
+With an address (``server.leader.advertise``), a server is one of several: it listens at once, and leads or forwards.
+Without an address, no other server can forward requests to it. Such a server leads before it starts, or does not start.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from tms_core.tables.side import SideTable
 
 
 class HaMember:
-    """A server among others, be there any or not.
+    """A member of a group of servers on one store.
 
     Args:
-        store: the tables; stays the caller's.
-        side: where gaps are written down; stays the caller's.
-        leases: the side table again, over connections of its own; stays the caller's.
+        store: the tables; the caller closes them.
+        side: the side table; the caller closes it.
+        leases: the side table again, over separate connections; the caller closes it.
 
     Attributes:
-        slots: know the leader what.
-        store: the tables as a leader may use them.
-        side: the side table as a leader may use it, for positions and claims.
-        forwarder: forwards requests for other leaders.
+        slots: the leadership of each slot.
+        store: the tables with the leader's fence.
+        side: the side table with the leader's fence, for positions and claims.
+        forwarder: forwards requests to other leaders.
 
     Raises:
-        ConfigurationError: there are several slots, and it is not said which of the servers this is.
+        ConfigurationError: there are several slots, and the ordinal of this server is unknown.
     """
 
     def __init__(self, store: Store, side: SideTable, leases: SideTable, wanted: LeaderSettings, clock: Clock) -> None:
@@ -63,25 +63,26 @@ class HaMember:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether it leads before anything else is started."""
+        """Return whether this server has no address, so that it must lead before it starts."""
         return self._advertise is None
 
     def begin(self, service: MessagingService, port: int = 0, manager: SharedManager | None = None) -> None:
-        """Lead, or wait for one's turn. If it stands alone, it leads when this returns.
+        """Start to compete for the leadership; a server without an address leads on return.
 
         Args:
-            service: what speaks for the store; drops its caches before each term.
-            port: where this server listens.
-            manager: takes over before each term of slot 0; None: transactions are managed elsewhere.
+            service: the messaging service; it drops its caches before each term.
+            port: the port of this server.
+            manager: takes over before each term of slot 0; None: another process manages transactions.
 
         Raises:
-            LeaseHeld: it stands alone, and another server leads.
+            LeaseHeld: this server has no address, and another server leads.
         """
 
         def prepare(slot: int) -> bool:
             if slot == 0 and manager is not None and not manager.ready():
                 return False
-            # What was accepted in another term has ids of that one; it fails soon.
+            # Drop caches before the term, because another leader has written. Requests accepted in an earlier term have
+            # outdated ids; the term waits until they have failed.
             return service.start_over(lambda key: self.slots.number(key) == slot)
 
         look = partial(self._assignment.look, prepare)
@@ -92,7 +93,7 @@ class HaMember:
         self._watch = Watch(look, self._assignment.resign)
 
     def stop(self) -> None:
-        """Give the lead back; all that was accepted is answered by then."""
+        """Release the leadership; call it after all accepted requests have their outcomes."""
         if self._watch is not None:
             self._watch.stop()
 
@@ -101,8 +102,8 @@ class HaMember:
 def on_hbase(
     hbase: HBaseSettings, wanted: LeaderSettings, store: Store, side: SideTable, clock: Clock
 ) -> Iterator[HaMember]:
-    """Yield the objects of a server on HBase; behind it the lead is given back."""
-    # Of its own, and soon given up: who leads must be found out also while all other connections wait.
+    """Yield the member of a server on HBase; release the leadership afterwards."""
+    # Separate connections with a short timeout: leases must be renewed while all other connections wait.
     pool = HBasePool.configured(
         hbase,
         connections=THREADS + 1,
@@ -118,7 +119,7 @@ def on_hbase(
 
 
 def _ordinal(wanted: LeaderSettings, name: str) -> int:
-    """Return which of the servers this is: as configured, or by the trailing number of its host name."""
+    """Return the ordinal of this server: the configured one, or the trailing number of its host name."""
     found = re.search(r"-(\d{1,4})$", name)
     if wanted.slots == 1 or wanted.ordinal is not None:
         return wanted.ordinal or 0
@@ -131,6 +132,6 @@ def _ordinal(wanted: LeaderSettings, name: str) -> int:
 
 
 def _with_port(url: str, port: int) -> str:
-    """Return a URL that names this port if it says 0."""
+    """Return a URL whose port 0 is replaced by this port."""
     scheme, host, said = urlsplit(url).scheme, urlsplit(url).netloc.rpartition(":")[0], urlsplit(url).port
     return f"{scheme}://{host}:{said or port}"

@@ -1,25 +1,24 @@
-"""Ids that stay empty forever: where rows come to lie, unseen, that come later than they should.
+"""Gaps: ranges of ids that are hidden forever, because late rows of failed writes may appear there.
 
-A write cannot be stopped once it was sent, and a process that was stopped in the middle of sending sends the rest when
-it is woken. HBase takes such rows like any other. Their publishers never got an acknowledgement; but a reader
-who has passed their place would not see them, and one who has not would, so the two would not agree.
+A write cannot be stopped after it was sent. A process that is suspended during a write sends the rest when it wakes,
+and HBase stores such late rows like any other. Their publishers never got an acknowledgement. But a reader that has
+passed their positions would not see them, and another reader would, so the two would disagree.
 
-So before a new leader uses a topic it *seals* it: it looks which of the ids that its predecessor may have given last
-have rows, and writes down that all others up to its own first one have none. From then on no reader is shown a row
-there, whichever server leads. One write under way has at most :data:`FRAME_ROWS` rows, next to each other, and HBase
-may have done a part of them; therefore the rows at the end are looked at one by one.
+Therefore a new leader *seals* a topic before it uses it. It reads which of the last ids of the former leader have rows,
+and stores that all other ids up to its own first id are a gap. From then on, no reader sees a row in the gap, whichever
+server leads. A write under way has at most :data:`FRAME_ROWS` adjoining rows, and HBase may have stored a part of them;
+therefore the last rows are checked one by one.
 
-A gap is written before the topic is read or written in the new term, and a row is acknowledged only if the new term had
-not started. So no acknowledged row is ever in a gap.
+A gap is stored before the topic is read or written in the new term. A row is acknowledged only if the new term had not
+started. Therefore an acknowledged row is never in a gap.
 
-A leader does the same for a write of its own that has failed: HBase may still do it, in part or whole, behind the time
-that its client waits. Before the topic is read or written again it is decided whether all of its rows are there. They
-count then; else none of them is ever shown. So at most one write is undecided when a term ends, no reader passes a row
-that may yet come, and none sees a part of a request.
+A leader treats its own failed write in the same way, because HBase may still execute it, partly or completely, after
+the client's timeout. Before the topic is read or written again, the leader checks the rows. If all rows exist, they are
+valid; otherwise all are hidden. Therefore at most one write is undecided when a term stops, no reader passes a row that
+may still appear, and no reader sees a part of a request.
 
-A thread may be held up for as long as it takes two other servers to lead one after the other. So the gaps are read
-before the lease is read once more, and written only where they are still the data read; and each leader that seals a
-topic changes them.
+A thread may be suspended while two other servers lead one after the other. Therefore the gaps are read before the lease
+is confirmed, and written by compare-and-set; and each leader that seals a topic changes them.
 """
 
 from __future__ import annotations
@@ -42,16 +41,16 @@ from tms_core.tables.base import KEYS, MessageTable
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
 
-#: Rows in one write under way, at most.
+#: The most rows in one write.
 FRAME_ROWS = 2000
 #: How far ids may be ahead of their leader's clock, in milliseconds: a batch and more.
 _SLACK_MS = 1_000
-#: How far the former leader's clock is believed to be ahead of ours, in milliseconds, as of all clocks (rule S7).
+#: How far the former leader's clock may be ahead of this one, in milliseconds, as for all clocks (rule S7).
 _CLOCKS_MS = 300_000
-#: How long a gap is kept in which there is no row, in milliseconds: nothing is under way for a month. Where there are
-#: many, it is looked each time they are twice as many which of them are needed within the reach of a former leader.
+#: How long an empty gap is kept, in milliseconds: no write is under way for a month. With many gaps, each time their
+#: number has doubled, only those within the reach of a former leader are kept.
 _KEPT_MS, _MANY_SPANS = 30 * 86_400_000, 256
-#: What keys begin with in the side table.
+#: The first byte of the keys in the side table.
 _GAPS = b"g"
 _SPAN = struct.Struct(">QHQH")
 
@@ -68,14 +67,14 @@ class Gaps:
     """The gaps of one generation of a topic.
 
     Attributes:
-        spans: in order, none touches another.
+        spans: the ranges, in order; no two of them touch.
     """
 
     spans: tuple[PositionRange, ...] = ()
 
     @classmethod
     def of(cls, spans: Iterable[PositionRange]) -> Gaps:
-        """Return all positions of some spans that may overlap."""
+        """Return the union of ranges that may overlap."""
         joined: list[PositionRange] = []
         for first, stop in sorted(spans):
             if joined and first <= joined[-1].stop:
@@ -86,7 +85,7 @@ class Gaps:
 
     @classmethod
     def parse(cls, value: bytes | None) -> Gaps:
-        """Read what :meth:`pack` wrote; nothing is no gap."""
+        """Parse the result of :meth:`pack`; None: no gaps."""
         found = _SPAN.iter_unpack(value or b"")
         return cls(tuple(PositionRange(position(*parts[:2]), position(*parts[2:])) for parts in found))
 
@@ -95,22 +94,22 @@ class Gaps:
 
     @property
     def end(self) -> int:
-        """Return the first position behind all of them; 0 without any."""
+        """Return the first position after all gaps; 0 without gaps."""
         return self.spans[-1].stop if self.spans else 0
 
     def hides(self, at: int) -> bool:
-        """Return whether a row at a position is not to be seen."""
+        """Return whether a row at a position is hidden."""
         index = bisect_right(self.spans, at, key=lambda span: span.first)
         return index > 0 and at < self.spans[index - 1].stop
 
 
 class FailedWrite(NamedTuple):
-    """A write that has failed, so that its rows may still come.
+    """A failed write, whose rows may still appear.
 
     Attributes:
-        rows: how many it has in the span.
-        term: in which it was sent.
-        is_lost: whether nothing of it counts; what was sent to note that may be done late, too.
+        rows: the number of its rows in the span.
+        term: the term in which it was sent.
+        is_lost: whether it was decided as lost; the write of its gap may be late, too.
     """
 
     span: PositionRange
@@ -121,12 +120,12 @@ class FailedWrite(NamedTuple):
 
 @dataclass(slots=True)
 class _SealedRange:
-    """The gaps of one generation, and in which term they were looked for.
+    """The gaps of one generation, and the term in which it was sealed.
 
     Attributes:
-        undecided: the last write, if it has failed and it is not noted what it has left.
-        hidden: where one was of which nothing counts and behind which nothing was written yet.
-        kept: how many gaps there were when those were last dropped that are not needed.
+        undecided: the last write, if it has failed and is not decided.
+        hidden: the span of lost writes since the last successful write.
+        kept: the number of gaps after unneeded gaps were dropped last.
     """
 
     lock: Lock = field(default_factory=Lock)
@@ -142,8 +141,8 @@ class SealedRanges:
 
     Args:
         table: the message table.
-        side: where gaps are written down.
-        clock: where the last rows are likely to be.
+        side: the table of the gaps.
+        clock: shows where the last rows are likely to be.
     """
 
     def __init__(self, table: MessageTable, side: SideTable, clock: Clock) -> None:
@@ -154,23 +153,23 @@ class SealedRanges:
         self._lock = Lock()
 
     def known(self, term: Term, prefix: bytes) -> Gaps | None:
-        """Return the gaps of a generation; None: they are to be settled first."""
+        """Return the gaps of a generation; None: call :meth:`settle` first."""
         sealed = self._of(prefix)
         return sealed.gaps if sealed.term is term and sealed.undecided is None else None
 
     def settle(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
-        """Seal a generation if this is the first time in a term, and decide what a failed write has left.
+        """Seal a generation if this is its first use in a term, and decide a failed write.
 
         Args:
-            term: which has not ended when this returns, or what is returned means nothing.
+            term: the current term; if it is over on return, the result is meaningless.
             prefix: the start of the generation's row keys.
             confirm: see :meth:`Leadership.confirm`.
 
         Returns:
-            Its gaps.
+            The gaps of the generation.
 
         Raises:
-            StoreError: it could not be sealed or decided, or the term is over.
+            StoreError: the store failed, or the term is over.
         """
         sealed = self._of(prefix)
         with sealed.lock:
@@ -178,7 +177,8 @@ class SealedRanges:
                 sealed.gaps, sealed.hidden = self._look(term, prefix, confirm), None
                 sealed.term = term
             if (failed := sealed.undecided) is not None:
-                # What is of another term was sealed since, and a part of it may have been acknowledged.
+                # A write of an older term was sealed since, and another leader may have acknowledged a part of its
+                # rows, so it must not be decided again.
                 if failed.term is term:
                     self._decide(sealed, failed, prefix, confirm)
                 sealed.undecided = None
@@ -191,15 +191,15 @@ class SealedRanges:
             self._add(sealed, term, prefix, span, confirm)
 
     def doubt(self, prefix: bytes, failed: FailedWrite) -> None:
-        """A write of rows has failed. Let the next write wait until the fate of this one is decided."""
+        """Note a failed write; the next read or write of the generation decides it first."""
         self._of(prefix).undecided = failed
 
     def wrote(self, prefix: bytes) -> None:
-        """A write was done."""
+        """Note a successful write."""
         self._of(prefix).hidden = None
 
     def is_undecided(self, prefix: bytes) -> bool:
-        """Return whether the fate of a failed write is undecided."""
+        """Return whether a failed write is undecided."""
         return self._of(prefix).undecided is not None
 
     def _of(self, prefix: bytes) -> _SealedRange:
@@ -212,21 +212,21 @@ class SealedRanges:
         if term.former is None:
             return gaps
         kept = self._needed(prefix, gaps.spans, _KEPT_MS)
-        # Ids are given behind all gaps, and behind all that consumers have read, which may lie ahead.
+        # The former leader assigned ids after all gaps, and after all positions of consumers, which may be ahead.
         end = max(gaps.end, first_unread(self._side, prefix))
         return self._written(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former, end)]))
 
     def _decide(
         self, sealed: _SealedRange, failed: FailedWrite, prefix: bytes, confirm: Callable[[Term], None]
     ) -> None:
-        """Have a failed write counted if all its rows are there; else none of them ever is."""
+        """Keep a failed write if all its rows exist; otherwise hide all of them forever."""
         if not failed.is_lost and len(self._positions(prefix, *failed.span)) == failed.rows:
             confirm(failed.term)
             sealed.hidden = None
         else:
-            # That stays so, whatever comes: the gap may be written although no answer to it comes.
+            # The decision is final before the gap is written: the gap may be stored although the response is lost.
             sealed.undecided = failed._replace(is_lost=True)
-            # Nothing is ever written between two of them, so that a store that fails for long leaves one gap.
+            # No row is written between two lost writes, so one gap covers both; a long failure leaves a single gap.
             first = failed.span.first if sealed.hidden is None else sealed.hidden.first
             sealed.hidden = PositionRange(first, failed.span.stop)
             self._add(sealed, failed.term, prefix, sealed.hidden, confirm)
@@ -234,7 +234,7 @@ class SealedRanges:
     def _add(
         self, sealed: _SealedRange, term: Term, prefix: bytes, span: PositionRange, confirm: Callable[[Term], None]
     ) -> None:
-        """Write down one more gap."""
+        """Store one more gap."""
         raw = self._read(term, prefix, confirm)
         gaps = Gaps.of([*Gaps.parse(raw).spans, span])
         if len(gaps.spans) >= 2 * sealed.kept:
@@ -243,21 +243,29 @@ class SealedRanges:
         sealed.gaps = self._written(prefix, raw, gaps)
 
     def _read(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> bytes | None:
-        """Return the gaps as they stand there; another server that leads has not sealed the generation before that."""
+        """Return the stored gaps of a generation; no later leader had changed them."""
+        # Read, then confirm: if the term is still valid, a later leader seals after this read, and the compare-and-set
+        # with these bytes fails.
         raw = self._side.get(_GAPS + prefix)
         confirm(term)
         return raw
 
     def _written(self, prefix: bytes, raw: bytes | None, gaps: Gaps) -> Gaps:
-        """Gaps, once they are written down in the place of the data read."""
+        """Replace the stored gaps by compare-and-set, and return the new ones.
+
+        Raises:
+            StoreUnavailable: another server has changed them.
+        """
         value = gaps.pack()
         if value != (raw or b"") and not self._side.exchange(_GAPS + prefix, raw, value):
             raise StoreUnavailable("What readers are shown of the topic was changed meanwhile.", "Try again.")
         return gaps
 
     def _empty(self, prefix: bytes, former: LeaseRecord, end: int) -> list[PositionRange]:
-        """Return where the former leader may have given ids, and there is no row; it gave none before ``end``
-        lately.
+        """Return the ranges without rows in which the former leader may have assigned ids.
+
+        Args:
+            end: the former leader assigned no id before this position lately.
         """
         now_ms = self._clock.now_ms()
         free = first_free(partial(self._table.read, KEYS), prefix, now_ms)
@@ -276,7 +284,7 @@ class SealedRanges:
         return found
 
     def _needed(self, prefix: bytes, spans: Iterable[PositionRange], kept_ms: int) -> list[PositionRange]:
-        """Return those gaps that are younger than so many milliseconds, or have rows."""
+        """Return the gaps that are younger than so many milliseconds, or have rows."""
         since = position(max(0, self._clock.now_ms() - kept_ms))
         table = self._table
         return [
@@ -287,12 +295,12 @@ class SealedRanges:
 
 
 def _between(span: PositionRange, present: Sequence[int]) -> list[PositionRange]:
-    """What of a span is not present."""
+    """Return the parts of a span between present positions."""
     firsts = [span.first, *(at + 1 for at in present)]
     return [PositionRange(a, b) for a, b in zip(firsts, [*present, span.stop], strict=True) if a < b]
 
 
 def positions(prefix: bytes, keys: Sequence[bytes]) -> list[int]:
-    """Return the positions of those keys that are rows of ours."""
+    """Return the positions of the keys that are message rows."""
     size = len(prefix) + MESSAGE_TAIL_BYTES
     return [int.from_bytes(key[-MESSAGE_TAIL_BYTES:], "big") for key in keys if len(key) == size]

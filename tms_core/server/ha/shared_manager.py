@@ -1,8 +1,9 @@
-"""The transaction manager of several servers: it runs in the one that leads slot 0, and the others ask it.
+"""The transaction manager of several servers: it runs in the leader of slot 0, and the other servers forward to it.
 
-Each server has a manager and its service. That of the leader takes over the log (:mod:`tms_core.server.ha.manager_log`)
-before its term starts, as after a restart; those of the others are empty, and their services forward requests. So a
-client may ask any of them, and what one was answered, the next leader knows.
+Each server has a manager and its service. The manager of the leader takes over the log
+(:mod:`tms_core.server.ha.manager_log`) before its term starts, as after a restart. The managers of the other servers
+are empty, and their services forward requests. Therefore a client may connect to any server, and the next leader knows
+all earlier responses.
 """
 
 from __future__ import annotations
@@ -30,28 +31,29 @@ from tms_core.transaction.rpc.line import (
     as_text,
 )
 
-#: How long one look waits for the manager to take over, in seconds; leases have to be renewed meanwhile.
+#: How long one look waits for the takeover of the manager, in seconds; the same thread has to renew leases.
 _WAIT_SECONDS = 0.5
 
 logger = get_logger(__name__)
-#: How long a call may take, in seconds, and connecting.
+#: The timeouts of a call and of a connection, in seconds.
 _SECONDS, _CONNECT_SECONDS = 30.0, 5.0
-#: What an answer is shorter than that is none but a refusal, in bytes.
+#: The largest size of a rejection in bytes; longer responses are not parsed.
 _SHORT_BYTES = 1024
 
 
 class SharedManager:
-    """One server's side of it; threads may share it.
+    """The manager of one server, and the connection to that of the leader; threads may share it.
 
     Args:
         manager: the manager of this server; closed with this.
         storage: the storage of the manager.
-        leadership: of slot 0.
-        side: where the log is; stays the caller's.
-        opens: makes a connection to the service of another server, from address and timeout.
+        leadership: the leadership of slot 0.
+        side: the table of the log; the caller closes it.
+        opens: makes a connection to the service of another server, from address and timeout (seconds).
+        on_takeover: called with the manager after a takeover.
 
     Attributes:
-        manager: answers while this server leads, and knows nothing else.
+        manager: the manager of this server; it answers only while this server leads.
     """
 
     def __init__(
@@ -86,11 +88,11 @@ class SharedManager:
         self.close()
 
     def at(self, address: str) -> None:
-        """The other servers reach this one's service there."""
+        """Set the address at which other servers reach the service of this one."""
         self._storage.address = address
 
     def ready(self) -> bool:
-        """Return whether the manager has taken over, so that a term may start; False: ask again in a moment."""
+        """Return whether the manager has taken over, so that a term may start; False: call again later."""
         if self._closed:
             return False
         if self._beginning is None:
@@ -104,7 +106,7 @@ class SharedManager:
         except (TmsError, OSError) as error:
             logger.error("the transaction manager of this server does not begin: %s", error)
             return False
-        # Or it is from before another server led, and knows nothing of what was decided there.
+        # If another server has led since the takeover started, the state is outdated, and misses its decisions.
         return still()
 
     @property
@@ -113,17 +115,18 @@ class SharedManager:
         return self._storage.name if self._leadership.leads else ""
 
     def pass_on(self, frame: bytes) -> bytes:
-        """Have the leader's manager answer; see :class:`~tms_core.transaction.rpc.service.ManagerOfSeveral`."""
+        """Forward a call to the leader's manager; see :class:`~tms_core.transaction.rpc.service.ManagerOfSeveral`."""
         other = self._found()
         try:
             return other.ask(frame)
         except ServiceUnavailable:
-            # Not where a line broke: a client that sends what is no call would take away the lines of all others.
+            # Only for this error, not for a broken connection: a client that sends invalid calls must not close the
+            # connections of all others.
             self._forget()
             raise
 
     def close(self) -> None:
-        """Keep a last snapshot if this server leads; closing twice is no error."""
+        """Save a last snapshot if this server leads; a second call does nothing."""
         self._closed = True
         self._thread.shutdown()
         self._forget()
@@ -133,7 +136,7 @@ class SharedManager:
             logger.warning("the transaction manager has left no snapshot, but its log: %s", error)
 
     def _begin(self) -> Still:
-        """Have the manager take over; returns a check whether that still counts."""
+        """Let the manager take over; return a function that tells whether the takeover is still valid."""
         still = self._leadership.tenure()
         self.manager.begin()
         self._on_takeover(self.manager)
@@ -142,7 +145,7 @@ class SharedManager:
         return still
 
     def _found(self) -> OtherService:
-        """Return the leader's service, which is looked for again from time to time."""
+        """Return the service of the leader; look for it again after ``LOOK_SECONDS``."""
         with self._lock:
             now_ms = self._clock.running_ms()
             if self._other is not None and now_ms - self._looked_ms < LOOK_SECONDS * 1000:
@@ -161,7 +164,7 @@ class SharedManager:
             return other
 
     def _replace(self, other: OtherService | None) -> None:
-        """Another server leads, or this one: the former may be stopped, and is not waited for any more."""
+        """Replace the leader's service, and interrupt calls to the former one, which may be suspended."""
         former, self._other = self._other, other
         if former is not None:
             former.break_off()
@@ -174,11 +177,11 @@ class SharedManager:
 
 
 class OtherService:
-    """Passes calls on; threads may share it, and each call has a connection of its own.
+    """A client that forwards calls to another server; threads may share it, and each call has its own connection.
 
     Args:
         address: ``HOST:PORT`` of the service.
-        log: what tells its manager's log from that of any other store.
+        log: the identity of its manager's log.
         opens: see :class:`SharedManager`.
     """
 
@@ -191,10 +194,10 @@ class OtherService:
         self._is_over = False
 
     def ask(self, frame: bytes) -> bytes:
-        """Pass a call on; returns the answer.
+        """Forward a call, and return the response.
 
         Raises:
-            OSError, EOFError, FormatError: it is not known whether it was done.
+            OSError, EOFError, FormatError: the outcome is unknown.
             ServiceUnavailable: nothing was done.
         """
         with self._lines.one() as line:
@@ -210,7 +213,7 @@ class OtherService:
         return answer
 
     def close(self) -> None:
-        """Close open transactions; closing twice is no error."""
+        """Close idle connections; a second call does nothing."""
         self._lines.close()
 
     def break_off(self) -> None:
@@ -234,7 +237,7 @@ class OtherService:
 
 
 def _is_refused(answer: bytes) -> bool:
-    """Return whether the service has not even looked at the call."""
+    """Return whether the service rejected the call because its manager does not lead."""
     if len(answer) > _SHORT_BYTES:
         return False
     found = wire.read_message(answer)

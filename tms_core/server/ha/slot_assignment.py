@@ -1,21 +1,21 @@
-"""Which slots this server leads: those of its ordinal, and another server's while that one is not there.
+"""The slots that this server leads: its own slots, and slots of another server while that server is absent.
 
-Topics are divided among servers by slots, and each slot has a leader of its own. A topic's slot is the CRC-32 of its
-name modulo the number of slots, so any server knows whom to ask, and all that is about one topic, messages, positions,
-claims and producers, has one leader. With one slot one server leads everything. Requests about no single topic, such as
-the list of topics, go to the leader of slot 0; any server could answer, since topics are not fenced.
+Topics are divided among servers by slots, and each slot has its own leader. A topic's slot is the CRC-32 of its name
+modulo the number of slots, so any server can compute it. All data of a topic (messages, positions, claims, producers)
+has one leader. With one slot, one server leads all topics. Requests about no single topic, such as the list of topics,
+go to the leader of slot 0.
 
-Slot *s* belongs to the server with ordinal *s* mod *servers*. A server takes its own slots as soon as they are free.
-Another server's it takes only when no server has held them for as long as a lease lasts, and hands them back once their
-own server is there: a server that lacks one of its slots writes a new value into its row among the leases each second,
-and the leader a slot of another one sees that. Handing back means to start nothing more, to finish running requests,
-and to return the lease with a note on holders that may still have late writes; so no acknowledged message is lost or
-there twice, and clients get 503 for a second or two.
+Slot *s* belongs to the server with ordinal *s* mod *servers*. A server takes its own slots as soon as they are free. It
+takes a slot of another server only if no server has held it for the time of a lease, and hands it back when the owner
+is present. A server that lacks one of its slots writes a new value into its row among the leases each second, and the
+current leader of the slot sees that. To hand a slot back, a leader starts no further requests, finishes running ones,
+and releases the lease with a note about holders that may have late writes. Therefore no acknowledged message is lost or
+duplicated, and clients get 503 for one or two seconds.
 
-All leases are rows of the side table: ``l`` where there is one slot, else ``l`` + number of slots + slot. The servers
-of a store must agree on that number, or two would lead one topic. Therefore ``l`` is either a lease, or permanently
-"*n* slots". Another number is written there by a server that has taken all leases of the former number, and a server
-looks there between having taken a lease and leading by it.
+All leases are rows of the side table: ``l`` with one slot, else ``l`` + number of slots + slot. The servers of a store
+must agree on the number of slots, or two servers would lead one topic. Therefore ``l`` is either a lease, or
+permanently "*n* slots". A server changes the number only while it holds all leases of the old number. Every server
+reads ``l`` between acquiring a lease and leading.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from tms_core.settings.models import LeaderSettings
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.side import SideTable
 
-#: What keys of leases begin with.
+#: The first byte of the keys of leases.
 _LEASES = b"l"
-#: What follows in the key of a server that lacks a slot, behind the number of slots; above all slots.
+#: In the key of a server that lacks a slot, the byte after the number of slots; above all slots.
 _LACKING = b"\xff"
-#: How long the word in ``l`` lasts, in seconds: longer than any server watches it.
+#: The duration of the record in ``l``, in seconds: longer than any server watches it.
 _FOR_EVER = 2**31 - 1
 _SAID = re.compile(r"(\d+) slots(, to be \d+ by .+)?")
 _ROWS = 1000
@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Slots:
-    """Who leads each slot, as one server sees it."""
+    """The leadership of each slot, as one server sees it."""
 
     def __init__(self, leaderships: Sequence[Leadership]) -> None:
         self.leaderships = tuple(leaderships)
@@ -62,11 +62,11 @@ class Slots:
         return 0 if prefix is None else slot_of(prefix, len(self.leaderships))
 
     def of(self, key: bytes) -> Leadership:
-        """Return the leader of a key."""
+        """Return the leadership of a key's slot."""
         return self.leaderships[self.number(key)]
 
     def divided(self, items: Sequence[T], key: Callable[[T], bytes]) -> Iterator[list[T]]:
-        """Yield the items of each slot, in the order they had."""
+        """Yield the items of each slot, in their order."""
         parts: dict[int, list[T]] = {}
         for item in items:
             parts.setdefault(self.number(key(item)), []).append(item)
@@ -74,7 +74,7 @@ class Slots:
 
     @property
     def led(self) -> int:
-        """Return how many slots this server leads."""
+        """Return the number of slots that this server leads."""
         return sum(leadership.leads for leadership in self.leaderships)
 
 
@@ -88,7 +88,7 @@ def slot_of(prefix: bytes, slots: int) -> int:
 
 
 class SideCell:
-    """A row of a side table as the cell of a lease."""
+    """The cell of a lease in a row of a side table."""
 
     def __init__(self, side: SideTable, row: bytes) -> None:
         self._side = side
@@ -102,15 +102,15 @@ class SideCell:
 
 
 class SlotAssignment:
-    """One server's share of the slots. One thread calls :meth:`look`; any thread may ask :attr:`slots`.
+    """The slots of one server. One thread calls :meth:`look`; any thread may read :attr:`slots`.
 
     Args:
-        side: where the leases are; stays the caller's.
-        holder: name of this server for operators; different for every process.
-        ordinal: which of the servers this is, from 0; without meaning where there is one slot.
+        side: the table of the leases; the caller closes it.
+        holder: the name of this server for operators; different for every process.
+        ordinal: the ordinal of this server, from 0; meaningless with one slot.
 
     Attributes:
-        slots: the leader each slot.
+        slots: the leadership of each slot.
     """
 
     def __init__(self, side: SideTable, holder: str, wanted: LeaderSettings, ordinal: int, clock: Clock) -> None:
@@ -127,15 +127,15 @@ class SlotAssignment:
         self._looks = 0
 
     def at(self, address: str) -> None:
-        """The other servers reach this one there."""
+        """Set the address at which other servers reach this one."""
         for lease in self._leases:
             lease.address = address
 
     def look(self, prepare: Callable[[int], bool]) -> None:
-        """Look the leader each slot: renew leases or try to get them, start and finish terms, hand back.
+        """Renew leases or try to acquire them, start and stop terms, and hand slots back.
 
         Args:
-            prepare: called with a slot before a term of it starts; False: not yet.
+            prepare: called with a slot before its term starts; returns False if the term cannot start yet.
         """
         try:
             self._agreed = self._agreed or self._agreement.reached()
@@ -146,10 +146,10 @@ class SlotAssignment:
             self._complain(error)
 
     def resign(self) -> None:
-        """Return the slots of this server.
+        """Release the slots of this server.
 
         Raises:
-            StoreError: the store failed; other leases expire.
+            StoreError: the store failed; unreleased leases expire.
         """
         failure: StoreError | None = None
         for leadership in self.slots.leaderships:
@@ -169,7 +169,7 @@ class SlotAssignment:
             start = _LEASES + bytes([len(slots)])
             rows = dict(self._side.rows(start, stop_key(start), _ROWS).items)
         except StoreError:
-            # What is held may be renewed all the same.
+            # Held leases may still be renewable, one row at a time.
             for slot, leadership in enumerate(slots):
                 if leadership.holds:
                     leadership.step(partial(self._may_lead, prepare, slot))
@@ -187,7 +187,9 @@ class SlotAssignment:
         self._say_what_is_lacking()
 
     def _may_lead(self, prepare: Callable[[int], bool], slot: int) -> bool:
-        """Return whether a term of a slot may start: its lease is held, and the number of slots is still this one."""
+        """Return whether a term of a slot may start: the number of slots is unchanged, and ``prepare`` agrees."""
+        # Checked after the lease was acquired: a server that changes the number holds all leases of the old number, so
+        # this either sees its record, or acquired the lease before the change and blocks it.
         try:
             agreed = self._agreement.holds()
         except StoreError as error:
@@ -196,7 +198,7 @@ class SlotAssignment:
         return agreed and prepare(slot)
 
     def _is_back(self, ordinal: int, rows: dict[bytes, bytes]) -> bool:
-        """Return whether a server has said since the last look that it lacks one of its slots."""
+        """Return whether a server has reported since the last look that it lacks one of its slots."""
         said = rows.get(_row(self._wanted.slots, ordinal, lacking=True))
         former = self._lacking.get(ordinal, said)
         self._lacking[ordinal] = said
@@ -216,7 +218,7 @@ class SlotAssignment:
 
 
 class Agreement:
-    """On how many slots there are."""
+    """The agreement of all servers of a store on the number of slots."""
 
     def __init__(self, side: SideTable, holder: str, wanted: LeaderSettings, clock: Clock) -> None:
         self._side = side
@@ -226,12 +228,12 @@ class Agreement:
         self._told = ""
 
     def holds(self) -> bool:
-        """Return whether the number of slots is the one that was configured, as of now."""
+        """Return whether the stored number of slots is the configured one."""
         slots, changes = _said(self._cell.lease())
         return (slots, changes) == (self._wanted.slots, False)
 
     def reached(self) -> bool:
-        """Return whether all servers have this number of slots from now on; False: ask again in a moment.
+        """Return whether all servers use the configured number of slots from now on; False: call again later.
 
         Raises:
             StoreError: the store failed.
@@ -259,7 +261,7 @@ class Agreement:
         return done
 
     def _hindrance(self, slots: int) -> str | None:
-        """Take all leases of another number of slots; returns why that cannot be, or None."""
+        """Acquire all leases of another number of slots; return the reason why that is not possible yet, or None."""
         if len(self._former) != slots:
             self._former = {
                 slot: _lease(self._side, slots, slot, self._holder, self._wanted.seconds, self._clock)
@@ -288,11 +290,12 @@ class Agreement:
         )
 
     def _write(self, value: bytes | None, slots: int) -> bool:
-        """Put the new number in the place of a former one, while all leases of that are held."""
+        """Replace the old number by the new one while all leases of the old number are held."""
         record = LeaseRecord.parse(value)
         if record is None:
             return False
-        # Who takes a lease of the former number from here on sees that it must not lead by it.
+        # First announce the change: a server that acquires a lease of the old number from here on sees that it must not
+        # lead. Then confirm all leases: if one was lost, its new holder may not have seen the announcement.
         change = _record(record, f"{slots} slots, to be {self._wanted.slots} by {self._holder}")
         if not self._cell.swap_lease(value, change):
             return False
@@ -308,7 +311,7 @@ class Agreement:
 
 
 def _row(slots: int, number: int, *, lacking: bool = False) -> bytes:
-    """Return the key of a slot's lease; or of the server with that ordinal, where it says what it is lacking."""
+    """Return the key of a slot's lease; with ``lacking``, the key in which a server reports a missing slot."""
     if lacking:
         return _LEASES + bytes([slots]) + _LACKING + number.to_bytes(2, "big")
     return _LEASES if slots == 1 else _LEASES + bytes([slots, number])
@@ -319,7 +322,7 @@ def _lease(side: SideTable, slots: int, slot: int, holder: str, seconds: int, cl
 
 
 def _said(value: bytes | None) -> tuple[int, bool]:
-    """Return how many slots there are, and whether that is being changed."""
+    """Return the number of slots, and whether it is being changed."""
     record = LeaseRecord.parse(value)
     said = None if record is None else _SAID.fullmatch(record.holder)
     return (1, False) if said is None else (int(said[1]), said[2] is not None)

@@ -1,14 +1,14 @@
-"""Makes a manager's state durable: every decision is on disk before it is answered.
+"""The durable state of a transaction manager: every decision is on disk before its response.
 
-Decisions are made under one lock, in memory; waiting for the disk happens without it, so that many may wait together.
-An answer waits for all that was decided before it too, also a refusal or a mere question: those show what others
-decided, and no client is ever told anything that a crash could take back. Only that a transaction can commit is told at
-once: where a crash takes that back, its commit is refused (:meth:`TransactionManager.commit`).
+Decisions are made in memory, under one lock. Threads wait for the disk without the lock, so that many wait together. A
+response also waits for all earlier decisions, even a rejection or a query, because it may show those decisions. No
+client ever learns a decision that a crash could undo. The only exception is the response of ``can_commit``: if a crash
+undoes it, the commit is rejected (:meth:`TransactionManager.commit`).
 
-After a failed write of the log, memory is ahead of the disk, and the last bytes of that log are unknown. So nothing
-more is answered from it, and the next request restarts as after a crash: from the disk, with a snapshot of that and a
-new log. As long as that cannot be done either, nothing is decided. A snapshot that cannot be written does no harm
-otherwise: the logs reach further back.
+After a failed write of the log, memory is ahead of the disk, and the last bytes of the log are unknown. Therefore the
+manager answers nothing from memory. The next request restarts it as after a crash: from the disk, with a new snapshot
+and a new log. Until that succeeds, the manager decides nothing. Otherwise a snapshot that cannot be written does no
+harm, because the logs reach further back.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import Log, Storage, StorageElsewhere
 from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
 
-#: How long a long transaction may take, in milliseconds (``data.tx.long.timeout``).
+#: The timeout of a long transaction, in milliseconds (``data.tx.long.timeout``).
 LONG_TIMEOUT_MS = 86_400_000
 _EMPTY = Snapshot(VisibilityState(0, 0, 0))
 
@@ -40,14 +40,14 @@ class ManagerStopped(TransactionError, Unavailable):
 
 
 class DurableState:
-    """The state of a transaction manager, and the storage it is kept in; threads may share it.
+    """The state of a transaction manager with its storage; threads may share it.
 
-    It recovers the state on disk and writes a snapshot of it at once, so that its new base is safe. Where another
-    manager has the storage, it is as one whose log has failed until :meth:`begin`.
+    It recovers the state from the disk and saves a snapshot of it at once, as a safe base. If another manager has the
+    storage, it behaves as after a failure of its log, until :meth:`begin`.
 
     Args:
-        storage: where it is kept; closed with this.
-        clock: by which snapshots and first ids are named, and timeouts go on after a restart.
+        storage: the storage of the state; closed with this.
+        clock: the clock of snapshot names, first ids, and timeouts after a restart.
 
     Raises:
         StoreError: the storage cannot be read or written.
@@ -78,14 +78,14 @@ class DurableState:
 
     @property
     def running(self) -> bool:
-        """Return whether it answers; not after its log has failed, until it has restarted."""
+        """Return whether the manager answers; False between a failure of its log and its restart."""
         return not (self._closed or self._failed)
 
     def begin(self) -> None:
-        """Continue if the log is writable, else restart from the storage.
+        """Continue if the log is writable, otherwise restart from the storage.
 
         Raises:
-            StoreError: it cannot start yet.
+            StoreError: the manager cannot start yet.
         """
         with suppress(LogFailed):
             self._sync(self._log, 0)
@@ -94,15 +94,15 @@ class DurableState:
 
     @contextmanager
     def deciding(self, waits: Callable[[ManagerState], bool] = lambda _: True) -> Iterator[ManagerState]:
-        """The state, for one thread at a time; after the block all that was decided until then is on disk.
+        """Yield the state to one thread at a time; after the block, all decisions until then are on disk.
 
         Args:
-            waits: whether that holds, asked before the block; where not, only a refusal waits for the disk.
+            waits: called before the block; returns whether to wait for the disk. A rejection always waits.
 
         Raises:
-            LogFailed: the decision could not be written; it counts only if it is on the disk all the same.
-            StoreError: the log has failed before, and it cannot restart yet.
-            ManagerStopped: it has stopped.
+            LogFailed: the decision could not be written; it is valid only if it reached the disk.
+            StoreError: the log has failed before, and the manager cannot restart yet.
+            ManagerStopped: the manager has stopped.
         """
         refusal: TransactionError | None = None
         self._mend()
@@ -114,29 +114,30 @@ class DurableState:
             except TransactionError as error:
                 refusal = error
             log, position = self._log, self._position
+        # Outside the lock, so that other threads decide while this one waits; one sync then serves all of them.
         if waiting or refusal is not None:
             self._sync(log, position)
         if refusal is not None:
             raise refusal
 
     def record(self, edit: Edit) -> None:
-        """Apply an edit to the state and put it in the log; within :meth:`deciding`."""
+        """Apply an edit to the state, and append it to the log; within :meth:`deciding`."""
         self.append(edit)
         self._state.apply(edit)
 
     @property
     def last_pointer(self) -> int:
-        """Return the highest write pointer that was ever given out; takes no lock and reads no disk."""
+        """Return the highest issued write pointer, without a lock or I/O."""
         return self._state.write_pointer
 
     def note_published(self, pointer: int, topic: str, publish_ms: int) -> None:
-        """Note that a transaction in progress has published a message, which readers wait at until it is over.
+        """Note that a transaction in progress has published a message, at which readers wait until it is decided.
 
-        Takes no lock and writes nothing to the log.
+        It takes no lock and writes nothing to the log.
 
         Args:
-            pointer: the transaction's, or that of one of its checkpoints.
-            publish_ms: the message's time; that of the first in each topic counts.
+            pointer: the pointer of the transaction, or of one of its checkpoints.
+            publish_ms: the publish time of the message; the first one in each topic is kept.
         """
         state = self._state
         if pointer in state.in_progress:
@@ -144,20 +145,20 @@ class DurableState:
 
     @property
     def listed_ids(self) -> int:
-        """Return how many ids a transaction that started now would carry; takes no lock and reads no disk."""
+        """Return the number of ids in the snapshot of a transaction that starts now, without a lock or I/O."""
         return len(self._state.invalid) + len(self._state.in_progress)
 
     def append(self, edit: Edit) -> None:
-        """Put an edit into the log whose effect the caller brings about; within :meth:`deciding`."""
+        """Append an edit to the log; the caller applies it to the state; within :meth:`deciding`."""
         self._position = self._log.append(edit)
 
     def take_snapshot(self) -> None:
-        """Keep a snapshot, and start a new log.
+        """Save a snapshot, and start a new log.
 
         Raises:
             LogFailed: an earlier decision could not be written.
-            StoreError: the snapshot could not be written; the next one may be.
-            ManagerStopped: it has stopped.
+            StoreError: the snapshot could not be written; the next one may succeed.
+            ManagerStopped: the manager has stopped.
         """
         with self._saving:
             self._mend()
@@ -169,7 +170,7 @@ class DurableState:
             self._storage.save(snapshot)
 
     def reset(self) -> None:
-        """Forget everything, the invalid list too, after a snapshot of it: what failed before becomes readable.
+        """Save a snapshot, then reset the state including the invalid list; failed writes become visible.
 
         Ids keep growing.
         """
@@ -182,12 +183,12 @@ class DurableState:
             try:
                 self.take_snapshot()
             except StoreError:
-                # The log goes on from a state that is not there.
+                # The new log follows a state that has no snapshot, so it must not be used.
                 self._failed = self._ahead = True
                 raise
 
     def close(self) -> None:
-        """Keep a last snapshot and let the storage go; closing twice is no error."""
+        """Save a last snapshot, and close the storage; a second call does nothing."""
         with self._saving:
             try:
                 if self.running:
@@ -215,7 +216,7 @@ class DurableState:
         return state, found.newest_ms
 
     def _mend(self) -> None:
-        """Start anew if the log has failed."""
+        """Restart from the disk if the log has failed."""
         if not self._failed:
             return
         with self._saving, self._lock:
@@ -224,10 +225,10 @@ class DurableState:
                 logger.warning("the transaction manager has begun anew from what is on the disk, with another log")
 
     def _note_mended(self) -> None:
-        """Take in that decisions may have been undone, because the log failed; called with the lock held."""
+        """React to decisions that the failure of the log may have undone; called with the lock held."""
 
     def _begin_anew(self) -> bool:
-        """If the log has failed, continue with the state on disk, as after a crash; returns whether it had."""
+        """Restart with the state on disk if the log has failed; return whether it had failed."""
         if not self._failed:
             return False
         with self._saving, self._lock:
@@ -255,7 +256,8 @@ class DurableState:
                 }
                 self._ahead = False
             timestamp_ms = self._timestamp()
-            # Before anything is put into the new log: behind what the old one ends with nothing could be relied on.
+            # Save before the new log: the last bytes of the old log are unknown, so edits after them could not be
+            # relied on at the next restart.
             self._storage.save(self._state.snapshot(timestamp_ms))
             self._log.close()
             self._log, self._position = self._storage.log(timestamp_ms), 0
@@ -263,7 +265,7 @@ class DurableState:
             return True
 
     def _begin_log(self, timestamp_ms: int) -> None:
-        """The new one's edits must not be on disk before the old one's."""
+        """Replace the log; sync the old one first, so that its edits reach the disk before edits of the new one."""
         self._sync(self._log, self._position)
         self._log.close()
         self._log = self._storage.log(timestamp_ms)
@@ -274,13 +276,13 @@ class DurableState:
             log.sync(position)
         except LogFailed:
             with self._lock:
-                # This thread may have waited for a log that was replaced meanwhile.
+                # Another thread may have replaced the log during this wait; then the current log is intact.
                 if log is self._log:
                     self._failed = self._ahead = True
             raise
 
     def _timestamp(self) -> int:
-        """Return the time of the next snapshot or log: now, but above all before, whatever the clock says."""
+        """Return the time of the next snapshot or log: now, but above all earlier ones, whatever the clock says."""
         self._newest_ms = max(self._newest_ms + 1, self._clock.right_ms())
         return self._newest_ms
 
@@ -292,7 +294,7 @@ class DurableState:
 
 
 class _NotBegun:
-    """Stands for the log before there is one."""
+    """A log before the manager has started; it accepts nothing."""
 
     def append(self, edit: Edit) -> int:
         return 0
@@ -301,4 +303,4 @@ class _NotBegun:
         raise LogFailed("The transaction manager has not begun.", "Try again in some seconds.")
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: nothing is open."""

@@ -1,12 +1,12 @@
-"""The log that a manager writes, in Tephra's format for one machine, synced before anything is answered.
+"""The log of a manager, in Tephra's format for one machine, synced before each response.
 
-Tephra only empties its buffer, and leaves the first record of each file in it until the second comes. Here an edit is
-appended while the manager's state is locked, so that the order of the file is that in which things happened, and the
-thread that has to answer for it then waits for the disk without the lock. One of the waiting threads writes and syncs
-for all: a sync takes the same time for one record as for hundreds (group commit).
+Tephra only flushes its buffer, and keeps the first record of each file in it until the second one arrives. Here an edit
+is appended under the lock of the manager's state, so the file has the order of the decisions. The responding thread
+then waits for the disk without the lock. One of the waiting threads writes and syncs for all: a sync takes as long for
+one record as for hundreds (group commit).
 
-A log that could not be written is over: the bytes after a failure are unknown, and a repeated sync may succeed although
-nothing reached the disk. Therefore nothing more is appended, and all waiting threads get the error; the manager goes on
+After a failed write, the log must not be used: its last bytes are unknown, and a repeated sync may succeed although
+nothing reached the disk. Therefore nothing is appended, all waiting threads get the error, and the manager continues
 with another log (:mod:`tms_core.transaction.manager.durable`).
 """
 
@@ -47,12 +47,12 @@ class GroupLog(ABC):
         self._synced = 0
         self._failure: OSError | StoreError | None = None
         self._buffer = Lock()
-        #: Whether a thread writes, and who waits for it: up to which edit, and what wakes them.
+        #: Whether a thread is writing; and for each waiting thread, the number of edits and the lock that wakes it.
         self._writing = False
         self._waiting: list[tuple[int, Lock]] = []
 
     def append(self, edit: Edit) -> int:
-        """Append an edit, in memory; returns what :meth:`sync` takes to wait for it."""
+        """Append an edit in memory, and return its number for :meth:`sync`."""
         data = encode_edit(edit)
         with self._buffer:
             self._pending.append(data)
@@ -60,10 +60,10 @@ class GroupLog(ABC):
             return self._appended
 
     def sync(self, position: int) -> None:
-        """Return when the first ``position`` edits are safe.
+        """Wait until the first ``position`` edits are on disk.
 
         Raises:
-            LogFailed: they are not, and will not be.
+            LogFailed: they could not be written, and never will be.
         """
         if self._is_to_write(position):
             try:
@@ -74,7 +74,9 @@ class GroupLog(ABC):
             raise self._failed(self._failure) from self._failure
 
     def _is_to_write(self, position: int) -> bool:
-        """Return when so many edits are safe, or never will be; or, if it is so, that it is this thread's to write."""
+        """Wait until so many edits are on disk or the log has failed, or until this thread has to write; return
+        whether it has to.
+        """
         with self._buffer:
             if self._synced >= position or self._failure is not None:
                 return False
@@ -88,7 +90,7 @@ class GroupLog(ABC):
         return self._synced < position and self._failure is None
 
     def _pass_on(self) -> None:
-        """Wake those whose edits are safe, and of the others the first, to write for all of them."""
+        """Wake the threads whose edits are on disk, and the first other thread, which writes for all."""
         with self._buffer:
             synced = self._synced if self._failure is None else sys.maxsize
             woken = [turn for position, turn in self._waiting if position <= synced]
@@ -105,10 +107,10 @@ class GroupLog(ABC):
 
     @abstractmethod
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
-        """Write edits behind the others, and return when they are safe.
+        """Write edits after the earlier ones, and sync them.
 
         Args:
-            first: the number of the first of them, from 0.
+            first: the number of the first edit, from 0.
         """
 
     @abstractmethod
@@ -116,7 +118,7 @@ class GroupLog(ABC):
         """Return the error for waiting threads."""
 
     def _write(self) -> None:
-        """Write all that was appended so far."""
+        """Write all edits appended so far."""
         with self._buffer:
             pending, self._pending = self._pending, []
             position = self._appended
@@ -125,7 +127,7 @@ class GroupLog(ABC):
         except (OSError, StoreError) as error:
             self._failure = error
         except BaseException as error:
-            # Memory that ran out, say: what was taken is lost all the same, and nothing may be put behind the gap.
+            # For example, out of memory: the removed edits are lost, and nothing may be written after the gap.
             self._failure = StoreError(f"{error!r}")
             raise
         else:
@@ -133,10 +135,10 @@ class GroupLog(ABC):
 
 
 class LogFile(GroupLog):
-    """A ``txlog.<ms>`` file while it is written; made when the first edit is synced.
+    """An open ``txlog.<ms>`` file; created when the first edit is synced.
 
     Args:
-        path: where; no such file may be there.
+        path: its path; the file must not exist.
     """
 
     def __init__(self, path: Path) -> None:
@@ -156,6 +158,7 @@ class LogFile(GroupLog):
     def _put(self, first: int, edits: Sequence[bytes]) -> None:
         if self._file is None:
             self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            # Without it, a power failure may lose the name of the file, and with it all synced edits.
             sync_folder(self._path.parent)
         write_all(self._file, b"".join(_NUMBER.pack(first + at) + data for at, data in enumerate(edits)))
         os.fdatasync(self._file)
@@ -170,14 +173,14 @@ class LogFile(GroupLog):
 
 
 def write_all(file: int, data: bytes) -> None:
-    """Write all of ``data``; a single call may write less."""
+    """Write all of ``data``; one system call may write less."""
     left = memoryview(data)
     while left:
         left = left[os.write(file, left) :]
 
 
 def sync_folder(folder: Path) -> None:
-    """See that the names in a folder are on disk."""
+    """Sync the names in a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The transaction manager: who may write, visibility, and who comes too late.
+"""The transaction manager: it starts, commits, aborts and invalidates transactions.
 
 This module has the rules and responses; changes are in :mod:`~tms_core.transaction.manager.state`, and durability is in
 :mod:`~tms_core.transaction.manager.durable`. The rules are those of Tephra's ``TransactionManager``;
@@ -46,13 +46,13 @@ from tms_core.transaction.model import (
 )
 from tms_core.transaction.source.source import Loaded, SourceUnreachable
 
-#: How long a short transaction may take that does not say, in seconds (``data.tx.timeout``).
+#: The default timeout of a short transaction, in seconds (``data.tx.timeout``).
 _TIMEOUT_SECONDS = 30
-#: How much is kept of what a client calls itself, in characters.
+#: The most characters that are kept of a client's name.
 MAX_CLIENT_CHARACTERS = 255
-#: How many checkpoints an abort may name: each is looked up while all other calls wait.
+#: The most checkpoints of an abort: each is looked up while all other calls wait.
 MAX_CHECKPOINTS = 100_000
-#: The change key that is named where a restart may have forgotten them.
+#: The change key in an error about changes that a restart may have forgotten.
 _FORGOTTEN = "(forgotten by a restart: ask again whether it can commit)"
 
 logger = get_logger(__name__)
@@ -61,19 +61,19 @@ logger = get_logger(__name__)
 class TransactionManager(DurableState):
     """Tephra's ``TransactionManager`` on a storage; threads may share it.
 
-    Its owner calls :meth:`expire` and :meth:`take_snapshot` from time to time (``TransactionService`` does).
-    Every method raises ``ManagerStopped`` when it has stopped, and ``StoreError`` when the log could not be written,
-    or could not before and still cannot: its earlier responses stand.
+    Its owner calls :meth:`expire` and :meth:`take_snapshot` periodically (``TransactionService`` does). Every method
+    raises ``ManagerStopped`` after the manager has stopped, and ``StoreError`` if the log cannot be written; earlier
+    responses stay valid.
 
     Args:
-        storage: where its state is kept; closed with the manager. If another manager has it now, it answers nothing
-            until :meth:`begin`.
-        clock: whose wall time ids go by, and whose running time timeouts go by. Ids do not follow a jump (rule S7).
-        offset: where in its millisecond the first id starts, from 0 to below ``TX_PER_MS``; drawn for each id, so that
-            nobody guesses one. None: at its start, as Tephra's.
-        release: voids rows that would count once ids have left the invalid list, such as claims; called before they do,
-            with what tells which. None: there is nothing.
-        max_timeout_seconds: the longest that one may name (``data.tx.max.timeout``).
+        storage: the storage of the state; closed with the manager. If another manager has it now, this one answers
+            nothing until :meth:`begin`.
+        clock: its wall time determines ids, its monotonic time timeouts. Ids do not follow a jump (rule S7).
+        offset: the offset of an id in its millisecond, from 0 to below ``TX_PER_MS``; random for each id, so that ids
+            cannot be guessed. None: 0, as in Tephra.
+        release: voids rows that would count after ids have left the invalid list, such as claims; called before that,
+            with a function that selects the ids. None: no such rows exist.
+        max_timeout_seconds: the longest timeout of a transaction (``data.tx.max.timeout``).
 
     Raises:
         StoreError: the storage cannot be read or written.
@@ -96,7 +96,7 @@ class TransactionManager(DurableState):
         self._offset = offset or (lambda: 0)
         self._release = release or (lambda _: None)
         self._writes = WriteLedger()
-        #: How many roll backs of each transaction are under way.
+        #: The number of running rollbacks of each transaction.
         self._roll_backs = Counter[int]()
 
     def __enter__(self) -> Self:
@@ -112,26 +112,26 @@ class TransactionManager(DurableState):
 
         Args:
             timeout_seconds: its timeout; None: the default.
-            client: its client, for people; cut off after ``MAX_CLIENT_CHARACTERS``.
+            client: the name of its client, for operators; cut off after ``MAX_CLIENT_CHARACTERS``.
 
         Raises:
-            BadArgument: the timeout is not above 0, or above the highest that is allowed.
+            BadArgument: the timeout is not above 0, or above ``max_timeout_seconds``.
         """
         return self._start(TransactionType.SHORT, self._timeout_ms(timeout_seconds), client)
 
     def start_long(self, client: str = UNKNOWN_CLIENT) -> Transaction:
-        """Start a long transaction; aborted, it becomes invalid, because all it has written is not known."""
+        """Start a long transaction; an abort invalidates it, because its writes are not known."""
         return self._start(TransactionType.LONG, LONG_TIMEOUT_MS, client)
 
     def can_commit(self, transaction_id: int, changes: Collection[bytes]) -> None:
-        """Record the changes of a transaction, and check whether another transaction has made one of them.
+        """Record the changes of a transaction, and check whether another transaction has changed the same keys.
 
-        Does not wait for the disk: the commit does, and its record follows this one's in the log. Only where it asks
-        again it waits, for what it said before may be on the disk by itself.
+        It does not wait for the disk: the commit does, and its record follows this one in the log. A repeated call
+        waits, because the record of the first one may be on disk alone.
 
         Raises:
-            NotInProgress: it is over, or never started.
-            ChangesTooLarge: it has changed too much.
+            NotInProgress: the transaction has ended, or never started.
+            ChangesTooLarge: it has changed too many keys.
             Conflict: it has to be rolled back.
         """
         keys = frozenset(changes)
@@ -144,12 +144,12 @@ class TransactionManager(DurableState):
     def commit(self, transaction_id: int) -> None:
         """Make the writes of a transaction visible to later ones.
 
-        Without :meth:`can_commit` before, no conflict is looked for.
+        Without an earlier :meth:`can_commit`, no conflict is detected.
 
         Raises:
-            Conflict: another transaction has committed the same since it asked, or the manager was restarted since
-                it started and does not know whether it asked; it has to ask (again), or be rolled back.
-            NotInProgress: it is over, or never started.
+            Conflict: another transaction has committed the same keys since :meth:`can_commit`, or a restart of the
+                manager may have lost that call; repeat it, or roll the transaction back.
+            NotInProgress: the transaction has ended, or never started.
         """
         with self.deciding() as state:
             self._commit(state, transaction_id)
@@ -157,14 +157,14 @@ class TransactionManager(DurableState):
     def commit_and_start(
         self, transaction_id: int, timeout_seconds: int | None = None, client: str = UNKNOWN_CLIENT
     ) -> Transaction:
-        """Commit a transaction and start a short one that sees it; both wait for the disk together.
+        """Commit a transaction, and start a short one that sees it; one sync of the disk covers both.
 
         Args:
             timeout_seconds, client: as of :meth:`start_short`.
 
         Raises:
             BadArgument: as :meth:`start_short`; nothing was done.
-            Conflict, NotInProgress: as :meth:`commit`; none was started.
+            Conflict, NotInProgress: as :meth:`commit`; no transaction was started.
         """
         timeout_ms = self._timeout_ms(timeout_seconds)
         with self.deciding() as state:
@@ -172,17 +172,17 @@ class TransactionManager(DurableState):
             return self._begun(state, TransactionType.SHORT, timeout_ms, client)
 
     def abort(self, transaction: Transaction) -> None:
-        """Abort a transaction whose client has rolled back its writes; a long one becomes invalid all the same.
+        """Abort a transaction whose client has rolled back its writes.
 
-        So does one of which messaging knows that something was not taken back (:meth:`note_written`), or is just being
-        written (:meth:`begin_write`); and where that may be so, an invalid one stays invalid. Without effect on one
-        that is over otherwise, or never started.
+        It invalidates the transaction instead if the transaction is long, if messaging has written rows that were not
+        rolled back (:meth:`note_written`), or if a write is under way (:meth:`begin_write`). In these cases an invalid
+        transaction stays invalid. An abort does not affect a transaction that has ended, or never started.
 
-        Of the checkpoints that it names, only those count that can be its own: in progress or invalid, with a higher
-        id. Any other id would leave the invalid list with it.
+        Only checkpoints that can belong to the transaction count: in progress or invalid, with a higher id. Otherwise
+        an abort could remove ids of other transactions from the invalid list.
 
         Raises:
-            BadArgument: it names more checkpoints than any transaction has.
+            BadArgument: the transaction has more than ``MAX_CHECKPOINTS`` checkpoints.
         """
         pointer, checkpoints = transaction.transaction_id, transaction.checkpoint_write_pointers
         if len(checkpoints) > MAX_CHECKPOINTS:
@@ -197,7 +197,7 @@ class TransactionManager(DurableState):
                 self.record(Edit(pointer, EditState.INVALID))
             elif entry is not None or (pointer in state.invalid and not left and pointer > state.recovered_pointer):
                 if entry is not None and entry.is_long:
-                    # Aborted once more, by its id or as a short one, it must not leave the invalid list.
+                    # A second abort, by its id or as a short transaction, must not remove it from the invalid list.
                     self._writes.add(pointer, "a long transaction", 1)
                 self.record(Edit(pointer, EditState.ABORTED, type=transaction.type, checkpoints=named))
 
@@ -205,7 +205,7 @@ class TransactionManager(DurableState):
         """Hide the writes of a transaction permanently, because they were not rolled back.
 
         Returns:
-            Whether it was in progress until now; False for one that was committed, or never started.
+            Whether it was in progress until now; False: it has ended, or never started.
         """
         with self.deciding() as state:
             found = transaction_id in state.in_progress or transaction_id in state.committing
@@ -214,13 +214,13 @@ class TransactionManager(DurableState):
             return found
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
-        """Give a transaction another write pointer, so that its later writes can be rolled back alone.
+        """Issue another write pointer for a transaction, so that its later writes can be rolled back separately.
 
         Returns:
-            The transaction with the new pointer; its reads are unchanged.
+            The transaction with the new pointer; its snapshot is unchanged.
 
         Raises:
-            NotInProgress: it is over, or never started.
+            NotInProgress: the transaction has ended, or never started.
         """
         parent = transaction.transaction_id
         with self.deciding() as state:
@@ -232,20 +232,20 @@ class TransactionManager(DurableState):
             return replace(transaction, write_pointer=pointer, checkpoint_write_pointers=checkpoints)
 
     def status(self, transaction_id: int) -> Literal["in progress", "invalid", "ended"]:
-        """Return the outcome of a transaction; one that was committed or aborted, or never started, is over."""
+        """Return the status of a transaction; "ended": it was committed or aborted, or never started."""
         with self.deciding() as state:
             if transaction_id in state.in_progress:
                 return "in progress"
             return "invalid" if transaction_id in state.invalid else "ended"
 
     def begin_write(self, pointer: int, principal: str | None = None) -> bool:
-        """Note that something is about to be written with a pointer, if that is in progress; takes no disk.
+        """Note that a write with a pointer starts, if the pointer is in progress; without I/O.
 
         Args:
             principal: the writer, as of :meth:`belongs_to`.
 
         Returns:
-            Whether it is, and belongs to the principal; then :meth:`end_write` is to follow.
+            Whether it is in progress and belongs to the principal; then call :meth:`end_write` after the write.
         """
         with self._lock:
             found = self.is_in_progress(pointer) and self.belongs_to(pointer, principal)
@@ -256,18 +256,18 @@ class TransactionManager(DurableState):
             return found
 
     def end_write(self, pointer: int) -> None:
-        """Note that announced writes are finished, or failed."""
+        """Note that a noted write has finished, or failed."""
         with self._lock:
             self._writes.end(pointer, late=not self.is_in_progress(pointer))
             self._forget_decided()
 
     def note_written(self, pointer: int, place: str, number: int = 1) -> None:
-        """Note writes in advance that an abort of their transaction would reveal; takes no disk.
+        """Note rows before they are written, because an abort of their transaction would make them visible; no I/O.
 
         Args:
-            pointer: the transaction's, or that of one of its checkpoints; nothing is noted unless it is in progress.
-            place: where it is written, for operators.
-            number: how many rows.
+            pointer: the pointer of the transaction, or of one of its checkpoints; ignored if it is not in progress.
+            place: the topic or consumer, for operators.
+            number: the number of rows.
         """
         with self._lock:
             if self.is_in_progress(pointer):
@@ -275,13 +275,13 @@ class TransactionManager(DurableState):
                 self._forget_decided()
 
     def note_taken_back(self, pointer: int, place: str, number: int | None = None) -> None:
-        """Note that so many rows no longer carry a pointer; None: none of those that were written to the place does."""
+        """Note that so many rows no longer carry a pointer; None: all rows that were written to the place."""
         with self._lock:
             self._writes.take_back(pointer, place, number)
 
     @contextmanager
     def rolling_back(self, pointer: int) -> Iterator[None]:
-        """Refuse commits of a pointer's transaction while the block takes back rows: readers would miss them."""
+        """Reject commits of a pointer's transaction while the block rolls back rows: readers would miss the rows."""
         with self._lock:
             transaction_id = self.transaction_of(pointer)
             self._roll_backs[transaction_id] += 1
@@ -294,26 +294,26 @@ class TransactionManager(DurableState):
                     del self._roll_backs[transaction_id]
 
     def note_unknown(self) -> None:
-        """Note that transactions started before the last restart may have written more than was noted since."""
+        """Note that transactions started before the last restart may have written rows that are not noted."""
         with self._lock:
             self._writes.unknown_to = self._state.recovered_pointer
 
     def _note_mended(self) -> None:
-        # A commit that did not reach the disk is undone, and the ledger has forgotten what that transaction wrote.
+        # A commit that did not reach the disk is undone, but the ledger has forgotten the rows of that transaction.
         self.note_unknown()
 
     def is_in_progress(self, pointer: int) -> bool:
-        """Return whether a pointer is in progress, a transaction's or a checkpoint's; takes no lock and no disk."""
+        """Return whether a pointer (of a transaction or a checkpoint) is in progress, without a lock or I/O."""
         return pointer in self._state.in_progress
 
     def belongs_to(self, pointer: int, principal: str | None) -> bool:
-        """Return whether a principal may use a pointer; it does not become the owner's by this question.
+        """Return whether a principal may use a pointer, without I/O; this does not make the principal the owner.
 
         A transaction in progress belongs to the first principal that writes with it (:meth:`begin_write`). A
-        transaction that is not in progress belongs to nobody, and is not refused here. Takes no disk.
+        transaction that is not in progress has no owner, and any principal may use it.
 
         Args:
-            principal: None: without authentication there is only one.
+            principal: the requesting principal; None: clients are not authenticated.
         """
         if principal is None:
             return True
@@ -323,7 +323,7 @@ class TransactionManager(DurableState):
             return self._state.owners.get(self.transaction_of(pointer), principal) == principal
 
     def transaction_of(self, pointer: int) -> int:
-        """Return the transaction of a checkpoint that is in progress; of any other pointer itself. Takes no disk."""
+        """Return the transaction of a checkpoint in progress, or any other pointer unchanged; without I/O."""
         with self._lock:
             entry = self._state.in_progress.get(pointer)
             if entry is None or entry.type is not InProgressType.CHECKPOINT:
@@ -334,20 +334,21 @@ class TransactionManager(DurableState):
     # --- the invalid list --------------------------------------------------------------------------------------------
 
     def truncate_invalid(self, transaction_ids: Collection[int]) -> bool:
-        """Take ids off the invalid list, because nothing of theirs is left anywhere.
+        """Remove ids from the invalid list, because no row with them is left.
 
-        Their remaining claims and notes are voided first. An id with which something is still being written
-        stays on the list.
+        Their remaining claims and producers' transactions are voided first. An id with a write under way stays on the
+        list.
 
         Returns:
-            Whether any of them left it.
+            Whether any id was removed.
 
         Raises:
-            StoreError: the rest could not be voided; none of them has left the list.
+            StoreError: claims could not be voided; no id was removed.
         """
         with self.deciding() as state:
             leaving = frozenset(one for one in transaction_ids if one in state.invalid) - self._writes.under_way
         if leaving:
+            # Void first: a claim whose id has left the list would count as done.
             self._release(leaving.__contains__)
             with self.deciding() as state:
                 leaving = frozenset(one for one in leaving if one in state.invalid)
@@ -356,13 +357,13 @@ class TransactionManager(DurableState):
         return bool(leaving)
 
     def truncate_invalid_before(self, time_ms: int) -> bool:
-        """Take all ids off the invalid list whose transactions started before a time, milliseconds since the epoch.
+        """Remove all ids from the invalid list whose transactions started before a time, in milliseconds since 1970.
 
         Returns:
-            Whether there were any; see :meth:`truncate_invalid`.
+            Whether any id was removed; see :meth:`truncate_invalid`.
 
         Raises:
-            TruncateTimeError: a transaction that started before it is still in progress.
+            TruncateTimeError: a transaction that started before that time is in progress.
             StoreError: as :meth:`truncate_invalid`.
         """
         time_ms = min(time_ms, LONG_MAX // TX_PER_MS)
@@ -372,7 +373,8 @@ class TransactionManager(DurableState):
             if older:
                 raise TruncateTimeError(f"{len(older)} transactions that began before {time_ms} ms are in progress.")
             known = InvalidList(state.invalid.ids)
-            # Of what begins or ends meanwhile nothing would have been given up.
+            # If ids below the bound may still appear, or have writes under way, a bound in the log would remove them,
+            # too, although their claims were not voided. Then remove the known ids one by one.
             changes = bound > state.write_pointer or any(one < bound for one in self._writes.under_way)
         if changes:
             return self.truncate_invalid(known.ids[: bisect_left(known.ids, bound)])
@@ -384,12 +386,12 @@ class TransactionManager(DurableState):
         return True
 
     def reset(self) -> None:
-        """Forget everything, the invalid list too, after a snapshot of it: what failed before becomes readable.
+        """Save a snapshot, then reset the state including the invalid list; failed writes become visible.
 
-        Ids keep growing. Claims and notes of open or invalid ones are voided first.
+        Ids keep growing. Claims and producers' transactions of open or invalid transactions are voided first.
 
         Raises:
-            StoreError: they could not be, or the snapshot could not be written; nothing is forgotten.
+            StoreError: claims could not be voided, or the snapshot could not be written; nothing was reset.
         """
         with self._saving, self._lock:
             state = self._state
@@ -397,19 +399,19 @@ class TransactionManager(DurableState):
             super().reset()
 
     def invalid_size(self) -> int:
-        """Return how many transactions are on the invalid list."""
+        """Return the number of ids on the invalid list."""
         with self.deciding() as state:
             return len(state.invalid)
 
-    # --- what there is -----------------------------------------------------------------------------------------------
+    # --- the state ---------------------------------------------------------------------------------------------------
 
     def visibility(self) -> VisibilityState:
-        """Return the state that decides what readers see now; the value does not change afterwards."""
+        """Return the current visibility state, as an immutable value."""
         with self.deciding() as state:
             return state.visibility(self._clock.right_ms())
 
     def latest(self) -> Loaded:
-        """Return the same for those who expect a snapshot source.
+        """Return the visibility state as a snapshot source does.
 
         Raises:
             NoSnapshot: the manager has stopped.
@@ -420,7 +422,7 @@ class TransactionManager(DurableState):
             raise SourceUnreachable(error.message, error.hint) from error
 
     def encoded_snapshot(self) -> bytes:
-        """Return all of the state, in the bytes of a snapshot file.
+        """Return the whole state in the format of a snapshot file.
 
         Raises:
             CannotSnapshot: the manager has stopped.
@@ -435,14 +437,15 @@ class TransactionManager(DurableState):
         return stream.getvalue()
 
     def clients(self) -> dict[int, str]:
-        """Return the clients of the transactions in progress, by id; not of those started before the last restart."""
+        """Return the clients of transactions in progress by id, of transactions since the last restart."""
         with self.deciding() as state:
             return dict(state.clients)
 
     def published(self) -> dict[int, dict[str, int]]:
-        """Return where transactions in progress have published: by id the topics, with the first message's time.
+        """Return the topics in which transactions in progress have published, by id, with the time of the first
+        message.
 
-        Of those that were started before the last restart, what :meth:`note_published` was told since.
+        Publishes before the last restart are missing.
         """
         found: dict[int, dict[str, int]] = {}
         with self.deciding() as state:
@@ -458,15 +461,15 @@ class TransactionManager(DurableState):
     # --- from time to time -------------------------------------------------------------------------------------------
 
     def expire(self) -> int:
-        """Give up the transactions whose time is over: they become invalid.
+        """Invalidate the transactions whose timeout has passed.
 
         Returns:
-            How many pointers, checkpoints included.
+            The number of invalidated pointers, including checkpoints.
         """
         with self.deciding() as state:
             late = state.expired(self._clock.running_ms())
             for pointer in late:
-                # A checkpoint goes with its transaction; one that has none any more goes by itself.
+                # A checkpoint is invalidated with its transaction; an orphaned checkpoint needs an edit of its own.
                 if state.in_progress[pointer].type is not InProgressType.CHECKPOINT or state.is_orphan(pointer):
                     self.append(Edit(pointer, EditState.INVALID))
                     client = printable(state.clients.get(pointer, UNKNOWN_CLIENT))
@@ -475,7 +478,7 @@ class TransactionManager(DurableState):
             return len(late)
 
     def _forget_decided(self) -> None:
-        """Forget the writes with pointers that were committed, or taken back."""
+        """Forget the writes of pointers that are neither in progress nor invalid."""
         invalid, in_progress = self._state.invalid, self._state.in_progress
         self._writes.prune(len(invalid) + len(in_progress), lambda one: one in in_progress or one in invalid)
 
@@ -536,7 +539,7 @@ def _require(
 ) -> None:
     entry = state.in_progress.get(pointer)
     if entry is not None and entry.type is InProgressType.CHECKPOINT:
-        # It ends with its transaction; ended by itself, what it wrote would be visible while that goes on.
+        # A checkpoint is decided with its transaction; alone, its writes would be visible while the transaction runs.
         raise NotInProgress(f"{pointer} is the write pointer of a checkpoint, not the id of a transaction")
     if entry is None:
         reason = " (it is known to be invalid)" if pointer in state.invalid else ""

@@ -1,13 +1,12 @@
-"""Where a transaction manager keeps its state: a directory with Tephra's own names and formats.
+"""The storage of a transaction manager: a directory with Tephra's names and formats.
 
-A snapshot is written under a name that Tephra does not read, synced, renamed, and the directory synced; a log is
-``txlog.<ms>`` beside it, with the time of the snapshot it follows. So a directory can be handed to Tephra's
-``LocalFileTransactionStateStorage`` and taken back, and what Tephra left on HDFS can be copied here.
+A snapshot is written under a name that Tephra does not read, then synced and renamed, and the directory is synced. A
+log is ``txlog.<ms>``, with the time of the snapshot it follows. Therefore Tephra's ``LocalFileTransactionStateStorage``
+can use the directory, and files that Tephra left on HDFS can be copied here.
 
-To recover is to read the newest snapshot that can be read and every log since. One that is damaged is passed over with
-a warning, since the logs reach back to the oldest snapshot that is kept; a log with damage before its last record
-prevents the start, because continuing would lose commits. Two managers on one directory would issue the same ids, so
-the directory is locked.
+Recovery reads the newest readable snapshot and every log since. It skips a damaged snapshot with a warning, because the
+logs reach back to the oldest kept snapshot. A log with damage before its last record prevents the start, because
+continuing would lose commits. The directory is locked, because two managers on it would issue the same ids.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from tms_core.transaction.manager.journal import LogFile, sync_folder
 from tms_core.transaction.model import Snapshot
 from tms_core.transaction.source.source import SYSTEM_FILE
 
-#: How many snapshots are kept (``data.tx.snapshot.retain``).
+#: The number of kept snapshots (``data.tx.snapshot.retain``).
 RETAINED = 10
 
 _SNAPSHOT = re.compile(r"snapshot\.([0-9]{1,19})")
 _LOG = re.compile(r"txlog\.([0-9]{1,19})")
-#: What a snapshot is called while it is written, as in Tephra.
+#: The prefix of an unfinished snapshot's name, as in Tephra.
 _UNFINISHED = ".in-progress."
 _LOCK = ".lock"
 
@@ -67,9 +66,9 @@ class Recovered:
     """The snapshot and the edits that a manager left behind.
 
     Attributes:
-        snapshot: the newest one that can be used; None when there is none at all.
+        snapshot: the newest usable snapshot; None: there is no snapshot.
         edits: later edits, in order.
-        newest_ms: the largest number in any name; names to come must be above it, whatever the clock says.
+        newest_ms: the largest number in any name; later names must be higher, whatever the clock says.
     """
 
     snapshot: Snapshot | None
@@ -81,11 +80,11 @@ class Log(Protocol):
     """A log that edits are appended to."""
 
     def append(self, edit: Edit) -> int:
-        """Append an edit; returns what :meth:`sync` takes to wait for it."""
+        """Append an edit, and return its number for :meth:`sync`."""
         ...
 
     def sync(self, position: int) -> None:
-        """Return when it is safe there."""
+        """Wait until so many edits are durable."""
         ...
 
     def close(self) -> None:
@@ -94,13 +93,13 @@ class Log(Protocol):
 
 
 class Storage(Protocol):
-    """Where snapshots and logs go."""
+    """The storage of snapshots and logs."""
 
     def recover(self) -> Recovered:
         """Return the newest snapshot and the edits after it.
 
         Raises:
-            StorageElsewhere: another manager has it now.
+            StorageElsewhere: another manager has the storage now.
         """
         ...
 
@@ -109,24 +108,24 @@ class Storage(Protocol):
         ...
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot, and delete older data."""
+        """Save a snapshot, and delete older data."""
         ...
 
     def close(self) -> None:
-        """Release it, so that another manager can open it."""
+        """Close the storage, so that another manager can open it."""
         ...
 
 
 class DirectoryStorage:
-    """A directory on this machine, held by one manager at a time.
+    """A directory on this machine, locked by one manager at a time.
 
     Args:
-        path: the directory (``transactions.directory``); made if it is not there.
-        retain: how many snapshots are kept.
+        path: the directory (``transactions.directory``); created if it does not exist.
+        retain: the number of kept snapshots.
 
     Raises:
-        DirectoryBusy: another manager has it.
-        DirectoryFailed: it cannot be made or read.
+        DirectoryBusy: another manager uses it.
+        DirectoryFailed: it cannot be created or read.
     """
 
     def __init__(self, path: Path, *, retain: int = RETAINED) -> None:
@@ -147,15 +146,15 @@ class DirectoryStorage:
 
     @staticmethod
     def has_log(path: Path) -> bool:
-        """Return whether a directory has anything of a transaction log."""
+        """Return whether a directory has snapshots or logs."""
         return any(_SNAPSHOT.fullmatch(found.name) or _LOG.fullmatch(found.name) for found in path.glob("*"))
 
     def recover(self) -> Recovered:
-        """Return the newest snapshot that can be used, and every edit since.
+        """Return the newest usable snapshot, and every edit since.
 
         Raises:
-            DirectoryFailed: none of the snapshots can be used, or the directory cannot be read.
-            FormatError: (while the edits are gone through) a log is damaged.
+            DirectoryFailed: no snapshot is usable, or the directory cannot be read.
+            FormatError: during the iteration over the edits: a log is damaged.
         """
         try:
             snapshots, logs = self._list(_SNAPSHOT), self._list(_LOG)
@@ -166,10 +165,10 @@ class DirectoryStorage:
         return Recovered(snapshot, edits, max([*snapshots, *logs], default=0))
 
     def name_system(self, system: str) -> None:
-        """Give the transaction system its id, if it has none. Durable on return.
+        """Store the id of the transaction system, if it has no id. Durable on return.
 
         Raises:
-            DirectoryFailed: it could not be written.
+            DirectoryFailed: the id could not be written.
         """
         if system_of(self._path):
             return
@@ -189,10 +188,10 @@ class DirectoryStorage:
         return LogFile(self._path / f"txlog.{timestamp_ms}")
 
     def save(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot under its time, and delete data before the last ``retain``.
+        """Save a snapshot under its time, and delete data before the last ``retain`` snapshots.
 
         Raises:
-            DirectoryFailed: it could not be written.
+            DirectoryFailed: the snapshot could not be written.
         """
         timestamp_ms = snapshot.visibility.timestamp_ms
         unfinished = self._path / f"{_UNFINISHED}{timestamp_ms}"
@@ -201,10 +200,11 @@ class DirectoryStorage:
                 write_snapshot(stream, snapshot)
                 stream.flush()
                 os.fsync(stream.fileno())
+            # Synced before it gets its name: a crash never leaves a partial file that looks like a snapshot.
             unfinished.rename(self._path / f"snapshot.{timestamp_ms}")
             sync_folder(self._path)
         except OSError as error:
-            # Or what is tried again and again would itself fill the disk.
+            # Otherwise repeated attempts would fill the disk with unfinished files.
             with suppress(OSError):
                 unfinished.unlink()
             raise _failed(self._path, error) from error
@@ -214,7 +214,7 @@ class DirectoryStorage:
             logger.warning("old transaction snapshots and logs in %s were not deleted: %s", self._path, error)
 
     def close(self) -> None:
-        """Release it, so that another manager can open it; closing twice is no error."""
+        """Unlock the directory, so that another manager can open it; a second call does nothing."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -235,7 +235,7 @@ class DirectoryStorage:
         return 0, None
 
     def _list(self, pattern: re.Pattern[str]) -> list[int]:
-        """Return the numbers in the names that fit, ascending."""
+        """Return the numbers in the matching names, ascending."""
         with os.scandir(self._path) as entries:
             matches = [pattern.fullmatch(entry.name) for entry in entries]
         return sorted(number for match in matches if match and (number := int(match[1])) < LONG_MAX)
@@ -253,14 +253,14 @@ class DirectoryStorage:
 
 
 class MemoryStorage:
-    """A storage that keeps nothing; the state is lost with the manager."""
+    """A storage that stores nothing; the state is lost with the manager."""
 
     def recover(self) -> Recovered:
-        """Nothing."""
+        """Return an empty state."""
         return Recovered(None, iter(()), 0)
 
     def log(self, timestamp_ms: int) -> Log:
-        """Return a log that forgets."""
+        """Return a log that stores nothing."""
         return _NoLog()
 
     def save(self, snapshot: Snapshot) -> None:
@@ -275,17 +275,17 @@ class _NoLog:
         return 0
 
     def sync(self, position: int) -> None:
-        """There is nothing to wait for."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 def system_of(path: Path) -> str:
-    """Return the id of the transaction system whose log is in a directory; empty where it has none.
+    """Return the id of the transaction system whose log is in a directory; empty: the directory has no id.
 
     Raises:
-        DirectoryFailed: it cannot be read.
+        DirectoryFailed: the directory cannot be read.
     """
     try:
         return (path / SYSTEM_FILE).read_text(encoding="ascii", errors="replace").strip()

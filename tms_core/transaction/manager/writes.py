@@ -1,8 +1,8 @@
-"""The ledger of what messaging has written with transactions and not taken back.
+"""The ledger of rows that messaging has written in transactions and not rolled back.
 
-Readers take the pointer of an aborted transaction for a committed one, so an abort is right only if nothing is left
-that carries the pointer. Tephra's manager cannot know that. This one shares a process with the server that writes, so
-it counts.
+Readers treat the pointer of an aborted transaction as committed, so an abort is safe only if no row carries the
+pointer. Tephra's manager cannot know that. This manager shares a process with the writing server, so it counts the
+rows.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-#: Where something was written that may still have been under way when its transaction ended.
+#: The place of a write that may have been under way when its transaction was decided.
 _LATE = "a write that was under way"
-#: How many pointers are kept beyond twice those that can still be asked for, and how many at most. A pointer takes some
-#: 300 bytes, twenty times what the invalid list takes for it.
+#: The number of pointers kept in addition to twice the needed ones, and the most pointers. A pointer takes about 300
+#: bytes, twenty times its size on the invalid list.
 _SPARE, _MOST = 100, 50_000
 
 
 class WriteLedger:
-    """Writes by pointer, and by the place they went to; for one thread at a time.
+    """Counts of written rows by pointer and place; for one thread at a time.
 
     Attributes:
-        unknown_to: pointers up to this one may have written more than is counted; 0: all is counted.
+        unknown_to: pointers up to this one may have uncounted rows; 0: all rows are counted.
     """
 
     def __init__(self) -> None:
@@ -34,10 +34,10 @@ class WriteLedger:
         self._under_way[pointer] += 1
 
     def end(self, pointer: int, *, late: bool) -> None:
-        """Count a write that is over.
+        """Note a finished write.
 
         Args:
-            late: whether its transaction is over before; then something of it may be left for good.
+            late: whether its transaction was decided before; then its rows may never be rolled back.
         """
         left = self._under_way.pop(pointer) - 1
         if left:
@@ -47,15 +47,15 @@ class WriteLedger:
 
     @property
     def under_way(self) -> frozenset[int]:
-        """Return the pointers with which something is being written."""
+        """Return the pointers with a write under way."""
         return frozenset(self._under_way)
 
     def add(self, pointer: int, place: str, number: int) -> None:
-        """Count the writes with a pointer to a place."""
+        """Count rows with a pointer in a place."""
         self._left.setdefault(pointer, Counter())[place] += number
 
     def take_back(self, pointer: int, place: str, number: int | None) -> None:
-        """Count rolled back rows; None: all there was."""
+        """Subtract rolled back rows; None: all rows of the place."""
         places = self._left.get(pointer)
         if places is None:
             return
@@ -66,7 +66,7 @@ class WriteLedger:
             del self._left[pointer]
 
     def places(self, pointers: Iterable[int]) -> list[str]:
-        """Return where something may be left of some pointers, in order; empty: everything was rolled back."""
+        """Return the places with rows of some pointers, in order; empty: all rows were rolled back."""
         found: set[str] = set()
         for pointer in pointers:
             if pointer in self._under_way:
@@ -77,21 +77,21 @@ class WriteLedger:
         return sorted(found)
 
     def forget(self, pointers: Iterable[int]) -> None:
-        """Forget pointers that are decided for good."""
+        """Forget pointers whose outcome is final."""
         for pointer in pointers:
             self._left.pop(pointer, None)
 
     def prune(self, most: int, is_needed: Callable[[int], bool]) -> None:
-        """Forget pointers that nobody can ask for, once there are many more than those that are needed.
+        """Forget unneeded pointers once there are many more than the needed ones.
 
-        Of too many that are needed the oldest are forgotten, too, and count as unknown from then on.
+        If too many are needed, the oldest are forgotten, too, and count as unknown from then on.
 
         Args:
-            most: how many may be needed.
+            most: the most needed pointers.
         """
         if len(self._left) > min(2 * most + _SPARE, _MOST):
             self._left = {pointer: places for pointer, places in self._left.items() if is_needed(pointer)}
-            # Half of them, so that this sorts seldom.
+            # Down to half of the limit, so that this rarely sorts.
             for pointer in sorted(self._left)[: max(0, len(self._left) - _MOST // 2)]:
                 del self._left[pointer]
                 self.unknown_to = max(self.unknown_to, pointer)
