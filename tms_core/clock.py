@@ -1,8 +1,8 @@
-"""Where the time comes from.
+"""The clocks of a machine.
 
-Everything that decides by time takes a ``Clock``, so that tests and plans can stand at any moment and wait without
-waiting. Three readings matter: wall time (what rows are judged by), the machine's running time since boot (what wall
-time is checked against, rule S7) and the boot id (whether two such readings may be compared at all).
+Every function that depends on time gets a ``Clock``, so that tests and plans can use any time without waiting. Three
+readings matter: wall time, by which rows are judged; the monotonic clock since boot, which checks wall time (rule S7);
+and the boot id, which tells whether two monotonic readings are comparable.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Clock(Protocol):
     """The clocks of one machine."""
 
     def now_ms(self) -> int:
-        """Wall time, milliseconds since 1970-01-01 UTC."""
+        """Return wall time in milliseconds since 1970-01-01 UTC."""
         ...
 
     def running_ms(self) -> int:
-        """Milliseconds this machine has been up, sleep included; never steps."""
+        """Return the milliseconds since boot, sleep included; this clock never steps."""
         ...
 
     def boot_id(self) -> str:
-        """Names the boot that :meth:`running_ms` counts from; empty where the system has no such name."""
+        """Return the identity of the boot that :meth:`running_ms` counts from; empty: the system has no identity."""
         ...
 
     def sleep(self, seconds: float) -> None:
@@ -130,24 +130,25 @@ CLOCK_ALLOWANCE_MS = 300_000
 
 
 class HonestClock:
-    """Wall time, checked against running time; threads may share it.
+    """A wall clock that is checked against the monotonic clock; threads may share it.
 
-    A clock that jumps forward is not followed (rule S7). It is compared with the machine's running time since it was
-    last right. Small steps forward are forgiven with time, since a drifting clock that is corrected every day makes
-    many of them. A step back is believed at once, and so is the way back from it: a clock that shows what it would show
-    if it had never been set back was right before. Anything between the two is a jump.
+    It does not follow a clock that jumps forward (rule S7). Wall time is compared with the monotonic clock since the
+    wall clock was last right. Small forward steps are forgiven over time, because the daily correction of a drifting
+    clock makes many of them. A backward step is believed at once, and so is the way back: a clock that shows the time
+    as if it had never been set back was right before. Anything between the two is a jump.
 
-    A clock that was behind when the program started, as on a machine without a battery, is believed once it is set: if
-    by running time it lies before what had passed by then (:meth:`note_past`), and the jump leads to that time or to at
-    most :data:`OFF_MS` after it.
+    A clock that was behind when the program started, as on a machine without a battery, is believed once it is set. The
+    conditions are: by the monotonic clock, it shows a time before the time that had certainly passed
+    (:meth:`note_past`), and the jump leads to that time or to at most :data:`OFF_MS` after it.
 
-    **The way out** of any other jump is to set the clock right; or, if it is right now and was wrong when the program
-    started, to start the program again. The same helps a virtual machine that was paused for longer than the allowance,
-    since its monotonic clock stood still too.
+    After any other jump, set the clock right. If the clock is right now and was wrong when the program started, restart
+    the program. Restart it also after a virtual machine was paused for longer than the allowance, because its monotonic
+    clock stood still.
 
     Args:
-        allowance_ms: how far wall time may get ahead of running time at once. What it is ahead by is forgiven at a
-            rate of a thousandth of running time, twice of what a clock is off that can be kept right at all.
+        allowance_ms: how far wall time may advance ahead of the monotonic clock at once, in milliseconds. The
+            difference is forgiven at a rate of 1/1000 of monotonic time, twice the error of the worst clock that can be
+            synchronized.
     """
 
     def __init__(self, clock: Clock, allowance_ms: int = CLOCK_ALLOWANCE_MS) -> None:
@@ -173,7 +174,7 @@ class HonestClock:
         return self._read().now_ms
 
     def publish_ms(self) -> int:
-        """Return the time to publish by, which is that to read by.
+        """Return the time for publishing, which equals the time for reading.
 
         Raises:
             ClockJumped: the wall clock is ahead by more than the allowance.
@@ -187,7 +188,7 @@ class HonestClock:
         return reading.now_ms
 
     def right_ms(self) -> int:
-        """Wall time; after a jump, the time without it. It steps back with the clock."""
+        """Return wall time; after a jump, the time without the jump. It steps back with the clock."""
         return self._read().right_ms
 
     def running_ms(self) -> int:
@@ -213,12 +214,12 @@ class HonestClock:
             return _Reading(self._now_ms, wall_ms - ahead_ms if jumped else wall_ms, ahead_ms)
 
     def _was_behind(self, wall_ms: int, ahead_ms: int) -> bool:
-        """Return whether the clock has caught up with the time before the start of the program."""
+        """Return whether the clock has caught up with a time that had passed before the program started."""
         past_ms = self._past_ms - self._allowance_ms
         return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS and ahead_ms > self._allowance_ms
 
     def _forgive(self, running_ms: int, ahead_ms: int) -> int:
-        """Take a step back for right, and a little of one forward; the rest of it."""
+        """Adopt a backward step, and a little of a forward one; return the remaining difference in milliseconds."""
         due_ms, rest_ms = divmod(running_ms - self._forgiven_until_ms, _FORGIVEN_PART)
         if ahead_ms - due_ms > self._allowance_ms:
             # A jump becomes no smaller with time.

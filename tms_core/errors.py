@@ -166,7 +166,7 @@ class FormatError(TmsError):
 
 
 class KeyFormatError(FormatError):
-    """A row key's length, separators or grammar are not those of a row of ours."""
+    """The length, the separators or the grammar of a row key are not those of a TMS row."""
 
     code = "TMS-FORMAT-KEY"
 
@@ -300,8 +300,9 @@ class TopicExists(MessagingError):
 
 
 class PartitionsChanged(MessagingError):
-    """The topic has its messages in partitions, or is one that takes no more; nothing was done. The properties of the
-    whole topic say where messages go now."""
+    """The topic has its messages in partitions, or is sealed; nothing was done. The properties of the whole topic name
+    the partitions that take messages.
+    """
 
     code = "TMS-PARTITIONS-CHANGED"
 
@@ -319,8 +320,9 @@ class ConsumerNotFound(MessagingError):
 
 
 class ConsumerConflict(MessagingError):
-    """A consumer is not in the state that the request needs: it is there already, or has claims that are open; or the
-    transaction in which it is to claim is over. Nothing was done."""
+    """The state of a consumer does not allow the request: it exists already, it has open claims, or the claiming
+    transaction has ended. Nothing was done.
+    """
 
     code = "TMS-CONSUMER-CONFLICT"
 
@@ -332,9 +334,10 @@ class ProducerNotFound(MessagingError):
 
 
 class ProducerFenced(MessagingError):
-    """A newer instance of the producer was registered, or the producer is not known any more; nothing was done.
+    """A newer instance of the producer was registered, or the producer is unknown; nothing was done.
 
-    It is final: whatever else this instance sends is refused, too."""
+    It is final: the server rejects all later requests of this instance, too.
+    """
 
     code = "TMS-PRODUCER-FENCED"
 
@@ -346,7 +349,7 @@ class TransactionExpired(MessagingError):
 
 
 class Unauthorized(MessagingError):
-    """The request has no token, or one that is unknown, wrong or expired; nothing was done."""
+    """The request has no token, or the token is unknown, wrong or expired; nothing was done."""
 
     code = "TMS-UNAUTHORIZED"
 
@@ -372,7 +375,7 @@ class ServerFailed(Unanswered):
 
 
 class ClientClosed(MessagingError):
-    """The client was closed, so it asks for nothing any more."""
+    """The client was closed, so it sends no requests."""
 
     code = "TMS-CLIENT-CLOSED"
 

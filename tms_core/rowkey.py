@@ -1,9 +1,8 @@
-"""Row keys: pure bytes, shared by everything that reads, writes or deletes rows.
+"""Row keys as pure bytes, shared by all code that reads, writes or deletes rows.
 
-A data key is ``namespace:topic:`` + generation (4 bytes) + a tail of fixed length, so it is parsed from its end. All
-numbers are big-endian; generation, times and write pointers are signed, sequence ids are unsigned. Byte order is the
-order rows are stored in, which makes a negative number sort *after* every positive one.
-``docs/reference/formats/rows.md``, "Row
+A data key is ``namespace:topic:``, the generation (4 bytes) and a tail of fixed length, so it is parsed from its last
+byte. All numbers are big-endian; generation, times and write pointers are signed, sequence ids are unsigned. Rows are
+stored in byte order, so a negative number sorts *after* every positive one. ``docs/reference/formats/rows.md``, "Row
 keys", has the layouts with worked examples.
 """
 
@@ -43,7 +42,7 @@ class MessageKey(NamedTuple):
 
     @classmethod
     def parse(cls, key: bytes) -> MessageKey | None:
-        """Return the key's parts, or None when the bytes are not a message key of ours (rule L0)."""
+        """Return the parts of a message key; None: the bytes are not a message key (rule L0)."""
         topic = TopicId.from_prefix(key[: -_MESSAGE.size])
         if topic is None:
             return None
@@ -69,7 +68,7 @@ class PayloadKey(NamedTuple):
 
     @classmethod
     def parse(cls, key: bytes) -> PayloadKey | None:
-        """Return the key's parts, or None when the bytes are not a payload key of ours (rule L0)."""
+        """Return the parts of a payload key; None: the bytes are not a payload key (rule L0)."""
         topic = TopicId.from_prefix(key[: -_PAYLOAD.size])
         if topic is None:
             return None
@@ -150,9 +149,9 @@ class Cutoff:
 
 
 def topic_prefix(key: bytes) -> bytes | None:
-    """``namespace:topic:`` at the start of a key of any length, or None when the grammar does not fit.
+    """Return ``namespace:topic:`` at the start of a key of any length; None: the grammar does not fit.
 
-    A key that is not a row of ours may still start like a topic's rows and sort among them.
+    An unrecognized key may also start like a topic's rows and sort among them.
     """
     namespace, _, rest = key.partition(b":")
     topic, colon, _ = rest.partition(b":")
@@ -202,10 +201,11 @@ def java_hash(key: bytes) -> int:
 
 
 def salt(key: bytes, buckets: int) -> bytes:
-    """Return the salt byte HBase rows start with: Java's ``abs(hash) % buckets``, as one byte.
+    """Return the salt byte of HBase rows: Java's ``abs(hash) % buckets``, as one byte.
 
-    Java's abs leaves -2^31 negative, and its remainder takes the sign of the dividend, so a bucket count that is not
-    a power of two gives a byte outside the buckets for that one hash. We repeat that: it is where the row is.
+    Java's abs leaves -2^31 negative, and its remainder has the sign of the dividend. Therefore a number of buckets that
+    is not a power of two gives a byte outside the buckets for this one hash. This function repeats that, because CDAP
+    stores the row there.
     """
     digest = java_hash(key)
     magnitude = abs(digest)

@@ -152,7 +152,7 @@ class TopicMetadata:
 
     @property
     def old_below(self) -> int:
-        """Rows of a generation below this number are old."""
+        """Return the generation below which rows are old."""
         return first_kept_generation(self.generation)
 
     def is_old(self, data_generation: int) -> bool:
@@ -194,7 +194,7 @@ def readable_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetada
 
 
 def living_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata]:
-    """As :func:`readable_topics`, but for deleted ones."""
+    """Yield the topics of :func:`readable_topics` that are not deleted."""
     return (topic for topic in readable_topics(rows) if not topic.deleted)
 
 

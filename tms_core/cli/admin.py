@@ -1,7 +1,7 @@
-"""``tms admin``: for the operator of a store.
+"""``tms admin``: commands for the operator of a store.
 
-Tokens are made here and nowhere else: what a person would choose could be guessed from its hash, and a secret given as
-an argument would be in the list of processes and in the history of the shell.
+Tokens are made only here: a secret that a person chooses could be guessed from its hash, and a secret in an argument
+would appear in the list of processes and in the history of the shell.
 """
 
 from __future__ import annotations

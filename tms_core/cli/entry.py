@@ -1,12 +1,12 @@
-"""Where the installed commands start, before anything is imported that takes time, and what signals do to them.
+"""The start of the installed commands before slow imports, and their handling of signals.
 
-The first process of a container does not hear SIGTERM as long as it has no handler for it: the kernel ends no process
-with number 1 that did not ask for it. The commands have handlers while they work; until then, and after, this one ends
-the process at once. In the images the signal is blocked before Python starts, so that one which comes while it does is
-kept until this handler is there.
+The first process of a container does not receive SIGTERM without a handler: the kernel does not stop process 1 by a
+default action. Commands have handlers while they work. Before and after that, the handler here stops the process at
+once. The images block the signal before Python starts, so that a signal during the start is delivered once this handler
+exists.
 
-To a command at work a signal is a request to end, and not an end wherever it happens to be. The first SIGTERM or SIGINT
-asks. The second ends the process at once: what was acknowledged is on disk already, and the next start finds it.
+For a working command, a signal is a request to stop. The first SIGTERM or SIGINT asks it to finish accepted work. The
+second one stops the process at once: acknowledged data is on disk, and the next start finds it.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ def ending(
     said: bytes = b"finishing what was accepted; a second Ctrl-C or SIGTERM stops at once\n",
     hangup: Callable[[], None] | None = None,
 ) -> Iterator[None]:
-    """Handle signals while the block runs; outside the main thread, where no handler can be set, nothing changes.
+    """Handle signals while the block runs; outside the main thread, where handlers cannot be set, do nothing.
 
-    A thread of its own does what a signal asks for, and reads which one came from a pipe that Python writes to
-    (``signal.set_wakeup_fd``). A handler in Python would run in the main thread only, as soon as that goes on: where it
-    waits for a lock, and the system hands the signal to another thread, that is never.
+    A separate thread reads signals from a pipe that Python writes to (``signal.set_wakeup_fd``), and acts on them. A
+    handler in Python runs in the main thread only, when that thread continues. If the main thread waits for a lock and
+    the system delivers the signal to another thread, the handler would never run.
 
     Args:
         ask: called by the first SIGTERM or SIGINT, in another thread.
-        said: what a person who sent it is told.
-        hangup: called by SIGHUP, in another thread; None leaves that signal as it is.
+        said: the message on standard error for the sender of the signal.
+        hangup: called by SIGHUP, in another thread; None: SIGHUP is unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -38,7 +38,7 @@ shared = partial(click.option, cls=GlobalOption)
 
 
 def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    """Write the options of a command in two sections: its own, and those that all commands take."""
+    """Write the options of a command in two sections: its own options, and common options."""
     sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Global options": []}
     for option in command.get_params(ctx):
         record = option.get_help_record(ctx)

@@ -1,7 +1,6 @@
-"""Groups of commands that are imported when they are typed, and completed by the shell.
+"""Groups of commands that import a command only when it is typed, with shell completion.
 
-A help text, a version and a completion are asked for by people and shells that wait, and most of the time of a command
-goes into importing what it works with.
+Users and shells wait for help texts, versions and completions, and most of a command's time is spent on imports.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""``tms publish`` and ``tms poll``: messages in and out, as lines of text or byte by byte.
+"""``tms publish`` and ``tms poll``: messages in and out, as lines of text or as bytes.
 
-What comes from a pipe is published as it comes, all that has arrived in one request: a file goes in large batches, a
-program that now and then writes a line is not kept waiting.
+Lines from a pipe are published as they arrive, all available lines in one request. Therefore a file is published in
+large batches, and a program that writes few lines is not delayed.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def publish(
 
 
 def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
-    """Yield the lines of a file without their ends, as many at once as there are."""
+    """Yield the lines of a file without line feeds, as many at once as are available."""
     read: Callable[[int], bytes] = getattr(file, "read1", file.read)
     rest, number = b"", 1
     while piece := read(_READ_BYTES):
@@ -140,7 +140,7 @@ class _Counting:
 
 @contextmanager
 def _counting() -> Iterator[_Counting]:
-    """Says, when publishing fails half-way, what had gone before."""
+    """Count published messages, and report them if publishing fails."""
     count = _Counting()
     try:
         yield count
@@ -277,6 +277,6 @@ def _json(message: Message) -> None:
 
 
 def _text(message: Message) -> None:
-    """When, which and what, in one line. What a terminal would obey is shown, not sent."""
+    """Print time, id and payload of a message in one line; escape control characters."""
     text = message.payload.decode(errors="backslashreplace")
     sys.stdout.write(f"{moment(message.id.publish_ms)}  {message.id}  {printable(text)}\n")

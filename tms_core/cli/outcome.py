@@ -39,7 +39,7 @@ CODES: tuple[tuple[type[TmsError], int], ...] = (
 
 @contextmanager
 def completing() -> Iterator[None]:
-    """Gives the commands that an error of the block names the options they need here."""
+    """Add the options to the commands in the hints of errors raised in the block."""
     try:
         yield
     except TmsError as error:

@@ -1,4 +1,4 @@
-"""``tms producer``: the producers of a running server, and how to end one that hangs."""
+"""``tms producer``: the producers of a running server, and the way to fence a hanging one."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Answering:
     format: str
 
     def print(self, value: Any, lines: Callable[[], Iterable[str]]) -> None:
-        """The answer, as JSON or as text."""
+        """Print the result, as JSON or as text."""
         if self.format == "json":
             click.echo(json.dumps(value, indent=1))
         else:
@@ -91,7 +91,7 @@ class Remote(Answering):
         )
 
     def urls(self) -> list[str]:
-        """Return the servers that are meant: those that were named, or that of the settings.
+        """Return the URLs of the options, or that of the settings.
 
         Raises:
             ConfigurationError: a setting is wrong.
@@ -113,7 +113,7 @@ class Remote(Answering):
         return TransactionClient.configured(self._settings.transactions)
 
     def tls(self) -> ssl.SSLContext | None:
-        """By what a server's certificate is checked; None for what the machine trusts.
+        """Return the context that checks a server's certificate; None: the certificates that the system trusts.
 
         Raises:
             ConfigurationError: the file cannot be read.

@@ -1,4 +1,4 @@
-"""``tms serve``: a server (:mod:`tms_core.server.serving`) until a signal ends it."""
+"""``tms serve``: run a server (:mod:`tms_core.server.serving`) until a signal stops it."""
 
 from __future__ import annotations
 

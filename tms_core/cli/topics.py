@@ -214,7 +214,7 @@ def _ahead_ms(client: Client, topic: TopicId) -> int | None:
 
 
 def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None) -> str:
-    """What becomes of messages that a shorter ttl has hidden, and what decides that."""
+    """Return a sentence about messages that a shorter TTL has hidden: until when the change can be undone."""
     keep = f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}"
     if hold_seconds == 0:
         return f"The janitor deletes them with its next run, since janitor.hold_seconds is 0.\n{keep}"

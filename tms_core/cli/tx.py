@@ -1,7 +1,7 @@
-"""``tms tx``: who holds which transaction and for how long, and how to end one, through the transaction service.
+"""``tms tx``: transactions, their holders and ages, and the commands that decide them.
 
-Everything goes over Thrift, so it works with Tephra's own service too, which does not tell who holds what. Ids are
-decimal text in JSON: they are above 2^53, where programs that calculate in doubles lose their last digits.
+All calls use Thrift, so the commands work with Tephra's own service, too, which does not report holders. Ids are
+decimal text in JSON: they are above 2^53, where programs that calculate in doubles lose the last digits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class CommandOptions(Answering):
 
     @contextmanager
     def client(self) -> Iterator[TransactionClient]:
-        """The service that is meant."""
+        """Yield the client of the selected transaction service."""
         from tms_core.settings.models import load  # noqa: PLC0415 a help text does without it
         from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
 
@@ -245,7 +245,7 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
 
 
 def _print_invalid(options: CommandOptions, state: VisibilityState) -> None:
-    """The invalid list with the time each of its transactions started."""
+    """Print the invalid list with the start time of each transaction."""
     began = {str(pointer): transaction_ms(pointer) for pointer in sorted(state.invalid)}
 
     def lines() -> Iterator[str]:
@@ -270,7 +270,7 @@ def _entry(state: VisibilityState, pointer: int) -> InProgress | None:
 
 
 def _transaction(entry: InProgress) -> Transaction:
-    """As its client would have it, as far as an abort wants to know."""
+    """Return an entry as a transaction, with the fields that an abort needs."""
     kind = TransactionType.LONG if entry.is_long else TransactionType.SHORT
     pointers = (entry.write_pointer, *entry.checkpoints)
     return Transaction(pointers[0], pointers[0], pointers[-1], type=kind, checkpoint_write_pointers=entry.checkpoints)
@@ -309,7 +309,7 @@ def _times(held: dict[str, Any]) -> tuple[str, str]:
 
 
 def _blocked(held: dict[str, Any]) -> str:
-    """Topics whose readers in transactions wait for it, the one that has waited longest first."""
+    """Return the topics whose readers in transactions wait for a transaction, the longest wait first."""
     topics = sorted(held["topics"], key=lambda name: (held["topics"][name], name))
     more = f" and {len(topics) - _NAMED_TOPICS:,} more" if len(topics) > _NAMED_TOPICS else ""
     return printable(", ".join(topics[:_NAMED_TOPICS])) + more

@@ -24,10 +24,10 @@ _REACH_MS = 220_000_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A time as it was given.
+    """A point in time from the command line.
 
     Attributes:
-        ms: milliseconds since the epoch, or since now where ``relative``; such that a calendar has that moment.
+        ms: milliseconds since the epoch, or since now if ``relative``; within the range of a calendar.
     """
 
     ms: int
@@ -72,7 +72,7 @@ class TtlType(click.ParamType[int]):
 
 
 def parse_time(text: str) -> Moment | None:
-    """Read a time in any of the three ways, or None: it is none, or one that no calendar has."""
+    """Parse a time in any of its three forms; None: the text is not a time, or outside the range of a calendar."""
     if re.fullmatch(r"[0-9]{1,19}", text):
         return _within(Moment(int(text), relative=False))
     if match := _RELATIVE.fullmatch(text):

@@ -1,13 +1,13 @@
-"""Claims as rows of the side table (:mod:`tms_core.tables.side`), and which groups have read a partition completely.
+"""The rows of claims and of drained partitions in the side table (:mod:`tms_core.tables.side`).
 
-``t`` + topic + generation + ``c`` + name + 0 + the id before a claim's first message (20 bytes) + pointer (8 bytes)
-holds the id of its last message (20 bytes), how often they were given out (1 byte), how many together (4 bytes) and the
-time before which they are not given out again (8 bytes); of an older version only the first two. No name has a zero
-byte, so no group's rows start with those of another one.
+``t`` + topic + generation + ``c`` + name + 0 + the id before the first message (20 bytes) + pointer (8 bytes) is the
+key of a claim. Its value has the id of the last message (20 bytes), the number of deliveries (1 byte), the size of the
+batch (4 bytes) and the time of the next delivery (8 bytes); an older version has only the first two. A name has no zero
+byte, so the rows of one group never start like those of another group.
 
-``t`` + topic + generation + ``d`` + name + 0 holds the transaction in which a group has read a sealed partition to its
-end (8 bytes). It is written and deleted with the group's position, by the server that leads the partition; servers that
-lead other partitions read it.
+``t`` + topic + generation + ``d`` + name + 0 has the transaction in which a group has drained a sealed partition (8
+bytes). The leader of the partition writes and deletes it with the group's position; leaders of other partitions read
+it.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def all_claims(side: SideTable, start: bytes = TRANSACTIONAL) -> Iterator[tuple[
 
 
 def pack_drained(group: ConsumerGroup, pointer: int) -> tuple[bytes, bytes]:
-    """That a group has read a sealed partition completely, as a row: its key and its value.
+    """Return key and value of the row that notes a drained partition.
 
     Args:
-        pointer: the last transaction it did it in; 0: that is not known.
+        pointer: the last transaction that read the partition; 0: unknown.
     """
     return drained_key(group), _POINTER.pack(pointer)
 
@@ -97,17 +97,17 @@ def drained_in(side: SideTable, group: ConsumerGroup) -> int | None:
 
 
 def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Callable[[ConsumerGroup], bool]) -> int:
-    """Make marks of the claims of invalid transactions, and delete the rows of topics that are gone. Durable on return.
+    """Replace claims of invalid transactions by marks, and delete rows of deleted topics. Durable on return.
 
-    It comes before an id leaves the invalid list: from then on its claims would count as done. A server that serves the
-    groups meanwhile does the same with such rows, and no claim becomes another one by it.
+    Call it before an id leaves the invalid list, because its claims would count as done afterwards. A server that
+    handles the groups at the same time makes the same change, so the two do not conflict.
 
     Args:
         is_invalid: whether a transaction is on the invalid list.
         is_gone: whether a group's topic was deleted, or has another generation.
 
     Returns:
-        How many claims were void.
+        The number of void claims.
 
     Raises:
         FormatError: a row is damaged.

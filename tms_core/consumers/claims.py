@@ -1,15 +1,15 @@
-"""Claims: messages that a consumer group received, each in a transaction.
+"""Claims: messages that a consumer group has received, each in a transaction.
 
-A claim is a range of message ids under a transaction's write pointer. It is true exactly if the transaction is: it is
-*done* once the transaction is committed, *void* once it is invalid, and *open* until then. So nothing is to be done at
-a commit, and a worker that dies gives its messages back when its transaction times out. A group is a consumer's
-position (its *base*) and the claims behind it; nothing is stored for each message.
+A claim is a range of message ids under a transaction's write pointer. It is *done* once the transaction is committed,
+*void* once it is invalid, and *open* until then. Therefore a commit needs no further write, and a worker that dies
+releases its messages when its transaction times out. A group is a consumer's position (its *base*) and the claims after
+it; single messages need no rows.
 
-A void claim is free again. How often its messages were given out is kept as a *mark*: the same row with the pointer 0,
-which also says until when these messages wait.
+A void claim is free. Its number of deliveries is kept as a *mark*: the same row with the pointer 0, which also has the
+time of the next delivery.
 
-The rules here are pure: input: claims and a reader's view; output: messages to deliver. How claims are kept is in
-:mod:`tms_core.consumers.claim_rows`.
+The rules are pure functions from claims and a reader's view to messages. :mod:`tms_core.consumers.claim_rows` stores
+claims.
 """
 
 from __future__ import annotations
@@ -211,16 +211,16 @@ def truths(pointers: AbstractSet[int], reader: Transaction) -> dict[int, Truth]:
 
 
 def settled(claim: GroupClaim, interrupted: int, backoff: Backoff, now_ms: int) -> GroupClaim:
-    """Return the mark that takes the place of a void claim or mark; of 0 tries it is needless.
+    """Return the mark that replaces a void claim or mark; a mark with 0 tries is unnecessary.
 
-    In it only unfinished messages count. What counts waits from now on; a mark that has waited long
-    enough does not any more.
+    Only unfinished messages have marks. A counted delivery starts a delay; a mark whose delay is over loses it.
 
-    A void claim of a transaction that had started when the server was interrupted counts as no delivery: whether the
-    program got its messages, or could not end the transaction, is not known. A program that gives them back says so.
+    A void claim of a transaction that had started before the server was interrupted does not count as a delivery,
+    because the program may not have received its messages, or could not commit. A program that releases its claims
+    reports them itself.
 
     Args:
-        interrupted: the last transaction that had started when the server was last started, or took over; 0: none.
+        interrupted: the last transaction that had started when the server last started or took over; 0: none.
     """
     if claim.pointer <= 0:
         return claim._replace(retry_ms=backoff.still(claim.retry_ms, now_ms))
@@ -235,10 +235,10 @@ def look(
     reader: Transaction,
     settle: Callable[[GroupClaim], GroupClaim] = lambda claim: claim,
 ) -> Look:
-    """What a group's rows come to.
+    """Return the state of a group by its rows.
 
     Args:
-        settle: makes marks of void claims, see :func:`settled`; without it they stand for marks as they are.
+        settle: makes marks of void claims, see :func:`settled`; by default claims and marks stay unchanged.
     """
     in_order = sorted(claims, key=_start)
     view = truths({claim.pointer for claim in in_order}, reader)
@@ -310,11 +310,10 @@ def together(limit: int, tries: int, max_deliveries: int | None) -> int:
 
 
 def share_of(segment: Segment, found: int) -> int:
-    """Return how many of a segment's first messages to give out, so that the one that cannot be processed ends up
-    alone.
+    """Return how many of a segment's first messages to deliver, so that a message that always fails is isolated.
 
-    Half of a batch that failed. More messages than a batch had are of several that failed next to each other, as in an
-    outage; :func:`together` halves those.
+    It is half of a failed batch. If several batches failed next to each other, as in an outage, :func:`together` halves
+    them instead.
     """
     if not segment.tries or not segment.size or found > segment.size:
         return found
@@ -353,12 +352,12 @@ def _joined(claims: Iterable[GroupClaim]) -> list[GroupClaim]:
 
 
 def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
-    """Unclaimed ranges after an id, each with the highest number of deliveries of its marks.
+    """Yield unclaimed ranges after an id, each with the highest number of deliveries of its marks.
 
-    It takes one walk over where claims and marks start and end, since a long transaction can have thousands.
+    It makes one pass over the bounds of claims and marks, because a long transaction can have thousands.
 
     Args:
-        kept: claims in the order of their beginnings.
+        kept: claims in the order of their first messages.
     """
     if not free:
         for after, until in _without(base, None, kept):
@@ -393,7 +392,7 @@ def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupC
 def _without(
     after: MessageId, until: MessageId | None, covered: Iterable[GroupClaim]
 ) -> Iterator[tuple[MessageId, MessageId | None]]:
-    """The rest of a range without claims, which come in the order of their beginnings."""
+    """Yield the parts of a range without claims; the claims are in the order of their first messages."""
     at, stop = rank(after), None if until is None else rank(until)
     for claim in covered:
         start = claim.start

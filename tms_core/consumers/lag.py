@@ -1,13 +1,12 @@
-"""How far consumers are behind: how many messages they have not read, and how old the oldest of them is.
+"""The lag of consumers: the number of their unread messages, and the age of the oldest one.
 
-The lag counts messages that a poll outside transactions would return: rows of the message table behind the position,
-without those that a ttl has taken; rolled back and uncommitted messages are included. A row that stands for the
-stored payloads of a transaction counts as many messages as there are payloads left to read.
+The lag counts messages that a poll outside transactions would return: rows of the message table after the position,
+without expired rows, but with rolled back and uncommitted messages. A row that refers to stored payloads counts as many
+messages as it has unread payloads.
 
-Only keys are read, but whole rows where a topic has payloads stored, since keys do not tell such a row. What several
-consumers of a topic have not read is counted once: the one who is furthest first, then from each position to the one
-before. The work comes in steps, a page each, so that a count in the background can
-pay for each and let others have their turn. Counting changes nothing, and consumes nothing.
+Counting reads keys only, and whole rows in topics with stored payloads, because keys do not show references. Messages
+that several consumers have not read are counted once: from the latest position on, then from each position to the next
+later one. Counting proceeds in steps of a page, so that a background count can pause after each. It changes nothing.
 """
 
 from __future__ import annotations
@@ -114,9 +113,9 @@ def count(
 
 
 def _heard_ms(position: Position) -> int:
-    """Until when a consumer has missed nothing, as far as is known.
+    """Return the time until which a consumer has certainly missed no message, in milliseconds.
 
-    When one starts without a message it has read, the age of what was there is not read.
+    If a consumer starts without a read message, the age of existing messages is not read.
     """
     began = position.id.publish_ms == 0
     return position.updated_ms if began else max(position.id.publish_ms, position.since_ms)
@@ -133,7 +132,7 @@ def finish(counting: Counting) -> list[Lag]:
 
 
 class _RangeCount:
-    """The rows counted from some key to the end of a topic; grows towards its start."""
+    """The number of rows from a key to the last row of a topic; it grows towards the first row."""
 
     def __init__(
         self,
@@ -157,7 +156,7 @@ class _RangeCount:
         self.cut_short = False
 
     def add(self, start: bytes, stop: bytes) -> Generator[int, None, None]:
-        """Take in the rows of a range that ends where the last one started, in steps."""
+        """Count, in steps, the rows of a range that precedes the counted range directly."""
         oldest: bytes | None = None
         resume: bytes | None = start
         while resume is not None and resume < stop:
@@ -204,7 +203,9 @@ class _RangeCount:
         return found
 
     def read_before(self, position: Position, start: bytes) -> Generator[int, None, int]:
-        """Count what a consumer has read of the row in which its position lies, if it has not read all of that."""
+        """Count the messages that a consumer has read of the row at its position, if it has unread messages in that
+        row.
+        """
         message = position.id
         packed = message.pack()
         if not message.in_payload_table or start[-MESSAGE_TAIL_BYTES:] != packed[:MESSAGE_TAIL_BYTES]:
@@ -219,7 +220,7 @@ class _RangeCount:
         return pointer_prefix(self._topic.topic.prefix, self._topic.generation, java_abs(pointer))
 
     def _there(self, keys: list[bytes]) -> list[bytes]:
-        """Return those of some keys, in order, that are messages, and that no ttl of their own has taken."""
+        """Return the keys of unexpired messages among some keys, in order."""
         keys = [key for key in keys if len(key) == self._key_bytes]
         moments = self._expiries.moments(keys)
         return [key for key in keys if moments.get(key, self._now_ms + 1) > self._now_ms] if moments else keys

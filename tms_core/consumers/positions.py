@@ -1,13 +1,12 @@
-"""How far named consumers have read, and messages that live on because one has not read them yet.
+"""The positions of named consumers, and messages that are held for them.
 
 A position is a row of the side table (:mod:`tms_core.tables.side`): ``c`` + topic + generation + name. A topic that was
-deleted and made again is another generation, so its consumers restart; the former ones' rows are never read.
+deleted and created again has another generation, so its consumers restart, and rows of old generations are never read.
 
-With the *floor*, a message does not expire for any reader as long as a registered consumer has not read it, but no
-longer than a stated time after its ttl. That only means something if readers and janitor agree, so both ask here for
-the cut-off. It never goes back: a position holds no messages that had expired when it was written
-(:attr:`Position.since_ms`). So nothing that may be deleted can become something that may not, and a sweep that has
-asked once need not ask again.
+With the *floor*, a message does not expire for any reader while a registered consumer has not read it, but at most for
+a configured time after its TTL. Readers and janitor must agree, so both compute the cutoff here. The cutoff never moves
+back: a position does not hold messages that had expired when it was written (:attr:`Position.since_ms`). Therefore a
+deletable message never becomes held again, and a sweep needs to read the positions only once.
 """
 
 from __future__ import annotations
@@ -74,17 +73,16 @@ class Positions:
         puts: Sequence[tuple[bytes, bytes]] = (),
         deletes: Sequence[bytes] = (),
     ) -> None:
-        """Write a consumer's position in the place of the one that was read, and change other rows with it.
+        """Replace a consumer's position by compare-and-set, together with other rows. Durable on return.
 
-        A former leader may send its writes long after. It cannot set a position back: what it
-        has read is not there any more. Durable on return.
+        A late write of a former leader cannot set a position back, because the value that it expects is gone.
 
         Args:
-            former: the position that was read; None: there was none.
+            former: the position that was read; None: it did not exist.
             puts, deletes: other rows of the side table, as of :meth:`SideTable.exchange`.
 
         Raises:
-            Unavailable: another server has written it meanwhile.
+            Unavailable: another server has changed the position.
             StoreError: the table could not be written.
         """
         key = names(topic.topic, topic.generation) + position.name.encode("ascii")
@@ -112,7 +110,7 @@ class Positions:
         return None if value is None else _position(name, value)
 
     def delete(self, topic: TopicMetadata, name: str) -> None:
-        """Forget a consumer; one that is not there is no error."""
+        """Delete a consumer; do nothing if it does not exist."""
         self._table.delete([names(topic.topic, topic.generation) + name.encode("ascii")])
 
     def forget_former(self, topic: TopicMetadata) -> None:
@@ -127,9 +125,7 @@ class Positions:
         return [_position(key[len(prefix) :].decode("ascii"), value) for key, value in rows]
 
     def all(self) -> dict[tuple[TopicId, int], list[Position]]:
-        """Return the positions of all consumers by topic and generation, those of generations that are gone among
-        them.
-        """
+        """Return the positions of all consumers by topic and generation, including old generations."""
         found: dict[tuple[TopicId, int], list[Position]] = {}
         for key, value in self._rows(_CONSUMER, stop_key(_CONSUMER)):
             prefix = topic_prefix(key[len(_CONSUMER) :])
@@ -186,7 +182,7 @@ class Floor:
         return due
 
     def lowest(self, due: Cutoff) -> Cutoff:
-        """What no consumer holds the cut-off below."""
+        """Return the lowest possible cutoff: no consumer holds messages before it."""
         return Cutoff(max(0, due.ms - self._max_hold_ms))
 
 
@@ -222,7 +218,7 @@ def unread_from(store: Reads, topic: TopicMetadata, position: Position, cutoff: 
 
 
 def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId) -> bool:
-    """Return whether a message with a payload of its own is followed by more of the same row."""
+    """Return whether the row of a message with a payload has further messages."""
     if not message.in_payload_table:
         return False
     for _, (pointer, payload) in store.message.read(MESSAGES, key, key + b"\0", 1).items:
@@ -234,12 +230,12 @@ def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId
 
 
 def highest_id(side: SideTable, prefix: bytes) -> MessageId:
-    """Return the highest id up to which a consumer has read; all zeros: there is none.
+    """Return the highest id that a consumer has read; all zeros: no consumer has read a message.
 
-    One that was set to a time that had not come yet does not count: its consumer skips messages until then.
+    A position in the future does not count: its consumer skips messages until then.
 
     Args:
-        prefix: the start of a topic's and generation's row keys.
+        prefix: the start of the row keys of a topic and generation.
     """
     start = _CONSUMER + prefix
     rows = every(side.rows, start, stop_key(start))

@@ -1,10 +1,12 @@
-"""What all consumers of a topic have processed, so that none of them needs it any more (rule L7).
+"""Messages that all consumers of a topic have processed, so that they may be deleted (rule L7).
 
-The property ``retention: consumed`` lets messages go before their ttl is over. How far that may come is announced in a
-row of the side table before anything goes: ``r`` + topic + generation holds the first position that stays (10 bytes). A
-consumer is registered, or set back, at that position or behind it (:func:`begin`). So the one who deletes writes its
-row and then looks at the consumers; a consumer writes its row and then reads the announced limit. Whichever comes
-second sees the first, and what no consumer needed once after it was announced, none ever will.
+With the property ``retention: consumed``, the janitor deletes messages before their TTL. Before it deletes, it
+announces the limit in a row of the side table: ``r`` + topic + generation has the first position that stays (10 bytes).
+A new or moved consumer starts at or after that position (:func:`begin`).
+
+The janitor writes its row and then reads the consumers. A consumer writes its row and then reads the announced limit.
+Whichever is second sees the first. Therefore a message that no consumer needed after the announcement is never needed
+again.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int
 
 
 def announced(side: SideTable, topic: TopicMetadata) -> int:
-    """Return the first position that was not let go; 0 where nothing was."""
+    """Return the first position that is not released for deletion; 0: nothing is released."""
     return announced_in(side, generation_prefix(topic.topic.prefix, topic.generation))
 
 

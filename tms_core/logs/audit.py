@@ -1,8 +1,8 @@
-"""The audit log: who did or tried what, as one JSON object a line, whatever the format of the other logs.
+"""The audit log: requests and their principals, as one JSON object per line, independent of the format of other logs.
 
-It is always on, so an operator need not have foreseen that it is needed. Each line has the same fields, and event names
-are stable: programs search for them. What a client without any permission can cause is bounded, so that it can neither
-fill the disk nor bury other lines. ``docs/reference/access.md``, "The audit log".
+It is always on, so operators need not foresee that they need it. Each line has the same fields, and event names are
+stable, because programs search for them. The number of lines that a client without permissions can cause is bounded, so
+that it cannot fill the disk or hide other lines. See ``docs/reference/access.md``, "The audit log".
 """
 
 from __future__ import annotations

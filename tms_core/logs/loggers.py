@@ -1,11 +1,11 @@
-"""Loggers: how their lines look, and those whose failure must not matter.
+"""Loggers and their formats, and calls whose failure must not matter.
 
-Lines are text on a terminal and for single commands, and one JSON object a line for daemons. They go to standard error,
-because standard output belongs to the result of a command.
+Lines are text on a terminal and for single commands, and one JSON object per line for daemons. They go to standard
+error, because standard output has the result of a command.
 
-What only watches messaging, as a metric, a log line or a notification does, may not turn a message that is on disk into
-an error when it fails. So it is called through :func:`harmless`, and what it raises ends there: with a line on standard
-error, because the log may be what has failed.
+A failing observer (a metric, a log line or a notification) must not turn a durable message into an error. Therefore
+observers are called through :func:`harmless`, which reports their errors in a line on standard error: the log itself
+may be the cause.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class HarmlessLogger(logging.LoggerAdapter[logging.Logger]):
         harmless(super().log, level, msg, *args, **{"stacklevel": 3, **kwargs})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Nothing is added to a line."""
+        """Return a line unchanged."""
         return msg, kwargs
 
 
@@ -116,7 +116,7 @@ class TextFormatter(logging.Formatter):
         self._timed = timed
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 the name is logging's
-        """Return one line, whatever the names in it are; only a traceback has several."""
+        """Return a record as one line, with control characters escaped; only a traceback has several lines."""
         text, code = printable(super().formatMessage(record)), _code(record)
         # Not at the end, where a command is that a reader copies.
         return text.replace(" ", f" [{code}] ", 1) if code else text

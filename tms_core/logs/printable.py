@@ -1,7 +1,7 @@
-"""Text as it may stand in a log or on a terminal: what clients made up, times, tables, commands to be typed.
+"""Text for logs and terminals: names chosen by clients, times, tables, and commands to type.
 
-A client calls itself what it likes. With a line end in it such a name would make up lines of a log, and with an escape
-sequence it would control the terminal in which a table is read.
+A client may choose any name. A name with a line feed would forge lines of a log, and a name with an escape sequence
+would control the operator's terminal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 
 def printable(text: str) -> str:
-    r"""The text with everything that does not show escaped as Python writes it: a line end is ``\n``."""
+    r"""Return a text with all unprintable characters escaped as in Python: a line feed becomes ``\n``."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -86,7 +86,7 @@ def complete_command(command: str, arguments: str) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Rows as lines, their cells under each other."""
+    """Yield rows as lines with aligned cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -1,12 +1,12 @@
-"""Programs that live inside ``tms serve``, such as the embedded janitor.
+"""Programs that run inside ``tms serve``, such as the embedded janitor.
 
-The server knows none of them. An installed distribution names one in the entry-point group ``tms.companions``; it is
-called with a :class:`CompanionContext`, when everything it may use is up and before the first request is answered, and
-gives back something to stop. So the server serves with any companion, or alone.
+The server knows no companion by name. An installed distribution names one in the entry-point group ``tms.companions``.
+The server calls it with a :class:`Host` when all its resources are open, before the first request, and gets an object
+that it can stop. Therefore the server works with any companion, or alone.
 
-Of several servers on one store, each tries to run its janitor, and the store's own lease lets one of them (rule S12);
-those of the others start when that one is gone. Which of the servers leads is another question: a janitor works beside
-any of them.
+If several servers share a store, each tries to run its janitor, and the store's own lease admits one of them (rule
+S12). The janitors of the other servers start when that one is gone. Leadership of the servers is independent: a janitor
+may run next to any of them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Companion(Protocol):
         ...
 
     def stop(self) -> None:
-        """End it; returns when it uses nothing of its host any more. Called once."""
+        """Stop the companion, and wait until it has released all resources of its host. Called once."""
         ...
 
 
@@ -89,7 +89,7 @@ def installed() -> Iterable[EntryPoint]:
 
 
 def load(entry: EntryPoint) -> Start:
-    """The function of an entry point.
+    """Return the function of an entry point.
 
     Raises:
         ConfigurationError: it cannot be imported.
@@ -126,7 +126,7 @@ class Standby:
         return None if self._companion is None else self._companion.hold_seconds
 
     def run_now(self) -> None:
-        """Have the companion start its work at once; one that waits for its lease has none."""
+        """Start the companion's work at once; do nothing if it waits for its lease."""
         if self._companion is None:
             logger.info("the %s of this server waits for its lease, so it has nothing to do now", self._name)
         else:

@@ -126,12 +126,12 @@ def offset() -> int:
 
 
 def release_rows(side: SideTable, is_leaving: Callable[[int], bool]) -> None:
-    """Give up the claims and the producers' transactions of ids that are about to leave the invalid list.
+    """Void the claims and the producers' transactions of ids that are about to leave the invalid list.
 
-    From then on claims of theirs would count as read, and their producers be told that they are committed.
+    Afterwards, claims of these ids would count as processed, and their producers would learn that they are committed.
 
     Args:
-        is_leaving: tells which ids.
+        is_leaving: selects the ids.
 
     Raises:
         StoreError, FormatError: the table could not be read or written, or a row is damaged.
@@ -256,7 +256,7 @@ def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool
 
 
 def _left_in(directory: str, store: Store, side: SideTable) -> Recovered:
-    """What a manager left in a folder, where there is one."""
+    """Return the state that a manager has left in a folder; empty if the folder does not exist."""
     _check_former(directory, store, side)
     if not _is_folder(directory):
         return MemoryStorage().recover()
@@ -269,10 +269,10 @@ def _left_in(directory: str, store: Store, side: SideTable) -> Recovered:
 
 
 def _check_former(directory: str, store: Store, side: SideTable) -> None:
-    """See that a manager which starts its log knows what was aborted, or readers would see that.
+    """Check that a manager with a new log knows the aborted transactions, because readers would see their messages.
 
     Raises:
-        ConfigurationError: there is no folder that says so, and there may be such messages.
+        ConfigurationError: no folder has the old log, and the store may have such messages.
     """
     if "://" not in directory:
         check_directory(directory, side)

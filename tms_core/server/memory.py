@@ -1,19 +1,20 @@
-"""How much memory requests and answers take: one bound for all of them (``server.memory``).
+"""One memory limit for all requests and responses (``server.memory``).
 
-Arriving bodies, their unpacked and decoded form, and unread responses take a share each. A share is reserved before the
-memory is used. Without enough memory, requests wait in order of arrival, and the first continues as soon as enough is
-released; the others are not even woken.
+Arriving bodies, their unpacked and decoded form, and unread responses each reserve a share before they use memory.
+Without enough memory, requests wait in order of arrival. When enough is released, only the first one wakes and
+continues.
 
-Short use needs no rule. What waits for its client does, a body that does not come or an answer that is
-not read: when the first request has waited for a few seconds, the clients that have kept others waiting for longest are
-cut off until there is room. Where all that is taken is held by requests that wait for more, time brings nothing, so
-others of them are refused at once until the first has room. While there is room no client is cut off, however slow.
+Short use needs no rule. Shares that wait for a client do: a body that does not arrive, or a response that is not read.
+When the first request has waited for a few seconds, the server disconnects the clients that have blocked others for
+longest, until there is room. If requests that wait for more memory hold all of it, time does not help, so the server
+rejects others of them at once until the first one has room. While there is room, no client is disconnected, however
+slow it is.
 
-A part of it is kept for what is small and soon over, so that honest clients need not wait for hostile ones at all: what
-may last may use three quarters of it. Bodies of up to :data:`FREE_BYTES` take no share, because the connection has
-buffered as much already.
+A part of the memory is reserved for small and short requests, so that honest clients need not wait for hostile ones:
+long-lasting shares may use three quarters. Bodies of up to :data:`FREE_BYTES` reserve nothing, because the connection
+has buffered as much already.
 
-For one event loop: nothing here is shared with threads, but :class:`LentMemory`.
+It serves one event loop. Only :class:`LentMemory` may be used by other threads.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class Memory:
         waiter.granted.result()
 
     def _make_room(self, before: float) -> None:
-        """Make room for those who wait since a moment, the first of them first."""
+        """Make room for requests that have waited since ``before``, in their order, by disconnecting clients."""
         while self._waiting and self._waiting[0].since <= before:
             first = self._waiting[0]
             self._cut_off_for(first, before)
@@ -148,7 +149,7 @@ class Memory:
             self._shrink(share, share.size)
 
     def give(self, share: Share, size: int) -> None:
-        """A share needs so much less."""
+        """Return so many bytes of a share."""
         self._shrink(share, size)
         self._unlock()
 
@@ -160,7 +161,7 @@ class Memory:
         self._serve()
 
     def touch(self, share: Share) -> None:
-        """A share is in use."""
+        """Note that a share is in use."""
         if share.size:
             self._shares.pop(share, None)
             self._shares[share] = asyncio.get_running_loop().time()
@@ -220,7 +221,7 @@ class Share:
         self._memory.touch(self)
 
     def end_waiting(self) -> None:
-        """The client has done its part."""
+        """Note that the client has sent its part."""
         self.waits_for_client = False
 
     def close(self) -> None:
@@ -248,14 +249,14 @@ class LentMemory:
 
     @asynccontextmanager
     async def take(self, size: int, abort: Callable[[], None]) -> AsyncIterator[Callable[[], None]]:
-        """Take a share while a block runs, in any event loop; gives what says that the request has come.
+        """Reserve a share while a block runs, in any event loop; yield a function to call when the request is complete.
 
         Args:
-            size: how much, in bytes.
-            abort: ends the request's connection; called in the memory's loop.
+            size: the size in bytes.
+            abort: closes the request's connection; called in the memory's loop.
 
         Raises:
-            Unavailable: there was none for too long.
+            Unavailable: no memory became free in time.
         """
         share = self._memory.share(abort)
         taken = self._taken(share, size)

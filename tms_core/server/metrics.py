@@ -1,7 +1,7 @@
 """Metrics of the server for Prometheus (``docs/reference/rest.md``, "Metrics of the server").
 
-Labels are few and bounded: routes and status codes; and of topics, whose number is up to the clients, the first ones
-that are used, with all others as one. A deleted topic leaves its place to the next one that is used.
+The number of label values is bounded: routes, status codes, and topics. Because clients choose the number of topics,
+only the first used topics have series; all others share one. A deleted topic leaves its place to the next used topic.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class ServerMetrics:
         self._of(topic).fetched.inc(messages)
 
     def _of(self, topic: TopicId) -> TopicMetrics:
-        """Return the series of a topic; once there are as many as may be, those of all others."""
+        """Return the series of a topic; after the limit, the series that all other topics share."""
         found = self._topics.get(topic)
         if found is not None:
             return found
@@ -165,12 +165,12 @@ class ServerMetrics:
         return found
 
     def forget_deleted(self) -> None:
-        """Remove the series of deleted topics, also of those that another process has deleted.
+        """Remove the series of deleted topics, including topics that another process has deleted.
 
-        It returns at once while another thread does the same, so that a store that hangs takes one thread.
+        It returns at once while another thread does the same, so that a store that hangs blocks one thread only.
 
         Raises:
-            StoreError: the store failed; series that are left are removed the next time.
+            StoreError: the store failed; the next call removes the remaining series.
         """
         if not self._looking.acquire(blocking=False):
             return

@@ -1,8 +1,8 @@
-"""A whole server: everything that has to be opened, in order, and closed again.
+"""A whole server: all its parts, opened in order and closed in the reverse order.
 
-From the bottom up: store, transactions, messaging, companions, HTTP. So nothing answers before what it stands on is
-there, and the end runs the other way: no new requests, running ones answered, accepted messages written, companions and
-manager stopped, the store closed.
+The order is: store, transactions, messaging, companions, HTTP. Therefore no part answers before the parts it depends on
+are open. A stop rejects new requests, finishes running ones, writes accepted messages, stops companions and the
+manager, and closes the store.
 """
 
 from __future__ import annotations
@@ -91,18 +91,18 @@ def serving(
     janitor: bool = True,
     clock: Clock | None = None,
 ) -> Iterator[Started]:
-    """A server that answers while the block runs.
+    """Run a server while the block runs.
 
     Args:
         config: the settings file; None: the built-in configuration.
         environ: ``os.environ``.
-        flags: ``leveldb``, ``hbase``, ``snapshots``; None is a flag not given.
-        janitor: whether the companions that are installed run too.
+        flags: ``leveldb``, ``hbase``, ``snapshots``; None: the flag is missing.
+        janitor: whether to run installed companions, too.
 
     Raises:
-        ConfigurationError: a setting is wrong, or a port cannot be had.
-        StoreBusy: another process has the store.
-        TmsError: something could not be opened.
+        ConfigurationError: a setting is wrong, or a port is not available.
+        StoreBusy: another process has the store open.
+        TmsError: a part could not be opened.
     """
     settings = load(config, environ, flags).settings
     clock = clock or SystemClock()
@@ -323,11 +323,11 @@ def exposed(settings: Settings) -> Iterator[str]:
 
 
 def make_gate(settings: AuthSettings, clock: Clock, connections: int = 500) -> Gate | None:
-    """What lets requests pass; None: everybody may do everything, which the settings allow on loopback only.
+    """Return the gate of a server; None: every client may do everything, which settings allow on loopback only.
 
     Args:
         settings: ``server.auth``.
-        connections: how many the server takes at once.
+        connections: the most connections of the server.
 
     Raises:
         ConfigurationError: the tokens or keys cannot be used, or PyJWT is not installed.

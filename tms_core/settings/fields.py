@@ -1,4 +1,4 @@
-"""How settings are declared: sections of pydantic models whose fields say what they mean."""
+"""Declarations of settings: sections of pydantic models whose fields have descriptions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def setting(
 
 
 def wrong(name: str, problem: str) -> PydanticCustomError:
-    """What a check over several settings raises: which of them to change, named from where the check stands."""
+    """Return the error of a check over several settings, with the name of the setting to change."""
     return PydanticCustomError("setting", "{problem}", {"setting": name, "problem": problem})
 
 
@@ -92,7 +92,7 @@ def section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def extra(field: FieldInfo, name: str) -> object:
-    """``reason``, ``unit``, ``place`` or ``beside`` of a setting, as :func:`setting` was told."""
+    """Return ``reason``, ``unit``, ``place`` or ``beside`` of a setting, as declared with :func:`setting`."""
     return field.json_schema_extra.get(name) if isinstance(field.json_schema_extra, dict) else None
 
 

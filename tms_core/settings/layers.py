@@ -1,4 +1,4 @@
-"""The four layers, merged setting by setting, and what is said of a setting that is wrong."""
+"""The four layers, merged setting by setting, and the errors of wrong settings."""
 
 from __future__ import annotations
 
@@ -220,11 +220,11 @@ def _values(section: Section, prefix: str) -> Iterator[tuple[str, object]]:
 def explained(
     errors: Iterable[ErrorDetails], known: Mapping[str, FieldInfo], origins: Mapping[str, str]
 ) -> ConfigurationError:
-    """Return one error of ours out of pydantic's.
+    """Return one error from pydantic's errors.
 
     Args:
         known: every setting by its path.
-        origins: by path, where values came from.
+        origins: the origin of each value, by path.
     """
     problems, hint = [], ""
     paths: list[str] = []

@@ -74,13 +74,14 @@ def _system_topic(entry: str) -> str:
 
 
 def expanded(entry: str) -> list[TopicId]:
-    """Return the topics that an entry of ``server.system_topics`` names: ``[NAMESPACE:]TOPIC[:N]``.
+    """Return the topics of an entry of ``server.system_topics``: ``[NAMESPACE:]TOPIC[:N]``.
 
-    Without a namespace it is ``system``, where CDAP's are; with a number they are ``TOPIC0`` to ``TOPIC(N-1)``, as in
-    ``messaging.system.topics`` (``MessagingServiceUtils``). So a last part that is a number is never a topic's name.
+    Without a namespace it is ``system``, as CDAP's topics. With a number, the topics are ``TOPIC0`` to ``TOPIC(N-1)``,
+    as in ``messaging.system.topics`` (``MessagingServiceUtils``). Therefore a numeric last part is never a topic's
+    name.
 
     Raises:
-        ValueError: it names none.
+        ValueError: the entry is invalid.
     """
     *names, last = entry.split(":")
     count = int(last) if names and last.isdecimal() else None
@@ -350,7 +351,7 @@ class TransactionSettings(Section):
 
     @property
     def shown_token_file(self) -> Path | None:
-        """Return the file of the token that this process shows: the one that is good for more."""
+        """Return the file of the token that this process sends: the one with more permissions."""
         return self.admin_token_file or self.token_file
 
     @property
@@ -690,7 +691,7 @@ class Settings(Section):
         return self
 
     def require_beside_store(self, name: str, place: str | Path) -> None:
-        """Refuse a folder inside LevelDB's: what is not a table of CDAP's must not lie there."""
+        """Reject a folder inside LevelDB's folders, which must contain CDAP's tables only."""
         store = self.storage.leveldb.path
         if self.storage.kind != "leveldb" or "://" in str(place):
             return

@@ -1,11 +1,11 @@
-"""Which transactions a reader sees: Tephra's rules as values, without I/O and without a clock.
+"""The visibility of transactions: Tephra's rules as values, without I/O and without a clock.
 
-Two views of the same facts live here. A :class:`Transaction` is the view that one client got at its start; a
-:class:`VisibilityState` is a snapshot's view of the whole system, and all that the janitor needs of it. Lists of
-excluded ids are sorted once, on the way in: Tephra searches them by halving, and releases 0.11 and 0.12 wrote them
-unsorted, so that invalid data was mistaken for committed. The price is one comparison per id when a snapshot is loaded.
+A :class:`Transaction` is the view of one client at its start. A :class:`VisibilityState` is the view of a snapshot on
+the whole system; the janitor needs nothing else of a snapshot. Lists of excluded ids are sorted once, when they are
+read. Tephra uses binary search on them, and releases 0.11 and 0.12 wrote them unsorted, so that invalid data counted as
+committed. The cost is one comparison per id for each loaded snapshot.
 
-``docs/reference/formats/tephra.md`` has the rules in words.
+``docs/reference/formats/tephra.md`` explains the rules.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _RUN = 65_536
 
 
 class TransactionType(IntEnum):
-    """How long a transaction is meant to live. Values are those of logs; Thrift counts from 1."""
+    """The expected duration of a transaction, with the values of logs; Thrift counts from 1."""
 
     SHORT = 0
     LONG = 1
 
 
 class InProgressType(IntEnum):
-    """The kind of an in-progress entry. Values are those of snapshots."""
+    """The kind of an in-progress entry, with the values of snapshots."""
 
     SHORT = 0
     LONG = 1
@@ -47,7 +47,7 @@ class InProgressType(IntEnum):
 
 
 class VisibilityLevel(IntEnum):
-    """How much of its own writes a transaction sees. Thrift counts from 1."""
+    """The visibility of a transaction's own writes; Thrift counts from 1."""
 
     SNAPSHOT = 0
     SNAPSHOT_EXCLUDE_CURRENT = 1
@@ -190,9 +190,9 @@ class VisibilityState:
         return self._open
 
     def implausible(self) -> str:
-        """What no manager can have written, in a few words; empty if there is nothing.
+        """Return a short description of values that no manager writes; empty: all values are plausible.
 
-        Ids are positive, and none is above the write pointer, which is the highest that was issued.
+        Ids are positive, and none is above the write pointer, which is the highest issued id.
         """
         for name, pointers in (("invalid", self.invalid), ("in progress", sorted(self._open))):
             if pointers and pointers[0] <= 0:
@@ -292,11 +292,10 @@ class LateTransaction:
 def late_transactions(
     published: Mapping[int, Mapping[str, int]], clients: Mapping[int, str], before_ms: int
 ) -> list[LateTransaction]:
-    """Return those that have published before a moment and are still in progress, those that did so first before the
-    others.
+    """Return transactions in progress that published before a time, in the order of their first publish.
 
     Args:
-        published: where transactions in progress have published, as the transaction manager tells.
+        published: the topics in which transactions in progress have published, as the transaction manager reports them.
         clients: their clients.
     """
     found = [

@@ -1,9 +1,10 @@
-"""The server's own HTTP server: many connections, large responses, TLS, and a stop that waits for accepted requests.
+"""The HTTP server: many connections, large responses, TLS, and a stop that waits for accepted requests.
 
-On the loopback address it answers not everybody. Without authentication everybody on this machine may publish, a
-browser included, and a browser does what web sites tell it. One that points its own name at 127.0.0.1 (DNS rebinding)
-would be mistaken for this server's own pages; so there the ``Host`` header has to be a loopback name. And any page may
-have a form sent to any server; a browser says then which page it was, and nothing else sends ``Origin``.
+On the loopback address it rejects requests of foreign web pages. Without authentication, every program on this machine
+may publish, including a browser, and a browser executes requests of web sites. A site that resolves its own name to
+127.0.0.1 (DNS rebinding) would count as a page of this server; therefore the ``Host`` header must be a loopback name.
+Any page may also send a form to any server; the browser then names the page in ``Origin``, which other clients do not
+send.
 """
 
 from __future__ import annotations
@@ -130,9 +131,9 @@ def names_two_hosts(scope: Scope) -> bool:
 
 
 def is_of_foreign_page(scope: Scope) -> bool:
-    """Return whether a browser asks on behalf of a page that is not this server's own (RFC 6454, Fetch Metadata).
+    """Return whether a browser sends a request for a page of another server (RFC 6454, Fetch Metadata).
 
-    A page of another port of this machine is foreign, too; what a user types, or follows a link to, is not.
+    A page of another port of this machine is foreign, too; an address that a user types or follows is not.
     """
     origin = host = None
     for name, value in scope["headers"]:

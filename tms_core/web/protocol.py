@@ -104,17 +104,17 @@ def abort_of(scope: Scope) -> Callable[[], None]:
 
 
 def probe_of(scope: Scope) -> Callable[[], None]:
-    """Return a function that closes the connection of a request if its client has disconnected; to be called before
-    there is an answer.
+    """Return a function that closes the connection of a request if its client has disconnected; call it before the
+    response starts.
 
-    A client that has closed its half, and one that is gone for good, look the same until something is sent.
+    A client that has closed its half, and a client that is gone, look the same until something is sent.
     """
     probe: Callable[[], None] = scope["state"].get(_PROBE, _no_probe)
     return probe
 
 
 def _no_probe() -> None:
-    """Nothing can be found out."""
+    """Do nothing: the connection cannot be probed."""
 
 
 def know(scope: Scope, serve: Serve) -> None:
@@ -428,7 +428,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._wait()
 
     def _end(self, status: bytes = b"400 Bad Request", reason: bytes = b"This is no HTTP request.") -> None:
-        """Nothing more is read, and no request that is being answered takes this for its answer."""
+        """Stop reading, and send an error that no running request takes as its response."""
         cycle = self._last
         if cycle is not None and (self.pipeline or (cycle.more_body and cycle.response_started)):
             cycle.transport.close()
@@ -451,7 +451,7 @@ class HttpProtocol(HttpToolsProtocol):
                 return
 
     def _head(self) -> bytes:
-        """That of the request once more, without the proposal."""
+        """Return the head of the request without the upgrade."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(lines))

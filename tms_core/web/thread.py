@@ -1,7 +1,7 @@
-"""An HTTP server in a thread of its own, inside a process that has other things to do.
+"""An HTTP server in a separate thread.
 
-The socket is opened in the thread that starts the server, so that a port in use is an error raised there, and the
-port is known before anything runs. Signals stay with the process: uvicorn installs handlers in the main thread only.
+The thread that starts the server opens its socket, so that a port in use raises an error there, and the port is known
+before anything runs. Signals stay with the process: uvicorn installs handlers only in the main thread.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class ThreadedServer:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which tells when it accepts, or has given up, and ends when it is told, not 0.2 s later."""
+    """uvicorn's server with notifications: when it accepts connections or has failed, and an immediate stop."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -249,7 +249,7 @@ class _Server(uvicorn.Server):
         await self.lifespan.shutdown()
 
     async def _close_connections(self) -> None:
-        """Close those that wait for nothing, and the others once they are answered."""
+        """Close idle connections, and the others after their responses."""
         while True:
             await _some_turns()  # one that was just accepted is none yet
             if not (self.server_state.connections or self.server_state.tasks):
@@ -260,10 +260,10 @@ class _Server(uvicorn.Server):
 
 
 class _TlsAcceptor:
-    """Accepts connections over TLS, of which a number at most have not agreed on their keys yet.
+    """An acceptor of TLS connections with a bound on running handshakes.
 
-    A protocol is told of its connection behind that only, so it cannot bound those that say nothing before: of these
-    the one that takes longest gives its place to the next.
+    A protocol learns of its connection only after the handshake, so it cannot bound silent clients. Here a new client
+    replaces the one whose handshake takes longest.
     """
 
     def __init__(self, listening: socket.socket, context: ssl.SSLContext, make: Callable[[], asyncio.Protocol]) -> None:

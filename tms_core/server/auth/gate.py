@@ -1,14 +1,13 @@
 """Authentication and permissions of each request (``docs/reference/rest-consumers.md``, "Permissions of each route").
 
-The token of a request says who sent it; :class:`Authenticator` has two kinds, tokens of a file and JWT. Verifying one
-costs up to a tenth of a millisecond, and producers send the same one with every message, so those that were good are
-remembered by their SHA-256, until they expire or what they were verified with changes. A look-up by the hash of a
-secret gives nothing away: measuring its time would tell about a hash, and not about the token. Invalid tokens are never
-cached, so requests without a valid token use no memory.
+The token of a request identifies its sender. :class:`Authenticator` has two kinds: tokens of a file, and JWT. A
+verification takes up to a tenth of a millisecond, and producers send the same token with every message. Therefore valid
+tokens are cached by their SHA-256, until they expire or the keys change. A lookup by the hash of a secret reveals
+nothing: its time depends on the hash, not on the token. Invalid tokens are never cached, so requests without a valid
+token use no memory.
 
-Rules (``server.auth.rules``) only allow; what none of them allows is refused. They are part of the settings and change
-with a restart, so what was decided once for a principal and a topic holds, and the next request costs a look into a
-dictionary.
+Rules (``server.auth.rules``) only allow; everything else is rejected. Rules are settings and change with a restart.
+Therefore the decision for a principal and a topic is cached, too, and the next request costs a dictionary lookup.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Rules:
         self._remembered_names = remembered(_DECISIONS, _length)(self._may_use)
 
     def permissions_of(self, principal: str, topic: TopicId) -> frozenset[str]:
-        """Return all that a principal may do on a topic, looked up anew: ``admin``, ``publish``, ``consume``."""
+        """Return all permissions of a principal on a topic, without the cache: ``admin``, ``publish``, ``consume``."""
         return frozenset(right for rule in self._of(principal, topic) for right in rule.can) - {Need.OBSERVE.value}
 
     def allow(self, principal: str, topic: TopicId, need: Need, name: str = "") -> bool:
@@ -132,10 +131,10 @@ class Authenticator(Protocol):
         ...
 
     def identify(self, token: bytes) -> Identity:
-        """Whose token it is, right now.
+        """Return the identity of a token now.
 
         Raises:
-            Unauthorized: it is not good.
+            Unauthorized: the token is not valid.
         """
         ...
 
@@ -167,10 +166,10 @@ class Gate:
         self._known: dict[bytes, Identity] = {}
 
     def principal(self, headers: Headers) -> str:
-        """Who sent a request with these headers.
+        """Return the principal of a request with these headers.
 
         Raises:
-            Unauthorized: that is not proven.
+            Unauthorized: the request has no valid token.
         """
         token = _bearer(headers)
         if self._authenticator.refresh():
@@ -214,11 +213,11 @@ class Gate:
             )
 
     def administered(self, principal: str, topics: Iterable[TopicId]) -> int:
-        """Return how many of some topics a principal may administer: those that count for its quota."""
+        """Return the number of topics that a principal may administer; they count for its quota."""
         return sum(Need.ADMIN.value in self._rules.permissions_of(principal, topic) for topic in topics)
 
     def visible(self, principal: str, topics: Iterable[TopicId]) -> list[TopicId]:
-        """Return those of some topics on which a principal may do something."""
+        """Return the topics on which a principal has any permission."""
         return [topic for topic in topics if self._rules.permissions_of(principal, topic)]
 
 

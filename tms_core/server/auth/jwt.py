@@ -1,9 +1,9 @@
-"""JSON Web Tokens of an issuer outside, verified with his public keys; the only module that knows PyJWT.
+"""JSON Web Tokens of an external issuer, verified with its public keys; the only module that imports PyJWT.
 
-Keys come from a file, PEM or JWKS, and never from the network while a request waits: another program fetches the
-issuer's keys and replaces this file. Each key is used with the algorithms of its own kind only, of those that the
-settings allow; there is none with a shared secret among them, so a public key can never be mistaken for one (RFC 8725).
-Times are looked at here and not by PyJWT, which reads the machine's clock itself.
+Keys come from a file (PEM or JWKS), never from the network during a request: another program fetches the issuer's keys
+and replaces the file. Each key is used only with the algorithms of its own kind that the settings allow. None of them
+uses a shared secret, so a public key is never used as a secret (RFC 8725). This module checks times itself, because
+PyJWT reads the system clock.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ class Jwt:
         return self._file.refresh()
 
     def identify(self, token: bytes) -> Identity:
-        """Whose token it is.
+        """Return the identity of a token.
 
         Raises:
-            Unauthorized: its signature is not by the key of these settings, or it was altered; its audience is not this
-                server; it is not valid yet, or has expired; or it names no principal.
+            Unauthorized: the signature is not valid, the audience is not this server, the token is not valid yet or has
+                expired, or it names no principal.
         """
         try:
             claims = self._claims(token)

@@ -100,7 +100,9 @@ class Quotas:
             )
 
     def _use(self, principal: str, quota: AuthQuota) -> _Use:
-        """The present usage of a principal; a second's bytes are there at most, so a quiet minute saves nothing up."""
+        """Return the current usage of a principal; it holds at most the bytes of one second, so quiet time saves
+        nothing.
+        """
         now_ms, rate = self._clock.running_ms(), quota.bytes_per_second or 0
         use = self._uses.get(principal)
         if use is None:

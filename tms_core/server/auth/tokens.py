@@ -1,9 +1,9 @@
-"""Tokens that an operator hands out: random, and known here by their SHA-256 only.
+"""Random tokens issued by an operator; the server stores their SHA-256 only.
 
-A token has 256 random bits, so no one finds it by trying, with whatever hash; a slow hash (bcrypt, scrypt) protects
-words that people choose, and would cost each publish a tenth of a second. So there is no way to bring a secret of one's
-own: :func:`new_token` makes them. Every entry is compared, each in constant time, whether an earlier one fitted or not;
-how long it takes tells nothing of which one it was or how nearly.
+A token has 256 random bits, so it cannot be found by trying, whatever the hash. A slow hash (bcrypt, scrypt) protects
+words that people choose, and would cost each publish a tenth of a second. Therefore operators cannot bring their own
+secrets: :func:`new_token` makes them. Every entry is compared in constant time, even after a match, so the duration
+reveals nothing about the entries.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class Tokens:
         return changed
 
     def identify(self, token: bytes) -> Identity:
-        """Whose token it is.
+        """Return the identity of a token.
 
         Raises:
-            Unauthorized: unknown or expired.
+            Unauthorized: the token is unknown or expired.
         """
         digest = sha256(token).digest()
         found = [entry.principal for entry in self._file.value if hmac.compare_digest(entry.digest, digest)]
@@ -102,10 +102,10 @@ def new_token(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
 
 
 def token_line(principal: str, token: str) -> str:
-    """The hash of a token in the file.
+    """Return the line of a token in the file: its principal and its hash.
 
     Raises:
-        ConfigurationError: that is no name of a principal.
+        ConfigurationError: the name of the principal is invalid.
     """
     if not is_principal(principal):
         raise ConfigurationError(

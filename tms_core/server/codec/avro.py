@@ -1,9 +1,9 @@
-"""CDAP's Avro (schemas V1), written out by hand: it is on the path of every message.
+"""CDAP's Avro (schemas V1), implemented by hand, because every message passes through it.
 
-A general Avro library reads a schema for each value; here the few records are known, so a message costs one slice.
-Nothing is allocated for what a body only claims to hold: each item takes at least a byte of it. On the way in an array
-may come in many blocks, also in those that say how many bytes they have (a negative count); trailing bytes, lengths
-and union branches that are not there are refused. ``docs/reference/rest.md`` has the encoding with worked examples.
+A general Avro library interprets a schema for each value. Here the few records are known, so a message costs one slice.
+No memory is allocated for lengths that a body only claims: each item takes at least one byte of the body. An array in a
+request may have many blocks, also blocks with a size in bytes (a negative count). Trailing bytes, invalid lengths and
+unknown union branches are rejected. ``docs/reference/rest.md`` has the encoding with worked examples.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class AvroCodec:
         return PublishRequest(pointer, messages)
 
     def publish_cost(self, body: bytes) -> int:
-        """Return the messages, and what their objects take; an empty message takes none of its own."""
+        """Return the memory of the messages in a body and of their objects, in bytes."""
         return len(body) + _OBJECT_BYTES * min(len(body) // 2, self._most_messages)
 
     def read_rollback(self, body: bytes) -> RollbackRange:
@@ -89,9 +89,9 @@ class AvroCodec:
         return _END + b"".join(map(_number, written))
 
     def write_messages(self, pages: Iterable[Sequence[FetchedMessage]]) -> Iterator[bytes]:
-        """Yield one array, a block for each piece; the last one carries the array's end.
+        """Yield one array, with a block for each piece; the last piece also closes the array.
 
-        No step here is taken message by message in Python, since this is most of what a poll costs.
+        No step runs message by message in Python, because this is most of the cost of a poll.
         """
         block: list[bytes] = []
         count = size = 0
@@ -128,7 +128,7 @@ class AvroCodec:
 
 
 def _weights(lengths: list[int], size: int) -> Sequence[int]:
-    """What a piece that has a size weighs before each of some messages, and behind the last."""
+    """Return the size of a piece before each message of a list, and after the last one, from a first size on."""
     if lengths.count(lengths[0]) == len(lengths):
         weight = lengths[0] + _MESSAGE_BYTES
         return range(size, size + weight * len(lengths) + 1, weight)
@@ -144,7 +144,7 @@ def _encoded(messages: SharedList) -> bytes:
 
 
 def _items(ids: Sequence[bytes], lengths: Sequence[int], payloads: Sequence[bytes]) -> list[bytes]:
-    """Return the parts of some messages; a list that is filled by columns costs half of one that is by rows."""
+    """Return the encoded parts of messages; filling the list by columns costs half of filling it by rows."""
     items = [_ID_LENGTH] * (4 * len(ids))
     items[1::4] = ids
     items[2::4] = map(_LENGTHS.__getitem__, lengths)
@@ -153,7 +153,7 @@ def _items(ids: Sequence[bytes], lengths: Sequence[int], payloads: Sequence[byte
 
 
 class _Reader:
-    """A position in a body. A body that ends too early shows as an IndexError."""
+    """A position in a body. A truncated body raises an IndexError."""
 
     def __init__(self, data: bytes, record: str) -> None:
         self._data = data
@@ -245,7 +245,7 @@ class _Reader:
 
 
 class _Lengths(dict[int, bytes]):
-    """The lengths of nearly all payloads, encoded; any other is encoded when it is asked for."""
+    """A table of the encoded lengths of nearly all payloads; other lengths are encoded on demand."""
 
     def __missing__(self, length: int) -> bytes:
         return varint(length)

@@ -27,12 +27,12 @@ _ID_BYTES = 20
 
 
 class PublishRequest(NamedTuple):
-    """What is to be published or stored.
+    """A request to publish or to store.
 
     Attributes:
         pointer: the transaction's write pointer; None outside transactions.
         messages: the payloads, in order.
-        ttl_seconds: how long these messages live; None: as long as the topic's do.
+        ttl_seconds: the TTL of these messages; None: that of the topic.
     """
 
     pointer: int | None
@@ -41,10 +41,11 @@ class PublishRequest(NamedTuple):
 
 
 class Codec(Protocol):
-    """One language. What it cannot read is a :class:`~tms_core.errors.BadRequest`, wherever the bytes end or lie.
+    """A content type. A body that cannot be decoded raises :class:`~tms_core.errors.BadRequest`, even if it is
+    truncated.
 
     Attributes:
-        content_type: what requests in this language carry, and answers too.
+        content_type: the content type of requests and responses.
     """
 
     content_type: bytes
@@ -87,7 +88,7 @@ class Codec(Protocol):
 
 
 def too_many(most_messages: int) -> HTTPException:
-    """What a request is answered that has more messages than that."""
+    """Return the error for a request with more messages than allowed."""
     return HTTPException(
         413, f"A request may have {most_messages} messages at most (server.max_request_mb, {MESSAGE_BYTES} bytes each)."
     )

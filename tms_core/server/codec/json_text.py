@@ -1,8 +1,8 @@
-"""JSON for everybody who has no Avro: Avro's field names, and values that JavaScript does not spoil.
+"""JSON for clients without Avro: Avro's field names, with values that JavaScript can represent.
 
-Payloads are text, or ``{"base64": …}`` where they are no UTF-8; ids are 40 hex digits; 64-bit numbers are sent as
-strings and taken as either. A field that is not known is refused, because a misspelt ``ttlSeconds`` would otherwise
-keep a message for a week. ``docs/reference/rest.md`` has examples.
+Payloads are text, or ``{"base64": …}`` if they are not UTF-8. Ids are 40 hex digits. 64-bit numbers are sent as
+strings, and accepted as strings or numbers. Unknown fields are rejected, because a misspelt ``ttlSeconds`` would
+otherwise keep a message for a week. ``docs/reference/rest.md`` has examples.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def read_position(body: bytes) -> MessageId:
 
 
 def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]:
-    """Return which instance of a producer is registered, and how transactions have ended.
+    """Return the registered instance of a producer, and the reported outcomes of transactions.
 
     ``{"instance": "a UUID", "ended": {"170…": "committed", "171…": "aborted"}}``
     """

@@ -1,10 +1,10 @@
 """The application: its routes, and the middleware around them.
 
-The routes are in the order of how often they are called, each made with what its methods need, so that a new one cannot
-be open by mistake; the gate, where there is one, refuses a request without it. The middleware does for each
-request what all of them need: it refuses a foreign host name, turns our errors into status codes with a plain sentence,
-counts, and writes the access log, which holds no headers and no query, where secrets may be. Errors that no code here
-raises on purpose go on to uvicorn, which answers 500 and logs them.
+Routes are in the order of their frequency. Each route declares the permissions of its methods, so that a new route
+cannot be open by mistake; the gate, if there is one, rejects a request without them. The middleware handles the common
+part of each request: it rejects unrecognized host names, converts errors into status codes with one sentence, counts,
+and writes the access log. The access log has no headers and no query, because they may contain secrets. Unexpected
+errors pass on to uvicorn, which answers 500 and logs them.
 """
 
 from __future__ import annotations
@@ -136,10 +136,10 @@ def make_app(
 
 
 def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
-    """Return the routes as one application; as in CDAP, one slash at the end of a path does not count.
+    """Return the routes as one application; as in CDAP, one trailing slash of a path is ignored.
 
     Args:
-        routes: the first that fits has a request; one that fits but for its method answers 405.
+        routes: the first matching route handles a request; a route that matches except for its method answers 405.
     """
     router = Router(routes, redirect_slashes=False, default=default)
 
@@ -153,7 +153,7 @@ def routed(routes: Sequence[Route], default: ASGIApp) -> ASGIApp:
 
 
 def routes(context: ServerContext) -> list[GuardedRoute]:
-    """Return all there is to ask for, and what that needs."""
+    """Return all routes, with the permissions that they need."""
     topics, consumers, producers, about = (
         TopicRoutes(context),
         Consumers(context),
@@ -254,7 +254,7 @@ class _GuardedRoute(_Route):
 
 
 def _counted(quotas: Quotas, principal: str, receive: Receive, send: Send) -> tuple[Receive, Send]:
-    """What a request receives and sends, counted for its principal."""
+    """Return receive and send functions that count bytes for a principal."""
 
     async def received() -> Message:
         message = await receive()
@@ -269,10 +269,10 @@ def _counted(quotas: Quotas, principal: str, receive: Receive, send: Send) -> tu
 
 
 async def identified(gate: Gate, scope: Scope) -> str:
-    """Who sent a request; one whose token is not good learns that later the more such there were from its address.
+    """Return the principal of a request; the more attempts of an address have failed, the later it is rejected.
 
     Raises:
-        Unauthorized: that is not proven.
+        Unauthorized: the request has no valid token.
     """
     try:
         return gate.principal(scope["headers"])
@@ -282,7 +282,7 @@ async def identified(gate: Gate, scope: Scope) -> str:
 
 
 def known_only(app: ASGIApp, gate: Gate | None) -> ASGIApp:
-    """Return an application that answers only those who prove who they are."""
+    """Return an application that answers only identified clients."""
     if gate is None:
         return app
 
@@ -347,7 +347,7 @@ class RequestMiddleware:
                 access.info(line, address_of(scope), scope["method"], path, status, seconds * 1000, who)
 
     def _audit(self, scope: Scope, status: int) -> None:
-        """Write down what was refused, and what administers, forces or takes back."""
+        """Log rejected requests, and requests that administer, force or roll back."""
         who, address, method = scope.get("principal"), address_of(scope), scope["method"]
         if (refused := _REFUSALS.get(status)) is not None:
             path = quote(scope["path"])
@@ -372,7 +372,7 @@ class RequestMiddleware:
 
 
 def address_of(scope: Scope) -> str:
-    """Return where a request's connection comes from; of one that another server passed on, that server's."""
+    """Return the address of a request's connection; for a forwarded request, that of the forwarding server."""
     client = scope.get("client")
     return "" if client is None else str(client[0])
 

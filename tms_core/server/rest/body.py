@@ -1,8 +1,8 @@
 """The body of a request, read completely within a limit.
 
-A body is held whole, because a batch is written whole; so its size is limited, before and after decompression, and a
-small body that inflates without end is stopped at the limit like a large one. CDAP 6's clients send gzip. The memory of
-a body comes from the memory of all requests (:mod:`tms_core.server.memory`) before more of it is read.
+A body is kept whole, because a batch is written whole. Therefore its size is limited before and after decompression; a
+small body that inflates without bound is stopped at the limit. CDAP 6's clients send gzip. The memory for a body is
+reserved from the memory of all requests (:mod:`tms_core.server.memory`) before more of it is read.
 """
 
 from __future__ import annotations

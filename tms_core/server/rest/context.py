@@ -66,18 +66,22 @@ class Sizes:
         self._largest: dict[TopicId, int] = {}
 
     def of(self, topic: TopicId) -> int | None:
-        """That of a topic; None: nothing is known of it."""
+        """Return the largest known message of a topic in bytes; None: unknown."""
         return self._largest.get(topic)
 
     def learn(self, topic: TopicId, largest: int) -> None:
-        """A topic has a message that large."""
+        """Note that a topic has a message of this size."""
         known = self._largest.pop(topic, 0)
         self._largest[topic] = max(known, largest)
         if len(self._largest) > _KNOWN_TOPICS:
             self._largest.pop(next(iter(self._largest)), None)
 
     def note(self, topic: TopicId, messages: Sequence[bytes], size: int) -> None:
-        """These were published, with a request that took so much; small requests have no large messages."""
+        """Note published messages; a request below the threshold has no large messages.
+
+        Args:
+            size: the size of the request in bytes.
+        """
         if size and messages:
             self.learn(topic, max(map(len, messages)))
 
@@ -105,14 +109,14 @@ class Waiting:
 
     @contextmanager
     def waiting(self, wake: Callable[[], None], principal: str | None) -> Iterator[None]:
-        """A poll waits while the block runs.
+        """Count a waiting poll while the block runs.
 
         Args:
-            wake: ends it; may be called by any thread.
-            principal: whose it is; None: authentication is off, and there is no such limit.
+            wake: wakes the poll; any thread may call it.
+            principal: the principal of the poll; None: authentication is off, and there is no limit.
 
         Raises:
-            Unavailable: too many of the principal's wait.
+            Unavailable: the principal has too many waiting polls.
         """
         most = self._most_each
         if principal is not None and most is not None and self._each[principal] >= most:
@@ -138,7 +142,7 @@ class Waiting:
 
 
 def waking(came: asyncio.Future[None]) -> Callable[[], None]:
-    """A function that interrupts the wait for a future of the running loop; may be called by any thread, and more than
+    """Return a function that wakes a waiter of a future of the running loop; any thread may call it, and more than
     once.
     """
     loop = asyncio.get_running_loop()
@@ -278,7 +282,7 @@ def spend(scope: Scope, size: int) -> None:
 
 
 def json_name(content_type: bytes) -> bytes:
-    """Return a content type without what may follow JSON's (``; charset=utf-8``)."""
+    """Return a content type without the parameters of JSON (``; charset=utf-8``)."""
     name, _, _ = content_type.lower().partition(b";")
     return name.strip() if name.strip() == JsonCodec.content_type else b""
 
@@ -307,9 +311,9 @@ def named_topic(namespace: str, topic: str) -> TopicId:
 
 
 async def outcome(wanted: Answer[T]) -> T:
-    """Wait for what another thread does; to stop waiting does not stop that thread.
+    """Wait for a future that another thread completes; a cancelled wait does not stop that thread.
 
-    A message that was handed over is written even if no client waits for it any more.
+    An accepted message is written even if its client has disconnected.
     """
     if not wanted.done():
         done = asyncio.get_running_loop().create_future()

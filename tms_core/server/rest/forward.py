@@ -1,11 +1,12 @@
-"""What reaches a server that does not lead goes on to the one that does, and the answer comes back, as they are.
+"""Forwarding: a server that does not lead forwards requests to the leader, and returns its responses unchanged.
 
-Bodies pass in pieces, each way, and the next piece is taken when the one before is gone: so a request of any size takes
-little memory, and a slow client holds back only himself. Tokens pass untouched; the leader checks permissions.
+Bodies pass in pieces in both directions, and the next piece is read after the last one was sent. Therefore a request of
+any size takes little memory, and a slow client slows down only itself. Tokens pass unchanged; the leader checks
+permissions.
 
-What the client learns when the leader does not answer depends on whether it may have done something: **503** when
-nothing was sent, with ``Retry-After``; **502** when it may have been done. A request to a leader that lost leadership
-is abandoned too; else a client would wait for a stopped process for as long as that sleeps.
+If the leader does not respond, the status tells whether it may have executed the request: **503** with ``Retry-After``
+if nothing was sent, **502** if it may have. Requests to a leader that has lost the leadership are abandoned, too;
+otherwise a client would wait as long as that process is suspended.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 async def _never(scope: Scope, receive: Receive, send: Send) -> None:
-    """Stands for what other servers do."""
+    """Do nothing: a placeholder for the handlers of other servers."""
 
 
 #: What requests that were passed on are counted as.
@@ -230,7 +231,7 @@ class _Passage:
 
 
 def _lasting(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Headers without those about the connection they came over."""
+    """Return headers without those of the connection."""
     found = [(name.lower(), value) for name, value in headers]
     named = {part.strip().lower() for name, value in found if name == b"connection" for part in value.split(b",")}
     return [(name, value) for name, value in found if name not in _ONE_HOP and name not in named]

@@ -1,7 +1,7 @@
-"""Polling as a consumer group, and releasing the claims of a transaction.
+"""Polls of consumer groups, and the release of a transaction's claims.
 
-Unlike a plain poll, the whole batch is read before the answer starts, because it is claimed first. So its size is
-limited here, whatever it asks for.
+Unlike a plain poll, the whole batch is read before the response starts, because it is claimed first. Therefore its size
+is limited here, independent of the request.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PollGroup(ContextRoute):
 
 
 class RollBackGroup(ContextRoute):
-    """``POST …/topics/{topic}/consumers/{name}/rollback``: of a transaction, all or what lies behind an id."""
+    """``POST …/topics/{topic}/consumers/{name}/rollback``: release the claims of a transaction, all or after an id."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context, headers, name = self._context, headers_of(scope), scope["path_params"]["name"]
@@ -99,7 +99,7 @@ class RollBackGroup(ContextRoute):
 
 
 def _described(batch: GroupBatch) -> list[tuple[bytes, bytes]]:
-    """What the answer's head says."""
+    """Return the headers of the response that describe a batch."""
     headers: list[tuple[bytes, bytes]] = []
     if batch.messages:
         headers.append((DELIVERIES, b"%d" % batch.deliveries))

@@ -39,7 +39,7 @@ _ID: Document = {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"}
 
 
 def _record(required: list[str] | None = None, /, **properties: Document) -> Document:
-    """Return an object with these fields; all are required unless it is said which."""
+    """Return the schema of an object with these fields; all are required unless ``required`` lists others."""
     wanted = list(properties) if required is None else required
     return {"type": "object", "properties": properties, "required": wanted, "additionalProperties": False}
 

@@ -1,14 +1,14 @@
-"""Polling: what consumers call.
+"""Polls of consumers.
 
-Plain ASGI, because every message leaves this way. Threads of their own read pages of the store and encode them, step by
-step: half a megabyte at a time, or one message that is larger, or the findings within :data:`STEP_SECONDS`. Between two
-steps the connection is looked at, so that nothing more is read for a client that is gone, and the next step is made
-when the event loop has sent this one, but for what the connection buffers. Therefore the memory of a response does not
-depend on its length, and it is reserved before each step (:mod:`tms_core.server.memory`). Once "200" is sent, an error
-can only cut the answer short: chunked encoding shows the client that it is incomplete.
+This is plain ASGI, because every message leaves the server here. Separate threads read pages of the store and encode
+them in steps: half a megabyte, or one larger message, or the pages within :data:`STEP_SECONDS`. Between two steps the
+connection is checked, so that nothing is read for a disconnected client. The next step starts after the event loop has
+sent the last one, except for the connection's buffer. Therefore the memory of a response does not depend on its length;
+it is reserved before each step (:mod:`tms_core.server.memory`). After "200" was sent, an error can only cut the
+response short; chunked encoding shows the client that it is incomplete.
 
-A short answer says in a header how far it has looked, so that the next poll need not look there again, and one that
-found nothing may wait for a message before it is sent.
+A short response has a header with its position, so that the next poll need not read the same rows. A poll that found no
+messages may wait for one before the response is sent.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class _Polling:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What the answer's head says of it: how far it has looked, if it is whole, and whether it waited in vain."""
+        """Return the headers of the response: its position, if the response is whole, and whether it waited in vain."""
         found = self._fetch.position if self.ended and self._fetch is not None else None
         headers = [] if found is None else [(POSITION, str(found).encode())]
         if self._fetch is not None and self._fetch.is_sealed:
@@ -170,7 +170,7 @@ class _Polling:
             await self.send(made, send)
 
     async def send(self, made: list[bytes], send: Send) -> None:
-        """Send what was made, and the end behind the last piece there is."""
+        """Send the encoded pieces, and close the response after the last piece."""
         self._share.begin_waiting()
         made.reverse()
         more = True
@@ -193,10 +193,10 @@ class _Polling:
             await self._share.take(size, brief=not self._goes_on and (known or 0) <= _STEP_BYTES)
 
     async def _arrival(self, seconds: float, gone: asyncio.Future[object], principal: str | None) -> bool:
-        """Wait until messages may have come; False: it is not worth while any more.
+        """Wait until messages may have arrived; return False if waiting is useless.
 
         Raises:
-            Unavailable: too many polls of the principal wait.
+            Unavailable: the principal has too many waiting polls.
         """
         fetch, context = self._fetch, self._context
         if fetch is None or not fetch.is_at_end or context.waiting.closed:
@@ -222,7 +222,7 @@ class _Polling:
         return self._step()
 
     def _again(self) -> list[bytes]:
-        """Start once more, behind what has been looked at."""
+        """Read again after the rows that were read already."""
         position = self._fetch.position if self._fetch is not None else None
         if position is not None:
             self._request = replace(self._request, start=position, inclusive=True)

@@ -1,4 +1,4 @@
-"""Producers: registered, looked at and forgotten; and what the headers of a request say of its producer."""
+"""Producers: their registration, state and deletion, and the producer headers of requests."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ class ProducerRoutes(ContextRoute):
 
 
 def sent_by(context: ServerContext, scope: Scope, headers: Headers, *, numbered: bool = True) -> Sent | None:
-    """What a request says of its producer; None: it has none.
+    """Return the producer headers of a request; None: it has no producer.
 
     Args:
-        context: whose gate has to let its sender publish in the producer's topic.
-        numbered: whether it has a number, as the writes once has.
+        context: its gate checks that the sender may publish to the producer's topic.
+        numbered: whether the request needs a number, as writes do.
 
     Raises:
-        Forbidden: its sender may not publish there.
-        BadRequest: a header is missing or wrong.
+        Forbidden: the sender may not publish there.
+        BadRequest: a header is missing or invalid.
     """
     named = headers.get(PRODUCER)
     if named is None:

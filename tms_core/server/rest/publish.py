@@ -115,10 +115,10 @@ class Rollback(ContextRoute):
 
 
 def _ttl(headers: Headers, given: int | None) -> int | None:
-    """Return the ttl of these messages: the header's, which goes beside CDAP's bytes, or that of the body.
+    """Return the TTL of the messages: from the header, which accompanies CDAP's encoding, or from the body.
 
     Raises:
-        BadRequest: both are given, or the header's is no number.
+        BadRequest: both are given, or the header is not a number.
     """
     named = headers.get(TTL)
     if named is None:

@@ -38,7 +38,7 @@ class TopicRoutes(ContextRoute):
         self._counting = Lock()
 
     async def topics(self, request: Request) -> Response:
-        """``GET …/topics``: those that the client may see."""
+        """Answer ``GET …/topics``: the topics that the client may see."""
         namespace = named_topic(request.path_params["namespace"], "topics").namespace
         return JSONResponse(await self._context.in_thread(self._listed, namespace, request.scope.get("principal")))
 
@@ -47,7 +47,7 @@ class TopicRoutes(ContextRoute):
         return [topic.topic for topic in self._visible(principal, found)]
 
     async def all_topics(self, request: Request) -> Response:
-        """``GET /v1/topics``: those of all namespaces that the client may see."""
+        """Answer ``GET /v1/topics``: the topics of all namespaces that the client may see."""
         return JSONResponse(await self._context.in_thread(self._all_listed, request.scope.get("principal")))
 
     def _all_listed(self, principal: str | None) -> list[str]:

@@ -1,8 +1,8 @@
-"""One record of Tephra's transaction log: changes of one transaction, as bytes.
+"""A record of Tephra's transaction log: the changes of one transaction, as bytes.
 
-An edit has no length of its own; it is read field by field, so a truncated record appears as the last of the stream.
-Four versions of the layout exist, told apart by the first byte, each appending fields.
-``docs/reference/formats/tephra-log.md``, has the layout.
+An edit has no length field; it is read field by field, so a truncated record is always the last of the stream. The
+layout has four versions, identified by the first byte; each one appends fields.
+``docs/reference/formats/tephra-log.md`` has the layout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _Kind = TypeVar("_Kind", bound=IntEnum)
 
 
 class EditState(IntEnum):
-    """The change. Values are those of the file."""
+    """The kind of a change, with the values of the file."""
 
     IN_PROGRESS = 0
     COMMITTING = 1

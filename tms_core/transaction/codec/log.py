@@ -1,12 +1,12 @@
-"""Tephra's transaction log files: which edits a crashed manager left behind, in order.
+"""Tephra's transaction log files: the edits that a crashed manager left, in order.
 
-A manager on one machine writes records back to back, one on HDFS writes a Hadoop SequenceFile with a marker before each
-batch that it flushed. A crash can truncate either inside a record: a torn record was never acknowledged and is skipped
-without an error, on HDFS together with its whole batch. A power cut can also leave zeros at the end of a file on one
-machine, where its length was on the disk before the writes: they are left out where it is sure that nothing was synced
-there. Anything else that does not fit is an error, because to skip an edit is to lose a commit.
+A manager on one machine writes records back to back. A manager on HDFS writes a Hadoop SequenceFile with a marker
+before each flushed batch. A crash can truncate either inside a record. A torn record was never acknowledged, and is
+skipped without an error, on HDFS together with its whole batch. On one machine, a power failure can also leave trailing
+zeros, if the file's length reached the disk before its data. Zeros are ignored if they were certainly never synced
+data. Everything else is an error, because a skipped edit is a lost commit.
 
-``docs/reference/formats/tephra-log.md``, has both layouts.
+``docs/reference/formats/tephra-log.md`` has both layouts.
 """
 
 from __future__ import annotations
@@ -80,10 +80,11 @@ def _local_file(stream: BinaryIO, path: Path) -> Iterator[Edit]:
 
 
 def _never_synced(stream: BinaryIO, before: int, start: int) -> bool:
-    """Return whether it is sure that no record from ``start`` on was ever on the disk, though the file goes on.
+    """Return whether certainly no record from ``start`` on ever reached the disk, although the file continues.
 
-    It goes on in zeros, and a record is never all zeros, since its version is not. The record before it, which starts
-    at ``before``, must not end in a block of zeros, or it could not be told whether it was itself there in full.
+    The file continues with zeros, and a record is never all zeros, because its version is not 0. If the record before
+    it, which starts at ``before``, has a block of trailing zeros, it might itself be incomplete; then the result is
+    False.
     """
     stream.seek(max(before, (start - 1) // _BLOCK_BYTES * _BLOCK_BYTES))
     if start and not any(stream.read(start - stream.tell())):

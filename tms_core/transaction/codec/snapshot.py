@@ -1,11 +1,11 @@
-"""Tephra's snapshot files, versions 1 to 4: bytes to values and back.
+"""Tephra's snapshot files, versions 1 to 4: their encoding and decoding.
 
-A snapshot is read and written as a stream, in pieces, because its list of invalid ids may be far larger than all the
-rest; in memory the list is an ``array`` of 8 bytes an id.
+A snapshot is read and written as a stream, because its list of invalid ids may be far larger than all other fields. In
+memory the list is an ``array`` of 8 bytes per id.
 
-Cleaning needs only the first five fields, and like Tephra's coprocessors :func:`read_visibility` stops there: damage
-behind them goes unnoticed. There is no checksum in the format. ``docs/reference/formats/tephra.md``, "Snapshots", has
-the layout.
+Cleaning needs only the first five fields. Like Tephra's coprocessors, :func:`read_visibility` stops after them, so
+later damage is not noticed. The format has no checksum. ``docs/reference/formats/tephra.md``, "Snapshots", has the
+layout.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def read_snapshot(stream: Readable) -> Snapshot:
 
 
 def read_complete_visibility(stream: Readable) -> VisibilityState:
-    """Like :func:`read_visibility`, and read the rest too, so that a file cut short anywhere is found out (rule S14).
+    """Read a visibility state as :func:`read_visibility`, and also the rest, to detect any truncation (rule S14).
 
-    The change sets are freed one by one; memory does not grow with them.
+    Change sets are freed one by one, so memory does not grow with them.
 
     Raises:
         TruncatedSnapshot: the stream is truncated inside the snapshot.
         UnsupportedSnapshotVersion: the version is not 1 to 4.
-        SnapshotError: the bytes are no snapshot.
+        SnapshotError: the bytes are not a snapshot.
     """
     reader = SnapshotReader(stream)
     visibility = _visibility(reader)
@@ -158,7 +158,7 @@ def _check(version: int) -> None:
 
 
 def _write_invalid(stream: Writable, invalid: array[int]) -> None:
-    """One block, written in pieces, so that the encoded list is never whole in memory."""
+    """Write the invalid list as one block, in pieces, so that its encoding is never completely in memory."""
     if invalid:
         stream.write(varint(len(invalid)))
     for start in range(0, len(invalid), _IDS_PER_WRITE):

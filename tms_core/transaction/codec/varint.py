@@ -1,11 +1,9 @@
-"""The numbers that snapshot files and Avro are made of.
+"""The variable-length numbers of snapshot files and Avro.
 
-A number is zig-zag encoded and stored seven bits a byte, lowest first. The real ids of transactions take exactly nine
-bytes each (those of the years 1971 to 2116 do), and a file may hold a million of them, so whole blocks of nine-byte
-numbers are unpacked at once with arithmetic on one large integer: several times faster than going byte by byte, for a
-page of masks. Everything else goes through the plain loop, which is the definition (``docs/reference/rest.md``,
-"Avro", has
-worked examples).
+A number is zig-zag encoded and stored with seven bits per byte, lowest first. Ids of transactions of the years 1971 to
+2116 take exactly nine bytes, and a file may have a million of them. Therefore whole blocks of nine-byte numbers are
+decoded with arithmetic on one large integer, several times faster than byte by byte. All other numbers use the plain
+loop, which defines the format (``docs/reference/rest.md``, "Avro", has worked examples).
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ class Readable(Protocol):
     """Anything bytes can be read from: a file, a response body."""
 
     def read(self, size: int, /) -> bytes:
-        """At most ``size`` bytes; empty only after the last one."""
+        """Return at most ``size`` bytes; empty only after the last byte."""
         ...
 
 

@@ -1,11 +1,11 @@
 """Thrift's binary protocol, as far as Tephra's transaction service needs it.
 
-What arrives describes itself, so a struct is read into a dictionary by field number, and a caller asks for a field by
-number and kind; that is all of Thrift that a service with two dozen methods needs, and lists of ids, which may be long,
-stay one piece of memory. Any client may send frames: every size is checked against the bytes that are there before
-memory is set aside, and unused values are skipped without being built.
+Thrift messages are self-describing. A struct is decoded into a dictionary by field number, and a caller reads a field
+by number and kind. A service with two dozen methods needs no more of Thrift. Lists of ids, which may be long, stay one
+piece of memory. Any client may send frames, so every size is checked against the available bytes before memory is
+allocated, and unused values are skipped.
 
-The tests check it with thriftpy2, from the interface in ``transaction.thrift``.
+The tests compare it with thriftpy2 and the interface in ``transaction.thrift``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STOP = b"\0"
 
 
 class Kind(IntEnum):
-    """The type of a value. Values are those of the wire."""
+    """The type of a value, with the numbers of the protocol."""
 
     STOP = 0
     BOOL = 2
@@ -59,7 +59,7 @@ class Kind(IntEnum):
 
 
 class MessageKind(IntEnum):
-    """The type of a message. Values are those of the wire."""
+    """The type of a message, with the numbers of the protocol."""
 
     CALL = 1
     REPLY = 2
@@ -226,7 +226,7 @@ class _FieldReader:
         return value
 
     def fields(self, depth: int = 0) -> Fields:
-        """Return the fields of a struct, up completely; those of kinds that are not read are left out."""
+        """Return the fields of a struct; fields of unsupported kinds are omitted."""
         found: Fields = {}
         while kind := self.number(_BYTE):
             number = self.number(_SHORT)
@@ -236,7 +236,7 @@ class _FieldReader:
         return found
 
     def text(self, size: int) -> str:
-        """So many bytes of text."""
+        """Return so many bytes as text."""
         try:
             return self._take(size).decode()
         except UnicodeDecodeError as error:
@@ -254,7 +254,7 @@ class _FieldReader:
         self._at += size
 
     def _count(self) -> None:
-        """One more value."""
+        """Count one more value."""
         if not self._values_left:
             raise FormatError(f"more than {_MOST_VALUES} values")
         self._values_left -= 1

@@ -1,9 +1,10 @@
-"""The keys that transactions have changed, so that of two that overlap and change the same key only one commits.
+"""The changed keys of transactions, to detect conflicts: of two overlapping transactions with a common key, one
+commits.
 
-A transaction names its changes before it commits, by keys that only clients understand. The keys of those
-that committed are kept under the first pointer that was not issued yet at that moment: one that started after the
-commit has a larger id and so no conflict. Nothing below the first short transaction in progress can conflict any more,
-and each commit drops it (Tephra's ``TransactionManager``; a long transaction keeps nothing alive).
+A transaction reports its changes before it commits, with keys that only clients interpret. The keys of committed
+transactions are stored under the first pointer that was not issued at the commit. A transaction that started after the
+commit has a higher id, and does not conflict. Entries below the first short transaction in progress can no longer
+conflict, and each commit drops them (Tephra's ``TransactionManager``; long transactions do not keep entries).
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def first_short(entries: Iterable[tuple[int, bool]]) -> int:
 
 
 def shown(key: bytes) -> str:
-    r"""A change key for people: printable bytes as they are, every other byte as ``\xHH`` (``ChangeId``)."""
+    r"""Return a change key for operators: printable bytes unchanged, all other bytes as ``\xHH`` (``ChangeId``)."""
     return "".join(
         chr(byte) if (chr(byte).isalnum() and byte < 0x80) or byte in _SHOWN else f"\\x{byte:02X}" for byte in key
     )

@@ -282,7 +282,7 @@ class DurableState:
             raise
 
     def _timestamp(self) -> int:
-        """Return the time of the next snapshot or log: now, but above all earlier ones, whatever the clock says."""
+        """Return the time of the next snapshot or log: the current time, but above all earlier ones."""
         self._newest_ms = max(self._newest_ms + 1, self._clock.right_ms())
         return self._newest_ms
 

@@ -176,7 +176,7 @@ class TransactionManager(DurableState):
 
         It invalidates the transaction instead if the transaction is long, if messaging has written rows that were not
         rolled back (:meth:`note_written`), or if a write is under way (:meth:`begin_write`). In these cases an invalid
-        transaction stays invalid. An abort does not affect a transaction that has ended, or never started.
+        transaction stays invalid. A transaction that is committed, aborted or unknown does not change.
 
         Only checkpoints that can belong to the transaction count: in progress or invalid, with a higher id. Otherwise
         an abort could remove ids of other transactions from the invalid list.
@@ -232,7 +232,7 @@ class TransactionManager(DurableState):
             return replace(transaction, write_pointer=pointer, checkpoint_write_pointers=checkpoints)
 
     def status(self, transaction_id: int) -> Literal["in progress", "invalid", "ended"]:
-        """Return the status of a transaction; "ended": it was committed or aborted, or never started."""
+        """Return the status of a transaction; "ended" if it was committed, aborted or never started."""
         with self.deciding() as state:
             if transaction_id in state.in_progress:
                 return "in progress"

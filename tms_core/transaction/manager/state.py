@@ -1,12 +1,12 @@
-"""The state of a transaction manager, and how each edit of its log changes it.
+"""The state of a transaction manager, and the effect of each edit of its log.
 
-A live manager decides what may happen, writes it as an :class:`~tms_core.transaction.codec.edits.Edit` and applies
-that; after a crash the same edits are applied again. Both use one set of rules, so a restart restores the same state.
-Three things are not in a log: the names of clients and that a timeout leaves the read pointer, as in Tephra; and when
-by running time each transaction times out.
+A manager makes a decision, writes it as an :class:`~tms_core.transaction.codec.edits.Edit` and applies the edit. After
+a crash the same edits are applied again. Both use the same rules, so a restart restores the same state. Three facts are
+not in the log: the names of clients, the unchanged read pointer after a timeout (as in Tephra), and the monotonic
+deadline of each transaction.
 
-No clock, no lock and no file here. The rules are those of Tephra's ``TransactionManager``; where they differ on
-purpose, ``docs/reference/conformance/transactions.md`` says so.
+This module has no clock, lock or file. The rules are those of Tephra's ``TransactionManager``;
+``docs/reference/conformance/transactions.md`` lists the intended differences.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ManagerState:
         )
 
     def is_orphan(self, pointer: int) -> bool:
-        """Return whether it is a checkpoint in progress of a transaction that is not any more."""
+        """Return whether a pointer is a checkpoint in progress whose transaction is not in progress."""
         entry = self.in_progress[pointer]
         is_checkpoint = entry.type is InProgressType.CHECKPOINT
         return is_checkpoint and not any(pointer in parent.checkpoints for parent in self.in_progress.values())
@@ -248,7 +248,7 @@ class ManagerState:
         self.read_pointer = max(self.read_pointer, min(pointer, self.write_pointer))
 
     def _restore(self, entry: InProgress) -> None:
-        """An entry of a snapshot: version 1 has no types, and before Tephra 0.10 checkpoints have no entries."""
+        """Restore an entry of a snapshot; version 1 has no types, and Tephra before 0.10 no entries of checkpoints."""
         if entry.type is None:
             long_ms = transaction_ms(entry.write_pointer) + self._long_timeout_ms
             if entry.is_long or long_ms - entry.expiration_ms < _LONG_TOLERANCE_MS:
@@ -261,17 +261,17 @@ class ManagerState:
 
 
 class InvalidList:
-    """The ids of failed transactions: ascending, each once, and cheap to hand out.
+    """The ids of invalid transactions: ascending, without duplicates, and shared without copies.
 
-    Every new transaction gets the whole list, so readers share one array, and a change creates a new one.
-    Tephra keeps ids in the order in which they came, some of them twice (a checkpoint that was invalidated before its
-    parent), and counts both; here an id is invalid or it is not. The price is a copy of 8 bytes an id for each change.
+    Every new transaction gets the whole list. Therefore readers share one array, and each change creates a new one,
+    which copies 8 bytes per id. Tephra keeps ids in the order of their arrival, some of them twice (a checkpoint that
+    was invalidated before its parent), and counts both.
 
     Args:
-        pointers: in any order, also with duplicates.
+        pointers: ids in any order, also with duplicates.
 
     Attributes:
-        ids: all of them; never changed, only replaced.
+        ids: all ids; the array is replaced, never changed.
     """
 
     def __init__(self, pointers: Iterable[int] = ()) -> None:

@@ -1,8 +1,8 @@
 """The methods of Tephra's transaction service, with their Thrift calls and results.
 
-Which errors a method declares is part of the interface (``transaction.thrift``): a declared one travels as a field of
-the answer, anything else as Thrift's own exception, which Java shows as "Internal error processing …" with our reason
-behind it. The old methods that answer true or false do so where the new ones raise.
+The errors of a method are part of the interface (``transaction.thrift``). A declared error travels as a field of the
+response. Any other error travels as Thrift's own exception, which Java shows as "Internal error processing …" followed
+by our reason. Old methods return true or false where new methods raise.
 """
 
 from __future__ import annotations

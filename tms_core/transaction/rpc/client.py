@@ -1,9 +1,9 @@
-"""A client of a transaction service: Tephra's own, or ours.
+"""A client of a transaction service: Tephra's own, or that of ``tms serve``.
 
-A call that was not answered may have been done. Tephra's Java client repeats every call, commits too, and a commit that
-is repeated after a lost answer fails as "not in progress", so that data of a committed transaction is rolled back. This
-client repeats only harmless calls; for others the caller gets an unknown outcome with the remedy. A connection that met
-any trouble is closed, and an answer must repeat the number of its call.
+A call without a response may have been executed. Tephra's Java client repeats every call, including commits. A commit
+that is repeated after a lost response fails as "not in progress", so committed data is rolled back. This client repeats
+only harmless calls. For other calls it raises ``OutcomeUnknown`` with a remedy. After any error a connection is closed,
+and a response must repeat the number of its call.
 """
 
 from __future__ import annotations
@@ -89,17 +89,17 @@ class _Late(_Broken):
 
 
 class TransactionClient:
-    """Calls a transaction service; threads may share it, and each call has a connection of its own.
+    """A client of a transaction service; threads may share it, and each call has its own connection.
 
     Args:
-        address: ``HOST:PORT`` of the service, or of several with the same transactions. After a failure the call goes
-            to the next one within its time, unless it may have been executed and must not be repeated.
-        timeout_seconds: the longest a call, and connecting, may take.
-        token_file: of the token that the service demands; None: it demands none.
+        address: ``HOST:PORT`` of the service, or of several servers of the same transactions. After a failure, the call
+            uses the next server within its time limit, unless it may have been executed and must not be repeated.
+        timeout_seconds: the time limit of a call, and of a connection.
+        token_file: the file of the token that the service requires; None: no token.
         tls: checks the certificate of the service; None: no TLS.
-        opens: makes a connection, from address and timeout; None: over TCP, with the token and TLS.
+        opens: makes a connection from address and timeout; None: over TCP, with the token and TLS.
 
-    Every method raises ``ServiceUnavailable`` when nothing was done and ``OutcomeUnknown`` when that is not known.
+    Every method raises ``ServiceUnavailable`` if nothing was done, and ``OutcomeUnknown`` if the outcome is unknown.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class TransactionClient:
         self.close()
 
     def close(self) -> None:
-        """Close what is open; closing twice is no error."""
+        """Close all connections; a second call does nothing."""
         for lines in self._lines.values():
             lines.close()
 
@@ -286,10 +286,10 @@ class TransactionClient:
         return found
 
     def latest(self) -> Loaded:
-        """Return a snapshot of now, for those who expect a source.
+        """Return a current snapshot, as a snapshot source does.
 
         Raises:
-            NoSnapshot: the service does not answer, or not with a snapshot.
+            NoSnapshot: the service does not respond, or not with a snapshot.
         """
         try:
             return Loaded(self.state(), f"the transaction service {self.address}")

@@ -1,7 +1,7 @@
-"""One connection to a transaction service, and its errors.
+"""A connection to a transaction service, and its errors.
 
-A call has one time limit from its first byte to its last, and its answer must repeat its number: otherwise the late
-answer to one call would be mistaken for that of the next.
+A call has one time limit from its first byte to its last, and its response must repeat its number. Otherwise the late
+response to one call would count as the response to the next call.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class IdleConnections(Generic[C]):
 
     @contextmanager
     def one(self) -> Iterator[C]:
-        """A connection, alone; closed for good when the block raises."""
+        """Yield a connection that no other thread uses; close it if the block raises."""
         line = self._reused() or self._opens()
         try:
             yield line
@@ -104,7 +104,7 @@ class IdleConnections(Generic[C]):
         line.close()
 
     def close(self) -> None:
-        """Close what is open; closing twice is no error."""
+        """Close all idle connections; a second call does nothing."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -1,8 +1,8 @@
-"""Calls that the event loop of the transaction service does itself, as soon as their bytes have come.
+"""Calls that the event loop of the transaction service executes itself, as soon as their bytes arrive.
 
-To hand a call to a worker and be called back takes longer than to sync the log, and to have a task read it from a
-stream takes longer than to do it. So where starts and commits come one by one, the loop does them itself, as long as
-the disk of this machine is quick: one that has become slow holds up the loop once.
+Handing a call to a worker and back takes longer than a sync of the log, and reading it from a stream in a task takes
+longer than the call. Therefore the loop executes starts and commits itself while they arrive one by one and the local
+disk is quick. A disk that has become slow blocks the loop once.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class QuickCalls:
         return self._was_quick and self._alone >= AFTER and not self.under_way
 
     def note(self) -> None:
-        """A quick call has come."""
+        """Count a quick call."""
         self._alone = 0 if self.under_way else self._alone + 1
 
     def do(self, frame: bytes) -> bytes:
@@ -78,10 +78,10 @@ class QuickCalls:
 
 
 class QuickConnection(asyncio.StreamReaderProtocol):
-    """A connection whose calls are read from a stream, but for quick ones that come whole and one by one.
+    """A connection that reads calls from a stream, except quick calls that arrive whole and one by one.
 
     Attributes:
-        task: the reader of the stream.
+        task: the task that reads the stream.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         self._held, self._held_as = b"", 0
 
     def answered(self, size: int) -> None:
-        """So many bytes of the stream, a call, are answered."""
+        """Note that so many bytes of the stream, one call, are answered."""
         self._unanswered -= size
         self._between_calls = not self._unanswered
 
@@ -122,12 +122,12 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         self._feed(data)
 
     def eof_received(self) -> bool | None:
-        """Nothing comes behind what was held."""
+        """Pass the held bytes to the stream, then close the stream."""
         self._let_go()
         return super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing comes behind what was held."""
+        """Pass the held bytes to the stream, then the loss of the connection."""
         self._let_go()
         super().connection_lost(exc)
 

@@ -1,13 +1,14 @@
-"""The transaction service: Tephra's Thrift server in a thread of its own, inside a process that has other things to do.
+"""The transaction service: Tephra's Thrift server in a separate thread.
 
-A connection costs nothing while it is silent, so a Java client may keep its pool of fifty open; requests are done by a
-few workers, which wait for the disk together. On each connection one request is done after the other, as Tephra's own
-server does. A client that sends an invalid call, or a frame above the limit, is cut off; so is one that says nothing at
-all, one that does not finish a frame it started, and, where memory is short, the one that has not read its answer for
-longest. Where there are too many connections, a new one takes the place of one that was silent for long.
+An idle connection costs nothing, so a Java client may keep its pool of fifty connections open. A few workers execute
+calls and wait for the disk together. Calls of one connection are executed one after the other, as in Tephra's server.
 
-There is no authentication in Tephra's protocol: every client of the port can abort any transaction. So a token may be
-demanded, which is shown by a call of our own, the first of a connection; Tephra's client has none to show.
+The service disconnects a client that sends an invalid call or a frame above the limit, that sends nothing at all, or
+that does not complete a frame. If memory is short, it disconnects the client that has left its response unread for
+longest. With too many connections, a new one replaces one that was idle for long.
+
+Tephra's protocol has no authentication: every client of the port can abort any transaction. Therefore a token can be
+required, which a client sends in an additional first call; Tephra's client cannot send one.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class ManagerOfSeveral(Protocol):
 
     @property
     def log_name(self) -> str:
-        """What tells the manager's log from that of any other store; empty where this service has not to answer."""
+        """Return the identity of the manager's log; empty: this service must not answer now."""
         ...
 
     def pass_on(self, frame: bytes) -> bytes:
@@ -251,7 +252,7 @@ class TransactionService:
         return QuickConnection(self._quick, self._accepted, asyncio.get_running_loop())
 
     async def _accept(self, listener: socket.socket, context: ssl.SSLContext) -> None:
-        """Accept connections over TLS, by hand: the loop's own server would not count those that shake hands."""
+        """Accept connections over TLS; the loop's own server would not count connections during their handshake."""
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
         begun: dict[asyncio.Task[None], None] = {}
@@ -380,7 +381,7 @@ class TransactionService:
         return level, direct, await self._passed_on(frame) if found is None else found
 
     async def _done(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
-        """What :meth:`_answered` returns, by a worker."""
+        """Return the result of :meth:`_answered` from a worker."""
         if not self._quick.is_quick(frame):
             return await self._work(self._answered, frame, direct, address)
         self._quick.note()
@@ -403,9 +404,9 @@ class TransactionService:
         self._bounded.record(event, principal=None, address=address, verb=call, object_="")
 
     def _answered(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
-        """Return the answer to a frame, and whether those of its connection are passed on no further from here on.
+        """Return the response to a frame, and whether later calls of its connection are never forwarded.
 
-        No answer: it has to be passed on.
+        A response of None means that the call has to be forwarded.
         """
         several = self._several
         if several is None:
@@ -465,7 +466,7 @@ class TransactionService:
 
     @asynccontextmanager
     async def _place(self, size: int, writer: asyncio.StreamWriter) -> AsyncIterator[Callable[[], None] | None]:
-        """A place among the large requests, and memory for the decoded request.
+        """Reserve a place among the large requests, and memory for the decoded request.
 
         Yields a function to call when the request is complete, or None without memory.
         """

@@ -1,9 +1,8 @@
-"""Where a transaction snapshot comes from.
+"""Sources of transaction snapshots.
 
-A source answers one question: the newest usable snapshot, and the skipped ones.
-A folder is written by another process, which adds files, renames them and deletes old ones at any moment, so nothing
-seen in a listing can be relied on. A file that cannot be used is never an error while an older one can: it is reported,
-and the caller judges by the snapshot's own time whether it is still fresh enough (rule S14).
+A source returns the newest usable snapshot, and the skipped ones. Another process writes the folder: it adds, renames
+and deletes files at any time, so a listing may be outdated. An unusable file is not an error if an older file is
+usable. The source reports it, and the caller decides by the snapshot's time whether it is fresh enough (rule S14).
 """
 
 from __future__ import annotations
@@ -211,13 +210,14 @@ class DirectorySource:
         return cls(WebHdfsFolder(place, kerberos, ca_file))
 
     def latest(self) -> Loaded:
-        """Return the newest file that can be used.
+        """Return the newest usable file.
 
-        Newest is the largest number in a name, as long as it is the time that the content says. A file of another name,
-        as of a copy put there by hand, counts by its content. One that is ahead of our clock counts only if all are.
+        The newest file has the largest number in its name, if that agrees with the time of its content. A file of
+        another name, such as a copy made by hand, counts by its content. A file ahead of the clock counts only if all
+        files are.
 
         Raises:
-            NoSnapshot: no such directory, or no snapshot in it; :class:`NoUsableSnapshot` when there are some.
+            NoSnapshot: the directory or a snapshot does not exist; :class:`NoUsableSnapshot`: no snapshot is usable.
         """
         latest_ms = self._clock.now_ms() + _AHEAD_MS
         for _ in range(_LISTINGS):

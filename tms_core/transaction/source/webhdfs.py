@@ -1,9 +1,9 @@
-"""Where a cluster's transaction manager leaves its snapshots: a folder on HDFS, read over WebHDFS.
+"""A folder of snapshots on HDFS, read over WebHDFS.
 
-Two requests of the REST interface (WebHDFS REST API of Hadoop 2 and 3; HttpFS speaks it too): LISTSTATUS lists a
-folder, and OPEN sends a file, by way of a redirect to a DataNode. A file is fetched whole before it is decoded, so that
-a connection that breaks is told apart from a file that was cut short. Where Kerberos guards HDFS, the NameNode demands
-a login (SPNEGO); its redirect to a DataNode carries a delegation token instead.
+Two requests of the REST interface (WebHDFS REST API of Hadoop 2 and 3; also HttpFS) are used: LISTSTATUS lists a
+folder, and OPEN sends a file, with a redirect to a DataNode. A file is fetched completely before it is decoded, so that
+a broken connection is not mistaken for a truncated file. If HDFS uses Kerberos, the NameNode requires a login (SPNEGO);
+its redirect to a DataNode carries a delegation token.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class WebHdfsFolder:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """A file's content, fetched whole.
+        """Yield the content of a file, fetched completely.
 
         Raises:
-            OSError: it cannot be read, or came only in part.
-            FileNotFoundError: it is gone by now.
+            OSError: the file cannot be read, or arrived incompletely.
+            FileNotFoundError: the file was deleted.
         """
         with SpooledTemporaryFile(_MEMORY_BYTES) as whole:
             with self._asked(f"/{name}" if name else "", "OPEN") as answer:
@@ -116,10 +116,10 @@ class WebHdfsFolder:
 
     @contextmanager
     def _asked(self, suffix: str, operation: str) -> Iterator[httpx2.Response]:
-        """The answer of the active NameNode, or of the DataNode it names.
+        """Yield the response of the active NameNode, or of the DataNode that it names.
 
         Raises:
-            OSError: no server answers, or the answer is a refusal.
+            OSError: no server responds, or the response is a rejection.
         """
         parameters = {"op": operation} | ({"user.name": self._user} if self._user else {})
         refusals = []
@@ -165,10 +165,10 @@ class WebHdfsFolder:
 
 
 def _refusal(answer: httpx2.Response) -> str | None:
-    """Why an answer is none, if it says that another NameNode may know more.
+    """Return the reason of a response that another NameNode may answer better; None: the response is valid.
 
     Raises:
-        FileNotFoundError: the active NameNode says that there is nothing.
+        FileNotFoundError: the active NameNode reports that the file does not exist.
     """
     if answer.status_code == httpx2.codes.OK:
         return None
