@@ -1,14 +1,14 @@
-"""The interface every store implements, so that one set of rules and one suite of tests serve them all.
+"""The interface of all stores, so that one set of rules and one test suite serve them all.
 
-Everything is read in *pages*, by one method (:meth:`KeyReads.read`). The caller names the parts of a row that it needs.
-A page opens, reads at most ``limit`` rows, closes and gives the start of the next page. It carries the knowledge of the
-store about its rows, and the caller hands that back with the rows that it deletes or inverts.
+Everything is read in *pages* by one method (:meth:`KeyReads.read`). The caller names the parts of a row that it needs.
+A page opens the table, reads at most ``limit`` rows, closes it, and has the start of the next page. It also has the
+store's knowledge about its rows; the caller passes that back when it deletes or inverts the rows.
 
-Nothing stays open between pages, so a sweep can delete, wait for its rate or be killed between any two of them, a
-snapshot of the store is never pinned, and the same code drives LevelDB on a disk and HBase behind a Thrift server.
-The price is one seek per page, which a page of a few thousand rows pays for many times over.
+Nothing stays open between pages. A sweep can delete, wait for its rate, or be killed between two pages, and no snapshot
+of the store is pinned. The same code works with LevelDB on a disk and with HBase over a Thrift server. The cost is one
+seek per page, which a page of a few thousand rows outweighs.
 
-Ranges are half-open, ``[start, stop)``; ``stop`` None means up to the last row. Row keys carry no salt here.
+Ranges are half-open, ``[start, stop)``; ``stop`` None means up to the last row. Row keys have no salt here.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class MessageColumns:
         return cls([key for key, _ in rows], [value.pointer for _, value in rows], [value.payload for _, value in rows])
 
     def only(self, chosen: Sequence[bool]) -> MessageColumns:
-        """Return those of the rows that are chosen; none after the last that is spoken of."""
+        """Return the chosen rows; rows after the last element of ``chosen`` are dropped."""
         pointers = None if self.pointers is None else list(compress(self.pointers, chosen))
         return MessageColumns(list(compress(self.keys, chosen)), pointers, list(compress(self.payloads, chosen)))
 
@@ -276,7 +276,7 @@ class KeyReads(ABC):
 
     @abstractmethod
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
-        """About how many bytes the range takes on disk; 0 where the store cannot tell."""
+        """Return the approximate size of a range on disk; 0: the store does not know it."""
 
 
 def read_all(table: KeyReads, want: Want[list[Item]], start: bytes, stop: bytes | None) -> Page[list[Item]]:
@@ -348,13 +348,13 @@ class MessageReads(KeyReads):
     """The readable part of the message table."""
 
     def reserved(self, prefix: bytes) -> int:
-        """Ids up to which new messages of a generation leave free, whatever rows there are; mostly 0.
+        """Return the position up to which new messages of a generation use no ids, independent of the rows; usually 0.
 
         Args:
             prefix: the start of the generation's row keys.
 
         Returns:
-            The first one, as ``milliseconds * 65,536 + sequence``.
+            The first usable position, as ``milliseconds * 65,536 + sequence``.
         """
         return 0
 
@@ -389,7 +389,7 @@ class MessageTable(MessageReads, KeyTable):
         """Have no reader shown rows that follow one another if they come once more, where a write may come late."""
 
     def rows_of(self, requests: Iterable[RowsOfRequest]) -> Sequence[tuple[bytes, MessageValue]]:
-        """Rows of requests, one after another, as :meth:`put` takes them fastest."""
+        """Return the rows of requests, one after another, in the form that :meth:`put` writes fastest."""
         return [
             (key, MessageValue(pointer, payload))
             for keys, pointer, payloads in requests
@@ -460,7 +460,7 @@ class Reads(ABC):
 
     @property
     def operations(self) -> int:
-        """Return how many operations were asked for so far; ``calls`` without what is no operation."""
+        """Return the number of operations so far: ``calls`` without bookkeeping."""
         return self.calls.total() - self.calls[UNREADABLE]
 
     def parts(self) -> Sequence[Reads]:
@@ -481,23 +481,23 @@ class Reads(ABC):
         return ""
 
     def apart(self) -> Self:
-        """Return the same store with a count of operations of its own, where that costs nothing; closing it does
-        nothing.
-        """
+        """Return the same store with a separate count of operations, if that costs nothing; closing it does nothing."""
         return self
 
     def obstacles(self) -> Sequence[str]:
-        """Why no prune boundary may be claimed of this store whatever a pass finds in it, a sentence with the next step
-        each: others are at work on it, too. None of a store that only its holder changes."""
+        """Return why no prune boundary may be published for this store, each as a sentence with a next step.
+
+        Other cleaners work on such a store, too. A store with a single holder has no obstacles.
+        """
         return ()
 
     def disk_bytes(self) -> int | None:
-        """Return how much room the store takes on its disk now; None where that cannot be told without a search."""
+        """Return the size of the store on its disk; None: it is unknown without a search."""
         return None
 
     @abstractmethod
     def identity(self) -> str:
-        """Names this very store, and changes when it is copied or replaced (rule S13)."""
+        """Return the identity of the store, which changes when the store is copied or replaced (rule S13)."""
 
     @abstractmethod
     def lineage(self) -> Mapping[str, Any]:

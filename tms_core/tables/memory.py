@@ -177,7 +177,7 @@ class MemoryStore(Store):
         return {}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Never."""
+        """Return None: memory is never restored."""
         return None
 
     def close(self) -> None:

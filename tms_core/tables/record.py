@@ -34,10 +34,10 @@ class Recorded(NamedTuple):
     taken_ms: int = 0
 
     def differs(self, system: str, pointer: int) -> str | None:
-        """Why transactions with this id and this highest write pointer are not the recorded ones; None: they may be.
+        """Return why transactions with this id and highest write pointer are not the recorded ones; None: they may be.
 
         Args:
-            system: the id found; empty: not known.
+            system: the found id; empty: unknown.
         """
         if self.pointer and self.id and system and self.id != system:
             return f"of transaction system {system}, and the store belongs to {self.id}"

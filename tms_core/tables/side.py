@@ -1,15 +1,14 @@
-"""Rows of ours that belong to a store: beside CDAP's tables, never in them.
+"""The side table: rows that belong to a store and are not part of CDAP's tables.
 
-Three kinds of thing cannot be said in CDAP's bytes: that a message shall live shorter than its topic's ttl (rule L6),
-how far a named consumer has read, and which messages it has claimed in which transaction. They go into one small sorted
-table: a LevelDB folder of its own, a table ``tms.side`` in HBase, or memory. The first byte of a key is its kind. In
-HBase it also has the leader, and which rows came late (:mod:`tms_core.server.ha.member`,
-:mod:`tms_core.server.ha.sealed_ranges`).
+CDAP's format has no place for three facts: a TTL of a single message (rule L6), the position of a named consumer, and
+the claims of its transactions. They are stored in one small sorted table: a separate LevelDB folder, a table
+``tms.side`` in HBase, or memory. The first byte of a key is its kind. In HBase it also has the leases of leaders and
+the gaps of late rows (:mod:`tms_core.server.ha.member`, :mod:`tms_core.server.ha.sealed_ranges`).
 
-An expiry is there twice. ``e`` + moment + message key is in the order in which messages come due, for the janitor;
-``m`` + message key holds the moment, for fetches. Both are written and synced before the message itself, so no message
-with a ttl of its own is ever seen without it. Of an expiry whose message never came the janitor deletes a row that is
-not there, which is no error; new messages never get that row's id (:meth:`Expiries.keys`).
+An expiry has two rows. ``e`` + time + message key is in the order of the expiry, for the janitor. ``m`` + message key
+has the time, for fetches. Both are written and synced before the message, so a message with a TTL is never visible
+without it. For an expiry without a message, the janitor deletes a row that does not exist, which is not an error. New
+messages never use its id (:meth:`Expiries.keys`).
 """
 
 from __future__ import annotations
@@ -42,10 +41,11 @@ class SideChange(NamedTuple):
 
 
 class SideTable(ABC):
-    """A small sorted table; threads may share it. What is written is durable on return, in one batch if it can be.
+    """A small sorted table; threads may share it. Writes are durable on return, in one batch if possible.
 
     Attributes:
-        private: whether one process at a time writes to it and to the store, and no write of an earlier one comes late.
+        private: whether only one process at a time writes to it and to the store, without late writes of an earlier
+            one.
     """
 
     private = False
@@ -56,7 +56,7 @@ class SideTable(ABC):
 
     @abstractmethod
     def rows(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, bytes]]]:
-        """At most ``limit`` rows of ``[start, stop)`` in key order."""
+        """Return at most ``limit`` rows of ``[start, stop)`` in key order."""
 
     @abstractmethod
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
@@ -89,7 +89,7 @@ class SideTable(ABC):
 
     @abstractmethod
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
-        """As :meth:`exchange` of each, in one write where it can be; returns for each whether it was done."""
+        """Make each change as :meth:`exchange`, in one write if possible; return for each whether it was made."""
 
     def have_one_leader(self, *keys: bytes) -> bool:
         """Return whether it is always one server that leads what all these rows are about."""
@@ -156,10 +156,10 @@ class MemorySide(SideTable):
 
 
 class Expiry(NamedTuple):
-    """When a message with a ttl of its own is due.
+    """The expiry of a message with a TTL.
 
     Attributes:
-        expires_ms: the first moment at which it is gone.
+        expires_ms: the first millisecond in which it is expired.
     """
 
     topic: TopicId
@@ -193,9 +193,9 @@ class Expiries:
         self._table.put(rows)
 
     def due(self, now_ms: int, limit: int) -> list[Expiry]:
-        """Messages that are gone at that moment, the earliest first; at most ``limit``.
+        """Return at most ``limit`` messages that are expired at a time, the earliest first.
 
-        Pass deleted entries to :meth:`forget`, or they come again.
+        Pass deleted entries to :meth:`forget`, or the next call returns them again.
         """
         page = self._table.rows(_BY_TIME, _BY_TIME + _pack(now_ms + 1), limit)
         return [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
@@ -221,9 +221,7 @@ class Expiries:
         return Page(items, page.resume and page.resume[len(_BY_MESSAGE) :])
 
     def moments(self, keys: Sequence[bytes]) -> dict[bytes, int]:
-        """Return the moments of those that lie between the first and the last of some messages' keys, which are in
-        order.
-        """
+        """Return the expiry times of messages whose keys lie between the first and the last of some ordered keys."""
         found: dict[bytes, int] = {}
         start = keys[0] if keys else None
         while start is not None:
@@ -233,7 +231,9 @@ class Expiries:
         return found
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
-        """Keys of such messages, as of a table of them; their ids are taken, whether they came to be or not."""
+        """Return keys of messages with a TTL, as a table of them; their ids are in use even if the message was never
+        written.
+        """
         page = self.between(start, stop, limit)
         return Page([key for key, _ in page.items], page.resume)
 

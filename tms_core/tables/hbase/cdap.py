@@ -1,13 +1,13 @@
-"""What CDAP still does to the tables by itself: its observers inside the region servers, and Tephra's pruning.
+"""Cleaning by CDAP itself: its observers inside the region servers, and Tephra's pruning.
 
-CDAP takes ids off the invalid list when every table that carries one of its observers is clean. Where the observer is
-gone from the message table but pruning still runs, it takes them off without regard to that table; where the observer
-is still there, two cleaners are at work and CDAP goes by the other one. In neither case is a prune boundary
-ours to claim. A sweep does no harm beside either, so it is never refused.
+CDAP removes ids from the invalid list when every table with one of its observers is clean. If the observer of the
+message table is gone but pruning still runs, CDAP removes ids without regard to that table. If the observer exists, two
+cleaners work, and CDAP uses its own boundary. In both cases, the janitor must not publish a prune boundary. A
+sweep does no harm in either case, so it is never refused.
 
-Observers stand in the table's attributes, which only Thrift 2 reads. Whether pruning runs cannot be asked, but whenever
-it does something it leaves rows in its state table: one that was not written for a day is mistaken for an old one.
-``docs/reference/formats/hbase.md``, "Tephra's pruning state".
+Observers are in the table's attributes, which only Thrift 2 reads. There is no query for running pruning, but it leaves
+rows in its state table. Rows that are older than a day count as leftovers. See ``docs/reference/formats/hbase.md``,
+"Tephra's pruning state".
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class CdapWatch:
         self._checked_ms: int | None = None
 
     def obstacles(self) -> tuple[str, ...]:
-        """What CDAP still does, with the next step, pruning first: a sentence each.
+        """Return what CDAP still does, each as a sentence with the next step, pruning first.
 
-        That it cannot be found out just now is one, too.
+        If it cannot be found out now, that is an obstacle, too.
         """
         with self._lock:
             now_ms = self._clock.running_ms()
@@ -123,7 +123,7 @@ def last_pruned_ms(state: HBaseRows, since_ms: int) -> int | None:
 
 
 def _written_ms(state: HBaseRows, since_ms: int) -> Iterator[int]:
-    """Timestamps of cells, the newest of each kind among them. What piles up, run by run, is not read."""
+    """Yield timestamps of cells, including the newest of each kind; rows that accumulate per run are not read."""
     for kind in _RUNS:
         yield newest(state.fetch(kind, _after(kind), 1, KEYS).rows)
     yield newest(state.fetch(_EMPTY + max(0, since_ms).to_bytes(8, "big"), _after(_EMPTY), _PAGE_ROWS, KEYS).rows)

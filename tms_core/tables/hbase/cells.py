@@ -1,6 +1,6 @@
-"""CDAP's cells in HBase: what the three tables of a store read and write, over rows whose salts are hidden.
+"""CDAP's cells in HBase: reads and writes of a store's three tables, over rows with hidden salts.
 
-``docs/reference/formats/hbase.md``, has the cells, byte by byte.
+``docs/reference/formats/hbase.md`` describes the cells byte by byte.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class HBaseTable(KeyTable):
         self._salts.delete(keys, origin)
 
     def sync(self) -> None:
-        """Nothing to do: what HBase has acknowledged survives."""
+        """Do nothing: writes acknowledged by HBase are durable."""
         self._calls.count("sync")
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
@@ -110,9 +110,12 @@ class HBaseTable(KeyTable):
         return 0
 
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Ask for a major compaction of those regions of the range in which it is worth it, be it that most of what was
-        deleted there was so in former calls. HBase does it in the background, and whole: a region is a bucket, so this
-        rewrites the rows of other topics too."""
+        """Request a major compaction of the regions of a range in which it is worthwhile, also because of earlier
+        deletes.
+
+        HBase compacts in the background, and whole regions. A region is a bucket, so this rewrites rows of other
+        topics, too.
+        """
         self._calls.count("compact")
         self._salts.rows.compact(self._salts.ranges(start, stop))
 
@@ -155,7 +158,7 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         return rows if want.part == "rows" else MessageColumns.of(rows)
 
     def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
-        """As of all stores; several at once over all connections. Several rows with the same key are all inverted."""
+        """Invert pointers as in all stores, several at once over all connections; invert all rows that share a key."""
         self._calls.count("invert")
         places = self._salts.places([cell.key for cell in cells], origin)
         changes = [
@@ -223,8 +226,11 @@ class HBaseMetadataTable(MetadataTable):
         return self._value(key)
 
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
-        """As of all stores. HBase's own check cannot tell an empty value from none, so where that makes the difference
-        the row is read before; no other program would write an empty one in between."""
+        """Write a row by compare-and-set, as in all stores.
+
+        HBase's own check does not distinguish an empty value from a missing one. If that matters, the row is read
+        first; no other program writes an empty value in between.
+        """
         self._calls.count("set")
         if not expected and self._value(key) != expected:
             return False

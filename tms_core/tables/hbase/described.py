@@ -52,7 +52,7 @@ class TableSettings:
 
     @property
     def missing_starts(self) -> list[bytes]:
-        """Salts at which no region starts."""
+        """Return the salts at which no region starts."""
         return [start for salt in range(1, self.buckets or 1) if (start := bytes([salt])) not in self.starts]
 
     @property

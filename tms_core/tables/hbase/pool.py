@@ -1,13 +1,13 @@
 """A pool of connections to one or more Thrift servers of HBase.
 
-A thread that needs HBase borrows a connection, alone, and gives it back; an intact connection is reused, a failed one
-is closed. Before it is lent again it is checked, and one that rested so long that the server will soon close it is
-dropped. Of several servers, the one with the fewest connections is used; one that failed is avoided for a while, longer
-each time.
+A thread borrows a connection for its exclusive use and returns it. An intact connection is reused, a failed one is
+closed. A connection is checked before it is lent again, and dropped if it was idle for so long that the server will
+soon close it. With several servers, the pool uses the one with the fewest connections; it avoids a failed server for a
+while, longer each time.
 
-Only harmless calls are repeated: reading, deleting, writing the same cells. :meth:`HBasePool.run` repeats after
-a broken connection, which a restart or a fail-over is; after a time-out it does not, because then the call may still be
-under way, and what hangs once will hang twice.
+Only harmless calls are repeated: reads, deletes, writes of the same cells. :meth:`HBasePool.run` repeats a call after a
+broken connection, as in a restart or a failover. It does not repeat a call after a timeout, because the call may still
+be running, and a call that hangs once will hang again.
 """
 
 from __future__ import annotations

@@ -1,15 +1,18 @@
-"""Where rows were deleted in a table of HBase, and which of its regions are worth a compaction.
+"""Deleted rows of a table in HBase, and the regions that are worth a compaction.
 
-HBase frees the space of deleted rows only when it rewrites a whole region, live rows and all, and by itself it does so
-once a week. So a compaction is asked for where at least as many rows were deleted as are left, which is found by
-counting those that are left, up to that number.
+HBase frees the space of deleted rows only when it rewrites a whole region including live rows, which it does once a
+week. Therefore a compaction is requested if at least as many rows were deleted as remain; remaining rows are counted up
+to that number.
 
-What HBase's Thrift servers do not do. ``majorCompact``, since HBase 2, asks the region server for a common compaction.
-The region server makes a major one of it if the region's oldest file is older than ``hbase.hregion.majorcompaction``, a
-week by default (give or take half of it), which can be set for a table: with a day there, what is asked for happens the
-day after at the latest. Nothing writes memory to files, and markers that are still in memory free nothing; so deletes
-count once HBase has written them by itself, which it does after an hour. HBase does not say when a compaction is over;
-so they are asked for one by one with a pause between, and HBase queues them and limits their rate.
+HBase's Thrift servers have limits:
+
+* Since HBase 2, ``majorCompact`` requests a normal compaction. The region server makes it a major one if the region's
+  oldest file is older than ``hbase.hregion.majorcompaction``, a week by default (plus or minus half). It can be set per
+  table: with a day, the requested compaction happens a day later at the latest.
+* No call flushes memory to files, and markers in memory free nothing. Deletes count after HBase has flushed them by
+  itself, within an hour.
+* HBase does not report the completion of a compaction. Therefore requests are sent one by one with a pause, and HBase
+  queues them and limits their rate.
 """
 
 from __future__ import annotations

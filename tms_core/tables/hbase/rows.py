@@ -1,13 +1,13 @@
-"""The rows of one table in HBase, salts and all: short scans, deletes that hold, changes that compare first.
+"""The rows of one table in HBase, including salts: short scans, reliable deletes, compare-and-set.
 
-Each page is a scanner of its own, opened, read and closed on one borrowed connection, so that nothing is held on the
-server between pages and any page may be read again after a failure.
+Each page is a scanner that is opened, read and closed on one borrowed connection. Therefore the server holds nothing
+between pages, and any page may be read again after a failure.
 
-**Deletes.** HBase hides cells that are older than a delete marker, and stamps both by the clock of the server that has
-the region just then. After a move to a server whose clock is behind, a plain marker can be older than the cells it
-should hide, and the row stays. Timestamps come with every page at no cost. So where they are old, rows are deleted
-plainly; where they are about as young as our own clock, the marker carries the highest of them; and where that lies
-ahead of our clock, or nothing is known, the rows are read again before they count as deleted.
+**Deletes.** HBase hides cells that are older than a delete marker, and stamps both with the clock of the region's
+current server. After a move to a server whose clock is behind, a plain marker can be older than the cells it should
+hide, and the row stays. Timestamps come with every page at no cost. If they are old, rows are deleted plainly. If they
+are about as young as the local clock, the marker carries the highest of them. If they are ahead of the local clock, or
+unknown, the rows are read again before they count as deleted.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ T = TypeVar("T")
 
 logger = get_logger(__name__)
 
-#: Rows in one call that changes them: ten times as many are hardly faster, and each call must end in its time limit.
+#: The rows of a call that changes them: ten times as many are hardly faster, and each call has a time limit.
 BATCH_ROWS = 2000
-#: Changes that are on their way at once over one connection: what a journey costs is shared by so many.
+#: The number of pipelined changes over one connection, which share the latency.
 CHANGES_AT_ONCE = 32
-#: How far the clocks of HBase's servers and ours may be apart before a marker's timestamp matters, in milliseconds.
+#: The difference of the clocks of HBase's servers and this machine up to which plain markers are safe, in milliseconds.
 CLOCKS_MS = 300_000
-#: Bytes of values after which a page ends early.
+#: The bytes of values after which a page is cut.
 PAGE_BYTES = 8 << 20
-#: Rows asked for first where their size is not known yet: in a page of the usual size, and in a small one.
+#: The first request of a page of rows of unknown size: in a page of the usual size, and in a small one.
 _FIRST_ROWS, _FEW_ROWS = 64, 4
-#: How often rows that are still there are deleted again.
+#: The most attempts to delete rows that still exist.
 _ATTEMPTS = 3
 
 #: A row of a scan as it comes: ``.row``, and ``.columns`` from name to cell.
@@ -63,11 +63,11 @@ _DELETE_FAMILY = (
 
 
 class Query(NamedTuple):
-    """The columns that are wanted of each row.
+    """The requested parts of each row.
 
     Attributes:
         filter: in HBase's filter language; None: everything.
-        whole: whether payloads come with it, so that a page must be bounded by bytes too.
+        whole: whether payloads are included, so that a page must be limited by bytes, too.
         page_bytes: the bytes of values after which a page of whole rows is cut.
     """
 
@@ -105,9 +105,9 @@ class HBaseRows:
         pool: connections to Thrift 1 servers.
 
     Attributes:
-        ahead_ms: how far the newest cell met when deleting was ahead of our clock, in milliseconds.
-        wrong_salts: rows met under a salt that is not theirs.
-        regions: knows where rows were deleted.
+        ahead_ms: how far the newest deleted cell was ahead of the local clock, in milliseconds.
+        wrong_salts: the number of rows found under a wrong salt.
+        regions: the regions with deleted rows.
     """
 
     def __init__(self, pool: HBasePool, name: bytes, clock: Clock) -> None:
@@ -120,10 +120,10 @@ class HBaseRows:
         self.regions = Regions(pool, name, clock)
 
     def ask(self, work: Callable[[happybase.Table], T]) -> T:
-        """Ask happybase's table, again on another connection if one breaks.
+        """Call happybase's table, and repeat the call on another connection if one breaks.
 
         Args:
-            work: what to do; it may be done twice.
+            work: the call; it may be executed twice.
 
         Raises:
             StoreError: as :meth:`HBasePool.run`.
@@ -131,23 +131,23 @@ class HBaseRows:
         return self.pool.run(lambda connection: work(connection.table(self.name)))
 
     def get(self, row: bytes) -> Cells:
-        """Return one whole row; empty where there is none."""
+        """Return one whole row; empty if it does not exist."""
         found: Cells = self.ask(lambda table: table.row(row, include_timestamp=True))
         return found
 
     def get_many(self, rows: list[bytes]) -> list[tuple[bytes, Cells]]:
-        """Return the whole rows among these that are there."""
+        """Return the whole rows that exist among these."""
         found: list[tuple[bytes, Cells]] = self.ask(lambda table: table.rows(rows, include_timestamp=True))
         return found
 
     def fetch(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> Fetched:
-        """At most ``limit`` rows of ``[start, stop)``; fewer also where they are large."""
+        """Return at most ``limit`` rows of ``[start, stop)``; fewer if they are large."""
         if stop is not None and start >= stop:
             return Fetched([], ended=True)
         return self.pool.run(lambda connection: self._fetch(connection, start, stop, limit, query))
 
     def salts(self, start: bytes | None = b"") -> list[int]:
-        """Return the first bytes that rows from ``start`` on have, found by seeking from each to the next."""
+        """Return the first bytes of the rows from ``start`` on, found by seeking from each to the next."""
         found: list[int] = []
         while start is not None and (rows := self.fetch(start, None, 1, KEYS).rows):
             found.append(rows[0].row[0])
@@ -158,17 +158,19 @@ class HBaseRows:
         """Delete rows.
 
         Args:
-            newest_ms: the highest timestamp of their cells; None: not known.
+            newest_ms: the highest timestamp of their cells; None: unknown.
 
         Raises:
-            StoreError: a row is still there, whatever was done.
+            StoreError: a row still exists after all attempts.
         """
         if not rows:
             return
         now_ms = self._clock.now_ms()
         if newest_ms is not None and newest_ms < now_ms - CLOCKS_MS:
+            # The cells are older than any clock difference, so a marker with the server's time hides them.
             self.mark(rows, None)
             return
+        # A marker with an older timestamp than a cell does not hide it, so use the highest timestamp.
         self.mark(rows, None if newest_ms is None else max(newest_ms, now_ms))
         if newest_ms is None or newest_ms > now_ms:
             self._make_sure(rows, newest_ms or 0)
@@ -191,11 +193,11 @@ class HBaseRows:
             )
 
     def put(self, rows: Iterable[tuple[bytes, dict[bytes, bytes | None]]], timestamp_ms: int | None = None) -> None:
-        """Write cells; None for one that shall not be there.
+        """Write cells; a value of None deletes the cell.
 
         Args:
             rows: key, and cells by column.
-            timestamp_ms: of all cells; None: the server's time now.
+            timestamp_ms: the timestamp of all cells; None: the server's current time.
 
         Raises:
             TooLarge: a cell is above HBase's limit; nothing was written.
@@ -210,15 +212,15 @@ class HBaseRows:
                 raise
 
     def replace(self, column: bytes, changes: Sequence[tuple[bytes, bytes, bytes]]) -> list[bool]:
-        """In each row, put a new value in the place of an old one, if that is still there.
+        """Replace a cell's value in each row by compare-and-set.
 
-        If the connection breaks during changes, their cells tell whether they were made.
+        If the connection breaks during the changes, the cells are read to find out which changes were made.
 
         Args:
             changes: row, old value (not empty) and new value.
 
         Returns:
-            For each whether its row has the new value by this.
+            For each row whether this call has set the new value.
         """
         done: list[bool] = []
         in_doubt: list[bytes] = []
@@ -230,7 +232,8 @@ class HBaseRows:
                 in_doubt[:] = rows
                 calls = [("checkAndPut", self._check_and_put(row, column, old, new)) for row, old, new in some]
                 answers = connection.calls(calls)
-                # Not before these: the server may still have been at work on those of the lost connection.
+                # Read only after the repeated calls: the server may still have been executing the calls of the lost
+                # connection.
                 values = self._values(connection, rows, column) if again and not all(answers) else {}
                 done.extend(made or values.get(row) == new for made, (row, _, new) in zip(answers, some, strict=True))
                 in_doubt.clear()
@@ -243,12 +246,12 @@ class HBaseRows:
         return self.pool.run(lambda connection: self._values(connection, rows, column)) if rows else {}
 
     def check_and_put(self, connection: ThriftConnection, row: bytes, column: bytes, old: bytes, new: bytes) -> bool:
-        """Write a cell if it holds ``old``. HBase takes an empty ``old`` for both an empty cell and none."""
+        """Write a cell if it has the value ``old``. For HBase, an empty ``old`` matches an empty and a missing cell."""
         done: bool = connection.call("checkAndPut", *self._check_and_put(row, column, old, new))
         return done
 
     def compact(self, ranges: Sequence[KeyRange]) -> None:
-        """Ask for the compaction of regions where it is worth it; it goes on in the background."""
+        """Request the compaction of regions if it is worthwhile; HBase compacts in the background."""
         self.regions.compact(ranges, self._count)
 
     def _count(self, there: KeyRange, limit: int) -> int:
@@ -292,7 +295,7 @@ class HBaseRows:
             if came:
                 size += (came_bytes := sum(len(cell.value) for row in came for cell in row.columns.values()))
                 share = min(PAGE_BYTES >> 3, page_bytes - size)
-                # Not many more at once, either: larger ones may follow.
+                # At most eight times as many as before, because larger rows may follow.
                 asked = max(1, min(asked << 3, share // (came_bytes // len(came) + 1)))
         connection.call("scannerClose", scanner)
         return Fetched(rows, ended)
@@ -333,10 +336,10 @@ class HBaseRows:
 
 
 def _require_order(rows: Sequence[Row], start: bytes, stop: bytes | None) -> None:
-    """See that a scan gives the rows of its range in order: by the last one the next page starts.
+    """Check that a scan returns rows of its range in order, because the last one determines the next page.
 
     Raises:
-        StoreError: it does not, so scanning on would miss rows or never end.
+        StoreError: it does not, so a scan would miss rows or never stop.
     """
     keys = [row.row for row in rows]
     in_range = not keys or (b"" < keys[0] >= start and (stop is None or keys[-1] < stop))
@@ -389,7 +392,7 @@ def _put(
 
 
 def after_salt(salt: int) -> bytes | None:
-    """Return where the rows of the next salt start; None: there is none."""
+    """Return the start of the rows of the next salt; None: this is the last salt."""
     return bytes([salt + 1]) if salt < 0xFF else None
 
 

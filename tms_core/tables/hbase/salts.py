@@ -1,13 +1,12 @@
-"""Rows of a salted table without their salts: under one salt, or under all of them in key order.
+"""Rows of a salted table without their salts: of one salt, or of all salts in key order.
 
-A salt is the first byte of a row, a hash of all the others, so the rows of a topic lie in as many places as there are
-salts. A sweep scans each salt by itself, in the order rows are stored. A reader in key order merges them. Neither
-needs to know how many buckets there should be: the salts that are there are found by seeking from each to the next,
-which also finds rows under a salt they should not have.
+A salt is the first byte of a row, a hash of the other bytes, so the rows of a topic are in as many places as there are
+salts. A sweep scans each salt separately, in storage order. A reader in key order merges them. Neither needs the number
+of buckets: the existing salts are found by seeking from each to the next, which also finds rows under a wrong salt.
 
-A writer must know that number, since a row under a salt that is not its own is lost: CDAP never finds it. It is
-configured, and CDAP's tables say it themselves, in an attribute that only Thrift 2 reads. Rows say it, too: each lies
-where the right number puts it. So before the first row is put, the configured number is held against both.
+A writer must know the number of buckets, because CDAP never finds a row under a wrong salt. The number is configured;
+CDAP's tables have it in an attribute that only Thrift 2 reads; and each row is in the place that the right number
+determines. Therefore the configured number is checked against both before the first row is written.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class Salts(ABC):
 
     @abstractmethod
     def page(self, start: bytes, stop: bytes | None, limit: int, query: Query) -> Page[SaltedRows]:
-        """Rows in key order, each key once."""
+        """Return rows in key order, each key once."""
 
     @abstractmethod
     def ranges(self, start: bytes, stop: bytes | None) -> list[KeyRange]:
@@ -61,7 +60,7 @@ class Salts(ABC):
 
     @abstractmethod
     def places(self, keys: Sequence[bytes], origin: Origin | None) -> list[list[bytes]]:
-        """For each key the rows that may carry it."""
+        """Return for each key the rows that may carry it."""
 
     def delete(self, keys: Sequence[bytes], origin: Origin | None) -> None:
         """Delete every row of these keys."""
@@ -174,8 +173,10 @@ class SaltSample(NamedTuple):
         return sum(digest % buckets == byte for digest, byte in self.rows)
 
     def fits(self, buckets: int) -> bool:
-        """Return whether no other number does clearly better. A few rows may lie anywhere, put there by CDAP or by
-        another program; and where keys are alike, a multiple of the right number does nearly as well as that.
+        """Return whether no other number of buckets fits clearly better.
+
+        A few rows may be in any place, written by CDAP or another program. If keys are similar, a multiple of the right
+        number fits nearly as well.
         """
         return self.agreeing(buckets) * 10 >= max(map(self.agreeing, range(1, MAX_BUCKETS + 1))) * 9
 

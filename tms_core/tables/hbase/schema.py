@@ -1,8 +1,8 @@
-"""CDAP's three tables in HBase: their names and cells, and how they are made.
+"""CDAP's three tables in HBase: their names and cells, and their creation.
 
-Thrift 1 can neither make a namespace, split a table beforehand nor set table attributes, and CDAP refuses tables
-without its attributes; so tables are made through Thrift 2, or by a person with the HBase shell and the script printed
-here. The rows themselves need Thrift 1 only, and so does the janitor's own table, a plain one beside them.
+Thrift 1 can neither create a namespace, split a table in advance, nor set table attributes, and CDAP refuses tables
+without its attributes. Therefore tables are created over Thrift 2, or by an operator with the HBase shell and the
+script of this module. The rows need Thrift 1 only, and so does the janitor's own table, a plain table next to them. See
 ``docs/reference/formats/hbase.md``.
 """
 
@@ -76,7 +76,7 @@ class TableSpec:
 
     @property
     def split_keys(self) -> list[bytes]:
-        """Return the salts at which regions start, but for the first."""
+        """Return the salts at which regions start, except the first."""
         return [bytes([salt]) for salt in range(1, self.buckets or 1)]
 
     def descriptor(self) -> Any:

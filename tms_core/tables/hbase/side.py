@@ -1,4 +1,4 @@
-"""Rows of ours in HBase (:mod:`tms_core.tables.side`)."""
+"""The side table in HBase (:mod:`tms_core.tables.side`)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ HBASE_TABLE, _COLUMN, _NO_ROW = "tms.side", FAMILY + b":v", b"\0"
 
 
 class HBaseSide(SideTable):
-    """A table of one cell in a row, without salt, beside CDAP's.
+    """A table with one cell per row, without salt, next to CDAP's tables.
 
     Args:
         pool: connections to Thrift 1 servers; closed with this.
-        create: make it if it is not there; else it is mistaken for one without rows until it has been made.
+        create: create the table if it does not exist; otherwise a missing table counts as empty until it exists.
 
     Raises:
-        StoreUnavailable: no Thrift server answers, or HBase does not.
-        StoreError: the table could not be made.
+        StoreUnavailable: no Thrift server responds, or HBase does not.
+        StoreError: the table could not be created.
     """
 
     def __init__(self, pool: HBasePool, namespace: str, clock: Clock | None = None, *, create: bool = True) -> None:
@@ -64,7 +64,7 @@ class HBaseSide(SideTable):
 
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         if self._may_be_missing:
-            # HBase says that a table does not exist to a reader; a writer's retries are exhausted without a reason.
+            # A read first: HBase reports a missing table to a reader; a writer only exhausts its retries.
             self._rows.get(_NO_ROW)
         self._rows.put((key, {_COLUMN: value}) for key, value in rows)
 
@@ -72,6 +72,8 @@ class HBaseSide(SideTable):
         self._rows.delete(keys, None)
 
     def exchange_each(self, changes: Sequence[SideChange]) -> list[bool]:
+        # First the compared rows: a change that fails must not write its additional rows. HBase has no atomic batch
+        # over rows, so a crash in between leaves additional rows of a made change unwritten.
         made = self._rows.replace(_COLUMN, [(change.key, change.expected or b"", change.value) for change in changes])
         done = [change for change, is_made in zip(changes, made, strict=True) if is_made]
         self.put([row for change in done for row in change.puts])
@@ -87,7 +89,7 @@ class HBaseSide(SideTable):
                 connection.happybase.create_table(spec.full_name, spec.families())
         except StoreError as error:
             try:
-                # Another process may have made it at this moment.
+                # Another process may have created it at the same time.
                 self._rows.get(_NO_ROW)
             except StoreNotFound:
                 error.hint = f"Make it in the HBase shell: {spec.shell_line()}"

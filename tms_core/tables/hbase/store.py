@@ -1,17 +1,17 @@
-"""The store on a cluster: CDAP's three tables in HBase, reached through its Thrift servers, byte for byte.
+"""The store on a cluster: CDAP's three tables in HBase over its Thrift servers, byte for byte.
 
-Keys carry no salt here. The store as a whole merges the salts, for readers that want rows in key order; :meth:`parts`
-gives each salt as a store of its own, in which rows lie as they do on disk, and that is what a sweep scans, several at
-once. ``docs/reference/formats/hbase.md``, has the cells.
+Keys have no salt here. The whole store merges the salts, for readers in key order. :meth:`parts` returns each salt as a
+store with rows in storage order; a sweep scans several of them at once. ``docs/reference/formats/hbase.md`` describes
+the cells.
 
-What HBase does not do: a ``put`` of several rows is durable but not all or nothing; a key that was deleted can be put
-again only when the marker's millisecond is over; and sizes are unknown.
+HBase differs in three points: a ``put`` of several rows is durable but not atomic; a deleted key can be written again
+only after the millisecond of its marker; and sizes are unknown.
 
-A table that was restored, or dropped and cloned from a snapshot, has the name, the regions and the start codes it had
-(``docs/how-to/hbase.md``, "What a restored table keeps"). But either takes a table that is disabled, or makes one, and
-HBase then writes whether the table is enabled anew: a cell in ``hbase:meta``, with the time. Nothing else writes it:
-not the stop of a server, a split, a move, or an ``alter``. The trade: a table that was only disabled and enabled cannot
-be told from a restored one (rule S13). HBase 1 has no such cell, and nothing is noticed there.
+A table that was restored, or dropped and cloned from a snapshot, keeps its name, regions and start codes
+(``docs/how-to/hbase.md``, "What a restored table keeps"). But both operations disable a table or create one, and HBase
+then writes the state of the table again: a cell in ``hbase:meta`` with the time. Nothing else writes it: not a stop of
+a server, a split, a move, or an ``alter``. The trade: a table that was only disabled and enabled looks like a restored
+one (rule S13). HBase 1 has no such cell, so a restore is not noticed there.
 """
 
 from __future__ import annotations
@@ -100,8 +100,11 @@ class HBaseStore(Store):
 
     @property
     def wrong_salts(self) -> int:
-        """Rows that pages met under a salt not theirs: up to some sixty rows a page are checked, or all of a page in
-        which one is wrong. They are read and deleted like all others, but CDAP never finds them."""
+        """Return the number of rows that pages found under a wrong salt.
+
+        Up to about sixty rows of a page are checked, or all rows of a page with a wrong one. They are read and deleted
+        like all others, but CDAP never finds them.
+        """
         return self._message.wrong_salts + self._payload.wrong_salts
 
     def parts(self) -> Sequence[Store]:
@@ -120,25 +123,26 @@ class HBaseStore(Store):
         return self._part(salt, self._buckets.known)
 
     def check_buckets(self) -> None:
-        """Hold the configured number of buckets against the tables, as the first ``put`` does by itself.
+        """Check the configured number of buckets against the tables, as the first ``put`` does.
 
-        Empty tables that cannot be asked (no Thrift 2) pass, with a line in the log.
+        Empty tables without Thrift 2 pass, with a line in the log.
 
         Raises:
-            StoreError: it is not the tables' own; says which is, where that can be found out.
+            StoreError: the number differs from that of the tables; the error has the right number if it can be found.
         """
         self._buckets.checked()
 
     def obstacles(self) -> Sequence[str]:
-        """What CDAP still does to these tables by itself; asked once an hour at most."""
+        """Return what CDAP still does to these tables; it is looked up once an hour at most."""
         return self._cdap.obstacles()
 
     def region(self, row: bytes) -> str:
         return self._message.regions.holding(row)
 
     def identity(self) -> str:
-        """Cluster and namespace. Thrift servers that do not name the cluster are older than its name's being asked for:
-        there the moment at which the namespace was made or altered stands for it."""
+        """Return cluster and namespace; if Thrift servers do not know the cluster's name, the creation time of the
+        namespace.
+        """
         try:
             cluster = self.pool.call("getClusterId").decode()
         except NotServed:
@@ -201,7 +205,7 @@ class TableStates:
         self._names = names
 
     def remembered(self) -> dict[str, Any]:
-        """Return the milliseconds at which each table was last made, enabled or disabled, where that is said.
+        """Return the milliseconds at which each table was last created, enabled or disabled, if HBase has them.
 
         Raises:
             StoreError: as any call.

@@ -1,14 +1,14 @@
-"""One connection of happybase's to a Thrift server of HBase, which never gives a caller the answer to another call.
+"""A happybase connection to a Thrift server of HBase that never returns the response to another call.
 
-thriftpy2 reads whatever comes next on its socket as the answer to the call it has just made. After a time-out that is
-the late answer to the call before, and every later answer is off by one: a program that deletes would delete by the
-wrong row. So here each call carries a number that its answer must repeat, a connection on which anything went wrong is
-closed for good, and one that rested is checked before it is used again. A call has one time limit from its first byte
-to its last, however slowly the bytes trickle.
+thriftpy2 reads the next bytes of its socket as the response to its last call. After a timeout, these bytes are the late
+response to the previous call, and all later responses are off by one. A program that deletes would delete by the wrong
+row. Therefore each call has a number that its response must repeat. A connection with any error is closed, and an idle
+connection is checked before it is used again. A call has one time limit from its first byte to its last, however slowly
+bytes arrive.
 
-happybase's own socket and client have none of that, so they are replaced by those of this module: whatever happybase's
-``Connection`` and ``Table`` ask goes through them. What happybase cannot say (``hbase.thrift``) is asked by name.
-Errors of all kinds leave as ours.
+happybase's own socket and client do not have this, so this module replaces them, and all calls of happybase's
+``Connection`` and ``Table`` use the replacement. Calls that happybase lacks (``hbase.thrift``) are made by name. All
+errors are converted.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class ThriftConnection:
         self.happybase.transport, self.happybase.client = transport, _GuardedClient(self)
 
     def table(self, name: bytes) -> happybase.Table:
-        """Return a table, by its full name; nothing is asked."""
+        """Return a table by its full name, without a call."""
         return self.happybase.table(name)
 
     def call(self, name: str, *args: Any) -> Any:
@@ -201,7 +201,7 @@ class ThriftConnection:
         self._socket.close()
 
     def _translated(self, name: str, error: BaseException) -> StoreError | None:
-        """What went wrong, as one of ours; None for what is no failure of the connection or of HBase."""
+        """Return the converted error; None: it is neither a failure of the connection nor of HBase."""
         if isinstance(error, TimeoutError):
             return ThriftTimeout(
                 f"HBase's Thrift server {self.address} did not answer {name} within {self._timeout_seconds:g} s.",
@@ -333,7 +333,7 @@ def _unserved(address: str, name: str, error: TApplicationException) -> StoreErr
 
 
 def _refused(name: str, message: bytes) -> StoreError:
-    """What HBase said: mostly ``java.class.Name: text`` and then Java's stack, which says nothing to a user."""
+    """Return the error of HBase: usually ``java.class.Name: text``; omit Java's stack, which does not help a user."""
     first, *rest = message.decode(errors="replace").strip().split("\n")
     reason = _PACKAGE.sub("", first).rstrip(".: ")
     java = reason.partition(":")[0]

@@ -1,11 +1,11 @@
-"""A second pair of files for a plan, so that reading a store changes nothing in it (rule S5).
+"""A copy of a store's files for a plan, so that reading a store changes nothing in it (rule S5).
 
-LevelDB has no read-only mode: merely opening a folder rewrites its log, its MANIFEST and its names. A plan therefore
-opens a clone: tables are hard links, since LevelDB never changes a finished table; logs, MANIFEST and CURRENT are
-copies. The original is only read, under a shared lock that keeps writers out while the copy is made.
+LevelDB has no read-only mode: opening a folder rewrites its log, its MANIFEST and its names. Therefore a plan opens a
+clone. Tables are hard links, because LevelDB never changes a finished table; logs, MANIFEST and CURRENT are copies. The
+original is only read, under a shared lock that blocks writers during the copy.
 
-The trade: a plan costs the disk the size of the logs, and of what LevelDB compacts in the clone while it is open; where
-links are refused (another disk, some network disks) the tables are copied, and :attr:`ClonedStore.linked` says so.
+The trade: a plan needs disk space for the logs, and for compactions in the clone while it is open. Without hard links
+(another disk, some network disks), the tables are copied, and :attr:`ClonedStore.linked` is False.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from tms_core.tables.leveldb.store import (
 
 #: Start of the name of every clone's folder.
 _PREFIX = "leveldb-clone-"
-#: What a file system answers that has no hard links, or none from here to there.
+#: Errors of a file system without hard links, or without hard links between two places.
 NO_LINKS = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 )
 
 
 def clone(path: Path | str, into: Path | str) -> ClonedStore:
-    """Open a store for reading, leaving every file of it as it is.
+    """Open a clone of a store for reading; no file of the store changes.
 
     Args:
         path: the store, closed or open in no process that writes.
-        into: the folder the clone lives in while it is open; made when missing. Not inside the store.
+        into: the folder of the clone while it is open; created if it does not exist. Not inside the store.
 
     Raises:
-        StoreBusy: a process has the store open, perhaps this one.
+        StoreBusy: a process, perhaps this one, has the store open.
         StoreError: a folder is damaged, or the clone cannot be written.
         StoreNotFound, StoreLayoutError: as for the store itself.
     """
@@ -60,14 +60,14 @@ def clone(path: Path | str, into: Path | str) -> ClonedStore:
 
 @contextmanager
 def still(path: Path | str, into: Path | str, *more: Path) -> Iterator[Path]:
-    """A store's files as they are now, beside the store itself, which this process has open: for others to clone.
+    """Yield a copy of the files of a store that this process has open, for other processes to clone.
 
-    Nothing may be written to the store until the copy is there. LevelDB may still be tidying up behind the scenes, so
-    a folder is copied again when something in it has moved meanwhile.
+    The caller blocks writes to the store during the copy. LevelDB may still compact in the background, so a folder is
+    copied again if its files have changed.
 
     Args:
-        into: the folder the copy lives in until the block is left; made when missing. Not inside the store.
-        more: other LevelDB folders, of which the same holds.
+        into: the folder of the copy until the block is left; created if it does not exist. Not inside the store.
+        more: further LevelDB folders of this process to copy.
 
     Raises:
         StoreNotFound, StoreLayoutError: as for the store itself.
@@ -86,7 +86,7 @@ def still(path: Path | str, into: Path | str, *more: Path) -> Iterator[Path]:
 
 @contextmanager
 def at_rest(path: Path, into: Path, *more: Path) -> Iterator[Path]:
-    """The files of a store that no process has open; as :func:`still`.
+    """Yield a copy of the files of a store that no process has open, as :func:`still`.
 
     Raises:
         StoreBusy: a process has the store open.
@@ -102,15 +102,15 @@ def at_rest(path: Path, into: Path, *more: Path) -> Iterator[Path]:
 
 @contextmanager
 def copied(folder: Path, into: Path | str) -> Iterator[Path]:
-    """Copy one LevelDB folder as it is now, to be opened by itself: files next to a store, for readers of a clone.
+    """Yield a copy of one LevelDB folder: of files next to a store, for readers of a clone.
 
     Args:
         folder: closed, or open in no process that writes.
-        into: the folder the copy lives in until the block is left; made when missing.
+        into: the folder of the copy until the block is left; created if it does not exist.
 
     Raises:
         StoreBusy: a process has the folder open.
-        StoreError: it is damaged, or the copy cannot be written.
+        StoreError: the folder is damaged, or the copy cannot be written.
     """
     with ExitStack() as stack:
         scratch = _new_folder(Path(into), stack)
@@ -119,13 +119,13 @@ def copied(folder: Path, into: Path | str) -> Iterator[Path]:
 
 
 def remove_stale(into: Path | str) -> int:
-    """Remove the clones that processes which are gone left behind; call it at start.
+    """Remove clones of processes that no longer exist; call it at the start.
 
-    A clone in use is locked by its process, so neither a process id that was given out again nor one in another
-    container is mistaken for its owner.
+    Its process locks a clone in use. Therefore a reused process id, or the same id in another container, does not
+    matter.
 
     Returns:
-        How many were removed.
+        The number of removed clones.
     """
     removed = 0
     for folder in sorted(Path(into).glob(f"{_PREFIX}*/")):
@@ -137,11 +137,11 @@ def remove_stale(into: Path | str) -> int:
 
 
 class ClonedStore(Reads):
-    """A store's contents at the moment it was cloned, for reading; :func:`clone` makes one.
+    """The contents of a store at the moment of the clone, for reading; :func:`clone` makes it.
 
     Attributes:
         linked: whether all tables are hard links.
-        copied_bytes: how much had to be copied.
+        copied_bytes: the size of the copied files.
     """
 
     def __init__(self, path: Path, into: Path) -> None:
@@ -163,28 +163,28 @@ class ClonedStore(Reads):
         self.payload = LevelDBPayloadReads(databases["payload"], self.calls)
 
     def disk_bytes(self) -> int | None:
-        """Return the original's, as it is now."""
+        """Return the current size of the original."""
         return disk_bytes(self._path)
 
     def identity(self) -> str:
-        """Return the original's."""
+        """Return the identity of the original."""
         return self._identity
 
     def lineage(self) -> Mapping[str, Any]:
-        """Return the original's, as it was when it was cloned."""
+        """Return the marks of the original at the moment of the clone."""
         return self._trace.remembered()
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Return whether the original was."""
+        """Return why the original is not the recorded store; None: nothing shows that."""
         return self._trace.restored_since(known)
 
     def close(self) -> None:
-        """Close the clone and remove its files; those of the original stay."""
+        """Close the clone and remove its files; the original is unchanged."""
         self._open.close()
 
 
 class _Files:
-    """Copies folders of a store."""
+    """A copier of store folders that counts copied bytes."""
 
     def __init__(self) -> None:
         self.linked = True
@@ -192,6 +192,8 @@ class _Files:
 
     def copy_folder(self, source: Path, target: Path) -> None:
         target.mkdir(mode=0o700)
+        # Tables before MANIFEST and logs: in an open store, the later MANIFEST may name newer tables, which
+        # _copied_at_rest notices.
         for table in chain.from_iterable(table_files(source).values()):
             self._link(table, target / table.name)
         for file in (source / "CURRENT", current_manifest(source), *source.glob("*.log")):
@@ -213,17 +215,18 @@ class _Files:
 
 def _copy_all(sources: Collection[Path], folder: Path, files: _Files) -> None:
     with ExitStack() as locks:
+        # Lock all folders before the first copy, so that the copies are from one moment.
         for source in sources:
             locks.enter_context(locked(source, shared=True))
         for source in sources:
-            # Here, so that what is said of a damaged log names the store's file and not the clone's.
+            # On the original, so that the error names the store's file, not the clone's.
             check_logs(source)
             with translated(source):
                 files.copy_folder(source, folder / source.name)
 
 
 def _copied_at_rest(source: Path, target: Path) -> bool:
-    """Return whether nothing moved in a folder while it was copied."""
+    """Copy a folder, and return whether its files were unchanged during the copy."""
     try:
         before = _inventory(source)
         _Files().copy_folder(source, target)
@@ -233,7 +236,7 @@ def _copied_at_rest(source: Path, target: Path) -> bool:
 
 
 def _inventory(folder: Path) -> list[tuple[str, int]]:
-    """Return the files that determine the contents of a store, and their sizes."""
+    """Return the names and sizes of the files that determine the contents of a folder."""
     files = [*chain.from_iterable(table_files(folder).values()), *folder.glob("MANIFEST-*"), *folder.glob("*.log")]
     return sorted((file.name, file.stat().st_size) for file in files)
 
@@ -246,7 +249,7 @@ def _new_folder(into: Path, stack: ExitStack) -> Path:
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=into))
             with suppress(FileNotFoundError, BlockingIOError):
                 _own(folder, stack)
-                # remove_stale of another process may have come between the two lines above
+                # remove_stale of another process may have removed the folder between its creation and its lock.
                 if folder.exists():
                     stack.callback(_remove, folder)
                     return folder
@@ -267,7 +270,7 @@ def _remove(folder: Path) -> None:
 
 
 def _own(folder: Path, stack: ExitStack) -> None:
-    """Lock a clone's folder for as long as the stack lives."""
+    """Lock a clone's folder until the stack is closed."""
     handle = os.open(folder, os.O_RDONLY)
     stack.callback(os.close, handle)
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,11 +1,11 @@
-"""One open LevelDB folder, as raw bytes: pages, single rows, batches.
+"""One open LevelDB folder as raw bytes: pages, single rows, batches.
 
-Reading and writing are two classes, because a plan must hold nothing that can write (rule S5): it gets the first.
+Reading and writing are separate classes: a plan gets the reading class, so it has no method that writes (rule S5).
 
-Several threads write at once, and it is we who put their writes together and not LevelDB: behind a write that failed it
-would let the next one through, into a log that is torn (:mod:`tms_core.tables.leveldb.handle`).
+If several threads write at once, this module combines their writes, not LevelDB. After a failed write, LevelDB would
+accept the next one into a torn log (:mod:`tms_core.tables.leveldb.handle`).
 
-The hot path of a sweep is ``keys`` and ``delete``: one library call per page and batch, and the loops run in C.
+The hot path of a sweep is ``keys`` and ``delete``: one library call per page or batch, with loops in C.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from tms_core.tables.leveldb.handle import Handle
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.lock import sync_logs, translated, writing
 
-#: An explicit end for a range without one; only an unrecognized key could lie beyond.
+#: The upper limit of an unbounded range; only an unrecognized key could be above it.
 _LAST_KEY = b"\xff" * 64
 
-#: Bytes of values after which a page of rows ends early.
+#: The bytes of values after which a page of rows is cut.
 PAGE_BYTES = 32 << 20
 
-#: Rows after which their size is checked where rows come as columns; large ones among them come all the same.
+#: The number of rows between two checks of their size.
 _MEASURED_ROWS = 128
-#: Rows that a search reads at first, since the range may have few, and what lies behind it is read in vain.
+#: The first read of a search, in rows: the range may have few, and rows after it are read in vain.
 _FIRST_ROWS = 8
 
-#: Makes a row's new value of its present one (None: no such row); None leaves the row as it is.
+#: Returns a row's new value from its current one (None: the row does not exist); None leaves the row unchanged.
 Change = Callable[[bytes | None], bytes | None]
 
 
@@ -52,14 +52,14 @@ class StoredColumns(NamedTuple):
 class Database:
     """A folder opened for reading.
 
-    LevelDB has no read-only mode: opening turns the log into a table and switches to a new MANIFEST, whatever is asked
-    afterwards. A store that must not change is cloned first (:mod:`tms_core.tables.leveldb.clone`).
+    LevelDB has no read-only mode: opening turns the log into a table and switches to a new MANIFEST. A store that must
+    not change is cloned first (:mod:`tms_core.tables.leveldb.clone`).
 
     Args:
-        create: make the database when the folder holds none.
+        create: create the database if the folder has none.
 
     Raises:
-        StoreBusy: it is open already, here or elsewhere.
+        StoreBusy: it is open already, here or in another process.
         StoreError: LevelDB cannot open it.
     """
 
@@ -69,7 +69,7 @@ class Database:
             self._handle = Handle(folder, create=create)
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
-        """At most ``limit`` keys, past the block cache, which is the consumers'."""
+        """Return at most ``limit`` keys, without filling the block cache, which serves consumers."""
         with (
             translated(self.folder),
             self._handle as db,
@@ -84,12 +84,12 @@ class Database:
     def rows(
         self, start: bytes, stop: bytes | None, limit: int, most_bytes: int = PAGE_BYTES
     ) -> Page[list[tuple[bytes, bytes]]]:
-        """At most ``limit`` rows; fewer also where they are large: at ``most_bytes`` of values, and the last row's."""
+        """Return at most ``limit`` rows; stop after ``most_bytes`` of values."""
         (keys, values), resume, *_ = self.columns(start, stop, limit, most_bytes)
         return Page(list(zip(keys, values, strict=True)), resume)
 
     def columns(self, start: bytes, stop: bytes | None, limit: int, most_bytes: int) -> Page[StoredColumns]:
-        """As :meth:`rows`, keys and values apart."""
+        """Return rows as :meth:`rows`, with separate lists of keys and values."""
         with (
             translated(self.folder),
             self._handle as db,
@@ -110,8 +110,8 @@ class Database:
         return Page(StoredColumns(keys, values), keys[-1] + b"\x00")
 
     def measured(self, start: bytes, stop: bytes | None, limit: int) -> Page[StoredColumns]:
-        """As :meth:`columns`, of at most ``PAGE_BYTES``; where rows are large, of some more."""
-        # Keys and values by turns, because a list that is filled by the library costs least.
+        """Return rows as :meth:`columns`, of about ``PAGE_BYTES``; large rows may exceed that."""
+        # Keys and values alternate, because a list that is filled by the library costs least.
         found: list[bytes] = []
         size = 0
         with (
@@ -132,22 +132,22 @@ class Database:
     def matching(
         self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice
     ) -> Page[list[tuple[bytes, bytes]]]:
-        """Of at most ``limit`` rows those whose value has one of some bytes at a place.
+        """Return the rows among at most ``limit`` whose value has one of the wanted byte strings at a place.
 
-        The others cost little more than LevelDB's own going from row to row. The iterator knows no ``stop``: a row
-        behind it proves that reading came to the end (S3), and to look for that row again would be as much work as all
-        rows that were deleted in between.
+        Other rows cost little more than LevelDB's own step from row to row. The iterator has no ``stop``: a row after
+        the range proves that reading reached its limit (S3). Searching for that row separately would cost as much as
+        all deleted rows in between.
         """
         try:
             return self._matching(start, stop, limit, wanted, place, None)
         except StoreError:
-            # What cannot be read may lie behind the range.
+            # The unreadable row may be after the range; then LevelDB must stop before it.
             return self._matching(start, stop, limit, wanted, place, stop)
 
     def _matching(
         self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice, bound: bytes | None
     ) -> Page[list[tuple[bytes, bytes]]]:
-        """Args: ``bound``: where LevelDB stops by itself; None: nowhere."""
+        """Return the matching rows; LevelDB stops at ``bound`` (None: never)."""
         matches: list[tuple[bytes, bytes]] = []
         read, last, size = 0, start, _FIRST_ROWS
         with (
@@ -156,7 +156,7 @@ class Database:
             db.iterator(start=start, stop=bound, fill_cache=False, verify_checksums=True) as rows,
         ):
             while read < limit:
-                # As a list first, because the library fills one fastest; of few, since their values may be large.
+                # A list, because the library fills it fastest; a short one, because its values may be large.
                 some = list(islice(rows, min(size, limit - read)))
                 ends = len(some) < min(size, limit - read)
                 behind = None
@@ -190,21 +190,21 @@ class Database:
             return db.get(key, verify_checksums=True)
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
-        """About how many bytes the range takes in tables; rows still in the log are not counted."""
+        """Return the approximate size of a range in tables; rows in the log are not counted."""
         with translated(self.folder), self._handle as db:
             return db.approximate_size(start, _LAST_KEY if stop is None else stop)
 
     def close(self) -> None:
-        """Close the folder; closing twice is no error."""
+        """Close the folder; a second call does nothing."""
         with translated(self.folder):
             self._handle.close()
 
 
 class _Write:
-    """A write that one thread asks for; ``done`` when it was tried, with the error that it met.
+    """A write of one thread; ``done`` after the attempt, with its error.
 
     Attributes:
-        repeatable: whether it does no harm when it was done although its writer was told that it failed.
+        repeatable: whether it does no harm if the write was done although its writer got an error.
     """
 
     __slots__ = ("deletes", "done", "error", "puts", "repeatable", "synced")
@@ -225,34 +225,34 @@ class _Write:
         self.error: BaseException | None = None
 
     def to_undo(self) -> Iterable[bytes]:
-        """Return the keys of rows that must be as they were when it has failed."""
+        """Return the keys of rows that must be restored after a failure."""
         if self.repeatable:
             return ()
         keys = (key for key, _ in self.puts)
-        # Deletes that are one with what is written: either all of it is done or nothing.
+        # Deletes in a batch with puts are atomic with them, so they are rolled back, too. Other deletes are repeatable.
         return chain(keys, self.deletes) if self.puts else ()
 
 
 class WritableDatabase(Database):
     """A folder opened for reading and writing.
 
-    After a write that failed the next one opens the folder anew, and as long as that cannot be done all of them fail.
-    A put that failed is not done, unless the process stops before the folder could be opened anew. A delete or an
-    inversion that failed may turn out to be done: its caller asks for it again, and to keep their values for undoing
-    would take as much memory and disk as the rows themselves, when there is none left.
+    After a failed write, the next write reopens the folder; until that succeeds, all writes fail. A failed put is not
+    done, unless the process stops before the folder was reopened. A failed delete or inversion may turn out to be done:
+    its caller repeats it. Keeping the old values for a rollback would take as much memory and disk as the rows, at a
+    time without room.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         super().__init__(folder, create=create)
-        # LevelDB cannot compare and set. Between the reading and the writing of a row no other thread may delete it,
-        # or the write would bring it back (rule S6).
+        # LevelDB has no compare-and-set. Between the read and the write of a row, no other thread may delete it, or the
+        # write would bring it back (rule S6).
         self._rewriting = Lock()
         self._gathering = Lock()
         self._waiting: list[_Write] = []
         self._disk = Lock()
-        #: What is to be undone of failed writes, until the folder is opened anew; None: all is well.
+        #: Keys of failed writes to roll back when the folder is reopened; None: no write has failed.
         self._failed: list[bytes] | None = None
-        #: Whether something was written since the last sync that a crash of the machine may take back.
+        #: Whether a crash of the machine could undo writes since the last sync.
         self._unsynced = False
 
     def delete(self, keys: Sequence[bytes]) -> None:
@@ -265,10 +265,10 @@ class WritableDatabase(Database):
         self._write(_Write(list(rows)))
 
     def rewrite(self, changes: Iterable[tuple[bytes, Change]], *, repeatable: bool = False) -> list[bool]:
-        """Read each row and write what its change makes of it, all in one synced batch.
+        """Read each row, and write its changed value, in one synced batch.
 
         Args:
-            repeatable: it does no harm when a batch that failed turns out to be done.
+            repeatable: whether it does no harm if a failed batch turns out to be done.
 
         Returns:
             For each row whether it was written.
@@ -276,7 +276,7 @@ class WritableDatabase(Database):
         written, puts = [], []
         with translated(self.folder), self._rewriting:
             with self._handle as db, db.iterator(fill_cache=False, verify_checksums=True) as rows:
-                # Else the first step would go through whatever was deleted at the start of the table.
+                # Otherwise the first step would pass all deleted rows at the start of the table.
                 rows.seek_to_stop()
                 for key, change in changes:
                     value = change(_value(db, rows, key))
@@ -292,18 +292,19 @@ class WritableDatabase(Database):
         self._write(_Write(puts, deletes, synced=bool(puts)))
 
     def sync(self) -> None:
-        """Sync every log there is.
+        """Sync every log.
 
-        A synced write would do for the log in use alone: rows in an older one, which is still being made into a table,
-        would not survive. A sync that failed may succeed when it is repeated, although nothing came to the disk; so it
-        counts as a failed write. Nothing is done where all is synced, also by an opening anew, which makes tables of
-        the logs.
+        A synced write covers only the current log. Rows in an older log, which is still being made into a table, would
+        be lost in a crash. A repeated sync may succeed after a failed one although nothing reached the disk, so a
+        failed sync counts as a failed write. If everything is synced, nothing is done; reopening also makes tables of
+        all logs.
         """
         with writing(self.folder):
             with self._disk:
                 self._mend()
                 if not self._unsynced:
                     return
+                # Before the sync: an unsynced write during it sets the flag again.
                 self._unsynced = False
             try:
                 sync_logs(self.folder)
@@ -315,14 +316,12 @@ class WritableDatabase(Database):
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold all writes while the block runs; they go on behind it. LevelDB may still be tidying up."""
+        """Block all writes while the block runs. LevelDB may still compact in the background."""
         with self._disk:
             yield
 
     def has_room(self) -> bool:
-        """Return whether the disk could take a second copy of all tables, which is more than a compaction ever
-        needs.
-        """
+        """Return whether the disk has room for a copy of all tables, more than a compaction ever needs."""
         with translated(self.folder):
             return disk_usage(self.folder).free > self.estimate_bytes(b"", None)
 
@@ -330,7 +329,7 @@ class WritableDatabase(Database):
         """Rewrite the range's tables without its deleted rows."""
         with translated(self.folder), self._handle as db:
             db.compact_range(start=start, stop=stop)
-        # LevelDB does not say when it could not, but takes no write any more. So this one, of nothing, is what fails.
+        # LevelDB does not report a failed compaction, but rejects later writes. An empty write reveals it.
         self._write(_Write(synced=False))
 
     def close(self) -> None:
@@ -342,7 +341,7 @@ class WritableDatabase(Database):
         super().close()
 
     def _write(self, write: _Write) -> None:
-        """Have it written, together with what other threads have gathered meanwhile: one of them writes for all."""
+        """Write it together with the writes of waiting threads: one thread writes for all."""
         with self._gathering:
             self._waiting.append(write)
         with self._disk:
@@ -367,10 +366,12 @@ class WritableDatabase(Database):
                     try:
                         batch.write()
                     except plyvel.Error:
+                        # All writes of the batch failed together, so all are rolled back. No write may follow in this
+                        # log.
                         self._failed = [key for write in writes for key in write.to_undo()]
                         raise
         except BaseException as error:
-            # Whatever it is, no caller may take it for a success.
+            # For any error: no waiting thread may mistake it for a success.
             for write in writes:
                 write.error = error
             raise
@@ -379,16 +380,14 @@ class WritableDatabase(Database):
                 write.done = True
 
     def _mend(self) -> None:
-        """Open the folder anew if a write has failed; the caller has the disk."""
+        """Reopen the folder if a write has failed; the caller holds the disk lock."""
         if self._failed is not None:
             self._handle.reopen(self._failed)
             self._failed, self._unsynced = None, False
 
 
 def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
-    """Return the value of a row, which mostly is the one behind the row that was asked for last; None: there is
-    none.
-    """
+    """Return the value of a row, usually the row after the last one that was read; None: the row does not exist."""
     found = next(rows, None)
     if found is None or found[0] != key:
         rows.seek(key)
@@ -399,10 +398,10 @@ def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
 
 
 def _check_end(db: plyvel.DB, at: bytes) -> None:
-    """Raise unless reading really came to an end at this key (rule S3).
+    """Check that reading really reached the last row at this key (rule S3).
 
-    plyvel takes an iterator that LevelDB stopped on an error for one that came completely, and rows of a damaged
-    table would silently be none. Its raw iterator does check the error.
+    plyvel treats an iterator that LevelDB stopped on an error as exhausted, so rows of a damaged table would silently
+    be missing. Its raw iterator does check the error.
     """
     with db.raw_iterator(fill_cache=False, verify_checksums=True) as behind:
         behind.seek(at)

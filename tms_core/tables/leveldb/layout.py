@@ -26,23 +26,24 @@ _CDAP_6 = re.compile(r"(v2\.)?\w+\.tms\.(message|payload)\.[\w-]+\.-?\d+", re.AS
 
 
 def identity(path: Path) -> str:
-    """Names a store by resolved path and by the inode of its metadata folder (rule S13).
+    """Return the identity of a store: its resolved path, and the inode of its metadata folder (rule S13).
 
-    A copy has another path; another store moved to the same place, another inode. That the very same folders hold what
-    they held is not said by that (:mod:`tms_core.tables.leveldb.lineage`). The device is left out, because its number
-    changes when the same disk is mounted again; the other two folders, because CDAP makes them when it needs them.
+    A copy has another path; another store moved to the same path has another inode.
+    :mod:`tms_core.tables.leveldb.lineage` checks whether the folders have their recorded contents. The device is
+    ignored, because its number changes with each mount. The two other folders are ignored, because CDAP creates them on
+    demand.
 
     Raises:
-        StoreError: the store is not there any more.
+        StoreError: the store does not exist.
     """
     with translated(path):
         return f"leveldb:{path.resolve()}:{(path / FOLDERS['metadata']).stat().st_ino}"
 
 
 def disk_bytes(path: Path) -> int | None:
-    """Return the size of the files in the three folders; None where they cannot be read. The janitor's are not counted.
+    """Return the size of the files in the three folders, without those of the janitor; None: they cannot be read.
 
-    LevelDB tidies up meanwhile, so a file that has just gone counts as none.
+    LevelDB may delete files during the count; such a file counts as 0.
     """
     total = 0
     try:

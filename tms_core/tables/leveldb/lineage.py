@@ -1,14 +1,13 @@
-"""Marks that a backup of a LevelDB store does not have, so that a restored one is told from the store itself.
+"""Marks that a backup of a LevelDB store does not have, to recognize a restored store.
 
-Path and inode do not tell: a backup can be copied into the same folders, and another volume at the same path may well
-give out the same inode numbers. But each write raises a folder's sequence number, each opening the number of its
-MANIFEST, and no file number is given out twice. So three things are remembered of each folder (rule S13): which folder
-of which file system it is, how far its numbers had come, and which tables it had by then. A folder whose numbers are
-lower was put back. So was one that has a table which is older than that moment, and which it did not have: it was put
-back and written to since.
+Path and inode do not suffice: a backup can be copied into the same folders, and another volume at the same path may
+issue the same inode numbers. But each write increases a folder's sequence number, each opening increases the number of
+its MANIFEST, and no file number is issued twice. Therefore three marks of each folder are recorded (rule S13): its
+inode and file system, its numbers, and its tables. A folder with lower numbers was restored. So was a folder with a
+table that is older than the record and not in it: it was restored, and written to since.
 
-The trade: LevelDB tells none of that, so MANIFEST and logs are read beside it, heads of records only, and only when
-they have changed.
+The trade: LevelDB does not report these numbers. The module reads MANIFEST and logs itself, only heads of records, and
+only after a change.
 """
 
 from __future__ import annotations
@@ -29,24 +28,24 @@ from tms_core.tables.leveldb.lock import sync_logs, translated
 from tms_core.tables.leveldb.log import last_sequence
 from tms_core.tables.leveldb.manifest import current_manifest, read_manifest, table_files
 
-#: FS_IOC_GETVERSION of Linux: the number of an inode's use, which the next file under this inode does not have.
+#: FS_IOC_GETVERSION of Linux: the generation of an inode, different for the next file with this inode.
 _GET_GENERATION = 0x80087601
-#: Of statx(2): the directory that relative paths start from, the mask that asks for the birth time, and where that is.
+#: Constants of statx(2): the directory of relative paths, the mask of the birth time, and its position.
 _AT_FDCWD, _STATX_BTIME, _STATX_BYTES, _BTIME = -100, 0x800, 256, struct.Struct("<qI")
 _BTIME_OFFSET = 80
 
 
 class FolderTrace(NamedTuple):
-    """One folder at one moment.
+    """The marks of one folder at one moment.
 
     Attributes:
-        birth_ns: when the folder was made; None where the file system does not say.
-        generation: how often its inode was given out, or a random number for that; None if unknown.
-        sequence: the highest sequence number of a write in it.
+        birth_ns: the birth time of the folder in nanoseconds; None: the file system does not know it.
+        generation: how often its inode was reused, or a random number for that; None: unknown.
+        sequence: the highest sequence number of a write.
         manifest: the number of the MANIFEST in force.
-        next_file: all lower file numbers were issued by then.
-        tables: numbers of the table files that are there.
-        live: numbers of those that are in force.
+        next_file: all lower file numbers had been issued.
+        tables: the numbers of the existing table files.
+        live: the numbers of the table files in force.
     """
 
     inode: int
@@ -60,13 +59,13 @@ class FolderTrace(NamedTuple):
 
 
 class StoreTrace:
-    """The marks of a store that is open, and whether it is still the store that was recorded before.
+    """The marks of an open store, and the check whether it is the recorded store.
 
-    Between two openings another process may have written to the store. So until what is remembered was found right
-    once, it is held against the files as they were before this opening; from then on, against those of the moment.
+    Another process may have written to the store between two openings. Therefore a record is compared with the files as
+    they were before this opening, until it has matched once. From then on it is compared with the current files.
 
     Args:
-        frozen: whether ``opened`` is all there will ever be: of a clone.
+        frozen: whether ``opened`` never changes, as for a clone.
     """
 
     def __init__(self, path: Path, opened: Mapping[TableName, FolderTrace], *, frozen: bool = False) -> None:
@@ -78,7 +77,7 @@ class StoreTrace:
         self._known: dict[Path, tuple[object, FolderTrace]] = {}
 
     def remembered(self) -> dict[str, Any]:
-        """What to remember of the store as it is now, as JSON values by table. All of it is durable on return.
+        """Return the current marks of the store as JSON values by table. They are durable on return.
 
         Raises:
             StoreError: a file cannot be read or synced.
@@ -89,7 +88,7 @@ class StoreTrace:
         return {table: _as_json(trace) for table, trace in found.items()}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Return how it shows that this is not the store as it went on from there; None: nothing shows that.
+        """Return why this is not the recorded store in a later state; None: nothing shows that.
 
         Raises:
             StoreError: a file cannot be read.
@@ -117,21 +116,22 @@ class StoreTrace:
             return known[1]
         trace = trace_folder(folder)
         with translated(folder):
-            # A sequence number that a crash of the machine takes back must not have been remembered.
+            # Sync before the number is recorded: if a crash undid a recorded sequence number, the store would look
+            # restored (rule S13).
             sync_logs(folder)
         self._known[folder] = (files, trace)
         return trace
 
 
 def trace_folder(folder: Path) -> FolderTrace:
-    """Return a folder as its files tell; LevelDB may have it open.
+    """Return the marks of a folder by its files; LevelDB may have it open.
 
     Raises:
         StoreError: the MANIFEST cannot be read.
     """
     with translated(folder):
-        # In this order: a log that has become a table since is told of by the MANIFEST, and a table that LevelDB has
-        # counted there exists by then, in force or not yet.
+        # In this order: a log that becomes a table in between is covered by the later MANIFEST, and every table in the
+        # MANIFEST exists when the folder is listed.
         logs = [last_sequence(log) for log in _read_logs(folder)]
         manifest = current_manifest(folder)
         version = read_manifest(manifest)
@@ -149,7 +149,7 @@ def trace_folder(folder: Path) -> FolderTrace:
 
 
 def _as_json(trace: FolderTrace) -> dict[str, Any]:
-    """Return the marks of a folder as JSON; the tables in force are among the others."""
+    """Return the marks of a folder as JSON, without the tables in force, which are among the others."""
     fields = trace._asdict()
     del fields["live"]
     return {**fields, "tables": list(trace.tables)}
@@ -164,9 +164,7 @@ def _read_logs(folder: Path) -> Iterator[bytes]:
 
 
 def _difference(before: Mapping[str, Any], now: FolderTrace) -> str | None:
-    """Return how it shows that a folder is another one or was put back; what one of the two does not say is not
-    compared.
-    """
+    """Return why a folder is another one, or was restored; a mark that either side lacks is not compared."""
     for name, what in (("inode", "inode"), ("birth_ns", "time of making"), ("generation", "inode generation")):
         known, present = before.get(name), getattr(now, name)
         if known is not None and present is not None and known != present:
@@ -182,7 +180,7 @@ def _difference(before: Mapping[str, Any], now: FolderTrace) -> str | None:
 
 
 def _sizes(folder: Path) -> object:
-    """What changes when anything is written; a folder of the same answer is as it was."""
+    """Return a value that changes with every write; a folder with the same value is unchanged."""
     names = ("CURRENT", "MANIFEST-*", "*.log")
     found = []
     for entry in sorted(entry for name in names for entry in folder.glob(name)):
@@ -193,7 +191,7 @@ def _sizes(folder: Path) -> object:
 
 
 def _birth_ns(folder: Path) -> int | None:
-    """Return when the folder was made; Python has no call for it on Linux."""
+    """Return the birth time of a folder; Python has no call for it on Linux."""
     statx = getattr(ctypes.CDLL(None), "statx", None)
     if statx is None:
         return None

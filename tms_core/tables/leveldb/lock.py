@@ -1,12 +1,12 @@
-"""One LevelDB folder seen from outside the library: its lock, its holder, and what the library's errors mean.
+"""One LevelDB folder from outside the library: its lock, its holder, and the meaning of the library's errors.
 
-Before LevelDB may open a folder that CDAP wrote, and after it has closed one, we work on the files ourselves. That is
-only safe while no other process has the folder open, so everything here stands on the lock LevelDB itself takes: an
+Before LevelDB opens a folder that CDAP wrote, and after it has closed a folder, this package changes the files itself.
+That is safe only while no other process has the folder open. Therefore everything here uses LevelDB's own lock: an
 ``fcntl`` lock on the file ``LOCK``, the same in C++ and in Java.
 
-The trade: such a lock belongs to the process, and *closing any handle* of the file drops it. So no function here opens
-``LOCK`` in a process that holds the store; it looks through the process's open files instead. One thread opens and
-clones stores, therefore, while others may use those that are open.
+The trade: such a lock belongs to the process, and *closing any handle* of the file drops it. Therefore no function here
+opens ``LOCK`` in a process that holds the store; it searches the open files of the process instead. One thread opens
+and clones stores, while others may use the open ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from tms_core.errors import StoreBusy, StoreError, StoreFull, WriteRefused
 from tms_core.tables.leveldb.library import plyvel
 
-#: What the library and the operating system say, and what the operator can do about it.
+#: Texts of errors of the library and the operating system, and their hints.
 _FULL = ("No space left", "quota exceeded", "File too large")
 _FREE = "Free some space on that disk; then it goes on by itself. Deleting rows needs a little space first."
 _READ_ONLY = "Read-only file system"
@@ -41,16 +41,16 @@ _DAMAGED = "Restore the store from a backup, or try repair_db (plyvel) on a copy
 
 
 class translated:  # noqa: N801 a block is written with it, as with a function
-    """The one border where errors of LevelDB and of its files become ours.
+    """A context manager that converts errors of LevelDB and of its files.
 
-    A class, because a generator for each use would cost as much as reading a row.
+    It is a class, because a generator for each use would cost as much as reading a row.
 
     Args:
-        folder: where they come from.
+        folder: the folder of the errors.
 
     Raises:
-        StoreBusy: another process holds the folder's lock; says which, where it can be found out.
-        StoreError: anything else, with the folder and the next step.
+        StoreBusy: another process holds the folder's lock; the error names the process if it is known.
+        StoreError: any other error, with the folder and a hint.
     """
 
     __slots__ = ("_folder",)
@@ -59,7 +59,7 @@ class translated:  # noqa: N801 a block is written with it, as with a function
         self._folder = folder
 
     def __enter__(self) -> None:
-        """Nothing has gone wrong yet."""
+        """Do nothing."""
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, (plyvel.Error, OSError)):
@@ -70,9 +70,9 @@ class translated:  # noqa: N801 a block is written with it, as with a function
 
 
 class writing(translated):  # noqa: N801
-    """As :class:`translated`, around writes.
+    """A context manager as :class:`translated`, for writes.
 
-    LevelDB has one log, so a write that fails says nothing of its rows: any other would have failed, too.
+    LevelDB has one log, so a failed write is not caused by its rows: any other write would have failed, too.
 
     Raises:
         WriteRefused: in place of ``StoreError``.
@@ -87,12 +87,12 @@ class writing(translated):  # noqa: N801
 
 @contextmanager
 def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the folder's lock, so that no LevelDB can have it open meanwhile.
+    """Hold the folder's lock, so that no LevelDB can open the folder.
 
     Args:
         folder: one LevelDB folder.
-        shared: only keep writers out, and write nothing: for reading a folder that must stay as it is. A folder
-            without a ``LOCK`` file was never opened where it is now, and is read without one.
+        shared: only block writers, and write nothing, to read a folder that must not change. A folder without a
+            ``LOCK`` file was never opened in its place, and is read without a lock.
 
     Raises:
         StoreBusy: another process has the folder open, or this process does.
@@ -108,7 +108,7 @@ def locked(folder: Path, *, shared: bool = False) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Make a file's bytes, or a folder's names, survive a crash of the machine, also those another process wrote."""
+    """Sync a file's bytes or a folder's names to disk, including writes of other processes."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -117,7 +117,7 @@ def sync(path: Path) -> None:
 
 
 def sync_logs(folder: Path) -> None:
-    """Sync every log of a folder. One that disappears meanwhile has become a table, and LevelDB syncs those."""
+    """Sync every log of a folder. A log that disappears has become a table, which LevelDB syncs."""
     for log in folder.glob("*.log"):
         with suppress(FileNotFoundError):
             sync(log)
@@ -142,7 +142,7 @@ def _take(folder: Path, shared: bool) -> int | None:
 
 
 def _held_here(lock: Path) -> bool:
-    """Return whether this process has the lock file open, found without opening it."""
+    """Return whether this process has the lock file open, without opening it."""
     try:
         wanted = lock.stat()
     except OSError:
@@ -155,7 +155,7 @@ def _open_files() -> Iterator[os.stat_result]:
         try:
             yield os.fstat(int(entry.name))
         except OSError:
-            # The handle the listing itself was read from, or one another thread has just closed.
+            # The handle of this listing itself, or a handle that another thread has just closed.
             continue
 
 
@@ -198,9 +198,7 @@ def _advice(program: str) -> str:
 
 
 def _holder(lock: Path) -> tuple[int, str] | None:
-    """Return the process holding a lock and what it is, or None where the system does not say (other systems,
-    containers).
-    """
+    """Return the process that holds a lock, and its kind; None: unknown (on other systems, in containers)."""
     try:
         info = lock.stat()
         lines = Path("/proc/locks").read_text().splitlines()
@@ -208,14 +206,14 @@ def _holder(lock: Path) -> tuple[int, str] | None:
         return None
     file_id = f"{os.major(info.st_dev):02x}:{os.minor(info.st_dev):02x}:{info.st_ino}"
     for fields in map(str.split, lines):
-        # "1: POSIX ADVISORY WRITE 4711 fe:00:1234 0 EOF"; pid 0 or -1: a process of another container
+        # "1: POSIX ADVISORY WRITE 4711 fe:00:1234 0 EOF"; pid 0 or -1: a process of another container.
         if len(fields) > 5 and fields[5] == file_id and int(fields[4]) > 0:
             return int(fields[4]), _program(int(fields[4]))
     return None
 
 
 def _program(pid: int) -> str:
-    """Return the kind of a process, in a word; not its arguments, which may hold secrets."""
+    """Return the kind of a process in a word, without its arguments, which may contain secrets."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:

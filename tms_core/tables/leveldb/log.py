@@ -1,17 +1,16 @@
-"""LevelDB's logs as pure bytes, of which a MANIFEST is one: their records, what damage they have, and version edits.
+"""LevelDB's logs as pure bytes, including the MANIFEST: records, damage, and version edits.
 
-LevelDB's libraries do not show their MANIFEST, and one of its numbers has to be read and put right
-(:mod:`tms_core.tables.leveldb.manifest`). This is as much of the format as that takes: strict where LevelDB is strict,
-so that what it would refuse we refuse, and forgiving at the one place where it forgives, a last record whose writer
-died.
+LevelDB's libraries do not show their MANIFEST, and one of its numbers has to be read and corrected
+(:mod:`tms_core.tables.leveldb.manifest`). This module implements only that part of the format. It refuses what LevelDB
+would refuse, and it tolerates, as LevelDB does, a last record whose writer died.
 
-A log holds the newest rows, and all of a small store. Both libraries answer a record that they cannot read in the same
-way: the rest of its block is dropped, with a line in a log file at most, and the next table is written without those
-rows. One flipped bit is enough. So the log is read first, and where something was lost the folder is not opened.
+A log has the newest rows, and all rows of a small store. Both libraries handle an unreadable record in the same way:
+they drop the rest of its block, with a line in a log file at most, and write the next table without those rows. One
+flipped bit suffices. Therefore the log is read first, and a folder with lost records is not opened.
 
-A crash leaves a log that is torn at its end, which loses nothing that was durable. It is told from damage by what comes
-behind the place that cannot be read: another record is started only when the one before is whole. So a flipped bit in
-the very last record is mistaken for a torn end, as LevelDB takes it too.
+A crash leaves a log with a torn last record, which loses no durable data. It is distinguished from damage by the bytes
+after it: a writer starts another record only after the previous one is whole. Therefore a flipped bit in the very last
+record counts as a torn record, as in LevelDB.
 """
 
 from __future__ import annotations
@@ -105,10 +104,9 @@ class Version:
 
 
 def read_records(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the records of a log or MANIFEST, as LevelDB reads them: one whose writer died half-way is left out at the
-    end.
+    """Yield the records of a log or MANIFEST, as LevelDB reads them, without a last record whose writer died.
 
-    One block is read at a time, so a file of any size takes the memory of its longest record.
+    It reads one block at a time, so a file of any size takes the memory of its longest record.
 
     Raises:
         FormatError: a checksum, a length or the order of fragments is wrong.
@@ -203,7 +201,7 @@ def pack_edit(edit: Sequence[Field]) -> bytes:
 
 
 def masked_crc(data: bytes) -> int:
-    """CRC-32C (Castagnoli) as LevelDB stores it: turned, so that it may lie in data that has a checksum of its own."""
+    """Return CRC-32C (Castagnoli) as LevelDB stores it: masked, so that data with checksums can have a checksum."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -293,7 +291,7 @@ def last_sequence(log: bytes) -> int:
 
 
 def _problem(log: bytes, at: int) -> str:
-    """Why the fragment there cannot be read; empty if it can."""
+    """Return why a fragment cannot be read; empty: it can."""
     checksum, length, kind = HEADER.unpack_from(log, at)
     stop = at + HEADER.size + length
     if kind == PADDING and not length:

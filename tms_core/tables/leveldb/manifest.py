@@ -1,18 +1,18 @@
-"""The two cures that let C++ LevelDB and CDAP's Java LevelDB share a folder.
+"""The two repairs that let C++ LevelDB and CDAP's Java LevelDB share a folder.
 
-Both libraries write the same format, and neither can read what the other leaves behind: Java records every table it
-compacted 4 bytes too large in the MANIFEST, and C++ looks for a table's end by that number; C++ names its tables
-``.ldb``, and Java knows only ``.sst``. So before C++ opens a folder the recorded sizes are compared with the files, and
-a corrected MANIFEST takes the old one's place; and tables carry their ``.sst`` name whenever no C++ LevelDB is at work.
+Both libraries write the same format, and neither can read the other's files. Java records every compacted table 4 bytes
+too large in the MANIFEST, and C++ finds a table's footer by that number. C++ names its tables ``.ldb``, and Java knows
+only ``.sst``. Therefore, before C++ opens a folder, the recorded sizes are compared with the files, and a corrected
+MANIFEST replaces a wrong one. Tables are named ``.sst`` whenever no C++ LevelDB has the folder open.
 
-The two names bring one danger of their own. After a crash LevelDB gives the number of an unfinished table out again and
-writes over it; under the other name it would stay, and be mistaken for the new one. So numbers on disk are never given
-out again, and where both names of a live table are there, the MANIFEST tells which is meant, or we stop.
+The two names have a danger. After a crash, LevelDB reuses the number of an unfinished table and overwrites it. Under
+the other name, the unfinished table would remain and count as the new one. Therefore numbers on disk are never reused.
+If a live table has files of both names, the MANIFEST decides, or the folder is refused.
 
-The trade: we read and write a file of LevelDB's own. It is written as LevelDB writes it, to a new name, and CURRENT is
-switched to it by a rename, so a crash at any moment leaves either the old MANIFEST or the new one in force. Every
-record that is not wrong is copied byte for byte; whatever cannot be read exactly as LevelDB would read it stops us
-before anything is changed. Layouts with worked examples: ``docs/reference/formats/leveldb.md``.
+The trade: this module writes one of LevelDB's files. It writes it as LevelDB does, under a new name, and switches
+CURRENT by a rename, so a crash leaves either the old or the new MANIFEST in force. Correct records are copied byte for
+byte. If a record cannot be read exactly as LevelDB reads it, nothing is changed. ``docs/reference/formats/leveldb.md``
+has the layouts with worked examples.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from tms_core.tables.leveldb.log import (
 
 #: The last eight bytes of every complete table.
 _TABLE_MAGIC = bytes.fromhex("57fb808b247547db")
-#: By how many bytes the Java library overstates a compacted table.
+#: The number of bytes by which the Java library overstates a compacted table.
 _JAVA_EXCESS_BYTES = 4
 _TABLE = re.compile(r"(\d+)\.(?:ldb|sst)")
 _NUMBERED = re.compile(r"(?:MANIFEST-)?(\d+)(?:\.[a-z]+)?")
@@ -55,22 +55,23 @@ _CDAP_LOSES = "CDAP would open it all the same and lose, without an error,"
 
 
 def prepare(*folders: Path, side: Path | None = None) -> None:
-    """Make folders readable for C++ LevelDB and for Java's alike, before they are opened.
+    """Make folders readable for the LevelDB of C++ and of Java, before they are opened.
 
-    All of them are checked before the first is changed.
+    All folders are checked before the first one is changed.
 
     Args:
         folders: LevelDB folders with a ``CURRENT`` file.
-        side: another one, which is opened after them and only checked here.
+        side: a further folder, which is opened after them and only checked here.
 
     Raises:
-        StoreBusy: a folder is open, here or elsewhere.
+        StoreBusy: a folder is open, here or in another process.
         StoreError: a folder is damaged; nothing was changed.
     """
     with ExitStack() as locks:
         checked = [*folders, *([] if side is None else [side])]
         for folder in checked:
             locks.enter_context(locked(folder))
+        # Check everything before the first change: a damaged folder leaves all folders unchanged.
         for folder in checked:
             check_logs(folder)
         for found in [_Cure(folder) for folder in folders]:
@@ -78,16 +79,15 @@ def prepare(*folders: Path, side: Path | None = None) -> None:
 
 
 def cure(folder: Path) -> int:
-    """What :func:`prepare` does, for a caller that holds the lock or owns the folder, and has checked its logs.
+    """Repair a folder as :func:`prepare`, for a caller that holds its lock or owns it, and has checked its logs.
 
-    The old MANIFEST stays: LevelDB removes it once it has opened the folder well.
+    The old MANIFEST stays until LevelDB has opened the folder and removes it.
 
     Returns:
-        How many tables had a wrong size in the MANIFEST.
+        The number of tables with a wrong size in the MANIFEST.
 
     Raises:
-        StoreError: the MANIFEST cannot be read, or a table that the MANIFEST names is missing or incomplete; nothing
-            was changed.
+        StoreError: the MANIFEST cannot be read, or a table in it is missing or incomplete; nothing was changed.
     """
     found = _Cure(folder)
     found.carry_out()
@@ -98,7 +98,7 @@ class _Cure:
     """The repairs of a folder.
 
     Attributes:
-        wrong: the sizes of the tables that have another one in the MANIFEST.
+        wrong: the sizes of tables that have another size in the MANIFEST.
 
     Raises:
         StoreError: as :func:`cure`.
@@ -126,10 +126,11 @@ def check_logs(folder: Path) -> None:
     """Refuse a folder in which LevelDB would drop rows without an error (:mod:`tms_core.tables.leveldb.log`).
 
     Args:
-        folder: one LevelDB folder with a ``CURRENT`` file, that nothing writes to meanwhile.
+        folder: one LevelDB folder with a ``CURRENT`` file, without concurrent writes.
 
     Raises:
-        StoreError: a log is damaged; says which and where. Or the MANIFEST, which names the logs, cannot be read.
+        StoreError: a log is damaged; the error has its name and offset. Or the MANIFEST, which names the logs, is
+            damaged.
     """
     with translated(folder):
         for log in _live_logs(folder, read_manifest(current_manifest(folder))):
@@ -139,10 +140,10 @@ def check_logs(folder: Path) -> None:
 
 
 def rename_tables(folder: Path) -> None:
-    """Give every table its ``.sst`` name, which both libraries read, after C++ LevelDB has closed the folder.
+    """Rename every table to ``.sst``, which both libraries read, after C++ LevelDB has closed the folder.
 
-    Safe even if it was opened again since: C++ looks for ``.ldb`` first and ``.sst`` next, Java for ``.sst`` alone.
-    What C++ looks for first is also what it has read until now, so it takes the place of anything under that name.
+    It is safe even if the folder was opened again since. C++ looks for ``.ldb`` first and ``.sst`` next, Java for
+    ``.sst`` alone. C++ has read the ``.ldb`` file until now, so that file replaces any ``.sst`` file of its number.
 
     Raises:
         StoreError: a table cannot be renamed.
@@ -157,7 +158,7 @@ def rename_tables(folder: Path) -> None:
 
 
 def table_files(folder: Path) -> dict[int, list[Path]]:
-    """Return the folder's tables by number; two files where both names are there."""
+    """Return the folder's tables by number; two files if both names exist."""
     found: dict[int, list[Path]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
         if match := _TABLE.fullmatch(path.name):
@@ -169,7 +170,7 @@ def current_manifest(folder: Path) -> Path:
     """Return the MANIFEST in force.
 
     Raises:
-        StoreError: ``CURRENT`` does not name one.
+        StoreError: ``CURRENT`` does not name a MANIFEST.
     """
     current = folder / "CURRENT"
     text = current.read_bytes().decode("ascii", "replace")
@@ -180,7 +181,7 @@ def current_manifest(folder: Path) -> Path:
 
 
 def _current_hint(current: Path, text: str) -> str:
-    """Return how to put a ``CURRENT`` right: in one line where its name is there and only its form is wrong."""
+    """Return the hint for a damaged ``CURRENT``: one command if its name is valid and only its form is wrong."""
     names = set(text.split())
     name = names.pop() if len(names) == 1 else ""
     if not (_CURRENT.fullmatch(f"{name}\n") and (current.parent / name).is_file()):
@@ -189,7 +190,7 @@ def _current_hint(current: Path, text: str) -> str:
 
 
 def read_manifest(manifest: Path) -> Version:
-    """The contents of a MANIFEST.
+    """Return the contents of a MANIFEST.
 
     Raises:
         StoreError: it cannot be read as LevelDB would read it.
@@ -218,7 +219,7 @@ def _live_table(folder: Path, number: int, size: int, present: Mapping[int, list
         raise StoreError(f"{folder} lacks table {number:06d}.", _RESTORE)
     if len(files) == 1 or filecmp.cmp(files[0], files[1], shallow=False):
         return files[0]
-    # One is the unfinished table of a process that crashed, whose number the other library gave out again.
+    # One file is the unfinished table of a crashed process, whose number the other library issued again.
     fitting = [
         file for file in files if file.stat().st_size in (size, size - _JAVA_EXCESS_BYTES) and _is_complete(file)
     ]
@@ -237,7 +238,7 @@ def _wrong_sizes(tables: Mapping[int, Path], live: Mapping[int, int]) -> dict[in
 
 
 def _is_complete(table: Path) -> bool:
-    """Return a table that was cut short has another size too, and no size in the MANIFEST would make it readable."""
+    """Return whether a table is complete; a truncated table has a wrong size, too, and no size makes it readable."""
     with table.open("rb") as file:
         file.seek(-min(len(_TABLE_MAGIC), table.stat().st_size), os.SEEK_END)
         return file.read() == _TABLE_MAGIC
@@ -257,7 +258,7 @@ def _with_size(field: Field, sizes: Mapping[int, int]) -> Field:
 
 
 def _free_number(folder: Path, version: Version) -> int:
-    """Return a file number that was never used and, since it lies above the next one, is not about to be used."""
+    """Return a file number that was never used, and will not be used next, because it is above the next number."""
     used = [int(match[1]) for path in folder.iterdir() if (match := _NUMBERED.fullmatch(path.name))]
     return max([*used, version.next_file]) + 1
 
@@ -268,7 +269,8 @@ def _replace_manifest(folder: Path, old: Path, sizes: Mapping[int, int], number:
     with old.open("rb") as stream:
         corrected = (_with_sizes(record, sizes) for record in read_records(stream))
         _write_new(folder / name, pack_records(chain(corrected, [after])))
-    # LevelDB's own name for a temporary file: whichever library opens the folder next removes a forgotten one.
+    # LevelDB's name for a temporary file, so that either library removes a leftover. The new MANIFEST is synced before
+    # CURRENT names it, and CURRENT is switched by an atomic rename.
     temporary = folder / f"{number:06d}.dbtmp"
     _write_new(temporary, [f"{name}\n".encode()])
     sync(folder)
@@ -288,7 +290,7 @@ def _write_new(path: Path, pieces: Iterable[bytes]) -> None:
 
 
 def _name_live_tables(folder: Path, tables: Mapping[int, Path]) -> None:
-    """Tables that are not live keep their name, under which C++ LevelDB removes them or writes over them."""
+    """Rename live tables to ``.sst``; other tables keep their names, so that C++ LevelDB removes or overwrites them."""
     changed = False
     for table in tables.values():
         twin = table.with_suffix(".ldb")

@@ -1,6 +1,6 @@
-"""The side table of a LevelDB store: a folder of its own.
+"""The side table of a LevelDB store, in a separate folder.
 
-It stands in this package and not beside the interface, so that a program that uses another store imports no LevelDB.
+It is part of this package, so that programs with another store do not import LevelDB.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from tms_core.tables.leveldb.manifest import check_logs
 from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.side import SideChange, SideTable
 
-#: How many rows are known without being read.
+#: The most cached rows.
 _KNOWN_ROWS = 10_000
-#: Stands for what is not known of a row.
+#: The value of a row that is not cached.
 _NOT_READ = b"not read"
 
 
 class LevelDBSide(SideTable):
-    """A LevelDB folder of its own; one process at a time.
+    """A side table in a LevelDB folder; one process at a time.
 
     Args:
-        folder: not the store's, which holds CDAP's three folders and nothing else.
+        folder: a folder outside the store, which contains CDAP's three folders only.
 
     Raises:
         StoreBusy: another process has it open.
@@ -47,12 +47,12 @@ class LevelDBSide(SideTable):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 sync(folder.parent)
         self._database = WritableDatabase(folder, create=not present)
-        # Rows as they were read or written last. A read of LevelDB gives up the interpreter, and among busy threads
-        # waiting for it again takes longer than a synced write does.
+        # A cache of rows. A read of LevelDB releases the interpreter lock, and among busy threads, acquiring it again
+        # takes longer than a synced write.
         self._known: RecentlyUsed[bytes, bytes | None] = RecentlyUsed(_KNOWN_ROWS)
         self._changes = 0
         self._lock = Lock()
-        # Between the reading and the writing of a row no other thread may change it.
+        # Between the read and the write of an exchange, no other thread may change the row.
         self._exchanging = Lock()
 
     def get(self, key: bytes) -> bytes | None:
@@ -88,7 +88,7 @@ class LevelDBSide(SideTable):
         return made
 
     def _write(self, puts: Sequence[tuple[bytes, bytes]], deletes: Sequence[bytes]) -> None:
-        """Change rows; the facts about them is the writes, unless others changed or read rows meanwhile."""
+        """Change rows; cache the new values unless another thread has changed or read rows in between."""
         keys = [*(key for key, _ in puts), *deletes]
         changes = self._forget(keys)
         try:
@@ -106,13 +106,13 @@ class LevelDBSide(SideTable):
             return self._changes
 
     def _keep(self, changes: int, rows: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Know rows, unless any were changed since then."""
+        """Cache rows, unless rows were changed since ``changes`` was read."""
         with self._lock:
             if changes == self._changes:
                 self._known.update(rows)
 
     def held(self) -> AbstractContextManager[None]:
-        """Hold all writes while a block runs."""
+        """Block all writes while a block runs."""
         return self._database.held()
 
     def close(self) -> None:

@@ -1,12 +1,12 @@
 """The store on one machine: three LevelDB folders side by side, byte for byte as CDAP 4.0-5.1 keeps them (layout A).
 
-A folder is read and written through C++ LevelDB, which is fast and needs no JVM; what CDAP's Java library needs beyond
-that is put right when the store opens and closes (:mod:`tms_core.tables.leveldb.manifest`). Nothing is ever put into
-the three folders but LevelDB's own files. One process at a time may hold the store, which is LevelDB's rule.
+Folders are read and written by C++ LevelDB, which is fast and needs no JVM. The differences to CDAP's Java library are
+repaired when the store opens and closes (:mod:`tms_core.tables.leveldb.manifest`). The three folders contain LevelDB's
+own files only. One process at a time may open the store, which is LevelDB's rule.
 
-Traded for speed: deletes are not synced batch by batch, :meth:`~LevelDBTable.sync` makes them durable. Block checksums
-are verified on every read, because reads decide about deletions; that costs less than can be measured.
-Value layouts: ``docs/reference/formats/leveldb.md``.
+Traded for speed: deletes are not synced batch by batch; :meth:`~LevelDBTable.sync` makes them durable. Block checksums
+are verified on every read, because reads decide about deletions; the cost is not measurable.
+``docs/reference/formats/leveldb.md`` has the layouts of values.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def release(path: Path | str) -> None:
 
 
 def _trace(folder: Path) -> FolderTrace:
-    """The state of a folder before it is repaired for C++ LevelDB."""
+    """Return the marks of a folder before it is repaired for C++ LevelDB."""
     with locked(folder):
         return trace_folder(folder)
 
@@ -313,7 +313,7 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
             if payloads is None:
                 stored += [(key, encode(MessageValue(pointer, None))) for key in keys]
             else:
-                # They begin alike.
+                # All rows of a request share their first bytes.
                 head = _PLAIN_TAG if pointer is None else _head(_TRANSACTIONAL, pointer)
                 stored += zip(keys, map(head.__add__, payloads), strict=True)
         return _StoredRows(stored)
@@ -386,16 +386,16 @@ def encode(value: MessageValue) -> bytes:
 
 @lru_cache(maxsize=64)
 def _head(tag: int, pointer: int) -> bytes:
-    """What a value with a pointer begins with; the same in all rows of a request."""
+    """Return the first bytes of a value with a pointer; all rows of a request share them."""
     return bytes([tag]) + pointer.to_bytes(_POINTER_BYTES, "big", signed=True)
 
 
 def decode(raw: bytes) -> MessageValue | None:
-    """Return a message row's value as CDAP reads it; None where CDAP fails: it is empty, or a payload's pointer is cut
-    short.
+    """Return a message row's value as CDAP reads it; None: CDAP fails, because the value is empty or its pointer is
+    truncated.
 
-    Every tag but the first two is a reference. Bytes behind a reference's pointer do not count, and those that it lacks
-    are zeros (Java's ``Arrays.copyOfRange``).
+    Every tag except the first two is a reference. Bytes after a reference's pointer are ignored, and missing bytes are
+    zeros (Java's ``Arrays.copyOfRange``).
     """
     if raw[:1] == _PLAIN_TAG:
         return MessageValue(None, raw[1:])
@@ -410,7 +410,7 @@ def pointer_of(raw: bytes) -> int:
 
 
 def _cells(rows: Sequence[tuple[bytes, bytes]]) -> list[TxCell]:
-    """Return the transactional ones of some rows."""
+    """Return the transactional rows as cells."""
     # Most rows are plain, or transactional and whole.
     new, pointer_in = tuple.__new__, _TX_POINTER.unpack_from
     return [
@@ -428,7 +428,7 @@ def _is_transactional(raw: bytes) -> bool:
 
 @lru_cache(maxsize=64)
 def _negation(pointer: int) -> Change:
-    """What negates the pointer of a value that still carries it; the same for all rows of a transaction."""
+    """Return the change that inverts a pointer if the value still has it (rule S6); rows of a transaction share it."""
     plain, after = _TX_TAG + _TX_POINTER.pack(pointer), _TX_POINTER.pack(-pointer)
 
     def negated(raw: bytes | None) -> bytes | None:
