@@ -471,6 +471,34 @@ def test_given_a_short_one_that_timed_out_when_it_is_aborted_then_it_is_not_inva
     assert invalid(manager) == [long.transaction_id]
 
 
+@pytest.mark.parametrize("step_seconds", [-3600, -10, 0, 10])
+def test_restart_after_a_clock_step_leaves_an_open_transaction_at_most_its_own_timeout(
+    clock: ManualClock, tmp_path: Path, step_seconds: int
+) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
+        one = former.checkpoint(former.start_short(30))
+        clock.step(step_seconds * SECOND)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        assert len(in_progress(manager)) == 2
+        clock.advance((30 - max(0, step_seconds)) * SECOND)
+        assert manager.expire() == 0
+        clock.advance(1)
+        assert manager.expire() == 2
+        assert invalid(manager) == [one.transaction_id, one.write_pointer]
+
+
+def test_restart_after_a_transaction_of_a_clock_set_back_leaves_it_its_time(clock: ManualClock, tmp_path: Path) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
+        former.start_short(60)
+        clock.step(-3600 * SECOND)
+        former.start_short(30)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        clock.advance(30 * SECOND)
+        assert manager.expire() == 0
+        clock.advance(1)
+        assert manager.expire() == 1
+
+
 @pytest.mark.parametrize("ends", ["aborted", "invalidated", "timed out"])
 @pytest.mark.parametrize("writes", ["transaction", "checkpoint"])
 @pytest.mark.parametrize("written", [True, False], ids=["written", "being written"])

@@ -111,9 +111,18 @@ class ManagerState:
         return [pointer for pointer in self.in_progress if running_ms > self.deadlines[pointer]]
 
     def set_deadlines(self, now_ms: int, running_ms: int) -> None:
-        """Have what another process started, or this one before its log failed, time out by this one's running time."""
+        """Have what another process started, or this one before its log failed, time out by this one's running time.
+
+        The clock may have been set back since a transaction was started. That gives it no more time than it had then.
+        """
+        parents = {child: parent for parent, entry in self.in_progress.items() for child in entry.checkpoints}
         for pointer, entry in self.in_progress.items():
-            self.deadlines.setdefault(pointer, running_ms + max(0, entry.expiration_ms - now_ms))
+            started_ms = transaction_ms(parents.get(pointer, pointer))
+            if started_ms >= entry.expiration_ms:
+                # The clock was set back before the start, and ids go on above those given before: they tell no time.
+                started_ms = now_ms
+            left_ms = max(0, entry.expiration_ms - max(now_ms, started_ms))
+            self.deadlines.setdefault(pointer, running_ms + left_ms)
 
     # --- what happened -----------------------------------------------------------------------------------------------
 
