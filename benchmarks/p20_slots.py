@@ -40,8 +40,8 @@ from benchmarks.figure import Figure, report
 from benchmarks.hbase import server as hbase_server
 from benchmarks.p14_groups import opened
 from benchmarks.p23_idle import processor_seconds
-from tests.hbase.proxy import Conduct, Proxy
 from tests.hbase.tables import Tables
+from tests.kit.proxy import Conduct, Proxy
 from tests.server.client import Client, TopicClient
 from tests.server.process import Serve, configure
 from tests.support import size

@@ -12,10 +12,10 @@ import pytest
 
 from janitor.state.sqlite.state import SqliteState
 from tests.hbase.moments import Hurried, Moments
-from tests.hbase.proxy import HONEST, Proxy
 from tests.hbase.scene import Scene, complaints, finish, lose_patience
 from tests.hbase.server import HBaseServer, ThriftProcess, start
 from tests.hbase.tables import PatientStore, Tables
+from tests.kit.proxy import HONEST, Proxy
 from tests.support import require_or_skip
 
 ROOT = Path(__file__).parents[2]

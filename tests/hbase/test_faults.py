@@ -15,10 +15,10 @@ import pytest
 
 from tests.builders import HOUR, NOW_MS, topic
 from tests.hbase.moments import Hurried, Moments, watch_calls
-from tests.hbase.proxy import HONEST, Conduct, Fault, Kind, Proxy
 from tests.hbase.scene import Scene, complaints, finish, lose_patience, sweeper
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, PatientStore, Tables
+from tests.kit.proxy import HONEST, Conduct, Fault, Kind, Proxy
 from tms_core.tables.base import KEYS
 from tms_core.tables.hbase.pool import PAUSES_SECONDS
 from tms_core.tables.hbase.store import HBaseStore

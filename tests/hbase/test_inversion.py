@@ -21,9 +21,9 @@ import pytest
 from janitor.rules.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Snapshots, janitor, pointer, topic
 from tests.hbase.moments import Hurried, watch_calls
-from tests.hbase.proxy import HONEST, Conduct, Fault, Proxy
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PatientStore, Tables
+from tests.kit.proxy import HONEST, Conduct, Fault, Proxy
 from tms_core.clock import ManualClock
 from tms_core.tables.base import CELLS
 from tms_core.tables.hbase.rows import CHANGES_AT_ONCE, POINTERS

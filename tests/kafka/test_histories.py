@@ -16,8 +16,8 @@ import pytest
 
 from tests import maven
 from tests.client.faults import Faults, faulty_client
-from tests.hbase.proxy import HONEST, Conduct, Fault, Proxy
 from tests.kafka.broker import FENCED, Broker, Refused
+from tests.kit.proxy import HONEST, Conduct, Fault, Proxy
 from tests.support import free_port, require_or_skip, seeds
 from tms_core.client import Client, Limits, Producer, ProducerFenced, TmsError, TransactionContext
 from tms_core.client.testing import in_process

@@ -6,7 +6,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,12 +38,21 @@ class Serve:
         options: more words for the command line.
         janitor: whether the janitor runs inside it.
         tms: what runs it, if not the command itself.
+        environment: the variables of the process; None: those of this one.
     """
 
-    def __init__(self, config: Path, *options: str, janitor: bool = False, tms: Sequence[str] = (str(TMS),)) -> None:
+    def __init__(
+        self,
+        config: Path,
+        *options: str,
+        janitor: bool = False,
+        tms: Sequence[str] = (str(TMS),),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._log = config.with_suffix(".log").open("a+")
+        before = len(self.log)
         command = [*tms, "serve", "--config", str(config), *options, *([] if janitor else ["--no-janitor"])]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment)
         assert self.process.stdout is not None
         said = {}
         for line in self.process.stdout:
@@ -52,7 +61,9 @@ class Serve:
             if name == "REST":
                 break
         else:
-            raise AssertionError(f"it did not start: {self.log}")
+            log = self.log[before:]
+            self.__exit__()
+            raise AssertionError(f"it did not start: {log}")
         self.url = said["REST"]
         self.transactions = said.get("transactions", "")
 

@@ -34,9 +34,9 @@ from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every, topic
 from tests.hbase.fixture import running
-from tests.hbase.proxy import Conduct, Fault, Proxy
 from tests.hbase.scene import DOOMED, DUE, Scene
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.kit.proxy import Conduct, Fault, Proxy
 from tests.spark.local import LocalSender, on_spark
 from tests.spark.test_parts import fill
 from tests.spark.test_sweep import told
