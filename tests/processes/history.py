@@ -1,0 +1,484 @@
+"""Groups and producers on a server under everything that can happen to them: real processes and a faulty network.
+
+Producers publish orders to a topic whose number of partitions changes; the workers of two groups bill them. A seed
+draws what happens meanwhile, and when. At the end the network, the disk and the clock are repaired, and all must
+finish without help. Whatever happened, these hold, and the check that fails names them:
+
+* **R1** each order is in exactly one committed bill of each group, or in a dead letter instead
+* **R2** every acknowledged order is billed, and every order that a producer takes for published
+* **R3** the orders of a producer are billed in their order by a group that keeps it
+* **R4** nothing of a fenced instance comes after the first order of a newer one
+* **R5** a reader that follows the bills sees the same, in the same order, as one that reads them at the end
+* **R6** orders are deleted once both groups have processed them, and bills, which have no group, are not
+* **R7** a program ends only if it was killed or fenced, and everything is billed in the end
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from random import Random
+
+import yaml
+
+from tests.kit.proxy import HONEST, Conduct, Fault, Kind, Proxy
+from tests.processes.machine import Machine
+from tests.processes.programs import DEAD, FENCED, OPTIONS, ORDERS, Order, bills_of, published_by
+from tests.server.process import Serve, configure
+from tms_core.client import Client, TmsError, TopicId
+
+PRODUCERS = ("ann", "ben")
+#: How many workers each group has.
+GROUPS = {"strict": 2, "sharing": 2}
+#: How long all may take to finish once everything is repaired.
+PATIENCE_SECONDS = 180
+#: How long an event waits for an order that is billed after the event before it.
+_PROGRESS_SECONDS = 3
+_POLL_SECONDS = 0.2
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+#: How often each event is drawn, against the others.
+WEIGHTS: dict[str, float] = {
+    "kill_server": 2,
+    "kill_worker": 4,
+    "kill_producer": 3,
+    "pause_server": 2,
+    "pause_worker": 3,
+    "replace_producer": 2,
+    "cut": 3,
+    "lose_answers": 3,
+    "delay_answers": 2,
+    "fill_disk": 2,
+    "step_clock": 2,
+    "change_partitions": 2,
+}
+
+
+class Follower(threading.Thread):
+    """A reader that follows the bills of a group from the first one on.
+
+    Attributes:
+        seen: the ids and payloads of what it was given.
+        violation: the first payload that was given twice; empty: none.
+    """
+
+    def __init__(self, client: Client, topic: str) -> None:
+        super().__init__(name=f"follower of {topic}")
+        self.seen: list[tuple[str, bytes]] = []
+        self.violation = b""
+        self._payloads = set[bytes]()
+        self._messages = client.consume(topic, read="committed", wait_seconds=1)
+
+    def run(self) -> None:
+        with self._messages as messages:
+            for message in messages:
+                self.seen.append((str(message.id), message.payload))
+                if message.payload in self._payloads:
+                    self.violation = self.violation or message.payload
+                self._payloads.add(message.payload)
+
+    def has_seen(self, number: int) -> bool:
+        return len(self.seen) >= number
+
+    def stop(self) -> None:
+        self._messages.stop()
+        self.join(PATIENCE_SECONDS)
+
+
+@dataclass
+class Program:
+    """A running program, and the file with its errors."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def errors(self) -> str:
+        return self.log.read_text()
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class History:
+    """A server on a machine of its own, the programs that use it, and what has happened to them.
+
+    Args:
+        folder: for the store, the logs and the words of the programs.
+        seed: draws what happens.
+        outside: a planted bug: workers publish bills outside the transaction.
+
+    Attributes:
+        events: how often each event has happened.
+    """
+
+    folder: Path
+    seed: int
+    outside: bool = False
+    events: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._random = Random(self.seed)
+        self._stack = ExitStack()
+        self._machine = Machine(self.folder)
+        self._config = self._configure()
+        self._server = self._serve()
+        self._rest = self._stack.enter_context(Proxy(f"127.0.0.1:{self._server.port}"))
+        self._transactions = self._stack.enter_context(Proxy(f"127.0.0.1:{self._server.transactions_port}"))
+        self._threads = self._stack.enter_context(ThreadPoolExecutor(1))
+        #: The start of a server, if one is under way.
+        self._starting: list[Future[Serve]] = []
+        self._undo: list[tuple[float, Callable[[], None]]] = []
+        self._started = 0
+        self._client = self._stack.enter_context(self._connect())
+        self._client.create_topic(ORDERS, properties={"partitions": "2", "retention": "consumed"})
+        for group in GROUPS:
+            self._client.create_topic(bills_of(group), properties={"retention": "consumed"})
+        self._workers = [self._worker(group) for group, number in GROUPS.items() for _ in range(number)]
+        self._producers = [self._producer(name) for name in PRODUCERS]
+        #: Instances that a newer one has replaced while they were paused.
+        self._replaced: list[Program] = []
+        self._followers = [Follower(self._client, bills_of(group)) for group in GROUPS]
+        for follower in self._followers:
+            follower.start()
+        self._until(lambda: all(follower.seen for follower in self._followers), "R7: nothing is billed")
+
+    def close(self) -> None:
+        """End every process."""
+        for program in [*self._workers, *self._producers, *self._replaced]:
+            program.kill()
+        self._repair_network()
+        for follower in self._followers:
+            follower.stop()
+        self._machine.limit_disk(None)
+        for starting in self._starting:
+            self._server = starting.result()
+        self._server.__exit__()
+        self._stack.close()
+
+    # -- what happens -------------------------------------------------------------------------------------------------
+
+    def disturb(self, seconds: float) -> None:
+        """Let events happen for so long, or until a follower has seen a violation."""
+        ends = time.monotonic() + seconds
+        names, weights = tuple(WEIGHTS), tuple(WEIGHTS.values())
+        while time.monotonic() < ends:
+            name = self._random.choices(names, weights)[0]
+            getattr(self, f"_{name}")()
+            self.events[name] += 1
+            self._wait(self._random.uniform(0.05, 0.4))
+
+    def _wait(self, seconds: float) -> None:
+        """Wait so long, and longer until another order is billed: on a busy machine, programs need time to start."""
+        before, started = self._seen(), time.monotonic()
+        while True:
+            time.sleep(seconds / 5)
+            self._undo_due()
+            self._await_server()
+            self._restart_fenced()
+            self._check_followers()
+            waited = time.monotonic() - started
+            if waited > seconds and (self._seen() > before or waited > _PROGRESS_SECONDS):
+                return
+
+    def _seen(self) -> int:
+        return sum(len(follower.seen) for follower in self._followers)
+
+    def _kill_server(self) -> None:
+        if not self._starting:
+            self._server.kill()
+            self._server.__exit__()
+            self._starting.append(self._threads.submit(self._serve))
+
+    def _await_server(self, seconds: float = 0) -> None:
+        """Send requests to the server once it has started; start it again as long as the disk is full."""
+        if not self._starting or not wait(self._starting, seconds).done:
+            return
+        try:
+            self._server = self._starting.pop().result()
+        except AssertionError as error:
+            # A supervisor starts it again and again until there is room.
+            if not re.search("No space left|disk is full", str(error)):
+                raise
+            self.events["start on a full disk"] += 1
+            self._starting.append(self._threads.submit(self._serve))
+            return
+        self._rest.target = f"127.0.0.1:{self._server.port}"
+        self._transactions.target = f"127.0.0.1:{self._server.transactions_port}"
+
+    def _kill_worker(self) -> None:
+        place = self._random.randrange(len(self._workers))
+        killed = self._workers[place]
+        killed.kill()
+        self._workers[place] = self._worker(killed.name)
+
+    def _kill_producer(self) -> None:
+        place = self._random.randrange(len(self._producers))
+        killed = self._producers[place]
+        killed.kill()
+        self._producers[place] = self._producer(killed.name)
+
+    def _pause_server(self) -> None:
+        if self._starting:
+            return
+        server = self._server.process
+        server.send_signal(signal.SIGSTOP)
+        self._later(self._random.uniform(0.1, 3), lambda: server.send_signal(signal.SIGCONT))
+
+    def _pause_worker(self) -> None:
+        worker = self._random.choice(self._workers)
+        worker.pause()
+        # Longer than a transaction, mostly: what it does then comes too late.
+        self._later(self._random.uniform(0.5, 5), worker.resume)
+
+    def _replace_producer(self) -> None:
+        """A producer hangs; its successor starts; then it goes on."""
+        place = self._random.randrange(len(self._producers))
+        paused = self._producers[place]
+        paused.pause()
+        self._replaced.append(paused)
+        self._producers[place] = self._producer(paused.name)
+        self._later(self._random.uniform(0.5, 3), paused.resume)
+
+    def _cut(self) -> None:
+        self._treat(lambda _: HONEST)
+
+    def _lose_answers(self) -> None:
+        """Requests arrive, and their answers do not; sometimes the connection looks alive for a while."""
+        kinds: list[Kind] = ["cut", "half-open", "blackhole"]
+        kind = self._random.choice(kinds)
+        bytes_ = [self._random.choice((0, 100, 1000)) for _ in range(5)]
+        self._treat(lambda number: Conduct(down=Fault(kind, bytes_[number % len(bytes_)])))
+        self._later(self._random.uniform(0.1, 1.5), self._repair_network)
+
+    def _delay_answers(self) -> None:
+        seconds = self._random.uniform(0.01, 0.3)
+        self._treat(lambda _: Conduct(delay_seconds=seconds))
+        self._later(self._random.uniform(0.1, 1.5), self._repair_network)
+
+    def _fill_disk(self) -> None:
+        self._machine.limit_disk(self._random.choice((0, 10, 1000, 20_000)))
+        self._later(self._random.uniform(0.2, 3), lambda: self._machine.limit_disk(None))
+
+    def _step_clock(self) -> None:
+        """Within what a janitor forgives: a larger jump needs an operator."""
+        self._machine.set_clock(self._random.choice((-100, -10, -2, 0, 2, 10, 100)) * 1000)
+
+    def _change_partitions(self) -> None:
+        with suppress(TmsError):
+            self._client.update_topic(ORDERS, properties={"partitions": str(self._random.randint(1, 4))})
+            self.events["partitions changed"] += 1
+
+    def _treat(self, conduct: Callable[[int], Conduct]) -> None:
+        for proxy in (self._rest, self._transactions):
+            proxy.treat(conduct)
+
+    def _repair_network(self) -> None:
+        self._treat(lambda _: HONEST)
+
+    def _later(self, seconds: float, action: Callable[[], None]) -> None:
+        self._undo.append((time.monotonic() + seconds, action))
+
+    def _undo_due(self) -> None:
+        now = time.monotonic()
+        due = [action for at, action in self._undo if at <= now]
+        self._undo = [(at, action) for at, action in self._undo if at > now]
+        for action in due:
+            action()
+
+    def _restart_fenced(self) -> None:
+        """Start a producer again whose newest instance was fenced: an older one woke up, and registered again."""
+        for place, program in enumerate(self._producers):
+            if program.process.poll() is not None:
+                self._check_end(program)
+                self._replaced.append(program)
+                self._producers[place] = self._producer(program.name)
+                self.events["fenced"] += 1
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Repair everything, have the producers stop, and check what has become of all orders.
+
+        Raises:
+            Violation: an invariant does not hold.
+        """
+        self._machine.limit_disk(None)
+        self._machine.set_clock(0)
+        while self._undo:
+            time.sleep(_POLL_SECONDS)
+            self._undo_due()
+        self._repair_network()
+        while self._starting:
+            self._await_server(_POLL_SECONDS)
+        self._stop_producers()
+        labeled = {name: self._labeled_of(name) for name in PRODUCERS}
+        self._until(lambda: not self._leftover(), "R6, R7: orders are not billed, or are billed and not deleted")
+        strict, sharing = ([Order.of(bill) for _, bill in self._committed(bills_of(group))] for group in GROUPS)
+        dead = [Order.of(bill) for _, bill in self._committed(DEAD)] if self._has_dead() else []
+        self.events.update({"orders": len(strict), "dead letters": len(dead)})
+        check_order(strict, labeled)
+        check_sharing(strict, sharing, dead)
+        if missing := self._acknowledged() - set(strict):
+            raise Violation(f"R2: {sorted(missing)} are acknowledged and not billed")
+        self._check_readers()
+        for worker in self._workers:
+            if worker.process.poll() is not None:
+                raise Violation(f"R7: a worker of {worker.name} has ended: {worker.errors}")
+
+    def _stop_producers(self) -> None:
+        for program in [*self._producers, *self._replaced]:
+            with suppress(ProcessLookupError):
+                program.process.send_signal(signal.SIGTERM)
+        for program in [*self._producers, *self._replaced]:
+            try:
+                program.process.wait(PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                raise Violation(f"R7: producer {program.name} does not end") from None
+            self._check_end(program)
+
+    def _check_end(self, program: Program) -> None:
+        if program.process.returncode not in (0, FENCED):
+            code = program.process.returncode
+            raise Violation(f"R7: producer {program.name} ended with {code}: {program.errors}")
+        self.events["was fenced"] += program.process.returncode == FENCED
+
+    def _labeled_of(self, name: str) -> int:
+        """Return how many labeled orders of a producer are published, as its next instance learns."""
+        with self._client.producer(ORDERS, name) as producer:
+            return published_by(producer)
+
+    def _acknowledged(self) -> set[Order]:
+        """Return the orders that producers took for published; the last line of one that was killed may be torn."""
+        lines = [line for path in self.folder.glob("producer-*.out") for line in path.read_bytes().splitlines(True)]
+        return {Order.of(line) for line in lines if line.endswith(b"\n")}
+
+    def _has_dead(self) -> bool:
+        return TopicId.parse(DEAD) in self._client.topics("default")
+
+    def _leftover(self) -> list[TopicId]:
+        """Return the topics of orders that still have rows."""
+        partitions = [topic for topic in self._client.topics("default") if re.match(r"orders-[\df]", topic.topic)]
+        return [topic for topic in partitions if list(self._client.poll(topic, limit=1))]
+
+    def _check_readers(self) -> None:
+        for group, follower in zip(GROUPS, self._followers, strict=True):
+            there = self._committed(bills_of(group))
+            self._until(partial(follower.has_seen, len(there)), f"R5: a follower of {group} stands still")
+            if follower.seen != there:
+                raise Violation(f"R5: a follower of {group} has seen other bills than there are")
+        self._check_followers()
+
+    def _check_followers(self) -> None:
+        for group, follower in zip(GROUPS, self._followers, strict=True):
+            if follower.violation:
+                raise Violation(f"R1: {group} has billed {follower.violation!r} twice")
+            if not follower.is_alive():
+                raise Violation(f"R7: the follower of {group} has ended")
+
+    def _committed(self, topic: str) -> list[tuple[str, bytes]]:
+        with self._client.transaction() as tx:
+            return [(str(message.id), message.payload) for message in tx.poll(topic)]
+
+    @staticmethod
+    def _until(condition: Callable[[], bool], words: str) -> None:
+        ends = time.monotonic() + PATIENCE_SECONDS
+        while not condition():
+            if time.monotonic() > ends:
+                raise Violation(words)
+            time.sleep(_POLL_SECONDS)
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    def _configure(self) -> Path:
+        path = configure(self.folder)
+        settings = yaml.safe_load(path.read_text())
+        settings["server"]["consumers"] = {"retry_seconds": self._random.choice((0, 1)), "longest_retry_seconds": 2}
+        # What is processed is deleted up to the last snapshot.
+        settings["transactions"]["snapshot_interval_seconds"] = 1
+        path.write_text(yaml.safe_dump(settings))
+        return path
+
+    def _serve(self) -> Serve:
+        return Serve(self._config, janitor=True, environment=self._machine.environment)
+
+    def _connect(self) -> Client:
+        return Client(f"http://{self._rest.address}", transactions=self._transactions.address, options=OPTIONS)
+
+    def _worker(self, group: str) -> Program:
+        return self._program("worker", group, *(["outside"] if self.outside else []))
+
+    def _producer(self, name: str) -> Program:
+        return self._program("producer", name)
+
+    def _program(self, kind: str, name: str, *options: str) -> Program:
+        self._started += 1
+        stem = self.folder / f"{kind}-{name}-{self._started}"
+        words = [sys.executable, "-m", "tests.processes.programs", kind, f"http://{self._rest.address}"]
+        words += [self._transactions.address, name, *options]
+        with stem.with_suffix(".out").open("wb") as output, stem.with_suffix(".err").open("wb") as errors:
+            process = subprocess.Popen(words, stdout=output, stderr=errors, env=self._machine.environment)
+        return Program(name, process, stem.with_suffix(".err"))
+
+
+def check_order(bills: list[Order], labeled: dict[str, int]) -> None:
+    """Check the bills of a group that keeps the order of each producer.
+
+    Args:
+        bills: all of them.
+        labeled: how many labeled orders each producer has published.
+
+    Raises:
+        Violation: one is missing, there twice or out of order, or comes from an instance that was fenced.
+    """
+    for name, number in labeled.items():
+        found = [order for order in bills if order.name == name]
+        generations = [order.generation for order in found]
+        if generations != sorted(generations):
+            raise Violation(f"R4: orders of {name} come from a fenced instance: {generations}")
+        if (numbers := [order.number for order in found if order.series == "labeled"]) != list(range(number)):
+            raise Violation(f"R1, R2, R3: {name} published {number} labeled orders, and billed are {numbers}")
+        for generation, orders in groupby(found, lambda order: order.generation):
+            singles = [order.number for order in orders if order.series == "single"]
+            if singles != list(range(len(singles))):
+                raise Violation(f"R1, R3: single orders of {name} {generation} are billed as {singles}")
+
+
+def check_sharing(strict: list[Order], sharing: list[Order], dead: list[Order]) -> None:
+    """Check the bills and the dead letters of a group whose workers share the orders in any order.
+
+    Raises:
+        Violation: they are not, each once, the orders that the other group has billed.
+    """
+    if poisonous := [order for order in sharing if order.is_poisonous]:
+        raise Violation(f"R1: {poisonous} are billed, and the program fails with them")
+    found = Counter(sharing) + Counter(dead)
+    if twice := [order for order, times in found.items() if times > 1]:
+        raise Violation(f"R1: sharing has processed {twice} twice")
+    if other := found.keys() ^ set(strict):
+        raise Violation(f"R1: only one group has processed {sorted(other)}")
