@@ -1,7 +1,7 @@
-"""What goes together in the chart's values, and what the schema refuses.
+"""Combinations of the chart's values that the schema requires.
 
-Each combination is said in JSON Schema's own words (``if``, ``then``); the sentence is what an operator reads when
-Helm refuses, and what the chart's page lists.
+Each combination is JSON Schema (``if``, ``then``) with a sentence. Helm shows the sentence when it refuses values, and
+the chart's README lists it.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ _ARCHIVES = _is("janitor.archive.enabled", True)
 #: What goes together: what is said when it does not, if, then.
 COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
     (
-        "A LevelDB store is one process's: server and janitor in one pod, with a volume that outlives it.",
+        "LevelDB allows one process: run server and janitor in one pod, with a persistent volume.",
         _is("storage.kind", "leveldb"),
         {"allOf": [_is("mode", "deployment"), _is("server.enabled", True), _is("persistence.enabled", True)]},
     ),
     (
-        "A store in memory is gone with its pod.",
+        "A store in memory is lost with its pod.",
         {},
         _is("storage.kind", "leveldb", "hbase"),
     ),
     (
-        "A LevelDB store's transactions are managed by its server; Spark cannot read it.",
+        "The server of a LevelDB store manages its transactions, and Spark cannot read the store.",
         _is("storage.kind", "leveldb"),
         {"allOf": [_is("transactions.source", "manager", "none"), {"not": _is("spark.enabled", True)}]},
     ),
@@ -75,17 +75,17 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _is("server.enabled", True),
     ),
     (
-        "The manager's log needs a volume that outlives the pod.",
+        "The manager's log needs a persistent volume.",
         _all(_MANAGES_IN_VOLUME, _is("server.enabled", True)),
         _is("persistence.enabled", True),
     ),
     (
-        "The server answers to other pods, so it has to know who asks.",
+        "The server serves other pods, so it needs authentication (`server.auth`).",
         _is("server.enabled", True),
         _is("server.auth.kind", "tokens", "jwt"),
     ),
     (
-        "The transaction service answers to other pods, so it has a `token_file`, or `allow_without_token` says so.",
+        "The transaction service serves other pods, so it needs a `token_file`, or `allow_without_token`.",
         _all(
             _is("transactions.source", "manager"),
             {"anyOf": [_is("storage.kind", "hbase"), _holds("transactions.thrift", {"not": _LOOPBACK_PORT})]},
@@ -93,32 +93,32 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         {"anyOf": [_holds("transactions.token_file", _GIVEN), _is("transactions.allow_without_token", True)]},
     ),
     (
-        "Several servers share neither a store in a volume nor a manager's log in one; that of theirs is in HBase.",
+        "Several servers need a store and a transaction log in HBase, not in a volume.",
         _SEVERAL,
         {"allOf": [_is("storage.kind", "hbase"), _is("transactions.source", "manager", "thrift", "none")]},
     ),
     (
-        "Spark takes an image that has it.",
+        "Spark needs an image that contains it (`spark.image`).",
         _is("spark.enabled", True),
         {"properties": {"spark": {"properties": {"image": {"minLength": 1}}}}},
     ),
     (
-        "An archive needs a volume that outlives the pod.",
+        "An archive needs a persistent volume.",
         _ARCHIVES,
         _all(_is("persistence.enabled", True), _holds("janitor.archive.path", _KEPT)),
     ),
     (
-        "A store in a volume is in `/var/lib/tms`, and so is what the janitor remembers of it.",
+        "A store in a volume and its state must be in `/var/lib/tms`.",
         _is("storage.kind", "leveldb"),
         _all(_holds("storage.leveldb.path", _KEPT), _holds("janitor.state", _KEPT)),
     ),
     (
-        "The log of a single server's manager is in `/var/lib/tms`.",
+        "The transaction log of a single server must be in `/var/lib/tms`.",
         _MANAGES_IN_VOLUME,
         _holds("transactions.directory", _KEPT),
     ),
     (
-        "What two pods mount, an archive beside a manager's log or beside Spark's sweeps, is `ReadWriteMany`.",
+        "If two pods mount the volume (for an archive and a transaction log or Spark sweeps), it is `ReadWriteMany`.",
         _all(
             _is("storage.kind", "hbase"),
             _ARCHIVES,
@@ -127,12 +127,12 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _holds("persistence.accessModes", {"contains": {"const": "ReadWriteMany"}}),
     ),
     (
-        "Workers of `spark://…` and `sc://…` mount no volume of the chart's, so no sweep of theirs has an archive.",
+        "Workers of `spark://…` and `sc://…` cannot mount the chart's volume, so their sweeps cannot archive.",
         _all(_ARCHIVES, _SPARK_SWEEPS),
         _never("spark.master", {"pattern": "^(spark|sc)://"}),
     ),
     (
-        "Decisions about a store in a volume are carried out by a second pod, so the volume is not `ReadWriteOncePod`.",
+        "A second pod executes decisions about a store in a volume, so the volume cannot be `ReadWriteOncePod`.",
         _all(
             _is("storage.kind", "leveldb"),
             {"anyOf": [_holds("decisions.adopt", _GIVEN), _holds("decisions.approve", {"minItems": 1})]},
@@ -140,12 +140,12 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _never("persistence.accessModes", {"contains": {"const": "ReadWriteOncePod"}}),
     ),
     (
-        "A daemon never lets go of the lease, so Spark sweeps with `mode: cronjob` only.",
+        "A daemon never releases the lease, so Spark sweeps need `mode: cronjob`.",
         _all(_is("mode", "deployment"), _is("spark.enabled", True)),
         _never("spark.command", _SWEEP),
     ),
     (
-        "Pods are reached from outside, at ports that are known: no loopback address, and no port 0.",
+        "Other pods connect to fixed ports: do not use a loopback address or port 0.",
         {},
         _all(
             _never("janitor.http.port", {"const": 0}),
@@ -155,17 +155,17 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         ),
     ),
     (
-        "On HBase the manager of transactions listens at 15165, so the server does not.",
+        "On HBase the transaction manager listens on 15165, so the server cannot.",
         _all(_is("storage.kind", "hbase"), _is("transactions.source", "manager")),
         _never("server.port", {"const": 15165}),
     ),
     (
-        "Tokens are in a file (`server.auth.tokens_file`).",
+        "`kind: tokens` needs a file (`server.auth.tokens_file`).",
         _all(_is("server.enabled", True), _is("server.auth.kind", "tokens")),
         _holds("server.auth.tokens_file", _GIVEN),
     ),
     (
-        "So are keys for `jwt` (`server.auth.key_file`).",
+        "`kind: jwt` needs a file of keys (`server.auth.key_file`).",
         _all(_is("server.enabled", True), _is("server.auth.kind", "jwt")),
         _holds("server.auth.key_file", _GIVEN),
     ),
@@ -175,17 +175,17 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         _never("janitor.every_seconds", {"type": "integer"}),
     ),
     (
-        "An Ingress leads to the server, by names (`ingress.hosts`).",
+        "An Ingress needs a server and host names (`ingress.hosts`).",
         _is("ingress.enabled", True),
         _all(_is("server.enabled", True), _holds("ingress.hosts", {"minItems": 1})),
     ),
     (
-        "A ServiceMonitor and a PodMonitor would scrape everything twice.",
+        "A ServiceMonitor and a PodMonitor together would scrape everything twice.",
         _is("podMonitor.enabled", True),
         _never("serviceMonitor.enabled", {"const": True}),
     ),
     (
-        "Addresses are `HOST:PORT`, since a NetworkPolicy opens that port.",
+        "Addresses must be `HOST:PORT`, because a NetworkPolicy opens the port.",
         {},
         _all(
             _within("storage.hbase.thrift", {"items": _ADDRESS}),
@@ -194,7 +194,7 @@ COMBINATIONS: tuple[tuple[str, Schema, Schema], ...] = (
         ),
     ),
     (
-        "On HBase its Thrift servers are named.",
+        "A store on HBase needs `storage.hbase.thrift`.",
         _is("storage.kind", "hbase"),
         _holds("storage.hbase.thrift", {"type": "array"}),
     ),

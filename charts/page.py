@@ -13,17 +13,14 @@ from tools.monitoring.rules import THRESHOLDS
 _HEAD = """\
 # tms-janitor
 
-Made by `python -m charts.generate`; change `values.yaml`, the settings' models or what is in `charts/`, not this page.
-
-Cleans CDAP's Transactional Messaging System in HBase from outside, or serves and cleans a store of its own in a volume.
-How to install it, look at the plan, switch on, upgrade and roll back: `docs/how-to/kubernetes.md`. What to do when an
-alert
-fires: `docs/operate/alerts.md`.
+This chart cleans CDAP's Transactional Messaging System in HBase, or serves and cleans its own store in a volume.
+`docs/how-to/kubernetes.md` describes installation, upgrades and rollbacks, and `docs/operate/alerts.md` the alerts.
+`make generate` writes this page from `values.yaml` and the code.
 
     helm install janitor charts/tms-janitor --set 'storage.hbase.thrift={thrift-1:9090,thrift-2:9090}'
 
-installs a daemon that plans and deletes nothing. `helm test janitor` asks it whether it is well. Files under `ci/` are
-examples of values; each is installed by a test.
+installs a daemon that only plans. `helm test janitor` checks its health. `ci/` has examples of values; a test installs
+each of them.
 
 ## Values
 
@@ -32,31 +29,29 @@ examples of values; each is installed by a test.
 """
 
 _COMBINED = """
-## What goes together
+## Required combinations
 
-The schema refuses anything else, and one pod's ports being the same is refused by the templates.
+Helm rejects values that violate one of these rules, or that give one pod the same port twice.
 
 """
 
 _SETTINGS = """
 ## Settings
 
-Under `storage`, `transactions`, `server` and `janitor` stand the settings of the program as they are in its file; the
-defaults are those of the program, or of the table above where there are others. `docs/reference/configuration.md` has
-the
-reasons.
+The values under `storage`, `transactions`, `server` and `janitor` are the program's settings. Defaults of the table
+above override the defaults below. `docs/reference/configuration.md` has the reasons.
 
 | value | default | meaning |
 |---|---|---|
 """
 
 _FIGURES = """
-## Figures of the alerts
+## Thresholds of the alerts
 
-`prometheusRule.thresholds` has other defaults with `mode: cronjob`, where runs are started from outside. Those below
-are for a run a day; `downSeconds`, `newSeconds`, `successSeconds` and `windowSeconds` follow
-`cronjob.schedule`: the longest time between two turns, and two hours. A daemon's figures grow with
-`janitor.every_seconds`, or follow `janitor.cron` in the same way.
+The defaults of `prometheusRule.thresholds` depend on `mode`. The table shows the defaults for a daemon, and for a
+CronJob with one run a day. `downSeconds`, `newSeconds`, `successSeconds` and `windowSeconds` follow `cronjob.schedule`:
+the longest interval between two runs plus two hours. A daemon's thresholds grow with `janitor.every_seconds`, or follow
+`janitor.cron` in the same way.
 
 | value | deployment | cronjob | meaning |
 |---|---|---|---|
@@ -69,7 +64,7 @@ def page() -> str:
     own = [_row(path, _at(values, path), meaning) for path, meaning in comments().items()]
     told = [f"- {why}" for why, _, _ in COMBINATIONS]
     settings = [
-        _row(path, "must be given" if field.is_required() else field.default, _with_unit(field))
+        _row(path, "required" if field.is_required() else field.default, _with_unit(field))
         for path, field in fields(AllSettings)
     ]
     figures = [f"| `{each.name}` | {each.daemon} | {each.cronjob} | {each.meaning} |" for each in THRESHOLDS]

@@ -62,117 +62,127 @@ Cron = Annotated[str, AfterValidator(crontab)]
 
 class LeaseSettings(Section):
     seconds: Count = setting(
-        60, "how long a lease lasts that is not renewed", unit="seconds", reason="longer than any one batch takes"
+        60, "duration of a lease without renewal", unit="seconds", reason="longer than a batch takes"
     )
 
 
 class BoundarySettings(Section):
     feedback: Switch = setting(
         False,
-        "whether the manager removes transactions proven clean from its invalid list; it takes "
-        "transactions.source manager or thrift, a known lifetime, and no other participant than messaging",
+        "let the manager remove transactions that are proven clean from its invalid list; needs "
+        "transactions.source manager or thrift, a known lifetime, and messaging as the only participant",
         reason="the list is shared with every table that uses the same transactions",
     )
     participants: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)] = setting(
         ("messaging",),
-        "everything that takes part in these transactions; the smallest of their boundaries counts, and where one of "
-        "them is not known, as of any but messaging, nothing is handed over",
-        reason="messaging is the one we know of",
+        "all users of these transactions; the lowest of their boundaries counts; for any participant but "
+        "messaging it is unknown, so nothing is truncated",
+        reason="messaging is the only known participant",
     )
 
 
 class ArchiveSettings(Section):
-    enabled: Switch = setting(False, "whether rows are archived before they are deleted", reason="it costs their space")
-    path: str = setting(
-        "data/archive", "where archived rows are: a path or a URL", reason="beside the store", place=True
+    enabled: Switch = setting(False, "archive rows before deleting them", reason="an archive needs space")
+    path: str = setting("data/archive", "folder of archived rows", reason="next to the store", place=True)
+    keep_days: Count = setting(
+        7, "days for which archived rows are kept", unit="days", reason="a week to notice a mistake"
     )
-    keep_days: Count = setting(7, "how long archived rows are kept", unit="days", reason="a week to notice a mistake")
 
 
 class MetricsSettings(Section):
     per_topic: Literal["none", "top"] = setting(
-        "top", "which topics have metrics of their own; the others are summed", reason="series cost memory everywhere"
+        "top", "topics with their own metrics; the others are summed", reason="series cost memory everywhere"
     )
     top: Count = setting(
-        200, "how many topics, by size, `per_topic: top` means", unit="topics", reason="a page of a dashboard"
+        200, "number of topics, by size, with `per_topic: top`", unit="topics", reason="a page of a dashboard"
     )
 
 
 class HttpSettings(Section):
     host: HostName = setting(
         "127.0.0.1",
-        "the address of metrics, health and status page",
-        reason="they need no password, so only this machine may ask",
+        "address of metrics, health probes and status page",
+        reason="they require no password, so only this machine may connect",
     )
-    port: Port = setting(9847, "their port; 0: a free one, printed", reason="none of CDAP's, HBase's or HDFS'")
+    port: Port = setting(
+        9847,
+        "port of metrics, health probes and status page; 0: a free port, printed",
+        reason="not a port of CDAP, HBase or HDFS",
+    )
     token_file: Path | None = setting(
         None,
-        "a file with a token of 32 characters or more that status page and metrics demand, as a bearer token or "
-        "as the password a browser asks for; null: they demand none. /healthz and /readyz never do",
-        reason="on this machine nobody else asks",
+        "file with a token of 32 characters or more that status page and metrics require, as a bearer token or as"
+        " the password in a browser; null: no token. /healthz and /readyz never require it",
+        reason="only this machine can connect",
         place=True,
     )
 
 
 class JanitorSettings(Section):
     apply: Switch = setting(
-        True, "whether to delete; false only plans", reason="on one's own machine; the Helm chart sets false"
+        True, "delete due rows; false: only plan", reason="for a local machine; the Helm chart sets false"
     )
     every_seconds: Count | None = setting(
         60,
-        "how often to sweep; never together with cron",
+        "interval between sweeps; cannot be combined with cron",
         unit="seconds",
         reason="the cost of a sweep depends on the due rows, not on the table",
     )
     cron: Cron | None = setting(
         None,
-        "when to sweep, instead of every_seconds: a crontab's five fields (minute hour day month weekday), in UTC. "
-        "Sunday is 0 or 7. Of day and weekday one has to fit, or both if one of them starts with `*`",
-        reason="an interval fits most",
+        "schedule of sweeps instead of every_seconds: five crontab fields (minute hour day month weekday), in "
+        "UTC. Sunday is 0 or 7. Day or weekday must match, or both if one of them starts with `*`",
+        reason="an interval suits most stores",
     )
     started_by: str | None = setting(
         None,
-        "what starts single runs, for people to read, such as a CronJob and its schedule; the status shows it",
-        reason="the schedule of single runs is kept by what starts them",
+        "text for the status: the scheduler of single runs, such as a CronJob and its schedule",
+        reason="only the scheduler of single runs knows their schedule",
     )
     rate_rows_per_second: Count | None = setting(
-        None, "how fast to delete; null: unlimited", unit="rows per second", reason="small sweeps often need no brake"
+        None,
+        "highest rate of deletions; null: unlimited",
+        unit="rows per second",
+        reason="small sweeps often need no limit",
     )
     batch_rows: Annotated[int, Field(strict=True, ge=1, le=100_000)] = setting(
         2000,
-        "rows deleted at once; generation, ttl and lease are read again before each batch",
+        "rows per batch; generation, TTL and lease are read again before each batch",
         unit="rows",
         reason="large enough to be fast, small enough to stop soon",
     )
     workers: Annotated[int, Field(strict=True, ge=1, le=256)] = setting(
-        4, "parts of an HBase table worked on at once", unit="threads", reason="as many as storage.hbase.connections"
+        4,
+        "parts of an HBase table that are swept in parallel",
+        unit="threads",
+        reason="as many as storage.hbase.connections",
     )
     hold_seconds: CountOrZero = setting(
         3600,
-        "how long a frontier that jumps (a ttl shortened, a topic deleted) is held; 0: never",
+        "time for which rows are held after a cutoff jump (a TTL was shortened, a topic deleted); 0: not at all",
         unit="seconds",
         reason="an hour to undo a mistake",
     )
     clock_allowance_seconds: CountOrZero = setting(
         300,
-        "how far clocks may disagree, and a cut-off run ahead of the time that passed",
+        "tolerated difference between clocks, and between a cutoff and the elapsed time",
         unit="seconds",
         reason="far beyond any NTP offset",
     )
     protect: tuple[TopicPattern, ...] = setting(
         (),
         "patterns of topics whose rows are never deleted; invalid transactions are still inverted",
-        reason="no topic is",
+        reason="no topic is protected",
     )
     lease: LeaseSettings = LeaseSettings()
     boundary: BoundarySettings = BoundarySettings()
     archive: ArchiveSettings = ArchiveSettings()
-    history_days: Count = setting(30, "how long past runs are remembered", unit="days", reason="a month to look back")
+    history_days: Count = setting(30, "days for which past runs are kept", unit="days", reason="a month to look back")
     metrics: MetricsSettings = MetricsSettings()
     http: HttpSettings = HttpSettings()
     state: Path = setting(
         Path("data/messaging.janitor"),
-        "the folder of the janitor's state, next to the store and never inside it",
+        "folder of the janitor's state, next to the store and never inside it",
         reason="next to the store: storage.leveldb.path with the suffix .janitor",
         place=True,
         beside=".janitor",

@@ -329,7 +329,7 @@ def test_given_an_impossible_value_in_the_environment_when_loaded_then_the_varia
     assert message.startswith(
         "storage.hbase.timeout_seconds = 'soon' (environment TMS_STORAGE__HBASE__TIMEOUT_SECONDS)"
     )
-    assert "Meaning: how long one call may take" in message
+    assert "Meaning: limit of one call" in message
     assert "default: 30" in message
     assert "cannot be read" in refused(tmp_path, "", {"TMS_STORAGE__HBASE__THRIFT": "["})
 

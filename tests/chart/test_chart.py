@@ -299,12 +299,12 @@ def test_given_settings_of_spark_then_it_reads_them_as_they_were_written(tmp_pat
         ("transactions.source=manager", "server"),
         ("janitor.archive.enabled=true", "persistence"),
         ("serverReplicas=2,transactions.source=directory", "source"),
-        (f"{VOLUME},serverReplicas=2", "share neither a store in a volume"),
+        (f"{VOLUME},serverReplicas=2", "Several servers need a store and a transaction log in HBase"),
         (f"{SERVER},{TRANSACTIONS},server.leader.slots=65", "slots"),
         (f"{SERVER},{TRANSACTIONS},serverReplicas=2,server.port=15165", "server/port"),
-        (f"{SERVER},{TRANSACTIONS}", "log needs a volume that outlives the pod"),
-        (f"{SERVER},transactions.source=manager,persistence.enabled=true", "has a `token_file`"),
-        (f"{SERVER},transactions.source=manager,serverReplicas=2", "has a `token_file`"),
+        (f"{SERVER},{TRANSACTIONS}", "log needs a persistent volume"),
+        (f"{SERVER},transactions.source=manager,persistence.enabled=true", "needs a `token_file`"),
+        (f"{SERVER},transactions.source=manager,serverReplicas=2", "needs a `token_file`"),
         ("transactions.source=manager,serverReplicas=2", "server"),
         (f"{SERVER},server.leader.slots=65", "slots"),
         ("spark.enabled=true", "spark"),
@@ -335,11 +335,11 @@ def test_given_values_that_do_not_go_together_then_they_are_refused(options: str
 
 def test_given_values_that_do_not_go_together_then_it_is_said_what_does() -> None:
     for options, sentence in (
-        ("janitor.archive.enabled=true", "An archive needs a volume that outlives the pod."),
-        ("ingress.enabled=true", "An Ingress leads to the server, by names"),
-        (f"{SERVER},ingress.enabled=true", "An Ingress leads to the server, by names"),
+        ("janitor.archive.enabled=true", "An archive needs a persistent volume."),
+        ("ingress.enabled=true", "An Ingress needs a server and host names"),
+        (f"{SERVER},ingress.enabled=true", "An Ingress needs a server and host names"),
         ("podMonitor.enabled=true,serviceMonitor.enabled=true", "would scrape everything twice"),
-        ("server.enabled=true", "it has to know who asks"),
+        ("server.enabled=true", "it needs authentication"),
     ):
         assert sentence in template("--set", options).stderr
 

@@ -135,37 +135,41 @@ Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256
 class TlsSettings(Section):
     certificate: Path = setting(
         ...,
-        "the certificate chain, a PEM file; read again when it changes",
+        "certificate chain, a PEM file; the program reads a changed file again",
         reason="there is no safe default",
         place=True,
     )
     key: Path = setting(
-        ..., "its private key, a PEM file that other users cannot read", reason="there is no safe default", place=True
+        ...,
+        "private key of the certificate, a PEM file that other users cannot read",
+        reason="there is no safe default",
+        place=True,
     )
 
 
 class ClientTlsSettings(Section):
     ca_file: Path | None = setting(
         None,
-        "certificates, in PEM, of the authorities that sign the servers' certificates; read again when it changes; "
-        "null: the system's authorities",
+        "file with certificates (PEM) of the authorities that sign the servers' certificates; the program reads a"
+        " changed file again; null: the system's authorities",
         reason="servers may have certificates of a public authority",
         place=True,
     )
     server_name: Annotated[str, Field(min_length=1)] | None = setting(
         None,
-        "the name that the servers' certificates must have; null: the host of each address",
+        "name in the servers' certificates; null: the host of each address",
         reason="certificates name hosts",
     )
     certificate: Path | None = setting(
         None,
-        "the client's certificate chain, a PEM file; read again when it changes; null: the client shows none",
-        reason="few servers ask for one",
+        "the client's certificate chain, a PEM file; the program reads a changed file again; null: the client "
+        "presents none",
+        reason="few servers require one",
         place=True,
     )
     key: Path | None = setting(
         None,
-        "the private key of certificate, a PEM file that other users cannot read",
+        "private key of the certificate, a PEM file that other users cannot read",
         reason="as for certificate",
         place=True,
     )
@@ -181,19 +185,21 @@ class ClientTlsSettings(Section):
 class KerberosSettings(Section):
     principal: Annotated[str, Field(min_length=1)] | None = setting(
         None,
-        "who logs in, such as janitor@EXAMPLE.COM; null: whose ticket the cache has, or the first of the keytab",
-        reason="a keytab mostly has one principal",
+        "principal that logs in, such as janitor@EXAMPLE.COM; null: the principal of the ticket cache, or the "
+        "first principal of the keytab",
+        reason="a keytab usually has one principal",
     )
     keytab: Path | None = setting(
         None,
-        "a file with the principal's key, which other users cannot read: tickets are fetched and renewed by it; null: "
-        "another program keeps a ticket in the cache",
+        "file with the principal's key, which other users cannot read; the program fetches and renews tickets "
+        "with it; null: another program keeps a ticket in the cache",
         reason="there is no safe default",
         place=True,
     )
     ticket_cache: Annotated[str, Field(min_length=1)] | None = setting(
         None,
-        "without a keytab: the ticket cache, such as FILE:/run/janitor/tickets; null: KRB5CCNAME, or the system's",
+        "ticket cache if there is no keytab, such as FILE:/run/janitor/tickets; null: KRB5CCNAME, or the system's"
+        " cache",
         reason="where kinit puts tickets",
     )
 
@@ -201,17 +207,17 @@ class KerberosSettings(Section):
 class HBaseKerberosSettings(KerberosSettings):
     service: Annotated[str, Field(pattern=r"^[^/@\s]+/[^/@\s]+(@[^/@\s]+)?$")] = setting(
         "hbase/_HOST",
-        "the principal of the Thrift servers, HBase's hbase.thrift.kerberos.principal; _HOST is the host of each "
-        "address, and without @REALM the realm is krb5.conf's",
-        reason="HBase's custom",
+        "principal of the Thrift servers, HBase's hbase.thrift.kerberos.principal; _HOST is the host of each "
+        "address; without @REALM, the realm of krb5.conf",
+        reason="HBase's convention",
     )
 
 
 class LevelDbSettings(Section):
     path: Path = setting(
         Path("data/messaging"),
-        "the folder with system.tms.meta, system.tms.message and system.tms.payload, and nothing else",
-        reason="beside the other data of a checkout",
+        "folder with system.tms.meta, system.tms.message and system.tms.payload, and nothing else",
+        reason="next to the other data of a checkout",
         place=True,
     )
 
@@ -226,11 +232,11 @@ class HBaseSettings(Section):
     )
     thrift2: Annotated[tuple[Address, ...], Field(min_length=1)] | None = setting(
         None,
-        "HOST:PORT of each HBase Thrift 2 server; null: the descriptors of the tables are not read",
-        reason="cleaning needs the first interface only",
+        "HOST:PORT of each HBase Thrift 2 server; null: do not read the descriptors of the tables",
+        reason="sweeps need Thrift 1 only",
     )
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")] = setting(
-        "cdap_system", "the HBase namespace of the tables", reason="where CDAP puts its system tables"
+        "cdap_system", "HBase namespace of the tables", reason="where CDAP puts its system tables"
     )
     tls: ClientTlsSettings | None = setting(
         None,
@@ -248,9 +254,9 @@ class HBaseSettings(Section):
     )
     timeout_seconds: Count = setting(
         30,
-        "how long one call may take before its connection is closed and never used again",
+        "limit of one call; then the connection is closed and not used again",
         unit="seconds",
-        reason="long enough for a page during a region's move; no call may hang for ever",
+        reason="long enough for a page while a region moves; no call may hang",
     )
     buckets: Annotated[int, Strict(), Field(ge=1, le=256)] = setting(
         16,
@@ -260,8 +266,8 @@ class HBaseSettings(Section):
     )
     max_cell_bytes: Annotated[int, Strict(), Field(ge=1 << 16, le=INT_MAX)] = setting(
         MAX_CELL_BYTES,
-        "the largest cell that HBase accepts, its hbase.client.keyvalue.maxsize and hbase.server.keyvalue.maxsize; a "
-        "message within 1 KiB of it, which its key may take, or above it is answered 413",
+        "largest cell that HBase accepts, its hbase.client.keyvalue.maxsize and hbase.server.keyvalue.maxsize; "
+        "the server responds 413 to a message above this minus 1 KiB for its key",
         unit="bytes",
         reason="HBase's default",
     )
@@ -269,7 +275,7 @@ class HBaseSettings(Section):
 
 class StorageSettings(Section):
     kind: Literal["leveldb", "hbase", "memory"] = setting(
-        "leveldb", "which store holds the tables", reason="needs nothing to be installed"
+        "leveldb", "kind of store", reason="needs nothing to be installed"
     )
     leveldb: LevelDbSettings = LevelDbSettings()
     hbase: HBaseSettings = HBaseSettings()
@@ -278,13 +284,13 @@ class StorageSettings(Section):
 class TransactionSettings(Section):
     source: Literal["manager", "directory", "thrift", "none"] = setting(
         "manager",
-        "where transaction snapshots come from: the manager inside `tms serve`, a directory of snapshot files, a "
-        "transaction service, or nowhere (then nothing is inverted and no boundary claimed)",
-        reason="on one machine the manager is there",
+        "source of transaction snapshots: the manager inside `tms serve`, a directory of snapshot files, a "
+        "transaction service, or none (then nothing is inverted and no boundary is published)",
+        reason="a single machine runs the manager in `tms serve`",
     )
     directory: str = setting(
         "data/messaging.tx",
-        "where snapshot files are, and where the manager writes its own: a path, or, to read only, "
+        "folder of the snapshot files, and of the manager's log; a path, or for reading only "
         "webhdfs://[USER@]HOST:PORT[,HOST:PORT...]/PATH",
         reason="next to the store: storage.leveldb.path with the suffix .tx",
         place=True,
@@ -292,29 +298,30 @@ class TransactionSettings(Section):
     )
     thrift: ListenAddress = setting(
         "127.0.0.1:15165",
-        "HOST:PORT of the transaction service; with source manager where `tms serve` listens (port 0: a free one, "
-        "printed)",
+        "HOST:PORT of the transaction service; with source manager, the address on which `tms serve` listens "
+        "(port 0: a free port, printed)",
         reason="Tephra's default port",
     )
     token_file: Path | None = setting(
         None,
-        "a file with a token that the transaction service of `tms serve` demands, and that commands which read these "
-        "settings show it; null: every client of the port may abort any transaction. Tephra's own client has no token",
-        reason="Tephra's protocol has no authentication, and its clients go on working",
+        "file with the token that the transaction service of `tms serve` requires, and that commands with these "
+        "settings send; null: every client of the port may abort any transaction. Tephra's own client has no "
+        "token",
+        reason="Tephra's protocol has no authentication, and its clients continue to work",
         place=True,
     )
     admin_token_file: Path | None = setting(
         None,
-        "a file with another token, without which the transaction service neither truncates the invalid list, resets, "
-        "nor gives a snapshot of its state; null: every client of the service may do these too",
+        "file with the token that the transaction service requires to truncate the invalid list, to reset, or to "
+        "return a snapshot of its state; null: every client of the service may do these",
         reason="one token is enough where all clients are trusted",
         place=True,
     )
     allow_without_token: Switch = setting(
         False,
-        "whether the transaction service of `tms serve` may listen on an address of the network without a token, for "
+        "allow the transaction service of `tms serve` to listen on a network address without a token, for "
         "Tephra's own clients: every client of the port may then abort any transaction",
-        reason="other machines have to be trusted first",
+        reason="an operator must decide to trust other machines",
     )
     tls: TlsSettings | None = setting(
         None,
@@ -324,15 +331,14 @@ class TransactionSettings(Section):
     )
     ca_file: Path | None = setting(
         None,
-        "a file with the certificates, in PEM, by which clients that read these settings know the transaction service, "
-        "over TLS; null: they speak TLS only where transactions.tls is set, and trust the system's authorities",
+        "file with certificates (PEM) by which clients with these settings verify the transaction service, over "
+        "TLS; null: they use TLS only if transactions.tls is set, and trust the system's authorities",
         reason="Tephra's protocol has no TLS",
         place=True,
     )
     hdfs_ca_file: Path | None = setting(
         None,
-        "for a directory that is swebhdfs://: a file with the certificates, in PEM, by which HDFS is known; null: the "
-        "system's authorities",
+        "file with certificates (PEM) by which a swebhdfs:// directory is verified; null: the system's authorities",
         reason="clusters may have certificates of a public authority",
         place=True,
     )
@@ -344,7 +350,7 @@ class TransactionSettings(Section):
     )
     snapshot_interval_seconds: Count = setting(
         60,
-        "how often a snapshot is written; one older than twice this is not used",
+        "interval between snapshots; the janitor does not use a snapshot older than twice this",
         unit="seconds",
         reason="CDAP's default",
     )
@@ -361,14 +367,14 @@ class TransactionSettings(Section):
 
     max_lifetime_seconds: Count | None = setting(
         None,
-        "how long a transaction may write, as the servers enforce it (data.tx.max.lifetime); null: 90000 is assumed "
-        "where that is safe, and no boundary is claimed",
+        "time in which a transaction may write, as the servers enforce it (data.tx.max.lifetime); null: 90000 is "
+        "assumed where that is safe, and no boundary is published",
         unit="seconds",
-        reason="a claim must not rest on a guess",
+        reason="a boundary must not rest on a guess",
     )
     grace_seconds: CountOrZero = setting(
         86400,
-        "how long after its lifetime a transaction's writes may still arrive (data.tx.grace.period)",
+        "time after the lifetime in which writes of a transaction may still arrive (data.tx.grace.period)",
         unit="seconds",
         reason="CDAP's default",
     )
@@ -411,49 +417,51 @@ class AuthQuota(Section):
 class AuthSettings(Section):
     kind: Literal["none", "tokens", "jwt"] = setting(
         "none",
-        "how a request proves who sent it; none accepts every request, on a loopback address only",
+        "authentication of requests; none accepts every request, on a loopback address only",
         reason="nothing to set up for a first try",
     )
     tokens_file: Path | None = setting(
         None,
-        "for kind tokens: the file of hashed tokens and their principals; read again when it changes",
+        "for kind tokens: file of hashed tokens and their principals; the server reads a changed file again",
         reason="there is no safe default",
         place=True,
     )
     key_file: Path | None = setting(
         None,
-        "for kind jwt: the public keys of the issuer, a PEM file of one or a JWKS file; read again when it changes",
+        "for kind jwt: public keys of the issuer, a PEM file with one key or a JWKS file; the server reads a "
+        "changed file again",
         reason="there is no safe default",
         place=True,
     )
     algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = setting(
         ("RS256", "ES256", "EdDSA"),
-        "for kind jwt: how tokens may be signed; only with a private key, never with a shared secret or not at all",
+        "for kind jwt: allowed signature algorithms; all use a private key, none a shared secret",
         reason="what issuers use",
     )
     audience: str | None = setting(
         None,
-        "for kind jwt: the audience a token must name; null: a token that names one is meant for others and refused",
+        "for kind jwt: audience that a token must name; null: a token that names an audience is refused, because "
+        "it is for another service",
         reason="not every issuer names one",
     )
     issuer: str | None = setting(
-        None, "for kind jwt: the issuer a token must name; null: any", reason="a key usually has one issuer"
+        None, "for kind jwt: issuer that a token must name; null: any", reason="a key usually has one issuer"
     )
     principal_claim: Annotated[str, Field(min_length=1)] = setting(
-        "sub", "for kind jwt: the claim that names the principal of the rules", reason="where JWT has the subject"
+        "sub", "for kind jwt: claim with the principal", reason="the subject of a JWT"
     )
     rules: tuple[AuthRule, ...] = setting(
         (),
         "permissions: a list of {principal, topics, can: [admin, publish, consume, observe], consumers, "
-        "producers}; principal * is each that is known; consumers and producers are patterns of the names that consume "
-        "and publish may use, by default all",
+        "producers}; principal * is every authenticated principal; consumers and producers are patterns of "
+        "allowed names, by default all",
         reason="a principal has only the permissions of its rules",
     )
     quotas: tuple[AuthQuota, ...] = setting(
         (),
-        "what each principal may use at most: a list of {principal, topics, bytes_per_second, requests}; requests are "
-        "those in flight, polls that wait included; principal * is each that is not named",
-        reason="how much is too much differs from site to site",
+        "limits of principals: a list of {principal, topics, bytes_per_second, requests}; requests counts "
+        "requests in flight, including waiting polls; principal * is every principal without its own entry",
+        reason="suitable limits differ between installations",
     )
 
     @model_validator(mode="after")
@@ -472,26 +480,26 @@ class AuthSettings(Section):
 class ConsumerSettings(Section):
     floor: Switch = setting(
         False,
-        "whether a message lives on after its topic's ttl, for all readers, as long as a registered consumer has not "
-        "read it; server and janitor both go by it",
-        reason="without it a topic's ttl says how much space the topic takes",
+        "keep a message after its topic's TTL, for all readers, until every registered consumer has read it; "
+        "server and janitor need the same value",
+        reason="without it, the TTL determines the space of a topic",
     )
     max_hold_seconds: Count = setting(
         86400,
-        "how long after its ttl such a message lives at most, even if a consumer has not read it",
+        "longest time after its TTL that such a message is kept",
         unit="seconds",
-        reason="a day to bring a consumer back; one that never comes costs no more than that",
+        reason="a day to restart a consumer; an abandoned consumer costs no more than that",
     )
     retry_seconds: CountOrZero = setting(
         1,
-        "wait of a consumer group before a message that failed comes again, doubled after each failure; 0: no wait, "
-        "and a message that always fails takes every second poll",
+        "wait of a consumer group before a failed message is delivered again, doubled after each failure; 0: no "
+        "wait, so a message that always fails takes every second poll",
         unit="seconds",
-        reason="a short fault passes, and with max_deliveries=4 a fault of 7 s sends nothing to the dead letters",
+        reason="a short fault passes; with max_deliveries=4 a fault of 7 s sends nothing to the dead letters",
     )
     longest_retry_seconds: Count = setting(
         60,
-        "longest wait before a message that failed comes again",
+        "longest wait before a failed message is delivered again",
         unit="seconds",
         reason="a message that always fails costs one delivery a minute",
     )
@@ -507,26 +515,25 @@ class LeaderSettings(Section):
 
     advertise: Url | None = setting(
         None,
-        "where the other servers on the same HBase reach this one, http://HOST:PORT or https://HOST:PORT (port 0: the "
-        "one it listens at); null: it stands alone, and starts only when no other one serves",
-        reason="one server needs none",
+        "URL of this server for other servers on the same HBase, http://HOST:PORT or https://HOST:PORT (port 0: "
+        "the one it listens on); null: a single server, which starts only if no other server serves the store",
+        reason="a single server needs none",
     )
     ca_file: Path | None = setting(
         None,
-        "a file with the certificates, in PEM, by which this server knows the other servers where their advertise is "
-        "https; null: those of the system",
-        reason="the system's authorities sign servers that have public names",
+        "file with certificates (PEM) by which this server verifies other servers with an https advertise; null: "
+        "the system's authorities",
+        reason="the system's authorities sign servers with public names",
         place=True,
     )
     certificate_name: str = setting(
         "",
-        "the name in the certificates of the other servers and of their transaction services; empty: the host of their "
-        "advertise",
+        "name in the certificates of other servers and their transaction services; empty: the host of their advertise",
         reason="certificates name hosts",
     )
     seconds: Annotated[int, Strict(), Field(ge=2, le=3600)] = setting(
         15,
-        "how long the lead lasts without being renewed, so for how long no instance answers when its holder has died",
+        "duration of leadership without renewal, so for how long no server responds after the leader dies",
         unit="seconds",
         reason="longer than HBase takes to open a region elsewhere",
     )
@@ -538,20 +545,20 @@ class LeaderSettings(Section):
     )
     slots: Annotated[int, Strict(), Field(ge=1, le=64)] = setting(
         1,
-        "into how many slots topics are divided, each with a leader of its own; all servers of a store have the same "
-        "number",
+        "number of slots into which topics are divided, each with its own leader; the same for all servers of a store",
         unit="slots",
-        reason="one server leads everything, and the others stand by",
+        reason="one server leads all topics, and the others wait",
     )
     servers: Annotated[int, Strict(), Field(ge=1, le=64)] = setting(
         1,
-        "how many servers share the slots: a slot belongs to the server whose ordinal is the slot's number modulo this",
+        "number of servers that share the slots: a slot belongs to the server whose ordinal is the slot's number "
+        "modulo this",
         unit="servers",
-        reason="as many as there are",
+        reason="a single server",
     )
     ordinal: Annotated[int, Strict(), Field(ge=0, le=9999)] | None = setting(
         None,
-        "which of the servers this is, from 0; null: the trailing number of its host name (tms-server-2)",
+        "ordinal of this server, from 0; null: the trailing number of its host name (tms-server-2)",
         unit="an ordinal",
         reason="a StatefulSet's pods have it in their names",
     )
@@ -560,15 +567,15 @@ class LeaderSettings(Section):
 class PollLimitSettings(Section):
     messages: Count | None = setting(
         None,
-        "messages that a poll is answered at most, in Avro and in JSON, whatever limit it names; what is cut off is "
-        "read by the next poll; null: as many as it asks for",
+        "most messages in the response to a poll, in Avro and JSON, whatever limit the poll has; the next poll "
+        "returns the rest; null: as many as the poll requests",
         unit="messages",
-        reason="answers are sent while they are read, so that a long one takes no more memory than a short one",
+        reason="responses are streamed, so a long response needs no more memory than a short one",
     )
     bytes: Count | None = setting(
         None,
-        "bytes of messages that a poll is answered at most, with 160 more for each message; at least one message "
-        "comes; null: as many as there are",
+        "most bytes of messages in the response to a poll, plus 160 for each message; at least one message is "
+        "returned; null: no limit",
         unit="bytes",
         reason="as for messages",
     )
@@ -576,54 +583,56 @@ class PollLimitSettings(Section):
 
 class ServerSettings(Section):
     host: HostName = setting(
-        "127.0.0.1", "the address to listen at", reason="without authentication only this machine may connect"
+        "127.0.0.1",
+        "address on which the server listens",
+        reason="without authentication only this machine may connect",
     )
-    port: Port = setting(11015, "the port to listen at; 0: a free one, printed", reason="CDAP's router port")
+    port: Port = setting(
+        11015, "port on which the server listens; 0: a free port, printed", reason="CDAP's router port"
+    )
     default_ttl_seconds: Count = setting(
         604800,
-        "how long messages of a topic live that is created without a ttl",
+        "TTL of a topic that is created without a TTL",
         unit="seconds",
         reason="CDAP's 7 days",
     )
     max_request_mb: Count = setting(
         10,
-        "the largest request body, but for polls in transactions, which may be larger with the list of ids (see "
-        "server.max_transaction_ids); on HBase a message is also limited by storage.hbase.max_cell_bytes",
+        "largest request body, except polls in transactions, which also contain a list of ids (see "
+        "server.max_transaction_ids); on HBase storage.hbase.max_cell_bytes limits a message too",
         unit="MB",
-        reason="a request is held in memory whole",
+        reason="a whole request is held in memory",
     )
     max_transaction_ids: Count = setting(
         100_000,
-        "ids, invalid and in progress, that the transaction of a poll may carry, 11 bytes each, up to "
-        "server.max_request_mb; with the transaction manager in this process as many as its list has and a tenth more, "
-        "whatever this number and server.max_request_mb are; a longer body is answered 413",
+        "most ids (invalid and in progress) in the transaction of a poll, 11 bytes each, up to "
+        "server.max_request_mb; with the manager in this process, the length of its list plus a tenth, whatever "
+        "this setting and server.max_request_mb are; the server responds 413 to a longer body",
         unit="ids",
-        reason="far more than a transaction system has whose invalid transactions are cleaned up",
+        reason="far more ids than a cleaned invalid list has",
     )
     max_connections: Count = setting(
         500,
-        "connections over HTTP at once, and never more than half of the files that the process may open (ulimit -n); "
-        "one too many is answered 503 and closed",
+        "most simultaneous HTTP connections, and never more than half of the process's open files (ulimit -n); "
+        "the server responds 503 to another connection and closes it",
         unit="connections",
         reason="fits the usual limit of 1024 files, of which the store needs some",
     )
     memory: Annotated[int, Strict(), Field(ge=64, le=INT_MAX)] = setting(
         256,
-        "memory that requests and answers take together, beside the cache: arriving bodies, their "
-        "unpacked and decoded form, and unread responses; requests that need more wait, and "
-        "clients that keep them waiting are cut off",
+        "memory for all requests and responses, in addition to the cache: arriving bodies, their unpacked and "
+        "decoded form, and unread responses; requests that need more wait, and the server disconnects clients "
+        "that make them wait",
         unit="MB",
         reason="eight publishes of 10 MB at once",
     )
     poll_limit: PollLimitSettings = PollLimitSettings()
-    access_log: Switch = setting(
-        False, "whether each request is logged", reason="a line costs as much as a small request"
-    )
+    access_log: Switch = setting(False, "log each request", reason="a line costs as much as a small request")
     cache_mb: CountOrZero = setting(30, "memory for recent messages; 0: none", unit="MB", reason="CDAP's default")
     system_topics: tuple[SystemTopic, ...] = setting(
         (),
-        "topics created at start: NAMESPACE:TOPIC; NAMESPACE:TOPIC:N is TOPIC0 to TOPIC(N-1); without a namespace it "
-        "is system, as in CDAP's messaging.system.topics",
+        "topics to create at the start: NAMESPACE:TOPIC; NAMESPACE:TOPIC:N is TOPIC0 to TOPIC(N-1); without a "
+        "namespace the topic is in system, as in CDAP's messaging.system.topics",
         reason="CDAP's own are created by CDAP",
     )
     tls: TlsSettings | None = setting(None, "certificate and key; null: plain HTTP", reason="loopback needs none")

@@ -1,4 +1,4 @@
-"""Writes ``configuration.md`` from the models, so that it cannot say anything else.
+"""Write ``configuration.md`` from the models of the settings.
 
 Run it from the root of a checkout: ``python -m tools.reference.configuration``.
 """
@@ -18,41 +18,42 @@ PAGE = Path(__file__).parents[2] / "docs/reference/configuration.md"
 HEAD = """\
 # Configuration
 
-Made from the models by `python -m tools.reference.configuration`; change the models, not this page.
+This page lists each setting of `janitor` and `tms` with its default and the reason for it. `make generate` writes the
+page from the code.
 
-Four layers, the first that says something wins: **flags**, **environment**, **file** (`--config FILE`), **defaults**.
-`janitor config show` prints the settings in force and where each came from. No file means the built-in standalone
-configuration, which is `conf/standalone.yaml`; `conf/hbase.yaml` is a start for a cluster.
+Settings come from four sources. The first source with a value counts: **options**, **environment**, **file** (`--config
+FILE`), **defaults**. `janitor config show` prints all settings with their sources. Without a file, the settings are
+those of `conf/standalone.yaml`; `conf/hbase.yaml` is a template for a cluster.
 
-* **File.** YAML with the sections below. A setting that does not exist, or one written twice, is an error. Relative
-  paths, the default ones too, start at the folder of the file, without a file at the working directory. A path may not
-  start with `~`.
+* **File.** YAML with the sections below. An unknown or repeated setting is an error. Relative paths, including the
+  default ones, start at the folder of the file, or without a file at the working directory. A path may not start with
+  `~`.
 * **Environment.** `TMS_`, then the path of the setting in capitals with two underscores for each dot:
-  `TMS_STORAGE__LEVELDB__PATH=/srv/messaging`. Text needs no quotes, anything else is YAML:
-  `TMS_JANITOR__APPLY=false`, `TMS_JANITOR__PROTECT='["default:audit*"]'`; `null` or nothing is null. A name that starts
-  with `TMS_` and the name of a section but is not a setting is an error. Kubernetes puts such names into every pod for
-  a Service called `tms-server` or `tms-janitor` (`TMS_SERVER_PORT`): set `enableServiceLinks: false` in the pod.
-* **Flags** of every command. Their paths start at the working directory.
+  `TMS_STORAGE__LEVELDB__PATH=/srv/messaging`. Text needs no quotes; other values are YAML: `TMS_JANITOR__APPLY=false`,
+  `TMS_JANITOR__PROTECT='["default:audit*"]'`. `null` or an empty value is null. A name that starts with `TMS_` and the
+  name of a section but is not a setting is an error. Kubernetes adds such variables to every pod for a Service named
+  `tms-server` or `tms-janitor` (`TMS_SERVER_PORT`): set `enableServiceLinks: false` in the pod.
+* **Options** of every command. Their paths start at the working directory.
 
-  | flag | sets |
+  | option | sets |
   |---|---|
   | `--leveldb DIR` | `storage.kind: leveldb`, `storage.leveldb.path: DIR` |
   | `--hbase HOST:PORT[,…]` | `storage.kind: hbase`, `storage.hbase.thrift` |
   | `--snapshots DIR_OR_URL` | `transactions.source: directory`, `transactions.directory` |
 
-  Two defaults follow the LevelDB store, whatever names it: `transactions.directory` is `DIR.tx` and `janitor.state` is
-  `DIR.janitor`. A symbolic link to the store leads to the same folders as the store itself.
+  Two defaults follow the LevelDB store: `transactions.directory` is `DIR.tx` and `janitor.state` is `DIR.janitor`. A
+  symbolic link to the store leads to the same folders as the store itself.
 
-A program of the janitor's outside `tms serve` cannot ask a manager (`transactions.source: manager`). It reads the
-snapshots that the manager writes into `transactions.directory`, if that folder is there, and else works without any.
+A janitor outside `tms serve` cannot call a manager (`transactions.source: manager`). It reads the snapshots that the
+manager writes into `transactions.directory`, or works without snapshots if that folder does not exist.
 
-`off`, `on`, `no` and `yes` are `false` and `true` in YAML. Topics are written `NAMESPACE:TOPIC`, patterns are shell
-patterns on that.
+In YAML, `off` and `no` are `false`, `on` and `yes` are `true`. Topics are written `NAMESPACE:TOPIC`; patterns are shell
+patterns for topics.
 """
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     return HEAD + "".join(_table(section) for section in AllSettings.model_fields)
 
 
