@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.figure import Figure, report
 from benchmarks.hbase import BUCKETS, filled, server
 from benchmarks.p1_sweep import BenchClock
-from benchmarks.stores import BATCH_ROWS, BODY, NOW_MS, TERMS, build, engine, topic_names
+from benchmarks.stores import BODY, NOW_MS, TERMS, build, engine, topic_names
 from janitor.report import Report
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
@@ -101,7 +101,7 @@ def of_spark(spark: SparkSession, path: Path) -> Iterator[Engine]:
 
 
 def on_spark(store: Store, state: State, sender: Sender, access: Access, **options: Any) -> Engine:
-    deps = Deps(store, state, Source(), BenchClock(), TERMS, token_hex=secrets.token_hex, batch_rows=BATCH_ROWS)
+    deps = Deps(store, state, Source(), BenchClock(), TERMS, token_hex=secrets.token_hex)
     return spark_engine(deps, sender=sender, cut=cutter(access, CORES), **options)
 
 

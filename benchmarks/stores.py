@@ -32,6 +32,7 @@ TERMS = Terms(
     lifetime=Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000),
     lifetime_known=True,
     snapshot_interval_seconds=60,
+    batch_rows=BATCH_ROWS,
 )
 
 
@@ -72,7 +73,6 @@ def engine(
         clock,
         TERMS,
         token_hex=secrets.token_hex,
-        batch_rows=BATCH_ROWS,
         division=Threads(workers),
         observer=observer,
     )

@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.figures import HELD, GuardNote, HeldRows
+from janitor.state.records import Mode
 from tms_core.topic import TopicId
 
-Mode = Literal["plan", "apply"]
 DataTable = Literal["message", "payload"]
 
 #: Told after every page: the phase, the topic, and how many rows the page had.

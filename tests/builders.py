@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -30,12 +30,12 @@ from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Preparation, Terms
 from janitor.sweep.sweep import Threads
-from tms_core.clock import ManualClock
+from tms_core.clock import Clock, ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import KEYS, MESSAGES, KeyReads, MessageValue, Reads, Store, Want, read_all
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
-from tms_core.transaction.source.source import Loaded
+from tms_core.transaction.source.source import Loaded, SnapshotSource
 
 NOW_MS = 1_700_000_000_000
 SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
@@ -200,18 +200,26 @@ class PossibleSnapshots:
         return self.snapshots.latest()
 
 
+def make_deps(
+    store: Reads, state: State, source: SnapshotSource | None, clock: Clock, terms: Terms, **options: Any
+) -> Deps:
+    """What a janitor works with; ``options`` are of ``Deps`` and of ``Terms``."""
+    settings = {item.name: options.pop(item.name) for item in fields(Terms) if item.name in options}
+    return Deps(store, state, source, clock, replace(terms, **settings), **options)
+
+
 class Desk(Engine):
     """An engine whose plans go to files and come from there, as the commands' do.
 
     Args:
         workers: how many parts of the store are swept at once.
-        options: of ``Deps``.
+        options: as of :func:`make_deps`.
     """
 
     def __init__(self, store: Reads, state: State, source: Any, *arguments: Any, workers: int = 1, **options: Any):
         if isinstance(source, Snapshots):
             source = PossibleSnapshots(source, state)
-        super().__init__(Deps(store, state, source, *arguments, **{"division": Threads(workers), **options}))
+        super().__init__(make_deps(store, state, source, *arguments, **{"division": Threads(workers), **options}))
 
     def preview(self, *, out: Path | None = None, **options: Any) -> Report:
         """What a run would do; written to a plan file, if one is named."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
@@ -29,6 +30,7 @@ from janitor.daemon.daemon import Daemon
 from janitor.run.deps import Deps, Truncator
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LateSource
+from janitor.sweep.run import Terms
 from tms_core.server.companions import CompanionContext
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import remove_stale
@@ -130,17 +132,18 @@ class EmbeddedSession(Session):
         # The host closes it.
         return nullcontext(self._context.store.apart())
 
-    def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
-        wanted = self.settings.janitor
-        gentle = {
-            "rows_per_second": wanted.rate_rows_per_second or GENTLE_ROWS_PER_SECOND,
-            "batch_rows": min(wanted.batch_rows, GENTLE_BATCH_ROWS),
-        }
-        # Rows that come back stand before what the server remembers of the topic.
-        return super().deps(store, state, source=source, restored=self._context.service.forget, **{**gentle, **options})
+    def terms(self) -> Terms:
+        wanted = super().terms()
+        return replace(
+            wanted,
+            batch_rows=min(wanted.batch_rows, GENTLE_BATCH_ROWS),
+            rows_per_second=wanted.rows_per_second or GENTLE_ROWS_PER_SECOND,
+        )
 
-    def beside(self, store: Reads, side: SideTable | None) -> dict[str, Any]:
-        return {**super().beside(store, side), "newborn": self._context.service.is_newborn}
+    def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
+        host = self._context.service
+        # Rows that come back stand before what the server remembers of the topic.
+        return super().deps(store, state, source=source, restored=host.forget, newborn=host.is_newborn, **options)
 
     def side(self) -> AbstractContextManager[SideTable | None]:
         return nullcontext(self._context.service.side)

@@ -191,7 +191,7 @@ def _assemble(
         is_stopping=stop.is_set,
         archive=current.archive(),
         feedback=feedback,
-        **current.beside(store, side),
+        side=side,
     )
     for run_id in engine.recover():
         logger.warning(
@@ -210,7 +210,7 @@ def _assemble(
         jobs.append(Job("late", LATE_SECONDS, partial(note_late, state, transactions, clock)))
     if side is not None:
         lags = LagCount(
-            LagTables(read_only(store), Expiries(side), current.floor(store, side)),
+            LagTables(read_only(store), Expiries(side), engine.deps.floor),
             side,
             state,
             clock,
@@ -268,11 +268,9 @@ def _answer(
 
     def reader(observer: Observer, is_stopping: Callable[[], bool]) -> Questions:
         # What only reads gets no object that could write (rule S5).
-        face, beside = read_only(store), current.beside(store, side)
+        face = read_only(store)
         return Questions(
-            current.deps(
-                face, state, is_stopping=is_stopping, observer=observer, unknown_row_log=unknown_row_log, **beside
-            )
+            current.deps(face, state, is_stopping=is_stopping, observer=observer, unknown_row_log=unknown_row_log, side=side)
         )
 
     who = greeting(store.identity(), current.digest)

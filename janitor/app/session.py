@@ -21,19 +21,19 @@ from janitor.app.progress import progress
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
-from janitor.report import Mode, Observer, ignore_progress
+from janitor.report import Observer, ignore_progress
 from janitor.run import record
 from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.engine import Engine
 from janitor.settings import AllSettings, config_digest, load
 from janitor.state.base import State
+from janitor.state.records import Mode
 from janitor.stats.consumer_lag import LateSource
 from janitor.status.collect import Deployment
 from janitor.sweep.run import Terms
 from janitor.sweep.sweep import Threads
 from tms_core.cli import entry
 from tms_core.clock import Clock
-from tms_core.consumers.positions import Floor, Positions
 from tms_core.errors import (
     ConfigurationError,
     Interrupted,
@@ -47,8 +47,7 @@ from tms_core.errors import (
 from tms_core.settings.layers import LoadedSettings
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.lease import Lease, LeaseRecord
-from tms_core.tables.read_only import read_only
-from tms_core.tables.side import Expiries, SideTable
+from tms_core.tables.side import SideTable
 from tms_core.transaction.rpc.client import TransactionClient, source_of
 from tms_core.transaction.source.source import SnapshotSource
 
@@ -126,6 +125,11 @@ class Session:
             lifetime_known=transactions.max_lifetime_seconds is not None,
             snapshot_interval_seconds=transactions.snapshot_interval_seconds,
             consumer_hold_seconds=self.settings.server.consumers.hold_seconds,
+            snapshots_wanted=transactions.source != "none",
+            batch_rows=janitor.batch_rows,
+            rows_per_second=janitor.rate_rows_per_second,
+            history_days=janitor.history_days,
+            archive_days=janitor.archive.keep_days,
         )
 
     def source(self) -> SnapshotSource | None:
@@ -332,16 +336,6 @@ class Session:
         """Messages with a ttl of their own, and consumers, of a store that is held."""
         return self.place.side(read_only=False)
 
-    def beside(self, store: Reads, side: SideTable | None) -> dict[str, Any]:
-        """What those mean for judging the store's rows: options of :meth:`deps`."""
-        expiries = None if side is None else Expiries(side)
-        return {"expiries": expiries, "side": side, "floor": self.floor(store, side)}
-
-    def floor(self, store: Reads, side: SideTable | None) -> Floor | None:
-        """What consumers hold; None where the settings want them to hold nothing."""
-        seconds = self.settings.server.consumers.hold_seconds
-        return Floor(Positions(side), read_only(store), seconds) if side is not None and seconds is not None else None
-
     def lease(
         self, state: State, store: Reads, standby: Event | None = None, until: Event | None = None
     ) -> AbstractContextManager[Lease]:
@@ -395,15 +389,9 @@ class Session:
 
     def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
         """What a janitor works with by the settings; ``options`` are further fields, which win."""
-        janitor = self.settings.janitor
         own = {
             "token_hex": secrets.token_hex,
-            "batch_rows": janitor.batch_rows,
-            "division": Threads(janitor.workers),
-            "history_days": janitor.history_days,
-            "rows_per_second": janitor.rate_rows_per_second,
-            "archive_days": janitor.archive.keep_days,
-            "snapshots_wanted": self.settings.transactions.source != "none",
+            "division": Threads(self.settings.janitor.workers),
             "state_name": self.place.state_name,
         }
         return Deps(store, state, source or self.source(), self.clock, self.terms(), **{**own, **options})
@@ -416,6 +404,7 @@ class Session:
     def _engine(
         self, store: Reads, state: State, side: SideTable | None, lease: Lease | None = None, **options: Any
     ) -> Iterator[Engine]:
-        options |= self.beside(store, side)
         with progress(sys.stderr) as observer:
-            yield self.engine(store, state, observer=observer, lease=lease, archive=self.archive(), **options)
+            yield self.engine(
+                store, state, observer=observer, side=side, lease=lease, archive=self.archive(), **options
+            )

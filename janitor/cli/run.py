@@ -10,9 +10,8 @@ import click
 
 from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
-from janitor.report import Mode
 from janitor.run.record import RunLog
-from janitor.state.records import Note
+from janitor.state.records import Mode, Note
 from tms_core.cli.help import Command
 from tms_core.errors import StateBusy, StoreBusy, TmsError
 from tms_core.logs.printable import printable

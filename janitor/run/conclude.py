@@ -169,8 +169,8 @@ def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
 def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
     """What changes in the records of failures. A topic without metadata has nothing left that could fail."""
     known = state.strikes()
-    blamed = {key: error for key, error in outcome.failed.items() if key not in outcome.refused}
-    failed = {topic: error for key, error in blamed.items() if (topic := TopicId.from_prefix(key)) is not None}
+    blamed = [each for each in outcome.failed.values() if not each.refused]
+    failed = {topic: each.message for each in blamed if (topic := TopicId.from_prefix(each.prefix)) is not None}
     gone = {topic for topic in known if topic.prefix not in run.topics and _is_done(run, outcome, topic.prefix)}
     written = {key.topic for key, entry in outcome.entries.items() if key.held is None and entry.rows}
     now_ms, write_failed = run.ready.now.wall_ms, outcome.write_failed
@@ -221,7 +221,7 @@ def _save_sight(ready: Preparation, state: State, clocks: ClockAnchor) -> None:
 def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[TopicId]:
     """Adopt a store as it was prepared; as of :meth:`janitor.run.engine.OperatorDecisions.adopt`."""
     state, lineage = deps.state, deps.store.lineage()
-    run = make_run(deps, ready, full=False, label=Hold.FIRST_CONTACT)
+    run = make_run(deps, ready, kind="frequent", label=Hold.FIRST_CONTACT)
     run.load_topics()
     topics = {work.topic.topic: work.record for work in run.topics.values()}
     record = ready.record

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from threading import RLock
 from typing import NamedTuple, Protocol
 
 from janitor.archive.writer import ParquetArchive
@@ -20,10 +19,10 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Terms, none_is_new
 from janitor.sweep.sweep import Division, Threads
 from tms_core.clock import Clock
-from tms_core.consumers.positions import Floor
+from tms_core.consumers.positions import Floor, Positions
 from tms_core.tables.base import MetadataReads, Reads, Store
 from tms_core.tables.lease import Lease
-from tms_core.tables.read_only import read_only_error
+from tms_core.tables.read_only import read_only, read_only_error
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata, readable_topics
 from tms_core.transaction.source.source import SnapshotSource
@@ -108,28 +107,20 @@ class Deps:
         state: its state.
         source: where transaction snapshots come from; None for nowhere.
         clock: what time it is.
-        terms: the settings that decisions on rows rest on.
+        terms: the settings.
         token_hex: makes that many random bytes, as hex (``secrets.token_hex``).
-        batch_rows: rows per page, and so per batch of a run.
         division: the parts of the store in a pass, and the executor of its steps.
-        history_days: how long past runs are remembered.
         observer: told about progress; a failed observer is not called again and stops nothing (rule S15).
         is_stopping: whether to stop before the next page or batch.
         unrecognised: the subjects already logged; all of one process share it.
-        expiries: messages with a ttl of their own (L6); None: there are none.
-        side: the claims of consumer groups; None: there are none.
-        floor: holds what registered consumers have not read; None: nothing is held for them.
+        side: messages with a ttl of their own (L6), consumers and their claims; None: there are none.
         newborn: whether a topic is known to have been made with nothing in it, so that it need not be held.
-        rows_per_second: the limit on deleting; None for none.
         lease: the lease of runs; None where nothing else can write.
         archive: where rows go before they are deleted; None for nowhere.
-        archive_days: how long they are kept there.
         feedback: the transaction manager that receives proven ids; None for none.
         restored: told of a topic that archived rows were written to.
-        snapshots_wanted: whether a missing source of snapshots is worth a warning; False where the settings chose none.
         opened_bytes: the size of the store on its disk before it was opened for writing; None: its size is read.
         state_name: where the state is, for people.
-        turn: held by a run, and by a decision that excludes one.
     """
 
     store: Reads
@@ -138,34 +129,35 @@ class Deps:
     clock: Clock
     terms: Terms
     token_hex: Callable[[int], str]
-    batch_rows: int = 2000
     division: Division = field(default_factory=Threads)
-    history_days: int = 30
     observer: Observer = ignore_progress
     is_stopping: Callable[[], bool] = never
     unknown_row_log: UnknownRowLog = field(default_factory=UnknownRowLog)
-    expiries: Expiries | None = None
     side: SideTable | None = None
-    floor: Floor | None = None
     newborn: Callable[[TopicMetadata], bool] = none_is_new
-    rows_per_second: float | None = None
     lease: Lease | None = None
     archive: ParquetArchive | None = None
-    archive_days: int = 7
     feedback: Feedback | None = None
     restored: Callable[[TopicId], None] = ignore_restored
-    snapshots_wanted: bool = True
     opened_bytes: int | None = None
     state_name: str = ""
-    turn: RLock = field(default_factory=RLock)
 
     def __post_init__(self) -> None:
         if not isinstance(self.observer, GuardedObserver):
             object.__setattr__(self, "observer", GuardedObserver(self.observer))
 
     @property
-    def history_ms(self) -> int:
-        return self.history_days * 86_400_000
+    def expiries(self) -> Expiries | None:
+        """Return the messages with a ttl of their own (L6); None: there are none."""
+        return None if self.side is None else Expiries(self.side)
+
+    @property
+    def floor(self) -> Floor | None:
+        """Return what holds messages that registered consumers have not read; None: nothing does."""
+        seconds = self.terms.consumer_hold_seconds
+        if self.side is None or seconds is None:
+            return None
+        return Floor(Positions(self.side), read_only(self.store), seconds)
 
     def writable_store(self) -> Store:
         """Return the store, to be written: questions never ask for that (rule S5).

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from threading import RLock
 
 from janitor.archive.restore import Request, Restored
 from janitor.boundary import claim as boundary
@@ -17,6 +18,7 @@ from janitor.rules import frontier
 from janitor.rules.policy import Hold
 from janitor.run import conclude, guards, record
 from janitor.run.conclude import adopt
+from janitor.run.deps import Deps
 from janitor.run.plan_file import PlanFile
 from janitor.run.prepare import make_run, prepare
 from janitor.run.questions import Questions, begin_plan, make_plan
@@ -25,7 +27,7 @@ from janitor.state import decided
 from janitor.state.topic_history import save_topics
 from janitor.sweep.ledger import KEPT_ENTRIES
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import Preparation, parse_or_none
+from janitor.sweep.run import PassKind, Preparation, parse_or_none
 from tms_core.errors import GuardTripped, Interrupted, LeaseHeld, NotAdopted
 from tms_core.topic import TopicId
 
@@ -35,6 +37,11 @@ FULL_EVERY_MS = 24 * 3600 * 1000
 
 class OperatorDecisions(Questions):
     """The executor of decisions and housekeeping."""
+
+    def __init__(self, deps: Deps) -> None:
+        super().__init__(deps)
+        # Held by a run, and by a decision that excludes one.
+        self._turn = RLock()
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
         """Accept this store, this transaction system and this clock as they are now.
@@ -49,7 +56,7 @@ class OperatorDecisions(Questions):
         Raises:
             NotAdopted: this is another store; nothing was changed.
         """
-        with self.deps.turn:
+        with self._turn:
             ready = prepare(self.deps)
             if store_id is not None and store_id != ready.record.mark:
                 raise NotAdopted(
@@ -79,7 +86,7 @@ class OperatorDecisions(Questions):
         for note in ready.notes:
             if not clock and note.tripped and note.guard == "clock":
                 raise GuardTripped(f"Nothing was approved: {note.message}.")
-        run = make_run(self.deps, ready, full=False, patterns=patterns)
+        run = make_run(self.deps, ready, kind="frequent", patterns=patterns)
         run.load_topics()
         held = {
             work.topic.topic: frontier.approve(work.record, work.topic)
@@ -104,7 +111,7 @@ class OperatorDecisions(Questions):
         Raises:
             Refused, ArchiveError, StoreError: as that says; the writes until then stays.
         """
-        with self.deps.turn:
+        with self._turn:
             try:
                 return self._restore(folder, request)
             finally:
@@ -112,9 +119,9 @@ class OperatorDecisions(Questions):
 
     def at_work(self) -> bool:
         """Return whether a run, or a decision that excludes one, is under way in another thread."""
-        if not self.deps.turn.acquire(blocking=False):
+        if not self._turn.acquire(blocking=False):
             return True
-        self.deps.turn.release()
+        self._turn.release()
         return False
 
     # -- between runs --------------------------------------------------------------------------------------------
@@ -127,7 +134,7 @@ class OperatorDecisions(Questions):
         Returns:
             The ids of those runs.
         """
-        with self.deps.turn:
+        with self._turn:
             return record.recover(self.deps)
 
     def renew_lease(self) -> None:
@@ -136,7 +143,7 @@ class OperatorDecisions(Questions):
         Raises:
             LeaseLost: another process has taken it.
         """
-        lease, turn = self.deps.lease, self.deps.turn
+        lease, turn = self.deps.lease, self._turn
         # Never beside a run: that takes the state's lock before the lease's, and this the other way round.
         if lease is None or not turn.acquire(blocking=False):
             return
@@ -149,7 +156,7 @@ class OperatorDecisions(Questions):
     def regain_lease(self) -> bool:
         """Take the lease again after it was lost; returns whether this process holds it."""
         lease = self.deps.lease
-        with self.deps.turn:
+        with self._turn:
             if lease is None or lease.held:
                 return True
             try:
@@ -169,9 +176,9 @@ class OperatorDecisions(Questions):
         ready = prepare(self.deps)
         if ready.is_blocked:
             return
-        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.history_ms, KEPT_ENTRIES)
+        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.terms.history_ms, KEPT_ENTRIES)
         if self.deps.archive is not None:
-            self.deps.archive.expire(self.deps.archive_days, ready.now.wall_ms)
+            self.deps.archive.expire(self.deps.terms.archive_days, ready.now.wall_ms)
 
 
 class Engine(OperatorDecisions):
@@ -197,13 +204,12 @@ class Engine(OperatorDecisions):
         Raises:
             StoreError, StateError: the store or the state failed as a whole.
         """
-        with self.deps.turn:
+        with self._turn:
             with record.preparing(self.deps, "apply"):
                 ready = self._adopted(prepare(self.deps), wanted=adopt)
-                full = self._is_full_due(ready)
-                run = make_run(
-                    self.deps, ready, full=full, patterns=patterns, incremental=incremental and not full, deletes=True
-                )
+                due: PassKind = "incremental" if incremental else "frequent"
+                kind = "full" if self._is_full_due(ready) else due
+                run = make_run(self.deps, ready, kind=kind, patterns=patterns, deletes=True)
             return SweepRun(self.deps, run, moves_frontiers=True).sweep()
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
@@ -213,16 +219,16 @@ class Engine(OperatorDecisions):
             PlanRefused: its basis has changed; nothing was done.
             StoreError, StateError: the store or the state failed as a whole.
         """
-        with self.deps.turn:
+        with self._turn:
             with record.preparing(self.deps, "apply"):
                 ready = prepare(self.deps)
-                present = make_run(self.deps, ready, full=True)
+                present = make_run(self.deps, ready, kind="full")
                 present.load_topics()
             wanted.check(ready.record.mark, self.deps.terms, present)
             ready = self._adopted(ready, wanted=adopt)
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
-            run = make_run(self.deps, ready, full=True, limits=wanted.limits, deletes=True)
+            run = make_run(self.deps, ready, kind="full", limits=wanted.limits, deletes=True)
             return SweepRun(self.deps, run, moves_frontiers=False).sweep()
 
     def rehearse(self, *, patterns: tuple[str, ...] = ()) -> Report:
@@ -231,12 +237,12 @@ class Engine(OperatorDecisions):
         Raises:
             StoreError, StopRequested: as of a plan.
         """
-        with self.deps.turn:
+        with self._turn:
             with record.preparing(self.deps, "plan"):
                 ready = prepare(self.deps)
                 known = self.deps.state.note(record.REHEARSED)
-                full = known is None or not 0 <= ready.now.wall_ms - known < FULL_EVERY_MS
-                run, outcome = begin_plan(self.deps, ready, patterns, full=full), Outcome()
+                is_recent = known is not None and 0 <= ready.now.wall_ms - known < FULL_EVERY_MS
+                run, outcome = begin_plan(self.deps, ready, "frequent" if is_recent else "full", patterns), Outcome()
             record.begin(self.deps, run)
             try:
                 report = make_plan(self.deps, run, outcome)

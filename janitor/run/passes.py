@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from janitor.report import EXPECTED, NOT_COUNTED, MessagesLeft, Mode, Report, StoreBytes, counts_as_done
+from janitor.report import EXPECTED, NOT_COUNTED, MessagesLeft, Report, StoreBytes, counts_as_done
 from janitor.rules.policy import Rule
-from janitor.run import guards
 from janitor.run.deps import Deps
-from janitor.state.base import Claim, State, TopicCount
+from janitor.state.base import Claim, RunRecord, State, TopicCount
 from janitor.state.figures import GuardNote
+from janitor.state.records import Mode
 from janitor.sweep.findings import Read
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run, TopicWork
@@ -48,16 +48,8 @@ def new_id(started_ms: int, token_hex: Callable[[int], str]) -> str:
 
 def begin(deps: Deps, mode: Mode, run: Run) -> Run:
     """Start a run that has read nothing yet."""
-    started = guards.read_clocks(deps.clock)
-    return replace(
-        run,
-        id=new_id(started.wall_ms, deps.token_hex),
-        mode=mode,
-        started=started,
-        calls_before=Counter(deps.store.calls),
-        # Opening packs LevelDB's logs, so a plan and the run after it would tell two sizes.
-        bytes_before=deps.store.disk_bytes() if deps.opened_bytes is None else deps.opened_bytes,
-    )
+    now_ms = deps.clock.now_ms()
+    return replace(run, record=RunRecord(new_id(now_ms, deps.token_hex), mode, now_ms, heartbeat_ms=now_ms))
 
 
 def load_topics(deps: Deps, run: Run) -> Mapping[TopicId, TopicCount]:
@@ -84,31 +76,49 @@ def _expected_rows(count: TopicCount, work: TopicWork) -> int:
     return round(count.messages * (cutoff.ms - count.oldest_ms) / (count.newest_ms - count.oldest_ms))
 
 
-class Phases:
-    """How long the phases of a run take; consumes the events of its pass, and shows its progress.
+class Costs:
+    """What a pass costs: the time of its phases, its calls and the size of the store.
 
-    Args:
-        outcome: where the times go.
+    It consumes the events of the pass, and shows its progress.
+
+    Attributes:
+        phase_seconds: how long each phase took.
+        bytes_before: what the store took on its disk before; None where that is not known.
     """
 
-    def __init__(self, deps: Deps, outcome: Outcome) -> None:
+    def __init__(self, deps: Deps) -> None:
         self._deps = deps
-        self._outcome = outcome
+        self._calls_before = Counter(deps.store.calls)
+        self._started_ms = deps.clock.running_ms()
+        # Opening packs LevelDB's logs, so a plan and the run after it would tell two sizes.
+        self.bytes_before = deps.store.disk_bytes() if deps.opened_bytes is None else deps.opened_bytes
+        self.phase_seconds: dict[str, float] = {}
         self._name = ""
         self._since_ms = 0
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the pass has taken so far."""
+        return (self._deps.clock.running_ms() - self._started_ms) / 1000
+
+    def calls(self) -> Counter[str]:
+        """Return the store operations of the pass so far, by name."""
+        made = self._deps.store.calls - self._calls_before
+        del made[UNREADABLE]
+        return made
 
     def see(self, event: Event) -> None:
         """Take note of an event."""
         if isinstance(event, Read):
             self._deps.observer(event.phase, event.topic, event.rows)
         elif isinstance(event, StepStarted):
-            self.start(event.step)
+            self.start(event.parts[0].step)
 
     def start(self, name: str) -> None:
         """Start a phase, so that the one before is over; an empty name starts none."""
         now_ms = self._deps.clock.running_ms()
         if self._name:
-            self._outcome.phase_seconds[self._name] = (now_ms - self._since_ms) / 1000
+            self.phase_seconds[self._name] = (now_ms - self._since_ms) / 1000
         self._name, self._since_ms = name, now_ms
 
 
@@ -116,20 +126,22 @@ class Phases:
 
 
 def report(
-    deps: Deps, run: Run, outcome: Outcome, boundary: Claim | None, counts: Mapping[TopicId, TopicCount]
+    deps: Deps, run: Run, outcome: Outcome, costs: Costs, boundary: Claim | None, counts: Mapping[TopicId, TopicCount]
 ) -> Report:
     """What has come of a pass; rows and topics that nothing is known of are named in the log.
 
     Args:
+        outcome: takes in the calls of the pass.
         boundary: the claim in force.
         counts: what the background count had found when the pass started.
     """
     ready = run.ready
     deps.unknown_row_log.name(outcome, deps.store.metadata)
+    outcome.calls = costs.calls()
     return Report(
         id=run.id,
         mode=run.mode,
-        started_ms=run.started.wall_ms,
+        started_ms=run.record.started_ms,
         effective_now_ms=ready.now.wall_ms,
         snapshot=ready.tx.used,
         entries=outcome.entries,
@@ -137,13 +149,13 @@ def report(
         boundary=boundary.bound if boundary else None,
         guards=_notes(run, outcome, deps.state),
         errors=outcome.errors,
-        store_calls=sum(calls_made(run).values()),
+        store_calls=outcome.calls.total(),
         seeks_spared=outcome.seeks_spared,
-        duration_seconds=(deps.clock.running_ms() - run.started.running_ms) / 1000,
-        phase_seconds=outcome.phase_seconds,
+        duration_seconds=costs.seconds,
+        phase_seconds=costs.phase_seconds,
         full=run.full,
         truncated=outcome.truncated,
-        store_bytes=StoreBytes(run.bytes_before, deps.store.disk_bytes() if run.mode == "apply" else None),
+        store_bytes=StoreBytes(costs.bytes_before, deps.store.disk_bytes() if run.mode == "apply" else None),
         messages=_messages(deps, run, outcome, counts),
     )
 
@@ -178,24 +190,17 @@ def _counts(deps: Deps, run: Run, known: Mapping[TopicId, TopicCount]) -> list[T
     for entry in entries:
         swept[entry.topic] = max(entry.at_ms, swept.get(entry.topic, 0))
     known_ms = entries[-1].at_ms if len(entries) == LEDGER_ENTRIES else 0
-    since_ms = max(known_ms, run.started.wall_ms - MESSAGES_MS)
+    since_ms = max(known_ms, run.record.started_ms - MESSAGES_MS)
     for key, work in run.topics.items():
         if work.topic.deleted or not run.in_scope(key):
             continue
         count = known.get(work.topic.topic)
-        if count is None or not since_ms <= count.counted_ms <= run.started.wall_ms:
+        if count is None or not since_ms <= count.counted_ms <= run.record.started_ms:
             return None
         if swept.get(work.topic.topic, 0) >= count.counted_ms:
             return None
         found.append(count)
     return found
-
-
-def calls_made(run: Run) -> Counter[str]:
-    """Return the store operations of a pass so far, by name."""
-    made = run.store.calls - run.calls_before
-    del made[UNREADABLE]
-    return made
 
 
 def _notes(run: Run, outcome: Outcome, state: State) -> list[GuardNote]:

@@ -14,7 +14,7 @@ import re
 import stat
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,14 @@ def _no_plan(name: str) -> ConfigurationError:
     return ConfigurationError(f"{name} is not a plan file.", "Make one with: janitor plan --out FILE")
 
 
+#: The settings that decisions on rows rest on, but for those that need another form in JSON.
+_DECISIVE = ("hold_seconds", "lifetime_known", "snapshot_interval_seconds", "consumer_hold_seconds")
+
+
 def describe_terms(terms: Terms) -> dict[str, Any]:
     """Return the settings a plan rests on, by name, as JSON values."""
-    return {**asdict(terms), "protect": list(terms.protect), "lifetime": list(terms.lifetime)}
+    found = {name: getattr(terms, name) for name in _DECISIVE}
+    return {**found, "protect": list(terms.protect), "lifetime": list(terms.lifetime)}
 
 
 def checksum(document: Mapping[str, Any]) -> str:

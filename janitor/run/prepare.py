@@ -21,7 +21,7 @@ from janitor.state.base import Claim, State, StoreRecord
 from janitor.state.figures import GuardNote
 from janitor.state.records import RESTORED, Note
 from janitor.sweep import transactions as txstate
-from janitor.sweep.run import ConsumerHolds, PlanLimits, Preparation, ProcessedRows, Run
+from janitor.sweep.run import ConsumerHolds, PassKind, PlanLimits, Preparation, ProcessedRows, Run
 from janitor.sweep.transactions import DECIDED, Observed, TransactionView, decided
 from tms_core.tables.base import Reads
 from tms_core.tables.record import recorded_state, recorded_transactions
@@ -58,7 +58,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
         source,
         interval_seconds=terms.snapshot_interval_seconds,
         allowance_ms=allowance_ms,
-        wanted=deps.snapshots_wanted,
+        wanted=terms.snapshots_wanted,
     )
     tx = read(now.wall_ms)
     if at_ms is not None and tx.usable is None:
@@ -84,49 +84,40 @@ def make_run(
     deps: Deps,
     ready: Preparation,
     *,
-    full: bool,
+    kind: PassKind,
     patterns: tuple[str, ...] = (),
     label: Hold | None = None,
     limits: PlanLimits | None = None,
-    incremental: bool = False,
     deletes: bool = False,
 ) -> Run:
     """What a pass judges by; the topics are yet to be read.
 
     Args:
-        full, patterns, label, limits, incremental: as of :class:`~janitor.sweep.run.Run`.
+        kind, patterns, label, limits: as of :class:`~janitor.sweep.run.Run`.
         deletes: whether it is a run's, and not a plan's.
 
     Raises:
         StateError: the state, or the positions of consumers, could not be read.
     """
-    usable, terms, state = ready.tx.usable, deps.terms, deps.state
-    since_ms = processed = None
+    usable, terms, state, floor = ready.tx.usable, deps.terms, deps.state, deps.floor
+    processed = None
     if usable is not None and deps.side is not None:
         announces = deletes and not ready.is_blocked
         processed = ProcessedRows(deps.side, usable, terms.hold_seconds, announces)
-    if usable is not None and len(usable.invalid):
-        since_ms = 0 if full else txstate.search_since_ms(ready.ids.open_ids(), terms.lifetime)
     return Run(
         store=deps.store,
         ready=ready,
-        page_rows=deps.batch_rows,
-        now=ready.now if label is Hold.FIRST_CONTACT else ready.measured,
-        now_ms=ready.now.wall_ms,
         terms=terms,
         transactions=TransactionView(usable, ready.now.wall_ms, terms.lifetime.undecided_ms),
         records={} if label is Hold.FIRST_CONTACT else state.frontiers(),
-        search_since_ms=since_ms,
-        full=full,
+        kind=kind,
         label=label,
         patterns=patterns,
         limits=limits,
         paused=tuple(pause.pattern for pause in state.pauses()),
         quarantined=guards.quarantined(state.strikes(), ready.now.wall_ms),
-        incremental=incremental,
-        consumers=ConsumerHolds(deps.floor) if deps.floor is not None else None,
+        consumers=ConsumerHolds(floor) if floor is not None else None,
         processed=processed,
-        decided_ms=ready.decided.before_ms,
         newborn=deps.newborn,
     )
 

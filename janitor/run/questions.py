@@ -31,7 +31,7 @@ from janitor.run.prepare import claim_in_force, make_run, obstacles, prepare
 from janitor.state.base import Claim
 from janitor.sweep.executor import DryRun
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import Preparation, Run
+from janitor.sweep.run import PassKind, Preparation, Run
 from janitor.sweep.sweep import sweep_store
 from janitor.sweep.transactions import TransactionView, TxState
 from tms_core.errors import NoSnapshot, StopRequested
@@ -71,7 +71,7 @@ class Questions:
         """
         changes = WhatIf.parse(what_if)
         deps = replace(self.deps, store=supposed(self.deps.store, changes)) if changes else self.deps
-        run, outcome = begin_plan(deps, prepare(deps, at_ms), patterns, full=True), Outcome()
+        run, outcome = begin_plan(deps, prepare(deps, at_ms), "full", patterns), Outcome()
         report = make_plan(deps, run, outcome)
         store_id, only_to_look = run.ready.record.mark, at_ms is not None or bool(changes)
         if report.entries and not only_to_look:
@@ -100,10 +100,10 @@ class Questions:
         """
         ready = prepare(self.deps)
         label = Hold.FIRST_CONTACT if ready.first_contact else None
-        run = make_run(self.deps, ready, full=True, patterns=(str(topic),), label=label)
+        run = make_run(self.deps, ready, kind="full", patterns=(str(topic),), label=label)
         run.load_topics()
         store, state, now_ms = self.deps.store, self.deps.state, ready.now.wall_ms
-        return why(store, state, run, topic, message_id, now_ms, self.deps.history_days)
+        return why(store, state, run, topic, message_id, now_ms, self.deps.terms.history_days)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
         """Return the last boundary, and the limits of a present one.
@@ -168,10 +168,10 @@ class Questions:
         return limit if limit.start is None else replace(limit, region=self.deps.store.region(limit.start))
 
 
-def begin_plan(deps: Deps, ready: Preparation, patterns: tuple[str, ...], *, full: bool) -> Run:
+def begin_plan(deps: Deps, ready: Preparation, kind: PassKind, patterns: tuple[str, ...]) -> Run:
     """A plan's run that has read nothing yet."""
     label = Hold.FIRST_CONTACT if ready.first_contact else None
-    return passes.begin(deps, "plan", make_run(deps, ready, full=full, patterns=patterns, label=label))
+    return passes.begin(deps, "plan", make_run(deps, ready, kind=kind, patterns=patterns, label=label))
 
 
 def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
@@ -183,14 +183,14 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
     Raises:
         StopRequested: the process is ending.
     """
+    costs = passes.Costs(deps)
     claim, counts = claim_in_force(deps, run.ready), passes.load_topics(deps, run)
-    phases = passes.Phases(deps, outcome)
     for event in sweep_store(run, deps.division, DryRun(deps.is_stopping), deps.expiries, outcome):
-        phases.see(event)
-    phases.start("")
+        costs.see(event)
+    costs.start("")
     if outcome.ended is not None:
         raise outcome.ended
-    return passes.report(deps, run, outcome, claim, counts)
+    return passes.report(deps, run, outcome, costs, claim, counts)
 
 
 def raise_if_stopping(deps: Deps) -> None:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from janitor.report import DataTable, Entry, EntryKey, Mode, Report, held_before
+from janitor.report import DataTable, Entry, EntryKey, Report, held_before
 from janitor.rules.policy import Hold, Rule
 from janitor.run.deps import Deps
-from janitor.run.passes import calls_made, new_id
+from janitor.run.passes import new_id
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
 from janitor.state.figures import HELD, SNAPSHOT, GuardNote, HeldRows, SnapshotRead
-from janitor.state.records import Note
+from janitor.state.records import Mode, Note
 from janitor.state.topic_history import save_topics
 from janitor.sweep.ledger import Sums, untold
 from janitor.sweep.outcome import Outcome, ledger_entries
@@ -46,7 +46,7 @@ def begin(deps: Deps, run: Run) -> None:
     """
     if (deps.lease is None or deps.lease.held) and deps.state.unfinished_runs():
         recover(deps)
-    deps.state.begin_run(RunRecord(run.id, run.mode, run.started.wall_ms, heartbeat_ms=run.started.wall_ms))
+    deps.state.begin_run(run.record)
 
 
 def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode, error: Exception) -> None:
@@ -94,7 +94,7 @@ def close(
         state.add_ledger(_taken_entries(state, run, outcome))
         if not run.ready.is_blocked:
             # A clock in doubt would forget what is not old.
-            state.prune_runs(run.started.wall_ms - deps.history_ms)
+            state.prune_runs(run.record.started_ms - deps.terms.history_ms)
     if run.mode == "apply":
         state.clear_intents()
 
@@ -162,7 +162,7 @@ def _counters(run: Run, outcome: Outcome, report: Report) -> dict[CounterKey, fl
         amounts[CounterKey("rows_scanned_total", (("table", _TABLE_OF_PHASE[phase]),))] += rows
     for (table, reason), times in outcome.failures.items():
         amounts[CounterKey("delete_errors_total", (("table", table), ("reason", reason)))] += times
-    for call, times in calls_made(run).items():
+    for call, times in outcome.calls.items():
         amounts[CounterKey("store_calls_total", (("call", call),))] += times
     for note in report.guards:
         amounts[CounterKey("guard_trips_total", (("guard", note.guard),))] += note.tripped

@@ -53,7 +53,7 @@ class SweepRun:
         self._run = passes.begin(deps, "apply", run)
         self._moves_frontiers = moves_frontiers
         self._outcome = Outcome()
-        self._phases = passes.Phases(deps, self._outcome)
+        self._costs = passes.Costs(deps)
         self._permission = Permission(deps.state, deps.lease, deps.clock, self._run.id, deps.is_stopping)
         self._counts: Mapping[TopicId, TopicCount] = {}
         self._round: Round | None = None
@@ -87,13 +87,13 @@ class SweepRun:
         """Record its result."""
         deps, run, outcome = self._deps, self._run, self._outcome
         claim = claim_in_force(deps, run.ready)
-        report = passes.report(deps, run, outcome, claim, self._counts)
+        report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
         try:
             with self._as_its_holder():
                 record.close(deps, run, outcome, self._result(report), report.to_history(), report)
         except LeaseLost as error:
             outcome.ended = error
-            report = passes.report(deps, run, outcome, claim, self._counts)
+            report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
         return report
 
     def _result(self, report: Report) -> str:
@@ -121,7 +121,7 @@ class SweepRun:
             try:
                 for event in events:
                     self._consume(event)
-                self._phases.start("")
+                self._costs.start("")
             except TmsError as error:
                 failure = error
         outcome.ended = failure or outcome.ended
@@ -135,11 +135,11 @@ class SweepRun:
     def _settle(self, executor: StoreExecutor, state_failed: StateError | None) -> None:
         """Sync the store, save the conclusions, compact, and hand over to the transaction manager."""
         deps, outcome = self._deps, self._outcome
-        self._phases.start("sync")
+        self._costs.start("sync")
         # A run that deleted nothing and proves nothing has nothing that a crash may not take back.
         if executor.deleted.slices or self._round is not None:
             self._sync()
-        self._phases.start("")
+        self._costs.start("")
         if deps.expiries is not None:
             deps.expiries.forget(outcome.expired)
         if self._round is None:
@@ -155,9 +155,9 @@ class SweepRun:
             )
         if outcome.interruption is not None or not self._conclude():
             return
-        self._phases.start("compact")
+        self._costs.start("compact")
         self._compact(executor.deleted)
-        self._phases.start("")
+        self._costs.start("")
         if deps.feedback is not None and self._moves_frontiers and outcome.interruption is None:
             self._feed_back(deps.feedback)
 
@@ -192,7 +192,7 @@ class SweepRun:
         return StoreExecutor(
             deps.store.metadata,
             self._permission,
-            Pacer(deps.rows_per_second, deps.clock, self._permission.alive),
+            Pacer(deps.terms.rows_per_second, deps.clock, self._permission.alive),
             Ledger(deps.state, deps.clock, run.id, usable.timestamp_ms if usable else None),
             deps.archive.begin(run.id, run.transactions) if deps.archive else None,
             Booking(partial(record.book, deps.state, run.id), deps.clock),
@@ -210,12 +210,12 @@ class SweepRun:
 
     def _consume(self, event: Event) -> None:
         """Consume an event of the pass: show progress, and write down the covered intervals."""
-        self._phases.see(event)
+        self._costs.see(event)
         match event:
-            case StepStarted("invert") if self._run.proves:
+            case StepStarted([Part(step="invert"), *_]) if self._run.proves:
                 self._begin_round(event.parts)
-            case StepStarted("payload") if self._round is not None and self._is_whole:
-                event.parts[0].from_topic = self._round.payloads_from
+            case StepStarted([Part(step="payload") as part]) if self._round is not None and self._is_whole:
+                part.search = part.search._replace(covered=self._round.payloads_from)
             case Advance():
                 self._save_advance(event)
             case StepFinished() if event.part.step == "invert":
@@ -242,7 +242,7 @@ class SweepRun:
     def _save_advance(self, event: Advance) -> None:
         """Write down now and then how far the only part was searched, or its payloads gone through (rule S4)."""
         progress = self._round
-        if progress is None or not self._is_whole or event.part.own_ttls is not None or not self._is_due():
+        if progress is None or not self._is_whole or event.part.step == "ttl" or not self._is_due():
             return
         if event.part.step == "payload":
             if not any(outcome.failed for outcome in event.so_far):

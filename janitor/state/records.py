@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum, unique
 from functools import cache
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tms_core.topic import TopicId
 
@@ -178,6 +178,9 @@ class KnownIds:
         return pointer in self.open_ids or is_among(self.closed, pointer)
 
 
+Mode = Literal["plan", "apply"]
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """One run, as ``janitor history`` shows it; ``result`` and ``report`` are empty until it has finished.
@@ -187,7 +190,7 @@ class RunRecord:
     """
 
     id: str
-    mode: str
+    mode: Mode
     started_ms: int
     finished_ms: int | None = None
     result: str = ""

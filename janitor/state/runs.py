@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from janitor.state.documents import Documents, Driver, after, newest_first, oldest_first, packed
 from janitor.state.ledger import entry_of, entry_row
-from janitor.state.records import CounterKey, LedgerEntry, RunRecord, row_of
+from janitor.state.records import CounterKey, LedgerEntry, Mode, RunRecord, row_of
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StateError
 
@@ -32,7 +32,7 @@ class _Going(NamedTuple):
     """An unfinished run; ``number`` counts runs in the order in which they started."""
 
     id: str
-    mode: str
+    mode: Mode
     started_ms: int
     heartbeat_ms: int | None
     number: int

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from janitor.state.base import CounterKey
 from janitor.state.figures import BlockedReaders, ConsumerFigures, GuardNote, SnapshotRead, StatisticsFigures
+from janitor.state.records import Mode
 
 #: How a run ends that has not done its work.
 _BAD_RESULTS = frozenset({"failed", "lost", "blocked", "partial"})
@@ -101,7 +102,7 @@ class RunSummary:
     """
 
     id: str
-    mode: str
+    mode: Mode
     started_ms: int
     finished_ms: int | None
     result: str

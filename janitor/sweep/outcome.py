@@ -54,9 +54,7 @@ class Outcome:
         failures: how often a topic was left undone, by table and reason.
         seeks_spared: store calls that reading ahead has made needless.
         early: the first and the last of the messages whose own ttl takes them (L6), by topic and generation.
-        phase_seconds: how long each phase took.
-        failed: metadata keys of topics that were left undone, and why.
-        refused: those of them in which the store refused to write, as it would have refused anything.
+        failed: topics that were left undone, by metadata key.
         withheld: metadata keys of topics in which deleting was stopped on the way.
         moved: metadata keys of topics that changed meanwhile and are to be planned anew by the driver.
         expired: messages with a ttl of their own whose rows are gone; to be forgotten once that is durable.
@@ -66,7 +64,7 @@ class Outcome:
         archive_error: why rows could not be archived, so that nothing more was deleted.
         truncated: transactions that were taken off the invalid list.
         notes: what else is to be said.
-        calls: store operations by name, of a task; merging leaves them out.
+        calls: store operations by name, of a task or of a pass that is over; merging leaves them out.
         ended: what stopped the pass early: ``Interrupted``, an error of the store as a whole, or a bug; it does not
             travel.
     """
@@ -82,9 +80,7 @@ class Outcome:
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     seeks_spared: int = 0
     early: dict[tuple[TopicId, int], tuple[bytes, bytes]] = field(default_factory=dict)
-    phase_seconds: dict[str, float] = field(default_factory=dict)
-    failed: dict[bytes, str] = field(default_factory=dict)
-    refused: set[bytes] = field(default_factory=set)
+    failed: dict[bytes, Failed] = field(default_factory=dict)
     withheld: set[bytes] = field(default_factory=set)
     moved: set[bytes] = field(default_factory=set)
     expired: list[Expiry] = field(default_factory=list)
@@ -198,10 +194,14 @@ class Outcome:
 
     def _add_failed(self, failed: Failed) -> None:
         self.failures[failed.table, failed.reason] += 1
-        self.failed[failed.prefix] = failed.message
+        self._note_failed(failed)
         self.errors.append(failed.message)
-        if failed.refused:
-            self.refused.add(failed.prefix)
+
+    def _note_failed(self, failed: Failed) -> None:
+        """Note a topic's failure; one in which the store refused to write is not replaced, so that no strike counts."""
+        known = self.failed.get(failed.prefix)
+        if known is None or not known.refused:
+            self.failed[failed.prefix] = failed
 
     def _book(self, key: LedgerKey, at_ms: int, first: bytes, last: bytes, rows: int, times: tuple[int, int]) -> None:
         taken = Taken(at_ms, first, last + b"\x00", rows, *times)
@@ -241,10 +241,8 @@ class Outcome:
             self.keep_pointer(other.untouchable)
         for (topic, generation), ends in other.early.items():
             self._note_early(topic, generation, ends)
-        for phase, seconds in other.phase_seconds.items():
-            self.phase_seconds[phase] = self.phase_seconds.get(phase, 0.0) + seconds
-        self.failed |= other.failed
-        self.refused |= other.refused
+        for each in other.failed.values():
+            self._note_failed(each)
         self.withheld |= other.withheld
         self.moved |= other.moved
         for key, taken in other.taken.items():

@@ -18,20 +18,28 @@ or starts after it (:mod:`tms_core.consumers.retention`).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 from janitor.boundary.coverage import Refutation
-from janitor.report import DataTable, Mode
+from janitor.report import DataTable
 from janitor.rules.frontier import admit, advance, stand_still
 from janitor.rules.policy import Frontier, Hold
 from janitor.rules.references import Lifetime
-from janitor.state.base import Claim, ClockAnchor, FrontierRecord, StoreRecord
+from janitor.state.base import Claim, ClockAnchor, FrontierRecord, RunRecord, StoreRecord
 from janitor.state.figures import GuardNote
-from janitor.sweep.transactions import Decided, Observed, TransactionView, TxState, oldest_open_ms, until_decided
+from janitor.state.records import Mode
+from janitor.sweep.transactions import (
+    Decided,
+    Observed,
+    TransactionView,
+    TxState,
+    oldest_open_ms,
+    search_since_ms,
+    until_decided,
+)
 from tms_core.consumers.positions import Floor, Position
 from tms_core.consumers.retention import announce, announced, processed
 from tms_core.errors import FormatError, MetadataError, StoreError
@@ -48,7 +56,7 @@ LEAST_WINDOW_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The settings that decisions on rows rest on.
+    """The settings that a run rests on.
 
     Attributes:
         hold_seconds: how long a frontier that jumps is held.
@@ -57,6 +65,11 @@ class Terms:
         lifetime_known: whether that lifetime is configured; without it nothing is claimed.
         snapshot_interval_seconds: how often the transaction service writes a snapshot.
         consumer_hold_seconds: how long after its ttl a message is held that a consumer has not read; None: not at all.
+        snapshots_wanted: whether a missing source of snapshots is worth a warning; False where the settings chose none.
+        batch_rows: rows per page, and so per batch.
+        rows_per_second: the limit on deleting, of a Spark task its share; None for none.
+        history_days: how long past runs are remembered.
+        archive_days: how long archived rows are kept.
     """
 
     hold_seconds: int
@@ -65,6 +78,15 @@ class Terms:
     lifetime_known: bool
     snapshot_interval_seconds: int
     consumer_hold_seconds: int | None = None
+    snapshots_wanted: bool = True
+    batch_rows: int = 2000
+    rows_per_second: float | None = None
+    history_days: int = 30
+    archive_days: int = 7
+
+    @property
+    def history_ms(self) -> int:
+        return self.history_days * 86_400_000
 
     def protects(self, topic: TopicId) -> bool:
         return matches(topic, self.protect)
@@ -106,8 +128,10 @@ class PlanLimits:
         return self.by_topic.get((table, topic), ())
 
 
+#: How much of the store a pass reads.
+PassKind = Literal["full", "frequent", "incremental"]
 #: Of a question, which starts nothing.
-NO_CLOCKS = ClockAnchor(0, 0, "")
+NO_RUN = RunRecord("", "plan", 0)
 
 
 def none_is_new(_: TopicMetadata) -> bool:
@@ -169,21 +193,14 @@ class Run:
 
     Attributes:
         store: the whole store.
-        now: what elapsed time is measured by.
-        now_ms: the moment rows are judged by (the effective now).
-        terms: the settings that decisions on rows rest on.
+        terms: the settings.
         transactions: what is known of transactions.
         records: frontiers as remembered (rule S8).
         ready: what it rests on.
-        id, mode: the run's; empty for a question that is no run.
-        started: the clocks when it started.
-        calls_before: which store operations had been made by then.
-        bytes_before: what the store took on its disk by then; None where that is not known.
-        page_rows: rows per page, and so per batch.
-        full: read also what no rule speaks of, and look at payloads of any pointer.
-        incremental: leave topics alone in which little has come due ("Incremental passes" in
-            ``docs/explanation/decisions.md``).
-        search_since_ms: from which publish time on message rows are searched for invalid pointers; None: not at all.
+        record: the run as the state records it; without an id for a question that is no run.
+        kind: ``full``: read also what no rule speaks of, and look at payloads of any pointer; ``incremental``: leave
+            topics alone in which little has come due ("Incremental passes" in ``docs/explanation/decisions.md``);
+            ``frequent``: neither.
         label: set on what an executor would do if the store were adopted; None once it is.
         patterns: topics in scope; empty for all.
         limits: ranges a plan file allows; None without one.
@@ -191,10 +208,8 @@ class Run:
         quarantined: topics that are passed by, because they failed too often (rule S9).
         consumers: hold what they have not read; None: nothing is held for consumers.
         processed: what all consumers have processed (rule L7); None: that is not known.
-        decided_ms: the transactions of all that was published before this moment ended a while ago.
         newborn: whether a topic is known to have been made with nothing in it, and is still what it was made as.
         lease: the lease record that tasks compare with; None: there is none to lose.
-        rows_per_second: the rate of one task; None for no limit.
         topics: by metadata row key; topics whose metadata does not parse are not in it.
         unparsed: why, for those.
         reread_topics: metadata row keys of topics that moved during the pass. What one part of the store was rid of by
@@ -202,21 +217,12 @@ class Run:
     """
 
     store: Reads
-    now: ClockAnchor
-    now_ms: int
     terms: Terms
     transactions: TransactionView
     records: Mapping[TopicId, FrontierRecord]
     ready: Preparation = field(repr=False)
-    id: str = ""
-    mode: Mode = "plan"
-    started: ClockAnchor = NO_CLOCKS
-    calls_before: Counter[str] = field(default_factory=Counter)
-    bytes_before: int | None = None
-    page_rows: int = 2000
-    full: bool = True
-    incremental: bool = False
-    search_since_ms: int | None = None
+    record: RunRecord = NO_RUN
+    kind: PassKind = "full"
     label: Hold | None = None
     patterns: tuple[str, ...] = ()
     limits: PlanLimits | None = None
@@ -224,10 +230,8 @@ class Run:
     quarantined: Collection[TopicId] = ()
     consumers: ConsumerHolds | None = None
     processed: ProcessedRows | None = None
-    decided_ms: int = 0
     newborn: Callable[[TopicMetadata], bool] = none_is_new
     lease: LeaseRecord | None = None
-    rows_per_second: float | None = None
     topics: dict[bytes, TopicWork] = field(default_factory=dict)
     unparsed: dict[bytes, str] = field(default_factory=dict)
     reread_topics: set[bytes] = field(default_factory=set)
@@ -248,12 +252,48 @@ class Run:
             object.__setattr__(self, name, value)
 
     @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def mode(self) -> Mode:
+        return self.record.mode
+
+    @property
+    def full(self) -> bool:
+        return self.kind == "full"
+
+    @property
+    def incremental(self) -> bool:
+        return self.kind == "incremental"
+
+    @property
+    def now_ms(self) -> int:
+        """Return the moment rows are judged by (the effective now)."""
+        return self.transactions.now_ms
+
+    @property
+    def now(self) -> ClockAnchor:
+        """Return what elapsed time is measured by."""
+        return self.ready.now if self.label is Hold.FIRST_CONTACT else self.ready.measured
+
+    @property
     def proves(self) -> bool:
         """Return whether a part that it covers is evidence: it reads everything, under a snapshot, with nothing put
         aside.
         """
         scoped = self.patterns or self.limits is not None
         return self.full and self.transactions.snapshot is not None and not scoped and not self.has_aside
+
+    def search_since_ms(self) -> int | None:
+        """Return from which publish time on message rows are searched for invalid pointers; None: not at all.
+
+        Reads the record of every open id, of which there may be a million.
+        """
+        snapshot = self.transactions.snapshot
+        if snapshot is None or not len(snapshot.invalid):
+            return None
+        return 0 if self.full else search_since_ms(self.ready.ids.open_ids(), self.terms.lifetime)
 
     def load_topics(self) -> None:
         """Read the whole metadata table."""
@@ -313,7 +353,7 @@ class Run:
             return None
         frontier, record = self._frontier(topic)
         if topic.holds_transactions:
-            frontier = until_decided(frontier, self.decided_ms)
+            frontier = until_decided(frontier, self.ready.decided.before_ms)
         if self.consumers is not None:
             frontier = self.consumers.lower(topic, frontier)
         has_more = False

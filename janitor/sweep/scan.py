@@ -39,7 +39,8 @@ from tms_core.tables.side import Expiries, Expiry
 STANDING_HOLDS = frozenset({Hold.PROTECTED, Hold.PAUSED, Hold.QUARANTINED})
 
 
-StepName = Literal["message", "invert", "payload"]
+#: What a part does; ``ttl``: go through the messages with a ttl of their own in the whole store.
+StepName = Literal["message", "ttl", "invert", "payload"]
 #: The steps that are taken in every part, in their order.
 STEPS: tuple[StepName, ...] = ("message", "invert", "payload")
 
@@ -59,7 +60,7 @@ class Visit(NamedTuple):
 
 
 #: What of a part is open, or the driver's.
-_OPEN = frozenset({"own_ttls", "planned", "store", "executor", "messages", "payloads"})
+_OPEN = frozenset({"expiries", "store", "executor", "messages", "payloads"})
 
 Event = Visit | Finding
 #: Findings on the way to a key, which is the value in the end; None where there is none.
@@ -72,7 +73,8 @@ class SearchScope(NamedTuple):
     Attributes:
         since_ms: from which publish time on rows are searched; None: not at all.
         everything: search rows under unrecognized keys as well, if the pass is a full one.
-        covered: the first key that an earlier run has not covered.
+        covered: the first key that an earlier run has not covered; in the step of the payloads the first topic whose
+            payloads no earlier run has gone through.
         covered_since_ms: from which publish time on what lies before is searched all the same; None: not at all.
     """
 
@@ -95,33 +97,28 @@ class Part:
         run: as prepared before the pass starts.
         number: which of all parts.
         salt: under which its rows lie; None where there are no salts.
-        messages_within, payloads_within: which keys, where the store is cut by keys.
+        within: which keys of the message and of the payload table, where the store is cut by keys.
         finds: whether the executor only looks, so that payloads need no search for messages that refer to them.
         replans: whether a topic that moved is planned again here; else the driver does that.
         step: which step is taken.
         undone: metadata keys of topics that earlier steps have left undone in this part.
         search: the scope of the search for invalid pointers.
-        from_topic: the first topic whose payloads no earlier run has gone through.
         store: the rows to read.
         executor: carries out findings; also asked now and then, while nothing is found, whether to go on.
-        own_ttls: messages with a ttl of their own, to go through instead of the part; None in the other steps.
-        planned: messages with a ttl of their own, in a plan, which leaves them there though they go; None in a run.
+        expiries: messages with a ttl of their own; None: there are none, or this is a task.
         messages, payloads: the tables' keys, some of them read ahead.
     """
 
     run: Run
     number: int = 0
     salt: int | None = None
-    messages_within: KeyRange = ALL_KEYS
-    payloads_within: KeyRange = ALL_KEYS
+    within: tuple[KeyRange, KeyRange] = (ALL_KEYS, ALL_KEYS)
     finds: bool = False
     replans: bool = True
     step: StepName = "message"
     undone: frozenset[bytes] = frozenset()
     search: SearchScope = NO_SEARCH
-    from_topic: bytes = b""
-    own_ttls: Expiries | None = None
-    planned: Expiries | None = None
+    expiries: Expiries | None = None
     store: Reads = field(init=False)
     executor: Executor = field(init=False)
     messages: CellsAhead = field(init=False)
@@ -130,15 +127,15 @@ class Part:
     def open(self, store: Reads, executor: Executor) -> Part:
         """Return the part itself, to be read from this store."""
         self.store, self.executor = store, executor
-        self.messages = CellsAhead(store.message, self.run.page_rows)
-        self.payloads = Ahead(store.payload, self.run.page_rows)
+        self.messages = CellsAhead(store.message, self.run.terms.batch_rows)
+        self.payloads = Ahead(store.payload, self.run.terms.batch_rows)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OPEN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in {**state, "own_ttls": None, "planned": None}.items():
+        for name, value in {**state, "expiries": None}.items():
             setattr(self, name, value)
 
     def __str__(self) -> str:
@@ -155,6 +152,11 @@ class Part:
         self.messages.forget()
         self.payloads.forget()
 
+    @property
+    def plans_expiries(self) -> bool:
+        """Return whether messages with a ttl of their own may be there though they go, because this is a plan."""
+        return self.run.mode == "plan" and self.expiries is not None
+
     def goes_early(self, key: bytes) -> bool:
         """Return whether a message is there only because this is a plan: a run's next steps find it gone by its own ttl
         (L6).
@@ -162,9 +164,9 @@ class Part:
         Raises:
             StoreError: it cannot be looked up.
         """
-        if self.planned is None or (parsed := MessageKey.parse(key)) is None:
+        if not self.plans_expiries or self.expiries is None or (parsed := MessageKey.parse(key)) is None:
             return False
-        work, expires_ms = self.run.topics.get(parsed.topic.prefix), self.planned.expires_ms(key)
+        work, expires_ms = self.run.topics.get(parsed.topic.prefix), self.expiries.expires_ms(key)
         if work is None or expires_ms is None:
             return False
         row, transactions = Row("message", parsed), self.run.transactions
@@ -301,7 +303,7 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
     while start is not None:
         part.executor.alive()
         page = part.keys(name).keys(start, None, limit)
-        limit = min(2 * limit, part.run.page_rows)
+        limit = min(2 * limit, part.run.terms.batch_rows)
         found = list(takewhile(lambda item: parse(item) is None, page.items))
         if count and found:
             yield unrecognized(name, found)
@@ -330,7 +332,7 @@ def batches(
     """Yield a span page by page: without unrecognized keys (L0), and split by generation."""
     start: bytes | None = max(span.start, first_key)
     while start is not None and start < span.stop:
-        page = part.keys(name).keys(start, span.stop, part.run.page_rows)
+        page = part.keys(name).keys(start, span.stop, part.run.terms.batch_rows)
         yield Read(name, work.topic.topic, len(page.items))
         yield from _split(name, work, span, page)
         start = page.resume
@@ -379,7 +381,7 @@ def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: byt
     topic, frontier = (work.topic, work.frontier) if work else (None, None)
     resume: bytes | None = start
     while resume is not None and resume < stop:
-        page = part.keys(name).keys(resume, stop, part.run.page_rows)
+        page = part.keys(name).keys(resume, stop, part.run.terms.batch_rows)
         for key in page.items:
             decision = decide(Row(name, _parse(name, key)), topic, frontier, part.run.transactions, False, None)
             if decision == Keep(Reason.UNRECOGNIZED):

@@ -61,14 +61,13 @@ def _all_due(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | 
 # -- messages with a ttl of their own ----------------------------------------------------------------------------------
 
 
-def message_ttls(whole: Part, undone: Collection[bytes], expiries: Expiries) -> Iterator[Event]:
+def message_ttls(whole: Part, undone: Collection[bytes]) -> Iterator[Event]:
     """Find the messages whose own ttl is over, in the whole store, because such a row may be in any part.
 
     Args:
         undone: metadata keys of topics that failed or were withheld in any part.
-        expiries: what was written down.
     """
-    for page in expiries.due_pages(whole.run.now_ms, whole.run.page_rows):
+    for page in cast(Expiries, whole.expiries).due_pages(whole.run.now_ms, whole.run.terms.batch_rows):
         yield Read("message", None, len(page))
         # As keys sort, and not as names do.
         page.sort(key=lambda expiry: expiry.key)
@@ -122,7 +121,7 @@ def _present(whole: Part, keys: Sequence[bytes]) -> tuple[set[bytes], Origin | N
         hits = set(page.items).intersection(keys[at:stop])
         found |= hits
         origins.append(page.origin)
-        limit = min(2 * limit, whole.run.page_rows) if 2 * len(hits) >= limit else least
+        limit = min(2 * limit, whole.run.terms.batch_rows) if 2 * len(hits) >= limit else least
         at = stop
     return found, Origin.joined(origins)
 
@@ -162,10 +161,10 @@ def _beyond(work: TopicWork) -> bytes:
 
 def _payload_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator[Finding]:
     newest, prefix = None, work.topic.topic.prefix
-    if prefix >= part.from_topic:
+    if prefix >= part.search.covered:
         # All topics before this one are done.
         yield Reached(prefix)
-    if not part.run.full or prefix < part.from_topic:
+    if not part.run.full or prefix < part.search.covered:
         newest = newest_expired_pointer(work.frontier, part.run.terms.lifetime.allowance_ms)
     for span in allowed(part, "payload", work, payload_spans(work.topic, work.frontier, newest)):
         found = batches(part, "payload", work, span, first_key)
@@ -240,8 +239,8 @@ def _candidates(
         due_ms = work.frontier.due.ms
         rules = {Rule.EXPIRED: _between(free, 0, due_ms), Rule.PROCESSED: _between(free, due_ms, LONG_MAX + 1)}
     for rule, going in rules.items():
-        for at in range(0, len(going), part.run.page_rows):
-            some = going[at : at + part.run.page_rows]
+        for at in range(0, len(going), part.run.terms.batch_rows):
+            some = going[at : at + part.run.terms.batch_rows]
             yield due(part, work, Batch("payload", generation, rule, some, origin), None)
 
 
@@ -254,7 +253,7 @@ def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes])
     since_ms, processed = (work.frontier.cutoff.ms, work.frontier.processed_now) if exact else (0, 0)
     window = search_range(topic, generation, since_ms, parsed, run.terms.lifetime, processed)
     windows, pointers = (window, timeless_range(topic, generation)), {_pointer(key) for key in keys}
-    pages = find_referenced(run.store.message, windows, pointers, run.page_rows, part.goes_early)
+    pages = find_referenced(run.store.message, windows, pointers, run.terms.batch_rows, part.goes_early)
     try:
         while True:
             next(pages)
@@ -323,10 +322,10 @@ def _cells(part: Part, candidates: PointerSet, begin: bytes, stop: bytes | None)
     found: list[TxCell] = []
     pages = 0
     while start is not None and (stop is None or start < stop):
-        page = part.messages.search(start, stop, part.run.page_rows, candidates)
+        page = part.messages.search(start, stop, part.run.terms.batch_rows, candidates)
         invalid = set(filter(is_invalid, {cell[1] for cell in page.items}))
         new = [cell for cell in page.items if cell[1] in invalid]
-        if found and (len(found) + len(new) > part.run.page_rows or pages >= PAGES_TOGETHER):
+        if found and (len(found) + len(new) > part.run.terms.batch_rows or pages >= PAGES_TOGETHER):
             yield from _judged(part, found)
             yield Reached(start)
             found = []
@@ -373,7 +372,7 @@ def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
     head, tail = cells[0].key, cells[-1].key
     same_length = {len(cell.key) for cell in cells} == {len(head)}
     alike = same_length and head[:-MESSAGE_TAIL_BYTES] == tail[:-MESSAGE_TAIL_BYTES]
-    plain = alike and part.run.limits is None and part.planned is None
+    plain = alike and part.run.limits is None and not part.plans_expiries
     key = MessageKey.parse(head) if plain else None
     return key if key is not None and isinstance(_decision(part, key, cells[0]), Invert) else None
 

@@ -26,7 +26,7 @@ from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Failed, Reached, Read, failed
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
-from janitor.sweep.scan import STEPS, Part, SearchScope, StepName, Visit
+from janitor.sweep.scan import STEPS, Part, SearchScope, Visit
 from janitor.sweep.scan import Event as PartEvent
 from janitor.sweep.steps import inversions, message_ttls, messages, payloads
 from tms_core.errors import StoreError, TmsError
@@ -39,7 +39,6 @@ REPLANS = 3
 class StepStarted(NamedTuple):
     """A step starts. The caller may still say what its parts search."""
 
-    step: StepName
     parts: Sequence[Part]
 
 
@@ -94,17 +93,17 @@ def sweep_store(
     """
     with division.begin(run, executor) as workers:
         outcomes = [Outcome() for _ in workers.parts]
-        planned = expiries if run.mode == "plan" else None
+        since_ms = run.search_since_ms()
         try:
             for step in STEPS:
                 for part, done in zip(workers.parts, outcomes, strict=True):
-                    part.step, part.undone, part.planned = step, frozenset(done.failed), planned
-                    part.search = SearchScope(run.search_since_ms)
-                yield StepStarted(step, workers.parts)
+                    part.step, part.undone, part.expiries = step, frozenset(done.failed), expiries
+                    part.search = SearchScope(since_ms)
+                yield StepStarted(workers.parts)
                 yield from workers.take(outcomes)
                 if step == "message" and expiries is not None and not _has_ended(outcomes):
                     undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
-                    whole = Part(run, undone=undone, own_ttls=expiries, planned=planned).open(run.store, executor)
+                    whole = Part(run, step="ttl", undone=undone, expiries=expiries).open(run.store, executor)
                     yield from run_step(whole, total)
                 if _has_ended([*outcomes, total]):
                     break
@@ -204,9 +203,7 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
 
 def _events(part: Part, undone: set[bytes]) -> Iterator[PartEvent]:
     """What there is to do, in key order; topics that are ``undone`` when they are come to are passed by."""
-    if part.own_ttls is not None:
-        return message_ttls(part, undone, part.own_ttls)
-    steps = {"message": messages, "invert": inversions, "payload": payloads}
+    steps = {"message": messages, "ttl": message_ttls, "invert": inversions, "payload": payloads}
     return steps[part.step](part, undone)
 
 

@@ -23,6 +23,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -125,7 +126,7 @@ def run(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> list
 
 def janitor(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> Engine:
     source, clock = DirectorySource(folder / "tx"), ManualClock(NOW_MS)
-    return Engine(Deps(store, state, source, clock, TERMS, token_hex=secrets.token_hex, batch_rows=batch_rows))
+    return Engine(Deps(store, state, source, clock, replace(TERMS, batch_rows=batch_rows), token_hex=secrets.token_hex))
 
 
 # --- looking at what is left -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def sweep_store(store: Store, snapshots: Path, now_ms: int) -> Report:
     with SqliteState.in_memory() as state:
         source = DirectorySource(snapshots)
         engine = Engine(
-            Deps(store, state, source, ManualClock(now_ms), TERMS, token_hex=lambda n: "0" * n, batch_rows=500)
+            Deps(store, state, source, ManualClock(now_ms), replace(TERMS, batch_rows=500), token_hex=lambda n: "0" * n)
         )
         return engine.run_once(adopt=True)
 

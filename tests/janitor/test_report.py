@@ -15,12 +15,12 @@ from janitor.report import (
     DataTable,
     Entry,
     EntryKey,
-    Mode,
     Report,
     SnapshotUsed,
 )
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.figures import GuardNote
+from janitor.state.records import Mode
 from tms_core.topic import TopicId
 
 ORDERS, RETURNS = TopicId("default", "orders"), TopicId("default", "returns")

@@ -20,8 +20,7 @@ from janitor.boundary import coverage
 from janitor.rules import frontier
 from janitor.rules.frontier import elapsed_ms
 from janitor.rules.policy import Rule
-from janitor.run import conclude, engine, feedback, guards, passes, prepare
-from janitor.run.prepare import make_run
+from janitor.run import conclude, feedback, guards, passes, prepare
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep import executor, ledger, steps
@@ -133,7 +132,7 @@ def every_pass_counts_as_full(patch: pytest.MonkeyPatch) -> None:
     conclude_run = conclude.conclude_run
 
     def conclude_boldly(run: Run, *rest: Any) -> None:
-        conclude_run(replace(run, full=True), *rest)
+        conclude_run(replace(run, kind="full"), *rest)
 
     patch.setattr(conclude, "conclude_run", conclude_boldly)
     patch.setattr(Run, "proves", property(lambda run: run.ready.tx.usable is not None))
@@ -230,11 +229,7 @@ def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
 
 def full_passes_are_incremental(patch: pytest.MonkeyPatch) -> None:
     """S4: a claim rests on topics that were left alone, with rows that are due and were not inverted for it."""
-
-    def leave_topics(*arguments: Any, **options: Any) -> Run:
-        return replace(make_run(*arguments, **options), incremental=True)
-
-    patch.setattr(engine, "make_run", leave_topics)
+    patch.setattr(Run, "incremental", True)
 
 
 def whatever_is_listed_is_proven(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from pyspark import cloudpickle
 
-from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.spark.sweep.engine import spark_engine
 from janitor.spark.sweep.ranged import RangedStore
@@ -24,7 +23,7 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
-from tests.builders import DAY, NOW_MS
+from tests.builders import DAY, NOW_MS, make_deps
 from tms_core.clock import Clock, ManualClock
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.memory import MemoryStore
@@ -64,7 +63,7 @@ class PiecesGround(MemoryGround):
 
     @contextmanager
     def reading(self, part: Part) -> Iterator[tuple[Store, Store]]:
-        yield RangedStore(self.store, [part.messages_within], [part.payloads_within]), self.store
+        yield RangedStore(self.store, *([each] for each in part.within)), self.store
 
 
 @dataclass
@@ -100,8 +99,8 @@ def salted(run: Run) -> list[tuple[Part, Reads]]:
 
 
 def on_spark(*arguments: Any, sender: Any, cut: Any, looking: Any = None, **options: Any) -> Engine:
-    """An engine whose passes are done by tasks; arguments and options are those of ``Deps``."""
-    return spark_engine(Deps(*arguments, **options), sender=sender, cut=cut, looking=looking)
+    """An engine whose passes are done by tasks; arguments and options are those of ``make_deps``."""
+    return spark_engine(make_deps(*arguments, **options), sender=sender, cut=cut, looking=looking)
 
 
 @dataclass

@@ -56,7 +56,9 @@ def cut_at(cuts: Sequence[bytes]) -> Cut:
     pieces = [KeyRange(*pair) for pair in zip(edges, [*edges[1:], None], strict=True)]
 
     def cut(run: Run) -> list[tuple[Part, Reads]]:
-        return [(Part(run, at, None, one, one), RangedReads(run.store, [one], [one])) for at, one in enumerate(pieces)]
+        return [
+            (Part(run, at, None, (one, one)), RangedReads(run.store, [one], [one])) for at, one in enumerate(pieces)
+        ]
 
     return cut
 
@@ -152,7 +154,7 @@ def swept(
     expiries = Expiries(side)
     expiries.put((key, scene.now_ms + wait_ms) for key, wait_ms in own if key in scene.messages)
     source = FixedSource(scene.snapshot) if scene.snapshot else None
-    options: dict[str, Any] = {"batch_rows": batch_rows, "expiries": expiries, "side": side}
+    options: dict[str, Any] = {"batch_rows": batch_rows, "side": side}
     engine: Any = (
         Desk(store, state, source, clock, TERMS, token_hex=same, **options)
         if cuts is None

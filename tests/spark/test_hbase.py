@@ -29,7 +29,7 @@ from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.state.sqlite.state import SqliteState
 from janitor.stats.topic_sizes import Census
-from janitor.sweep.run import Run, Terms
+from janitor.sweep.run import NO_RUN, Run, Terms
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every, topic
@@ -234,7 +234,7 @@ def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_t
         ended = [perform(ground, part, 1) for part in sender.sent if part.step == "message"]
         assert {type(outcome.ended) for outcome in ended} == {LeaseLost}
         assert DUE[0] in late.times()
-        gone = replace(sender.sent[0], salt=200, run=replace(sender.sent[0].run, mode="plan"))
+        gone = replace(sender.sent[0], salt=200, run=replace(sender.sent[0].run, record=NO_RUN))
         assert perform(ground, gone, 0).entries == {}
 
 

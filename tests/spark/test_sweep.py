@@ -145,7 +145,9 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     pieces = [KeyRange(*pair) for pair in zip(edges, [*edges[1:], None], strict=True)]
 
     def cut(run: Run) -> list[tuple[Part, Reads]]:
-        return [(Part(run, at, None, one, one), RangedReads(run.store, [one], [one])) for at, one in enumerate(pieces)]
+        return [
+            (Part(run, at, None, (one, one)), RangedReads(run.store, [one], [one])) for at, one in enumerate(pieces)
+        ]
 
     state, clock = SqliteState.in_memory(), ManualClock(scene.now_ms)
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
@@ -194,7 +196,7 @@ def rig_on(store: Store, **options: Any) -> LocalRig:
 
 def run_of(rig: LocalRig) -> Run:
     """What a full plan of the rig's store judges by."""
-    return make_run(rig.engine.deps, prepare(rig.engine.deps), full=True)
+    return make_run(rig.engine.deps, prepare(rig.engine.deps), kind="full")
 
 
 def test_given_tasks_that_run_twice_when_swept_then_rows_go_once_and_lost_attempts_are_in_the_ledger() -> None:
@@ -219,7 +221,7 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
     store, expiries = filled(), Expiries(MemorySide())
     early = MessageKey(TopicId("default", "orders"), 1, NOW_MS - MINUTE, 0).pack()
     expiries.put([(early, NOW_MS)])
-    rig = rig_on(store, expiries=expiries)
+    rig = rig_on(store, side=expiries._table)
 
     dying: list[bool] = []
 
@@ -382,10 +384,11 @@ def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_unde
     state, clock = SqliteState.in_memory(), ManualClock(NOW_MS)
     lease = Lease(state, "driver", 60, clock)
     lease.acquire()
-    state.begin_run(RunRecord("run", "apply", NOW_MS, heartbeat_ms=NOW_MS))
+    record = RunRecord("run", "apply", NOW_MS, heartbeat_ms=NOW_MS)
+    state.begin_run(record)
     held = LeaseRecord.parse(state.lease())
     assert held is not None
-    run = replace(run_of(rig_on(filled())), id="run", lease=held)
+    run = replace(run_of(rig_on(filled())), record=record, lease=held)
     followed = FollowedLease(state, run, clock)
     followed.check()
     lease.renew()
@@ -425,7 +428,7 @@ def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
     started_ms = rig.clock.running_ms()
     report = rig.engine.run_once(adopt=True)
     rows = sum(report.total(rule) for rule in Rule)
-    assert {part.run.rows_per_second for part in rig.sender.sent} == {100}
+    assert {part.run.terms.rows_per_second for part in rig.sender.sent} == {100}
     # Here tasks come one after the other, so each waits as long as its share says.
     assert rig.clock.running_ms() - started_ms >= rows / 100 * 1000 - 100
 

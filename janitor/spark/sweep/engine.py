@@ -121,17 +121,13 @@ class Tasks:
         cut: cuts the store into parts.
         state: where the lease of a run is.
         lease: of the driver; None where there is none to lose.
-        rows_per_second: the limit on deleting; None for none.
     """
 
-    def __init__(
-        self, sender: Sender, cut: Cut, state: State, lease: Lease | None, rows_per_second: float | None
-    ) -> None:
+    def __init__(self, sender: Sender, cut: Cut, state: State, lease: Lease | None) -> None:
         self.cut = cut
         self._sender = sender
         self._state = state
         self._lease = lease
-        self._rows_per_second = rows_per_second
 
     @contextmanager
     def begin(self, run: Run, executor: Executor) -> Iterator[Workers]:
@@ -140,8 +136,8 @@ class Tasks:
         if record is not None and self._lease is not None and record.fence != self._lease.fence:
             record = None  # It is kept elsewhere, where the driver alone looks after it.
         # Not all tasks need be at work at once; a rate is a limit, and not a promise.
-        rate = self._rows_per_second / max(1, len(found)) if self._rows_per_second else None
-        bound = replace(run, lease=record, rows_per_second=rate)
+        rate = run.terms.rows_per_second and run.terms.rows_per_second / max(1, len(found))
+        bound = replace(run, lease=record, terms=replace(run.terms, rows_per_second=rate))
         parts = [replace(part, run=bound, replans=False).open(store, executor) for part, store in found]
         yield _TaskWorkers(self._sender, self._state, parts)
 
@@ -316,7 +312,7 @@ def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | Non
         looking: of a store that nothing but this process can write: gives a sender of tasks that look at it; None where
             tasks delete.
     """
-    tasks = Tasks(sender, cut, deps.state, deps.lease, deps.rows_per_second)
+    tasks = Tasks(sender, cut, deps.state, deps.lease)
     return Engine(replace(deps, division=tasks if looking is None else GuidedDriver(tasks, looking)))
 
 
@@ -334,7 +330,7 @@ def cutter(access: Access, partitions: int | None, counts: Callable[[], Mapping[
             messages, payloads = (cut_evenly(table, ALL_KEYS, partitions) for table in (store.message, store.payload))
             both_ranges = zip_longest(messages, payloads, fillvalue=NOTHING)
             return [
-                (Part(run, at, None, *both), RangedReads(store, *([one] for one in both)))
+                (Part(run, at, None, both), RangedReads(store, *([one] for one in both)))
                 for at, both in enumerate(both_ranges)
             ]
         salted = store.parts()

@@ -73,7 +73,7 @@ class StoreGround:
     def reading(self, part: Part) -> Iterator[tuple[Reads, Reads]]:
         if self.access.is_leveldb:
             with self.access.reading() as store:
-                yield RangedReads(store, [part.messages_within], [part.payloads_within]), store
+                yield RangedReads(store, *([each] for each in part.within)), store
         else:
             with self.access.hbase() as store:
                 yield read_only(rows_of(part, store.part(part.salt or 0))), read_only(store)
@@ -187,7 +187,7 @@ def _sweep(ground: Ground, part: Part, attempt: int) -> Outcome:
         ledger = Ledger(state, ground.clock, run.id, None if snapshot is None else snapshot.timestamp_ms)
         first = (part.number * ATTEMPTS + attempt % ATTEMPTS) * FILES_PER_ATTEMPT + 1
         keeper = ground.archive(run.id, run.transactions, first)
-        pacer = Pacer(run.rows_per_second, ground.clock, allowed.alive)
+        pacer = Pacer(run.terms.rows_per_second, ground.clock, allowed.alive)
         executor = StoreExecutor(whole.metadata, allowed, pacer, ledger, keeper)
         before = Counter(whole.calls)
         outcome = _take(part, store, whole, executor)

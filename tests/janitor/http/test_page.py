@@ -11,6 +11,7 @@ import pytest
 
 from janitor.state.base import State, TopicCount
 from janitor.state.figures import ConsumerFigures
+from janitor.state.records import Mode
 from janitor.state.topic_history import save_sizes, save_topics
 from janitor.status.status import HeldTopic, OpenTransaction, RunSummary, Status, TopicFigures
 from tests.builders import DAY, HOUR, MINUTE, SECOND
@@ -321,7 +322,7 @@ def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_f
 
 @pytest.mark.parametrize(("mode", "verb"), [("apply", "deleted"), ("plan", "would be deleted")])
 def test_given_a_run_of_counted_topics_then_it_tells_how_many_messages_went_of_how_many(
-    look: Look, mode: str, verb: str
+    look: Look, mode: Mode, verb: str
 ) -> None:
     first = statuses.runs(look.now_ms)[0]
     messages = {"before": 1_000_000, "left": 533_000, "counted_ms": first.started_ms - 20 * SECOND}

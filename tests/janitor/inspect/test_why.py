@@ -92,10 +92,8 @@ def context(
                 parsed = TopicMetadata.parse(key, value)
                 known[parsed.topic] = admit(parsed, at(now_ms))
     made = Run(
-        now=at(now_ms),
-        now_ms=now_ms,
         store=store,
-        ready=prepared(store),
+        ready=replace(prepared(store), now=at(now_ms), measured=at(now_ms)),
         terms=Terms(HOLD_SECONDS, protect, LIFETIME, True, 60),
         transactions=TransactionView(snapshot, now_ms, LIFETIME.undecided_ms),
         records=known,

@@ -10,7 +10,7 @@ from tests.messaging.group_desk import ORDERS
 from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import Expiries, MemorySide, SideTable
+from tms_core.tables.side import MemorySide, SideTable
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 
@@ -39,5 +39,4 @@ class ServedStore:
 
     def made(self, **options: Any) -> Rig:
         """A janitor of it; takes what :func:`tests.builders.janitor` takes besides."""
-        given = {"expiries": Expiries(self.side), **options}
-        return janitor(self.store, clock=self.clock, snapshots=self.manager, side=self.side, **given)
+        return janitor(self.store, clock=self.clock, snapshots=self.manager, side=self.side, **options)

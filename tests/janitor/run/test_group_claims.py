@@ -28,7 +28,7 @@ class GroupHouse(ServedStore):
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(stack, {"ttl": "8640000"})
         self.service.consumers.put(ORDERS, GROUP, READ_NONE)
-        self.rig = self.made(expiries=None, feedback=Feedback(self.manager, ("messaging",)))
+        self.rig = self.made(feedback=Feedback(self.manager, ("messaging",)))
         self.rig.engine.run_once(adopt=True)
 
     def poll(self) -> tuple[int, list[bytes]]:

@@ -55,8 +55,6 @@ def world_of(store: MemoryStore, label: Hold | None = None, terms: Terms = TERMS
     records = {ORDERS: FrontierRecord(3, DUE_MS, NOW, NOW_MS), RETURNS: FrontierRecord(1, HELD_AT_MS, NOW, NOW_MS)}
     run = Run(
         store,
-        NOW,
-        NOW.wall_ms,
         terms,
         TransactionView(None, NOW_MS, LIFETIME.undecided_ms),
         records,

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from janitor.state.records import RunRecord, TopicCount
+from janitor.state.records import Mode, RunRecord, TopicCount
 from janitor.state.sqlite.state import SqliteState
 from janitor.state.topic_history import save_sizes
 from janitor.status import collect, past
@@ -16,7 +16,7 @@ from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, topic
 from tms_core.tables.memory import MemoryStore
 
 
-def ran(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", mode: str = "apply") -> str:
+def ran(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", mode: Mode = "apply") -> str:
     """A run that has ended; returns its id."""
     run_id = f"{at_ms}-{mode}"
     state.begin_run(RunRecord(run_id, mode, at_ms))

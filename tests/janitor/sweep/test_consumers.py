@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,8 @@ class Shop:
     """A store with a topic, and how far its consumers are."""
 
     def __init__(self, store: Store, side: SideTable | None = None) -> None:
-        self.store, self.positions = store, Positions(side or MemorySide())
+        self.store, self.side = store, side or MemorySide()
+        self.positions = Positions(self.side)
         self.orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
 
 
@@ -62,10 +62,7 @@ def read(
 
 def rig_of(shop: Shop, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Rig:
     """A janitor that holds unread messages, on a store it has adopted."""
-    rig = janitor(shop.store, floor=Floor(shop.positions, shop.store, hold_seconds), batch_rows=3, **options)
-    deps = rig.engine.deps
-    rig.engine.deps = replace(deps, terms=replace(deps.terms, consumer_hold_seconds=hold_seconds))
-    return rig
+    return janitor(shop.store, side=shop.side, consumer_hold_seconds=hold_seconds, batch_rows=3, **options)
 
 
 def held(report: Report) -> dict[str, int]:
@@ -217,10 +214,10 @@ def test_given_a_frontier_that_is_closed_when_lowered_then_it_stays_as_it_is(sho
 def test_given_messages_with_a_ttl_of_their_own_when_their_topic_is_held_then_they_wait_hidden(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - 9, NOW_MS - 2, NOW_MS - 1)
     key = MessageKey(shop.orders.id, 1, NOW_MS - 1, 2).pack()
-    expiries = Expiries(MemorySide())
+    expiries = Expiries(shop.side)
     expiries.put([(key, NOW_MS)])
     read(shop, READ_NONE)
-    rig = rig_of(shop, expiries=expiries)
+    rig = rig_of(shop)
     assert held(rig.engine.run_once(adopt=True)) == {"consumer": 2}
     assert [expiry.key for expiry in expiries.due(NOW_MS, 10)] == [key]
     read(shop, MessageId(DUE_MS - 9, 0))
@@ -284,7 +281,7 @@ def test_given_positions_that_cannot_be_read_when_swept_then_nothing_goes(
 ) -> None:
     shop.orders.plain(DUE_MS - 1)
     rig = rig_of(shop)
-    monkeypatch.setattr(shop.positions, "all", raising(StoreError("the disk is gone.")))
+    monkeypatch.setattr(Positions, "all", raising(StoreError("the disk is gone.")))
     with pytest.raises(StoreError, match="the disk is gone"):
         rig.engine.run_once(adopt=True)
     assert shop.orders.times() == [DUE_MS - 1]

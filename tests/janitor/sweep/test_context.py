@@ -38,12 +38,10 @@ def make(
     terms = replace(TERMS, protect=protect)
     return Run(
         store,
-        NOW,
-        NOW.wall_ms,
         terms,
         transactions,
         records or {},
-        prepared(store),
+        replace(prepared(store), now=NOW, measured=NOW),
         label=label,
         patterns=patterns,
     )
@@ -112,7 +110,7 @@ def test_given_a_moment_that_is_not_the_clocks_when_loaded_then_rows_are_judged_
     store: MemoryStore, protect: tuple[str, ...], label: Hold | None
 ) -> None:
     run = make(store, protect=protect, label=label, records={ORDERS: admit(metadata(ORDERS), NOW)})
-    run = replace(run, now_ms=NOW_MS - 5000)
+    run = replace(run, transactions=replace(run.transactions, now_ms=NOW_MS - 5000))
     run.load_topics()
     work = run.topics[ORDERS.prefix]
     assert (work.frontier.now_ms, work.frontier.due.ms) == (NOW_MS - 5000, NOW_MS - 65_000)

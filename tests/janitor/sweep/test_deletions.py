@@ -44,7 +44,7 @@ def early(orders: Topic, expiries: Expiries, expires_ms: int, *times_ms: int) ->
 
 
 def adopted(store: Store, expiries: Expiries, **options: Any) -> Rig:
-    rig = janitor(store, expiries=expiries, batch_rows=3, **options)
+    rig = janitor(store, side=expiries._table, batch_rows=3, **options)
     rig.engine.run_once(adopt=True)
     return rig
 
@@ -70,7 +70,7 @@ def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both
     clock, side = ManualClock(NOW_MS, running_ms=DAY), MemorySide()
     with MessagingService(store, clock, side=side) as service:
         orders = topic(store, "default:orders", ttl_seconds=3600)
-        rig = janitor(store, clock=clock, expiries=service.expiries)
+        rig = janitor(store, clock=clock, side=side)
         rig.engine.run_once(adopt=True)
         service.publish(orders.id, [b"short"], pointer=None, ttl_seconds=60)
         for wait_ms, there in ((60_000, 1), (1, 0)):
@@ -91,7 +91,7 @@ def test_message_ttls_of_messages_that_are_not_there_are_forgotten_and_not_count
     kept = [key for key, _ in orders.messages()]
     lost = {number for number in range(40) if number % 5 == 0 or 10 < number < 25}
     store.message.delete([kept[number].pack() for number in sorted(lost)])
-    rig = janitor(store, expiries=expiries, batch_rows=page_rows)
+    rig = janitor(store, side=expiries._table, batch_rows=page_rows)
     rig.engine.adopt()
     planned, report = rig.engine.preview(), rig.engine.run_once()
     assert planned.total(Rule.EXPIRED) == report.total(Rule.EXPIRED) == 40 - len(lost)
@@ -103,7 +103,7 @@ def test_message_ttls_of_messages_that_are_not_there_are_forgotten_and_not_count
 def test_message_ttls_of_messages_that_are_not_there_leave_no_ledger_entry(store: Store, expiries: Expiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     expiries.put([(MessageKey(orders.id, 1, NOW_MS - AGE, 0).pack(), NOW_MS)])
-    rig = janitor(store, expiries=expiries)
+    rig = janitor(store, side=expiries._table)
     rig.engine.adopt()
     assert rig.engine.run_once().entries == {}
     assert (rig.state.ledger(9), expiries.due(NOW_MS + DAY, 9)) == ([], [])
@@ -113,7 +113,7 @@ def test_message_ttls_of_messages_that_are_not_there_stay_while_the_topic_is_pau
     store: Store, expiries: Expiries
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    rig = janitor(store, expiries=expiries)
+    rig = janitor(store, side=expiries._table)
     rig.engine.run_once(adopt=True)
     expiries.put([(MessageKey(orders.id, 1, NOW_MS - AGE, 0).pack(), NOW_MS)])
     rig.state.pause("default:orders", NOW_MS)
@@ -148,7 +148,7 @@ def test_given_rows_that_a_range_takes_when_swept_then_they_count_once_and_are_f
     early(orders, expiries, NOW_MS - HOUR, NOW_MS - 2 * HOUR)
     retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1)
     early(retired, expiries, NOW_MS - HOUR, NOW_MS - MINUTE)
-    report = janitor(store, expiries=expiries).engine.run_once(adopt=True)
+    report = janitor(store, side=expiries._table).engine.run_once(adopt=True)
     assert (report.total(Rule.EXPIRED), report.total(Rule.OLD_GENERATION)) == (1, 1)
     assert expiries.due(NOW_MS + DAY, 10) == []
 

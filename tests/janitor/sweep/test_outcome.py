@@ -85,7 +85,7 @@ def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twi
     assert one.entries[about()].rows == 5
     assert one.untouchable == 5
     assert (one.failed, one.errors, one.failures) == (
-        {b"a:b:": "broken"},
+        {b"a:b:": Failed(b"a:b:", "payload", "store", "broken")},
         ["broken"],
         Counter({("payload", "store"): 1}),
     )
