@@ -270,7 +270,9 @@ def _answer(
         # What only reads gets no object that could write (rule S5).
         face = read_only(store)
         return Questions(
-            current.deps(face, state, is_stopping=is_stopping, observer=observer, unknown_row_log=unknown_row_log, side=side)
+            current.deps(
+                face, state, is_stopping=is_stopping, observer=observer, unknown_row_log=unknown_row_log, side=side
+            )
         )
 
     who = greeting(store.identity(), current.digest)

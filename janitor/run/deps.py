@@ -153,7 +153,7 @@ class Deps:
 
     @property
     def floor(self) -> Floor | None:
-        """Return what holds messages that registered consumers have not read; None: nothing does."""
+        """Return the hold on messages that registered consumers have not read; None: there is no hold."""
         seconds = self.terms.consumer_hold_seconds
         if self.side is None or seconds is None:
             return None

@@ -77,13 +77,13 @@ def _expected_rows(count: TopicCount, work: TopicWork) -> int:
 
 
 class Costs:
-    """What a pass costs: the time of its phases, its calls and the size of the store.
+    """The costs of a pass: the time of its phases, its calls and the size of the store.
 
     It consumes the events of the pass, and shows its progress.
 
     Attributes:
         phase_seconds: how long each phase took.
-        bytes_before: what the store took on its disk before; None where that is not known.
+        bytes_before: the size of the store on its disk before the pass; None: unknown.
     """
 
     def __init__(self, deps: Deps) -> None:

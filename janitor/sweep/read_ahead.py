@@ -16,32 +16,26 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import (
-    CELLS,
-    KEYS,
-    KeyRange,
-    KeyReads,
-    MessageReads,
-    Page,
-    PointerSet,
-    TxCell,
-    cells_of,
-    searched,
-)
+from tms_core.tables.base import CELLS, KEYS, KeyRange, KeyReads, Page, PointerSet, TxCell, Want, cells_of, searched
+
+T = TypeVar("T")
 
 
-class Ahead:
-    """The keys of one table, for going through it from its start completely.
+class Ahead(KeyReads):
+    """A table that a pass reads from its first key to its last, with keys and cells read ahead.
 
     Args:
         table: what to read.
-        most_keys: how many may be read at once.
+        most_keys: how many keys may be read at once.
     """
 
+    _cells: list[TxCell] | None
+
     def __init__(self, table: KeyReads, most_keys: int) -> None:
+        self.name, self.keys_per_call = table.name, table.keys_per_call
         self._table = table
         self._most = most_keys
         self._least = min(most_keys, table.keys_per_call // 4)
@@ -59,36 +53,31 @@ class Ahead:
         self._keep(b"", Page([], b""))
         self._gap = KeyRange(b"", b"")
 
-    def first(self, start: bytes) -> bytes | None:
-        """Return the first key at or after ``start``; None when there is none.
+    def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
+        return self._table.estimate_bytes(start, stop)
 
-        Raises:
-            StoreError: as :meth:`KeyReads.first`.
-        """
-        if self._is_in_gap(start):
-            return self._gap.stop
-        found = self._first(start)
-        self._gap = KeyRange(start, found)
-        return found
+    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+        """Read a page. A page of one key up to the last row is a seek: it reads keys ahead, which later pages use."""
+        page: Page[Any]
+        if want.part == "keys":
+            page = self._seek(start) if limit == 1 and stop is None else self._read_keys(start, stop, limit)
+        elif want.part == "cells":
+            page = self._read_cells(start, stop, limit, want.pointers)
+        else:
+            page = self._table.read(want, start, stop, limit)
+        return cast(Page[T], page)
 
-    def _is_in_gap(self, start: bytes) -> bool:
-        """Return whether the last answer shows that there is nothing before it."""
-        after, found = self._gap
-        return after < start and (found is None or start <= found)
+    def _seek(self, start: bytes) -> Page[list[bytes]]:
+        if self._gap.start < start and (self._gap.stop is None or start <= self._gap.stop):
+            # The last answer shows that there is nothing before its key.
+            return _page_of(self._gap.stop)
+        page = self._known(start, None, 1) or self._read_on(start)
+        if page.items or page.resume is None:
+            self._gap = KeyRange(start, page.items[0] if page.items else None)
+            return _page_of(self._gap.stop, page)
+        return page
 
-    def _first(self, start: bytes) -> bytes | None:
-        if not self._least:
-            return self._table.first(start)
-        resume: bytes | None = start
-        while resume is not None:
-            page = self._known(resume, None, 1) or self._read(resume)
-            if page.items:
-                return page.items[0]
-            resume = page.resume
-        return None
-
-    def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
-        """As a page of keys; nothing is read ahead, but earlier keys are used."""
+    def _read_keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
         page = self._known(start, stop, limit)
         if page is not None:
             self._served += len(page.items)
@@ -98,6 +87,39 @@ class Ahead:
             # With some to spare, since the next topic may have some more.
             self._wanted = self._least + len(page.items) * 5 // 4
         return page
+
+    def _read_cells(
+        self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet | None
+    ) -> Page[list[TxCell]]:
+        """Read cells; those of all keys that were read ahead at once, where the range is among them."""
+        if not self._holds(start):
+            # A search is left to the store, which can pass over rows.
+            found = self._table.read(CELLS if pointers is None else cells_of(pointers), start, stop, limit)
+            if found.gap is not None:
+                self._gap = found.gap
+            return found
+        if not self._reaches(stop):
+            return searched(self._table.read(CELLS, start, stop, limit), pointers)
+        if self._cells is None and _between(self._keys, start, stop):
+            try:
+                self._cells = self._all_cells()
+            except StoreError:
+                self.forget()
+                return searched(self._table.read(CELLS, start, stop, limit), pointers)
+        else:
+            self._spared()
+        cells = self._cells or []
+        found_at = _between(cells, start, stop, attrgetter("key"))
+        return searched(Page(cells[found_at.start : found_at.stop], None), pointers)
+
+    def _all_cells(self) -> list[TxCell]:
+        cells: list[TxCell] = []
+        resume: bytes | None = self._start
+        while resume is not None:
+            page = self._table.read(CELLS, resume, self._stop, self._most)
+            cells += page.items
+            resume = page.resume
+        return cells
 
     def _known(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]] | None:
         """Return the answer, if it was read ahead whole."""
@@ -119,8 +141,10 @@ class Ahead:
         """Return whether everything before ``stop`` was read."""
         return self._stop is None or (stop is not None and stop <= self._stop)
 
-    def _read(self, start: bytes) -> Page[list[bytes]]:
+    def _read_on(self, start: bytes) -> Page[list[bytes]]:
         """Read from a key on, as many keys as have proved worth it."""
+        if not self._least:
+            return self._table.read(KEYS, start, None, 1)
         pays = self._served + self._answered * self._table.keys_per_call >= self._size
         grown = 2 * self._size if pays else self._size // 2
         self._size = min(self._most, max(grown, self._wanted, self._least))
@@ -136,66 +160,16 @@ class Ahead:
     def _keep(self, start: bytes, page: Page[list[bytes]]) -> None:
         self._start, self._stop, self._keys, self._origin = start, page.resume, page.items, page.origin
         self._answered, self._served, self._wanted = 0, 0, 0
+        self._cells = None
 
     def _spared(self) -> None:
         self._answered += 1
         self._calls_spared += 1
 
 
-class CellsAhead(Ahead):
-    """The same of the message table, and the transactional cells of the keys that were read ahead."""
-
-    _cells: list[TxCell] | None
-
-    def __init__(self, table: MessageReads, most_keys: int) -> None:
-        self._messages = table
-        super().__init__(table, most_keys)
-
-    def cells(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[TxCell]]:
-        """As a page of cells; those of all keys that were read ahead at once, where the range is among them.
-
-        Raises:
-            StoreError: as :meth:`MessageReads.read`.
-        """
-        if not (self._holds(start) and self._reaches(stop)):
-            return self._messages.read(CELLS, start, stop, limit)
-        if self._cells is None and _between(self._keys, start, stop):
-            try:
-                self._cells = self._read_cells()
-            except StoreError:
-                self.forget()
-                return self._messages.read(CELLS, start, stop, limit)
-        else:
-            self._spared()
-        cells = self._cells or []
-        found = _between(cells, start, stop, attrgetter("key"))
-        return Page(cells[found.start : found.stop], None)
-
-    def search(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet) -> Page[list[TxCell]]:
-        """Search for cells of some pointers, from the data read ahead where that is known.
-
-        Raises:
-            StoreError: as :meth:`MessageReads.read`.
-        """
-        if not self._holds(start):
-            found = self._messages.read(cells_of(pointers), start, stop, limit)
-            if found.gap is not None:
-                self._gap = found.gap
-            return found
-        return searched(self.cells(start, stop, limit), pointers)
-
-    def _read_cells(self) -> list[TxCell]:
-        cells: list[TxCell] = []
-        resume: bytes | None = self._start
-        while resume is not None:
-            page = self._messages.read(CELLS, resume, self._stop, self._most)
-            cells += page.items
-            resume = page.resume
-        return cells
-
-    def _keep(self, start: bytes, page: Page[list[bytes]]) -> None:
-        super()._keep(start, page)
-        self._cells = None
+def _page_of(key: bytes | None, page: Page[list[bytes]] | None = None) -> Page[list[bytes]]:
+    """Return a page of one key, or an empty last page; ``page`` has the origin of the key."""
+    return Page([], None) if key is None else Page([key], key + b"\x00", page and page.origin)
 
 
 def _between(

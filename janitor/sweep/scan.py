@@ -20,7 +20,7 @@ from janitor.rules.policy import Delete, Hold, Keep, Reason, Row, decide
 from janitor.rules.ranges import Span, intersect, topic_stop
 from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, unrecognized
-from janitor.sweep.read_ahead import Ahead, CellsAhead
+from janitor.sweep.read_ahead import Ahead
 from janitor.sweep.run import Run, TopicWork
 from tms_core.errors import StoreError
 from tms_core.rowkey import (
@@ -32,7 +32,7 @@ from tms_core.rowkey import (
     generation_prefix,
     topic_prefix,
 )
-from tms_core.tables.base import ALL_KEYS, KeyRange, KeyReads, Page, Reads
+from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads, Page, Reads
 from tms_core.tables.side import Expiries, Expiry
 
 #: Holds that may last for years. What they hold is counted by full passes only, or every pass would read it all.
@@ -106,7 +106,7 @@ class Part:
         store: the rows to read.
         executor: carries out findings; also asked now and then, while nothing is found, whether to go on.
         expiries: messages with a ttl of their own; None: there are none, or this is a task.
-        messages, payloads: the tables' keys, some of them read ahead.
+        messages, payloads: the tables, some of their keys read ahead.
     """
 
     run: Run
@@ -121,13 +121,13 @@ class Part:
     expiries: Expiries | None = None
     store: Reads = field(init=False)
     executor: Executor = field(init=False)
-    messages: CellsAhead = field(init=False)
+    messages: Ahead = field(init=False)
     payloads: Ahead = field(init=False)
 
     def open(self, store: Reads, executor: Executor) -> Part:
         """Return the part itself, to be read from this store."""
         self.store, self.executor = store, executor
-        self.messages = CellsAhead(store.message, self.run.terms.batch_rows)
+        self.messages = Ahead(store.message, self.run.terms.batch_rows)
         self.payloads = Ahead(store.payload, self.run.terms.batch_rows)
         return self
 
@@ -302,7 +302,7 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
     limit = 1
     while start is not None:
         part.executor.alive()
-        page = part.keys(name).keys(start, None, limit)
+        page = part.keys(name).read(KEYS, start, None, limit)
         limit = min(2 * limit, part.run.terms.batch_rows)
         found = list(takewhile(lambda item: parse(item) is None, page.items))
         if count and found:
@@ -332,7 +332,7 @@ def batches(
     """Yield a span page by page: without unrecognized keys (L0), and split by generation."""
     start: bytes | None = max(span.start, first_key)
     while start is not None and start < span.stop:
-        page = part.keys(name).keys(start, span.stop, part.run.terms.batch_rows)
+        page = part.keys(name).read(KEYS, start, span.stop, part.run.terms.batch_rows)
         yield Read(name, work.topic.topic, len(page.items))
         yield from _split(name, work, span, page)
         start = page.resume
@@ -381,7 +381,7 @@ def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: byt
     topic, frontier = (work.topic, work.frontier) if work else (None, None)
     resume: bytes | None = start
     while resume is not None and resume < stop:
-        page = part.keys(name).keys(resume, stop, part.run.terms.batch_rows)
+        page = part.keys(name).read(KEYS, resume, stop, part.run.terms.batch_rows)
         for key in page.items:
             decision = decide(Row(name, _parse(name, key)), topic, frontier, part.run.transactions, False, None)
             if decision == Keep(Reason.UNRECOGNIZED):

@@ -99,7 +99,7 @@ def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, 
         ranges = [within for [within] in between([ALL_KEYS], cuts)]
         found = [(salt, part, within) for salt, part in enumerate(run.store.parts()) for within in ranges]
         return [
-            (Part(run, at, salt, within, within), RangedReads(part, [within], [within]))
+            (Part(run, at, salt, (within, within)), RangedReads(part, [within], [within]))
             for at, (salt, part, within) in enumerate(found)
         ]
 

@@ -343,7 +343,7 @@ def cutter(access: Access, partitions: int | None, counts: Callable[[], Mapping[
             for within in ranges:
                 # The same keys in both tables, so that the span of a part says which rows of either table it has.
                 cut_out = RangedReads(share, [within], [within]) if cuts else share
-                parts.append((Part(run, len(parts), salt, within, within), cut_out))
+                parts.append((Part(run, len(parts), salt, (within, within)), cut_out))
         return parts
 
     return cut

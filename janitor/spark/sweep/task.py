@@ -96,9 +96,9 @@ class StoreGround:
 
 def rows_of(part: Part, salted: Store) -> Store:
     """Return the rows of a part among the rows under its salt."""
-    if part.messages_within == part.payloads_within == ALL_KEYS:
+    if part.within == (ALL_KEYS, ALL_KEYS):
         return salted
-    return RangedStore(salted, [part.messages_within], [part.payloads_within])
+    return RangedStore(salted, *([each] for each in part.within))
 
 
 class FollowedLease(Lease):

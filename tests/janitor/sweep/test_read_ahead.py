@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from janitor.report import Report
 from janitor.rules.policy import Rule
-from janitor.sweep.read_ahead import CellsAhead
+from janitor.sweep.read_ahead import Ahead
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
 from tms_core.errors import StoreError, StoreUnavailable
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, TxCell, Want
@@ -53,8 +53,8 @@ class DearStore(MemoryStore):
             self.payload = DearPayloads(self.calls)
 
 
-def ahead_of(store: DearStore, most_keys: int = 1000) -> CellsAhead:
-    return CellsAhead(store.message, most_keys)
+def ahead_of(store: DearStore, most_keys: int = 1000) -> Ahead:
+    return Ahead(store.message, most_keys)
 
 
 def filled(keys: list[bytes]) -> DearStore:
@@ -94,7 +94,7 @@ def test_given_any_questions_from_start_to_end_when_asked_then_each_answer_is_th
             assert ahead.first(start) == store.message.first(start)
         elif stop is None or start < stop:
             want: Want[Any] = KEYS if kind == "keys" else CELLS
-            mine, its = getattr(ahead, kind), partial(store.message.read, want)
+            mine, its = partial(ahead.read, want), partial(store.message.read, want)
             assert all_of(mine, start, stop, limit) == all_of(its, start, stop, limit)
 
 
@@ -131,7 +131,7 @@ def test_given_ranges_of_some_hundred_rows_when_all_are_wanted_then_they_too_are
     key, found = ahead.first(b""), 0
     while key is not None:
         stop = b"%s999" % key[:3]
-        found += len(ahead.keys(key, stop, 2000).items)
+        found += len(ahead.read(KEYS, key, stop, 2000).items)
         key = ahead.first(stop)
     assert found == 100 * 300
     # One read in vain at the start, and later where a page ends within a range: not one for each range or more.
@@ -141,7 +141,7 @@ def test_given_ranges_of_some_hundred_rows_when_all_are_wanted_then_they_too_are
 def test_given_calls_that_cost_nothing_when_asked_then_the_table_is_asked_each_time() -> None:
     store = DearStore(dear=False)
     topic(store, "default:orders", ttl_seconds=3600).plain(*range(10))
-    ahead = CellsAhead(store.message, 1000)
+    ahead = Ahead(store.message, 1000)
     store.calls.clear()
     assert [ahead.first(b"") for _ in range(10)] == [store.message.first(b"")] * 10
     assert (store.calls["keys"], ahead.take_spared()) == (11, 0)
@@ -157,9 +157,9 @@ def test_given_a_row_that_cannot_be_read_when_it_is_ahead_then_only_whoever_come
     store.message.broken = None
     assert ahead.first(b"a") == b"a"
     store.message.broken = b"c"
-    assert [cell.key for cell in ahead.cells(b"b", b"c", 10).items] == [b"b"]
+    assert [cell.key for cell in ahead.read(CELLS, b"b", b"c", 10).items] == [b"b"]
     with pytest.raises(StoreError):
-        ahead.cells(b"c", None, 10)
+        ahead.read(CELLS, b"c", None, 10)
 
 
 def small_topics(store: MemoryStore, number: int) -> list[Topic]:
