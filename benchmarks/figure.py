@@ -33,18 +33,18 @@ class Figure:
 
     @property
     def bar(self) -> str:
-        """The bar, as people write it."""
+        """Return the bar as operators write it."""
         bars = [("≥", self.at_least), ("≤", self.at_most)]
         return ", ".join(f"{sign} {limit:g}" for sign, limit in bars if limit is not None)
 
     @property
     def met(self) -> bool:
-        """Whether the value is good enough."""
+        """Return whether the value meets the bar."""
         above = self.at_least is None or self.value >= self.at_least
         return above and (self.at_most is None or self.value <= self.at_most)
 
     def line(self) -> str:
-        """The figure as one line of JSON."""
+        """Return the figure as one line of JSON."""
         fields = {"id": self.id, "figure": self.name, "value": self.value, "bar": self.bar, "met": self.met}
         return json.dumps(fields | (self.details or {}), ensure_ascii=False)
 

@@ -27,10 +27,10 @@ _PUT_ROWS = 5_000
 
 @contextmanager
 def server() -> Iterator[HBaseServer]:
-    """An HBase of one region server.
+    """Run an HBase with one region server.
 
     Raises:
-        SystemExit: it cannot be had here, and why; no figure is reported then, and nothing has failed.
+        SystemExit: HBase cannot run here; no figure is reported.
     """
     if reason := maven.missing():
         sys.stderr.write(f"skipped: {reason}\n")
@@ -41,7 +41,7 @@ def server() -> Iterator[HBaseServer]:
 
 @contextmanager
 def filled(tables: Tables, rows: int, *, topics: int, pointer: int | None = None) -> Iterator[str]:
-    """The namespace of new tables, in which all rows are past their ttl, or none if they have a pointer."""
+    """Yield the namespace of new tables whose rows are all expired; with a pointer, none is."""
     namespace = tables.make(buckets=BUCKETS)
     value = MessageValue(pointer, BODY)
     newest_ms = NOW_MS - 1 if pointer is not None else NOW_MS - 2 * TTL_SECONDS * 1000

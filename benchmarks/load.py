@@ -35,18 +35,18 @@ class Sample(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its latency."""
+        """Return the latency in seconds."""
         return self.answered - self.due
 
 
 def publishing(payload: bytes, messages: int = 1) -> bytes:
-    """A request that publishes a payload so many times."""
+    """Return a request that publishes a payload so many times."""
     body = b"\x02" + block([payload] * messages) + b"\0"
     return f"{_HEAD.format(TOPIC, AVRO)}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def top_rate(port: int, request: bytes, requests: int) -> float:
-    """Requests per second, with one under way on each connection all the time."""
+    """Return the requests per second with one request under way on each connection."""
     started = time.monotonic()
     offer(port, lambda _: request, math.inf, requests)
     return requests / (time.monotonic() - started)
@@ -96,7 +96,7 @@ class Publishers:
         self._open.close()
 
     def run(self, request: Callable[[float], bytes], step_seconds: float, requests: int) -> list[Sample]:
-        """As :func:`offer`."""
+        """Send requests as :func:`offer`."""
         samples: list[Sample] = []
         started = time.monotonic()
         sent = 0
@@ -118,7 +118,7 @@ class Publishers:
         return samples
 
     def _wait(self, seconds: float) -> list[Sample]:
-        """The answers that are there, or those that come first; none when none comes in time."""
+        """Return the available responses, or wait for the first ones; empty after the time."""
         ready = self._answers.select(seconds)
         now = time.monotonic()
         return [Sample(self._take(key.data), now) for key, _ in ready]
@@ -133,6 +133,6 @@ class Publishers:
 
 
 def milliseconds(samples: Iterable[Sample], hundredth: int) -> float:
-    """A percentile of their latencies, in milliseconds."""
+    """Return a percentile of latencies, in milliseconds."""
     found = sorted(sample.seconds for sample in samples)
     return found[max(0, math.ceil(len(found) * hundredth / 100) - 1)] * 1000

@@ -43,7 +43,7 @@ class OneInvalid:
 
 
 def invert(address: str, namespace: str) -> float:
-    """Seconds the step takes."""
+    """Return the seconds of the sweep's step."""
     with HBaseStore(HBaseSettings(thrift=(address,), namespace=namespace, connections=CONNECTIONS)) as store:
         janitor = engine(store, BenchClock(), workers=CONNECTIONS, source=OneInvalid())
         done = janitor.run_once(adopt=True)
@@ -53,7 +53,7 @@ def invert(address: str, namespace: str) -> float:
 
 
 def bare(address: str, namespace: str) -> float:
-    """Seconds a plain loop takes, which knows the rows."""
+    """Return the seconds of a plain loop that knows the rows."""
     old, new = INVALID.to_bytes(8, "big"), (-INVALID).to_bytes(8, "big", signed=True)
     rows: dict[bytes, list[bytes]] = {}
 

@@ -80,7 +80,7 @@ def consume(port: int, messages: int) -> list[Sample]:
 
 
 def visits(page_url: str) -> list[Visit]:
-    """The sweeps that deleted something, oldest first."""
+    """Return the sweeps that deleted rows, oldest first."""
     with urllib.request.urlopen(f"{page_url}api/runs?limit=1000") as answer:  # noqa: S310 it is our own
         runs: list[dict[str, Any]] = json.load(answer)["runs"]
     return [
@@ -91,13 +91,15 @@ def visits(page_url: str) -> list[Visit]:
 
 
 def lags(found: Sequence[Visit]) -> Iterator[tuple[float, float]]:
-    """At which moments the oldest row was how long overdue, in seconds: just before each sweep but the first ended."""
+    """Yield each time just before a sweep finished (except the first one), and how long the oldest row was overdue, in
+    seconds.
+    """
     for before, this in pairwise(found):
         yield this.ended, this.ended - before.began
 
 
 def left_overdue(store_path: Path, at_ms: float) -> float:
-    """How long the oldest row of a closed store is overdue at a moment, in seconds; 0: none is."""
+    """Return how long the oldest row of a closed store is overdue at a time, in seconds; 0: no row is."""
     with LevelDBStore(store_path) as store:
         keys = store.message.read(KEYS, TopicId("default", TOPIC).prefix, None, 1).items
     if not keys:
@@ -163,7 +165,7 @@ def main() -> None:
 
 
 def message(due: float) -> bytes:
-    """The request that is due at a moment."""
+    """Return the request that is due at a time."""
     return publishing(_MOMENT.pack(due) + _PADDING, MESSAGES)
 
 

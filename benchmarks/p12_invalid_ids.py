@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def make(folder: Path, ids: int) -> None:
-    """A store, and a snapshot with that many invalid ids."""
+    """Create a store, and a snapshot with so many invalid ids."""
     build(folder / "store", topic_names(10), 10, NOW_MS, 1)
     invalid = array("q", range(OLDEST_MS * TX_PER_MS, OLDEST_MS * TX_PER_MS + ids * GAP, GAP))
     newest = NOW_MS * TX_PER_MS
@@ -83,14 +83,14 @@ def make(folder: Path, ids: int) -> None:
 
 
 def in_child(folder: Path, turns: int) -> dict[str, Any]:
-    """What :func:`passes` measures in a process of its own."""
+    """Run :func:`passes` in a separate process."""
     command = [sys.executable, "-m", "benchmarks.p12_invalid_ids", str(folder), str(turns)]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
 
 
 def passes(folder: Path, turns: int) -> dict[str, Any]:
-    """One pass, the first contact of a new folder, and then that many more, each beside a reading of the snapshot."""
+    """Run a first pass over a new folder, and then so many more, each next to a read of the snapshot."""
     source = DirectorySource(folder / f"snapshot.{NOW_MS}")
     with LevelDBStore(folder / "store") as store, SqliteState(folder / "state") as state:
         engine = Engine(Deps(store, state, source, BenchClock(), TERMS, token_hex=secrets.token_hex))
@@ -113,7 +113,7 @@ def seconds_of(step: Callable[[], object]) -> float:
 
 
 def peak_mb() -> float:
-    """The highest resident size of this process so far, in megabytes."""
+    """Return the highest resident size of this process so far, in megabytes."""
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024

@@ -88,7 +88,7 @@ def build_live(path: Path) -> None:
 
 @contextmanager
 def of_spark(spark: SparkSession, path: Path) -> Iterator[Engine]:
-    """A janitor on a LevelDB store, with tasks that look."""
+    """Yield a janitor on a LevelDB store whose tasks only look."""
     access = Access(load(None, {}, {"leveldb": str(path)}).settings)
 
     @contextmanager
@@ -107,13 +107,13 @@ def on_spark(store: Store, state: State, sender: Sender, access: Access, **optio
 
 @contextmanager
 def alone(path: Path) -> Iterator[Any]:
-    """A janitor in one process, without Spark."""
+    """Yield a janitor in one process, without Spark."""
     with LevelDBStore(path) as store:
         yield engine(store, BenchClock(), source=Source())
 
 
 def timed(run: Callable[[], Report], rows: int) -> float:
-    """Seconds a sweep takes without giving space back."""
+    """Return the seconds of a sweep without compaction."""
     started = time.perf_counter()
     done = run()
     seconds = time.perf_counter() - started - done.phase_seconds["compact"]
@@ -124,7 +124,7 @@ def timed(run: Callable[[], Report], rows: int) -> float:
 
 
 def in_leveldb(spark: SparkSession, source: Path, rows: int) -> tuple[float, float]:
-    """Seconds on Spark and alone, the medians of some turns."""
+    """Return the seconds on Spark and in one process, each the median of the turns."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     for turn in range(TURNS + 1):
         for tasks in (True, False):
@@ -138,7 +138,7 @@ def in_leveldb(spark: SparkSession, source: Path, rows: int) -> tuple[float, flo
 
 
 def in_hbase(spark: SparkSession) -> tuple[float, float]:
-    """The same of tables in which everything is due."""
+    """Return the same for tables in which everything is due."""
     seconds: dict[bool, list[float]] = {True: [], False: []}
     with server() as running, Tables(running) as tables:
         for turn in range(TURNS + 1):

@@ -64,12 +64,12 @@ def main() -> None:
 
 
 def opened(address: tuple[str, str]) -> Client:
-    """A client of the server."""
+    """Return a client of the server."""
     return Client(address[0], transactions=address[1])
 
 
 def fill(client: Client, topic: str, batches: int) -> None:
-    """A topic with so many batches."""
+    """Fill a topic with so many batches."""
     client.create_topic(topic)
     for _ in range(batches):
         client.publish(topic, [b"x" * BYTES] * BATCH)
@@ -96,7 +96,7 @@ def read_process_write(address: tuple[str, str]) -> None:
 
 
 def at_least_once(client: Client, topic: str) -> None:
-    """Bills for all orders; after a crash some of them twice."""
+    """Write bills for all orders; after a crash, some of them twice."""
     messages, batch, done = client.consume(topic, consumer="plain"), [], 0
     for message in messages:
         batch.append(message.payload)
@@ -109,7 +109,7 @@ def at_least_once(client: Client, topic: str) -> None:
 
 
 def exactly_once(client: Client, topic: str) -> None:
-    """Bills for all orders, each once."""
+    """Write bills for all orders, each once."""
     done, work = 0, client.work(topic, "group", batch=BATCH)
     for tx, batch in work:
         tx.publish("default:bills", [order.payload for order in batch])
@@ -119,7 +119,7 @@ def exactly_once(client: Client, topic: str) -> None:
 
 
 def open_claims(server: Serve) -> None:
-    """How much more the server does for a poll and a roll back while the group has many claims open."""
+    """Measure the additional cost of a poll and a rollback while the group has many open claims."""
     spent: dict[str, list[float]] = {"poll": [], "roll back": []}
     with (
         opened((server.url, server.transactions)) as client,
@@ -159,7 +159,7 @@ def claim(group: TopicClient, tx: Transaction) -> None:
 
 
 def processor_seconds(pid: int) -> float:
-    """How much processor time a process has used, in fractions of a microsecond (clock_getcpuclockid(3))."""
+    """Return the processor time of a process, with sub-microsecond resolution (clock_getcpuclockid(3))."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
@@ -167,7 +167,7 @@ def processor_seconds(pid: int) -> float:
 
 
 def produce(address: tuple[str, str], topic: str, began: Queue[float]) -> None:
-    """A producer: each batch in a transaction; tells when it began."""
+    """Produce each batch in a transaction, and report the start time."""
     with opened(address) as client:
         began.put(time.monotonic())
         for _ in range(PRODUCED):
@@ -176,14 +176,14 @@ def produce(address: tuple[str, str], topic: str, began: Queue[float]) -> None:
 
 
 def consume(address: tuple[str, str], topic: str, done: Queue[tuple[float, int]]) -> None:
-    """A worker: tells when it had each batch, and how many messages."""
+    """Work as a member of the group, and report the time and size of each batch."""
     with opened(address) as client:
         for _, batch in client.work(topic, "workers", batch=BATCH, order="none", idle_seconds=_IDLE_SECONDS):
             done.put((time.monotonic(), len(batch)))
 
 
 def produce_and_consume(address: tuple[str, str]) -> float:
-    """Messages per second from the first publish until all are consumed."""
+    """Return the messages per second from the first publish until all are consumed."""
     topic, all_of_them = "default:events", PRODUCERS * PRODUCED * BATCH
     began: Queue[float] = _spawn.Queue()
     done: Queue[tuple[float, int]] = _spawn.Queue()

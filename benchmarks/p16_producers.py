@@ -139,7 +139,7 @@ class Transactions:
         self._connection.close()
 
     def go_on(self) -> None:
-        """Commit, and begin the next one."""
+        """Commit, and start the next transaction."""
         fields = (wire.i64(1, self.pointer), wire.string(2, "benchmark"))
         self.pointer = self._begun(wire.message(MessageKind.CALL, "commitAndStart", 1, *fields))
 
@@ -205,7 +205,7 @@ def syncs(folder: Path, clients: int, bar: float) -> None:
 
 
 def in_a_row(manager: TransactionManager, service: MessagingService, topic: TopicId) -> None:
-    """Transactions with a batch each, of which the commit of one begins the next."""
+    """Run transactions with a batch each; the commit of one starts the next."""
     pointer = manager.start_short().transaction_id
     for _ in range(TRANSACTIONS):
         service.publish(topic, SINGLE * 10, pointer=pointer)
@@ -214,7 +214,7 @@ def in_a_row(manager: TransactionManager, service: MessagingService, topic: Topi
 
 
 def compared(*kinds: Turn, turns: int) -> list[tuple[float, ...]]:
-    """Requests per second of each kind in its turns, behind some that do not count."""
+    """Return the requests per second of each kind in its turns, after some warm-up turns."""
     order, random = list(enumerate(kinds)), Random(1)
     found: list[tuple[float, ...]] = []
     for _ in range(_WARMING + turns):
@@ -229,12 +229,12 @@ def compared(*kinds: Turn, turns: int) -> list[tuple[float, ...]]:
 
 
 def ratio(rates: Sequence[tuple[float, ...]], at: int = 1) -> float:
-    """What one of the others came to, beside the plain one."""
+    """Return the rate of one kind relative to the plain one."""
     return statistics.fmean(one[at] for one in rates) / statistics.fmean(one[0] for one in rates)
 
 
 def error(rates: Sequence[tuple[float, ...]]) -> float:
-    """The standard error of the ratio."""
+    """Return the standard error of the ratio."""
     whole, plain = ratio(rates), statistics.fmean(one[0] for one in rates)
     return statistics.stdev(one[1] - whole * one[0] for one in rates) / plain / math.sqrt(len(rates))
 
@@ -250,7 +250,7 @@ def tell(id_: str, name: str, rates: Sequence[tuple[float, ...]], bar: float, me
 
 
 def said(client: Client, name: str) -> str:
-    """What the requests of a new instance of a producer say of it."""
+    """Return the headers of a new producer instance's requests."""
     with client.producer(TOPIC, name) as producer:
         return f"X-TMS-Producer: {TOPIC}/{name}\r\nX-TMS-Generation: {producer.generation}\r\n"
 
@@ -269,7 +269,7 @@ def numbered(body: bytes, head: str, sequences: Iterator[int]) -> Requests:
 
 @contextmanager
 def connected(port: int, producers: int) -> Iterator[list[socket.socket]]:
-    """A connection for each producer."""
+    """Yield a connection for each producer."""
     connections = [connect(port) for _ in range(producers)]
     try:
         yield connections

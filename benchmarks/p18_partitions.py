@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def consumed(address: tuple[str, str], topic: str, consumers: int) -> tuple[float, float]:
-    """Messages per second of some consumers, a process for each core, and the share of polls without any."""
+    """Return the messages per second of some consumers, a process per core, and the share of polls without messages."""
     with Client(address[0], transactions=address[1]) as client:
         client.create_topic(topic, properties={"partitions": str(PARTITIONS)})
         for _ in range(BATCHES * PARTITIONS):
@@ -79,7 +79,7 @@ def consumed(address: tuple[str, str], topic: str, consumers: int) -> tuple[floa
 
 
 def consume(address: tuple[str, str], topic: str, consumers: int, ready: Any, asked: Queue[list[Asked]]) -> None:
-    """A process with some consumers, each a thread with a client of its own."""
+    """Run a process with some consumers, each a thread with its own client."""
     polls: list[Asked] = []
     GroupClaims.claim = noting(GroupClaims.claim, polls)  # type: ignore[method-assign]
 
@@ -98,7 +98,7 @@ def consume(address: tuple[str, str], topic: str, consumers: int, ready: Any, as
 
 
 def noting(claim: Callable[..., Any], polls: list[Asked]) -> Callable[..., Any]:
-    """Notes each poll of a partition."""
+    """Return a function that records each poll of a partition."""
 
     async def noted(self: GroupClaims, *given: Any) -> ClaimedBatch:
         batch: ClaimedBatch = await claim(self, *given)

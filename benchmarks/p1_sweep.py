@@ -36,7 +36,7 @@ class BenchClock(SystemClock):
 
 
 def sweep(path: Path) -> tuple[float, float]:
-    """Seconds our sweep takes without and for compaction."""
+    """Return the seconds of a sweep, without and for compaction."""
     with LevelDBStore(path) as store:
         started = time.perf_counter()
         done = engine(store, BenchClock()).run_once(adopt=True)
@@ -48,7 +48,7 @@ def sweep(path: Path) -> tuple[float, float]:
 
 
 def bare(path: Path) -> tuple[float, float]:
-    """Seconds a plain loop takes without and for compaction."""
+    """Return the seconds of a plain loop, without and for compaction."""
     database = plyvel.DB(str(path / "system.tms.message"))
     started = time.perf_counter()
     batch = database.write_batch()
@@ -70,7 +70,7 @@ def bare(path: Path) -> tuple[float, float]:
 
 
 def java_rows_per_second(store: Path) -> int | None:
-    """What CDAP's own prune does on the same rows; None without Java."""
+    """Return the rate of CDAP's own prune on the same rows; None without Java."""
     if Interop.available():
         return None
     try:

@@ -77,7 +77,7 @@ class Measured(NamedTuple):
 
 
 def model(nodes: int, measured: Measured, batch: int = BATCH) -> int:
-    """Events per second, produced and consumed, that so many nodes do."""
+    """Return the events per second, produced and consumed, of so many nodes."""
     return min(nodes * measured.node_rate, measured.tx_rate * batch // 2)
 
 
@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> None:
 
 @contextmanager
 def delayed(thrift: str) -> Iterator[str]:
-    """Another address of HBase's, at which each answer takes longer; it is a process of its own."""
+    """Yield another address of HBase with delayed responses, served by a separate process."""
     spawn = multiprocessing.get_context("spawn")
     addresses: Queue[str] = spawn.Queue()
     process = spawn.Process(target=pass_on, args=(thrift, addresses))
@@ -127,9 +127,9 @@ def pass_on(thrift: str, addresses: Queue[str]) -> None:
 
 
 def rates(thrift: str, tables: Tables, folder: Path) -> list[float]:
-    """Messages per second that one server and that two publish and read back, each the best of some turns.
+    """Return the messages per second of one server and of two, each the best of some turns.
 
-    The two sites take turns, and of each the best one counts: other programs on this machine can only take away.
+    The two sites take turns, and the best turn of each counts, because other programs can only slow a turn down.
     """
     with ExitStack() as stack:
         sites = [stack.enter_context(site(thrift, tables.make(), folder, servers)) for servers in (1, 2)]
@@ -139,7 +139,7 @@ def rates(thrift: str, tables: Tables, folder: Path) -> list[float]:
 
 @contextmanager
 def site(thrift: str, namespace: str, folder: Path, servers: int) -> Iterator[Callable[[], float]]:
-    """So many servers, and publishers that are at work for one turn when what is yielded is called."""
+    """Run so many servers and publishers; yield a function that runs one turn."""
     hbase: dict[str, object] = {"thrift": [thrift], "namespace": namespace, "buckets": 4, "connections": CONNECTIONS}
     with ExitStack() as stack:
         running = [stack.enter_context(serve(folder, hbase, ordinal, servers)) for ordinal in range(servers)]
@@ -176,7 +176,7 @@ class Publisher:
             self._publish(topic)
 
     def work(self) -> int:
-        """How many messages it has published and read back in a turn."""
+        """Publish and read back for a turn, and return the number of messages."""
         done, ends = 0, time.monotonic() + SECONDS
         with Client(self._port) as client:
             topic = TopicClient(client, self._name)
@@ -197,7 +197,7 @@ class Publisher:
 def serve(
     folder: Path, hbase: dict[str, object], ordinal: int, servers: int, transactions: str = ""
 ) -> Iterator[Serve]:
-    """One of so many servers on one HBase."""
+    """Run one of so many servers on one HBase."""
     source = {"source": "thrift", "thrift": transactions} if transactions else {"source": SET["transactions"]}
     path = folder / f"{hbase['namespace']}-{ordinal}.yaml"
     leader = {"advertise": "http://127.0.0.1:0", "slots": SLOTS, "servers": servers, "ordinal": ordinal}
@@ -238,7 +238,7 @@ def until(condition: Callable[[], bool], seconds: float = 120) -> None:
 
 
 def node_rate(thrift: str, namespace: str, folder: Path, transactions: str) -> int:
-    """Events per second of the server's processor time, produced and consumed in transactions."""
+    """Return the events per second of the server's processor time, produced and consumed in transactions."""
     with serve(folder, {"thrift": [thrift], "namespace": namespace, "buckets": 4}, 0, 1, transactions) as server:
         until(lambda: slots_led(server) == SLOTS)
         with opened((server.url, transactions)) as client:
@@ -256,7 +256,7 @@ def node_rate(thrift: str, namespace: str, folder: Path, transactions: str) -> i
 
 
 def tx_rate(address: str) -> int:
-    """Transactions begun and committed per second, in the best of some turns."""
+    """Return the transactions started and committed per second, the best of some turns."""
 
     def transact(client: TransactionClient) -> int:
         done, ends = 0, time.monotonic() + SECONDS
@@ -277,7 +277,7 @@ _BEGIN, _END = "<!-- figures -->\n", "<!-- /figures -->\n"
 
 
 def written(page: str, lines: list[str]) -> str:
-    """The page with these figures, as they were printed, and the arithmetic that follows from them."""
+    """Return the page with these figures and the resulting arithmetic."""
     head, rest = page.split(_BEGIN)
     tail = rest.split(_END)[1]
     ratio, *modelled = [json.loads(line) for line in lines]

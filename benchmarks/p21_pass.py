@@ -101,7 +101,7 @@ def fill(folder: Path) -> list[int]:
 
 
 def _rows(topic: TopicId, count: int, invalid: list[int]) -> Iterator[tuple[bytes, MessageValue]]:
-    """The expired ones first, then transactions of a hundred messages each, some of them invalid."""
+    """Yield expired rows, then transactions of a hundred messages each, some of them invalid."""
     cutoff_ms = NOW_MS - TTL_SECONDS * 1000
     expired = int(count * EXPIRED_SHARE)
     plain = MessageValue(None, BODY)
@@ -125,7 +125,7 @@ def save_snapshot(folder: Path, invalid: list[int]) -> None:
 
 
 def whole_pass(store_folder: Path, snapshots: Path) -> tuple[float, dict[str, float]]:
-    """Rows deleted or inverted per second by a pass, and how long each phase took."""
+    """Return the rows deleted or inverted per second by a pass, and the seconds of each phase."""
     with LevelDBStore(store_folder) as store:
         started = time.perf_counter()
         done = engine(store, BenchClock(), source=DirectorySource(snapshots)).run_once(adopt=True)
@@ -138,7 +138,7 @@ def whole_pass(store_folder: Path, snapshots: Path) -> tuple[float, dict[str, fl
 
 
 def bare_pass(store_folder: Path, invalid: Collection[int]) -> float:
-    """Rows deleted or inverted per second by loops over plyvel that judge nothing."""
+    """Return the rows deleted or inverted per second by plain loops over plyvel."""
     wanted = {pointer.to_bytes(8, "big") for pointer in invalid}
     rows = 0
     database = plyvel.DB(str(store_folder / "system.tms.message"), paranoid_checks=True)

@@ -44,7 +44,7 @@ _MB = 1 << 20
 
 
 def share(full: int) -> int:
-    """As many as are wanted, of the full number."""
+    """Return the configured share of a full number."""
     return max(1, full * PERCENT // 100)
 
 
@@ -58,14 +58,14 @@ ATTACKS: dict[str, Callable[[int], AbstractContextManager[None]]] = {
 
 
 def served(folder: str) -> Serve:
-    """A server, on a processor of its own if there is one."""
+    """Return a server, on a separate processor if there is one."""
     alone = ["taskset", "-c", str(_PROCESSORS[0])] if PINNED else []
     return Serve(configure(Path(folder)), tms=[*alone, str(TMS)])
 
 
 @contextmanager
 def going_on(name: str, port: int) -> Iterator[None]:
-    """An attack, by a process of its own."""
+    """Run an attack in a separate process."""
     spawning = multiprocessing.get_context("spawn")
     begun, ended = spawning.Event(), spawning.Event()
     process = spawning.Process(target=_attack, args=(name, port, begun, ended))
@@ -86,7 +86,7 @@ def _attack(name: str, port: int, begun: Event, ended: Event) -> None:
 
 
 def attacked(name: str) -> Watch:
-    """What one attack came to."""
+    """Return the measurements of one attack."""
     with tempfile.TemporaryDirectory(prefix="p22-") as folder, served(folder) as server:
         attacks.prepare(server, large=10, large_bytes=9 * _MB)
         with going_on(name, server.port), Watch(server) as watch:
@@ -96,8 +96,9 @@ def attacked(name: str) -> Watch:
 
 
 def abandoned() -> tuple[Watch, float, float]:
-    """What abandoned polls came to, again and again: probes and memory, how long a topic took, and until all were over,
-    at most."""
+    """Return the measurements of repeated abandoned polls: probes and memory, seconds per topic, and the longest time
+    until all were over.
+    """
     with tempfile.TemporaryDirectory(prefix="p22-") as folder, served(folder) as server:
         attacks.prepare(server, invisible=share(2_000_000))
         end = time.monotonic() + SECONDS
@@ -111,7 +112,7 @@ def abandoned() -> tuple[Watch, float, float]:
 
 
 def report_attack(name: str, watch: Watch, **more: float) -> None:
-    """Its two figures."""
+    """Report the two figures of an attack."""
     details = watch.figures() | more
     limit = MEMORY_MB + BESIDE_MB
     report(Figure("P22", f"{name}: MB more than before", round(watch.grown_mb, 1), at_most=limit, details=details))
@@ -127,7 +128,7 @@ def main() -> None:
 
 
 def report_abandoned() -> None:
-    """Those of abandoned polls."""
+    """Report the figures of abandoned polls."""
     watch, answered, seconds = abandoned()
     more = {"topic_ms": round(answered * 1000, 1), "over_after_seconds": round(seconds, 2)}
     report_attack("abandoned polls", watch, **more)

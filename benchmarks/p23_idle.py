@@ -31,7 +31,7 @@ _TOPIC = f"default:{INVISIBLE}"
 
 
 def processor_seconds(pid: int) -> float:
-    """How much processor time a process has used."""
+    """Return the processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

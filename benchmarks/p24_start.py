@@ -18,7 +18,7 @@ _PROGRAMS = {"janitor": "janitor.cli.main", "tms": "tms_core.cli.main"}
 
 
 def processor_seconds(module: str, arguments: list[str], environment: dict[str, str]) -> float:
-    """How much processor time one command takes, its process included."""
+    """Return the processor time of one command, including its process."""
     program = f"from tms_core.cli import entry; entry.main({module!r})"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(

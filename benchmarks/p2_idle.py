@@ -24,7 +24,7 @@ TURNS = 7
 
 
 def cold(path: Path) -> tuple[float, int]:
-    """Seconds of one pass, and the store operations it took."""
+    """Return the seconds and the store operations of one pass."""
     with LevelDBStore(path) as store:
         janitor = engine(store, BenchClock())
         janitor.adopt()

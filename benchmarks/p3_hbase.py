@@ -44,7 +44,7 @@ STEADY, WARM_TURNS = 0.05, 10
 
 
 def sweep(address: str, namespace: str) -> tuple[float, float, float]:
-    """Seconds a sweep takes, and operations and Thrift calls per 1,000 rows."""
+    """Return the seconds of a sweep, and its operations and Thrift calls per 1,000 rows."""
     with HBaseStore(HBaseSettings(thrift=(address,), namespace=namespace, connections=WORKERS)) as store:
         started = time.perf_counter()
         done = engine(store, BenchClock(), workers=WORKERS).run_once(adopt=True)
@@ -56,7 +56,7 @@ def sweep(address: str, namespace: str) -> tuple[float, float, float]:
 
 
 def bare(address: str, namespace: str) -> float:
-    """Seconds a plain loop takes."""
+    """Return the seconds of a plain loop."""
     started = time.perf_counter()
 
     def clean(table: happybase.Table, salt: bytes) -> None:

@@ -70,7 +70,7 @@ def publishing(messages: int, length: int) -> bytes:
 
 
 def publish(port: int, data: bytes, requests: int, producers: int) -> float:
-    """Requests per second that so many producers get done, each with one under way at a time."""
+    """Return the requests per second of so many producers, each with one request under way."""
     with selectors.DefaultSelector() as waiting:
         connections = [connect(port) for _ in range(producers)]
         for number, connection in enumerate(connections):
@@ -96,7 +96,7 @@ def publish(port: int, data: bytes, requests: int, producers: int) -> float:
 
 
 def fetch(port: int, body: bytes = EVERYTHING) -> float:
-    """Seconds a client needs that throws away what it reads."""
+    """Return the seconds of a client that discards what it reads."""
     buffer = bytearray(1 << 20)
     with connect(port) as connection:
         started = time.perf_counter()
@@ -107,10 +107,10 @@ def fetch(port: int, body: bytes = EVERYTHING) -> float:
 
 
 def fetch_pages(port: int, length: int) -> float:
-    """Messages per second of a client that reads them 500 at a time, each poll behind the last message of the former.
+    """Return the messages per second of a client that reads 500 at a time, each poll after the last message.
 
     Args:
-        length: of each message, in bytes.
+        length: the length of each message, in bytes.
     """
     found, start = 0, None
     # Behind the last id: the payload's length and the payload, and the array's end.
@@ -152,7 +152,7 @@ class Bare:
         return batches / (time.perf_counter() - started)
 
     def read(self) -> float:
-        """Rows per second."""
+        """Return the rows per second."""
         rows = 0
         started = time.perf_counter()
         with self._database.iterator() as found:
@@ -163,7 +163,7 @@ class Bare:
 
 @contextmanager
 def server(folder: Path) -> Iterator[int]:
-    """The port of a server with an empty topic."""
+    """Yield the port of a server with an empty topic."""
     folder.mkdir()
     with Serve(configure(folder)) as process:
         with Client(process.port) as client:
@@ -188,7 +188,7 @@ def syncs_per_batch(folder: Path, batches: int = 200) -> float:
 
 
 def turns(measure: Callable[[], float], beside: Callable[[], float], count: int = TURNS) -> tuple[float, float, float]:
-    """Medians: the ratio of each turn, ours, the other's. The first turn warms up."""
+    """Return medians: the ratio of each turn, ours, the other's. The first turn warms up."""
     pairs = [(measure(), beside()) for _ in range(count + 1)][1:]
     ours, others = zip(*pairs, strict=True)
     return statistics.median(o / b for o, b in pairs), statistics.median(ours), statistics.median(others)
@@ -221,7 +221,7 @@ def reading(name: str, bar: float, before: float, found: tuple[float, float, flo
 
 
 def transactional(folder: Path) -> None:
-    """A reader in a transaction beside one without, of messages that were published in transactions."""
+    """Compare a reader in a transaction with one outside, on messages published in transactions."""
     folder.mkdir()
     pointer = SystemClock().now_ms() * TX_PER_MS
     with (
@@ -242,7 +242,7 @@ def transactional(folder: Path) -> None:
 
 
 def singles(scratch: Path) -> None:
-    """One by one, beside bare LevelDB; and, where Java can run, what CDAP's own server does with the same requests."""
+    """Publish one by one, next to bare LevelDB and, with Java, to CDAP's own server with the same requests."""
     bare, one = Bare(scratch / "bare-single"), publishing(1, 100)
     with server(scratch / "single") as port, cdap_server(scratch / "cdap") as cdap_port:
         ratio, ours, other = turns(
@@ -275,7 +275,7 @@ def against_cdap(port: int, cdap_port: int, producers: int, messages: int, reque
 
 @contextmanager
 def cdap_server(folder: Path) -> Iterator[int | None]:
-    """The port of CDAP's own server with an empty topic; None without Java."""
+    """Yield the port of CDAP's own server with an empty topic; None without Java."""
     java = Interop()
     if java.available():
         yield None

@@ -87,7 +87,7 @@ class Scene:
             raise RuntimeError(f"the ttl of {topic} could not be shortened: {answer.text}")
 
     def swept(self, since_ms: float) -> tuple[float, float]:
-        """When the sweep that found a topic's rows due began and ended, in ms; waits for it."""
+        """Wait for the sweep that found a topic's rows due; return its start and its finish in ms."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             with urllib.request.urlopen(f"{self.page}api/runs?limit=100") as answer:  # noqa: S310 it is our own
@@ -127,7 +127,7 @@ def turn(scene: Scene, topic: TopicId, per_second: float) -> Turn:
 
 
 def measure(scene: Scene) -> tuple[float, dict[str, Any]]:
-    """The figure, and what it was made of."""
+    """Return the figure, and its details."""
     top_rate(scene.port, publishing(BODY), TOP_REQUESTS)
     top = top_rate(scene.port, publishing(BODY), TOP_REQUESTS)
     at_load = {load: scene.publish(top * load / 100, STRETCH_SECONDS) for load in LOADS}
@@ -148,7 +148,7 @@ def measure(scene: Scene) -> tuple[float, dict[str, Any]]:
 
 
 def fill(store: Store, rows: int) -> list[TopicId]:
-    """A topic for each turn and one to warm up with, none of whose rows is due yet."""
+    """Create a topic for each turn and one for warm-up, without due rows."""
     topics = [TopicId("default", f"swept{number}") for number in range(TURNS + 1)]
     oldest_ms = (int(time.time()) - AGE) * 1000 - rows
     for topic in topics:
@@ -168,7 +168,7 @@ def adopt(config: Path) -> None:
 
 
 def page(log: Path) -> str:
-    """Where a janitor's log says that its status page is; waits for it."""
+    """Wait for the address of the status page in a janitor's log, and return it."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
         if found := re.search(r"status page: (\S+)", log.read_text()):
@@ -179,7 +179,7 @@ def page(log: Path) -> str:
 
 @contextmanager
 def serving(config: Path, *, janitor: bool) -> Iterator[Serve]:
-    """A server with the topic that is published to."""
+    """Run a server with the topic for publishing."""
     with Serve(config, janitor=janitor) as server:
         with Client(server.port) as client:
             TopicClient(client, TOPIC).create()

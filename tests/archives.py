@@ -28,7 +28,7 @@ from tms_core.transaction.model import VisibilityState
 
 
 def keys_of(topic: Topic, table: MessageTable | PayloadTable) -> list[bytes]:
-    """The keys of a topic's generation."""
+    """Return the keys of a topic's generation."""
     prefix = topic.id.prefix
     start, stop = (generation_prefix(prefix, topic.generation + more) for more in (0, 1))
     return table.read(KEYS, start, stop, 1_000_000).items
@@ -89,5 +89,5 @@ class Undo:
         return restore(self.store, self.state, transactions, files, request, now_ms, lambda _: None)
 
     def in_a_folder(self, folder: Path) -> Undo:
-        """The same with another archive."""
+        """Return the same with another archive."""
         return replace(self, folder=folder)

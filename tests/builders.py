@@ -45,7 +45,7 @@ LIFETIME = Lifetime(max_ms=HOUR, grace_ms=HOUR, allowance_ms=5 * MINUTE)
 
 
 def pointer(begin_ms: int, number: int = 0) -> int:
-    """A write pointer of a transaction that began at that moment."""
+    """Return a write pointer of a transaction that started at this time."""
     return begin_ms * TX_PER_MS + number
 
 
@@ -74,23 +74,23 @@ class Topic:
         return self
 
     def at(self, generation: int) -> Topic:
-        """The same topic in another generation."""
+        """Return the same topic in another generation."""
         return replace(self, generation=generation)
 
     def plain(self, *times_ms: int, body: bytes = b"body") -> Topic:
-        """Messages published outside transactions."""
+        """Add messages published outside transactions."""
         return self._put(times_ms, MessageValue(None, body))
 
     def tx(self, write_pointer: int, *times_ms: int, body: bytes = b"body") -> Topic:
-        """Messages published in a transaction."""
+        """Add messages published in a transaction."""
         return self._put(times_ms, MessageValue(write_pointer, body))
 
     def ref(self, write_pointer: int, *times_ms: int) -> Topic:
-        """Messages that take their payload from the payload table."""
+        """Add messages that refer to the payload table."""
         return self._put(times_ms, MessageValue(write_pointer, None))
 
     def stored(self, write_pointer: int, *times_ms: int, body: bytes = b"stored") -> Topic:
-        """Rows of the payload table."""
+        """Add rows of the payload table."""
         keys = [PayloadKey(self.id, self.generation, write_pointer, ms, self._next()).pack() for ms in times_ms]
         self.store.payload.put([(key, body) for key in keys])
         return self
@@ -126,12 +126,12 @@ class Topic:
 
 
 def topic(store: Store, name: str, *, ttl_seconds: int, generation: int = 1) -> Topic:
-    """A topic with a metadata row; rows go to its current generation (of a deleted one: the one it had)."""
+    """Create a topic with a metadata row; rows go to its current generation (of a deleted topic: its last one)."""
     return unknown_topic(store, name, abs(generation)).describe(ttl_seconds=ttl_seconds, generation=generation)
 
 
 def unknown_topic(store: Store, name: str, generation: int = 1) -> Topic:
-    """A topic without a metadata row."""
+    """Create a topic without a metadata row."""
     return Topic(store, TopicId.parse(name), generation)
 
 
@@ -160,7 +160,7 @@ class Snapshots:
     implausible: bool = False
 
     def make_possible(self, state: State) -> None:
-        """Have the snapshot before say that in progress was what this one makes invalid, or says is in progress."""
+        """Let the previous snapshot list as in progress what this one lists as invalid or in progress."""
         note = state.note(IN_PROGRESS)
         if note is not None and not self.implausible:
             pointers = sorted({*note["pointers"], *self.invalid, *self.in_progress})
@@ -179,7 +179,7 @@ class Snapshots:
 def visibility(
     taken_ms: int, invalid: Iterable[int] = (), in_progress: Iterable[int] = (), newest: int | None = None
 ) -> VisibilityState:
-    """What a snapshot taken at that moment says."""
+    """Return the visibility state of a snapshot taken at this time."""
     write_pointer = pointer(taken_ms) if newest is None else newest
     entries = tuple(InProgress(p, taken_ms + MINUTE, p - 1, InProgressType.SHORT) for p in in_progress)
     return VisibilityState(taken_ms, write_pointer, write_pointer, array("q", sorted(invalid)), entries)
@@ -222,7 +222,7 @@ class Desk(Engine):
         super().__init__(make_deps(store, state, source, *arguments, **{"division": Threads(workers), **options}))
 
     def preview(self, *, out: Path | None = None, **options: Any) -> Report:
-        """What a run would do; written to a plan file, if one is named."""
+        """Return the report of a plan; write it to a plan file, if ``out`` is set."""
         report, document = self.plan(**options)
         if out is not None:
             plan.save(out, document)
@@ -245,7 +245,7 @@ class Rig:
     options: dict[str, Any]
 
     def restart(self, **changes: Any) -> Rig:
-        """Another janitor on the same store, state and clocks, with other settings: see :func:`janitor`."""
+        """Return another janitor on the same store, state and clocks, with other settings: see :func:`janitor`."""
         return janitor(
             **{
                 "store": self.store,
@@ -259,7 +259,7 @@ class Rig:
 
 
 def prepared(store: Store) -> Preparation:
-    """What a run of a new janitor rests on."""
+    """Return the preparation of a run of a new janitor."""
     return prepare(janitor(store).engine.deps)
 
 
@@ -333,14 +333,14 @@ def watch(store: Reads, before: Watcher | None = None, after: Watcher | None = N
 
 
 def watch_state(state: State, before: Watcher | None = None, after: Watcher | None = None) -> None:
-    """Tell of every operation of a state from now on, those that it asks of itself among them."""
+    """Call watchers around every operation of a state from now on, including its internal ones."""
     _watch(_Named(state), STATE_CALLS, before, after)
 
 
 def fail_at(
     name: str, error: BaseException | type[BaseException], when: Callable[[Call], object] = lambda _: True
 ) -> Watcher:
-    """Has a store's or a state's operation fail, at the calls chosen by ``when``."""
+    """Make an operation of a store or state fail at the calls selected by ``when``."""
 
     def fail(call: Call) -> None:
         if call.name == name and when(call):
@@ -392,5 +392,5 @@ _R = TypeVar("_R")
 
 
 def every(table: KeyReads, want: Want[list[_R]]) -> list[_R]:
-    """All rows of a table, however many pages they take."""
+    """Return all rows of a table, over all pages."""
     return read_all(table, want, b"", None).items

@@ -81,7 +81,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 @pytest.fixture(autouse=True)
 def _own_log() -> Iterator[None]:
-    """Commands set up the log of their process; what they write to is gone when their test is."""
+    """Close the log of commands after each test, because the stream they write to is closed then."""
     loggers = [logging.root, logging.getLogger(AUDIT)]
     before = [(one, one.level, one.propagate, list(one.handlers)) for one in loggers]
     yield

@@ -17,7 +17,7 @@ OLDEST_JAVA, NEWEST_JAVA = 17, 23
 
 
 def missing() -> str | None:
-    """Why nothing can be built or started here, with the command that helps; None when it can."""
+    """Return why nothing can be built or started here, with the command that helps; None: it can."""
     if reason := Interop.available():
         return reason
     said = subprocess.run(["java", "-version"], capture_output=True, text=True, check=False).stderr

@@ -17,7 +17,7 @@ import pytest
 
 
 def in_ci() -> bool:
-    """Whether every test must run: ``CI`` is set to anything but 0 or false."""
+    """Return whether every test must run: ``CI`` is set to anything except 0 or false."""
     return os.environ.get("CI", "").lower() not in {"", "0", "false"}
 
 
@@ -33,10 +33,10 @@ def require_or_skip(reason: str) -> NoReturn:
 
 
 def require_tool(name: str, install: str) -> str:
-    """The path of a program, or out of the test by :func:`require_or_skip`.
+    """Return the path of a program, or leave the test by :func:`require_or_skip`.
 
     Args:
-        name: the program, as one types it.
+        name: the program, as a user types it.
         install: the command that installs it.
     """
     path = shutil.which(name)
@@ -46,7 +46,7 @@ def require_tool(name: str, install: str) -> str:
 
 
 def size(name: str, default: int) -> int:
-    """How many seeds, rows or examples a proof takes: the environment variable ``name``, else ``default``.
+    """Return the number of seeds, rows or examples of a proof: the environment variable ``name``, else ``default``.
 
     ``TMS_TEST_SEEDS=10000 make test PYTEST_ARGS=tests/simulation`` is the long run of the simulation.
     """
@@ -64,7 +64,7 @@ def seeds(default: int) -> range:
 
 
 def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
-    """A function that fails so, whatever it is given."""
+    """Return a function that always raises an error."""
 
     def fail(*_: object, **__: object) -> NoReturn:
         raise error
@@ -73,7 +73,7 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
 
 
 def free_port() -> int:
-    """A port of this machine on which nothing listens now."""
+    """Return a port of this machine without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port

@@ -47,7 +47,7 @@ class StillClock(ManualClock):
 
 @dataclass
 class Signals:
-    """What a process in the background does when it is sent a signal; None until it is up."""
+    """The signal handlers of a process in the background; None until it has started."""
 
     term: Callable[[], None] | None = None
     hup: Callable[[], None] | None = None
@@ -150,11 +150,11 @@ class Terminal:
 
     @property
     def busy(self) -> bool:
-        """Whether something runs in the background."""
+        """Return whether a process runs in the background."""
         return self._background is not None
 
     def type(self, line: str) -> tuple[int, str]:
-        """Type a line; returns its exit code and what it printed on standard output."""
+        """Type a line; return its exit code and its standard output."""
         self._streams.readouterr()
         words = shlex.split(line, comments=True)
         word = words[words.index("|") + 2] if "|" in words else ""
@@ -168,7 +168,7 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End what is left in the background."""
+        """Stop processes in the background."""
         if self._background is not None:
             self._background.terminate()
 
@@ -210,6 +210,6 @@ class Terminal:
 
 
 def exit_code(line: str) -> int:
-    """The exit code that a page gives in a comment: ``janitor run --once   # exit code 3``."""
+    """Return the exit code in the comment of a page: ``janitor run --once   # exit code 3``."""
     _, _, comment = line.partition("# exit code ")
     return int(comment or 0)

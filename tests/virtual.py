@@ -28,10 +28,10 @@ from tms_core.clock import ManualClock
 
 
 class VirtualScheduler(BaseScheduler):
-    """A scheduler that does something only when it is told to.
+    """A scheduler that a test drives.
 
     Attributes:
-        wake_ms: the running time at which its thread would wake up; None while it would wait to be woken.
+        wake_ms: the monotonic time at which its thread would wake; None: it would wait for a wake-up.
     """
 
     def __init__(self, clock: ManualClock) -> None:
@@ -47,7 +47,7 @@ class VirtualScheduler(BaseScheduler):
         self.wake_ms = None
 
     def process(self) -> None:
-        """Run what is due, as the thread does when it wakes up."""
+        """Run due work, as the thread does when it wakes."""
         self.wake_ms = None
         seconds = self._process_jobs()
         if not self._woken() and seconds is not None:
@@ -76,7 +76,7 @@ class VirtualTime:
         self._watched_ms = self.clock.running_ms()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; what is due within it, its end included, is run at its moment."""
+        """Let time pass; work that is due within it, including the last moment, runs at its time."""
         end_ms = self.clock.running_ms() + round(seconds * 1000)
         while True:
             self._move_to(min(end_ms, *self._appointments()))
@@ -102,7 +102,7 @@ class VirtualTime:
 
 @contextmanager
 def virtual_time(clock: ManualClock, *, watch_seconds: float | None = 1.0) -> Iterator[VirtualTime]:
-    """A schedule whose scheduler reads this clock."""
+    """Run a schedule whose scheduler reads this clock."""
 
     class Virtual(datetime):
         @classmethod

@@ -1,1 +1,1 @@
-"""Programs for those who work on the project."""
+"""Programs for developers of the project."""

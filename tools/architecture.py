@@ -60,15 +60,15 @@ class Module:
 
     @property
     def package(self) -> str:
-        """The folder or the module at the top of the package."""
+        """Return the folder or the module at the top of the package."""
         return self.name.split(".")[1] if "." in self.name else ""
 
     def classes(self) -> Iterator[ast.ClassDef]:
-        """Every class in the file."""
+        """Yield every class in the file."""
         return (node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef))
 
     def imports(self) -> Iterator[str]:
-        """Every name that is imported, as ``package.module`` or ``package.module.name``."""
+        """Yield every imported name, as ``package.module`` or ``package.module.name``."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
@@ -76,7 +76,7 @@ class Module:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
     def code_lines(self) -> int:
-        """How many lines are neither blank nor a comment nor a docstring."""
+        """Return the number of lines without blank lines, comments and docstrings."""
         skipped = (
             tokenize.COMMENT,
             tokenize.NL,
@@ -100,7 +100,7 @@ class Module:
 
 
 def read(root: Path, packages: Sequence[str]) -> list[Module]:
-    """The modules of some packages, in the order of their names."""
+    """Return the modules of some packages, in the order of their names."""
     found = []
     for path in sorted(chain.from_iterable((root / package).rglob("*.py") for package in packages)):
         text = path.read_text(encoding="utf-8")
@@ -124,7 +124,7 @@ class Dependencies:
 
     @classmethod
     def of(cls, modules: Iterable[Module], package: str) -> Dependencies:
-        """The plan of one package."""
+        """Return the dependencies of the packages of ``package``."""
         own = [module for module in modules if module.name.startswith(f"{package}.")]
         edges: dict[str, set[str]] = {module.package: set() for module in own if not module.package.startswith("__")}
         for module in own:
@@ -136,7 +136,7 @@ class Dependencies:
 
     @classmethod
     def of_files(cls, modules: Sequence[Module]) -> Dependencies:
-        """The same with each file as a package of its own."""
+        """Return the dependencies of files, each as a separate package."""
         names = {module.name for module in modules}
         edges: dict[str, set[str]] = {}
         for module in modules:
@@ -146,13 +146,13 @@ class Dependencies:
         return cls(edges)
 
     def cycles(self) -> list[list[str]]:
-        """The groups of packages that import each other."""
+        """Return the groups of packages that import each other."""
         reach = {package: self._reachable(package) for package in self.edges}
         groups = {tuple(sorted(b for b in reach[a] if a in reach[b])) for a in reach if a in reach[a]}
         return [list(group) for group in sorted(groups)]
 
     def layers(self) -> int:
-        """How many packages the longest way down passes; a cycle counts as one layer for each of its packages."""
+        """Return the number of packages on the longest path; each package of a cycle counts as a layer."""
         cycles = {package: cycle for cycle in self.cycles() for package in cycle}
         heights: dict[str, int] = {}
 
@@ -181,7 +181,7 @@ class Dependencies:
 
 
 def largest_constructor(modules: Iterable[Module]) -> tuple[int, str]:
-    """The most arguments that an ``__init__`` takes, and whose it is."""
+    """Return the most arguments of an ``__init__``, and its class."""
     found = [(0, "")]
     for module in modules:
         for owner in module.classes():
@@ -193,7 +193,7 @@ def largest_constructor(modules: Iterable[Module]) -> tuple[int, str]:
 
 
 def largest_dataclass(modules: Iterable[Module]) -> tuple[int, str]:
-    """The most fields of a dataclass, and whose they are."""
+    """Return the most fields of a dataclass, and its name."""
     found = [(0, "")]
     for module in modules:
         for owner in module.classes():
@@ -204,9 +204,9 @@ def largest_dataclass(modules: Iterable[Module]) -> tuple[int, str]:
 
 
 def carriers(modules: Iterable[Module]) -> dict[str, int]:
-    """The records that carry one pass, and how many fields each has.
+    """Return the records that carry one pass, with their numbers of fields.
 
-    A dataclass or named tuple of a pass carries it if it holds the store, the state, or another record that does.
+    A dataclass or named tuple of a pass carries it if it has the store, the state, or another carrying record.
     """
     found: dict[str, tuple[int, set[str]]] = {}
     for module in modules:
@@ -227,7 +227,7 @@ def carriers(modules: Iterable[Module]) -> dict[str, int]:
 
 
 def overriding(modules: Sequence[Module], below: str) -> list[str]:
-    """The classes under a package that override a private method of a class of this project."""
+    """Return the classes in a package that override a private method of a class of this project."""
     methods: dict[str, set[str]] = defaultdict(set)
     parents: dict[str, set[str]] = defaultdict(set)
     for owner in chain.from_iterable(module.classes() for module in modules):
@@ -254,7 +254,7 @@ def _is_private(name: str) -> bool:
 
 
 def repeated_names(modules: Iterable[Module]) -> dict[str, list[str]]:
-    """The names of classes at the top of a module that more than one module has, and those modules."""
+    """Return the names of top-level classes that several modules define, with these modules."""
     where: dict[str, list[str]] = defaultdict(list)
     for module in modules:
         for name in sorted({node.name for node in module.tree.body if isinstance(node, ast.ClassDef)}):
@@ -267,10 +267,10 @@ def repeated_names(modules: Iterable[Module]) -> dict[str, list[str]]:
 
 @dataclass(slots=True)
 class Trace:
-    """What is called between ``run_once`` and its return.
+    """The calls between ``run_once`` and its return.
 
     Attributes:
-        frames: of the first delete, from what ``run_once`` calls down to the store's method.
+        frames: the frames of the first delete, from the callee of ``run_once`` down to the store's method.
         modules: the modules that were entered.
     """
 
@@ -297,7 +297,7 @@ def _package(frame: FrameType) -> str:
 
 
 def _depth(frame: FrameType) -> int:
-    """The frames of this project from ``run_once`` down to this one; 0 if ``run_once`` is not above it."""
+    """Return the number of frames of this project below ``run_once``; 0: ``run_once`` is not above the frame."""
     depth, above = 1, frame.f_back
     while above is not None:
         if above.f_code.co_name == "run_once":
@@ -308,7 +308,7 @@ def _depth(frame: FrameType) -> int:
 
 
 def trace_one_pass() -> Trace:
-    """One pass with one worker over a fresh copy of the sample store, traced."""
+    """Trace one pass with one worker over a fresh copy of the sample store."""
     demo = import_module("examples.demo")
     clock = import_module("tms_core.clock").SystemClock()
     execute: Callable[..., int] = import_module("janitor.cli.main").execute
@@ -379,11 +379,11 @@ class Architecture:
         return read(self.root, PACKAGES)
 
     def rows(self) -> list[Row]:
-        """What the source alone tells."""
+        """Return the figures of the source."""
         return [*self._size(), *self._packages(), *self._classes()]
 
     def traced(self) -> list[Row]:
-        """What one pass of the janitor tells."""
+        """Return the figures of one pass of the janitor."""
         trace = trace_one_pass()
         entered = {name for name in trace.modules or () if name == _TABLES or not name.startswith("tms_core.tables.")}
         own = [module for module in self.modules if module.name in entered and module.name.startswith("janitor.")]

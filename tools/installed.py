@@ -1,4 +1,4 @@
-"""Tries a wheel as a user would: in an environment of its own, with the commands and README's first example.
+"""A test of a wheel as a user installs it: in a separate environment, with the commands and README's first example.
 
 ``make packages`` runs it: ``python -m tools.installed dist/tms_janitor-0.1.0-py3-none-any.whl``.
 """
@@ -24,10 +24,10 @@ def main() -> None:
 
 
 def try_out(wheel: Path, scratch: Path) -> str:
-    """Install a wheel with what it is locked with, and use it outside the tree.
+    """Install a wheel with its locked dependencies, and use it outside the tree.
 
     Returns:
-        What the commands and the example printed.
+        The output of the commands and the example.
 
     Raises:
         CalledProcessError: a step failed.

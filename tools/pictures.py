@@ -1,7 +1,7 @@
 """The pictures of README and docs: ``make pictures`` takes them from the tour on the sample store, light and dark.
 
-The status page and a topic are what the tour's janitor serves. The dashboard is drawn from what a real Prometheus has
-scraped of it (:mod:`tools.monitoring.preview`), without Grafana.
+The tour's janitor serves the status page and a topic's page. The dashboard is drawn from the samples of a real
+Prometheus (:mod:`tools.monitoring.preview`), without Grafana.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def _take_pages(tab: Page, url: str) -> None:
-    """The status page and a topic's, while the topic is held."""
+    """Take pictures of the status page and of a held topic's page."""
     tab.go(url)
     _wait(tab, _HELD)
     _take(tab, "status")
@@ -86,7 +86,7 @@ def _take_pages(tab: Page, url: str) -> None:
 
 
 def _take_dashboard(tab: Page, prometheus: Prometheus, span: tuple[float, float], path: Path) -> None:
-    """The first rows of the dashboard over a span of time; ``path`` is where its page may be written."""
+    """Take a picture of the first rows of the dashboard over a span of time; its page is written to ``path``."""
     document = json.loads(_BOARD.read_text(encoding="utf-8"))
     source = Source(lambda expression: prometheus.query_range(expression, *span), span, _CHOSEN)
     path.write_text(page(document, source, _ROWS), encoding="utf-8")
@@ -96,7 +96,7 @@ def _take_dashboard(tab: Page, prometheus: Prometheus, span: tuple[float, float]
 
 
 def _take(tab: Page, name: str) -> None:
-    """All of what the tab shows, light and dark."""
+    """Take pictures of the whole tab, light and dark."""
     tab.shape(_WIDTH, _HEIGHT)
     tab.shape(_WIDTH, tab.run("document.documentElement.scrollHeight"))
     for scheme in ("light", "dark"):
@@ -114,7 +114,7 @@ def _wait(tab: Page, condition: str) -> None:
 
 
 def _page_of(tour: subprocess.Popen[str]) -> str:
-    """The address that the tour tells of its status page."""
+    """Return the address of the tour's status page from its output."""
     for line in tour.stdout or ():
         found = re.search(r"Its status page: (\S+)", line)
         if found:

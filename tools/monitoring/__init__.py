@@ -1,7 +1,6 @@
-"""Alerts, the dashboard and their documentation: one source, from which every file is made.
+"""Alerts, the dashboard and their documentation, generated from one source.
 
-An alert on a metric that was renamed never fires, and that goes unnoticed. So rules, panels and the table in the
-page of alerts are written once, here, beside the metrics they are about; ``python -m charts.generate`` writes the
-files that Prometheus, Grafana and the chart read, and tests compare those with this source, run each rule, and ask
-every panel's question of a real Prometheus.
+An alert on a renamed metric never fires, and nobody notices. Therefore rules, panels and the table in the page of
+alerts are defined once, next to the metrics. ``python -m charts.generate`` writes the files for Prometheus, Grafana and
+the chart. Tests compare these files with the source, run each rule, and run every panel's query in a real Prometheus.
 """

@@ -47,14 +47,14 @@ class Chart:
     def around(
         cls, lines: Sequence[Points], span: tuple[float, float], unit: str, shape: tuple[int, int], *, low: float | None
     ) -> Chart:
-        """One in which all points are, and ``low`` too."""
+        """Return a chart that contains all points, and ``low``."""
         numbers = [number for line in lines for _, number in line]
         lowest, highest = min(numbers), max(numbers)
         marks = ticks(lowest if low is None else min(low, lowest), highest, unit)
         return cls(*span, unit, marks, *shape)
 
     def svg(self, lines: Sequence[Points]) -> str:
-        """The picture."""
+        """Return the chart as SVG."""
         inside = [*self._numbers(), *self._times()]
         for at, line in enumerate(lines):
             inside += self._drawn(line, COLOURS[at % len(COLOURS)])
@@ -94,7 +94,7 @@ class Chart:
 
 
 def _pieces(line: Points) -> Iterator[Points]:
-    """The parts of a line in which no point is missing."""
+    """Yield the parts of a line without missing points."""
     usual = min((later - time for (time, _), (later, _) in pairwise(line)), default=0.0)
     begin = 0
     for at in range(1, len(line) + 1):

@@ -1,7 +1,7 @@
-"""The panels as Grafana reads them: one JSON document, made of nothing but the panels.
+"""The panels as Grafana reads them: one JSON document.
 
-Written by hand for the few fields that Grafana needs, and not with a library: the document is data, a test reads every
-field of it, and a chart that carries it must not change because a library did.
+It is written by hand for the few fields that Grafana needs, without a library: the document is data, and a test reads
+every field of it. A chart that contains it must not change because a library did.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard."""
+    """Return the dashboard."""
     return {
         "uid": "tms-janitor",
         "title": "TMS janitor",
@@ -46,7 +46,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def expressions(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every expression of a dashboard, with the title of its panel."""
+    """Yield every expression of a dashboard, with the title of its panel."""
     for panel in document["panels"]:
         yield from expressions(panel) if panel.get("panels") else ()
         yield from ((panel["title"], target["expr"]) for target in panel.get("targets", ()))
@@ -57,7 +57,7 @@ def _chosen_source() -> dict[str, Any]:
 
 
 def _chosen(label: str, scope: str) -> dict[str, Any]:
-    """A variable whose values are those that the label has on janitors: all of them are no other program's."""
+    """Return a variable with the values of a label on janitors; "all" means no other program."""
     query = f"label_values(tms_janitor_build_info{{{scope}}}, {label})"
     return {
         "name": label,
@@ -74,7 +74,7 @@ def _chosen(label: str, scope: str) -> dict[str, Any]:
 
 
 def _runs() -> dict[str, Any]:
-    """A mark where a process began: most of what looks odd just there is its start."""
+    """Return an annotation at the start of each process, which explains most irregularities there."""
     return {
         "name": "Starts",
         "datasource": _SOURCE,
@@ -87,7 +87,7 @@ def _runs() -> dict[str, Any]:
 
 
 def _placed() -> Iterator[dict[str, Any]]:
-    """The panels, numbered, each in its place on the grid, from left to right and from top to bottom."""
+    """Yield the panels, numbered and placed on the grid, from left to right and from top to bottom."""
     number, top = 1, 0
     for row in ROWS:
         head = {**_row(row), "id": number, "gridPos": {"x": 0, "y": top, "w": COLUMNS, "h": 1}}

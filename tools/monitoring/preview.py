@@ -1,7 +1,7 @@
-"""The dashboard as a page, without Grafana: the panels' own questions, answered by a Prometheus, drawn in HTML and SVG.
+"""The dashboard as a page without Grafana: a Prometheus answers the panels' queries, and HTML and SVG show the results.
 
-The documentation's pictures are taken of it. It draws what this dashboard uses of Grafana and nothing else: places,
-units, thresholds, words for numbers, legends. Grafana's own look differs a little.
+The pictures of the documentation show it. It draws the features of Grafana that this dashboard uses: places, units,
+thresholds, words for numbers, legends. Grafana's own look differs a little.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Source:
     values: Mapping[str, str]
 
     def lines(self, panel: Mapping[str, Any]) -> list[Line]:
-        """What answers a panel's questions; numbers that are none are left out."""
+        """Return the results of a panel's queries, without missing numbers."""
         found = []
         for target in panel["targets"]:
             for series in self.ask(chosen(target["expr"], self.values)):
@@ -89,11 +89,11 @@ class Source:
 
 
 def chosen(expression: str, values: Mapping[str, str]) -> str:
-    """A panel's expression as Grafana asks it.
+    """Return a panel's expression as Grafana sends it.
 
     Args:
-        expression: with the dashboard's variables in it.
-        values: what stands for each variable.
+        expression: the expression with the dashboard's variables.
+        values: the value of each variable.
     """
     for name, value in values.items():
         expression = expression.replace(name, value)
@@ -130,7 +130,7 @@ def page(document: Mapping[str, Any], source: Source, rows: Collection[str]) -> 
 
 
 def _rows(document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
-    """Each row with its panels: folded rows have them inside, open ones behind them."""
+    """Return each row with its panels: folded rows contain them, open rows precede them."""
     found: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]] = []
     for panel in document["panels"]:
         if panel["type"] == "row":
@@ -141,12 +141,12 @@ def _rows(document: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], list[Map
 
 
 def _named(legend: str, labels: Mapping[str, str]) -> str:
-    """What a line is called: its labels stand for their names in braces."""
+    """Return the name of a line: its labels replace their names in braces."""
     return re.sub(r"\{\{(\w+)\}\}", lambda name: labels.get(name[1], ""), legend)
 
 
 def _section(panel: Mapping[str, Any], source: Source, shift: int) -> str:
-    """A panel in its place; ``shift`` is how far down it is moved, in pixels."""
+    """Return a panel in its place, moved down by ``shift`` pixels."""
     place, lines = panel["gridPos"], source.lines(panel)
     width, height = place["w"] * _COLUMN - _GAP, place["h"] * _LINE - _GAP
     style = f"left:{_LEFT + place['x'] * _COLUMN}px;top:{shift + place['y'] * _LINE}px"
@@ -164,7 +164,7 @@ def _section(panel: Mapping[str, Any], source: Source, shift: int) -> str:
 
 
 def _stat(defaults: Mapping[str, Any], line: Line) -> tuple[str, str]:
-    """The last number, or the word for it, and the colour of its threshold."""
+    """Return the last number or its word, and the color of its threshold."""
     _, number = line.points[-1]
     words = {value: word["text"] for mapping in defaults["mappings"] for value, word in mapping["options"].items()}
     steps = defaults["thresholds"]["steps"]
@@ -174,7 +174,7 @@ def _stat(defaults: Mapping[str, Any], line: Line) -> tuple[str, str]:
 
 
 def _chart(panel: Mapping[str, Any], lines: Sequence[Line], span: tuple[float, float], shape: tuple[int, int]) -> str:
-    """All lines over one time, with their names below."""
+    """Return all lines over one time axis, with their names below."""
     width, height = shape
     left = width - 2, height - _TITLE - _LEGEND * _legends(lines, width - 2 * _SIDE) - _SIDE
     defaults = panel["fieldConfig"]["defaults"]

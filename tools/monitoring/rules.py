@@ -88,13 +88,13 @@ class Alert:
 
 
 def _of_any_pod(metric: str, labels: str = "") -> str:
-    """A gauge of a janitor, whichever pod has it; while one follows the other, what was said last."""
+    """Return a gauge of a janitor from whichever pod has it; if one pod follows another, the last value."""
     by, series = "max by (namespace, job)", f"{metric}{{{labels}${{scope}}}}"
     return f"({by} ({series}) or {by} (last_over_time({series}[1h])))"
 
 
 def _asks(*conditions: Condition) -> str:
-    """Whether ``janitor status`` asks an operator to check one of these conditions."""
+    """Return whether ``janitor status`` asks an operator to check one of these conditions."""
     alternatives = "|".join(conditions)
     condition = f'condition="{conditions[0]}",' if len(conditions) == 1 else f'condition=~"{alternatives}",'
     return _of_any_pod("tms_janitor_attention", condition) + " == 1"
@@ -293,20 +293,20 @@ ALERTS = (
 
 
 def thresholds(mode: Literal["daemon", "cronjob"] = "daemon") -> dict[str, int]:
-    """The figures of a mode, by the thresholds' names."""
+    """Return the thresholds of a mode, by their names."""
     return {threshold.name: getattr(threshold, mode) for threshold in THRESHOLDS}
 
 
 def rules(
     values: Mapping[str, int | str] | None = None, scope: str = SCOPE, runbook: str = "", servers: str = SERVERS
 ) -> dict[str, Any]:
-    """The rules as Prometheus reads them.
+    """Return the rules as Prometheus reads them.
 
     Args:
-        values: what stands for each threshold; the figures of a daemon by default.
-        scope: which janitors, as a selector has it.
-        servers: which janitors and servers.
-        runbook: where ``docs/operate/alerts.md`` is read, with a section for each alert; empty: alerts have no link.
+        values: the value of each threshold; by default those of a daemon.
+        scope: the selector of janitors.
+        servers: the selector of janitors and servers.
+        runbook: the URL of ``docs/operate/alerts.md``, which has a section for each alert; empty: no links.
     """
     figures = {**(thresholds() if values is None else values), "scope": scope, "servers": servers}
     return {"groups": [{"name": "tms-janitor", "rules": [_rule(alert, figures, runbook) for alert in ALERTS]}]}

@@ -19,15 +19,15 @@ _STEPS = {
 
 
 def scale(value: float, unit: str) -> tuple[float, str]:
-    """By what a number of this size is divided, and what stands behind the quotient.
+    """Return the divisor for a number of this size, and the unit of the quotient.
 
     Args:
         value: in the unit.
-        unit: as Grafana names it: ``s``, ``percentunit``, ``bytes``, ``Bps``, ``rowsps``, ``ops``, ``reqps``, ``cps``
-            or ``short``.
+        unit: Grafana's name of the unit: ``s``, ``percentunit``, ``bytes``, ``Bps``, ``rowsps``, ``ops``, ``reqps``,
+            ``cps`` or ``short``.
 
     Raises:
-        KeyError: for a unit that is not one of those.
+        KeyError: the unit is unknown.
     """
     size = abs(value)
     if unit == "percentunit":
@@ -43,7 +43,7 @@ def scale(value: float, unit: str) -> tuple[float, str]:
 
 
 def written(value: float, unit: str) -> str:
-    """A number with its unit, in three digits or more where it has more before the point."""
+    """Return a number with its unit, with at least three digits."""
     by, behind = scale(value, unit)
     quotient = value / by
     if quotient == 1 and behind in (" days", " hours", " mins"):

@@ -62,7 +62,7 @@ def _module(module: ModuleType) -> str:
 
 
 def _entry(name: str, value: Any) -> Iterator[str]:
-    """A name with its signature and sentence, and the members of a class."""
+    """Yield a name with its signature and sentence, and the members of a class."""
     if not inspect.isclass(value):
         yield f"- `{name}{_signature(value)}`: {_sentence(value)}"
         return
@@ -80,7 +80,7 @@ def _entry(name: str, value: Any) -> Iterator[str]:
 
 
 def _member(name: str, value: Any) -> str | None:
-    """A method or a property of a class of ours; None for anything else."""
+    """Return a method or a property of a class of this project; None: it is something else."""
     if isinstance(value, property):
         return f"`{name}`: {_sentence(value)}"
     if not inspect.isroutine(value) or not str(getattr(value, "__module__", "")).startswith(("tms_core.", "janitor.")):
@@ -106,12 +106,12 @@ def _shown(annotation: Any) -> Any:
 
 
 def _named(default: Any) -> Any:
-    """A default that prints alike in every process: a function by its name."""
+    """Return a default that prints alike in every process: a function by its name."""
     return _Raw(default.__qualname__) if inspect.isroutine(default) else default
 
 
 def _sentence(value: Any) -> str:
-    """The first sentence of a docstring, in one line."""
+    """Return the first sentence of a docstring, in one line."""
     first = (inspect.getdoc(value) or "").partition("\n\n")[0]
     return " ".join(first.split())
 

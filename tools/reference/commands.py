@@ -26,9 +26,9 @@ _HELP_ONLY = re.compile(r"  -h, --help +Show this message and exit\.")
 
 
 def page(name: str) -> str:
-    """Return the page of a program with the help of today.
+    """Return the page of a program with its current help.
 
-    A command without a section gets one at the end. Sections that are no command stay as they are.
+    A command without a section gets one at the bottom. Sections that are not about a command stay unchanged.
     """
     head, *sections = re.split(r"^## ", (FOLDER / f"{name}.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
     notes = {title: without_help(text).strip("\n") for title, _, text in (each.partition("\n") for each in sections)}
