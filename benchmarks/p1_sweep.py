@@ -29,7 +29,7 @@ TURNS = 5
 
 
 class BenchClock(SystemClock):
-    """Real running time, at the store's moment."""
+    """Real monotonic time, at the store's moment."""
 
     def now_ms(self) -> int:
         return NOW_MS

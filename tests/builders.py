@@ -278,7 +278,7 @@ def janitor(
     **options: Any,
 ) -> Rig:
     """A janitor that has met nothing yet; ``options`` are those of ``Desk``."""
-    clock = clock or ManualClock(now_ms, running_ms=DAY)
+    clock = clock or ManualClock(now_ms, monotonic_ms=DAY)
     snapshots = snapshots or Snapshots(clock)
     state = state or SqliteState.in_memory()
     terms = Terms(hold_seconds, protect, lifetime, lifetime_known, snapshot_interval_seconds)

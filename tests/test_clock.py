@@ -19,9 +19,9 @@ def test_given_the_systems_nanoseconds_when_asked_for_now_then_milliseconds_are_
     assert now_ms == 1_500_000_000_123
 
 
-@pytest.mark.parametrize(("suspended", "running_ms"), [(True, 7_000_000), (False, 2_000_000)])
-def test_given_a_clock_that_counts_sleep_when_asked_for_running_time_then_it_is_preferred(
-    suspended: bool, running_ms: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("suspended", "monotonic_ms"), [(True, 7_000_000), (False, 2_000_000)])
+def test_given_a_clock_that_counts_sleep_when_asked_for_monotonic_time_then_it_is_preferred(
+    suspended: bool, monotonic_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = {1001: 7_000_000_999_999, time.CLOCK_MONOTONIC: 2_000_000_999_999}
     with monkeypatch.context() as patch:
@@ -30,13 +30,13 @@ def test_given_a_clock_that_counts_sleep_when_asked_for_running_time_then_it_is_
         else:
             patch.delattr("tms_core.clock.time.CLOCK_BOOTTIME", raising=False)
         patch.setattr("tms_core.clock.time.clock_gettime_ns", readings.__getitem__)
-        answer = SystemClock().running_ms()
-    assert answer == running_ms
+        answer = SystemClock().monotonic_ms()
+    assert answer == monotonic_ms
 
 
-def test_given_the_real_clock_when_read_twice_then_running_time_does_not_go_back() -> None:
+def test_given_the_real_clock_when_read_twice_then_monotonic_time_does_not_go_back() -> None:
     clock = SystemClock()
-    assert 0 < clock.running_ms() <= clock.running_ms()
+    assert 0 < clock.monotonic_ms() <= clock.monotonic_ms()
 
 
 def test_given_a_system_that_names_its_boots_when_asked_then_the_name_is_bare(
@@ -63,11 +63,11 @@ def test_given_the_real_clock_when_told_to_sleep_then_the_system_does(monkeypatc
 
 
 def readings(clock: Clock) -> tuple[int, int, str]:
-    return clock.now_ms(), clock.running_ms(), clock.boot_id()
+    return clock.now_ms(), clock.monotonic_ms(), clock.boot_id()
 
 
 def test_given_a_manual_clock_when_nothing_is_done_then_it_stands() -> None:
-    clock = ManualClock(1000, running_ms=50)
+    clock = ManualClock(1000, monotonic_ms=50)
     assert readings(clock) == readings(clock) == (1000, 50, "manual")
 
 
@@ -78,16 +78,16 @@ def test_given_a_manual_clock_when_honest_time_passes_then_both_readings_move() 
     assert readings(clock) == (3505, 2505, "manual")
 
 
-def test_given_a_manual_clock_when_it_is_set_then_running_time_stays() -> None:
+def test_given_a_manual_clock_when_it_is_set_then_monotonic_time_stays() -> None:
     clock = ManualClock(1000)
     clock.step(500)
     clock.step(-700)
     assert readings(clock) == (800, 0, "manual")
 
 
-def test_given_a_manual_clock_when_the_machine_reboots_then_running_time_restarts_and_wall_time_goes_on() -> None:
-    clock = ManualClock(1000, running_ms=50, boot_id="one")
+def test_given_a_manual_clock_when_the_machine_reboots_then_monotonic_time_restarts_and_wall_time_goes_on() -> None:
+    clock = ManualClock(1000, monotonic_ms=50, boot_id="one")
     clock.reboot("two")
     assert readings(clock) == (1000, 0, "two")
-    clock.reboot("three", running_ms=9)
+    clock.reboot("three", monotonic_ms=9)
     assert readings(clock) == (1000, 9, "three")

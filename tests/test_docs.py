@@ -491,7 +491,7 @@ def test_the_tutorials_commands_print_what_they_show(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", COLUMNS)
     codes = []
-    with Terminal(StillClock(SHOWN_MS, running_ms=DAY), capsys, monkeypatch) as terminal:
+    with Terminal(StillClock(SHOWN_MS, monotonic_ms=DAY), capsys, monkeypatch) as terminal:
         for command, shown in chain.from_iterable(map(consoles, pages)):
             if command == "make demo":
                 code, printed = demonstrate(tmp_path / "data/demo"), capsys.readouterr().out
@@ -516,7 +516,7 @@ def test_the_commands_of_operations_print_what_they_show(
     (tmp_path / "janitor.yaml").write_text(settings_of(ROOT / "docs/reference/janitor.md"), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", COLUMNS)
-    with Terminal(StillClock(NOW_MS, running_ms=DAY), capsys, monkeypatch) as terminal:
+    with Terminal(StillClock(NOW_MS, monotonic_ms=DAY), capsys, monkeypatch) as terminal:
         for line, shown in consoles(page):
             code, printed = terminal.type(line)
             assert code == exit_code(line), line

@@ -40,7 +40,7 @@ class VirtualScheduler(BaseScheduler):
         super().__init__(timezone=UTC, executors={"default": DebugExecutor()})
 
     def wakeup(self) -> None:
-        self.wake_ms = self._clock.running_ms()
+        self.wake_ms = self._clock.monotonic_ms()
 
     def shutdown(self, wait: bool = True) -> None:
         super().shutdown(wait)
@@ -51,7 +51,7 @@ class VirtualScheduler(BaseScheduler):
         self.wake_ms = None
         seconds = self._process_jobs()
         if not self._woken() and seconds is not None:
-            self.wake_ms = self._clock.running_ms() + ceil(seconds * 1000)
+            self.wake_ms = self._clock.monotonic_ms() + ceil(seconds * 1000)
 
     def _woken(self) -> bool:
         return self.wake_ms is not None
@@ -73,20 +73,20 @@ class VirtualTime:
     def __post_init__(self) -> None:
         self.scheduler = VirtualScheduler(self.clock)
         self.schedule = Schedule(self.clock, lambda name, error: self.errors.append((name, error)), self.scheduler)
-        self._watched_ms = self.clock.running_ms()
+        self._watched_ms = self.clock.monotonic_ms()
 
     def advance(self, seconds: float) -> None:
         """Let time pass; work that is due within it, including the last moment, runs at its time."""
-        end_ms = self.clock.running_ms() + round(seconds * 1000)
+        end_ms = self.clock.monotonic_ms() + round(seconds * 1000)
         while True:
             self._move_to(min(end_ms, *self._appointments()))
-            due = [at_ms for at_ms in self._appointments() if at_ms <= self.clock.running_ms()]
-            if not due and self.clock.running_ms() >= end_ms:
+            due = [at_ms for at_ms in self._appointments() if at_ms <= self.clock.monotonic_ms()]
+            if not due and self.clock.monotonic_ms() >= end_ms:
                 return
             if self.scheduler.wake_ms in due:
                 self.scheduler.process()
             if self.watch_seconds is not None and self._next_watch_ms(self.watch_seconds) in due:
-                self._watched_ms = self.clock.running_ms()
+                self._watched_ms = self.clock.monotonic_ms()
                 self.schedule.watch()
 
     def _appointments(self) -> list[int]:
@@ -96,8 +96,8 @@ class VirtualTime:
     def _next_watch_ms(self, watch_seconds: float) -> int:
         return self._watched_ms + round(watch_seconds * 1000)
 
-    def _move_to(self, running_ms: int) -> None:
-        self.clock.advance(max(0, running_ms - self.clock.running_ms()))
+    def _move_to(self, monotonic_ms: int) -> None:
+        self.clock.advance(max(0, monotonic_ms - self.clock.monotonic_ms()))
 
 
 @contextmanager

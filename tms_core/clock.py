@@ -17,7 +17,7 @@ from tms_core.errors import ClockJumped
 
 __all__ = ["Clock", "ManualClock", "SystemClock"]
 
-#: In how much running time one part of it is forgiven by which wall time is ahead.
+#: In how much monotonic time one part of it is forgiven by which wall time is ahead.
 _FORGIVEN_PART = 1_000
 #: A machine that was off for longer than this, in milliseconds, has a jumped clock until an operator says otherwise.
 OFF_MS = 7 * 24 * 3600 * 1000
@@ -42,16 +42,16 @@ class Clock(Protocol):
         """Return wall time in milliseconds since 1970-01-01 UTC."""
         ...
 
-    def running_ms(self) -> int:
+    def monotonic_ms(self) -> int:
         """Return the milliseconds since boot, sleep included; this clock never steps."""
         ...
 
     def boot_id(self) -> str:
-        """Return the identity of the boot that :meth:`running_ms` counts from; empty: the system has no identity."""
+        """Return the identity of the boot that :meth:`monotonic_ms` counts from; empty: the system has no identity."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Return after ``seconds`` of running time."""
+        """Return after ``seconds`` of monotonic time."""
         ...
 
 
@@ -61,7 +61,7 @@ class SystemClock:
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
-    def running_ms(self) -> int:
+    def monotonic_ms(self) -> int:
         source = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
         return time.clock_gettime_ns(source) // 1_000_000
 
@@ -79,20 +79,20 @@ class ManualClock:
     """A clock that moves only when told to; sleeping advances it.
 
     Args:
-        running_ms: running time to start at.
+        monotonic_ms: monotonic time to start at.
         boot_id: the boot it pretends to be in.
     """
 
-    def __init__(self, now_ms: int, *, running_ms: int = 0, boot_id: str = "manual") -> None:
+    def __init__(self, now_ms: int, *, monotonic_ms: int = 0, boot_id: str = "manual") -> None:
         self._now_ms = now_ms
-        self._running_ms = running_ms
+        self._monotonic_ms = monotonic_ms
         self._boot_id = boot_id
 
     def now_ms(self) -> int:
         return self._now_ms
 
-    def running_ms(self) -> int:
-        return self._running_ms
+    def monotonic_ms(self) -> int:
+        return self._monotonic_ms
 
     def boot_id(self) -> str:
         return self._boot_id
@@ -101,18 +101,18 @@ class ManualClock:
         self.advance(round(seconds * 1000))
 
     def advance(self, milliseconds: int) -> None:
-        """Let honest time pass: wall time and running time move together."""
+        """Let honest time pass: wall time and monotonic time move together."""
         self._now_ms += milliseconds
-        self._running_ms += milliseconds
+        self._monotonic_ms += milliseconds
 
     def step(self, milliseconds: int) -> None:
         """Set the wall clock forward (or back, if negative) without time passing."""
         self._now_ms += milliseconds
 
-    def reboot(self, boot_id: str, *, running_ms: int = 0) -> None:
-        """Start another boot: running time restarts."""
+    def reboot(self, boot_id: str, *, monotonic_ms: int = 0) -> None:
+        """Start another boot: monotonic time restarts."""
         self._boot_id = boot_id
-        self._running_ms = running_ms
+        self._monotonic_ms = monotonic_ms
 
 
 class _Reading(NamedTuple):
@@ -124,7 +124,7 @@ class _Reading(NamedTuple):
     ahead_ms: int
 
 
-#: How far wall time may get ahead of running time at once, and the clocks of several machines may differ, in
+#: How far wall time may get ahead of monotonic time at once, and the clocks of several machines may differ, in
 #: milliseconds: far beyond any correction by NTP, and not enough to matter to a ttl.
 CLOCK_ALLOWANCE_MS = 300_000
 
@@ -155,8 +155,8 @@ class HonestClock:
         self._clock = clock
         self._allowance_ms = allowance_ms
         self._lock = Lock()
-        self._forgiven_until_ms = clock.running_ms()
-        #: By how much wall time is ahead of running time while it is right.
+        self._forgiven_until_ms = clock.monotonic_ms()
+        #: By how much wall time is ahead of monotonic time while it is right.
         self._lead_ms = clock.now_ms() - self._forgiven_until_ms
         #: The most that ever was.
         self._highest_lead_ms = self._lead_ms
@@ -182,7 +182,7 @@ class HonestClock:
         reading = self._read()
         if reading.ahead_ms > self._allowance_ms:
             raise ClockJumped(
-                f"The clock is {reading.ahead_ms / 1000:.0f} s ahead of this machine's running time.",
+                f"The clock is {reading.ahead_ms / 1000:.0f} s ahead of this machine's monotonic clock.",
                 "Set it right; if it is right now, restart the server.",
             )
         return reading.now_ms
@@ -191,23 +191,23 @@ class HonestClock:
         """Return wall time; after a jump, the time without the jump. It steps back with the clock."""
         return self._read().right_ms
 
-    def running_ms(self) -> int:
-        """Return the machine's running time, which no wrong clock changes."""
-        return self._clock.running_ms()
+    def monotonic_ms(self) -> int:
+        """Return the machine's monotonic clock, which no wrong clock changes."""
+        return self._clock.monotonic_ms()
 
     def _read(self) -> _Reading:
         with self._lock:
             # In this order: a thread that is paused between the two sees a clock that is ahead for once, and not one
             # that stepped back.
-            running_ms = self._clock.running_ms()
+            monotonic_ms = self._clock.monotonic_ms()
             wall_ms = self._clock.now_ms()
-            lead_ms = wall_ms - running_ms
+            lead_ms = wall_ms - monotonic_ms
             if abs(lead_ms - self._highest_lead_ms) <= self._allowance_ms < lead_ms - self._lead_ms:
                 # It was set back, and is right again.
                 self._lead_ms = self._highest_lead_ms
             if self._was_behind(wall_ms, lead_ms - self._lead_ms):
                 self._lead_ms = lead_ms
-            ahead_ms = self._forgive(running_ms, lead_ms - self._lead_ms)
+            ahead_ms = self._forgive(monotonic_ms, lead_ms - self._lead_ms)
             self._highest_lead_ms = max(self._highest_lead_ms, self._lead_ms)
             self._now_ms = max(self._now_ms, wall_ms - max(0, ahead_ms - self._allowance_ms))
             jumped = ahead_ms > self._allowance_ms
@@ -218,15 +218,15 @@ class HonestClock:
         past_ms = self._past_ms - self._allowance_ms
         return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS and ahead_ms > self._allowance_ms
 
-    def _forgive(self, running_ms: int, ahead_ms: int) -> int:
+    def _forgive(self, monotonic_ms: int, ahead_ms: int) -> int:
         """Adopt a backward step, and a little of a forward one; return the remaining difference in milliseconds."""
-        due_ms, rest_ms = divmod(running_ms - self._forgiven_until_ms, _FORGIVEN_PART)
+        due_ms, rest_ms = divmod(monotonic_ms - self._forgiven_until_ms, _FORGIVEN_PART)
         if ahead_ms - due_ms > self._allowance_ms:
             # A jump becomes no smaller with time.
-            self._forgiven_until_ms = running_ms
+            self._forgiven_until_ms = monotonic_ms
             return ahead_ms
         forgiven_ms = min(ahead_ms, due_ms)
         self._lead_ms += forgiven_ms
         # What was too short to forgive a millisecond for still counts, but only while there is something to forgive.
-        self._forgiven_until_ms = running_ms if forgiven_ms == ahead_ms else running_ms - rest_ms
+        self._forgiven_until_ms = monotonic_ms if forgiven_ms == ahead_ms else monotonic_ms - rest_ms
         return ahead_ms - forgiven_ms

@@ -50,7 +50,7 @@ class Exporter:
         self._metrics = metrics
         self._clock = clock
         self._problem = "the state has not been read yet"
-        self._refreshed_ms = clock.running_ms()
+        self._refreshed_ms = clock.monotonic_ms()
         with SqliteState.in_memory() as nothing:
             self._status = collect(nothing, site, clock)
 
@@ -62,7 +62,7 @@ class Exporter:
         elif self._problem and not problem:
             logger.info("the state is read: %s", self._place.state_name)
         self._problem = problem
-        self._refreshed_ms = self._clock.running_ms()
+        self._refreshed_ms = self._clock.monotonic_ms()
 
     def keep_fresh(self, stop: Event) -> None:
         """Read the state again and again until ``stop`` is set."""
@@ -100,7 +100,7 @@ class Exporter:
 
     def alive(self) -> str:
         """Why this process should be restarted; empty when it should not."""
-        late_ms = self._clock.running_ms() - self._refreshed_ms
+        late_ms = self._clock.monotonic_ms() - self._refreshed_ms
         return f"the state was last read {late_ms // 1000} s ago" if late_ms > LATE_MS else ""
 
     def ready(self) -> str:

@@ -135,14 +135,14 @@ class Daemon:
         self._plan = plan
         self.stop = plan.stop
         self._collecting = Lock()
-        #: By running time, which no wrong clock changes.
-        self._started_ms = self._ticked_ms = self._clock.running_ms()
+        #: By monotonic time, which no wrong clock changes.
+        self._started_ms = self._ticked_ms = self._clock.monotonic_ms()
         self._log = RunLog(site.arguments)
         self._failing: dict[str, str] = {}
         self._led = True
         self._outdated = True
         self._changes_shown = plan.topic_changes()
-        self._collected_ms = self._clock.running_ms()
+        self._collected_ms = self._clock.monotonic_ms()
         self._full_wanted = False
         self._followed_ms = -AFTER_SWEEP_SECONDS * 1000
         self._status = collect.collect(self._state, site, self._clock, self._live())
@@ -281,7 +281,7 @@ class Daemon:
 
     def _follow_sweep(self) -> None:
         """Have the jobs done that follow a sweep which took rows, unless they were a moment ago."""
-        now_ms = self._clock.running_ms()
+        now_ms = self._clock.monotonic_ms()
         if now_ms - self._followed_ms >= AFTER_SWEEP_SECONDS * 1000:
             self._followed_ms = now_ms
             for job in self._plan.jobs:
@@ -294,7 +294,7 @@ class Daemon:
         Collecting it anew costs half a second where there are ten thousand topics, so that is done when something has
         happened and now and then; in between only what moves by itself is put in.
         """
-        self._ticked_ms = self._clock.running_ms()
+        self._ticked_ms = self._clock.monotonic_ms()
         try:
             self.engine.renew_lease()
         except LeaseLost as error:
@@ -351,7 +351,7 @@ class Daemon:
     def _live(self) -> Live:
         now_ms = self._clock.now_ms()
         return Live(
-            started_ms=now_ms - (self._clock.running_ms() - self._started_ms),
+            started_ms=now_ms - (self._clock.monotonic_ms() - self._started_ms),
             heartbeat_ms=now_ms,
             next_run_ms=self._schedule.next_run_ms("sweep"),
             running=self._watched.running,
@@ -387,7 +387,7 @@ class Daemon:
 
     def alive(self) -> str:
         """Why this process should be restarted; empty when it should not."""
-        late_ms = self._clock.running_ms() - self._ticked_ms
+        late_ms = self._clock.monotonic_ms() - self._ticked_ms
         if late_ms > LATE_TICK_MS:
             return f"nothing has moved in this process for {late_ms // 1000} s"
         silent_ms = self._watched.silent_ms()

@@ -36,7 +36,7 @@ class Schedule:
     """Jobs by name.
 
     Args:
-        clock: by whose running time intervals are kept.
+        clock: by whose monotonic time intervals are kept.
         on_error: told, in the job's thread, that a job raised. That is logged already, and the job goes on being run.
             What it raises itself is logged, too.
         scheduler: what runs the jobs; by default one with threads of its own. Tests bring one without.

@@ -19,7 +19,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Interval(BaseTrigger):
-    """An interval, kept by running time; the wall time it answers with is only where that lies at present."""
+    """An interval, kept by monotonic time; the wall time it answers with is only where that lies at present."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds = seconds
@@ -31,21 +31,21 @@ class Interval(BaseTrigger):
         """Return the next run, told when one starts. APScheduler asks twice for the same run, and must hear the
         same.
         """
-        running_ms = self._clock.running_ms()
+        monotonic_ms = self._clock.monotonic_ms()
         if self._due_ms is None:
-            self._due_ms = running_ms + self._interval_ms
+            self._due_ms = monotonic_ms + self._interval_ms
         # What comes within the slack is the run that starts now: two clocks may differ by a millisecond.
-        behind_ms = running_ms + min(self._interval_ms // 2, SLACK // _MILLISECOND) - self._due_ms
+        behind_ms = monotonic_ms + min(self._interval_ms // 2, SLACK // _MILLISECOND) - self._due_ms
         if behind_ms >= 0:
             self._due_ms += (behind_ms // self._interval_ms + 1) * self._interval_ms
         # Always later than now, also when the clock was set back just now: APScheduler counts missed runs until it is.
-        return max(now, wall_time(self._clock)) + (self._due_ms - running_ms) * _MILLISECOND
+        return max(now, wall_time(self._clock)) + (self._due_ms - monotonic_ms) * _MILLISECOND
 
     def due(self, planned: datetime, now: datetime) -> datetime:
         """Return where the run that was planned ought to be, by the clock as it stands now."""
         if self._due_ms is None:
             return planned
-        return now + (self._due_ms - self._clock.running_ms()) * _MILLISECOND
+        return now + (self._due_ms - self._clock.monotonic_ms()) * _MILLISECOND
 
     def __str__(self) -> str:
         return f"every {self._seconds:g} s"
@@ -81,7 +81,7 @@ Trigger = Callable[[Clock], Interval | Calendar]
 
 
 def every(seconds: float) -> Trigger:
-    """Run every so many seconds of running time, whatever the wall clock does."""
+    """Run every so many seconds of monotonic time, whatever the wall clock does."""
     return partial(Interval, seconds)
 
 

@@ -21,11 +21,11 @@ class Watched:
         self._lock = Lock()
         self._running: Running | None = None
         self._runs = 0
-        self._seen_ms = clock.running_ms()
+        self._seen_ms = clock.monotonic_ms()
 
     def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
         with self._lock:
-            self._seen_ms = self._clock.running_ms()
+            self._seen_ms = self._clock.monotonic_ms()
             run = self._running
             if run is not None and phase == EXPECTED:
                 self._running = replace(run, expected=rows)
@@ -44,7 +44,7 @@ class Watched:
         """A run is under way while the block runs; the last of several that overlap ends it."""
         with self._lock:
             now_ms = self._clock.now_ms()
-            self._seen_ms = self._clock.running_ms()
+            self._seen_ms = self._clock.monotonic_ms()
             self._running = self._running or Running("", now_ms, now_ms, "beginning", "", 0)
             self._runs += 1
         try:
@@ -61,4 +61,4 @@ class Watched:
 
     def silent_ms(self) -> int:
         """Return how long a run under way has shown no sign of life; 0 without one. Takes no lock."""
-        return self._clock.running_ms() - self._seen_ms if self._running is not None else 0
+        return self._clock.monotonic_ms() - self._seen_ms if self._running is not None else 0

@@ -43,7 +43,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
     read = token_reader(_SETTING, token_file)
     failed = failed or FailedAttempts(SystemClock())
     seldom = SeldomLogger(get_logger(__name__))
-    audit = BoundedAudit(SystemClock().running_ms)
+    audit = BoundedAudit(SystemClock().monotonic_ms)
 
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _PROBES:

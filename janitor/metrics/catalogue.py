@@ -95,7 +95,7 @@ PHASES = ("message", "invert", "payload", "sync", "compact")
 GUARDS = ("clock", "identity", "adoption")
 
 #: What wall time is compared with (``Status.skew_seconds``).
-CLOCKS = ("running_time",)
+CLOCKS = ("monotonic",)
 
 #: Why a topic was left undone (``Outcome.failures``).
 FAILURES = ("store", "moved")

@@ -20,14 +20,14 @@ from tms_core.topic import TopicMetadata, first_kept_generation
 def elapsed_ms(since: ClockAnchor, now: ClockAnchor) -> int:
     """Time that passed between two readings, never negative; none if it is unknown.
 
-    Within one boot the machine's running time counts, and wall time only where it is smaller; across boots there is
+    Within one boot the machine's monotonic clock counts, and wall time only where it is smaller; across boots there is
     only wall time.
     """
     if not since.comparable(now):
         return 0
     wall = now.wall_ms - since.wall_ms
     if since.boot_id and since.boot_id == now.boot_id:
-        wall = min(wall, now.running_ms - since.running_ms)
+        wall = min(wall, now.monotonic_ms - since.monotonic_ms)
     return max(0, wall)
 
 

@@ -1,7 +1,7 @@
 """What keeps a run from writing: a clock that jumped, a store that is not the one we know, a topic that always fails.
 
 A janitor judges by the clock and by its state. If either is wrong, everything looks old. Wall clocks
-are checked against something that does not step: this machine's running time, remembered between runs, and where the
+are checked against something that does not step: this machine's monotonic clock, remembered between runs, and where the
 state is kept on a cluster against the clock there, since the last run may have been on another machine (rule S7). The
 timestamps in rows and snapshots are no clock, since their writers choose them; a snapshot's can only show that ours
 is *behind*, and then less is deleted, not more.
@@ -64,11 +64,11 @@ class InProgressThen:
 
 def read_clocks(clock: Clock) -> ClockAnchor:
     """This moment by all clocks of the machine."""
-    return ClockAnchor(clock.now_ms(), clock.running_ms(), clock.boot_id())
+    return ClockAnchor(clock.now_ms(), clock.monotonic_ms(), clock.boot_id())
 
 
 def ahead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
-    """Return how far wall time is ahead of the machine's running time since the last run; None where that cannot be
+    """Return how far wall time is ahead of the machine's monotonic clock since the last run; None where that cannot be
     told.
     """
     return now.wall_ms - _expected_ms(anchor, now) if anchor is not None and _same_boot(anchor, now) else None
@@ -82,12 +82,12 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
         return _check_across_boots(now.wall_ms - anchor.wall_ms)
     ahead_ms = now.wall_ms - _expected_ms(anchor, now)
     if ahead_ms > allowance_ms:
-        message = f"the clock is {duration(ahead_ms)} ahead of the machine's running time since the last run"
+        message = f"the clock is {duration(ahead_ms)} ahead of the machine's monotonic clock since the last run"
         return GuardNote(
             "clock", True, f"{message}; set the clock right; if the clock is right now: janitor approve --clock"
         )
     if ahead_ms < -allowance_ms:
-        message = f"the clock is {duration(-ahead_ms)} behind the machine's running time since the last run"
+        message = f"the clock is {duration(-ahead_ms)} behind the machine's monotonic clock since the last run"
         return GuardNote("clock", False, f"{message}; {_BEHIND}")
     return None
 
@@ -132,7 +132,7 @@ def _check_across_boots(passed_ms: int) -> GuardNote | None:
 def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
     """What to remember of the clocks after a run.
 
-    Within a boot the remembered wall time moves with running time alone, so that many small steps cannot add up to a
+    Within a boot the remembered wall time moves with monotonic time alone, so that many small steps cannot add up to a
     jump unnoticed.
     """
     if anchor is None:
@@ -144,7 +144,7 @@ def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
 
 
 def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
-    """This moment as elapsed time is measured by: wall time as running time has it.
+    """This moment as elapsed time is measured by: wall time as monotonic time has it.
 
     In a boot whose clock is before the last saved time, the time is unknown. Such a reading can be
     compared with others of that boot; to any later one it looks as if no time had passed.
@@ -153,7 +153,7 @@ def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
         return replace(now, wall_ms=_expected_ms(anchor, now))
     if anchor is None or now.wall_ms >= anchor.wall_ms:
         return now
-    return replace(now, wall_ms=UNKNOWN_MS + now.running_ms)
+    return replace(now, wall_ms=UNKNOWN_MS + now.monotonic_ms)
 
 
 def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
@@ -262,11 +262,11 @@ def check_history(
 
 
 def _same_boot(anchor: ClockAnchor, now: ClockAnchor) -> bool:
-    return bool(now.boot_id) and anchor.boot_id == now.boot_id and anchor.running_ms <= now.running_ms
+    return bool(now.boot_id) and anchor.boot_id == now.boot_id and anchor.monotonic_ms <= now.monotonic_ms
 
 
 def _expected_ms(anchor: ClockAnchor, now: ClockAnchor) -> int:
-    return anchor.wall_ms + now.running_ms - anchor.running_ms
+    return anchor.wall_ms + now.monotonic_ms - anchor.monotonic_ms
 
 
 # -- topics that are put aside (rule S9) -------------------------------------------------------------------------------

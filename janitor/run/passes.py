@@ -89,7 +89,7 @@ class Costs:
     def __init__(self, deps: Deps) -> None:
         self._deps = deps
         self._calls_before = Counter(deps.store.calls)
-        self._started_ms = deps.clock.running_ms()
+        self._started_ms = deps.clock.monotonic_ms()
         # Opening packs LevelDB's logs, so a plan and the run after it would tell two sizes.
         self.bytes_before = deps.store.disk_bytes() if deps.opened_bytes is None else deps.opened_bytes
         self.phase_seconds: dict[str, float] = {}
@@ -99,7 +99,7 @@ class Costs:
     @property
     def seconds(self) -> float:
         """Return how long the pass has taken so far."""
-        return (self._deps.clock.running_ms() - self._started_ms) / 1000
+        return (self._deps.clock.monotonic_ms() - self._started_ms) / 1000
 
     def calls(self) -> Counter[str]:
         """Return the store operations of the pass so far, by name."""
@@ -116,7 +116,7 @@ class Costs:
 
     def start(self, name: str) -> None:
         """Start a phase, so that the one before is over; an empty name starts none."""
-        now_ms = self._deps.clock.running_ms()
+        now_ms = self._deps.clock.monotonic_ms()
         if self._name:
             self.phase_seconds[self._name] = (now_ms - self._since_ms) / 1000
         self._name, self._since_ms = name, now_ms

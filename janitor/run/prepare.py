@@ -47,8 +47,8 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
     if at_ms is not None:
         # Until then honest time passes, so that a frontier held then is one that would be.
         later_ms = at_ms - now.wall_ms
-        now = replace(now, wall_ms=at_ms, running_ms=now.running_ms + later_ms)
-        measured = replace(measured, wall_ms=measured.wall_ms + later_ms, running_ms=measured.running_ms + later_ms)
+        now = replace(now, wall_ms=at_ms, monotonic_ms=now.monotonic_ms + later_ms)
+        measured = replace(measured, wall_ms=measured.wall_ms + later_ms, monotonic_ms=measured.monotonic_ms + later_ms)
     record, store_note = _known_store(state, deps.store, deps.token_hex)
     # Before the snapshot, since a later one may be recorded at any moment.
     recorded = recorded_transactions(deps.side) if deps.side is not None else None

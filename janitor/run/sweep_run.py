@@ -36,7 +36,7 @@ from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
 
-#: How often a run writes down how far it has come, in milliseconds of running time.
+#: How often a run writes down how far it has come, in milliseconds of monotonic time.
 PROGRESS_MS = 10_000
 
 
@@ -225,7 +225,7 @@ class SweepRun:
         """Start a round or go on with one, and limit the search to the intervals that it lacks."""
         deps, stores = self._deps, [part.store for part in parts]
         self._free_void_claims()
-        self._saved_ms = deps.clock.running_ms()
+        self._saved_ms = deps.clock.monotonic_ms()
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()
             progress = self._round = conclude.begin_round(self._run, deps.state, self._stoppable)
@@ -249,7 +249,7 @@ class SweepRun:
                 with self._as_its_holder():
                     self._deps.check_lease()
                     rounds.save_payloads(self._deps.state, self._run.id, event.key)
-                self._saved_ms = self._deps.clock.running_ms()
+                self._saved_ms = self._deps.clock.monotonic_ms()
             return
         start = progress.first_undone(event.part.store)
         has_room = not progress.has_done(event.part.store) and start < event.key
@@ -280,7 +280,7 @@ class SweepRun:
             yield one
 
     def _is_due(self) -> bool:
-        return self._deps.clock.running_ms() - self._saved_ms >= PROGRESS_MS
+        return self._deps.clock.monotonic_ms() - self._saved_ms >= PROGRESS_MS
 
     def _save_evidence(self, covered: Sequence[KeyRange], untouchable: int | None) -> None:
         deps = self._deps
@@ -289,7 +289,7 @@ class SweepRun:
             # Not inside the state's transaction: other threads may be at work, which take the lease's lock first.
             deps.check_lease()
             conclude.save_evidence(self._run, deps.state, covered, untouchable)
-        self._saved_ms = deps.clock.running_ms()
+        self._saved_ms = deps.clock.monotonic_ms()
 
     # -- what is concluded -----------------------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class ClockAnchor:
     """
 
     wall_ms: int
-    running_ms: int
+    monotonic_ms: int
     boot_id: str
 
     def comparable(self, other: ClockAnchor) -> bool:

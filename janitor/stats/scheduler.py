@@ -98,7 +98,7 @@ class CountScheduler(Generic[T]):
 
     def _look(self) -> None:
         """Find out which topics there are, and which of them are due."""
-        self._looked_ms = self._clock.running_ms()
+        self._looked_ms = self._clock.monotonic_ms()
         living = self._counts.living()
         known = set(living)
         self._unfinished = deque(one for one in self._unfinished if one[0] in known)
@@ -113,7 +113,7 @@ class CountScheduler(Generic[T]):
 
     def _take_turn(self) -> bool:
         """Count for one turn; returns whether there was anything to count."""
-        if self._unfinished and not self._due and self._clock.running_ms() - self._looked_ms >= self._refresh_ms:
+        if self._unfinished and not self._due and self._clock.monotonic_ms() - self._looked_ms >= self._refresh_ms:
             self._look()
         if self._unfinished and (not self._due or self._ahead_rows >= self._turn_rows):
             self._ahead_rows = 0
@@ -141,7 +141,7 @@ class CountScheduler(Generic[T]):
             self._ended(life)
             self._failing.discard(life)
             self._counts.finished(life, end.value)
-            if self._clock.running_ms() - self._saved_ms >= SAVE_EVERY_MS:
+            if self._clock.monotonic_ms() - self._saved_ms >= SAVE_EVERY_MS:
                 self._save()
         except StoreError as error:
             self._ended(life)
@@ -152,8 +152,8 @@ class CountScheduler(Generic[T]):
 
     def _ended(self, life: Life) -> None:
         self._unfinished.pop()
-        self._tried_ms[life] = self._clock.running_ms()
+        self._tried_ms[life] = self._clock.monotonic_ms()
 
     def _save(self) -> None:
         self._counts.save()
-        self._saved_ms = self._clock.running_ms()
+        self._saved_ms = self._clock.monotonic_ms()

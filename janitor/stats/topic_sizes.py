@@ -92,7 +92,7 @@ class Census:
         self._found: dict[TopicId, TopicCount | None] = {}
         self._swept: set[TopicId] = set()
         #: Whether counts were saved that the sizes over time do not have yet.
-        self._sized, self._sized_ms = True, clock.running_ms()
+        self._sized, self._sized_ms = True, clock.monotonic_ms()
 
     def step(self) -> None:
         """Count due rows, until nothing is unfinished, or until the process is stopping; to be called now and then.
@@ -152,12 +152,12 @@ class Census:
             self._state.save_counts(self._found)
             self._sized = False
         self._found = {}
-        if self._clock.running_ms() - self._sized_ms >= SIZES_EVERY_MS:
+        if self._clock.monotonic_ms() - self._sized_ms >= SIZES_EVERY_MS:
             self._save_sizes()
 
     def _save_sizes(self) -> None:
         """Add the counts to the sizes over time: when a step is over, and now and then in one that goes on."""
-        self._sized_ms = self._clock.running_ms()
+        self._sized_ms = self._clock.monotonic_ms()
         if not self._sized:
             save_sizes(self._state, self._state.counts())
             self._sized = True

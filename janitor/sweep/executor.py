@@ -34,7 +34,7 @@ from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only_error
 from tms_core.topic import TopicId
 
-#: How often a run's heartbeat is written, in milliseconds of running time.
+#: How often a run's heartbeat is written, in milliseconds of monotonic time.
 HEARTBEAT_MS = 5_000
 #: A wait is taken in pieces, so that the run can be stopped in between.
 LONGEST_SLEEP_SECONDS = 1.0
@@ -64,7 +64,7 @@ class Permission:
         self._run_id = run_id
         self._is_stopping = is_stopping
         # When it began it was written down as alive already.
-        self._beaten_ms = clock.running_ms()
+        self._beaten_ms = clock.monotonic_ms()
         self._begun = False
 
     def allows(self, topic: TopicId) -> bool:
@@ -104,7 +104,7 @@ class Permission:
 
     def _beat(self) -> None:
         """Say that the run is alive, and check whether it may be: a reading run must stop with its lease too."""
-        now_ms = self._clock.running_ms()
+        now_ms = self._clock.monotonic_ms()
         due = now_ms - self._beaten_ms >= HEARTBEAT_MS
         if self._lease is not None and (due or not self._begun):
             self._lease.check()
@@ -144,7 +144,7 @@ class Pacer:
         if not self._rate:
             return 0.0
         with self._lock:
-            now_ms = float(self._clock.running_ms())
+            now_ms = float(self._clock.monotonic_ms())
             self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
             seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
         left = seconds

@@ -30,7 +30,7 @@ from tms_core.topic import TopicId
 
 #: How many entries are remembered at most, whatever ``history_days`` says: about 250 MB.
 KEPT_ENTRIES = 1_000_000
-#: How often what was taken is written down, in milliseconds of running time.
+#: How often what was taken is written down, in milliseconds of monotonic time.
 BOOK_MS = 1_000
 
 #: Rows and bytes, by table and rule.
@@ -142,7 +142,7 @@ class Booking:
         self._save = save
         self._clock = clock
         self._sums: dict[tuple[DataTable, Rule], tuple[int, int]] = {}
-        self._saved_ms = clock.running_ms()
+        self._saved_ms = clock.monotonic_ms()
         self._failed = False
         self._lock = Lock()
 
@@ -151,7 +151,7 @@ class Booking:
         with self._lock:
             rows, size_bytes = self._sums.get((taken.table, taken.rule), (0, 0))
             self._sums[taken.table, taken.rule] = (rows + taken.rows, size_bytes + taken.size_bytes)
-            now_ms = self._clock.running_ms()
+            now_ms = self._clock.monotonic_ms()
             if now_ms - self._saved_ms < BOOK_MS:
                 return
             self._saved_ms = now_ms

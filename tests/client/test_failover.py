@@ -60,7 +60,7 @@ class Network:
         self.away: Callable[[str, float], bool] = lambda _, __: False
         self.refuses: Callable[[str], httpx2.Response | None] = lambda _: None
 
-    def running(self) -> float:
+    def monotonic(self) -> float:
         return self.seconds
 
     def pause(self, event: threading.Event, seconds: float) -> None:
@@ -109,7 +109,7 @@ def network() -> Network:
 
 def client_of(site: InProcess, network: Network, **options: Any) -> Client:
     transport = Roads(network, site)
-    return site.client(**{"transport": transport, "running": network.running, "pause": network.pause, **options})
+    return site.client(**{"transport": transport, "monotonic": network.monotonic, "pause": network.pause, **options})
 
 
 def payloads(client: Client, topic: str = ORDERS) -> list[bytes]:
@@ -141,7 +141,7 @@ def test_given_a_server_that_is_away_for_less_than_two_minutes_when_published_in
     async def go() -> None:
         transport = Roads(network, site)
         async with site.async_client(
-            transport=transport, running=network.running, pause=network.async_pause
+            transport=transport, monotonic=network.monotonic, pause=network.async_pause
         ) as producer:
             await producer.publish_async(ORDERS, [b"1", b"2"])
             await producer.flush()

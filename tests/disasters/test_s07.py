@@ -30,7 +30,7 @@ def clock_notes(report: Report) -> list[bool]:
 
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(-1, False), (0, False), (1, True), (400 * DAY, True)])
-def test_given_a_clock_ahead_of_running_time_when_run_then_beyond_the_allowance_it_stops(
+def test_given_a_clock_ahead_of_monotonic_time_when_run_then_beyond_the_allowance_it_stops(
     store: Store, ahead_ms: int, blocked: bool
 ) -> None:
     rig, _ = prepared(store)
@@ -169,12 +169,12 @@ def test_given_a_machine_that_boots_with_its_clock_in_the_past_when_it_is_set_th
 
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (8 * DAY, True)])
-def test_given_running_time_that_went_back_when_run_then_it_is_taken_for_another_boot(
+def test_given_monotonic_time_that_went_back_when_run_then_it_is_taken_for_another_boot(
     store: Store, off_ms: int, blocked: bool
 ) -> None:
     rig, _ = prepared(store)
     rig.clock.step(off_ms)
-    rig.clock.reboot(rig.clock.boot_id(), running_ms=1)
+    rig.clock.reboot(rig.clock.boot_id(), monotonic_ms=1)
     assert rig.engine.run_once().tripped == blocked
 
 

@@ -27,7 +27,7 @@ class WatchedClock(ManualClock):
     """Asks, whenever somebody waits, what is open."""
 
     def __init__(self) -> None:
-        super().__init__(NOW_MS, running_ms=DAY)
+        super().__init__(NOW_MS, monotonic_ms=DAY)
         self.found: list[tuple[int, int, int]] = []
         self.waits: list[float] = []
         self.calls_open = 0

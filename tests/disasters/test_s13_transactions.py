@@ -172,7 +172,7 @@ def test_given_the_snapshots_of_a_tephra_when_used_one_after_the_other_then_no_g
 ) -> None:
     """Files that Tephra's own manager wrote, and what it says after it has recovered from them and its logs."""
     files = sorted((TEPHRA / folder).glob("snapshot.*"))
-    clock = ManualClock(int(files[0].suffix[1:]), running_ms=DAY)
+    clock = ManualClock(int(files[0].suffix[1:]), monotonic_ms=DAY)
     rig = janitor(MemoryStore(), snapshots=DirectorySource(tmp_path), clock=clock)
     seen: list[VisibilityState] = []
 
@@ -320,7 +320,7 @@ def test_given_a_live_manager_with_ids_that_no_manager_gives_out_when_run_then_t
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.tx(OURS, NOW_MS - MINUTE).plain(NOW_MS - 2 * DAY)
     (tmp_path / f"snapshot.{NOW_MS}").write_bytes(bytes_of(visibility(NOW_MS, [OURS, MADE_UP])))
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager, live(manager) as source:
         rig = janitor(store, snapshots=source, clock=clock)
         report = rig.engine.run_once(adopt=True)

@@ -79,7 +79,7 @@ class Scene:
 
 def sweeper(store: Store, **options: Any) -> Rig:
     """A janitor for the store of a scene; batches are small, so that there are many moments."""
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     snapshots = Snapshots(clock, [DOOMED])
     return janitor(store, clock=clock, snapshots=snapshots, **{"batch_rows": 20, "workers": 4, **options})
 

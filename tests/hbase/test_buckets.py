@@ -179,7 +179,7 @@ def test_given_a_wrong_number_when_an_archive_is_restored_then_it_is_refused_and
         "janitor": {"archive": {"enabled": True, "path": str(tmp_path / "archive")}},
     }
     config.write_text(json.dumps(settings), encoding="utf-8")
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
 
     def run(line: str) -> int:
         return execute([*line.split(), "--config", str(config)], clock)

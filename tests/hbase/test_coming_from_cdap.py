@@ -131,7 +131,7 @@ def test_given_more_old_rows_than_are_read_at_once_then_a_fresh_one_behind_them_
 def test_given_an_observer_and_pruning_when_looked_then_both_are_named_pruning_first_and_that_is_believed_for_an_hour(
     hbase: HBaseServer, pool: HBasePool, admin: HBasePool, pruning: Pruning, namespace: str
 ) -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     watch = CdapWatch(pool, admin, namespace, clock)
     assert watch.obstacles() == ()
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
@@ -164,7 +164,7 @@ def test_given_no_thrift_2_when_looked_then_observers_stay_unseen_and_pruning_do
     hbase: HBaseServer, pool: HBasePool, pruning: Pruning, namespace: str
 ) -> None:
     hbase.command("set", f"{namespace}:tms.payload", "coprocessor$1", f"|{OBSERVER}|1073741823|")
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     assert CdapWatch(pool, None, namespace, clock).obstacles() == ()
     pruning.write("empty region", FRESH_MS)
     [said] = CdapWatch(pool, None, namespace, clock).obstacles()
@@ -174,7 +174,7 @@ def test_given_no_thrift_2_when_looked_then_observers_stay_unseen_and_pruning_do
 def test_given_a_thrift_2_server_that_does_not_answer_then_that_is_an_obstacle_until_it_does(
     pool: HBasePool, admin: HBasePool, namespace: str
 ) -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     nobody = HBasePool(["127.0.0.1:1"], service="HbaseAdmin", clock=clock)
     watch = CdapWatch(pool, nobody, namespace, clock)
     [said] = watch.obstacles()
@@ -254,7 +254,7 @@ def test_given_an_observer_when_asked_then_doctor_and_boundary_say_so_or_that_th
     )
 
     def asked(line: str) -> str:
-        assert execute([*line.split(), "--config", str(config)], ManualClock(NOW_MS, running_ms=MINUTE)) == 0
+        assert execute([*line.split(), "--config", str(config)], ManualClock(NOW_MS, monotonic_ms=MINUTE)) == 0
         return capsys.readouterr().out
 
     for line, label in (("doctor", "cdap"), ("boundary --explain", "no claim now:" if has_thrift2 else "not known:")):

@@ -39,7 +39,7 @@ def run(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.Captu
         "transactions: {source: none, max_lifetime_seconds: 3600}\n",
         encoding="utf-8",
     )
-    clock = ManualClock(NOW_MS, running_ms=HOUR)
+    clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
 
     def asked(*arguments: str) -> tuple[int, Any]:
         code = execute([*arguments, "--config", str(config), "--format", "json"], clock)
@@ -97,7 +97,7 @@ def test_given_a_machine_whose_clock_is_days_ahead_of_the_cluster_s_when_the_doc
         present_ms = state.clock_ms()
     assert present_ms is not None
     arguments = ["doctor", "--config", str(tmp_path / "janitor.yaml"), "--format", "json"]
-    assert execute(arguments, ManualClock(present_ms + 6 * DAY, running_ms=HOUR)) == 1
+    assert execute(arguments, ManualClock(present_ms + 6 * DAY, monotonic_ms=HOUR)) == 1
     [said] = [found["message"] for found in json.loads(capsys.readouterr().out) if found["check"] == "clock"]
     assert "ahead of that of HBase's servers; set right the one that is wrong" in said
 
@@ -105,7 +105,7 @@ def test_given_a_machine_whose_clock_is_days_ahead_of_the_cluster_s_when_the_doc
 def test_given_a_janitor_on_another_machine_when_asked_how_it_is_then_its_lease_is_its_sign_of_life(
     hbase: HBaseServer, namespace: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = ManualClock(NOW_MS, running_ms=HOUR)
+    clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
     assert run("run", "--once", "--adopt")[0] == 0
     with HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace)) as state:
         state.save_note(DAEMON_NOTE, True)

@@ -36,7 +36,7 @@ class Later(SystemClock):
         self.later_ms = 0
         self.slept: list[float] = []
 
-    def running_ms(self) -> int:
+    def monotonic_ms(self) -> int:
         return self.later_ms
 
     def sleep(self, seconds: float) -> None:

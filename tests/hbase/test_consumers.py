@@ -32,7 +32,7 @@ def test_given_a_consumer_of_a_server_when_a_janitor_elsewhere_sweeps_then_both_
         "server: {consumers: {floor: true, max_hold_seconds: 7200}}\n",
         encoding="utf-8",
     )
-    clock = ManualClock(NOW_MS - 30 * HOUR, running_ms=DAY)
+    clock = ManualClock(NOW_MS - 30 * HOUR, monotonic_ms=DAY)
 
     def sweep(*arguments: str) -> dict[str, int]:
         assert execute(["run", "--once", "--config", str(config), "--format", "json", *arguments], clock) == 0

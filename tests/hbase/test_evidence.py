@@ -128,7 +128,9 @@ def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what
         assert (lowest.bound, lowest.start) == (INVALID - 7, b"\x03")
         assert lowest.reason == f"invalid transaction {INVALID - 6} has a row that had to stay, from 03 to 04 (salt 3)"
         assert lowest.region.startswith(f"{table},\\x03,")
-        assert execute(["boundary", "--explain", "--config", str(asked)], ManualClock(NOW_MS + 1, running_ms=DAY)) == 0
+        assert (
+            execute(["boundary", "--explain", "--config", str(asked)], ManualClock(NOW_MS + 1, monotonic_ms=DAY)) == 0
+        )
         assert f"from 03 to 04 (salt 3) (they begin in region {lowest.region})" in capsys.readouterr().out
 
 

@@ -63,7 +63,7 @@ def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
 
 def invert(store: HBaseStore, **options: Any) -> int:
     """Sweep, and say how many rows were inverted."""
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     rig = janitor(store, clock=clock, snapshots=Snapshots(clock, [INVALID]), **options)
     report = rig.engine.run_once(adopt=True)
     assert report.errors == []

@@ -57,7 +57,7 @@ def test_given_a_janitor_that_is_stopped_past_its_lease_when_it_wakes_then_at_mo
     hbase_tables: Tables, moment: str
 ) -> None:
     server, store, prefix = hbase_tables.server, hbase_tables.store(), secrets.token_bytes(4)
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with open_state(server.thrift, prefix, clock, [str(server.thrift2)]) as state:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + BATCH_ROWS * BATCHES))
@@ -157,7 +157,7 @@ def main(thrift: str, namespace: str, prefix: str, moment: str) -> None:
         ),
         patch.object(JanitorTable, "swap", first.committed(JanitorTable.swap)),
     ]
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     store, state = (
         HBaseStore(HBaseSettings(thrift=(thrift,), namespace=namespace)),
         open_state(thrift, bytes.fromhex(prefix), clock),

@@ -163,7 +163,7 @@ def test_given_a_transaction_past_its_lifetime_when_cdap_publishes_then_it_fails
 def test_given_sequence_numbers_that_are_negative_in_java_when_cdap_reads_and_rolls_back_then_it_takes_the_right_ones(
     java: Interop, tmp_path: Path
 ) -> None:
-    ahead = ManualClock(SystemClock().now_ms() + 30_000, running_ms=86_400_000)
+    ahead = ManualClock(SystemClock().now_ms() + 30_000, monotonic_ms=86_400_000)
     with (
         LevelDBStore(tmp_path / "messaging", create=True) as store,
         MessagingService(store, ahead, side=MemorySide()) as service,

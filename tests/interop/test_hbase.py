@@ -68,7 +68,7 @@ def start(java: Interop, our_tables: str, hbase: HBaseServer) -> Callable[[], Pr
 @pytest.fixture
 def desk(hbase_tables: Tables, our_tables: str) -> Iterator[Desk]:
     """Our messaging service on the same."""
-    clock = ManualClock(SystemClock().now_ms(), running_ms=SECOND)
+    clock = ManualClock(SystemClock().now_ms(), monotonic_ms=SECOND)
     pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
     made = Desk(hbase_tables.open(our_tables, buckets=OUR_BUCKETS), HBaseSide(pool, our_tables), clock)
     yield made

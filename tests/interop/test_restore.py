@@ -63,7 +63,7 @@ def said(topic: TopicId, payload: bytes) -> tuple[str, Any]:
 
 @pytest.fixture
 def house(java: Interop, tmp_path: Path) -> Iterator[House]:
-    clock = ManualClock(NOW_MS, running_ms=HOUR)
+    clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
     with LevelDBStore(tmp_path / "messaging", create=True) as store, SqliteState.in_memory() as state:
         archive = ParquetArchive(tmp_path / "archive", clock)
         with MessagingService(store, clock, side=MemorySide()) as service:

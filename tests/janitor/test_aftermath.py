@@ -70,7 +70,7 @@ def test_given_a_plan_when_a_daemon_only_plans_then_nothing_counts_as_deleted_an
 
 def test_given_a_run_under_way_when_the_lease_is_looked_after_then_nobody_waits_for_anybody() -> None:
     """The run takes the memory's lock before the lease's; whoever did it the other way round could wait for ever."""
-    store, clock = MemoryStore(), ManualClock(NOW_MS, running_ms=DAY)
+    store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
     rig = janitor(store, clock=clock)
     lease = Lease(rig.state, "this one", 60, clock)

@@ -99,7 +99,7 @@ def run(settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[s
     transactions = {"source": "directory", "directory": str(snapshots), "max_lifetime_seconds": 3600}
     storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
     config.write_text(json.dumps({"storage": storage, "transactions": transactions}), encoding="utf-8")
-    clock = ManualClock(NOW_MS, running_ms=HOUR)
+    clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
 
     def asked(*arguments: str) -> tuple[int, Any]:
         code = execute([*arguments, "--config", str(config), "--format", "json"], clock)
@@ -174,7 +174,7 @@ def test_executors_of_spark_log_in_by_themselves(settings: HBaseSettings, tmp_pa
 
 
 def test_lease_in_the_state_keeps_a_second_janitor_out(settings: HBaseSettings) -> None:
-    clock = ManualClock(NOW_MS, running_ms=HOUR)
+    clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
     with HBaseState(settings, clock) as one, HBaseState(settings, clock) as other:
         first = Lease(one, "one:1", 60, clock)
         first.acquire()

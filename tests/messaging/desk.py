@@ -115,12 +115,12 @@ def reader(
 
 
 def memory(_: Path) -> Desk:
-    return Desk(MemoryStore(), MemorySide(), ManualClock(NOW_MS, running_ms=DAY))
+    return Desk(MemoryStore(), MemorySide(), ManualClock(NOW_MS, monotonic_ms=DAY))
 
 
 def leveldb(folder: Path) -> Desk:
     store = LevelDBStore(folder / "messaging", create=True)
-    return Desk(store, LevelDBSide(folder / "side"), ManualClock(NOW_MS, running_ms=DAY))
+    return Desk(store, LevelDBSide(folder / "side"), ManualClock(NOW_MS, monotonic_ms=DAY))
 
 
 MAKERS: dict[str, Callable[[Path], Desk]] = {"memory": memory, "leveldb": leveldb}

@@ -39,7 +39,7 @@ class GroupDesk:
 
     def __init__(self, store: Store, side: SideTable) -> None:
         self.store, self.side, self.options = store, side, dict[str, Any]()
-        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.clock = ManualClock(NOW_MS, monotonic_ms=DAY)
         self.manager = TransactionManager(MemoryStorage(), self.clock)
         self.service = self.serve()
         self.service.create_topic(ORDERS)

@@ -22,7 +22,7 @@ __all__ = ["hbase", "hbase_tables"]
 @pytest.fixture
 def desk(hbase_tables: Tables) -> Iterator[Desk]:
     # Servers compare cells by their own clocks, so ours shows about the same.
-    clock = ManualClock(SystemClock().now_ms(), running_ms=SECOND)
+    clock = ManualClock(SystemClock().now_ms(), monotonic_ms=SECOND)
     namespace = hbase_tables.make()
     pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
     made = Desk(hbase_tables.open(namespace), HBaseSide(pool, namespace), clock)

@@ -75,7 +75,7 @@ class History(RuleBasedStateMachine):
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _begin_time(self) -> None:
-        self.forgiven_until_ms = self.desk.clock.running_ms()
+        self.forgiven_until_ms = self.desk.clock.monotonic_ms()
         self.lead_ms = self.desk.clock.now_ms() - self.forgiven_until_ms
         self.highest_lead_ms = self.lead_ms
         self.ahead_ms = self.past_ms = 0
@@ -88,23 +88,23 @@ class History(RuleBasedStateMachine):
         set back, and is right again, is believed. So is one that was behind the rows when the service started, and has
         caught up with them.
         """
-        running_ms = self.desk.clock.running_ms()
-        lead_ms = self.desk.clock.now_ms() - running_ms
+        monotonic_ms = self.desk.clock.monotonic_ms()
+        lead_ms = self.desk.clock.now_ms() - monotonic_ms
         if abs(lead_ms - self.highest_lead_ms) <= ALLOWANCE_MS < lead_ms - self.lead_ms:
             self.lead_ms = self.highest_lead_ms
-        started_ms, now_ms = running_ms + self.lead_ms, self.desk.clock.now_ms()
+        started_ms, now_ms = monotonic_ms + self.lead_ms, self.desk.clock.now_ms()
         if lead_ms - self.lead_ms > ALLOWANCE_MS and started_ms < self.past_ms - ALLOWANCE_MS <= now_ms:
             self.lead_ms = lead_ms
-        seconds = (running_ms - self.forgiven_until_ms) // SECOND
-        ahead_ms = self.desk.clock.now_ms() - running_ms - self.lead_ms
+        seconds = (monotonic_ms - self.forgiven_until_ms) // SECOND
+        ahead_ms = self.desk.clock.now_ms() - monotonic_ms - self.lead_ms
         self.ahead_ms = min(ahead_ms, max(0, ahead_ms - seconds))
         if self.ahead_ms > ALLOWANCE_MS:
             self.ahead_ms = ahead_ms
-            self.forgiven_until_ms = running_ms
+            self.forgiven_until_ms = monotonic_ms
         else:
             self.ahead_ms = max(0, self.ahead_ms)
             self.lead_ms += ahead_ms - self.ahead_ms
-            self.forgiven_until_ms = self.forgiven_until_ms + seconds * SECOND if self.ahead_ms else running_ms
+            self.forgiven_until_ms = self.forgiven_until_ms + seconds * SECOND if self.ahead_ms else monotonic_ms
         self.highest_lead_ms = max(self.highest_lead_ms, self.lead_ms)
         self.now_ms = max(self.now_ms, self.desk.clock.now_ms() - max(0, self.ahead_ms - ALLOWANCE_MS))
 

@@ -62,7 +62,7 @@ def test_given_no_ids_left_when_taken_then_it_is_unavailable_and_nothing_is_in_f
 
 
 def test_given_a_clock_when_it_steps_then_only_a_jump_forward_is_refused() -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     clock.step(1000)
     assert honest.publish_ms() == honest.now_ms() == NOW_MS + 1000
@@ -77,7 +77,7 @@ def test_given_a_clock_when_it_steps_then_only_a_jump_forward_is_refused() -> No
 
 
 def test_given_a_clock_that_steps_back_when_published_then_it_is_no_earlier_than_what_readers_go_by() -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     clock.advance(5)
     assert honest.now_ms() == NOW_MS + 5
@@ -90,7 +90,7 @@ def test_given_a_clock_that_steps_back_when_published_then_it_is_no_earlier_than
 
 
 def test_given_a_clock_that_was_set_back_when_it_jumps_forward_then_that_is_refused() -> None:
-    clock = ManualClock(NOW_MS + DAY, running_ms=DAY)
+    clock = ManualClock(NOW_MS + DAY, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     clock.step(-DAY)
     honest.now_ms()
@@ -104,7 +104,7 @@ def test_given_a_clock_that_was_set_back_when_it_jumps_forward_then_that_is_refu
 def test_given_a_clock_that_was_set_back_when_it_is_right_again_then_publishing_goes_on(
     off_ms: int, looks: bool
 ) -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     for error_ms in (0, 900, -900):
         clock.advance(HOUR)
@@ -120,7 +120,7 @@ def test_given_a_clock_that_was_set_back_when_it_is_right_again_then_publishing_
 
 
 def test_given_a_clock_that_was_set_back_and_is_right_again_when_it_jumps_then_that_is_refused() -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     for step_ms in (-DAY, DAY):
         clock.step(step_ms)
@@ -132,7 +132,7 @@ def test_given_a_clock_that_was_set_back_and_is_right_again_when_it_jumps_then_t
 
 @pytest.mark.parametrize("looks_a_day", [1, 24, 864])
 def test_given_a_drifting_clock_that_is_put_right_every_day_then_that_never_adds_up(looks_a_day: int) -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     for _ in range(30):
         for _ in range(looks_a_day):
@@ -149,7 +149,7 @@ def test_given_a_drifting_clock_that_is_put_right_every_day_then_that_never_adds
 def test_honest_clock_that_started_behind_believes_the_way_to_what_had_passed(
     behind_ms: int, off_ms: int, right: bool
 ) -> None:
-    clock = ManualClock(NOW_MS - behind_ms, running_ms=DAY)
+    clock = ManualClock(NOW_MS - behind_ms, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     honest.note_past(NOW_MS)
     honest.publish_ms()
@@ -167,7 +167,7 @@ def test_honest_clock_that_started_behind_believes_the_way_to_what_had_passed(
 
 @pytest.mark.parametrize("past_ms", [NOW_MS - 1, NOW_MS, NOW_MS + 1000])
 def test_honest_clock_that_started_right_refuses_a_jump_whatever_had_passed(past_ms: int) -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     honest.note_past(past_ms)
     clock.step(HOUR)
@@ -176,7 +176,7 @@ def test_honest_clock_that_started_right_refuses_a_jump_whatever_had_passed(past
 
 
 def test_given_many_small_steps_forward_when_they_come_fast_then_together_they_are_a_jump() -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     for _ in range(2):
         clock.step(500)
@@ -192,7 +192,7 @@ def test_given_many_small_steps_forward_when_they_come_fast_then_together_they_a
 
 
 def test_given_a_clock_that_jumped_when_time_passes_then_it_is_refused_as_before_until_set_right() -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     clock.step(HOUR)
     for _ in range(100):
@@ -205,17 +205,17 @@ def test_given_a_clock_that_jumped_when_time_passes_then_it_is_refused_as_before
 
 
 def test_given_a_process_that_is_stopped_between_its_two_looks_then_the_clock_is_right_again_with_the_next() -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
-    read = clock.running_ms
+    read = clock.monotonic_ms
 
     def stopped() -> int:
-        running_ms = read()
+        monotonic_ms = read()
         clock.advance(HOUR)
-        return running_ms
+        return monotonic_ms
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "running_ms", stopped)
+        patch.setattr(clock, "monotonic_ms", stopped)
         with pytest.raises(ClockJumped):
             honest.publish_ms()
     assert honest.publish_ms() == clock.now_ms()

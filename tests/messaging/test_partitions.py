@@ -61,7 +61,7 @@ def store() -> Cut:
 
 @pytest.fixture
 def service(store: Cut) -> Iterator[MessagingService]:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     manager = TransactionManager(MemoryStorage(), clock)
     with MessagingService(store, clock, side=MemorySide(), transactions=manager) as made:
         made.manager = manager  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ def put(topic: TopicClient, name: str, position: str) -> Answer:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(NOW_MS, running_ms=DAY)
+    return ManualClock(NOW_MS, monotonic_ms=DAY)
 
 
 @pytest.fixture

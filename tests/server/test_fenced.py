@@ -99,7 +99,7 @@ class Site:
 
     def __init__(self) -> None:
         self.store, self.side, self.cell = MemoryStore(), MemorySide(), Cell()
-        self.clock = ManualClock(NOW_MS, running_ms=60_000)
+        self.clock = ManualClock(NOW_MS, monotonic_ms=60_000)
         self.one, self.other = Server(self, "a"), Server(self, "b")
         self.one.leads()
         self.one.service.create_topic(TOPIC)

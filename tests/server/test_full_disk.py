@@ -37,7 +37,7 @@ class Disk:
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self.code: int | None = None
         self._patch = patch
-        self.manager = TransactionManager(DirectoryStorage(folder), ManualClock(NOW_MS, running_ms=DAY))
+        self.manager = TransactionManager(DirectoryStorage(folder), ManualClock(NOW_MS, monotonic_ms=DAY))
 
     def fill(self, code: int) -> None:
         error = OSError(code, os.strerror(code))
@@ -61,7 +61,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 def test_register_producer_with_a_full_log_disk_is_503_until_there_is_room(
     disk: Disk, code: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with serving(transactions=disk.manager, clock=clock) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
         first, second = (b'{"instance": "00000000-0000-0000-0000-00000000000%d"}' % number for number in (1, 2))
@@ -86,7 +86,7 @@ def test_register_producer_with_a_full_log_disk_is_503_until_there_is_room(
 
 @contextmanager
 def opened(disk: Disk) -> Iterator[tuple[Serving, GroupClient]]:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with serving(transactions=disk.manager, clock=clock) as server, Client(server.port) as client:
         yield server, GroupClient(TopicClient(client, "orders").create(), disk.manager, server.service)
 

@@ -54,7 +54,7 @@ class GroupClient:
 
 @contextmanager
 def opened() -> Iterator[GroupClient]:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with (
         TransactionManager(MemoryStorage(), clock) as manager,
         serving(clock=clock, transactions=manager) as server,

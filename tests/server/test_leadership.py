@@ -124,7 +124,7 @@ def test_given_a_leader_that_died_when_its_time_and_the_delay_are_over_then_anot
         assert (former.holder, second.leadership.fence, second.leader) == ("a", 2, "")
 
 
-def test_given_clocks_of_the_wall_that_jump_when_it_looks_then_only_running_time_counts(node: Nodes) -> None:
+def test_given_clocks_of_the_wall_that_jump_when_it_looks_then_only_monotonic_time_counts(node: Nodes) -> None:
     first, second = Node(node.cell, "a", node.clock), Node(node.cell, "b", ManualClock(NOW_MS + 60 * MINUTE))
     assert first.step()
     assert not second.step()

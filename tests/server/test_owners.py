@@ -68,7 +68,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    clock, identities = ManualClock(NOW_MS, running_ms=DAY), TokenIdentities(tmp_path)
+    clock, identities = ManualClock(NOW_MS, monotonic_ms=DAY), TokenIdentities(tmp_path)
     with (
         TransactionManager(MemoryStorage(), clock) as manager,
         serving(clock=clock, transactions=manager, gate=identities.gate) as server,
@@ -199,7 +199,7 @@ def test_registration_waits_for_transactions_of_another_principal(site: Site) ->
 
 
 def test_transactions_belong_to_nobody_where_no_token_is_asked_for() -> None:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with TransactionManager(MemoryStorage(), clock) as manager:
         one = manager.start_short()
         assert manager.begin_write(one.write_pointer)

@@ -40,7 +40,7 @@ class ProducerClient:
 
 @pytest.fixture
 def producer() -> Iterator[ProducerClient]:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with (
         TransactionManager(MemoryStorage(), clock) as manager,
         serving(clock=clock, transactions=manager) as server,
@@ -99,7 +99,7 @@ def test_given_a_transaction_of_a_producer_then_it_is_shown_and_taken_back_and_t
 def test_given_transactions_that_are_managed_elsewhere_when_registered_then_the_client_tells_how_they_have_ended() -> (
     None
 ):
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with (
         TransactionManager(MemoryStorage(), clock) as manager,
         serving(clock=clock) as server,

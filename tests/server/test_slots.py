@@ -94,7 +94,7 @@ class Site:
 
     def __init__(self) -> None:
         self.store, self.side, self.leases = MemoryStore(), MemorySide(), MemorySide()
-        self.clock = ManualClock(NOW_MS, running_ms=60_000)
+        self.clock = ManualClock(NOW_MS, monotonic_ms=60_000)
         self.servers: list[Server] = []
 
     def server(self, ordinal: int, settings: LeaderSettings | None = None) -> Server:

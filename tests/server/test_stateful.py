@@ -135,7 +135,7 @@ class History(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="tms-history-"))
-        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.clock = ManualClock(NOW_MS, monotonic_ms=DAY)
         self.server = Server(self.folder, self.clock)
         self.topics: dict[str, Topic] = {}
         self.begun: list[Tx] = []

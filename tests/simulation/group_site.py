@@ -112,7 +112,7 @@ class GroupSite:
     """A server, its groups, producers and workers, and what must have come of it."""
 
     random: Random
-    clock: ManualClock = field(default_factory=lambda: ManualClock(NOW_MS, running_ms=DAY))
+    clock: ManualClock = field(default_factory=lambda: ManualClock(NOW_MS, monotonic_ms=DAY))
     side: FaultySide = field(default_factory=FaultySide)
     reached: Counter[str] = field(default_factory=Counter)
 

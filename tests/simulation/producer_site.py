@@ -79,7 +79,7 @@ class ProducerSite:
 
     def __init__(self, random: Random) -> None:
         self.random = random
-        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.clock = ManualClock(NOW_MS, monotonic_ms=DAY)
         self.side, self.store = FaultySide(), MemoryStore()
         #: As it is checked with: nothing happens meanwhile.
         self._messages, self._payloads = (

@@ -121,7 +121,7 @@ def local_rig(store: Store, source: Any, *, terms: Terms, **options: Any) -> Loc
         source: of snapshots; None for none.
         options: ``clock``, ``state``, ``ground``, and the engine's own.
     """
-    clock = options.pop("clock", None) or ManualClock(NOW_MS, running_ms=DAY)
+    clock = options.pop("clock", None) or ManualClock(NOW_MS, monotonic_ms=DAY)
     state = options.pop("state", None) or SqliteState.in_memory()
     sender = LocalSender(options.pop("ground", None) or MemoryGround(store, state, clock))
     given = {"token_hex": secrets.token_hex, "sender": sender, "cut": salted, **options}

@@ -53,7 +53,7 @@ def ask(spark: SparkSession, store: Path, scratch: Path) -> None:
 def plan(spark: SparkSession, access: Access, store: Path, scratch: Path) -> Report:
     with clone(store, scratch) as cloned, SqliteState.in_memory() as state:
         engine = on_spark(
-            *(cloned, state, None, ManualClock(NOW_MS, running_ms=DAY), Terms(0, (), LIFETIME, True, 60)),
+            *(cloned, state, None, ManualClock(NOW_MS, monotonic_ms=DAY), Terms(0, (), LIFETIME, True, 60)),
             sender=SparkSender(spark, StoreGround(access)),
             cut=cutter(access, 4),
             token_hex=lambda n: "0" * n,

@@ -43,7 +43,7 @@ def desk(
     assert array("q", [INVALID])
     assert spark.version
     monkeypatch.chdir(tmp_path)
-    made = Site(tmp_path, ManualClock(NOW_MS, running_ms=DAY), capsys)
+    made = Site(tmp_path, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
     made.store.mkdir(parents=True)
     (tmp_path / "data" / "tx").mkdir()
     with LevelDBStore(made.store, create=True) as store:

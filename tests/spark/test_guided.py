@@ -185,7 +185,7 @@ def fill(store: Store) -> None:
 @contextmanager
 def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any, Store, State, ManualClock]]:
     """A janitor on a store in LevelDB that has something of everything in it."""
-    place, clock = folder / "messaging", ManualClock(NOW_MS, running_ms=DAY)
+    place, clock = folder / "messaging", ManualClock(NOW_MS, monotonic_ms=DAY)
     with LevelDBStore(place, create=True) as store:
         fill(store)
     access = Access(load(None, {}, {"leveldb": str(place)}).settings)
@@ -234,7 +234,7 @@ def filled() -> MemoryStore:
 
 
 def run_on(store: Store, **options: Any) -> tuple[Engine, State]:
-    state, clock = SqliteState.in_memory(), ManualClock(NOW_MS, running_ms=DAY)
+    state, clock = SqliteState.in_memory(), ManualClock(NOW_MS, monotonic_ms=DAY)
     source = Snapshots(clock, [DEAD])
     return guided(store, state, source, clock, USUAL, **{"batch_rows": 20, **options}), state
 

@@ -127,7 +127,7 @@ def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_tho
 ) -> None:
     outcomes = []
     for by_tasks in (True, False):
-        made, clock = cluster(tables), ManualClock(NOW_MS, running_ms=DAY)
+        made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
         with made.opened() as (store, state):
             scene = Scene.on(store)
             arguments = (store, state, Snapshots(clock, [DOOMED]), clock, USUAL)
@@ -151,7 +151,7 @@ def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_tho
 def test_given_tasks_that_die_while_they_delete_when_spark_tries_again_then_all_is_done_and_written_down(
     spark: SparkSession, tables: Tables, tmp_path: Path
 ) -> None:
-    made, clock = cluster(tables), ManualClock(NOW_MS, running_ms=DAY)
+    made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
     with made.opened() as (store, state):
         scene = Scene.on(store)
         ground = FirstAttemptsFail(made.access, str(tmp_path))
@@ -210,7 +210,7 @@ def test_given_an_hbase_that_does_not_answer_when_read_then_the_error_is_ours(sp
 def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_their_run_has_ended(
     tables: Tables, tmp_path: Path
 ) -> None:
-    made, clock = cluster(tables), ManualClock(NOW_MS, running_ms=DAY)
+    made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
     with made.opened() as (store, state):
         scene = Scene.on(store)
         ground = StoreGround(Access(archiving(made.access.settings, tmp_path)))

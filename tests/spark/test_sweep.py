@@ -182,7 +182,7 @@ def filled() -> SaltedStore:
 
 def swept(store: Store) -> tuple[Any, Any]:
     """What one process leaves of it."""
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     Desk(store, SqliteState.in_memory(), Snapshots(clock, [DEAD]), clock, USUAL, token_hex=lambda n: "0" * n).run_once(
         adopt=True
     )
@@ -190,7 +190,7 @@ def swept(store: Store) -> tuple[Any, Any]:
 
 
 def rig_on(store: Store, **options: Any) -> LocalRig:
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     return local_rig(store, Snapshots(clock, [DEAD]), terms=USUAL, clock=clock, **{"batch_rows": 20, **options})
 
 
@@ -349,7 +349,7 @@ def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_e
 
 
 def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_ends_and_so_does_the_run() -> None:
-    store, state, clock = filled(), SqliteState.in_memory(), ManualClock(NOW_MS, running_ms=DAY)
+    store, state, clock = filled(), SqliteState.in_memory(), ManualClock(NOW_MS, monotonic_ms=DAY)
     lease = Lease(state, "first", 60, clock)
     lease.acquire()
     rig = rig_on(store, state=state, lease=lease)
@@ -425,12 +425,12 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 
 def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
     rig = rig_on(filled(), rows_per_second=400)
-    started_ms = rig.clock.running_ms()
+    started_ms = rig.clock.monotonic_ms()
     report = rig.engine.run_once(adopt=True)
     rows = sum(report.total(rule) for rule in Rule)
     assert {part.run.terms.rows_per_second for part in rig.sender.sent} == {100}
     # Here tasks come one after the other, so each waits as long as its share says.
-    assert rig.clock.running_ms() - started_ms >= rows / 100 * 1000 - 100
+    assert rig.clock.monotonic_ms() - started_ms >= rows / 100 * 1000 - 100
 
 
 def test_given_an_archive_when_swept_by_tasks_then_every_row_is_in_it_before_it_goes(tmp_path: Path) -> None:

@@ -165,11 +165,11 @@ def test_given_answers_that_are_never_right_when_asked_then_it_ends_with_an_erro
     pools: Pools, clock: ManualClock
 ) -> None:
     with FakeThrift(lambda request: request.send(request.answer(number=request.number + 1))) as server:
-        before_ms = clock.running_ms()
+        before_ms = clock.monotonic_ms()
         with pytest.raises(ConnectionLost, match="the answer to 'getRow' number 2 came"):
             get(pools(server), b"mine")
         assert server.asked[b"mine"] == len(PAUSES_SECONDS) + 1
-        assert clock.running_ms() - before_ms == sum(PAUSES_SECONDS) * 1000
+        assert clock.monotonic_ms() - before_ms == sum(PAUSES_SECONDS) * 1000
 
 
 def test_given_bytes_nobody_asked_for_when_a_connection_rested_then_it_is_not_used(pools: Pools) -> None:
@@ -191,9 +191,9 @@ def test_given_a_server_that_closed_a_resting_connection_when_asked_then_no_call
         pool = pools(server)
         assert get(pool, b"a") == b"a"
         server.cut_all()
-        before_ms = clock.running_ms()
+        before_ms = clock.monotonic_ms()
         assert get(pool, b"b") == b"b"
-        assert clock.running_ms() == before_ms, "a call was repeated"
+        assert clock.monotonic_ms() == before_ms, "a call was repeated"
         assert server.asked == {b"a": 1, b"b": 1}
 
 

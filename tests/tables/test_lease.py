@@ -21,7 +21,7 @@ class Cell:
     """A lease's place in memory, which counts its calls and can fail; and the clock of its holders."""
 
     def __init__(self) -> None:
-        self.clock = ManualClock(NOW_MS, running_ms=MINUTE)
+        self.clock = ManualClock(NOW_MS, monotonic_ms=MINUTE)
         self.value: bytes | None = None
         self.reads = self.writes = 0
         self.before_swap: Callable[[], object] = lambda: None
@@ -56,7 +56,7 @@ def cell() -> Cell:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(NOW_MS, running_ms=MINUTE)
+    return ManualClock(NOW_MS, monotonic_ms=MINUTE)
 
 
 def lease(cell: Cell, holder: str = "a") -> Lease:
@@ -166,7 +166,7 @@ def test_given_a_holder_that_renews_when_challenged_for_hours_then_it_keeps_it(c
     mine.check()
 
 
-def test_given_a_challengers_wall_clock_that_jumps_or_stands_when_it_watches_then_only_its_running_time_counts(
+def test_given_a_challengers_wall_clock_that_jumps_or_stands_when_it_watches_then_only_its_monotonic_clock_counts(
     cell: Cell,
 ) -> None:
     holding(cell)
@@ -313,7 +313,7 @@ def test_given_a_lease_never_taken_when_used_then_it_is_refused(cell: Cell) -> N
 # --- relying on it without looking -----------------------------------------------------------------------------------
 
 
-def test_given_a_holder_when_asked_how_long_nobody_else_can_have_it_then_its_running_time_says(cell: Cell) -> None:
+def test_given_a_holder_when_asked_how_long_nobody_else_can_have_it_then_its_monotonic_clock_says(cell: Cell) -> None:
     mine = lease(cell)
     assert mine.left_ms == 0
     mine.acquire()

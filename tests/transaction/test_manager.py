@@ -873,7 +873,9 @@ def test_given_a_manager_when_closed_twice_then_a_last_snapshot_is_kept_once(clo
 
 
 @pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000, 299_000])
-def test_given_a_clock_that_steps_when_transactions_are_looked_through_then_running_time_decides(step_ms: int) -> None:
+def test_given_a_clock_that_steps_when_transactions_are_looked_through_then_monotonic_time_decides(
+    step_ms: int,
+) -> None:
     clock = ManualClock(NOW_MS)
     with TransactionManager(MemoryStorage(), clock) as manager:
         began = manager.checkpoint(manager.start_short(30))
@@ -909,7 +911,7 @@ def test_given_transactions_in_progress_when_the_manager_begins_anew_then_what_i
     with TransactionManager(DirectoryStorage(tmp_path), ManualClock(NOW_MS)) as manager:
         manager.start_short(30)
         manager.start_short(60)
-    clock = ManualClock(NOW_MS + 20_000, running_ms=5)
+    clock = ManualClock(NOW_MS + 20_000, monotonic_ms=5)
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
         clock.step(-3_600_000)
         clock.advance(10_000)

@@ -82,7 +82,7 @@ class Journal:
 class Tx:
     """A transaction of the model, or a checkpoint whose transaction was aborted without it.
 
-    It expires by wall time, as it is written down; it times out by running time.
+    It expires by wall time, as it is written down; it times out by monotonic time.
     """
 
     id: int
@@ -124,10 +124,10 @@ class Model:
         self.write = max(self.write + 1, now_ms * 1_000_000)
         return self.write
 
-    def begin(self, now_ms: int, running_ms: int, timeout_ms: int, *, long: bool) -> Tx:
+    def begin(self, now_ms: int, monotonic_ms: int, timeout_ms: int, *, long: bool) -> Tx:
         bound = self.pointers[0] - 1 if self.open else self.read
         pointer = self.issue(now_ms)
-        self.open[pointer] = Tx(pointer, long, now_ms + timeout_ms, running_ms + timeout_ms, min(bound, pointer - 1))
+        self.open[pointer] = Tx(pointer, long, now_ms + timeout_ms, monotonic_ms + timeout_ms, min(bound, pointer - 1))
         return self.open[pointer]
 
     def read_up_to(self, pointer: int) -> None:
@@ -178,7 +178,7 @@ class Histories(RuleBasedStateMachine):
         invalid, in_progress = sorted(self.model.invalid), self.model.pointers
         first_short, read = self.model.first_short(), self.model.read
         timeout_ms = LONG_MS if long else seconds * 1000
-        expected = self.model.begin(self.clock.now_ms(), self.clock.running_ms(), timeout_ms, long=long)
+        expected = self.model.begin(self.clock.now_ms(), self.clock.monotonic_ms(), timeout_ms, long=long)
         one = start()
         assert (one.transaction_id, one.write_pointer, one.read_pointer) == (expected.id, expected.id, read)
         assert (list(one.invalids), list(one.in_progress)) == (invalid, in_progress)
@@ -284,7 +284,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def expire(self) -> None:
-        late = [one for one in self.model.open.values() if self.clock.running_ms() > one.deadline_ms]
+        late = [one for one in self.model.open.values() if self.clock.monotonic_ms() > one.deadline_ms]
         assert self.manager.expire() == sum(len(one.pointers) for one in late)
         for one in late:
             self.model.give_up(one)
@@ -325,7 +325,7 @@ class Histories(RuleBasedStateMachine):
         self.model.recovered = self.model.write
         for one in self.model.open.values():
             # The clock of another machine, or of one that was started again, counts from somewhere else.
-            one.deadline_ms = self.clock.running_ms() + max(0, one.expires_ms - self.clock.now_ms())
+            one.deadline_ms = self.clock.monotonic_ms() + max(0, one.expires_ms - self.clock.now_ms())
 
     @invariant()
     def the_manager_knows_what_the_model_knows(self) -> None:

@@ -73,7 +73,7 @@ class Client(Topics):
         options = options or Options()
         endpoint = Endpoint(url, Token(token, token_file), options)
         self._wire = BlockingWire(endpoint, transport, pause)
-        self._core = Core(self._wire, options.retry, options.random, options.running, options.measure)
+        self._core = Core(self._wire, options.retry, options.random, options.monotonic, options.measure)
         self._transactions = service_at(transactions, options.timeouts)
         self._limits = options.limits
         self._rotations: Rotations = {}

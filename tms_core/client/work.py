@@ -115,7 +115,7 @@ class Worker:
         self._cut_off: list[ClientTransaction] = []
         self._pauses = 0
         self._paused: Retry | None = None
-        self._idle_since = core.running()
+        self._idle_since = core.monotonic()
         self.stop = core.wire.stop()
         if self.stop.is_set():
             raise ClientClosed("The client is closed.", "Make another one.")
@@ -182,7 +182,7 @@ class Worker:
         current, self._current = self._current, None
         if current is None:
             return
-        self._idle_since = self._core.running()
+        self._idle_since = self._core.monotonic()
         if current.cancelled:
             await current.roll_back()
         else:
@@ -257,14 +257,14 @@ class Worker:
         The wait stops when failed messages are delivered again.
         """
         retry_seconds = self._topics.retry_seconds
-        ends = None if retry_seconds is None else self._core.running() + retry_seconds
+        ends = None if retry_seconds is None else self._core.monotonic() + retry_seconds
         wait_seconds = WAIT_SECONDS if len(places) == 1 else _WAIT_IN_TURN_SECONDS
         if self._options.idle_seconds is not None:
             wait_seconds = min(wait_seconds, int(self._options.idle_seconds))
         for topic in cycle(places):
             waited = False
             for one, seconds in {topic: wait_seconds, **dict.fromkeys(places.keys() - {topic}, 0)}.items():
-                left = seconds if ends is None else min(seconds, ends - self._core.running())
+                left = seconds if ends is None else min(seconds, ends - self._core.monotonic())
                 if self.stop.is_set() or self._is_over() or left < 0:
                     return
                 call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=int(left))
@@ -281,7 +281,7 @@ class Worker:
 
     def _is_over(self) -> bool:
         limit = self._options.idle_seconds
-        return limit is not None and self._core.running() - self._idle_since >= limit
+        return limit is not None and self._core.monotonic() - self._idle_since >= limit
 
     async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
         """Pause; each pause for the same reason is longer than the last one."""

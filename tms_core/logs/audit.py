@@ -87,18 +87,18 @@ class BoundedAudit:
     """Writes at most :data:`MOST_PER_MINUTE` lines of each event a minute.
 
     Args:
-        running_ms: a monotonic clock.
+        monotonic_ms: a monotonic clock.
     """
 
-    def __init__(self, running_ms: Callable[[], int]) -> None:
-        self._running_ms = running_ms
+    def __init__(self, monotonic_ms: Callable[[], int]) -> None:
+        self._monotonic_ms = monotonic_ms
         self._minute = -1
         self._written: Counter[Event] = Counter()
         self._suppressed: Counter[Event] = Counter()
 
     def record(self, event: Event, *, principal: str | None, address: str, verb: str, object_: str) -> None:
         """Write one line of something refused, or count it as left out; the next line of its event says how many."""
-        minute = self._running_ms() // _MINUTE_MS
+        minute = self._monotonic_ms() // _MINUTE_MS
         if minute != self._minute:
             self._minute = minute
             self._written.clear()

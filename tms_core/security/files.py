@@ -62,14 +62,14 @@ class WatchedFiles(Generic[T]):
         self._refuse_writers = refuse_writers
         self._lock = Lock()
         self._complaint = ""
-        self._looked_ms = self._clock.running_ms()
+        self._looked_ms = self._clock.monotonic_ms()
         self._contents = self._read()
         self.value = self._parsed(self._contents)
 
     def refresh(self) -> bool:
         """Read the files again, if it is time to; True: there is another :attr:`value` now."""
         with self._lock:
-            now_ms = self._clock.running_ms()
+            now_ms = self._clock.monotonic_ms()
             if now_ms - self._looked_ms < LOOK_SECONDS * 1000:
                 return False
             self._looked_ms = now_ms

@@ -148,7 +148,7 @@ class Lease:
         """
         if self._mine is None:
             return 0
-        return self._renewed_at_ms + self._seconds * 1000 - self._clock.running_ms()
+        return self._renewed_at_ms + self._seconds * 1000 - self._clock.monotonic_ms()
 
     def acquire(
         self, *, sole: bool = False, patient: bool = False, read: Callable[[], bytes | None] | None = None
@@ -182,7 +182,7 @@ class Lease:
             taken = LeaseRecord(self._holder, fence, 0, now_ms, self._seconds, self.address, store=self._store)
             # The time before the write: a challenger may have seen the record any time after it, so a later time would
             # overstate `left_ms`.
-            started_ms = self._clock.running_ms()
+            started_ms = self._clock.monotonic_ms()
             if not self._cell.swap_lease(present, taken.pack()):
                 raise LeaseHeld("Another process took the lease at this moment.", "Try again.")
             self._mine, self._renewed_at_ms, self.fence = taken.pack(), started_ms, fence
@@ -194,7 +194,7 @@ class Lease:
             LeaseLost: another process has taken it.
         """
         with self._lock:
-            started_ms = self._clock.running_ms()
+            started_ms = self._clock.monotonic_ms()
             if not self._beat():
                 # The response to an earlier renewal may have been lost; then the cell has this holder's own record.
                 self._adopt(self._cell.lease())
@@ -209,7 +209,7 @@ class Lease:
             LeaseLost: another process has taken it.
         """
         with self._lock:
-            if self._clock.running_ms() - self._renewed_at_ms >= self._seconds * 1000 // 3:
+            if self._clock.monotonic_ms() - self._renewed_at_ms >= self._seconds * 1000 // 3:
                 self.renew()
 
     def check(self) -> None:
@@ -256,7 +256,7 @@ class Lease:
             left = replace(mine, holder=holder, seconds=seconds, former=former)
             # Before the write: another process can take the lease as soon as the write arrives, and its response may be
             # late or lost. From here on, `left_ms` is 0.
-            self._renewed_at_ms = self._clock.running_ms() - self._seconds * 1000
+            self._renewed_at_ms = self._clock.monotonic_ms() - self._seconds * 1000
             done = self._cell.swap_lease(self._mine, left.pack())
             self._mine, self.fence, self.seen = None, 0, left
             return done
@@ -292,7 +292,7 @@ class Lease:
         time_ms = (self._seconds if record is None else record.seconds) * 1000
         if record and self._wall_clocks and self._clock.now_ms() - record.renewed_ms > time_ms + WALL_ALLOWANCE_MS:
             return True
-        now_ms = self._clock.running_ms()
+        now_ms = self._clock.monotonic_ms()
         if self._watched is None or self._watched[0] != present:
             self._watched = (present, now_ms)
         return now_ms - self._watched[1] > time_ms

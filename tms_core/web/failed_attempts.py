@@ -41,7 +41,7 @@ class FailedAttempts:
         Returns:
             How much later it is answered, in seconds.
         """
-        now_ms, address = self._clock.running_ms(), _network(address)
+        now_ms, address = self._clock.monotonic_ms(), _network(address)
         failed, at_ms = self._failed.get(address, (0.0, now_ms))
         failed = max(0.0, failed - (now_ms - at_ms) / FORGIVEN_MS) + 1
         self._failed[address] = failed, now_ms

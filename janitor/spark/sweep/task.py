@@ -159,7 +159,7 @@ def _around(keys: Sequence[bytes]) -> KeyRange | None:
     return KeyRange(keys[0], keys[-1] + b"\x00") if keys else None
 
 
-def perform(ground: Ground, part: Part, attempt: int) -> Outcome:
+def perform(environment: Ground, part: Part, attempt: int) -> Outcome:
     """Do one task.
 
     Args:
@@ -171,23 +171,23 @@ def perform(ground: Ground, part: Part, attempt: int) -> Outcome:
     """
     try:
         if part.finds or part.run.mode == "plan":
-            with ground.reading(part) as (store, whole):
+            with environment.reading(part) as (store, whole):
                 return _take(part, store, whole, Finder() if part.finds else DryRun())
-        return _sweep(ground, part, attempt)
+        return _sweep(environment, part, attempt)
     except StoreError as error:
         message = f"the task for {part} lost its store in the step {part.step}: {error.message}"
         raise plain_kind(type(error))(message, error.hint) from error
 
 
-def _sweep(ground: Ground, part: Part, attempt: int) -> Outcome:
+def _sweep(environment: Ground, part: Part, attempt: int) -> Outcome:
     run = part.run
-    with ground.writing(part) as (store, whole, state):
-        allowed = Permission(state, FollowedLease(state, run, ground.clock), ground.clock, run.id)
+    with environment.writing(part) as (store, whole, state):
+        allowed = Permission(state, FollowedLease(state, run, environment.clock), environment.clock, run.id)
         snapshot = run.transactions.snapshot
-        ledger = Ledger(state, ground.clock, run.id, None if snapshot is None else snapshot.timestamp_ms)
+        ledger = Ledger(state, environment.clock, run.id, None if snapshot is None else snapshot.timestamp_ms)
         first = (part.number * ATTEMPTS + attempt % ATTEMPTS) * FILES_PER_ATTEMPT + 1
-        keeper = ground.archive(run.id, run.transactions, first)
-        pacer = Pacer(run.terms.rows_per_second, ground.clock, allowed.alive)
+        keeper = environment.archive(run.id, run.transactions, first)
+        pacer = Pacer(run.terms.rows_per_second, environment.clock, allowed.alive)
         executor = StoreExecutor(whole.metadata, allowed, pacer, ledger, keeper)
         before = Counter(whole.calls)
         outcome = _take(part, store, whole, executor)

@@ -32,7 +32,7 @@ def test_server_that_starts_with_a_clock_behind_publishes_once_it_is_right(
     right_ms = SystemClock().now_ms()
     with serving(config, {}, {}, janitor=False) as started, Client(port_of(started.url)) as client:
         TopicClient(client, "orders").create().publish("a")
-    clock = ManualClock(right_ms - 30 * DAY if started_ms is None else started_ms, running_ms=DAY)
+    clock = ManualClock(right_ms - 30 * DAY if started_ms is None else started_ms, monotonic_ms=DAY)
     with serving(config, {}, {}, clock=clock) as started, Client(port_of(started.url)) as client:
         page = urlsplit(cast(Embedded, started.companions["janitor"]).url).port
         orders = TopicClient(client, "orders")

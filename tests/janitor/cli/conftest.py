@@ -86,7 +86,7 @@ class Site:
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
     """Two expired messages and a live one, a message of an invalid transaction, and a deleted topic with a row."""
     monkeypatch.chdir(tmp_path)
-    made = Site(tmp_path, ManualClock(NOW_MS, running_ms=DAY), capsys)
+    made = Site(tmp_path, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
     made.store.mkdir(parents=True)
     (tmp_path / "data" / "tx").mkdir()
     with LevelDBStore(made.store, create=True) as store:

@@ -85,7 +85,7 @@ def hold() -> Iterator[Hold]:
 
 @contextmanager
 def holding(site: Site, watched: str = "") -> Iterator[Holder]:
-    words = [str(site.clock.now_ms()), str(site.clock.running_ms()), *([watched] if watched else [])]
+    words = [str(site.clock.now_ms()), str(site.clock.monotonic_ms()), *([watched] if watched else [])]
     with subprocess.Popen(
         [sys.executable, "-m", "tests.janitor.control.holder", *words],
         cwd=site.folder,
@@ -114,7 +114,7 @@ def make_site(
         folder = tmp_path_factory.mktemp("site") / ("deep" * 20) / ("deeper" * 10)
         (folder / "data" / "messaging").mkdir(parents=True)
         (folder / "data" / "tx").mkdir()
-        made = Site(folder, ManualClock(NOW_MS, running_ms=DAY), capsys)
+        made = Site(folder, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
         with LevelDBStore(made.store, create=True) as store:
             orders = topic(store, "default:orders", ttl_seconds=86400)
             orders.plain(NOW_MS - 3 * DAY, NOW_MS - 2 * DAY, NOW_MS - MINUTE)

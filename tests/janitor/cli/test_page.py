@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_command_prints_what_the_page_shows_and_exits_as_it_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Terminal(StillClock(NOW_MS, running_ms=DAY), capsys, monkeypatch) as terminal:
+    with Terminal(StillClock(NOW_MS, monotonic_ms=DAY), capsys, monkeypatch) as terminal:
         for line, shown in [*consoles(PAGE), *consoles(TMS_PAGE)]:
             code, printed = terminal.type(line)
             assert code == exit_code(line), line

@@ -44,7 +44,7 @@ def vector(request: pytest.FixtureRequest, tmp_path: Path) -> Vector:
 def cdap(vector: Vector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
     """A folder with that store in it, as CDAP left it."""
     monkeypatch.chdir(tmp_path)
-    site = Site(tmp_path, ManualClock(vector.now_ms, running_ms=DAY), capsys)
+    site = Site(tmp_path, ManualClock(vector.now_ms, monotonic_ms=DAY), capsys)
     site.set(SETTINGS)
     return site
 

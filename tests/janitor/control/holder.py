@@ -94,9 +94,9 @@ def stopping_at(watched: str, gate: Semaphore) -> Callable[[Call], None]:
     return stop
 
 
-def main(now_ms: int, running_ms: int, watched: str = "") -> None:
+def main(now_ms: int, monotonic_ms: int, watched: str = "") -> None:
     secrets.token_hex = token_hex  # type: ignore[assignment]
-    current = Session(Common(config=Path("janitor.yaml")), ManualClock(now_ms, running_ms=running_ms))
+    current = Session(Common(config=Path("janitor.yaml")), ManualClock(now_ms, monotonic_ms=monotonic_ms))
 
     def sweep(engine: Engine) -> None:
         engine.run_once()

@@ -58,7 +58,7 @@ def house(
     **options: Any,
 ) -> Iterator[House]:
     """A daemon that sweeps every minute, started; it does something when time is let pass."""
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     watched = Watched(clock)
     with virtual_time(clock) as time:
         rig = janitor(store or MemoryStore(), clock=clock, observer=watched, **options)
@@ -93,7 +93,7 @@ def test_given_a_daemon_when_hours_pass_then_it_sweeps_every_minute_and_rows_go_
 
 
 def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_known_how_much_is_left() -> None:
-    store, clock = MemoryStore(), ManualClock(NOW_MS, running_ms=DAY)
+    store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
     told: list[tuple[int, int]] = []
     topic(store, "default:orders", ttl_seconds=3600).plain(*(NOW_MS - 2 * HOUR + n * MINUTE for n in range(90)))
     watched = Watched(clock)

@@ -30,12 +30,12 @@ class Job:
         self._clock = clock
         self._takes = list(takes)
         self._raises = raises
-        self._began_ms = clock.running_ms()
+        self._began_ms = clock.monotonic_ms()
         self.at: list[float] = []
         self.wall_ms: list[int] = []
 
     def __call__(self) -> None:
-        self.at.append((self._clock.running_ms() - self._began_ms) / 1000)
+        self.at.append((self._clock.monotonic_ms() - self._began_ms) / 1000)
         self.wall_ms.append(self._clock.now_ms())
         if self._takes:
             self._clock.sleep(self._takes.pop(0))
@@ -45,7 +45,7 @@ class Job:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    return ManualClock(START_MS, running_ms=HOUR)
+    return ManualClock(START_MS, monotonic_ms=HOUR)
 
 
 @pytest.fixture

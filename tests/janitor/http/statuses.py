@@ -112,7 +112,7 @@ def full(now_ms: int) -> Status:
         held=(HeldTopic("finance:ledger", "protected", 12_400, 48_000_000, now_ms - 40 * DAY, None, ""),),
         overdue=(Overdue("message", "expired", 640, now_ms - 9 * MINUTE - 7 * DAY),),
         kept={"referenced": 1_204, "undecided": 37, "held": 12_400, "unrecognized": 0},
-        guards=(GuardNote("clock", False, "the clock is 2 s behind the machine's running time since the last run"),),
+        guards=(GuardNote("clock", False, "the clock is 2 s behind the machine's monotonic clock since the last run"),),
         snapshot=SnapshotFigures(
             now_ms - 38 * SECOND, f"snapshot.{now_ms - 38 * SECOND}", "", "", 1_731, 3, 12, _open(now_ms)
         ),
@@ -132,7 +132,7 @@ def full(now_ms: int) -> Status:
             *(now_ms - 5 * HOUR, 900_000, 100_000, 2 << 30, {"expired": 20_000, "old_generation": 5_000}, 17, 0),
             *(str(pointer(now_ms - 6 * HOUR)), "default:orders, generation 3", now_ms - 6 * HOUR),
         ),
-        skew_seconds={"running time": -2.1, "store": 0.0},
+        skew_seconds={"monotonic": -2.1, "store": 0.0},
         topics=topics(now_ms),
         counters={CounterKey("sweeps_total", (("result", "done"),)): 20_480.0},
     )
@@ -186,7 +186,7 @@ def wrong(now_ms: int) -> Status:
         ),
         kept={"unknown_topic": 9, "newer_generation": 4, "unrecognized": 2},
         guards=(
-            GuardNote("clock", True, "the clock is 7200 s ahead of the machine's running time since the last run"),
+            GuardNote("clock", True, "the clock is 7200 s ahead of the machine's monotonic clock since the last run"),
             GuardNote("identity", False, f"pointers of another system in {HOSTILE}"),
         ),
         snapshot=SnapshotFigures(

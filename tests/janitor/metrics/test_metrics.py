@@ -94,7 +94,7 @@ def full() -> Status:
             *(1_000_008, 30, 10, 99, {"expired": 4, "old_generation": 2}, 34, 35),
             *("1700000000000000009", "a:b, generation 1", 1_000_009),
         ),
-        skew_seconds={"running_time": -0.25},
+        skew_seconds={"monotonic": -0.25},
         topics=[queue("a:b", 41), queue("a:c", 42)],
         consumers=[behind("a:b:x", 43), behind("a:b:y", 0, position_ms=0)],
         counters={
@@ -218,7 +218,7 @@ def test_given_everything_then_every_figure_is_in_its_series() -> None:
         "open_invalid_transactions": 32,
         "in_progress_transactions": 33,
         "prune_boundary_timestamp_seconds": 1_700_000_000,
-        "clock_skew_seconds running_time": -0.25,
+        "clock_skew_seconds monotonic": -0.25,
         **{f"tms_topic_messages a {name}": 1 for name in "bc"},
         "tms_topic_bytes a b": 41,
         "tms_topic_bytes a c": 42,

@@ -35,7 +35,7 @@ def due(now: ClockAnchor, ttl_seconds: int = TTL_SECONDS) -> int:
 
 def later(now: ClockAnchor, milliseconds: int) -> ClockAnchor:
     """Honest time passed."""
-    return ClockAnchor(now.wall_ms + milliseconds, now.running_ms + milliseconds, now.boot_id)
+    return ClockAnchor(now.wall_ms + milliseconds, now.monotonic_ms + milliseconds, now.boot_id)
 
 
 def stepped(now: ClockAnchor, milliseconds: int) -> ClockAnchor:
@@ -63,7 +63,7 @@ def settled(generation: int = 1) -> FrontierRecord:
 
 
 @pytest.mark.parametrize(
-    ("wall_ms", "running_ms", "boot_id", "elapsed"),
+    ("wall_ms", "monotonic_ms", "boot_id", "elapsed"),
     [
         (100, 100, "boot", 100),
         (100, 30, "boot", 30),
@@ -76,9 +76,9 @@ def settled(generation: int = 1) -> FrontierRecord:
     ],
 )
 def test_given_two_readings_when_they_differ_then_the_smaller_counts_within_a_boot_and_wall_time_across(
-    wall_ms: int, running_ms: int, boot_id: str, elapsed: int
+    wall_ms: int, monotonic_ms: int, boot_id: str, elapsed: int
 ) -> None:
-    now = ClockAnchor(START_MS + wall_ms, START.running_ms + running_ms, boot_id)
+    now = ClockAnchor(START_MS + wall_ms, START.monotonic_ms + monotonic_ms, boot_id)
     assert elapsed_ms(START, now) == elapsed
 
 

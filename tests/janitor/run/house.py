@@ -28,7 +28,7 @@ class ServedStore:
     def __init__(
         self, stack: ExitStack, properties: dict[str, str], side: SideTable | None = None, **options: Any
     ) -> None:
-        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.clock = ManualClock(NOW_MS, monotonic_ms=DAY)
         self.store, self.side = MemoryStore(), side or MemorySide()
         self.manager = stack.enter_context(TransactionManager(MemoryStorage(), self.clock))
         figures = ServiceOptions(max_lifetime_seconds=3600, **options)

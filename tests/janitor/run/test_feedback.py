@@ -120,7 +120,7 @@ def stack() -> Iterator[ExitStack]:
 @pytest.fixture
 def make_house(stack: ExitStack) -> Callable[[Store], House]:
     def make(store: Store) -> House:
-        clock = ManualClock(NOW_MS, running_ms=DAY)
+        clock = ManualClock(NOW_MS, monotonic_ms=DAY)
         stack.enter_context(store)
         manager = stack.enter_context(TransactionManager(MemoryStorage(), clock))
         service = stack.enter_context(

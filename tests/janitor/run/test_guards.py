@@ -39,20 +39,20 @@ ANCHOR = ClockAnchor(1_700_000_000_000, 50_000, "boot")
 RECORD = StoreRecord("ab" * 16, "leveldb:1", adopted_ms=1, snapshot_timestamp_ms=5, snapshot_write_pointer=1000)
 
 
-def after(wall_ms: int, running_ms: int, boot_id: str = "boot") -> ClockAnchor:
+def after(wall_ms: int, monotonic_ms: int, boot_id: str = "boot") -> ClockAnchor:
     """A reading that far from ANCHOR."""
-    return ClockAnchor(ANCHOR.wall_ms + wall_ms, ANCHOR.running_ms + running_ms, boot_id)
+    return ClockAnchor(ANCHOR.wall_ms + wall_ms, ANCHOR.monotonic_ms + monotonic_ms, boot_id)
 
 
 def test_given_a_clock_when_read_then_all_of_it_is_remembered() -> None:
-    assert read_clocks(ManualClock(7, running_ms=8, boot_id="nine")) == ClockAnchor(7, 8, "nine")
+    assert read_clocks(ManualClock(7, monotonic_ms=8, boot_id="nine")) == ClockAnchor(7, 8, "nine")
 
 
 # --- the clock within a boot -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ahead_ms", [-ALLOWANCE_MS, 0, 1, ALLOWANCE_MS])
-def test_s7_given_wall_time_near_running_time_when_checked_then_nothing_is_wrong(ahead_ms: int) -> None:
+def test_s7_given_wall_time_near_monotonic_time_when_checked_then_nothing_is_wrong(ahead_ms: int) -> None:
     assert check_clock(ANCHOR, after(60_000 + ahead_ms, 60_000), ALLOWANCE_MS) is None
 
 
@@ -126,11 +126,11 @@ def test_s7_given_the_same_boot_when_more_than_a_week_has_passed_honestly_then_n
 
 
 @pytest.mark.parametrize("step_ms", [-10_000, 0, 10_000])
-def test_given_a_boot_that_goes_on_when_remembered_then_wall_time_moves_with_running_time_alone(step_ms: int) -> None:
+def test_given_a_boot_that_goes_on_when_remembered_then_wall_time_moves_with_monotonic_time_alone(step_ms: int) -> None:
     assert next_anchor(ANCHOR, after(60_000 + step_ms, 60_000)) == after(60_000, 60_000)
 
 
-def test_given_a_boot_that_goes_on_when_time_is_measured_then_it_is_running_time_that_counts() -> None:
+def test_given_a_boot_that_goes_on_when_time_is_measured_then_it_is_monotonic_time_that_counts() -> None:
     assert measured(ANCHOR, after(60_000 - 3_600_000, 60_000)) == after(60_000, 60_000)
     assert measured(None, ANCHOR) == ANCHOR
     assert measured(ANCHOR, after(0, 0, "another")) == after(0, 0, "another")

@@ -20,7 +20,7 @@ class Place:
     def __init__(self) -> None:
         self.store, self.side = MemoryStore(), MemorySide()
         self.state: State = SqliteState.in_memory()
-        self.clock = ManualClock(NOW_MS, running_ms=DAY)
+        self.clock = ManualClock(NOW_MS, monotonic_ms=DAY)
 
     def topic(self, name: str, *, ttl_seconds: int = 60, **given: Any) -> Topic:
         """A topic of the default namespace."""

@@ -165,7 +165,7 @@ def test_given_claims_when_counted_then_they_are_paid_for(place: Place) -> None:
     read(place, orders, READ_NONE)
     claim(place, orders, [(NOW_MS + at, IN_PROGRESS, 1) for at in range(4)])
     counter(place, rate=1).step()
-    assert place.clock.running_ms() - DAY == 5 * SECOND
+    assert place.clock.monotonic_ms() - DAY == 5 * SECOND
 
 
 def test_given_a_damaged_claim_when_counted_then_the_other_topics_are(
@@ -293,9 +293,9 @@ def test_given_a_budget_that_is_shared_when_counted_then_all_together_keep_it(pl
     read(place, orders, READ_NONE)
     pacer = Pacer(100, place.clock)
     counter(place, pacer=pacer).step()
-    assert place.clock.running_ms() - DAY == 5 * SECOND
+    assert place.clock.monotonic_ms() - DAY == 5 * SECOND
     pacer.pay(100)
-    assert place.clock.running_ms() - DAY == 6 * SECOND
+    assert place.clock.monotonic_ms() - DAY == 6 * SECOND
 
 
 def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(place: Place) -> None:
@@ -305,7 +305,7 @@ def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(pla
     waits: list[int] = []
 
     def ending() -> None:
-        waits.append(place.clock.running_ms())
+        waits.append(place.clock.monotonic_ms())
         if len(waits) == 7:
             raise StopRequested("it ends.")
 

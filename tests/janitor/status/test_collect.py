@@ -46,7 +46,7 @@ def test_given_a_run_when_looked_at_then_it_is_the_last_one_and_its_figures_are_
     assert (status.last_run.id, status.last_run.expired, status.last_run.result) == (report.id, 1, "done")
     assert (status.heartbeat_ms, status.adopted_ms) == (NOW_MS, NOW_MS)
     assert status.last_success_ms == {"message": NOW_MS, "payload": NOW_MS}
-    assert status.skew_seconds == {"running_time": 0.0}
+    assert status.skew_seconds == {"monotonic": 0.0}
 
 
 def test_given_a_shortened_ttl_when_looked_at_then_what_is_held_is_there_with_the_command_and_the_end() -> None:
@@ -111,7 +111,7 @@ def test_given_a_stale_snapshot_when_looked_at_then_it_says_so() -> None:
 
 
 def test_given_a_claim_when_looked_at_then_it_is_there_until_the_clock_is_set_back_before_it() -> None:
-    rig = janitor(MemoryStore(), clock=ManualClock(NOW_MS, running_ms=DAY))
+    rig = janitor(MemoryStore(), clock=ManualClock(NOW_MS, monotonic_ms=DAY))
     rig.engine.run_once(adopt=True)
     bound = seen(rig).boundary.bound
     assert bound is not None

@@ -50,7 +50,7 @@ class Cellar:
 
 
 def test_given_an_archive_when_rows_go_then_they_are_in_it(tmp_path: Path) -> None:
-    store, clock = MemoryStore(), ManualClock(NOW_MS, running_ms=DAY)
+    store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - HOUR, NOW_MS - 2 * MINUTE, NOW_MS, body=b"precious")
     rig = janitor(store, clock=clock, archive=ParquetArchive(tmp_path, clock))

@@ -229,7 +229,7 @@ def test_given_messages_with_a_ttl_of_their_own_when_their_topic_is_held_then_th
 
 
 def test_given_a_server_and_a_janitor_when_time_passes_then_what_is_shown_is_what_is_there(store: Store) -> None:
-    clock, side = ManualClock(NOW_MS, running_ms=DAY), MemorySide()
+    clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     shop = Shop(store, side)
     orders = shop.orders
     with MessagingService(

@@ -67,7 +67,7 @@ def test_given_messages_with_a_ttl_of_their_own_when_their_moment_comes_then_the
 
 
 def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both_say_so_at_once(store: Store) -> None:
-    clock, side = ManualClock(NOW_MS, running_ms=DAY), MemorySide()
+    clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     with MessagingService(store, clock, side=side) as service:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         rig = janitor(store, clock=clock, side=side)

@@ -124,7 +124,7 @@ def test_given_a_long_run_when_it_shows_that_it_is_alive_then_that_is_written_do
     assert sorted({ms - NOW_MS for ms in beats if ms is not None}) == [0, 5_000, 10_000, 15_000]
 
 
-def test_given_a_wall_clock_that_is_set_back_when_alive_then_running_time_says_how_often(case: Case) -> None:
+def test_given_a_wall_clock_that_is_set_back_when_alive_then_monotonic_time_says_how_often(case: Case) -> None:
     case.permission.alive()
     case.clock.step(-3_600_000)
     case.clock.advance(HEARTBEAT_MS)
@@ -157,16 +157,16 @@ class Sleepy(ManualClock):
 def test_given_no_limit_when_paid_then_nothing_is_waited_for() -> None:
     clock = ManualClock(0)
     assert Pacer(None, clock).pay(10**9) == 0.0
-    assert clock.running_ms() == 0
+    assert clock.monotonic_ms() == 0
 
 
 def test_given_a_limit_when_a_batch_is_paid_then_the_wait_is_what_it_is_worth() -> None:
     clock = ManualClock(0)
     pacer = Pacer(1000, clock)
     assert pacer.pay(500) == 0.5
-    assert clock.running_ms() == 500
+    assert clock.monotonic_ms() == 500
     assert pacer.pay(2000) == 2.0
-    assert clock.running_ms() == 2500
+    assert clock.monotonic_ms() == 2500
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_given_batches_worth_less_than_the_clock_can_wait_when_many_are_paid_the
     pacer = Pacer(rate, clock)
     for _ in range(1000):
         pacer.pay(1)
-    assert clock.running_ms() == pytest.approx(1_000_000 / rate, rel=0.01)
+    assert clock.monotonic_ms() == pytest.approx(1_000_000 / rate, rel=0.01)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 2000)), min_size=1, max_size=20), st.integers(1, 10_000))
@@ -222,7 +222,7 @@ def test_given_any_batches_and_pauses_when_paid_then_the_rate_is_never_above_the
     for rows, pause_ms in batches:
         pacer.pay(rows)
         paid += rows
-        assert paid <= (clock.running_ms() + 1) * rate / 1000
+        assert paid <= (clock.monotonic_ms() + 1) * rate / 1000
         clock.advance(pause_ms)
 
 
@@ -230,7 +230,7 @@ class Standing(ManualClock):
     """Time stands still; what is slept is noted."""
 
     def __init__(self, now_ms: int = 0) -> None:
-        super().__init__(now_ms, running_ms=DAY)
+        super().__init__(now_ms, monotonic_ms=DAY)
         self.sleeps: list[float] = []
 
     def sleep(self, seconds: float) -> None:

@@ -71,7 +71,7 @@ class Core:
     """The core of a client.
 
     Args:
-        running: the monotonic clock, in seconds.
+        monotonic: the monotonic clock, in seconds.
         measure: the hook for publishes and polls; None: no hook.
     """
 
@@ -80,13 +80,13 @@ class Core:
         wire: Wire,
         retry: Retry,
         random: Random,
-        running: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = time.monotonic,
         measure: Measure | None = None,
     ) -> None:
         self.wire = wire
         self._measure = measure
         self.random = random
-        self.running = running
+        self.monotonic = monotonic
         self._retry = retry
         self._stop = wire.stop()
         self._limit_seconds: float | None = None
@@ -159,11 +159,11 @@ class Core:
         self, operation: Literal["publish", "poll"], call: Call[Any]
     ) -> Iterator[Callable[[int, int], None]]:
         """Report a request that fails in the block to the hook; call the yielded function after a success."""
-        began = self.running()
+        began = self.monotonic()
         done: list[float] = []
 
         def tell(messages: int, size: int, error: str = "") -> None:
-            seconds = (done[0] if done else self.running()) - began
+            seconds = (done[0] if done else self.monotonic()) - began
             measure = self._measure
             if measure is not None:
                 try:
@@ -177,7 +177,7 @@ class Core:
             tell(0, 0, type(error).__name__)
             raise
         finally:
-            done.append(self.running())
+            done.append(self.monotonic())
 
     async def repeat(self, attempt: Callable[[float | None], Coroutine[Any, Any, T]], *, again: bool) -> T:
         """Repeat an attempt as often as :class:`Retry` allows, within the time limit.
@@ -187,15 +187,15 @@ class Core:
             again: whether to repeat it also after an unknown outcome.
         """
         known = (*NOT_DONE, *UNKNOWN) if again else NOT_DONE
-        ends = None if self._limit_seconds is None else self.running() + self._limit_seconds
+        ends = None if self._limit_seconds is None else self.monotonic() + self._limit_seconds
         unknown: TmsError | None = None
         for failures in count(1):
             try:
-                return await attempt(None if ends is None else max(_SHORTEST_SECONDS, ends - self.running()))
+                return await attempt(None if ends is None else max(_SHORTEST_SECONDS, ends - self.monotonic()))
             except known as error:
                 seconds = self._retry.pause_seconds(failures, self.random, asked_seconds(error))
                 unknown = error if isinstance(error, UNKNOWN) else unknown
-                if not self._retry.again(failures) or (ends is not None and self.running() + seconds >= ends):
+                if not self._retry.again(failures) or (ends is not None and self.monotonic() + seconds >= ends):
                     if unknown is not None and unknown is not error:
                         # This attempt did nothing, but an earlier attempt may have. The caller must not repeat it.
                         raise unknown from error

@@ -123,7 +123,7 @@ class Options:
         hook: a context manager around each attempt to send a request (:mod:`tms_core.client.protocol.endpoint`).
         measure: called with the result of each publish and each poll, in its thread or event loop.
         random: the source of randomness for pauses.
-        running: the monotonic clock, in seconds.
+        monotonic: the monotonic clock, in seconds.
     """
 
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -134,7 +134,7 @@ class Options:
     hook: Hook = field(default=no_hook, repr=False)
     measure: Measure | None = field(default=None, repr=False)
     random: Random = field(default_factory=Random, repr=False, compare=False)
-    running: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
+    monotonic: Callable[[], float] = field(default=time.monotonic, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -67,13 +67,13 @@ class _Background:
     async def _repeat(self, batch: MessageBatch) -> None:
         """Publish a batch; try again for ``Buffer.delivery_seconds``, and once more after that time."""
         retry, core = self._buffer.retry, self._core
-        ends, number = core.running() + self._buffer.delivery_seconds, next(core.turns)
+        ends, number = core.monotonic() + self._buffer.delivery_seconds, next(core.turns)
 
         async def send(topic: TopicId) -> None:
             await core.send(calls.publish(topic, batch.payloads, batch.ttl_seconds))
 
         for failures in count(1):
-            last = core.running() >= ends
+            last = core.monotonic() >= ends
             try:
                 await to_partition(core, batch.topic, number, send)
                 break
@@ -82,7 +82,7 @@ class _Background:
                     raise
                 self._waiting.retries += 1
                 pause = retry.pause_seconds(failures, core.random, asked_seconds(error))
-                await self._stop.wait(min(pause, max(0.0, ends - core.running())))
+                await self._stop.wait(min(pause, max(0.0, ends - core.monotonic())))
 
     def _tell(self, fates: Sequence[Fate]) -> None:
         """Call the callbacks with the outcomes of messages; an error of a callback does not affect other messages."""

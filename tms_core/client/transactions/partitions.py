@@ -240,7 +240,7 @@ class Rotation:
         self._stale |= {top for top, layout in self._layouts.items() if layout is not None}
 
     async def _list(self) -> None:
-        now = self._core.running()
+        now = self._core.monotonic()
         if self._pattern is not None and (self._listed is None or now - self._listed >= _LISTED_SECONDS):
             self._listed = now
             namespace = self._pattern.partition(":")[0]

@@ -103,7 +103,7 @@ class Quotas:
         """Return the current usage of a principal; it holds at most the bytes of one second, so quiet time saves
         nothing.
         """
-        now_ms, rate = self._clock.running_ms(), quota.bytes_per_second or 0
+        now_ms, rate = self._clock.monotonic_ms(), quota.bytes_per_second or 0
         use = self._uses.get(principal)
         if use is None:
             use = self._uses[principal] = _Use(0, rate, now_ms)

@@ -161,7 +161,7 @@ class Leadership:
 
     def doubt(self) -> None:
         """Note a failed write, which may still be under way."""
-        self._failed_ms = self._clock.running_ms()
+        self._failed_ms = self._clock.monotonic_ms()
 
     # -- for the thread that watches the lease ------------------------------------------------------------------------
 
@@ -239,7 +239,7 @@ class Leadership:
             # decreased. Therefore `_failed_ms` is final below.
             if self._writes or not self._ending:
                 return
-        now_ms = self._clock.running_ms()
+        now_ms = self._clock.monotonic_ms()
         failed_since_ms = REACH_MS if self._failed_ms is None else now_ms - self._failed_ms
         if failed_since_ms < self._delay_ms:
             # A failed write may still reach HBase. Keep the lease for the delay, as the next leader would wait.
@@ -251,7 +251,7 @@ class Leadership:
     def _won(self) -> None:
         former = self._lease.seen
         is_free = former is None or not former.holder
-        self._began_ms = self._clock.running_ms() + (0 if is_free else self._delay_ms)
+        self._began_ms = self._clock.monotonic_ms() + (0 if is_free else self._delay_ms)
         logger.info(
             "this server has the lease, number %d, and leads %s", self._lease.fence, _when(is_free, self._delay_ms)
         )
@@ -267,7 +267,7 @@ class Leadership:
         return term is not None and term.fence == self._lease.fence and self._lease.left_ms > 0
 
     def _may_begin(self) -> bool:
-        return self._lease.held and self._lease.left_ms > 0 and self._clock.running_ms() >= self._began_ms
+        return self._lease.held and self._lease.left_ms > 0 and self._clock.monotonic_ms() >= self._began_ms
 
     def _begin(self, prepare: Callable[[], bool]) -> None:
         former = self._former()

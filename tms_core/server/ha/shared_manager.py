@@ -147,7 +147,7 @@ class SharedManager:
     def _found(self) -> OtherService:
         """Return the service of the leader; look for it again after ``LOOK_SECONDS``."""
         with self._lock:
-            now_ms = self._clock.running_ms()
+            now_ms = self._clock.monotonic_ms()
             if self._other is not None and now_ms - self._looked_ms < LOOK_SECONDS * 1000:
                 return self._other
             try:

@@ -310,7 +310,7 @@ class RequestMiddleware:
         self._loopback = loopback
         self._access_log = access_log
         self._seldom = SeldomLogger(logger)
-        self._bounded = BoundedAudit((clock or SystemClock()).running_ms)
+        self._bounded = BoundedAudit((clock or SystemClock()).monotonic_ms)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()

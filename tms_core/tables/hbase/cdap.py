@@ -67,7 +67,7 @@ class CdapWatch:
         If it cannot be found out now, that is an obstacle, too.
         """
         with self._lock:
-            now_ms = self._clock.running_ms()
+            now_ms = self._clock.monotonic_ms()
             if self._checked_ms is None or now_ms - self._checked_ms >= REMEMBERED_MS:
                 try:
                     self._found = (*self._pruning(), *self._observers())

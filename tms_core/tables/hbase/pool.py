@@ -184,7 +184,7 @@ class HBasePool:
     def _reused(self) -> tuple[_ThriftServer, ThriftConnection] | None:
         """Return a connection that rested and is well; failed connections are closed on the way."""
         while True:
-            now_ms = self._clock.running_ms()
+            now_ms = self._clock.monotonic_ms()
             with self._lock:
                 if not self._idle:
                     return None
@@ -212,14 +212,14 @@ class HBasePool:
         raise failure
 
     def _by_preference(self) -> list[_ThriftServer]:
-        now_ms = self._clock.running_ms()
+        now_ms = self._clock.monotonic_ms()
         with self._lock:
             return sorted(
                 self._servers, key=lambda server: (max(0, server.avoid_until_ms - now_ms), server.connections)
             )
 
     def _avoid(self, server: _ThriftServer) -> None:
-        now_ms = self._clock.running_ms()
+        now_ms = self._clock.monotonic_ms()
         with self._lock:
             server.failures += 1
             pause_ms = min(AVOID_AT_MOST_MS, AVOID_MS << min(server.failures - 1, 16))
@@ -231,7 +231,7 @@ class HBasePool:
             self._failed_ms = now_ms
 
     def _refuse_in_the_dark(self) -> None:
-        now_ms = self._clock.running_ms()
+        now_ms = self._clock.monotonic_ms()
         with self._lock:
             if self._dark_since_ms is None or any(now_ms >= server.avoid_until_ms for server in self._servers):
                 return
@@ -244,7 +244,7 @@ class HBasePool:
             )
 
     def _give_back(self, server: _ThriftServer, wire: ThriftConnection) -> None:
-        now_ms = self._clock.running_ms()
+        now_ms = self._clock.monotonic_ms()
         with self._lock:
             server.failures = server.avoid_until_ms = 0
             self._dark_since_ms = None

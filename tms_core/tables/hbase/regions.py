@@ -74,7 +74,7 @@ class Regions:
         except StoreError:
             # They are deleted all the same; that their space comes back a week later is no failure.
             return
-        when = self._clock.running_ms() // _TOGETHER_MS
+        when = self._clock.monotonic_ms() // _TOGETHER_MS
         with self._lock:
             if not self._starts:
                 return
@@ -92,11 +92,11 @@ class Regions:
         self._settle()
         if max(self._in_files.values(), default=0) < WORTHWHILE_ROWS:
             return
-        began_ms = self._clock.running_ms()
+        began_ms = self._clock.monotonic_ms()
         regions = self._read()
         self._settle()
         for region in regions:
-            if self._clock.running_ms() - began_ms > LONGEST_MS:
+            if self._clock.monotonic_ms() - began_ms > LONGEST_MS:
                 return
             start, there = region["start_key"], KeyRange(region["start_key"], region["end_key"] or None)
             if not any(_meet(there, other) for other in ranges):
@@ -132,7 +132,7 @@ class Regions:
 
     def _settle(self) -> None:
         """Count the rows that must be in files by now, in the present regions."""
-        flushed = (self._clock.running_ms() - FLUSHED_MS) // _TOGETHER_MS
+        flushed = (self._clock.monotonic_ms() - FLUSHED_MS) // _TOGETHER_MS
         with self._lock:
             for start, when in [key for key in self._recent if key[1] < flushed]:
                 self._in_files[start] += self._recent.pop((start, when))
@@ -140,10 +140,10 @@ class Regions:
                 self._in_files[self._starts[bisect_right(self._starts, start) - 1]] += self._in_files.pop(start)
 
     def _wait(self) -> None:
-        now_ms = self._clock.running_ms()
+        now_ms = self._clock.monotonic_ms()
         if self._asked_ms is not None and now_ms - self._asked_ms < PAUSE_SECONDS * 1000:
             self._clock.sleep(PAUSE_SECONDS - (now_ms - self._asked_ms) / 1000)
-        self._asked_ms = self._clock.running_ms()
+        self._asked_ms = self._clock.monotonic_ms()
 
 
 def _by_region(starts: list[bytes], rows: Sequence[bytes]) -> Counter[bytes]:

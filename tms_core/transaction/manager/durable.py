@@ -207,7 +207,7 @@ class DurableState:
         if not state.write_pointer:
             state.write_pointer = state.read_pointer = self._clock.right_ms() * TX_PER_MS
         state.recovered_pointer = state.write_pointer
-        state.set_deadlines(self._clock.right_ms(), self._clock.running_ms())
+        state.set_deadlines(self._clock.right_ms(), self._clock.monotonic_ms())
         logger.info(
             "recovered: %d write pointers in progress, %d invalid transactions",
             len(state.in_progress),

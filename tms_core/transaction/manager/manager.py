@@ -467,7 +467,7 @@ class TransactionManager(DurableState):
             The number of invalidated pointers, including checkpoints.
         """
         with self.deciding() as state:
-            late = state.expired(self._clock.running_ms())
+            late = state.expired(self._clock.monotonic_ms())
             for pointer in late:
                 # A checkpoint is invalidated with its transaction; an orphaned checkpoint needs an edit of its own.
                 if state.in_progress[pointer].type is not InProgressType.CHECKPOINT or state.is_orphan(pointer):
@@ -506,7 +506,7 @@ class TransactionManager(DurableState):
                 type=kind,
             )
         )
-        state.deadlines[transaction.transaction_id] = self._clock.running_ms() + timeout_ms
+        state.deadlines[transaction.transaction_id] = self._clock.monotonic_ms() + timeout_ms
         state.clients[transaction.transaction_id] = client[:MAX_CLIENT_CHARACTERS]
         return transaction
 

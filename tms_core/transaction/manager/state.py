@@ -106,12 +106,12 @@ class ManagerState:
         is_checkpoint = entry.type is InProgressType.CHECKPOINT
         return is_checkpoint and not any(pointer in parent.checkpoints for parent in self.in_progress.values())
 
-    def expired(self, running_ms: int) -> list[int]:
-        """Return the pointers whose time is over, by the machine's running time."""
-        return [pointer for pointer in self.in_progress if running_ms > self.deadlines[pointer]]
+    def expired(self, monotonic_ms: int) -> list[int]:
+        """Return the pointers whose time is over, by the machine's monotonic clock."""
+        return [pointer for pointer in self.in_progress if monotonic_ms > self.deadlines[pointer]]
 
-    def set_deadlines(self, now_ms: int, running_ms: int) -> None:
-        """Have what another process started, or this one before its log failed, time out by this one's running time.
+    def set_deadlines(self, now_ms: int, monotonic_ms: int) -> None:
+        """Have what another process started, or this one before its log failed, time out by the monotonic clock.
 
         The clock may have been set back since a transaction was started. That gives it no more time than it had then.
         """
@@ -122,7 +122,7 @@ class ManagerState:
                 # The clock was set back before the start, and ids go on above those given before: they tell no time.
                 started_ms = now_ms
             left_ms = max(0, entry.expiration_ms - max(now_ms, started_ms))
-            self.deadlines.setdefault(pointer, running_ms + left_ms)
+            self.deadlines.setdefault(pointer, monotonic_ms + left_ms)
 
     # --- what happened -----------------------------------------------------------------------------------------------
 

@@ -168,7 +168,7 @@ class TransactionService:
         #: Those that have not had an answer yet.
         self._new: set[asyncio.Task[None]] = set()
         self._seldom = SeldomLogger(logger)
-        self._bounded = BoundedAudit(SystemClock().running_ms)
+        self._bounded = BoundedAudit(SystemClock().monotonic_ms)
         #: Slows down those who show a wrong token, or none.
         self.failed = FailedAttempts(SystemClock(), min(MOST_WAITING, _most_connections() // 10))
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
