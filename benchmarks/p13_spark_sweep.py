@@ -35,7 +35,7 @@ from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.session import session
 from janitor.spark.sweep.engine import Sender, SparkSender, cutter, spark_engine
-from janitor.spark.sweep.task import StoreGround
+from janitor.spark.sweep.task import StoreEnvironment
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.state.sqlite.state import SqliteState
@@ -94,10 +94,10 @@ def of_spark(spark: SparkSession, path: Path) -> Iterator[Engine]:
     @contextmanager
     def looking() -> Iterator[Sender]:
         with still(path, path.with_name("state")) as copied:
-            yield SparkSender(spark, StoreGround(access.at(copied)))
+            yield SparkSender(spark, StoreEnvironment(access.at(copied)))
 
     with LevelDBStore(path) as store, SqliteState.in_memory() as state:
-        yield on_spark(store, state, SparkSender(spark, StoreGround(access)), access, looking=looking)
+        yield on_spark(store, state, SparkSender(spark, StoreEnvironment(access)), access, looking=looking)
 
 
 def on_spark(store: Store, state: State, sender: Sender, access: Access, **options: Any) -> Engine:
@@ -152,7 +152,7 @@ def in_hbase(spark: SparkSession) -> tuple[float, float]:
                         ) as store,
                         HBaseState(HBaseSettings(thrift=(running.thrift,), namespace=namespace)) as state,
                     ):
-                        sender = SparkSender(spark, StoreGround(access))
+                        sender = SparkSender(spark, StoreEnvironment(access))
                         made = (
                             on_spark(store, state, sender, access)
                             if tasks

@@ -14,7 +14,7 @@ from janitor.report import Report
 from janitor.run.engine import Engine
 from janitor.spark.access import Access
 from janitor.spark.sweep.engine import Sender, SparkSender, cutter, spark_engine
-from janitor.spark.sweep.task import StoreGround
+from janitor.spark.sweep.task import StoreEnvironment
 from janitor.state.base import State
 from tms_core.clock import Clock
 from tms_core.tables.base import Reads
@@ -34,7 +34,7 @@ class SessionOnSpark(Session):
         access = Access(self.settings)
         return spark_engine(
             self.deps(store, state, source=source, **options),
-            sender=SparkSender(self._spark, StoreGround(access)),
+            sender=SparkSender(self._spark, StoreEnvironment(access)),
             cut=cutter(access, self._partitions, state.counts),
             looking=self._reading_tasks if access.is_leveldb else None,
         )
@@ -43,7 +43,7 @@ class SessionOnSpark(Session):
     def _reading_tasks(self) -> Iterator[Sender]:
         """Tasks that read the LevelDB store as it is now, while this process has it open."""
         with still(self.settings.storage.leveldb.path, self.state_path) as copied:
-            yield SparkSender(self._spark, StoreGround(Access(self.settings).at(copied)))
+            yield SparkSender(self._spark, StoreEnvironment(Access(self.settings).at(copied)))
 
     def preview(self, patterns: tuple[str, ...]) -> Report:
         """What a run would do, by an engine that cannot write."""

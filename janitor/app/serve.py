@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from janitor.app.backup import back_up, folders_of
 from janitor.app.session import Session, ending
-from janitor.control.api import Behind, Observers, greeting
+from janitor.control.api import ControlBackend, Observers, greeting
 from janitor.control.server import ControlServer
 from janitor.daemon.daemon import Daemon, DaemonPlan, Job
 from janitor.daemon.schedule import Schedule
@@ -278,7 +278,7 @@ def _answer(
     who = greeting(store.identity(), current.digest)
     saves = partial(back_up, folders_of(current.settings), store=store, side=side)
     saving = saves if current.settings.storage.kind == "leveldb" else None
-    control = ControlServer(current.state_path, Behind(daemon, reader, daemon, who, observers, page, saving))
+    control = ControlServer(current.state_path, ControlBackend(daemon, reader, daemon, who, observers, page, saving))
     try:
         control.start()
         stack.callback(control.stop)

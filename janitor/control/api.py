@@ -57,7 +57,7 @@ WAITING = frozenset({"adopt", "apply", "restore"})
 logger = logging.getLogger(__name__)
 
 
-class Asks(Protocol):
+class ReadEngine(Protocol):
     """Questions: nothing in the store is changed by them (:class:`~janitor.run.questions.Questions`)."""
 
     def plan(
@@ -77,7 +77,7 @@ class Asks(Protocol):
     def restorable(self, folder: Path, request: Request) -> Restored: ...
 
 
-class Decides(Protocol):
+class OperatorCommands(Protocol):
     """Decisions of an operator, and what may write because of them."""
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]: ...
@@ -91,11 +91,11 @@ class Decides(Protocol):
     def restore(self, folder: Path, request: Request) -> Restored: ...
 
 
-class AnyEngine(Asks, Decides, Protocol):
+class AnyEngine(ReadEngine, OperatorCommands, Protocol):
     """All of it: an engine of this process, or of another one."""
 
 
-class Decider(Decides, Protocol):
+class Decider(OperatorCommands, Protocol):
     """What decides in the process that holds the store: its engine, or something before that."""
 
     def at_work(self) -> bool:
@@ -141,10 +141,10 @@ def methods(kind: type) -> frozenset[str]:
 
 
 #: What changes something: the decisions, and a sweep before its time.
-DECISIONS = methods(Decides) | {"back_up", "sweep_now"}
+DECISIONS = methods(OperatorCommands) | {"back_up", "sweep_now"}
 
 #: Makes an engine for one question, given who watches it and what ends it.
-MakeReader = Callable[[Observer, Callable[[], bool]], Asks]
+MakeReader = Callable[[Observer, Callable[[], bool]], ReadEngine]
 
 
 class Observers:
@@ -175,7 +175,7 @@ class Observers:
             del self._asking.observer
 
 
-class Behind(NamedTuple):
+class ControlBackend(NamedTuple):
     """What stands behind the socket.
 
     Attributes:
@@ -202,7 +202,7 @@ def greeting(store: str, settings: str) -> Greeting:
     return Greeting(metadata.version("tms-janitor"), os.getpid(), store, settings)
 
 
-def answer(behind: Behind, method: str, body: bytes, observe: Observer, gone: Event) -> Any:
+def answer(behind: ControlBackend, method: str, body: bytes, observe: Observer, gone: Event) -> Any:
     """Return the result of a question, as JSON values.
 
     Args:
@@ -227,15 +227,15 @@ def answer(behind: Behind, method: str, body: bytes, observe: Observer, gone: Ev
             f"{asked.get('protocol')}.",
             "Use one version for both: start the one that holds the store anew.",
         )
-    if method in methods(Asks):
+    if method in methods(ReadEngine):
         reader = behind.make_reader(observe, gone.is_set)
-        return _call(reader, Asks, method, arguments)
-    if method in methods(Decides):
+        return _call(reader, ReadEngine, method, arguments)
+    if method in methods(OperatorCommands):
         return _decide(behind, method, arguments, observe, gone)
     return _serve(behind, method, arguments)
 
 
-def _serve(behind: Behind, method: str, arguments: Mapping[str, Any]) -> Any:
+def _serve(behind: ControlBackend, method: str, arguments: Mapping[str, Any]) -> Any:
     """Answer what the process does itself, without an engine."""
     if method == "hello":
         return values.pack(behind.greeting)
@@ -252,13 +252,13 @@ def _serve(behind: Behind, method: str, arguments: Mapping[str, Any]) -> Any:
     raise not_understood(f"there is no method {method}")
 
 
-def _decide(behind: Behind, method: str, arguments: Mapping[str, Any], observe: Observer, gone: Event) -> Any:
+def _decide(behind: ControlBackend, method: str, arguments: Mapping[str, Any], observe: Observer, gone: Event) -> Any:
     """Let the engine that writes do something; once started, it is finished even if the client goes away."""
     if method in WAITING:
         _wait(behind.decider, observe, gone)
     logger.info("%s was asked for through the control socket", method)
     with behind.observers.joined(observe):
-        result = _call(behind.decider, Decides, method, arguments)
+        result = _call(behind.decider, OperatorCommands, method, arguments)
     behind.views.refresh_status()
     return result
 

@@ -33,7 +33,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from janitor.control import api, values
-from janitor.control.api import Behind
+from janitor.control.api import ControlBackend
 from janitor.report import EXPECTED
 from tms_core.errors import ArchiveError, StateBusy, StateError, StopRequested, StoreBusy, StoreError, TmsError
 from tms_core.logs import audit
@@ -74,7 +74,7 @@ class ControlServer:
     def __init__(
         self,
         folder: Path,
-        behind: Behind,
+        behind: ControlBackend,
         *,
         request_seconds: int = REQUEST_SECONDS,
         pulse_seconds: float = PULSE_SECONDS,

@@ -22,7 +22,7 @@ from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
 from janitor.state.figures import HELD, SNAPSHOT, GuardNote, HeldRows, SnapshotRead
 from janitor.state.records import Mode, Note
 from janitor.state.topic_history import save_topics
-from janitor.sweep.ledger import Sums, untold
+from janitor.sweep.ledger import Sums, open_announcements
 from janitor.sweep.outcome import Outcome, ledger_entries
 from janitor.sweep.run import Run
 from tms_core.clock import Clock
@@ -266,7 +266,7 @@ def _taken_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry
     usable = run.ready.tx.usable
     taken = ledger_entries(outcome, run.id, usable.timestamp_ms if usable else None)
     own = [entry for entry in state.intents() if entry.run_id == run.id]
-    return taken + untold(own, taken)
+    return taken + open_announcements(own, taken)
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------

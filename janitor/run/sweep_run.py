@@ -23,7 +23,7 @@ from janitor.state.ids import BATCH_IDS
 from janitor.state.records import LINEAGE, OpenIdRecord
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.executor import Pacer, Permission, StoreExecutor
-from janitor.sweep.ledger import Booking, Ledger
+from janitor.sweep.ledger import Ledger, LedgerSums
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import Part, SearchScope
@@ -195,7 +195,7 @@ class SweepRun:
             Pacer(deps.terms.rows_per_second, deps.clock, self._permission.alive),
             Ledger(deps.state, deps.clock, run.id, usable.timestamp_ms if usable else None),
             deps.archive.begin(run.id, run.transactions) if deps.archive else None,
-            Booking(partial(record.book, deps.state, run.id), deps.clock),
+            LedgerSums(partial(record.book, deps.state, run.id), deps.clock),
         )
 
     def _sync(self) -> None:

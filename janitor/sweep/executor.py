@@ -24,8 +24,8 @@ from typing import Protocol, cast
 from janitor.rules.policy import Rule
 from janitor.state.base import Pause, State
 from janitor.sweep.compaction import DeletedRanges
-from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, Counted, Done, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import Booking, Ledger
+from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, DeletionCount, Done, Due, Finding, Invalid, Read
+from janitor.sweep.ledger import Ledger, LedgerSums
 from janitor.sweep.run import TopicWork
 from tms_core.clock import Clock
 from tms_core.errors import ArchiveError, StopRequested, StoreError
@@ -186,7 +186,7 @@ class Executor(Protocol):
         """
         ...
 
-    def pay(self, taken: Counted) -> None:
+    def pay(self, taken: DeletionCount) -> None:
         """Called after rows were deleted or inverted; waits until they are within the rate.
 
         Raises:
@@ -249,7 +249,7 @@ class DryRun:
             case _:
                 return NOTHING_DONE
 
-    def pay(self, taken: Counted) -> None:
+    def pay(self, taken: DeletionCount) -> None:
         """Reading costs nothing."""
 
 
@@ -275,7 +275,7 @@ class StoreExecutor:
         pacer: Pacer,
         ledger: Ledger,
         keeper: Keeper | None = None,
-        booking: Booking | None = None,
+        booking: LedgerSums | None = None,
     ) -> None:
         self._metadata = metadata
         self._permission = permission
@@ -294,7 +294,7 @@ class StoreExecutor:
             self.deleted.no_more("message")
         self._permission.alive()
 
-    def pay(self, taken: Counted) -> None:
+    def pay(self, taken: DeletionCount) -> None:
         if self._booking is not None:
             self._booking.add(taken)
         self._pacer.pay(taken.rows)

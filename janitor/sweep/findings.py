@@ -96,7 +96,7 @@ class Untouchable:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ExpiredMessages:
     """Messages with a ttl of their own whose rows a range has taken."""
 
     expiries: Sequence[Expiry]
@@ -135,13 +135,13 @@ class Unreadable:
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class ReachedKey:
     """All before this key was gone through, apart from topics that were left undone."""
 
     key: bytes
 
 
-Finding = Due | Invalid | Kept | Untouchable | Gone | Read | Failed | Unreadable | Reached
+Finding = Due | Invalid | Kept | Untouchable | ExpiredMessages | Read | Failed | Unreadable | ReachedKey
 
 
 class Done(NamedTuple):
@@ -170,7 +170,7 @@ NOTHING_DONE = Done()
 MOVED, WITHHELD = Done(stop="moved"), Done(stop="withheld")
 
 
-class Counted(NamedTuple):
+class DeletionCount(NamedTuple):
     """Deletions by one rule; Metrics do not count ``size_bytes`` of inversions."""
 
     table: DataTable

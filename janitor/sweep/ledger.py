@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 from janitor.report import DataTable
 from janitor.rules.policy import Rule
 from janitor.state.base import LedgerEntry, State
-from janitor.sweep.findings import Batch, Counted, Invalid
+from janitor.sweep.findings import Batch, DeletionCount, Invalid
 from janitor.sweep.run import TopicWork
 from tms_core.clock import Clock
 from tms_core.errors import StateError
@@ -62,7 +62,7 @@ class LedgerKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class DeletedRows:
     """Rows that went, between two keys.
 
     Attributes:
@@ -77,8 +77,8 @@ class Taken:
     oldest_ms: int | None
     newest_ms: int | None
 
-    def __add__(self, other: Taken) -> Taken:
-        return Taken(
+    def __add__(self, other: DeletedRows) -> DeletedRows:
+        return DeletedRows(
             min(self.at_ms, other.at_ms),
             min(self.start, other.start),
             max(self.stop, other.stop),
@@ -124,13 +124,13 @@ class Ledger:
         with self._lock:
             # Parts of a store are swept side by side, so that a batch may begin before the one that was announced.
             if first < self._announced.get(key, b"\xff"):
-                taken = Taken(now_ms, first, stop, None, None, None)
+                taken = DeletedRows(now_ms, first, stop, None, None, None)
                 self._state.intend(ledger_entry(key, taken, self._run_id, self._snapshot_timestamp_ms))
                 self._announced[key] = first
         return now_ms
 
 
-class Booking:
+class LedgerSums:
     """The sums of one run; threads that sweep different parts of a store may share it.
 
     Args:
@@ -146,7 +146,7 @@ class Booking:
         self._failed = False
         self._lock = Lock()
 
-    def add(self, taken: Counted) -> None:
+    def add(self, taken: DeletionCount) -> None:
         """Add deletions, and write the sums if that is due."""
         with self._lock:
             rows, size_bytes = self._sums.get((taken.table, taken.rule), (0, 0))
@@ -177,7 +177,7 @@ def _furthest(work: TopicWork, batch: Batch) -> bytes:
     return generation_prefix(prefix, batch.generation + 1)
 
 
-def untold(announced: Iterable[LedgerEntry], taken: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+def open_announcements(announced: Iterable[LedgerEntry], taken: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     """Return the announcements of which no entry tells what became of them."""
     told = defaultdict(list)
     for entry in taken:
@@ -193,7 +193,7 @@ def _subject(entry: LedgerEntry) -> tuple[TopicId, int, str, str]:
     return entry.topic, entry.generation, entry.table, entry.rule
 
 
-def ledger_entry(key: LedgerKey, taken: Taken, run_id: str, snapshot_timestamp_ms: int | None) -> LedgerEntry:
+def ledger_entry(key: LedgerKey, taken: DeletedRows, run_id: str, snapshot_timestamp_ms: int | None) -> LedgerEntry:
     """Return one entry of the ledger."""
     return LedgerEntry(
         run_id=run_id,

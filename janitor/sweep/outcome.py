@@ -16,12 +16,12 @@ from janitor.state.base import LedgerEntry
 from janitor.state.figures import GuardNote
 from janitor.sweep.findings import (
     NOTHING_DONE,
-    Counted,
+    DeletionCount,
     Done,
     Due,
+    ExpiredMessages,
     Failed,
     Finding,
-    Gone,
     Invalid,
     Kept,
     Read,
@@ -30,7 +30,7 @@ from janitor.sweep.findings import (
     failed,
     times_of,
 )
-from janitor.sweep.ledger import LedgerKey, Taken, ledger_entry
+from janitor.sweep.ledger import DeletedRows, LedgerKey, ledger_entry
 from tms_core.errors import Interrupted, StoreError
 from tms_core.tables.base import KeyRange
 from tms_core.tables.side import Expiry
@@ -85,8 +85,8 @@ class Outcome:
     moved: set[bytes] = field(default_factory=set)
     expired: list[Expiry] = field(default_factory=list)
     found: list[KeyRange] = field(default_factory=list)
-    taken: dict[LedgerKey, Taken] = field(default_factory=dict)
-    unsure: list[tuple[LedgerKey, Taken]] = field(default_factory=list)
+    taken: dict[LedgerKey, DeletedRows] = field(default_factory=dict)
+    unsure: list[tuple[LedgerKey, DeletedRows]] = field(default_factory=list)
     write_failed: bool = False
     archive_error: str | None = None
     truncated: int = 0
@@ -96,7 +96,7 @@ class Outcome:
 
     # -- counting ------------------------------------------------------------------------------------------------------
 
-    def add(self, finding: Finding, done: Done = NOTHING_DONE) -> Counted | None:
+    def add(self, finding: Finding, done: Done = NOTHING_DONE) -> DeletionCount | None:
         """Count a finding, and what an executor did with it; return what is counted as deleted or inverted."""
         if isinstance(finding, Due | Invalid):
             return self._add_done(finding, done)
@@ -107,7 +107,7 @@ class Outcome:
                 self.scanned[finding.phase] += finding.rows
             case Untouchable():
                 self.keep_pointer(finding.pointer)
-            case Gone():
+            case ExpiredMessages():
                 self.expired += finding.expiries
             case Failed():
                 self._add_failed(finding)
@@ -124,7 +124,7 @@ class Outcome:
         """Note an invalid write pointer that has to stay as it is."""
         self.untouchable = pointer if self.untouchable is None else min(self.untouchable, pointer)
 
-    def _add_done(self, finding: Due | Invalid, done: Done) -> Counted | None:
+    def _add_done(self, finding: Due | Invalid, done: Done) -> DeletionCount | None:
         if done.found is not None:
             self.found.append(done.found)
         if done.stop is not None:
@@ -143,11 +143,11 @@ class Outcome:
         elif isinstance(finding, Due) and isinstance(done.error, StoreError) and done.at_ms is not None:
             keys = finding.batch.keys
             self.write_failed = True
-            taken = Taken(done.at_ms, keys[0], keys[-1] + b"\x00", None, None, None)
+            taken = DeletedRows(done.at_ms, keys[0], keys[-1] + b"\x00", None, None, None)
             self.unsure.append((LedgerKey.of(finding.work, finding.batch), taken))
             self._add_failed(failed(finding.batch.table, topic.prefix, done.error))
 
-    def _add_due(self, due: Due, done: Done) -> Counted | None:
+    def _add_due(self, due: Due, done: Done) -> DeletionCount | None:
         batch, size = due.batch, due.size_bytes
         topic = due.work.topic.topic
         if due.hold is None:
@@ -165,9 +165,9 @@ class Outcome:
             self.expired += [expiry for expiry in due.expiries if expiry.key in gone]
         if done.at_ms is not None:
             self._book(LedgerKey.of(due.work, batch), done.at_ms, batch.keys[0], batch.keys[-1], len(batch.keys), times)
-        return None if due.hold is not None else Counted(batch.table, batch.rule, len(batch.keys), size)
+        return None if due.hold is not None else DeletionCount(batch.table, batch.rule, len(batch.keys), size)
 
-    def _add_inverted(self, invalid: Invalid, done: Done) -> Counted | None:
+    def _add_inverted(self, invalid: Invalid, done: Done) -> DeletionCount | None:
         cells = done.cells
         if not cells:
             return None
@@ -182,7 +182,7 @@ class Outcome:
         self.pointers.setdefault(topic, set()).update(cell.pointer for cell in cells)
         if done.at_ms is not None:
             self._book(LedgerKey.of_invalid(invalid), done.at_ms, keys[0], keys[-1], len(keys), (oldest_ms, newest_ms))
-        return Counted("message", Rule.INVALID_TRANSACTION, len(keys), sum(map(len, keys)))
+        return DeletionCount("message", Rule.INVALID_TRANSACTION, len(keys), sum(map(len, keys)))
 
     def _add_kept(self, kept: Kept) -> None:
         self.keep(kept.reason, kept.rows)
@@ -204,7 +204,7 @@ class Outcome:
             self.failed[failed.prefix] = failed
 
     def _book(self, key: LedgerKey, at_ms: int, first: bytes, last: bytes, rows: int, times: tuple[int, int]) -> None:
-        taken = Taken(at_ms, first, last + b"\x00", rows, *times)
+        taken = DeletedRows(at_ms, first, last + b"\x00", rows, *times)
         known = self.taken.get(key)
         self.taken[key] = taken if known is None else known + taken
 

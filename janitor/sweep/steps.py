@@ -28,7 +28,7 @@ from typing import cast
 from janitor.rules.policy import Delete, Invert, Keep, Reason, Row, Rule, Verdict, decide
 from janitor.rules.ranges import Span, beyond, message_spans, newest_expired_pointer, payload_spans, topic_stop
 from janitor.rules.references import find_referenced, search_range, timeless_range
-from janitor.sweep.findings import Batch, Finding, Gone, Invalid, Kept, Reached, Read, Untouchable
+from janitor.sweep.findings import Batch, Finding, ExpiredMessages, Invalid, Kept, ReachedKey, Read, Untouchable
 from janitor.sweep.run import TopicWork
 from janitor.sweep.scan import Event, Part, SearchScope, Visit, allowed, batches, due, first, skip, topics
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, PayloadKey, generation_prefix, time_prefix
@@ -94,14 +94,14 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
         ):
             # A range has taken it.
             if isinstance(decision, Delete) and not work.waits and whole.run.limits is None:
-                yield Gone([expiry])
+                yield ExpiredMessages([expiry])
         elif isinstance(decision, Delete):
             free.append(expiry)
         elif decision == Keep(Reason.HELD):
             held.append(expiry)
     there, origin = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
     if gone := [expiry for expiry in free if expiry.key not in there]:
-        yield Gone(gone)
+        yield ExpiredMessages(gone)
     yield from _ttl_due(whole, work, [expiry for expiry in free if expiry.key in there], origin, held=False)
     if work.frontier.hold is not None and work.counts_held:
         yield from _ttl_due(whole, work, [expiry for expiry in held if expiry.key in there], origin, held=True)
@@ -163,7 +163,7 @@ def _payload_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator
     newest, prefix = None, work.topic.topic.prefix
     if prefix >= part.search.covered:
         # All topics before this one are done.
-        yield Reached(prefix)
+        yield ReachedKey(prefix)
     if not part.run.full or prefix < part.search.covered:
         newest = newest_expired_pointer(work.frontier, part.run.terms.lifetime.allowance_ms)
     for span in allowed(part, "payload", work, payload_spans(work.topic, work.frontier, newest)):
@@ -327,14 +327,14 @@ def _cells(part: Part, wanted: Want[list[TxCell]], begin: bytes, stop: bytes | N
         new = [cell for cell in page.items if cell[1] in invalid]
         if found and (len(found) + len(new) > part.run.terms.batch_rows or pages >= PAGES_TOGETHER):
             yield from _judged(part, found)
-            yield Reached(start)
+            yield ReachedKey(start)
             found = []
         pages = pages + 1 if found else 1
         found += new
         yield Read("invert", None, page.rows_read)
         start = page.resume
         if start is not None and not found:
-            yield Reached(start)
+            yield ReachedKey(start)
     if found:
         yield from _judged(part, found)
 

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 from janitor.sweep.executor import Executor
-from janitor.sweep.findings import Failed, Reached, Read, failed
+from janitor.sweep.findings import Failed, ReachedKey, Read, failed
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import STEPS, Part, SearchScope, Visit
@@ -190,7 +190,7 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
                 continue
             part.executor.alive()
             outcome.add(event)
-            if isinstance(event, Reached):
+            if isinstance(event, ReachedKey):
                 yield Advance(part, event.key, (outcome,))
         else:
             # However long the last call took: a step that hung in it has not covered the table.
@@ -242,7 +242,7 @@ def _apply_findings(found: Visit, part: Part, so_far: tuple[Outcome, ...]) -> It
     """Have the findings of one topic carried out, until there is a reason to stop; counts in the last outcome."""
     attempt = so_far[-1]
     for finding in found.findings():
-        if isinstance(finding, Reached):
+        if isinstance(finding, ReachedKey):
             yield Advance(part, finding.key, so_far)
         elif isinstance(finding, Read):
             attempt.add(finding)

@@ -21,18 +21,18 @@ from tms_core.consumers.claim_rows import (
     pack_drained,
 )
 from tms_core.consumers.claims import (
+    ClaimOutcome,
     ConsumerGroup,
     GroupClaim,
     Rank,
     Segment,
-    Truth,
+    claim_outcome,
     look,
     marks,
     rank,
     runs,
     share_of,
     together,
-    truth,
 )
 from tms_core.errors import FormatError
 from tms_core.rowkey import MessageId
@@ -63,16 +63,16 @@ def covered(found: list[GroupClaim] | tuple[GroupClaim, ...], number: int) -> li
 @pytest.mark.parametrize(
     ("pointer", "expected"),
     [
-        *((0, Truth.VOID), (5, Truth.DONE), (15, Truth.OPEN), (25, Truth.VOID)),
-        *((90, Truth.OWN), (91, Truth.OWN), (85, Truth.OPEN), (1000, Truth.OPEN)),
+        *((0, ClaimOutcome.VOID), (5, ClaimOutcome.DONE), (15, ClaimOutcome.OPEN), (25, ClaimOutcome.VOID)),
+        *((90, ClaimOutcome.OWN), (91, ClaimOutcome.OWN), (85, ClaimOutcome.OPEN), (1000, ClaimOutcome.OPEN)),
     ],
 )
-def test_given_a_pointer_then_its_claim_is_what_the_transaction_is(pointer: int, expected: Truth) -> None:
-    assert truth(pointer, READER) is expected
+def test_given_a_pointer_then_its_claim_is_what_the_transaction_is(pointer: int, expected: ClaimOutcome) -> None:
+    assert claim_outcome(pointer, READER) is expected
 
 
 def test_given_an_invalid_transaction_above_the_read_pointer_then_its_claim_is_void() -> None:
-    assert truth(7, Transaction(3, 9, 9, invalids=(7,))) is Truth.VOID
+    assert claim_outcome(7, Transaction(3, 9, 9, invalids=(7,))) is ClaimOutcome.VOID
 
 
 def test_given_claims_that_are_done_then_those_that_touch_the_base_become_part_of_it() -> None:
@@ -225,12 +225,16 @@ def test_given_any_rows_then_each_message_is_done_or_claimed_or_free_exactly_onc
         free = [one for one in found.segments if rank(one.after) < rank(at(number))]
         free = [one for one in free if one.until is None or rank(at(number)) <= rank(one.until)]
         is_done = rank(at(number)) <= rank(found.base)
-        taken = [one for one in covered(rows, number) if truth(one.pointer, READER) is not Truth.VOID]
+        taken = [one for one in covered(rows, number) if claim_outcome(one.pointer, READER) is not ClaimOutcome.VOID]
         assert len(free) == (0 if is_done or taken else 1)
         # What the base has taken in was done before, or is done now.
-        assert not is_done or number <= base or any(truth(one.pointer, READER) is Truth.DONE for one in taken)
+        assert (
+            not is_done
+            or number <= base
+            or any(claim_outcome(one.pointer, READER) is ClaimOutcome.DONE for one in taken)
+        )
         # Every try of a free message counts.
-        tries = [one.tries for one in covered(rows, number) if truth(one.pointer, READER) is Truth.VOID]
+        tries = [one.tries for one in covered(rows, number) if claim_outcome(one.pointer, READER) is ClaimOutcome.VOID]
         assert not free or free[0].tries == max(tries, default=0)
 
 
@@ -238,7 +242,7 @@ def test_given_any_rows_then_each_message_is_done_or_claimed_or_free_exactly_onc
 def test_given_any_rows_when_some_messages_are_claimed_then_the_marks_of_the_others_stay_and_do_not_overlap(
     base: int, rows: list[GroupClaim], taken: tuple[int, int]
 ) -> None:
-    free = [one for one in rows if truth(one.pointer, READER) is Truth.VOID]
+    free = [one for one in rows if claim_outcome(one.pointer, READER) is ClaimOutcome.VOID]
     anew = claim(*taken, 90)
     found = marks(free, at(base), [anew])
     for number in range(1, LAST + 1):

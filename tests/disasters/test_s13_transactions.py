@@ -236,7 +236,7 @@ def test_given_any_single_flipped_bit_in_a_snapshot_when_run_after_a_good_one_th
     later = NOW_MS + MINUTE
     before = visibility(NOW_MS, invalid, [OPEN])
     whole = bytes_of(visibility(later, [*invalid, pointer(NOW_MS) + 5], [OPEN, pointer(NOW_MS) + 9]))
-    truth = read_snapshot(BytesIO(whole)).visibility
+    claim_outcome = read_snapshot(BytesIO(whole)).visibility
     then = InProgressThen(before.write_pointer, before.open_pointers)
     known = KnownIds({}, before.invalid)
     alone = with_history = harmful = 0
@@ -253,7 +253,7 @@ def test_given_any_single_flipped_bit_in_a_snapshot_when_run_after_a_good_one_th
         if check_transaction_system(record, tx.usable) or check_history(then, tx.usable, known, new):
             continue
         with_history += 1
-        wrongly_invalid = set(tx.usable.invalid) - set(truth.invalid)
+        wrongly_invalid = set(tx.usable.invalid) - set(claim_outcome.invalid)
         harmful += any(pointer <= before.write_pointer for pointer in wrongly_invalid)
     with capsys.disabled():
         sys.stdout.write(f"\n{8 * len(whole)} bits: {alone} accepted alone, {with_history} after a good snapshot\n")

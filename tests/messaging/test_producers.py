@@ -31,7 +31,14 @@ from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.announcements import AHEAD_MS
 from tms_core.messaging.producers.requests import Sent
-from tms_core.messaging.producers.rows import Former, ProducerName, Registration, TransactionOutcome, begun_by, tidy
+from tms_core.messaging.producers.rows import (
+    LastTransaction,
+    ProducerName,
+    Registration,
+    TransactionOutcome,
+    begun_by,
+    tidy,
+)
 from tms_core.messaging.publish import pipeline
 from tms_core.messaging.publish.pipeline import MessageWriteBatch
 from tms_core.messaging.publish.workers import Answer, Batch
@@ -54,7 +61,7 @@ class Instance:
         self.desk, self.name, self.uuid, self.sequence = desk, name, uuid4(), 0
         self.generation, self.former = self.register()
 
-    def register(self) -> tuple[int, Former | None]:
+    def register(self) -> tuple[int, LastTransaction | None]:
         known = self.desk.service.producers.register(BILLS, self.name, self.uuid)
         return known.generation, known.former
 
@@ -152,7 +159,7 @@ def test_given_a_former_that_ended_somehow_when_the_next_is_registered_then_it_i
     desk.restart()
     heir = Instance(desk)
     outcome = TransactionOutcome.COMMITTED if end == "commit" else TransactionOutcome.ABORTED
-    assert heir.former == Former(tx.write_pointer, "file 17 ü", outcome)
+    assert heir.former == LastTransaction(tx.write_pointer, "file 17 ü", outcome)
     assert seen(desk) == ([b"a"] if end == "commit" else [])
     # One that does nothing hands on what it was told.
     assert Instance(desk).former == heir.former
@@ -180,7 +187,7 @@ def test_given_a_committed_transaction_and_then_one_that_is_not_then_the_next_in
             clean(desk)
             desk.manager.truncate_invalid([tx.transaction_id])
         # Told of file 2 alone, it would publish file 1 again.
-        assert Instance(desk).former == Former(committed.write_pointer, "file 1", TransactionOutcome.COMMITTED)
+        assert Instance(desk).former == LastTransaction(committed.write_pointer, "file 1", TransactionOutcome.COMMITTED)
     assert seen(desk) == [b"a"]
 
 
@@ -212,7 +219,7 @@ def test_given_a_transaction_that_only_reads_when_a_newer_instance_is_registered
     assert (begun.pointer, begun.label) == (tx.write_pointer, "file 1")
     desk.restart()
     heir = Instance(desk)
-    assert heir.former == Former(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
+    assert heir.former == LastTransaction(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
     with pytest.raises(NotInProgress):
         desk.commit(tx)
     late = desk.begin()
@@ -221,7 +228,7 @@ def test_given_a_transaction_that_only_reads_when_a_newer_instance_is_registered
         one.begin(late)
     heir.begin(late, "file 1")
     desk.commit(late)
-    assert Instance(desk).former == Former(late.write_pointer, "file 1", TransactionOutcome.COMMITTED)
+    assert Instance(desk).former == LastTransaction(late.write_pointer, "file 1", TransactionOutcome.COMMITTED)
     assert (everything(desk), desk.poll(desk.begin())) == ([], [])
 
 
@@ -850,7 +857,7 @@ def test_given_a_transaction_when_requests_were_announced_ahead_then_the_next_in
         one.publish(b"b", tx=tx, label="file 1")
     assert len(announcements) == 1
     heir = Instance(desk)
-    assert heir.former == Former(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
+    assert heir.former == LastTransaction(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
     assert seen(desk) == [b"a"] * 10
 
 
@@ -1005,7 +1012,7 @@ def story(desk: GroupDesk, call: Callable[[Callable[[], Any]], Any]) -> None:
     heir = uuid4()
     known = call(lambda: desk.service.producers.register(BILLS, "importer", heir))
     assert known.generation == registered[0].generation + 1
-    assert known.former == Former(tx.write_pointer, "first", TransactionOutcome.COMMITTED)
+    assert known.former == LastTransaction(tx.write_pointer, "first", TransactionOutcome.COMMITTED)
     with pytest.raises(NotInProgress):
         desk.commit(left)
     with pytest.raises(ProducerFenced):
@@ -1271,7 +1278,7 @@ def test_given_a_former_that_is_pending_when_its_id_leaves_the_invalid_list_then
     one, tx = Instance(desk), desk.begin()
     desk.commit(tx) if end == "committed" else desk.time_out(tx)
     key = ProducerName(BILLS, 1, "importer").key
-    former = Former(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
+    former = LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
     known = Registration(one.generation, one.uuid, NOW_MS, former, settled=True)
     desk.side.put([(key, known.pack())])
     desk.service.forget()
@@ -1288,7 +1295,7 @@ def test_given_a_producer_that_is_changed_while_its_former_is_marked_then_it_is_
     tx = desk.begin()
     desk.time_out(tx)
     key = ProducerName(BILLS, 1, "importer").key
-    former = Former(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
+    former = LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.PENDING)
     known = Registration(NOW_MS, uuid4(), NOW_MS, former, settled=True)
     desk.side.put([(key, known.pack())])
     exchange = desk.side.exchange

@@ -27,7 +27,7 @@ from typing import Any
 
 from tests.simulation.model import ALLOWANCE_MS, GRACE_MS, LIFETIME_MS, SECOND_MS, START_MS, Row, Topic, topic_id
 from tests.simulation.reference import is_old
-from tests.simulation.site import Gone, Site
+from tests.simulation.site import ExpiredMessages, Site
 from tests.simulation.store import ALL
 from tms_core.tables.base import MESSAGES, PAYLOADS
 from tms_core.transaction.model import TX_PER_MS
@@ -161,7 +161,7 @@ class Watch:
             raise Violation("plan overrun", f"{describe(row)} is in none of the plan's ranges")
         both = (self._topics, site.topics) if self._both else (site.topics,)
         rules = {_rule(row, topics.get(row.topic)) for topics in (self._topics, site.topics)}
-        site.unrecorded.append(Gone(row, frozenset(rules)))
+        site.unrecorded.append(ExpiredMessages(row, frozenset(rules)))
         objections = [
             site.reference.objection(
                 row,
@@ -178,7 +178,7 @@ class Watch:
             raise Violation(invariant, f"{describe(row)}: {reason}")
 
     def _check_inverted(self, row: Row) -> None:
-        self._site.unrecorded.append(Gone(row, frozenset({"invalid_transaction"})))
+        self._site.unrecorded.append(ExpiredMessages(row, frozenset({"invalid_transaction"})))
         if self._allowed is not None and (row.topic, row.pointer) not in self._allowed.pointers:
             raise Violation("plan overrun", f"{describe(row)} was inverted, and the plan does not say so")
         if row.pointer in self._site.committed:

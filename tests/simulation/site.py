@@ -58,7 +58,7 @@ class Backup(NamedTuple):
     topics: dict[str, Topic]
 
 
-class Gone(NamedTuple):
+class ExpiredMessages(NamedTuple):
     """A row that was deleted or inverted, and the rules that can have taken it."""
 
     row: Row
@@ -122,7 +122,7 @@ class Site:
         self.brought_back: set[int] = set()
         self.refuted: set[int] = set()
         self.claims: list[tuple[str, int]] = []
-        self.unrecorded: list[Gone] = []
+        self.unrecorded: list[ExpiredMessages] = []
         self.reached: Counter[str] = Counter()
         self._boots = 1
         self._identities = 1

@@ -14,7 +14,7 @@ from tests.simulation.group_site import FaultySide, GroupSite, Violation, play
 from tests.simulation.slot_site import SLOT_WEIGHTS, SlotSite
 from tests.support import seeds
 from tms_core.consumers import claims, retention
-from tms_core.consumers.claims import Truth
+from tms_core.consumers.claims import ClaimOutcome
 from tms_core.consumers.positions import Positions
 from tms_core.messaging.groups import claims as groups
 from tms_core.messaging.groups.claims import Groups
@@ -61,19 +61,21 @@ def test_given_two_servers_that_share_topics_when_histories_are_played_then_ever
 # --- planted bugs ----------------------------------------------------------------------------------------------------
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-true_truth = claims.truth
+true_truth = claims.claim_outcome
 
 
-def counts_as(wrong: Truth) -> Plant:
+def counts_as(wrong: ClaimOutcome) -> Plant:
     """Open claims count as something else."""
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        def truth(pointer: int, reader: Any) -> Truth:
+        def claim_outcome(pointer: int, reader: Any) -> ClaimOutcome:
             found = true_truth(pointer, reader)
-            return wrong if found is Truth.OPEN else found
+            return wrong if found is ClaimOutcome.OPEN else found
 
-        monkeypatch.setattr(claims, "truths", lambda pointers, reader: {one: truth(one, reader) for one in pointers})
-        monkeypatch.setattr(groups, "truth", truth)
+        monkeypatch.setattr(
+            claims, "truths", lambda pointers, reader: {one: claim_outcome(one, reader) for one in pointers}
+        )
+        monkeypatch.setattr(groups, "truth", claim_outcome)
 
     return plant
 
@@ -195,8 +197,8 @@ def assert_found(histories: Iterable[object]) -> None:
 @pytest.mark.parametrize(
     "plant",
     [
-        pytest.param(counts_as(Truth.VOID), id="open_counts_as_free"),
-        pytest.param(counts_as(Truth.DONE), id="open_counts_as_done"),
+        pytest.param(counts_as(ClaimOutcome.VOID), id="open_counts_as_free"),
+        pytest.param(counts_as(ClaimOutcome.DONE), id="open_counts_as_done"),
         *BUGS,
     ],
 )

@@ -18,7 +18,7 @@ from tms_core.messaging.producers.announcements import AnnouncedAhead, Announcem
 from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.registrations import Producers, Registered
 from tms_core.messaging.producers.requests import Admission, Requests
-from tms_core.messaging.producers.rows import Begun, Registration
+from tms_core.messaging.producers.rows import Registration, StartedTransaction
 from tms_core.messaging.publish import open_topics, pipeline, rows
 from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.messaging.publish.open_topics import OpenTopics
@@ -122,7 +122,7 @@ def announced_ids_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def roll_back_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Begun, "_replace", lambda self, **_: self)
+    monkeypatch.setattr(StartedTransaction, "_replace", lambda self, **_: self)
 
 
 def void_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ def _nothing(*_: object) -> None:
 
 
 @dataclass
-class MemoryGround:
+class MemoryEnvironment:
     """A store and a memory of this process."""
 
     store: Store
@@ -58,7 +58,7 @@ class MemoryGround:
 
 
 @dataclass
-class PiecesGround(MemoryGround):
+class PiecesGround(MemoryEnvironment):
     """The same of a store that is cut by keys, to be read."""
 
     @contextmanager
@@ -76,7 +76,7 @@ class LocalSender:
         sent: everything that was asked for.
     """
 
-    ground: Any
+    environment: Any
     before: Callable[[Part], None] = _nothing
     times: int = 1
     sent: list[Part] = field(default_factory=list)
@@ -89,7 +89,7 @@ class LocalSender:
         travelled: Part = cloudpickle.loads(_DUMPS(part))
         self.sent.append(travelled)
         self.before(travelled)
-        answers = [perform(self.ground, travelled, attempt) for attempt in range(self.times)]
+        answers = [perform(self.environment, travelled, attempt) for attempt in range(self.times)]
         return unpack(pack(answers[-1]))
 
 
@@ -119,11 +119,11 @@ def local_rig(store: Store, source: Any, *, terms: Terms, **options: Any) -> Loc
 
     Args:
         source: of snapshots; None for none.
-        options: ``clock``, ``state``, ``ground``, and the engine's own.
+        options: ``clock``, ``state``, ``environment``, and the engine's own.
     """
     clock = options.pop("clock", None) or ManualClock(NOW_MS, monotonic_ms=DAY)
     state = options.pop("state", None) or SqliteState.in_memory()
-    sender = LocalSender(options.pop("ground", None) or MemoryGround(store, state, clock))
+    sender = LocalSender(options.pop("environment", None) or MemoryEnvironment(store, state, clock))
     given = {"token_hex": secrets.token_hex, "sender": sender, "cut": salted, **options}
     engine = on_spark(store, state, source, clock, terms, **given)
     return LocalRig(engine, store, state, clock, sender)

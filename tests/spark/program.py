@@ -17,7 +17,7 @@ from janitor.spark.access import Access
 from janitor.spark.session import session
 from janitor.spark.source.source import register
 from janitor.spark.sweep.engine import SparkSender, cutter
-from janitor.spark.sweep.task import StoreGround
+from janitor.spark.sweep.task import StoreEnvironment
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Terms
 from tests.builders import DAY, LIFETIME, NOW_MS
@@ -54,7 +54,7 @@ def plan(spark: SparkSession, access: Access, store: Path, scratch: Path) -> Rep
     with clone(store, scratch) as cloned, SqliteState.in_memory() as state:
         engine = on_spark(
             *(cloned, state, None, ManualClock(NOW_MS, monotonic_ms=DAY), Terms(0, (), LIFETIME, True, 60)),
-            sender=SparkSender(spark, StoreGround(access)),
+            sender=SparkSender(spark, StoreEnvironment(access)),
             cut=cutter(access, 4),
             token_hex=lambda n: "0" * n,
         )

@@ -19,7 +19,7 @@ from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.sweep.engine import Cut, Looking, cutter
 from janitor.spark.sweep.ranged import RangedReads
-from janitor.spark.sweep.task import StoreGround
+from janitor.spark.sweep.task import StoreEnvironment
 from janitor.state.base import State, StoreRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.outcome import Outcome
@@ -193,7 +193,7 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
     @contextmanager
     def looking() -> Iterator[LocalSender]:
         with still(place, folder / "state") as copied:
-            yield LocalSender(StoreGround(access.at(copied)))
+            yield LocalSender(StoreEnvironment(access.at(copied)))
 
     with LevelDBStore(place) as store, SqliteState.in_memory() as state:
         arguments: tuple[Any, ...] = (store, state, Snapshots(clock, [DEAD]), clock, USUAL)
@@ -252,7 +252,7 @@ def test_given_a_topic_that_a_task_cannot_read_when_swept_then_it_is_left_and_no
 
         with copying(store, state, ManualClock(NOW_MS))() as sender:
             assert isinstance(sender, LocalSender)
-            watch(sender.ground.store, fail)
+            watch(sender.environment.store, fail)
             yield sender
 
     engine, state = run_on(store, looking=looking)

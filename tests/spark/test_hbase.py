@@ -24,7 +24,7 @@ from janitor.spark.session import translated
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.source import FilteringSource, RowReader
 from janitor.spark.sweep.engine import SparkSender, cutter
-from janitor.spark.sweep.task import StoreGround, perform
+from janitor.spark.sweep.task import StoreEnvironment, perform
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.state.sqlite.state import SqliteState
@@ -101,7 +101,7 @@ def archiving(settings: AllSettings, folder: Path) -> AllSettings:
 
 
 @dataclass(frozen=True)
-class FirstAttemptsFail(StoreGround):
+class FirstAttemptsFail(StoreEnvironment):
     """Ground that gives way under the first attempt of each task, in the middle of its work."""
 
     folder: str = field(default="")
@@ -133,7 +133,7 @@ def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_tho
             arguments = (store, state, Snapshots(clock, [DOOMED]), clock, USUAL)
             options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 50}
             if by_tasks:
-                sender, cut = SparkSender(spark, StoreGround(made.access)), cutter(made.access, None)
+                sender, cut = SparkSender(spark, StoreEnvironment(made.access)), cutter(made.access, None)
                 engine: Any = on_spark(*arguments, sender=sender, cut=cut, **options)
             else:
                 engine = Desk(*arguments, **options)
@@ -213,7 +213,7 @@ def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_t
     made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
     with made.opened() as (store, state):
         scene = Scene.on(store)
-        ground = StoreGround(Access(archiving(made.access.settings, tmp_path)))
+        ground = StoreEnvironment(Access(archiving(made.access.settings, tmp_path)))
         sender = LocalSender(ground)
         lease = Lease(state, "driver", 60, clock)
         lease.acquire()

@@ -92,7 +92,7 @@ def test_attended_before_the_first_task_tells_that_no_tasks_are_running(
 def test_attended_that_is_interrupted_together_with_the_jvm_raises_the_interruption(error: BaseException) -> None:
     called = Event()
 
-    class Gone(Classic):
+    class ExpiredMessages(Classic):
         def interruptAll(self) -> None:  # noqa: N802 - as Spark has it
             called.set()
             raise ConnectionRefusedError("the JVM has ended")
@@ -101,7 +101,7 @@ def test_attended_that_is_interrupted_together_with_the_jvm_raises_the_interrupt
         raise error
 
     with pytest.raises(type(error)):
-        attended(cast(Any, Gone()), lambda: called.wait(60), interrupt)
+        attended(cast(Any, ExpiredMessages()), lambda: called.wait(60), interrupt)
     assert called.is_set()
 
 

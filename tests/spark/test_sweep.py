@@ -153,9 +153,9 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
     state.save_frontiers(scene.records)
     source = FixedSource(scene.snapshot) if scene.snapshot else None
-    ground = PiecesGround(store, state, clock)
+    environment = PiecesGround(store, state, clock)
     options: dict[str, Any] = {"batch_rows": 3, "side": scene.side()}
-    rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, cut=cut, ground=ground, **options)
+    rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, cut=cut, environment=environment, **options)
     whole = Desk(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, **options)
     assert without_bytes(told(rig.engine.plan().report)) == without_bytes(told(whole.preview()))
 
@@ -233,7 +233,7 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
         if part.step == "message" and part.number == 1:
             dying.append(True)
             with pytest.raises(KeyboardInterrupt):
-                perform(rig.sender.ground, part, 1)
+                perform(rig.sender.environment, part, 1)
             dying.clear()
 
     watch(store, after=kill)
@@ -274,11 +274,11 @@ def test_given_a_store_that_fails_when_a_task_reads_it_then_the_error_names_step
 
     store = rig.store.parts()[1]
     watch(store, fail)
-    ground = PiecesGround(store, rig.state, rig.clock)
+    environment = PiecesGround(store, rig.state, rig.clock)
     with pytest.raises(
         StoreUnavailable, match=r"the task for part 1 \(salt 7\) lost its store in the step message: HB"
     ):
-        perform(ground, Part(run_of(rig), 1, 7), 0)
+        perform(environment, Part(run_of(rig), 1, 7), 0)
 
 
 def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is_planned_anew() -> None:
@@ -334,7 +334,7 @@ def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_e
 
     def forget(part: Part) -> None:
         broken = part.step == "invert" and part.number == 2
-        rig.sender.ground.state = closed if broken else rig.state
+        rig.sender.environment.state = closed if broken else rig.state
 
     rig.sender.before = forget
     with pytest.raises((StoreError, StateError)):
@@ -373,7 +373,7 @@ def test_given_a_zombie_when_its_run_has_ended_then_it_deletes_nothing() -> None
     late = topic(rig.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 3 * HOUR)
     before = rows_of(rig.store)
     for part in rig.sender.sent:
-        outcome = perform(rig.sender.ground, part, 1)
+        outcome = perform(rig.sender.environment, part, 1)
         assert outcome.entries == {}
         if part.step == "message" and late.times():
             assert outcome.ended is None or isinstance(outcome.ended, LeaseLost)
@@ -436,7 +436,7 @@ def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
 def test_given_an_archive_when_swept_by_tasks_then_every_row_is_in_it_before_it_goes(tmp_path: Path) -> None:
     rig = rig_on(filled())
     archive = ParquetArchive(tmp_path, rig.clock)
-    rig.sender.ground.keeper = archive.begin
+    rig.sender.environment.keeper = archive.begin
     before = {key for table in rows_of(rig.store) for key, _ in table}
     report = rig.engine.run_once(adopt=True)
     after = {key for table in rows_of(rig.store) for key, _ in table}
@@ -452,7 +452,7 @@ def test_given_a_crash_between_archive_and_delete_when_swept_again_then_no_row_i
 ) -> None:
     rig = rig_on(filled())
     archive = ParquetArchive(tmp_path, rig.clock)
-    rig.sender.ground.keeper = archive.begin
+    rig.sender.environment.keeper = archive.begin
     before = rows_of(rig.store)
 
     def die(call: Any) -> None:
@@ -473,7 +473,7 @@ def test_given_an_archive_that_cannot_be_written_when_swept_by_tasks_then_nothin
             raise ArchiveError("the disk is full.")
 
     rig = rig_on(filled())
-    rig.sender.ground.keeper = lambda *_: Full()
+    rig.sender.environment.keeper = lambda *_: Full()
     before = {key for table in rows_of(rig.store) for key, _ in table}
     report = rig.engine.run_once(adopt=True)
     assert {key for table in rows_of(rig.store) for key, _ in table} == before

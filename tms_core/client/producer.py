@@ -150,7 +150,7 @@ class Instance:
         await self.core.repeat(lambda _: blocking(self._service.invalidate, transaction_id), again=True)
 
 
-class _Begun(Participant):
+class _ProducerParticipant(Participant):
     """A participant that reports a decided transaction to the instance, and a rollback to the server.
 
     The report precedes the abort, because an aborted transaction looks like a committed one in a snapshot.
@@ -205,7 +205,7 @@ class _Producer:
 
     def _transaction(self, kind: type[C], label: str, timeout_seconds: int | None, *, long: bool) -> C:
         producer_calls.check_label(label)
-        core, begun = self._instance.signing(label), _Begun(self._instance)
+        core, begun = self._instance.signing(label), _ProducerParticipant(self._instance)
         return kind(
             core, self._service, self._limits, timeout_seconds, self._rotations, long=long, participants=[begun]
         )
@@ -246,7 +246,7 @@ class AsyncProducer(_Producer):
 
         async def begin() -> ClientTransaction:
             begun = await ClientTransaction.begin(core, self._service, self._limits, None, long=False)
-            await begun.register(_Begun(self._instance))
+            await begun.register(_ProducerParticipant(self._instance))
             return begun
 
         where = self._instance.home if topic is None else topic

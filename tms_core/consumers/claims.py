@@ -125,7 +125,7 @@ class Backoff(NamedTuple):
         return retry_ms if now_ms < retry_ms <= now_ms + self.longest_ms + self.longest_ms // 4 else 0
 
 
-class Truth(Enum):
+class ClaimOutcome(Enum):
     """Outcome of a claim, as one reader sees it."""
 
     DONE = "done"
@@ -152,7 +152,7 @@ class Segment(NamedTuple):
     retry_ms: int = 0
 
 
-class Look(NamedTuple):
+class GroupView(NamedTuple):
     """The state of a group for one reader.
 
     Attributes:
@@ -188,25 +188,25 @@ def rank(message: MessageId) -> Rank:
     return (message.publish_ms, message.sequence, LONG_MAX, _MOST_SEQUENCE)
 
 
-def truth(pointer: int, reader: Transaction) -> Truth:
+def claim_outcome(pointer: int, reader: Transaction) -> ClaimOutcome:
     """Return the outcome of the transaction with this id, as a reader sees it."""
     if pointer <= 0:
-        return Truth.VOID
+        return ClaimOutcome.VOID
     if reader.is_current_write(pointer):
-        return Truth.OWN
+        return ClaimOutcome.OWN
     if reader.is_in_progress(pointer):
-        return Truth.OPEN
+        return ClaimOutcome.OPEN
     if reader.is_visible(pointer):
-        return Truth.DONE
-    return Truth.VOID if reader.is_excluded(pointer) else Truth.OPEN
+        return ClaimOutcome.DONE
+    return ClaimOutcome.VOID if reader.is_excluded(pointer) else ClaimOutcome.OPEN
 
 
-def truths(pointers: AbstractSet[int], reader: Transaction) -> dict[int, Truth]:
-    """Return :func:`truth` of each pointer. Nearly all are in progress, and sets find those fastest."""
+def claim_outcomes(pointers: AbstractSet[int], reader: Transaction) -> dict[int, ClaimOutcome]:
+    """Return :func:`claim_outcome` of each pointer. Nearly all are in progress, and sets find those fastest."""
     own = (0, reader.transaction_id, reader.write_pointer, *reader.checkpoint_write_pointers)
     in_progress = pointers & set(reader.in_progress).difference(own)
-    found = dict.fromkeys(in_progress, Truth.OPEN)
-    found.update((pointer, truth(pointer, reader)) for pointer in pointers - in_progress)
+    found = dict.fromkeys(in_progress, ClaimOutcome.OPEN)
+    found.update((pointer, claim_outcome(pointer, reader)) for pointer in pointers - in_progress)
     return found
 
 
@@ -234,16 +234,16 @@ def look(
     claims: Iterable[GroupClaim],
     reader: Transaction,
     settle: Callable[[GroupClaim], GroupClaim] = lambda claim: claim,
-) -> Look:
+) -> GroupView:
     """Return the state of a group by its rows.
 
     Args:
         settle: makes marks of void claims, see :func:`settled`; by default claims and marks stay unchanged.
     """
     in_order = sorted(claims, key=_start)
-    view = truths({claim.pointer for claim in in_order}, reader)
+    view = claim_outcomes({claim.pointer for claim in in_order}, reader)
     # Looked up once: an enumeration's members are slow, and with many claims these loops are most of what a poll costs.
-    done, void, undecided, own = Truth.DONE, Truth.VOID, Truth.OPEN, Truth.OWN
+    done, void, undecided, own = ClaimOutcome.DONE, ClaimOutcome.VOID, ClaimOutcome.OPEN, ClaimOutcome.OWN
     merged, done_to = 0, rank(base)
     for claim in in_order:
         if view[claim.pointer] is done and claim.start <= done_to:
@@ -264,7 +264,7 @@ def look(
         elif is_ is own:
             own_to = max(own_to, claim.stop)
     covered = _joined(kept)
-    return Look(base, merged, tuple(_segments(base, covered, free)), covered, opened, own_to, gone, free)
+    return GroupView(base, merged, tuple(_segments(base, covered, free)), covered, opened, own_to, gone, free)
 
 
 def given_back(

@@ -34,7 +34,7 @@ from janitor.spark.source.wanted import Wanted
 from janitor.spark.stream import is_meant
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import all_claims
-from tms_core.consumers.claims import truth
+from tms_core.consumers.claims import claim_outcome
 from tms_core.errors import ConfigurationError, MetadataError, StoreError
 from tms_core.tables.base import MetadataReads, Reads
 from tms_core.tables.side import Expiries, SideTable
@@ -228,7 +228,7 @@ class ClaimReader(_SmallReader):
     def _rows(self, side: SideTable, view: Transaction | None) -> Iterator[tuple[Any, ...]]:
         for _, group, claim in all_claims(side):
             if self._wanted.wants(group.topic):
-                state = None if view is None else truth(claim.pointer, view).value
+                state = None if view is None else claim_outcome(claim.pointer, view).value
                 name = (group.topic.namespace, group.topic.topic, group.generation, group.name)
                 yield *name, str(claim.first), str(claim.last), claim.pointer or None, claim.tries, state
 

@@ -27,11 +27,11 @@ from janitor.spark.access import Access, spare_collections
 from janitor.spark.session import attended, translated
 from janitor.spark.source.parts import between, cut_by_counts, cut_evenly
 from janitor.spark.sweep.ranged import NOTHING, RangedReads, RangedStore
-from janitor.spark.sweep.task import Ground, pack, perform, unpack
+from janitor.spark.sweep.task import TaskEnvironment, pack, perform, unpack
 from janitor.state.base import LedgerEntry, State, TopicCount
 from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Read, failed
-from janitor.sweep.ledger import LedgerKey, Taken
+from janitor.sweep.ledger import DeletedRows, LedgerKey
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import STEPS, Part, SearchScope
@@ -72,12 +72,12 @@ class SparkSender:
 
     Args:
         spark: where; a session of the sweep's own, whose jobs are all called back when the run has to end.
-        ground: what tasks stand on; goes with them.
+        environment: the resources of tasks; sent with them.
     """
 
-    def __init__(self, spark: SparkSession, ground: Ground) -> None:
+    def __init__(self, spark: SparkSession, environment: TaskEnvironment) -> None:
         self._spark = spark
-        self._ground = ground
+        self._environment = environment
 
     def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
         step, finds, run = parts[0].step, parts[0].finds, parts[0].run
@@ -86,7 +86,7 @@ class SparkSender:
         return attended(self._spark, partial(self._collect, list(parts)), alive, name=name)
 
     def _collect(self, parts: list[Part]) -> list[Outcome]:
-        ground = self._ground
+        environment = self._environment
 
         def work(batches: Iterator[Any]) -> Iterator[Any]:
             import pyarrow as pa  # noqa: PLC0415
@@ -96,7 +96,7 @@ class SparkSender:
             attempt = context.attemptNumber() if context is not None else 0
             for batch in batches:
                 for at in batch.column(0).to_pylist():
-                    answer = pack(perform(ground, parts[at], attempt))
+                    answer = pack(perform(environment, parts[at], attempt))
                     yield pa.RecordBatch.from_pydict({"at": [at], "answer": [answer]})
             spare_collections()
 
@@ -202,12 +202,12 @@ class _TaskWorkers:
         return {(e.topic, e.generation, e.table, e.rule, e.start): e for e in own}
 
 
-def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, Taken]:
+def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, DeletedRows]:
     """What was announced and of which nothing is known but that."""
     table: DataTable = "message" if announced.table == "message" else "payload"
     policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
     key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)
-    return key, Taken(announced.at_ms, announced.start, announced.stop, None, None, None)
+    return key, DeletedRows(announced.at_ms, announced.start, announced.stop, None, None, None)
 
 
 def _has_rows(part: Part) -> bool:

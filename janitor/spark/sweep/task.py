@@ -25,7 +25,7 @@ from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
-from janitor.sweep.findings import NOTHING_DONE, Counted, Done, Due, Finding, Invalid, Read
+from janitor.sweep.findings import NOTHING_DONE, DeletionCount, Done, Due, Finding, Invalid, Read
 from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
@@ -44,7 +44,7 @@ FILES_PER_ATTEMPT = 100_000
 ATTEMPTS = 16
 
 
-class Ground(Protocol):
+class TaskEnvironment(Protocol):
     """What a task stands on."""
 
     def reading(self, part: Part) -> AbstractContextManager[tuple[Reads, Reads]]:
@@ -64,7 +64,7 @@ class Ground(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class StoreGround:
+class StoreEnvironment:
     """The store that settings name."""
 
     access: Access
@@ -151,7 +151,7 @@ class Finder:
             case _:
                 return NOTHING_DONE
 
-    def pay(self, taken: Counted) -> None:
+    def pay(self, taken: DeletionCount) -> None:
         """Looking costs nothing."""
 
 
@@ -159,7 +159,7 @@ def _around(keys: Sequence[bytes]) -> KeyRange | None:
     return KeyRange(keys[0], keys[-1] + b"\x00") if keys else None
 
 
-def perform(environment: Ground, part: Part, attempt: int) -> Outcome:
+def perform(environment: TaskEnvironment, part: Part, attempt: int) -> Outcome:
     """Do one task.
 
     Args:
@@ -179,7 +179,7 @@ def perform(environment: Ground, part: Part, attempt: int) -> Outcome:
         raise plain_kind(type(error))(message, error.hint) from error
 
 
-def _sweep(environment: Ground, part: Part, attempt: int) -> Outcome:
+def _sweep(environment: TaskEnvironment, part: Part, attempt: int) -> Outcome:
     run = part.run
     with environment.writing(part) as (store, whole, state):
         allowed = Permission(state, FollowedLease(state, run, environment.clock), environment.clock, run.id)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from janitor.control import api
-from janitor.control.api import Asks, Behind, Observers, greeting
+from janitor.control.api import ControlBackend, Observers, ReadEngine, greeting
 from janitor.control.client import Caller, RemoteEngine
 from janitor.control.server import ControlServer
 from janitor.inspect.rows import Audit
@@ -75,7 +75,7 @@ class Desk:
     act: Act | None = None
     server: ControlServer | None = None
 
-    def make_reader(self, observer: Observer, is_stopping: Callable[[], bool]) -> Asks:
+    def make_reader(self, observer: Observer, is_stopping: Callable[[], bool]) -> ReadEngine:
         face = read_only(self.rig.store)
         deps = replace(self.rig.engine.deps, store=face, observer=observer, is_stopping=is_stopping)
         if self.act is None:
@@ -85,7 +85,7 @@ class Desk:
         return reader
 
     def start(self, **options: Any) -> ControlServer:
-        behind = Behind(
+        behind = ControlBackend(
             options.pop("decider", self.rig.engine),
             self.make_reader,
             self.views,

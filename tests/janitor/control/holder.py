@@ -20,7 +20,7 @@ from threading import Semaphore, Thread
 
 from janitor.app.options import Common
 from janitor.app.session import Session
-from janitor.control.api import Asks, Behind, Observers, greeting
+from janitor.control.api import ControlBackend, Observers, ReadEngine, greeting
 from janitor.control.server import ControlServer
 from janitor.report import Observer
 from janitor.run.engine import Engine
@@ -70,13 +70,13 @@ def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
         watch(store, before=stop)
         engine = current.engine(store, state, observer=observers, lease=lease)
 
-        def make_reader(observer: Observer, is_stopping: Callable[[], bool]) -> Asks:
+        def make_reader(observer: Observer, is_stopping: Callable[[], bool]) -> ReadEngine:
             face = read_only(store)
             watch(face, before=stop)
             return current.engine(face, state, observer=observer, is_stopping=is_stopping)
 
         who = greeting(store.identity(), config_digest(current.settings))
-        behind = Behind(engine, make_reader, Shown(current, state), who, observers)
+        behind = ControlBackend(engine, make_reader, Shown(current, state), who, observers)
         server = ControlServer(current.state_path, behind)
         server.start()
         try:

@@ -11,7 +11,7 @@ import pytest
 
 from janitor.boundary.claim import Boundary, Limit
 from janitor.control import values
-from janitor.control.api import Asks, Decides, methods
+from janitor.control.api import OperatorCommands, ReadEngine, methods
 from janitor.inspect.answer import Why
 from janitor.report import Report
 from janitor.rules.policy import Rule
@@ -148,7 +148,7 @@ def test_given_another_versions_value_then_new_fields_are_passed_over_and_missin
 
 
 def test_given_any_method_of_the_desk_then_its_arguments_and_answers_have_a_form_on_the_wire() -> None:
-    for protocol in (Asks, Decides):
+    for protocol in (ReadEngine, OperatorCommands):
         for name in methods(protocol):
             for kind in within(list(typing.get_type_hints(getattr(protocol, name)).values())):
                 assert has_form(kind), f"{name}: {kind}"

@@ -90,11 +90,11 @@ def test_token_that_is_short_or_open_to_others_is_refused(file: Path, token: str
 
 
 def test_wrong_tokens_are_slowed_down_by_address_and_the_right_one_is_not(file: Path) -> None:
-    class Counted(FailedAttempts):
+    class DeletionCount(FailedAttempts):
         async def delay(self, address: str) -> None:
             self.note(address)
 
-    failed = Counted(SystemClock())
+    failed = DeletionCount(SystemClock())
     asking = TestClient(guarded(Starlette(), file, failed))
     for token in ("wrong", TOKEN, "wrong"):
         asking.get("/", headers={"authorization": f"Bearer {token}"})

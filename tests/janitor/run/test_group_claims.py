@@ -18,7 +18,7 @@ from tms_core.consumers.claims import ConsumerGroup
 from tms_core.errors import StoreError
 from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.producers.requests import Sent
-from tms_core.messaging.producers.rows import Former, TransactionOutcome
+from tms_core.messaging.producers.rows import LastTransaction, TransactionOutcome
 from tms_core.transaction.model import TX_PER_MS
 
 
@@ -132,7 +132,7 @@ def test_given_a_producer_when_swept_then_what_failed_is_marked_and_an_idle_one_
     house.pass_days()
     assert house.invalid() == []
     heir = house.service.producers.register(ORDERS, "importer", uuid4())
-    assert heir.former == Former(tx.write_pointer, "file 17", TransactionOutcome.ABORTED)
+    assert heir.former == LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.ABORTED)
     for days, there in ((6, 1), (2, 0)):
         house.clock.advance(days * DAY)
         house.rig.engine.run_once()

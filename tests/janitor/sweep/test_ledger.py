@@ -13,7 +13,7 @@ from janitor.rules.frontier import admit
 from janitor.rules.policy import Frontier, Rule
 from janitor.state.base import ClockAnchor, LedgerEntry
 from janitor.sweep.findings import Batch, Done, Due
-from janitor.sweep.ledger import Ledger, untold
+from janitor.sweep.ledger import Ledger, open_announcements
 from janitor.sweep.outcome import Outcome, ledger_entries
 from janitor.sweep.run import TopicWork
 from tests.builders import (
@@ -475,6 +475,6 @@ def test_given_topics_that_were_announced_when_the_ledger_is_written_then_those_
     told += [entry(topic=topics[0], **other) for other in ({"generation": 2}, {"table": "payload"}, {"rule": "x"})]
     announced = [entry(topic=topic, start=b"c", stop=b"z") for topic in topics]
     taken: list[Any] = [Told(each) for each in told]
-    assert untold(announced, taken) == announced[:1]
+    assert open_announcements(announced, taken) == announced[:1]
     # Each is looked for among what was told of its own topic.
     assert read < 10 * len(topics)

@@ -10,7 +10,7 @@ from janitor.rules.frontier import admit
 from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import ClockAnchor
 from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, unrecognized
-from janitor.sweep.ledger import Taken
+from janitor.sweep.ledger import DeletedRows
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import TopicWork
 from tests.builders import NOW_MS
@@ -37,7 +37,7 @@ def test_given_rows_that_went_when_counted_then_report_and_ledger_have_them() ->
     outcome.add(due(KEYS[2:]), Done(KEYS[2:], at_ms=9))
     [entry] = outcome.entries.values()
     assert (entry.rows, entry.size_bytes, entry.oldest_ms, entry.newest_ms) == (5, 500, 1, 5)
-    assert list(outcome.taken.values()) == [Taken(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
+    assert list(outcome.taken.values()) == [DeletedRows(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
 
 
 def test_given_some_rows_of_a_batch_that_went_when_counted_then_only_these_are() -> None:
@@ -81,7 +81,7 @@ def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twi
     other.add(Failed(b"a:b:", "payload", "store", "broken"))
     one.add(Kept(Reason.UNKNOWN_TOPIC, 1, prefix=b"a:c:"))
     one.merge(other)
-    assert list(one.taken.values()) == [Taken(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
+    assert list(one.taken.values()) == [DeletedRows(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
     assert one.entries[about()].rows == 5
     assert one.untouchable == 5
     assert (one.failed, one.errors, one.failures) == (

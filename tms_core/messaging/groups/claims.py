@@ -22,11 +22,12 @@ from tms_core.consumers.claim_rows import NOT_DRAINED, claims_of, drained_in, pa
 from tms_core.consumers.claims import (
     LOWEST,
     Backoff,
+    ClaimOutcome,
     ConsumerGroup,
     GroupClaim,
-    Look,
+    GroupView,
     Segment,
-    Truth,
+    claim_outcome,
     given_back,
     look,
     marks,
@@ -36,7 +37,6 @@ from tms_core.consumers.claims import (
     settled,
     share_of,
     together,
-    truth,
 )
 from tms_core.consumers.positions import Position
 from tms_core.errors import BadRequest, ConsumerConflict
@@ -370,7 +370,7 @@ class Groups:
 
     # -- the messages to deliver --------------------------------------------------------------------------------------
 
-    def _held(self, group: ConsumerGroup, former: Position, seen: Look, request: GroupPoll) -> int | None:
+    def _held(self, group: ConsumerGroup, former: Position, seen: GroupView, request: GroupPoll) -> int | None:
         """Return the transaction that must be decided before a group in order continues; it may be the reader's own."""
         if request.order is Order.NONE:
             return None
@@ -379,7 +379,7 @@ class Groups:
         if seen.own == LOWEST and self._is_too_old(reader, former):
             return reader.transaction_id
         merged = max(seen.merged, self._merged.get(group, 0))
-        if merged and truth(merged, reader) is Truth.OPEN:
+        if merged and claim_outcome(merged, reader) is ClaimOutcome.OPEN:
             return merged
         return min((claim.pointer for claim in seen.open), default=None)
 
@@ -407,7 +407,7 @@ class Groups:
             return None
         return self._drained_history.unread(metadata, name, request.transaction)
 
-    def _read(self, metadata: TopicMetadata, seen: Look, request: GroupPoll) -> _Choice:
+    def _read(self, metadata: TopicMetadata, seen: GroupView, request: GroupPoll) -> _Choice:
         """Read the first free messages."""
         base, position, at_end, retry_ms = seen.base, None, False, list[int]()
         segments = self._in_turn(seen.segments, request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tms_core.clock import HonestClock
-from tms_core.consumers.claims import ConsumerGroup, Truth, truth
+from tms_core.consumers.claims import ClaimOutcome, ConsumerGroup, claim_outcome
 from tms_core.messaging.families import Families
 from tms_core.messaging.groups.positions import ConsumerRegistry
 from tms_core.tables.recently_used import RecentlyUsed
@@ -73,7 +73,7 @@ class DrainedHistory:
                 found.append((pointer, topic))
             known = self._known[group] = _Known(*max(found), taken_back, now_ms)
         # The reader must not build on the results of a transaction that is not in its snapshot.
-        return known.topic if truth(known.pointer, reader) is Truth.OPEN else None
+        return known.topic if claim_outcome(known.pointer, reader) is ClaimOutcome.OPEN else None
 
     def forget(self) -> None:
         """Drop cached data, because another process may have written."""

@@ -16,10 +16,10 @@ from tms_core.errors import BadRequest, ProducerNotFound, TransactionEnded, Unav
 from tms_core.messaging.producers.requests import Requests, Sent, check
 from tms_core.messaging.producers.rows import (
     NO_INSTANCE,
-    Begun,
-    Former,
+    LastTransaction,
     ProducerName,
     Registration,
+    StartedTransaction,
     TransactionOutcome,
     begun_by,
     earlier_homes,
@@ -51,7 +51,7 @@ class Registered(NamedTuple):
     """
 
     generation: int
-    former: Former | None
+    former: LastTransaction | None
     undecided: Sequence[int]
 
 
@@ -127,14 +127,14 @@ class Producers:
             self._hide_late(producer)
             return self._settle(producer, known, ended, principal)
 
-    def of(self, home: TopicId) -> list[tuple[str, Registration, list[Begun]]]:
+    def of(self, home: TopicId) -> list[tuple[str, Registration, list[StartedTransaction]]]:
         """Return a topic's producers in the order of their names, with their open transactions; raises as
         :meth:`register`.
         """
         metadata = self._topics.get(home)
         return [(one.name, known, self._open(one)) for one, known in producers_of(self._side, metadata)]
 
-    def get(self, home: TopicId, name: str) -> tuple[Registration, list[Begun]]:
+    def get(self, home: TopicId, name: str) -> tuple[Registration, list[StartedTransaction]]:
         """Return a producer, and its open transactions.
 
         Raises:
@@ -182,10 +182,10 @@ class Producers:
         try:
             self._requests.require_newest(sent)
             value = self._side.get(key := producer.begun_key(pointer))
-            if not is_open or (value is not None and Begun.parse(key, value).void):
+            if not is_open or (value is not None and StartedTransaction.parse(key, value).void):
                 raise TransactionEnded(f"Transaction {pointer} has ended.", "Begin another one.")
             if value is None:
-                made = Begun(pointer, sent.generation, void=False, label=sent.label).pack()
+                made = StartedTransaction(pointer, sent.generation, void=False, label=sent.label).pack()
                 deletes = self._requests.not_needed(producer, pointer, sent)
                 if manager is not None:
                     manager.note_written(pointer, producer.label)
@@ -216,7 +216,7 @@ class Producers:
         value = self._side.get(key)
         if value is None:
             return
-        begun = Begun.parse(key, value)
+        begun = StartedTransaction.parse(key, value)
         if not begun.void:
             self._requests.change((sent.name, SideChange(key, value, begun._replace(void=True).pack())))
         if self._transactions is not None:
@@ -240,7 +240,7 @@ class Producers:
             )
         return known
 
-    def _open(self, producer: ProducerName) -> list[Begun]:
+    def _open(self, producer: ProducerName) -> list[StartedTransaction]:
         return [begun for _, begun in begun_by(self._side, producer) if not self._requests.is_decided(begun)]
 
     def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
@@ -273,7 +273,7 @@ class Producers:
         older, inherited = self._older(producer, known, ended, principal), known.former
         outcomes = [(begun, outcome) for _, begun, outcome in older]
         if inherited is not None and inherited.outcome is TransactionOutcome.PENDING:
-            left = Begun(inherited.transaction, 0, void=False, label=inherited.label)
+            left = StartedTransaction(inherited.transaction, 0, void=False, label=inherited.label)
             outcomes, inherited = [(left, self._outcome(left, ended, principal)), *outcomes], None
         former = last_of(outcomes, inherited)
         # A topic that was created again is a new home: transactions of the old home are invalidated, but their outcomes
@@ -295,13 +295,13 @@ class Producers:
         known: Registration,
         ended: Mapping[int, TransactionOutcome],
         principal: str | None,
-    ) -> list[tuple[bytes, Begun, TransactionOutcome]]:
+    ) -> list[tuple[bytes, StartedTransaction, TransactionOutcome]]:
         """Return the transactions of older generations with their outcomes; invalidate open ones if possible here."""
         rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
         return [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
 
     def _outcome(
-        self, begun: Begun, ended: Mapping[int, TransactionOutcome], principal: str | None
+        self, begun: StartedTransaction, ended: Mapping[int, TransactionOutcome], principal: str | None
     ) -> TransactionOutcome:
         """Return the outcome of a transaction; invalidate it if it is open and belongs to a principal."""
         manager = self._transactions

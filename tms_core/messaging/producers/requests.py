@@ -17,7 +17,7 @@ from tms_core.messaging.ids import ReadKeys, tail
 from tms_core.messaging.model import LABEL_BYTES
 from tms_core.messaging.producers.in_flight import InFlight
 from tms_core.messaging.producers.last_request import LastRequest, RememberedRequest
-from tms_core.messaging.producers.rows import Begun, ProducerName, begun_by, counting
+from tms_core.messaging.producers.rows import ProducerName, StartedTransaction, begun_by, counting
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
@@ -213,7 +213,7 @@ class Requests:
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Return whether a transaction was rolled back by its producer."""
         value = self.rows.get(key := producer.begun_key(pointer))
-        return value is not None and Begun.parse(key, value).void
+        return value is not None and StartedTransaction.parse(key, value).void
 
     def require_newest(self, sent: Sent, *, again: bool = False) -> None:
         """Check that the newest instance sends a request.
@@ -258,18 +258,18 @@ class Requests:
         prefix = known.topic.prefix
         return _keys(prefix, known.generation, name, generation_prefix(prefix, known.generation)).producer
 
-    def is_decided(self, begun: Begun) -> bool:
+    def is_decided(self, begun: StartedTransaction) -> bool:
         """Return whether a transaction is committed, or can no longer be committed."""
         if self._transactions is not None:
             return begun.void or not self._transactions.is_in_progress(begun.pointer)
         return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
 
-    def _has_ended(self, begun: Begun, sent: Sent) -> bool:
+    def _has_ended(self, begun: StartedTransaction, sent: Sent) -> bool:
         """Return whether the instance reports a transaction as decided; used without a manager in this process."""
         own = begun.generation == sent.generation and begun.pointer < sent.oldest_open
         return own and self._transactions is None
 
-    def is_given_up(self, begun: Begun) -> bool:
+    def is_given_up(self, begun: StartedTransaction) -> bool:
         """Return whether a transaction is known never to be committed."""
         manager = self._transactions
         return begun.void or (manager is not None and manager.status(begun.pointer) == "invalid")
@@ -298,7 +298,7 @@ class Requests:
             return [], []
         if self._transactions is not None:
             self._transactions.note_written(pointer, producer.label)
-        row = (key, Begun(pointer, sent.generation, void=False, label=sent.label).pack())
+        row = (key, StartedTransaction(pointer, sent.generation, void=False, label=sent.label).pack())
         return [row], self.not_needed(producer, pointer, sent)
 
     def refusal_since(self, admission: Admission, generation: int) -> ProducerFenced | None:

@@ -5,7 +5,8 @@ instances are rejected from then on. The side table (:mod:`tms_core.tables.side`
 
 * ``w`` + home + generation of the home + name: the producer (:class:`Registration`).
 * ``t`` + home + generation of the home + ``p`` + name + 0 + write pointer: a transaction of the producer
-  (:class:`Begun`). As a claim, it counts if its transaction is committed. A rolled back transaction is marked void.
+  (:class:`StartedTransaction`). As a claim, it counts if its transaction is committed. A rolled back transaction is
+  marked void.
 * ``q`` + topic + generation + home + 0 + name: the last request to that topic (``LastRequest`` in
   :mod:`.last_request`). No other message gets its ids. In a store on this machine it may cover the next requests, too.
 
@@ -87,7 +88,7 @@ class ProducerName(NamedTuple):
         return f"producer {self.name} of {self.home}"
 
 
-class Former(NamedTuple):
+class LastTransaction(NamedTuple):
     """The last transaction of earlier generations that was not aborted; if all were aborted, the last one."""
 
     transaction: int
@@ -110,7 +111,7 @@ class Registration(NamedTuple):
     generation: int
     instance: UUID
     updated_ms: int
-    former: Former | None
+    former: LastTransaction | None
     settled: bool
 
     def pack(self) -> bytes:
@@ -132,7 +133,7 @@ class Registration(NamedTuple):
         except (struct.error, IndexError, UnicodeDecodeError) as error:
             raise FormatError(f"a producer's row cannot be read: {error}") from error
         generation, instance, updated_ms, pointer = numbers
-        former = None if outcome is None else Former(pointer, label, outcome)
+        former = None if outcome is None else LastTransaction(pointer, label, outcome)
         return cls(generation, UUID(bytes=instance), updated_ms, former, bool(settled))
 
 
@@ -146,7 +147,7 @@ def counting(value: bytes) -> int | None:
     return None if known.instance == NO_INSTANCE else known.generation
 
 
-class Begun(NamedTuple):
+class StartedTransaction(NamedTuple):
     """A transaction that a producer has started.
 
     Attributes:
@@ -164,7 +165,7 @@ class Begun(NamedTuple):
         return _BEGUN_VALUE.pack(self.generation, self.void) + self.label.encode()
 
     @classmethod
-    def parse(cls, key: bytes, value: bytes) -> Begun:
+    def parse(cls, key: bytes, value: bytes) -> StartedTransaction:
         """Parse a row.
 
         Raises:
@@ -189,7 +190,9 @@ def next_generation(known: Registration | None, now_ms: int) -> int:
     return now_ms if known is None else known.generation + 1
 
 
-def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | None) -> Former | None:
+def last_of(
+    begun: list[tuple[StartedTransaction, TransactionOutcome]], inherited: LastTransaction | None
+) -> LastTransaction | None:
     """Return the newest transaction that was not aborted, after which the producer continues; else the newest one.
 
     Args:
@@ -198,7 +201,7 @@ def last_of(begun: list[tuple[Begun, TransactionOutcome]], inherited: Former | N
     """
     found = [] if inherited is None else [inherited]
     for one, outcome in sorted(begun, key=lambda pair: (pair[0].generation, pair[0].pointer)):
-        found.append(Former(one.pointer, one.label, outcome))
+        found.append(LastTransaction(one.pointer, one.label, outcome))
     kept = [former for former in found if former.outcome is not TransactionOutcome.ABORTED]
     return next(reversed(kept or found), None)
 
@@ -214,7 +217,7 @@ def is_of_producer(key: bytes) -> bool:
 
 def begun_by(
     side: SideTable, producer: ProducerName, before: int | None = None, most: int | None = None
-) -> list[tuple[bytes, Begun]]:
+) -> list[tuple[bytes, StartedTransaction]]:
     """Return the stored transactions of a producer, each with its key, the oldest first.
 
     Args:
@@ -227,10 +230,10 @@ def begun_by(
     """
     stop = stop_key(producer.begun) if before is None else producer.begun_key(before)
     rows = every(side.rows, producer.begun, stop) if most is None else side.rows(producer.begun, stop, most).items
-    return [(key, Begun.parse(key, value)) for key, value in rows]
+    return [(key, StartedTransaction.parse(key, value)) for key, value in rows]
 
 
-def all_begun(side: SideTable) -> Iterator[tuple[ProducerName, Begun]]:
+def all_begun(side: SideTable) -> Iterator[tuple[ProducerName, StartedTransaction]]:
     """Yield the stored transactions of all producers, including producers of old generations.
 
     Raises:
@@ -240,7 +243,7 @@ def all_begun(side: SideTable) -> Iterator[tuple[ProducerName, Begun]]:
     for key, value in _rows(side, _TRANSACTIONAL):
         producer = _beginner(key)
         if producer is not None:
-            yield producer, Begun.parse(key, value)
+            yield producer, StartedTransaction.parse(key, value)
 
 
 def producers_of(side: SideTable, home: TopicMetadata) -> list[tuple[ProducerName, Registration]]:
@@ -402,7 +405,7 @@ def _tidy_begun(
         producer = _beginner(key)
         if producer is None:
             continue
-        begun = Begun.parse(key, value)
+        begun = StartedTransaction.parse(key, value)
         if not begun.void and is_invalid(begun.pointer):
             marked += side.exchange(key, value, begun._replace(void=True).pack())
         is_open = not begun.void and is_undecided(begun.pointer)

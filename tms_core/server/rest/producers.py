@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from tms_core.errors import BadRequest
 from tms_core.messaging.producers.requests import Sent
-from tms_core.messaging.producers.rows import Begun, Former, Registration
+from tms_core.messaging.producers.rows import LastTransaction, Registration, StartedTransaction
 from tms_core.server.auth.gate import Need
 from tms_core.server.codec.json_text import read_registration
 from tms_core.server.rest.body import BodyLimit, Headers
@@ -101,13 +101,13 @@ def _label(headers: Headers) -> str:
         raise BadRequest("X-TMS-Label: this is no UTF-8.", "Percent-encode the label's UTF-8.") from error
 
 
-def _former(former: Former | None) -> dict[str, str] | None:
+def _former(former: LastTransaction | None) -> dict[str, str] | None:
     if former is None:
         return None
     return {"transaction": str(former.transaction), "label": former.label, "outcome": former.outcome.value}
 
 
-def _described(known: Registration, open_: list[Begun]) -> dict[str, Any]:
+def _described(known: Registration, open_: list[StartedTransaction]) -> dict[str, Any]:
     return {
         "generation": str(known.generation),
         "updatedMs": str(known.updated_ms),

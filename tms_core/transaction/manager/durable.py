@@ -64,7 +64,7 @@ class DurableState:
         #: Whether the log has failed, and whether memory is ahead of the disk since then.
         self._failed = self._ahead = False
         self._state, self._newest_ms = ManagerState(_EMPTY, LONG_TIMEOUT_MS), 0
-        self._log: Log = _NotBegun()
+        self._log: Log = _ClosedLog()
         try:
             self._state, self._newest_ms = self._recovered()
             self._clock.note_past(self._newest_ms)
@@ -293,7 +293,7 @@ class DurableState:
             )
 
 
-class _NotBegun:
+class _ClosedLog:
     """A log before the manager has started; it accepts nothing."""
 
     def append(self, edit: Edit) -> int:
