@@ -32,8 +32,11 @@ def cli() -> None:
     """Serve, publish and read messages in transactions.
 
     \b
-    First steps:
-      tms serve &
+    Start a server in a terminal of its own:
+      tms serve
+
+    \b
+    Use it in a second terminal:
       tms topic create default:orders --ttl 7d
       tms publish default:orders -m "hello"
       tms poll default:orders
