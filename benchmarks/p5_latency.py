@@ -200,7 +200,7 @@ def embedded() -> Iterator[Scene]:
 
 
 @contextmanager
-def apart() -> Iterator[Scene]:
+def with_own_counter() -> Iterator[Scene]:
     """HBase, a server, and the janitor in a process of its own."""
     with ExitStack() as stack:
         running = stack.enter_context(hbase.server())
@@ -232,7 +232,7 @@ def main() -> None:
         ratio, details = measure(scene)
     name = "p99 publish latency during a sweep ÷ without: embedded, LevelDB"
     report(Figure("P5", name, ratio, at_most=2.0, details=details))
-    with apart() as scene:
+    with with_own_counter() as scene:
         ratio, details = measure(scene)
     name = "p99 publish latency during a sweep ÷ without: a process of its own, HBase"
     report(Figure("P5", name, ratio, at_most=1.2, details=details))

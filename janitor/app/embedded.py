@@ -130,7 +130,7 @@ class EmbeddedSession(Session):
     def held_store(self) -> AbstractContextManager[Store]:
         remove_stale(self._folder)
         # The host closes it.
-        return nullcontext(self._context.store.apart())
+        return nullcontext(self._context.store.with_own_counter())
 
     def terms(self) -> Terms:
         wanted = super().terms()

@@ -30,7 +30,7 @@ from janitor.run.deps import Feedback
 from janitor.run.questions import Questions
 from janitor.state.base import State
 from janitor.stats.consumer_lag import UNINFORMED, LagCount, note_late
-from janitor.stats.topic_sizes import Census
+from janitor.stats.topic_sizes import TopicSizeCounter
 from tms_core.consumers.lag import LagTables
 from tms_core.errors import LeaseHeld, NoSnapshot, SnapshotError, StateUnavailable, StoreError, StoreUnavailable
 from tms_core.tables.base import Store
@@ -203,7 +203,7 @@ def _assemble(
 
     schedule = Schedule(clock, failed)
     trigger = cron(wanted.cron) if wanted.cron else every(wanted.every_seconds or 60)
-    census = Census(read_only(store), state, clock, is_stopping=stop.is_set)
+    census = TopicSizeCounter(read_only(store), state, clock, is_stopping=stop.is_set)
     jobs = [Job("count", COUNT_SECONDS, census.step, after_sweeps=True)]
     transactions = stack.enter_context(current.transactions())
     if transactions is not None:

@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 #: Work beside the sweeps, such as the background count; raises ``TmsError`` where it could not be done.
-Chore = Callable[[], object]
+PeriodicTask = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Job:
 
     name: str
     seconds: int
-    chore: Chore
+    chore: PeriodicTask
     after_sweeps: bool = False
 
 
@@ -227,10 +227,10 @@ class Daemon:
         self._outdated = True
         self.tick()
 
-    def _add(self, name: str, trigger: Trigger, chore: Chore, *, at_once: bool = False) -> None:
+    def _add(self, name: str, trigger: Trigger, chore: PeriodicTask, *, at_once: bool = False) -> None:
         self._schedule.add(name, trigger, partial(self._do, name, chore), at_once=at_once)
 
-    def _do(self, name: str, chore: Chore) -> None:
+    def _do(self, name: str, chore: PeriodicTask) -> None:
         """Run a chore; one that fails is shown as failing, and is run again when it is due."""
         if self.stop.is_set():
             return

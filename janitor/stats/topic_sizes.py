@@ -58,7 +58,7 @@ ROW_BYTES = 4096
 _log = logging.getLogger(__name__)
 
 
-class Census:
+class TopicSizeCounter:
     """Counts the topics of one store, again and again.
 
     Args:

@@ -66,8 +66,8 @@ def watch(module: str, folder: Path, images: Path, *words: object) -> dict[str, 
         require_tool(tool, "apt-get install util-linux iproute2 openssl")
     if os.geteuid() != 0 or not (PACKAGES / "usr/bin/containerd").exists():
         require_or_skip("a node needs root and Debian's containerd: make engine")
-    apart = ["unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]
-    command = [*apart, sys.executable, "-m", module, *map(str, [folder, images, *words])]
+    with_own_counter = ["unshare", "--net", "--mount", "--pid", "--ipc", "--fork", "--kill-child", "--mount-proc"]
+    command = [*with_own_counter, sys.executable, "-m", module, *map(str, [folder, images, *words])]
     with machine_as_it_was():
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIFE_SECONDS, check=False)
     # Images, once packed and once laid out, are gigabytes.

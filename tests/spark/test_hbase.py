@@ -28,7 +28,7 @@ from janitor.spark.sweep.task import StoreEnvironment, perform
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.state.sqlite.state import SqliteState
-from janitor.stats.topic_sizes import Census
+from janitor.stats.topic_sizes import TopicSizeCounter
 from janitor.sweep.run import NO_RUN, Run, Terms
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
@@ -178,7 +178,7 @@ def test_given_tables_in_hbase_when_read_then_every_row_comes_from_under_its_sal
     with made.opened() as (store, _):
         Scene.on(store)
         counting = SqliteState.in_memory()
-        Census(store, counting, ManualClock(NOW_MS), rows_per_second=100_000).step()
+        TopicSizeCounter(store, counting, ManualClock(NOW_MS), rows_per_second=100_000).step()
         living = stats.living(store)
         stored = [key for key, _ in every(store.message, MESSAGES)]
         payloads = len(every(store.payload, PAYLOADS))

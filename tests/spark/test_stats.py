@@ -13,7 +13,7 @@ from janitor.spark import stats
 from janitor.spark.source.source import register
 from janitor.state.records import Note
 from janitor.state.sqlite.state import SqliteState
-from janitor.stats.topic_sizes import Census
+from janitor.stats.topic_sizes import TopicSizeCounter
 from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic, unknown_topic, visibility
 from tms_core.clock import ManualClock, SystemClock
@@ -68,7 +68,7 @@ def test_given_a_store_when_counted_then_each_figure_is_right(
         fill(store)
         living = stats.living(store)
         state, clock = SqliteState.in_memory(), ManualClock(NOW_MS)
-        Census(store, state, clock, rows_per_second=10_000).step()
+        TopicSizeCounter(store, state, clock, rows_per_second=10_000).step()
     register(spark)
     options = {"leveldb": str(place), "snapshots": str(snapshots)}
     found = {(one.topic, one.generation): one for one in stats.count(spark, options, NOW_MS, view)}

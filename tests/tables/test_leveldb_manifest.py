@@ -18,7 +18,7 @@ from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.base import KEYS, MESSAGES, MessageValue
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.log import BLOCK_BYTES, DELETED_TABLE, NEW_TABLE, Field, pack_edit, parse_edit
-from tms_core.tables.leveldb.manifest import cure, current_manifest, prepare, rename_tables
+from tms_core.tables.leveldb.manifest import current_manifest, prepare, rename_tables, repair
 from tms_core.tables.leveldb.store import LevelDBStore
 
 MESSAGE = "system.tms.message"
@@ -69,22 +69,22 @@ def test_given_hundreds_of_wrong_sizes_when_cured_then_cpp_reads_every_row(large
     assert current_manifest(folder).stat().st_size > 2 * BLOCK_BYTES
     assert read_all(folder) == {}, "plyvel does not even say that it cannot read them"
     folder = shutil.copytree(large, tmp_path / "another")
-    assert cure(folder) == TABLES
+    assert repair(folder) == TABLES
     assert read_all(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}
 
 
 def test_given_a_cured_folder_when_cured_again_then_not_one_byte_changes(large: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(large, tmp_path / "database")
-    cure(folder)
+    repair(folder)
     before = snapshot(folder)
-    assert cure(folder) == 0
+    assert repair(folder) == 0
     assert snapshot(folder) == before
 
 
 def test_given_wrong_sizes_when_cured_then_every_other_field_is_kept(sample: Path) -> None:
     folder = sample / MESSAGE
     old = [parse_edit(record) for record in read_records(current_manifest(folder).read_bytes())]
-    assert cure(folder) == 1
+    assert repair(folder) == 1
     new = [parse_edit(record) for record in read_records(current_manifest(folder).read_bytes())]
     for old_edit, new_edit in zip(old, new[:-1], strict=True):
         for before, after in zip(old_edit, new_edit, strict=True):
@@ -184,7 +184,7 @@ def test_given_a_full_disk_when_cured_then_the_folder_is_as_it_was(
 def test_given_the_padding_of_a_java_crash_when_cured_then_it_is_read_past(sample: Path) -> None:
     manifest = current_manifest(sample / MESSAGE)
     manifest.write_bytes(manifest.read_bytes().ljust(1 << 20, b"\0"))
-    assert cure(sample / MESSAGE) == 1
+    assert repair(sample / MESSAGE) == 1
     with LevelDBStore(sample) as store:
         assert len(store.message.read(KEYS, b"", None, 100_000).items) == 9897
 
@@ -242,7 +242,7 @@ def test_given_any_damage_to_a_manifest_when_we_refuse_it_then_leveldb_does(samp
         flip(manifest, at)
     untouched = shutil.copytree(folder, path / "untouched")
     try:
-        cure(folder)
+        repair(folder)
     except StoreError:
         with pytest.raises(plyvel.Error):
             read_all(untouched)

@@ -109,7 +109,7 @@ def test_given_a_store_then_its_face_tells_the_room_of_its_three_folders_and_one
         topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
         (tmp_path / "beside").write_bytes(b"x" * 10_000)
         held = sum(file.stat().st_size for folder in FOLDERS.values() for file in (tmp_path / folder).iterdir())
-        assert read_only(store).disk_bytes() == store.apart().disk_bytes() == held
+        assert read_only(store).disk_bytes() == store.with_own_counter().disk_bytes() == held
     assert read_only(MemoryStore()).disk_bytes() is None
 
 

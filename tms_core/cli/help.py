@@ -10,7 +10,7 @@ import click
 #: What ``--log-format`` does, in both programs.
 LOG_FORMAT = "Log format on standard error; auto: json for daemons outside a terminal, else text."
 #: Options of click itself that belong to every command.
-_EVERYWHERE = {"--help", "--version"}
+_GLOBAL_OPTIONS = {"--help", "--version"}
 
 
 class GlobalOption(click.Option):
@@ -43,7 +43,7 @@ def _format_options(command: click.Command, ctx: click.Context, formatter: click
     for option in command.get_params(ctx):
         record = option.get_help_record(ctx)
         if record is not None:
-            is_global = isinstance(option, GlobalOption) or not _EVERYWHERE.isdisjoint(option.opts)
+            is_global = isinstance(option, GlobalOption) or not _GLOBAL_OPTIONS.isdisjoint(option.opts)
             sections["Global options" if is_global else "Options"].append(record)
     for name, records in sections.items():
         if records:

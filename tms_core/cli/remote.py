@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tms_core.transaction.rpc.client import TransactionClient
 
 #: What stands for "on every address" where one listens, and where one can then ask.
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
+_ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
 #: How long a shell that completes a topic waits for each server.
 _SECONDS = 2.0
 
@@ -99,7 +99,7 @@ class Remote(Answering):
         if self.server:
             return self.server.split(",")
         wanted = self._settings.server
-        host = _EVERYWHERE.get(wanted.host, wanted.host)
+        host = _ANY_ADDRESS.get(wanted.host, wanted.host)
         return [f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"]
 
     def transactions(self) -> TransactionClient:

@@ -222,7 +222,7 @@ class Worker:
         self._claims, self._given = claims, [message.id for message in batch.messages]
         # Only a message that is alone in its batch is known to be the one that fails; the server halves failed batches.
         if most is not None and batch.deliveries > most and len(batch.messages) == 1:
-            await self._bury(current, whole, batch.messages[0])
+            await self._send_to_dead_letters(current, whole, batch.messages[0])
             return []
         return batch.messages
 
@@ -242,7 +242,7 @@ class Worker:
                 logger.warning("what a transaction has claimed of %s is not given back: %s", self._topic, error)
             self._cut_off.pop()
 
-    async def _bury(self, current: ClientTransaction, topic: TopicId, message: Message) -> None:
+    async def _send_to_dead_letters(self, current: ClientTransaction, topic: TopicId, message: Message) -> None:
         """Publish a message that could not be processed to the dead letter topic, in the same transaction."""
         dead = dead_letters_of(topic)
         with suppress(TopicExists):

@@ -480,7 +480,7 @@ class Reads(ABC):
         """
         return ""
 
-    def apart(self) -> Self:
+    def with_own_counter(self) -> Self:
         """Return the same store with a separate count of operations, if that costs nothing; closing it does nothing."""
         return self
 

@@ -34,7 +34,7 @@ class ReadOnlyStore(WrappedStore):
     """
 
     def __init__(self, store: Reads, calls: Calls | None = None) -> None:
-        store = store.apart()
+        store = store.with_own_counter()
         counted = Calls() if calls is None else calls
         hook = _CallCounter(counted, store.calls)
         super().__init__(

@@ -150,11 +150,11 @@ class Wanted:
             while start is not None and (last is None or start < last):
                 page = table.read(KEYS, start, last, limit)
                 start, limit = page.resume, min(2 * limit, _MOST_ROWS)
-                if page.items and (stop := self._leap(page.items[-1], found)) is not None:
+                if page.items and (stop := self._skip_to_range(page.items[-1], found)) is not None:
                     start, limit = stop, 1
         return found
 
-    def _leap(self, key: bytes, found: list[KeyRange]) -> bytes | None:
+    def _skip_to_range(self, key: bytes, found: list[KeyRange]) -> bytes | None:
         """Return where to look on behind a key; the stretch that starts with it is added to the findings."""
         stop = self.through(key)
         if stop is None:

@@ -93,8 +93,8 @@ def publish_batches(
         raise ConfigurationError(f"ttl_seconds is {ttl_seconds}.", "Give 1 or more.")
     with connect(url, transactions, token_file, ca_file) as client:
         _require_no_partitions(client, target)
-    site = _Site(url, transactions, token_file, ca_file, timeout_seconds)
-    return BatchPublisher(site, target, checkpoint, column, first_batch, ttl_seconds)
+    server = _Target(url, transactions, token_file, ca_file, timeout_seconds)
+    return BatchPublisher(server, target, checkpoint, column, first_batch, ttl_seconds)
 
 
 def _require_no_partitions(client: Client, topic: TopicId) -> None:
@@ -122,7 +122,7 @@ def _taking(client: Client, topic: TopicId) -> TopicId:
     return _taking(client, layout.route(layout.routes[0])) if layout.routes else layout.place(0)
 
 
-class _Site(NamedTuple):
+class _Target(NamedTuple):
     """Where a batch goes."""
 
     url: str
@@ -150,7 +150,7 @@ class BatchPublisher:
         ttl_seconds: of its messages; None: as long as the topic's live.
     """
 
-    site: _Site
+    server: _Target
     topic: TopicId
     checkpoint: str
     column: str
@@ -173,21 +173,21 @@ class BatchPublisher:
         _check(batch, self.column)
         known = planned(batch.sparkSession, self.checkpoint, batch_id)
         query = query_id(batch.sparkSession, self.checkpoint)
-        client, _ = self.site.client()
+        client, _ = self.server.client()
         try:
             with client, client.producer(self.topic, query) as producer:
                 label = f"{known.number} {known.ms}"
-                with producer.transaction(label, timeout_seconds=self.site.timeout_seconds) as transaction:
+                with producer.transaction(label, timeout_seconds=self.server.timeout_seconds) as transaction:
                     now_ms = transaction_ms(transaction.transaction.transaction_id)
                     if self._is_published(known, producer.previous, query, now_ms):
                         transaction.roll_back()
                         return
                     rows = batch.select(batch[self.column].cast("binary"))
-                    pointers = _stored(rows, _Storing(self.site, self.topic, self.column, transaction.transaction))
+                    pointers = _stored(rows, _Storing(self.server, self.topic, self.column, transaction.transaction))
                     transaction.publish_stored(self.topic, pointers, self.ttl_seconds)
         except NotInProgress as error:
             raise NotInProgress(
-                f"Batch {batch_id} took longer than its transaction may, {self.site.timeout_seconds} s, or another "
+                f"Batch {batch_id} took longer than its transaction may, {self.server.timeout_seconds} s, or another "
                 "driver of the query has ended that; nothing of it is published.",
                 "Raise timeout_seconds, or lower maxMessagesPerBatch for batches to come.",
             ) from error
@@ -224,7 +224,7 @@ class BatchPublisher:
 class _Storing:
     """What a task does with its partition: it stores the payloads, and answers its number and write pointer."""
 
-    site: _Site
+    server: _Target
     topic: TopicId
     column: str
     transaction: Transaction
@@ -234,7 +234,7 @@ class _Storing:
         first = next(chunks, None)
         if first is None:
             return
-        client, service = self.site.client()
+        client, service = self.server.client()
         with client:
             own = service.checkpoint(self.transaction)
             for chunk in chain([first], chunks):

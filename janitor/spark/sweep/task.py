@@ -145,9 +145,9 @@ class Finder:
     def apply(self, finding: Finding) -> Done:
         match finding:
             case Due(hold=None):
-                return Done(finding.batch.keys, found=_around(finding.batch.keys))
+                return Done(finding.batch.keys, found=_enclosing_range(finding.batch.keys))
             case Invalid():
-                return Done(found=_around([cell.key for cell in finding.cells]))
+                return Done(found=_enclosing_range([cell.key for cell in finding.cells]))
             case _:
                 return NOTHING_DONE
 
@@ -155,7 +155,7 @@ class Finder:
         """Looking costs nothing."""
 
 
-def _around(keys: Sequence[bytes]) -> KeyRange | None:
+def _enclosing_range(keys: Sequence[bytes]) -> KeyRange | None:
     return KeyRange(keys[0], keys[-1] + b"\x00") if keys else None
 
 

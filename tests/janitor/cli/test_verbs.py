@@ -14,7 +14,7 @@ import pytest
 from janitor.state.records import TopicCount
 from janitor.state.sqlite.state import SqliteState
 from janitor.state.topic_history import save_sizes
-from janitor.stats.topic_sizes import Census
+from janitor.stats.topic_sizes import TopicSizeCounter
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.clock import ManualClock
@@ -451,7 +451,7 @@ def test_given_counts_of_all_topics_then_plan_run_history_and_status_tell_how_ma
 ) -> None:
     assert "messages:" not in site.janitor("plan").out
     with LevelDBStore(site.store) as store, SqliteState(site.folder / "data/janitor") as state:
-        Census(store, state, ManualClock(NOW_MS - 20_000), rows_per_second=1_000_000).step()
+        TopicSizeCounter(store, state, ManualClock(NOW_MS - 20_000), rows_per_second=1_000_000).step()
         counted = sum(count.messages for count in state.counts().values())
     report = site.janitor("plan --format json").json
     rows = Counter[str]()

@@ -7,7 +7,7 @@ import pytest
 from janitor.report import NOT_COUNTED, MessagesLeft
 from janitor.rules.policy import Reason
 from janitor.run.passes import LEDGER_ENTRIES, MESSAGES_MS
-from janitor.stats.topic_sizes import Census
+from janitor.stats.topic_sizes import TopicSizeCounter
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, topic, unknown_topic, watch
 from tests.janitor.state.entries import entry
 from tms_core.tables.memory import MemoryStore
@@ -29,7 +29,7 @@ def store() -> MemoryStore:
 
 def counted(rig: Rig, age_ms: int = 20 * SECOND) -> Rig:
     """The rig some time after its topics were counted."""
-    Census(rig.store, rig.state, rig.clock, rows_per_second=1_000_000).step()
+    TopicSizeCounter(rig.store, rig.state, rig.clock, rows_per_second=1_000_000).step()
     rig.clock.advance(age_ms)
     return rig
 

@@ -9,7 +9,7 @@ import pytest
 from janitor.state.base import TopicCount
 from janitor.state.topic_history import sizes
 from janitor.stats.scheduler import SAVE_EVERY_MS
-from janitor.stats.topic_sizes import PAGE_BYTES, Census
+from janitor.stats.topic_sizes import PAGE_BYTES, TopicSizeCounter
 from tests.builders import DAY, NOW_MS, SECOND, Call, fail_at, unknown_topic, watch, watch_state
 from tests.janitor.state.entries import entry
 from tests.janitor.stats.conftest import Place
@@ -27,9 +27,9 @@ PAYLOAD_KEY = MESSAGE_KEY + 8
 ORDERS = TopicId.parse("default:orders")
 
 
-def census(place: Place, *, rate: int = 1_000_000, **options: Any) -> Census:
+def census(place: Place, *, rate: int = 1_000_000, **options: Any) -> TopicSizeCounter:
     clock = options.pop("clock", place.clock)
-    return Census(read_only(place.store), place.state, clock, rows_per_second=rate, **options)
+    return TopicSizeCounter(read_only(place.store), place.state, clock, rows_per_second=rate, **options)
 
 
 def counted(place: Place) -> dict[str, int]:

@@ -10,7 +10,7 @@ import pytest
 from janitor.cli.status import lines
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.stats.consumer_lag import LATE_MS, MOST_TOPICS, note_late
-from janitor.stats.topic_sizes import Census
+from janitor.stats.topic_sizes import TopicSizeCounter
 from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect, summary
 from janitor.status.health import judge
 from janitor.status.past import topic_detail
@@ -206,7 +206,7 @@ def test_given_counts_when_looked_at_then_a_topic_has_its_sizes_and_what_is_held
     orders.describe(ttl_seconds=60)
     rig.engine.run_once()
     [before] = seen(rig).held
-    Census(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
+    TopicSizeCounter(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
     [held], [figures] = seen(rig).held, seen(rig).topics
     assert (held.rows, figures.messages) == (1, 2)
     assert figures.size_bytes is not None
@@ -224,7 +224,7 @@ def test_given_old_generations_that_are_held_then_they_are_as_large_as_the_run_s
     topic(store, "default:orders", ttl_seconds=86_400, generation=2).plain(NOW_MS)
     rig.engine.run_once()
     [before] = seen(rig).held
-    Census(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
+    TopicSizeCounter(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
     assert seen(rig).held == [before]
 
 
@@ -305,7 +305,7 @@ def test_collect_with_messages_dated_ahead_names_their_topic(ahead_ms: int, name
     topic(store, "default:right", ttl_seconds=60).plain(NOW_MS)
     rig = janitor(store)
     rig.engine.run_once(adopt=True)
-    Census(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
+    TopicSizeCounter(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
     status = seen(rig)
     assert [one.topic for one in status.ahead] == (["default:orders"] if named else [])
     said = "default:orders has messages with future timestamps."

@@ -191,7 +191,7 @@ class Leadership:
             seen = self._lease.seen
             logger.warning("this server does not lead any more, %s does", seen.holder if seen else "no server")
         except StoreError as error:
-            self._complain(error)
+            self._log_failure(error)
         if self._term is None and self._may_begin():
             self._begin(prepare)
 
@@ -277,7 +277,7 @@ class Leadership:
     def _end(self) -> None:
         self._term, self._ending = None, False
 
-    def _complain(self, error: StoreError) -> None:
+    def _log_failure(self, error: StoreError) -> None:
         if self._failure != error.message:
             logger.warning("which server leads cannot be found out: %s", error)
         self._failure = error.message

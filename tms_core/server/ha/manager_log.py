@@ -210,7 +210,7 @@ class SideStorage:
             if not self._still():
                 # Without the lease, this would close the log of the current leader, and later decisions would be lost.
                 # A leader that starts after this check competes for the same cell, or closes the log after it.
-                raise deposed()
+                raise leadership_lost()
             if self._side.exchange(_cell_key(at), None, ours):
                 return cells, at + 1
 
@@ -230,7 +230,7 @@ class SideStorage:
             self._root = present
         self._tried.add(value)
         if not self._side.exchange(_ROOT, self._root, value):
-            raise deposed()
+            raise leadership_lost()
         self._root = value
         self._tried.clear()
 
@@ -266,7 +266,7 @@ class SideLog(GroupLog):
         super().sync(position)
         # Also for calls that wrote nothing: a former leader must not answer from its outdated state.
         if not self._still():
-            raise self._failed(deposed())
+            raise self._failed(leadership_lost())
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
@@ -275,7 +275,7 @@ class SideLog(GroupLog):
         data = b"".join(_LENGTH.pack(len(edit)) + edit for edit in edits)
         for start in range(0, len(data), ROW_BYTES):
             if not self._side.exchange(_cell_key(self.next), None, _EDITS + data[start : start + ROW_BYTES]):
-                raise deposed()
+                raise leadership_lost()
             self.next += 1
 
     def _failed(self, failure: OSError | StoreError) -> LogFailed:
@@ -297,7 +297,7 @@ def root_of(side: SideTable) -> LogRoot | None:
     return None if value is None else LogRoot.parse(value)
 
 
-def deposed() -> StorageElsewhere:
+def leadership_lost() -> StorageElsewhere:
     """Return the error of a manager whose server is a former leader."""
     return StorageElsewhere("Another server has taken over the transactions.", "Try again in some seconds.")
 

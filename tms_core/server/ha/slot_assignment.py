@@ -41,7 +41,7 @@ _LEASES = b"l"
 _LACKING = b"\xff"
 #: The duration of the record in ``l``, in seconds: longer than any server watches it.
 _FOR_EVER = 2**31 - 1
-_SAID = re.compile(r"(\d+) slots(, to be \d+ by .+)?")
+_SLOTS_VALUE = re.compile(r"(\d+) slots(, to be \d+ by .+)?")
 _ROWS = 1000
 
 logger = get_logger(__name__)
@@ -143,7 +143,7 @@ class SlotAssignment:
                 self._look(prepare)
             self._failure = ""
         except StoreError as error:
-            self._complain(error)
+            self._log_failure(error)
 
     def resign(self) -> None:
         """Release the slots of this server.
@@ -193,7 +193,7 @@ class SlotAssignment:
         try:
             agreed = self._agreement.holds()
         except StoreError as error:
-            self._complain(error)
+            self._log_failure(error)
             return False
         return agreed and prepare(slot)
 
@@ -211,7 +211,7 @@ class SlotAssignment:
             value = b"%d %d" % (self._clock.now_ms(), self._looks)
             self._side.put([(_row(self._wanted.slots, self._ordinal, lacking=True), value)])
 
-    def _complain(self, error: StoreError) -> None:
+    def _log_failure(self, error: StoreError) -> None:
         if self._failure != error.message:
             logger.warning("which server leads cannot be found out: %s", error)
         self._failure = error.message
@@ -242,7 +242,7 @@ class Agreement:
         slots, changes = _said(value)
         if (slots, changes) == (self._wanted.slots, False):
             return True
-        if reason := self._hindrance(slots):
+        if reason := self._obstacle(slots):
             self._say(f"{self._wanted.slots} slots are not in force yet: {reason}")
             return False
         try:
@@ -260,7 +260,7 @@ class Agreement:
         self._former.clear()
         return done
 
-    def _hindrance(self, slots: int) -> str | None:
+    def _obstacle(self, slots: int) -> str | None:
         """Acquire all leases of another number of slots; return the reason why that is not possible yet, or None."""
         if len(self._former) != slots:
             self._former = {
@@ -324,7 +324,7 @@ def _lease(side: SideTable, slots: int, slot: int, holder: str, seconds: int, cl
 def _said(value: bytes | None) -> tuple[int, bool]:
     """Return the number of slots, and whether it is being changed."""
     record = LeaseRecord.parse(value)
-    said = None if record is None else _SAID.fullmatch(record.holder)
+    said = None if record is None else _SLOTS_VALUE.fullmatch(record.holder)
     return (1, False) if said is None else (int(said[1]), said[2] is not None)
 
 

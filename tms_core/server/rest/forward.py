@@ -129,9 +129,12 @@ class Forwarder:
         passage = _Passage(scope, receive, send, self._extensions)
         transport = await self._current(self._opened)
         passing = asyncio.ensure_future(passage.run(transport, leader))
-        gone, deposed = asyncio.ensure_future(passage.gone()), asyncio.ensure_future(_deposed(leadership, leader))
+        gone, leader_changed = (
+            asyncio.ensure_future(passage.gone()),
+            asyncio.ensure_future(_leader_changed(leadership, leader)),
+        )
         try:
-            await asyncio.wait({passing, gone, deposed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({passing, gone, leader_changed}, return_when=asyncio.FIRST_COMPLETED)
             if passing.done():
                 passing.result()
             elif gone.done():
@@ -140,7 +143,7 @@ class Forwarder:
                 await _end(passing)
                 raise _unanswered("The server that led does not lead any more.")
         finally:
-            await _end(passing, gone, deposed)
+            await _end(passing, gone, leader_changed)
 
 
 def _topic(path: str) -> bytes:
@@ -155,7 +158,7 @@ def _address(leadership: Leadership) -> str:
     return leader.address if leader is not None else ""
 
 
-async def _deposed(leadership: Leadership, leader: str) -> None:
+async def _leader_changed(leadership: Leadership, leader: str) -> None:
     """Return when another server leads."""
     while _address(leadership) == leader:
         await asyncio.sleep(LOOK_SECONDS)

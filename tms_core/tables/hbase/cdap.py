@@ -37,7 +37,7 @@ _OBSERVED: tuple[TableName, ...] = ("message", "payload")
 #: A coprocessor is an attribute such as ``coprocessor$1``, with the value ``jar|class|priority|arguments``.
 _ENTRY = re.compile(r"coprocessor\$\d+", re.IGNORECASE)
 #: CDAP's packages before and since version 6, and Tephra's.
-_THEIRS = re.compile(r"(co\.cask|io\.cdap|org\.apache\.tephra)\.")
+_CDAP_CLASSES = re.compile(r"(co\.cask|io\.cdap|org\.apache\.tephra)\.")
 #: Rows of the state table by their first byte: bounds of regions, one row each; what each run has written, the newest
 #: run first; regions that were empty, the oldest first.
 _BOUNDS, _RUNS, _EMPTY = b"\x01", (b"\x02", b"\x03", b"\x05"), b"\x04"
@@ -99,7 +99,7 @@ def observers(table: str, attributes: Mapping[str, str]) -> Iterator[str]:
     """Yield the observers of CDAP's or Tephra's that a table carries, each as a sentence with the next step."""
     for name, value in sorted(attributes.items()):
         java_class = value.partition("|")[2].partition("|")[0].strip()
-        if _ENTRY.fullmatch(name) and _THEIRS.match(java_class):
+        if _ENTRY.fullmatch(name) and _CDAP_CLASSES.match(java_class):
             yield (
                 f"{table} still carries CDAP's observer {java_class.rpartition('.')[2]}, which cleans it inside the "
                 "region servers; when pruning is off and this janitor sweeps, take it off in the HBase shell: "

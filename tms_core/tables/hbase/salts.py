@@ -256,7 +256,7 @@ class Buckets:
         samples = {table: sampled(rows) for table, rows in self._tables.items()}
         for table, sample in samples.items():
             if not sample.fits(number):
-                raise self._misfit(table, sample, number)
+                raise self._mismatch(table, sample, number)
         if not said and not any(sample.rows for sample in samples.values()):
             logger.info(
                 "storage.hbase.buckets is assumed to be %d: the tables of %s are empty, and without "
@@ -272,7 +272,7 @@ class Buckets:
         said = {table: buckets_of(self._admin, self._namespace, table) for table in self._tables}
         return {table: own for table, own in said.items() if own is not None}
 
-    def _misfit(self, table: TableName, sample: SaltSample, number: int) -> StoreError:
+    def _mismatch(self, table: TableName, sample: SaltSample, number: int) -> StoreError:
         own = sample.best()
         return StoreError(
             f"{self._name(table)} does not have {number} buckets, as storage.hbase.buckets says: "

@@ -28,7 +28,7 @@ from tms_core.tables.leveldb.database import Database
 from tms_core.tables.leveldb.layout import FOLDERS, disk_bytes, find_tables, identity
 from tms_core.tables.leveldb.lineage import StoreTrace, trace_folder
 from tms_core.tables.leveldb.lock import locked, translated
-from tms_core.tables.leveldb.manifest import check_logs, cure, current_manifest, table_files
+from tms_core.tables.leveldb.manifest import check_logs, current_manifest, repair, table_files
 from tms_core.tables.leveldb.store import (
     LevelDBMessageReads,
     LevelDBMetadataReads,
@@ -258,7 +258,7 @@ def _new_folder(into: Path, stack: ExitStack) -> Path:
 def _open_copy(folder: Path, stack: ExitStack) -> Database:
     present = folder.exists()
     if present:
-        cure(folder)
+        repair(folder)
     database = Database(folder, create=not present)
     stack.callback(database.close)
     return database

@@ -301,7 +301,7 @@ class WritableDatabase(Database):
         """
         with writing(self.folder):
             with self._disk:
-                self._mend()
+                self._repair()
                 if not self._unsynced:
                     return
                 # Before the sync: an unsynced write during it sets the flag again.
@@ -336,7 +336,7 @@ class WritableDatabase(Database):
         """Close the folder, after a failed write was rolled back, if it can be; closing twice is no error."""
         with self._disk:
             with suppress(plyvel.Error, OSError):
-                self._mend()
+                self._repair()
             self._failed = None
         super().close()
 
@@ -355,7 +355,7 @@ class WritableDatabase(Database):
     def _write_all(self, writes: Sequence[_Write]) -> None:
         try:
             with writing(self.folder):
-                self._mend()
+                self._repair()
                 with self._handle as db:
                     synced = [write.synced for write in writes]
                     batch = db.write_batch(sync=any(synced))
@@ -379,7 +379,7 @@ class WritableDatabase(Database):
             for write in writes:
                 write.done = True
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Reopen the folder if a write has failed; the caller holds the disk lock."""
         if self._failed is not None:
             self._handle.reopen(self._failed)

@@ -74,11 +74,11 @@ def prepare(*folders: Path, side: Path | None = None) -> None:
         # Check everything before the first change: a damaged folder leaves all folders unchanged.
         for folder in checked:
             check_logs(folder)
-        for found in [_Cure(folder) for folder in folders]:
+        for found in [_Repair(folder) for folder in folders]:
             found.carry_out()
 
 
-def cure(folder: Path) -> int:
+def repair(folder: Path) -> int:
     """Repair a folder as :func:`prepare`, for a caller that holds its lock or owns it, and has checked its logs.
 
     The old MANIFEST stays until LevelDB has opened the folder and removes it.
@@ -89,19 +89,19 @@ def cure(folder: Path) -> int:
     Raises:
         StoreError: the MANIFEST cannot be read, or a table in it is missing or incomplete; nothing was changed.
     """
-    found = _Cure(folder)
+    found = _Repair(folder)
     found.carry_out()
     return len(found.wrong)
 
 
-class _Cure:
+class _Repair:
     """The repairs of a folder.
 
     Attributes:
         wrong: the sizes of tables that have another size in the MANIFEST.
 
     Raises:
-        StoreError: as :func:`cure`.
+        StoreError: as :func:`repair`.
     """
 
     def __init__(self, folder: Path) -> None:

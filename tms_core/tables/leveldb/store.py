@@ -113,7 +113,7 @@ class LevelDBStore(Store):
         self.message = LevelDBMessageTable(message, calls) if message else AbsentMessageTable(calls)
         self.payload = LevelDBPayloadTable(payload, calls) if payload else AbsentPayloadTable(calls)
 
-    def apart(self) -> LevelDBStore:
+    def with_own_counter(self) -> LevelDBStore:
         other = copy(self)
         other.calls, other._open = Counter(), ExitStack()
         other._lay_out(self._databases)

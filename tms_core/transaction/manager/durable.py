@@ -105,7 +105,7 @@ class DurableState:
             ManagerStopped: the manager has stopped.
         """
         refusal: TransactionError | None = None
-        self._mend()
+        self._repair()
         with self._lock:
             self._require_running()
             waiting = waits(self._state)
@@ -161,7 +161,7 @@ class DurableState:
             ManagerStopped: the manager has stopped.
         """
         with self._saving:
-            self._mend()
+            self._repair()
             with self._lock:
                 self._require_running()
                 timestamp_ms = self._timestamp()
@@ -215,7 +215,7 @@ class DurableState:
         )
         return state, found.newest_ms
 
-    def _mend(self) -> None:
+    def _repair(self) -> None:
         """Restart from the disk if the log has failed."""
         if not self._failed:
             return
