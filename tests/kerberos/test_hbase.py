@@ -203,6 +203,41 @@ def test_each_quality_of_protection_of_a_real_server_is_spoken(
         hbase.command("stop-thrift", port)
 
 
+def test_thrift_over_http_logs_in_with_spnego_and_acts_for_the_user(
+    hbase: HBaseServer, settings: HBaseSettings, realm: Realm
+) -> None:
+    spnego = {
+        "hbase.regionserver.thrift.http": "true",
+        "hbase.thrift.security.qop": "auth",
+        "hbase.thrift.spnego.principal": f"HTTP/localhost@{REALM}",
+        "hbase.thrift.spnego.keytab.file": realm.keytab("HTTP/localhost"),
+    }
+    port = hbase.command("start-thrift", "thrift", 0, *(f"{name}={value}" for name, value in spnego.items()))
+    assert settings.kerberos is not None
+    own = settings.kerberos.model_copy(update={"service": None})
+    wanted = settings.model_copy(
+        update={"thrift": (f"localhost:{port}",), "transport": "http", "kerberos": own, "thrift2": None}
+    )
+    stranger = own.model_copy(update={"principal": "passerby", "keytab": realm.keytab("passerby")})
+    nobody = own.model_copy(update={"service": "nothttp/_HOST"})
+    realm.admin("addprinc -randkey nothttp/localhost")
+    try:
+        with HBaseStore(wanted) as store:
+            orders = topic(store, "default:long", ttl_seconds=3600).plain(
+                *range(NOW_MS, NOW_MS + 50), body=b"x" * 9_000
+            )
+            assert [value.payload for _, value in orders.messages()] == [b"x" * 9_000] * 50
+        for other, said in (
+            (stranger, r"AccessDenied.*user .passerby"),
+            (None, r"cannot be used: it demands a Kerberos login. Set storage.hbase.kerberos"),
+            (nobody, r"cannot be used: it refuses the Kerberos login: .*See that hbase.thrift.spnego"),
+        ):
+            with pytest.raises(StoreError, match=said):
+                HBaseStore(wanted.model_copy(update={"kerberos": other}))
+    finally:
+        hbase.command("stop-thrift", port)
+
+
 def test_user_without_permission_is_refused_by_hbase_itself(settings: HBaseSettings, realm: Realm) -> None:
     stranger = HBaseKerberosSettings(principal="stranger", keytab=realm.keytab("stranger"))
     with pytest.raises(StoreError, match=r"AccessDenied.*user .stranger"):

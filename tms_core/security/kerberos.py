@@ -9,8 +9,10 @@ One limit: the library has its own time-outs for servers of the realm, which a c
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import time
+from collections.abc import Iterable
 
 from tms_core.errors import ConfigurationError, LoginFailed, hint_for_extra
 from tms_core.security.files import check_secret_file
@@ -110,6 +112,18 @@ class KerberosLogin:
             raise self.failure(error, service) from error
         return Exchange(self, context, service)
 
+    @staticmethod
+    def negotiated(headers: Iterable[str]) -> bytes | None:
+        """Return the token of headers ``WWW-Authenticate: Negotiate``, empty in a demand; None: there is no demand."""
+        for header in headers:
+            kind, _, token = header.strip().partition(" ")
+            if kind.lower() == "negotiate":
+                try:
+                    return base64.b64decode(token, validate=True)
+                except ValueError:
+                    return b""
+        return None
+
     def describe(self) -> str:
         """Return the principal and the lifetime of its ticket.
 
@@ -166,6 +180,14 @@ class Exchange:
     def is_expired(self) -> bool:
         """Return whether the ticket has expired since, so that the service may refuse more calls."""
         return self._ends is not None and time.monotonic() > self._ends
+
+    def authorization(self) -> str:
+        """Start the login, and return the header ``Authorization`` of an HTTP request for it (RFC 4559).
+
+        Raises:
+            LoginFailed: as :meth:`step`.
+        """
+        return f"Negotiate {base64.b64encode(self.step()).decode()}"
 
     def step(self, token: bytes | None = None) -> bytes:
         """Take a token of the service, and return the next token for it.

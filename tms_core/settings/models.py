@@ -205,10 +205,11 @@ class KerberosSettings(Section):
 
 
 class HBaseKerberosSettings(KerberosSettings):
-    service: Annotated[str, Field(pattern=r"^[^/@\s]+/[^/@\s]+(@[^/@\s]+)?$")] = setting(
-        "hbase/_HOST",
-        "principal of the Thrift servers, HBase's hbase.thrift.kerberos.principal; _HOST is the host of each "
-        "address; without @REALM, the realm of krb5.conf",
+    service: Annotated[str, Field(pattern=r"^[^/@\s]+/[^/@\s]+(@[^/@\s]+)?$")] | None = setting(
+        None,
+        "principal of the Thrift servers: HBase's hbase.thrift.kerberos.principal, over HTTP "
+        "hbase.thrift.spnego.principal; _HOST is the host of each address; without @REALM, the realm of krb5.conf; "
+        "null: hbase/_HOST, over HTTP HTTP/_HOST",
         reason="HBase's convention",
     )
 
@@ -238,15 +239,21 @@ class HBaseSettings(Section):
     namespace: Annotated[str, Field(pattern=r"^[A-Za-z0-9_]+$")] = setting(
         "cdap_system", "HBase namespace of the tables", reason="where CDAP puts its system tables"
     )
+    transport: Literal["tcp", "http"] = setting(
+        "tcp",
+        "transport of the Thrift connections; http: for servers with hbase.regionserver.thrift.http",
+        reason="HBase's default",
+    )
     tls: ClientTlsSettings | None = setting(
         None,
-        "TLS of the Thrift connections; null: none; {}: by the system's authorities, without a certificate",
-        reason="HBase's Thrift servers speak TLS over HTTP only",
+        "TLS of the Thrift connections (hbase.thrift.ssl.enabled); null: none; {}: by the system's authorities, "
+        "without a certificate",
+        reason="HBase's default is none, and its servers speak TLS over HTTP only",
     )
     kerberos: HBaseKerberosSettings | None = setting(
         None,
-        "Kerberos login (SASL) at Thrift servers that demand it (hbase.thrift.security.qop); null: none; {}: with the "
-        "ticket that kinit made",
+        "Kerberos login at Thrift servers that demand it, by SASL (hbase.thrift.security.qop), over HTTP by SPNEGO; "
+        "null: none; {}: with the ticket that kinit made",
         reason="HBase's default is none",
     )
     connections: Count = setting(

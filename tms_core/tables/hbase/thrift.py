@@ -31,7 +31,7 @@ from thriftpy2.thrift import TApplicationException, TClient, TException, TMessag
 from thriftpy2.transport import TTransportException
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
-from tms_core.errors import StoreError, StoreFull, StoreNotFound, StoreUnavailable, TooLarge, WriteRefused
+from tms_core.errors import LoginFailed, StoreError, StoreFull, StoreNotFound, StoreUnavailable, TooLarge, WriteRefused
 from tms_core.tables.hbase.wire.security import ThriftSecurity
 
 Service = Literal["Hbase", "HbaseAdmin"]
@@ -109,7 +109,7 @@ class ThriftConnection:
     """One open connection, for one thread at a time.
 
     Args:
-        address: ``HOST:PORT`` of a Thrift server (binary protocol, buffered transport).
+        address: ``HOST:PORT`` of a Thrift server (binary protocol).
         service: which of the two interfaces is spoken there.
         timeout_seconds: the longest a call, and connecting, may take.
         security: what protects it; None: nothing does.
@@ -136,6 +136,8 @@ class ThriftConnection:
             self._socket = (security or ThriftSecurity()).open(address, timeout_seconds)
         except OSError as error:
             raise _unreachable(address, service, error) from error
+        except LoginFailed as error:
+            raise _not_logged_in(address, error) from error
         transport = TCyBufferedTransport(self._socket, _BUFFER_BYTES)
         self._client = _Client(calls_of(service), _NumberedProtocol(transport, decode_response=False))
         self.happybase = happybase.Connection(autoconnect=False)
@@ -183,6 +185,7 @@ class ThriftConnection:
             for name, _ in calls:
                 answers.append(self._client.answer(name))
                 _require_whole(answers[-1:])
+            self._socket.finish()
         except BaseException as error:
             self.close()
             translated = self._translated(name, error)
@@ -211,9 +214,11 @@ class ThriftConnection:
         if isinstance(error, _BROKEN):
             return ConnectionLost(
                 f"The connection to HBase's Thrift server {self.address} broke during {name}: {_said(error)}.",
-                "See whether the server still runs, speaks the binary protocol over a buffered transport, and what its "
-                "log says.",
+                "See whether the server still runs, speaks the binary protocol over a buffered transport (over HTTP "
+                "with storage.hbase.transport: http), and what its log says.",
             )
+        if isinstance(error, LoginFailed):
+            return _not_logged_in(self.address, error)
         if isinstance(error, TApplicationException):
             return _unserved(self.address, name, error)
         if isinstance(error, HBASE.IllegalArgument) and b"scanner ID is invalid" in (error.message or b""):
@@ -319,6 +324,10 @@ def _unreachable(address: str, service: Service, error: OSError) -> StoreUnavail
         f"HBase's Thrift server {address} cannot be reached: {_said(error)}.",
         f"Start it there (hbase {name} start), or correct storage.hbase.{name}.",
     )
+
+
+def _not_logged_in(address: str, error: LoginFailed) -> StoreUnavailable:
+    return StoreUnavailable(f"HBase's Thrift server {address} cannot be used: {error.message}", error.hint)
 
 
 def _unserved(address: str, name: str, error: TApplicationException) -> StoreError:

@@ -8,7 +8,6 @@ its redirect to a DataNode carries a delegation token.
 
 from __future__ import annotations
 
-import base64
 import re
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -202,26 +201,16 @@ class _Negotiate(httpx2.Auth):
 
     def auth_flow(self, request: httpx2.Request) -> Generator[httpx2.Request, httpx2.Response, None]:
         answer = yield request
-        demands = answer.status_code == httpx2.codes.UNAUTHORIZED and _token(answer) is not None
+        demands = answer.status_code == httpx2.codes.UNAUTHORIZED and self._token(answer) is not None
         # A DataNode gets no ticket: the redirect carries a delegation token for it.
         if not demands or answer.request.url.host != request.url.host:
             return
         exchange = self._login.exchange(f"HTTP/{request.url.host}", spnego=True)
-        token = base64.b64encode(exchange.step()).decode()
-        request.headers["authorization"] = f"Negotiate {token}"
+        request.headers["authorization"] = exchange.authorization()
         answer = yield request
-        if answer.is_success and (found := _token(answer)):
+        if answer.is_success and (found := self._token(answer)):
             # The service proves its name.
             exchange.step(found)
 
-
-def _token(answer: httpx2.Response) -> bytes | None:
-    """Return the token of ``WWW-Authenticate: Negotiate``, empty in a demand; None without one."""
-    for given in answer.headers.get_list("www-authenticate", split_commas=True):
-        kind, _, value = given.strip().partition(" ")
-        if kind.lower() == "negotiate":
-            try:
-                return base64.b64decode(value, validate=True)
-            except ValueError:
-                return b""
-    return None
+    def _token(self, answer: httpx2.Response) -> bytes | None:
+        return self._login.negotiated(answer.headers.get_list("www-authenticate", split_commas=True))

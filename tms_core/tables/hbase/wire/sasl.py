@@ -30,7 +30,7 @@ class SaslSocket(TimedSocket):
     Args:
         address, timeout_seconds, tls: as of the class above.
         login: who logs in.
-        service: the principal of the server; ``_HOST`` stands for the host of the address.
+        service: the principal of the server.
 
     Attributes:
         qop: what the server offered, and the strongest of it: ``auth``, ``auth-int`` or ``auth-conf``.
@@ -47,7 +47,7 @@ class SaslSocket(TimedSocket):
         self._frame_bytes = 0
         self._unread = memoryview(b"")
         try:
-            self._exchange = login.exchange(service.replace("_HOST", self.host.lower()))
+            self._exchange = login.exchange(service)
             self.allow(timeout_seconds)
             self._log_in(self._exchange)
         except TimeoutError as error:

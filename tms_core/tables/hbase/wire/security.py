@@ -1,17 +1,16 @@
-"""How connections to HBase's Thrift servers are protected."""
+"""How connections to HBase's Thrift servers are protected, and which transport they have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
-from tms_core.errors import LoginFailed, StoreUnavailable
+from tms_core.security.kerberos import KerberosLogin
 from tms_core.security.tls import ClientTls
 from tms_core.settings.models import HBaseSettings
+from tms_core.tables.hbase.wire.http import HttpSocket
+from tms_core.tables.hbase.wire.sasl import SaslSocket
 from tms_core.tables.hbase.wire.socket import TimedSocket
-
-if TYPE_CHECKING:
-    from tms_core.security.kerberos import KerberosLogin
 
 
 @dataclass(frozen=True)
@@ -22,11 +21,13 @@ class ThriftSecurity:
         tls: checks the server and shows a certificate; None: no TLS.
         login: logs in with Kerberos; None: nobody does.
         service: the principal of the servers, with ``_HOST`` for the host of each address.
+        is_http: Thrift over HTTP, where the login is SPNEGO; otherwise over TCP, where it is SASL.
     """
 
     tls: ClientTls | None = None
     login: KerberosLogin | None = None
     service: str = ""
+    is_http: bool = False
 
     @classmethod
     def configured(cls, wanted: HBaseSettings) -> Self:
@@ -35,31 +36,26 @@ class ThriftSecurity:
         Raises:
             ConfigurationError: a file that it names cannot be used.
         """
-        tls = None
+        tls, login, service, is_http = None, None, "", wanted.transport == "http"
         if wanted.tls is not None:
             given = wanted.tls
             tls = ClientTls("storage.hbase.tls.", given.ca_file, given.certificate, given.key, given.server_name)
-        if wanted.kerberos is None:
-            return cls(tls)
-        # gssapi is of an extra.
-        from tms_core.security.kerberos import KerberosLogin  # noqa: PLC0415
-
-        return cls(tls, KerberosLogin("storage.hbase.kerberos", wanted.kerberos), wanted.kerberos.service)
+        if wanted.kerberos is not None:
+            login = KerberosLogin("storage.hbase.kerberos", wanted.kerberos)
+            service = wanted.kerberos.service or ("HTTP/_HOST" if is_http else "hbase/_HOST")
+        return cls(tls, login, service, is_http)
 
     def open(self, address: str, timeout_seconds: float) -> TimedSocket:
         """Connect to ``HOST:PORT``.
 
         Raises:
             OSError, EOFError: nothing listens there, or it closes the connection.
-            StoreUnavailable: the two sides do not agree on TLS, or the Kerberos login fails.
+            StoreUnavailable: the two sides do not agree on TLS.
+            LoginFailed: there is no ticket, or the server refuses it.
         """
-        if self.login is None:
-            return TimedSocket(address, timeout_seconds, self.tls)
-        from tms_core.tables.hbase.wire.sasl import SaslSocket  # noqa: PLC0415 as in configured
-
-        try:
-            return SaslSocket(address, timeout_seconds, self.tls, self.login, self.service)
-        except LoginFailed as error:
-            raise StoreUnavailable(
-                f"HBase's Thrift server {address} cannot be used: {error.message}", error.hint
-            ) from error
+        service = self.service.replace("_HOST", address.rpartition(":")[0].strip("[]").lower())
+        if self.is_http:
+            return HttpSocket(address, timeout_seconds, self.tls, self.login, service)
+        if self.login is not None:
+            return SaslSocket(address, timeout_seconds, self.tls, self.login, service)
+        return TimedSocket(address, timeout_seconds, self.tls)

@@ -88,10 +88,13 @@ class TimedSocket:
             yield
         finally:
             self._held = None
-        self.write(b"".join(held))
+        self._send(b"".join(held))
 
     def flush(self) -> None:
-        """Do nothing: nothing is held back."""
+        """Send the call; nothing is held back."""
+
+    def finish(self) -> None:
+        """Read what follows the answers to calls, after these were read."""
 
     def is_open(self) -> bool:
         return self._socket.fileno() >= 0

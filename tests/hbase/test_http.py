@@ -1,0 +1,98 @@
+"""The janitor at a real HBase whose Thrift servers speak HTTP, over TLS (``hbase.thrift.ssl.enabled``)."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from janitor.state.hbase.state import HBaseState
+from tests.builders import DAY, NOW_MS
+from tests.hbase.moments import Moments
+from tests.hbase.scene import Scene, complaints
+from tests.hbase.server import HBaseServer
+from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.server.test_protocol import make_certificate
+from tests.support import require_tool
+from tms_core.clock import ManualClock
+from tms_core.settings.models import ClientTlsSettings, HBaseSettings
+from tms_core.tables.hbase.store import HBaseStore
+from tms_core.tables.hbase.wire.http import HttpSocket
+
+HTTP = "hbase.regionserver.thrift.http=true"
+
+
+class HttpsThrift:
+    """Thrift servers over HTTPS, both interfaces, whose certificate can be replaced.
+
+    Attributes:
+        ca_file: the certificate that clients trust.
+        ports: of Thrift 1 and Thrift 2.
+    """
+
+    def __init__(self, hbase: HBaseServer, folder: Path) -> None:
+        self._hbase = hbase
+        self._folder = folder
+        self.ca_file = folder / "authorities.pem"
+        self.ports = {"thrift": 0, "thrift2": 0}
+        self.rotate()
+
+    def rotate(self) -> None:
+        """Restart the servers with a new certificate, which clients trust from now on; no other."""
+        tls = make_certificate(self._folder / "server.pem", self._folder / "server.key")
+        store, openssl = self._folder / "server.p12", require_tool("openssl", "apt-get install openssl")
+        pair: list[str | Path] = ["-in", tls.certificate, "-inkey", tls.key, "-out", store, "-passout", "pass:secret"]
+        subprocess.run([openssl, "pkcs12", "-export", *pair], check=True, capture_output=True)
+        self.stop()
+        properties = [HTTP, "hbase.thrift.ssl.enabled=true", f"hbase.thrift.ssl.keystore.store={store}"]
+        properties += ["hbase.thrift.ssl.keystore.password=secret", "hbase.thrift.ssl.keystore.type=pkcs12"]
+        for kind, port in self.ports.items():
+            self.ports[kind] = int(self._hbase.command("start-thrift", kind, port, *properties))
+        shutil.copy(tls.certificate, self.ca_file)
+
+    def stop(self) -> None:
+        for port in self.ports.values():
+            if port:
+                self._hbase.command("stop-thrift", port)
+
+
+@pytest.fixture
+def thrift(hbase: HBaseServer, tmp_path: Path) -> Iterator[HttpsThrift]:
+    server = HttpsThrift(hbase, tmp_path)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def settings(thrift: HttpsThrift, hbase_tables: Tables) -> HBaseSettings:
+    return HBaseSettings(
+        thrift=(f"localhost:{thrift.ports['thrift']}",),
+        thrift2=(f"localhost:{thrift.ports['thrift2']}",),
+        transport="http",
+        tls=ClientTlsSettings(ca_file=thrift.ca_file),
+        namespace=hbase_tables.shared(),
+        timeout_seconds=PATIENCE_SECONDS,
+        buckets=4,
+    )
+
+
+def test_sweep_over_https_whose_certificate_is_rotated_inside_it_is_complete(
+    thrift: HttpsThrift, settings: HBaseSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
+    clock = ManualClock(NOW_MS, running_ms=DAY)
+    with HBaseStore(settings) as store, HBaseState(settings, clock) as state:
+        scene = Scene.on(store)
+        with store.pool.connection() as connection:
+            assert isinstance(connection._socket, HttpSocket)
+        moments = Moments(store.pool)
+        moments.at("scannerGetList", 3, thrift.rotate)
+        said, report = complaints(scene.rig(state=state))
+        assert moments.all_came
+        assert (said, report is None) == ([], False)
+        assert scene.due_is_gone
+        scene.check_nothing_is_lost()
+        assert state.claim() is not None
