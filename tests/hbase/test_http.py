@@ -83,7 +83,7 @@ def test_sweep_over_https_whose_certificate_is_rotated_inside_it_is_complete(
     thrift: HttpsThrift, settings: HBaseSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
-    clock = ManualClock(NOW_MS, running_ms=DAY)
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with HBaseStore(settings) as store, HBaseState(settings, clock) as state:
         scene = Scene.on(store)
         with store.pool.connection() as connection:
