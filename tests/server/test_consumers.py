@@ -73,10 +73,6 @@ def test_given_a_consumer_when_deleted_then_it_is_gone_and_a_second_time_404(top
     put(topic, "billing", START)
     path = f"{topic.path}/consumers/billing"
     assert [topic.client.ask("DELETE", path).status for _ in range(2)] == [200, 404]
-    answer = topic.client.ask("GET", path)
-    assert answer.status == 404
-    assert "has no consumer billing" in answer.text
-    assert f"tms consumer set default:{topic.path.rpartition('/')[2]} billing --since now" in answer.text
     assert topic.client.ask("GET", f"{topic.path}/consumers").json == []
 
 
@@ -107,18 +103,3 @@ def test_given_a_position_that_is_none_when_put_then_400_and_nobody_is_registere
     answer = topic.client.ask("PUT", f"{topic.path}/consumers/billing", body)
     assert answer.status == 400
     assert topic.client.ask("GET", f"{topic.path}/consumers").json == []
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("GET", "nobody/consumers"),
-        ("GET", "nobody/consumers/billing"),
-        ("PUT", "nobody/consumers/billing"),
-        ("DELETE", "nobody/consumers/billing"),
-    ],
-)
-def test_given_no_such_topic_then_404(client: Client, method: str, path: str) -> None:
-    answer = client.ask(method, f"{TOPICS}/{path}", json.dumps({"position": START}).encode())
-    assert answer.status == 404
-    assert "There is no topic default:nobody." in answer.text

@@ -10,8 +10,6 @@ from tests.server.client import Client
 
 MISSING = "/v1/namespaces/default/topics/missing"
 CASES = [
-    ("GET", MISSING, b"", 404, "TMS-TOPIC-NOT-FOUND"),
-    ("GET", f"{MISSING}/consumers/billing", b"", 404, "TMS-TOPIC-NOT-FOUND"),
     ("PUT", "/v1/namespaces/default/topics/any", b'{"ttl": 0}', 400, "TMS-BAD-REQUEST"),
     ("GET", "/v2", b"", 404, "TMS-NO-ROUTE"),
     ("PATCH", MISSING, b"", 405, "TMS-METHOD-NOT-ALLOWED"),

@@ -45,12 +45,6 @@ def test_given_an_age_that_is_none_then_400_with_what_to_give(topic: TopicClient
     }
 
 
-def test_given_a_topic_when_created_again_then_409_and_the_text_names_it(topic: TopicClient) -> None:
-    answer = topic.client.ask("PUT", topic.path)
-    assert (answer.status, answer.headers["content-type"]) == (409, "text/plain; charset=utf-8")
-    assert f"default:{topic.path.rpartition('/')[2]}" in answer.text
-
-
 def test_given_a_topic_when_its_properties_are_put_then_they_replace_the_old_ones(topic: TopicClient) -> None:
     path = f"{topic.path}/properties"
     assert topic.client.ask("PUT", path, b'{"ttl":60,"owner":"me"}').status == 200
@@ -73,12 +67,8 @@ def test_given_a_topic_when_deleted_and_made_again_then_it_is_empty_and_of_the_n
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("GET", "nobody", b""),
-        ("DELETE", "nobody", b""),
-        ("PUT", "nobody/properties", b"{}"),
-        ("POST", "nobody/publish", b'{"messages":["a"]}'),
+        ("GET", "nobody/consumers", b""),
         ("POST", "nobody/store", b'{"messages":["a"],"transactionWritePointer":"5"}'),
-        ("POST", "nobody/poll", b"{}"),
         ("POST", "nobody/rollback", ROLLBACK),
     ],
 )
