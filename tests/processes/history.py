@@ -363,7 +363,8 @@ class History:
             self._check_end(program)
 
     def _check_end(self, program: Program) -> None:
-        if program.process.returncode not in (0, FENCED):
+        # One that is told to end before it handles the signal ends by it, and has not published anything yet.
+        if program.process.returncode not in (0, FENCED, -signal.SIGTERM):
             code = program.process.returncode
             raise Violation(f"R7: producer {program.name} ended with {code}: {program.errors}")
         self.events["was fenced"] += program.process.returncode == FENCED
