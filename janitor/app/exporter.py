@@ -40,19 +40,19 @@ class Exporter:
 
     Args:
         place: where the state is, or will be.
-        site: what is shown besides.
+        deployment: the description of this janitor in the status.
         metrics: are given each new status.
     """
 
-    def __init__(self, place: Place, site: Deployment, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, place: Place, deployment: Deployment, metrics: Metrics, clock: Clock) -> None:
         self._place = place
-        self._site = site
+        self._deployment = deployment
         self._metrics = metrics
         self._clock = clock
         self._problem = "the state has not been read yet"
         self._refreshed_ms = clock.monotonic_ms()
         with SqliteState.in_memory() as nothing:
-            self._status = collect(nothing, site, clock)
+            self._status = collect(nothing, deployment, clock)
 
     def refresh(self) -> None:
         """Read the state; while that fails, the data read last is shown, and the reason is in the log once."""
@@ -75,7 +75,7 @@ class Exporter:
             if not self._place.has_state():
                 return f"there is no state in {self._place.state_name} yet; the first janitor run makes it"
             with self._place.state() as state:
-                status = collect(state, self._site, self._clock)
+                status = collect(state, self._deployment, self._clock)
         except TmsError as error:
             return str(error)
         self._metrics.update(status)
@@ -112,9 +112,9 @@ def export(current: Session) -> None:
     """Show what the state has until a signal ends it."""
     wanted = current.settings.janitor
     typed = current.common.arguments(anywhere=True)
-    site = replace(current.site(), schedule=wanted.started_by or "started from outside", arguments=typed)
+    deployment = replace(current.deployment(), schedule=wanted.started_by or "started from outside", arguments=typed)
     metrics = Metrics(wanted.metrics.per_topic, wanted.metrics.top)
-    exporter = Exporter(current.place, site, metrics, current.clock)
+    exporter = Exporter(current.place, deployment, metrics, current.clock)
     exporter.refresh()
     app = guarded(make_app(exporter, wanted.http.host, typed), wanted.http.token_file)
     stop = Event()

@@ -223,7 +223,7 @@ def _assemble(
         watched,
         source,
         schedule,
-        replace(current.site(), arguments=current.common.arguments(anywhere=True)),
+        replace(current.deployment(), arguments=current.common.arguments(anywhere=True)),
         Metrics(wanted.metrics.per_topic, wanted.metrics.top, current.registry),
         DaemonPlan(
             trigger,

@@ -374,7 +374,7 @@ class Session:
             )
         return ParquetArchive(Path(wanted.path), self.clock)
 
-    def site(self) -> Deployment:
+    def deployment(self) -> Deployment:
         """What status page and metrics say of this janitor."""
         janitor = self.settings.janitor
         return Deployment(

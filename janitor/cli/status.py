@@ -126,7 +126,7 @@ def _status(current: Session, *, fresh: bool = True) -> Status:
         logger.warning("%s", error)
     with open_state(current) as state:
         if state is not None:
-            status = collect(state, current.site(), current.clock)
+            status = collect(state, current.deployment(), current.clock)
             status = replace(status, running=_under_way(current, state, status.now_ms))
             # On another machine, where it cannot be asked: what it renews is its sign of life.
             lease = LeaseRecord.parse(state.lease())
@@ -134,7 +134,7 @@ def _status(current: Session, *, fresh: bool = True) -> Status:
             return replace(status, process="between_runs") if elsewhere else status
     current.place.require()  # a place without a store is a mistake, and no quiet one
     with SqliteState.in_memory() as nothing:
-        return collect(nothing, current.site(), current.clock)
+        return collect(nothing, current.deployment(), current.clock)
 
 
 def _under_way(current: Session, state: State, now_ms: int) -> Running | None:

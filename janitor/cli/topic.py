@@ -43,7 +43,7 @@ def command(topic: TopicId) -> None:
     # A ttl that was changed a moment ago is in the state only then.
     current.refresh_status()
     with open_state(current) as state:
-        found = topic_detail(state, collect(state, current.site(), current.clock), topic) if state else None
+        found = topic_detail(state, collect(state, current.deployment(), current.clock), topic) if state else None
     if found is None:
         hint = typed(current, "status")
         raise click.UsageError(f"unknown topic {topic}: the janitor knows a topic after its first run, see: {hint}")

@@ -108,7 +108,7 @@ class Daemon:
         watched: the engine's observer.
         source: the snapshots the engine uses; None for nowhere.
         schedule: runs the jobs.
-        site: what status page and metrics say of this janitor.
+        deployment: the description of this janitor in the status.
         metrics: what Prometheus reads.
         plan: when the daemon does what.
     """
@@ -119,7 +119,7 @@ class Daemon:
         watched: Watched,
         source: Refreshed | None,
         schedule: Schedule,
-        site: Deployment,
+        deployment: Deployment,
         metrics: Metrics,
         plan: DaemonPlan,
     ) -> None:
@@ -128,7 +128,7 @@ class Daemon:
         self._source = source
         self._schedule = schedule
         self._state = engine.deps.state
-        self._site = site
+        self._deployment = deployment
         self._metrics = metrics
         self._clock = engine.deps.clock
         self._lease = engine.deps.lease
@@ -137,7 +137,7 @@ class Daemon:
         self._collecting = Lock()
         #: By monotonic time, which no wrong clock changes.
         self._started_ms = self._ticked_ms = self._clock.monotonic_ms()
-        self._log = RunLog(site.arguments)
+        self._log = RunLog(deployment.arguments)
         self._failing: dict[str, str] = {}
         self._led = True
         self._outdated = True
@@ -145,7 +145,7 @@ class Daemon:
         self._collected_ms = self._clock.monotonic_ms()
         self._full_wanted = False
         self._followed_ms = -AFTER_SWEEP_SECONDS * 1000
-        self._status = collect.collect(self._state, site, self._clock, self._live())
+        self._status = collect.collect(self._state, deployment, self._clock, self._live())
         self._add_jobs()
 
     # -- life cycle ------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class Daemon:
         incremental, self._full_wanted = not self._full_wanted, False
         try:
             with self._watched.run():
-                if self._site.mode == "plan_only":
+                if self._deployment.mode == "plan_only":
                     report = self.engine.rehearse(patterns=self._plan.patterns)
                 else:
                     report = self.engine.run_once(
@@ -318,7 +318,7 @@ class Daemon:
         """Collect the status anew; what happens meanwhile makes it outdated again."""
         self._outdated = False
         try:
-            status = collect.collect(self._state, self._site, self._clock, live)
+            status = collect.collect(self._state, self._deployment, self._clock, live)
         except TmsError:
             self._outdated = True
             raise

@@ -84,7 +84,7 @@ class Live:
     leader: bool = True
 
 
-def collect(state: State, site: Deployment, clock: Clock, live: Live | None = None) -> Status:
+def collect(state: State, deployment: Deployment, clock: Clock, live: Live | None = None) -> Status:
     """Collect the status at this moment.
 
     Args:
@@ -104,16 +104,16 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
     lease, counts = LeaseRecord.parse(state.lease()), state.counts()
     # A later time was shown by a clock that was wrong, or is. It says nothing of a janitor that lives or succeeds.
-    latest_ms = clocks.wall_ms + site.terms.lifetime.allowance_ms
+    latest_ms = clocks.wall_ms + deployment.terms.lifetime.allowance_ms
     succeeded = state.note(Note.SUCCESS) or {}
     sign_ms = _last_sign(state, runs, latest_ms)
     return Status(
         version=metadata.version("tms-janitor"),
-        store=site.store,
+        store=deployment.store,
         process="running" if live else _process(state, runs, clocks.wall_ms, sign_ms),
-        mode=site.mode,
-        schedule=site.schedule,
-        every_seconds=site.every_seconds,
+        mode=deployment.mode,
+        schedule=deployment.schedule,
+        every_seconds=deployment.every_seconds,
         now_ms=clocks.wall_ms,
         started_ms=live.started_ms if live else None,
         heartbeat_ms=live.heartbeat_ms if live else sign_ms,
@@ -127,16 +127,16 @@ def collect(state: State, site: Deployment, clock: Clock, live: Live | None = No
         last_success_ms={table: ms for table, ms in succeeded.items() if ms <= latest_ms},
         paused=[(pause.pattern, pause.since_ms) for pause in state.pauses()],
         quarantined=_quarantined(state),
-        held=_held(state, site, overdue, counts),
+        held=_held(state, deployment, overdue, counts),
         overdue=_overdue(overdue),
         kept=state.note(Note.KEPT) or {},
         guards=[GuardNote(note["guard"], note["tripped"], note["message"]) for note in report.get("guards", ())],
         snapshot=_snapshot(state),
-        boundary=_boundary(state, site.terms, clocks.wall_ms),
+        boundary=_boundary(state, deployment.terms, clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"monotonic": ahead_ms / 1000},
         topics=_topics(state, overdue, counts),
         consumers=CONSUMERS.read(state),
-        late=[_late(found, site.arguments) for found in LATE.read(state)] if live else [],
+        late=[_late(found, deployment.arguments) for found in LATE.read(state)] if live else [],
         statistics=STATISTICS.read(state),
         ahead=[
             AheadTopic(str(name), count.newest_ms)
@@ -218,7 +218,7 @@ def _quarantined(state: State) -> list[Quarantined]:
 
 
 def _held(
-    state: State, site: Deployment, overdue: Sequence[HeldRows], counts: Mapping[TopicId, TopicCount]
+    state: State, deployment: Deployment, overdue: Sequence[HeldRows], counts: Mapping[TopicId, TopicCount]
 ) -> list[HeldTopic]:
     """Topics whose deletions wait: those a frontier holds, and those with rows that a run found held."""
     frontiers = {str(topic): record for topic, record in state.frontiers().items()}
@@ -228,7 +228,7 @@ def _held(
         # An approval counts at once, not only when the next run has deleted the rows.
         if item.held and not (item.held == Hold.FRONTIER and item.name in approved):
             waiting[item.name].append(item)
-    hold_ms = site.terms.hold_seconds * 1000
+    hold_ms = deployment.terms.hold_seconds * 1000
     ends = {
         name: record.pending.since.wall_ms + hold_ms
         for name, record in frontiers.items()
@@ -237,14 +237,16 @@ def _held(
     pauses = tuple(pause.pattern for pause in state.pauses())
     found = (
         _held_topic(
-            name, waiting.get(name, []), ends.get(name), pauses, site.arguments, counts.get(TopicId.parse(name))
+            name, waiting.get(name, []), ends.get(name), pauses, deployment.arguments, counts.get(TopicId.parse(name))
         )
         for name in sorted({*waiting, *ends})
     )
     ttls = {f"{namespace}:{topic}": ttl_seconds for namespace, topic, _, ttl_seconds in state.note(Note.TOPICS) or ()}
     changed = changes(state)
     return [
-        _with_cause(_with_end(held, ttls.get(held.topic), site.terms), changed.get(held.topic, ()), site.arguments)
+        _with_cause(
+            _with_end(held, ttls.get(held.topic), deployment.terms), changed.get(held.topic, ()), deployment.arguments
+        )
         for held in found
         if held is not None
     ]

@@ -142,7 +142,7 @@ class BatchPublisher:
     """Publishes the batches of one query, one after the other; Spark Connect may send it elsewhere.
 
     Attributes:
-        site: where to.
+        server: the server of the topic.
         topic: the topic.
         checkpoint: where the query's id is.
         column: published messages.

@@ -52,7 +52,7 @@ class Shown:
         self._live = Live(started_ms=current.clock.now_ms(), heartbeat_ms=current.clock.now_ms())
 
     def status(self) -> Status:
-        return collect(self._state, self._current.site(), self._current.clock, self._live)
+        return collect(self._state, self._current.deployment(), self._current.clock, self._live)
 
     def refresh_status(self) -> None:
         say("refreshed")
