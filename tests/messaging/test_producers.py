@@ -694,7 +694,7 @@ def test_given_several_producers_that_have_announced_when_the_server_is_killed_t
     assert sorted(everything(desk)) == sorted([*expected, *[b"last"] * 3])
 
 
-@pytest.mark.parametrize("then", ["others", "a larger request", "more than have seats", "one of them in a ttl"])
+@pytest.mark.parametrize("then", ["others", "a larger request", "more than have lanes", "one of them in a ttl"])
 def test_given_several_producers_that_have_announced_when_something_else_is_written_then_it_is_not_taken_for_theirs(
     desk: GroupDesk, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:

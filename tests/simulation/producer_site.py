@@ -25,7 +25,7 @@ from tests.simulation.group_site import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreError, TmsError
 from tms_core.messaging.model import RollbackRange
-from tms_core.messaging.producers.last_request import SEATED_ROWS, LastRequest
+from tms_core.messaging.producers.last_request import LANE_ROWS, LastRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.producers.rows import TransactionOutcome, tidy
 from tms_core.messaging.publish.workers import Answer, Batch
@@ -226,7 +226,7 @@ class ProducerSite:
             other = self.others.setdefault(name, Instance(UUID(int=self.random.getrandbits(128))))
             other.generation = self.service.producers.register(BILLS, name, other.uuid).generation
             other.sequence += self.random.choice((1, 1, 1, 5, 31))
-            number = SEATED_ROWS + 1 if self.random.random() < 0.03 else self.random.choice((1, 1, 3))
+            number = LANE_ROWS + 1 if self.random.random() < 0.03 else self.random.choice((1, 1, 3))
             payloads = [self._payload() for _ in range(number)]
             left.append((Sent(BILLS, name, other.generation, other.sequence), payloads))
         self.side.fault = self._fault()
@@ -244,7 +244,7 @@ class ProducerSite:
                     self.acknowledged += [(BILLS, payload) for payload in one[1]]
             self.side.fault = ""
             self.writes.heal()
-            self.reached["seated"] += any(one.seat for one in self._last())
+            self.reached["has a lane"] += any(one.lane for one in self._last())
             if not unanswered:
                 return
             # Of those who were written together one may come back alone.

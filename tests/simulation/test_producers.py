@@ -30,7 +30,17 @@ from tms_core.tables.base import CELLS, KEYS, KeyReads, MessageTable, Page, Want
 from tms_core.transaction.manager.manager import TransactionManager
 
 SENT = {"publish", "store", "publish stored"}
-REACHED = SENT | {"ahead", "seated", "died", "answer lost", "truncated", "late", "arrived late", "fenced", "refused"}
+REACHED = SENT | {
+    "ahead",
+    "has a lane",
+    "died",
+    "answer lost",
+    "truncated",
+    "late",
+    "arrived late",
+    "fenced",
+    "refused",
+}
 REACHED |= {"not all taken back"}
 LEADS = SENT | {"died", "answer lost", "fenced", "deposed", "handed over", "rows arrived late", "arrived late"}
 
@@ -145,7 +155,7 @@ def announced_ahead_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 def seats_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever comes behind an announcement is taken for its producer's."""
     found = LastRequest.found
-    monkeypatch.setattr(LastRequest, "found", lambda self, positions: found(self._replace(seat=0), positions))
+    monkeypatch.setattr(LastRequest, "found", lambda self, positions: found(self._replace(lane=0), positions))
 
 
 def seats_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +166,7 @@ def seats_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
         entries = arrange(*batch)
         for entry in entries:
             if not entry.is_announced:
-                entry.seat = None
+                entry.lane = None
         return entries
 
     monkeypatch.setattr(Announcements, "arrange", arranged)
@@ -170,7 +180,7 @@ def stale_announcements_followed(monkeypatch: pytest.MonkeyPatch) -> None:
 def _seat_all(ahead: AnnouncedAhead, keys: Sequence[bytes]) -> None:
     ahead.batches += 1
     for key in keys:
-        ahead.seats.setdefault(key, len(ahead.seats) + 1)
+        ahead.lanes.setdefault(key, len(ahead.lanes) + 1)
 
 
 BUGS: list[Plant] = [

@@ -3,7 +3,7 @@
 An announcement is synced, as the rows are. While only producers write to a topic, one announcement of a producer also
 covers its next requests. Their positions encode their numbers (:func:`~.last_request.placed`), so after a crash the
 rows show which request was the last. A producer that writes alone may use all positions. Several producers have a
-*seat* each: a part of the sequence numbers.
+*lane* each: a part of the sequence numbers.
 
 Announcements that cover future requests are withdrawn before other rows are written to the topic. Otherwise those rows
 would count as rows of a producer after a crash.
@@ -17,7 +17,7 @@ from itertools import compress
 from typing import cast
 
 from tms_core.messaging.ids import milliseconds, position
-from tms_core.messaging.producers.last_request import SEATED_ROWS, SEATS, LastRequest, RememberedRequest
+from tms_core.messaging.producers.last_request import LANE_ROWS, LANES, LastRequest, RememberedRequest
 from tms_core.messaging.producers.requests import Admission, Requests, Sent
 from tms_core.messaging.producers.rows import IDLE_MS
 from tms_core.messaging.publish.entry import PublishEntry, remaining
@@ -37,20 +37,20 @@ class AnnouncedAhead:
     """The announcements of one topic that cover the next requests. Only :class:`Announcements` reads and changes them.
 
     Attributes:
-        batches: the number of consecutive batches that these producers wrote alone. seats: their seats, from 1, by the
+        batches: the number of consecutive batches that these producers wrote alone. lanes: their lanes, from 1, by the
         keys of their last requests. windows: the announcement that the table has, or may have, and the last request
         that it covers, by the same keys.
         is_stale: whether the announcements must be withdrawn before the next write.
     """
 
     batches: int = 0
-    seats: dict[bytes, int] = field(default_factory=dict)
+    lanes: dict[bytes, int] = field(default_factory=dict)
     windows: dict[bytes, tuple[LastRequest, RememberedRequest]] = field(default_factory=dict)
     is_stale: bool = False
 
-    def seat(self, key: bytes) -> int:
-        """Return the seat of a producer; 0: it has no seat."""
-        return self.seats.get(key, 0) if len(self.seats) > 1 else 0
+    def lane(self, key: bytes) -> int:
+        """Return the lane of a producer; 0: it has no lane."""
+        return self.lanes.get(key, 0) if len(self.lanes) > 1 else 0
 
 
 class Announcements:
@@ -66,7 +66,7 @@ class Announcements:
     def arrange(
         self, ahead: AnnouncedAhead, topic: TopicMetadata, entries: Sequence[PublishEntry], at: int, now_ms: int
     ) -> Sequence[PublishEntry]:
-        """Assign seats, mark announced entries, and return the entries in the order of their positions.
+        """Assign lanes, mark announced entries, and return the entries in the order of their positions.
 
         Args:
             entries: the whole batch, with and without producers.
@@ -80,19 +80,19 @@ class Announcements:
         is_alone = len(keys) == len(entries) and not any(entry.ttl_ms for entry in entries)
         if not (is_lasting and is_near and is_alone):
             keys = []
-        is_small = max([entry.rows for entry in entries]) <= SEATED_ROWS
+        is_small = max([entry.rows for entry in entries]) <= LANE_ROWS
         _note(ahead, keys, is_small=is_small)
         if not keys:
             return entries
         if len(keys) > 1 and is_small:
-            entries = sorted(entries, key=lambda entry: ahead.seat(_key(entry)))
+            entries = sorted(entries, key=lambda entry: ahead.lane(_key(entry)))
         if self._covers(ahead, entries, at):
             for entry in entries:
                 announced, _ = ahead.windows[_key(entry)]
-                entry.seat, entry.is_announced = announced.seat, True
-        elif len(ahead.seats) > 1 and self._announces_ahead(ahead):
+                entry.lane, entry.is_announced = announced.lane, True
+        elif len(ahead.lanes) > 1 and self._announces_ahead(ahead):
             for entry in entries:
-                entry.seat = ahead.seat(_key(entry))
+                entry.lane = ahead.lane(_key(entry))
         return entries
 
     def withdraw(self, ahead: AnnouncedAhead, entries: Iterable[PublishEntry], at: int) -> None:
@@ -113,7 +113,7 @@ class Announcements:
         for key, (announced, window) in ahead.windows.items():
             raw = found[key]
             if raw is not None and at < announced.until and LastRequest.parse(raw).until:
-                request = window.request._replace(until=0, seat=0)
+                request = window.request._replace(until=0, lane=0)
                 changes.append((SideChange(key, raw, request.pack()), request))
         if changes:
             # An unchanged row was replaced by an announcement that covers its own request only, so it is harmless.
@@ -177,7 +177,7 @@ class Announcements:
         key, request = admission.keys.request, _request(entry)
         announced = request
         if ahead is not None and self._announces_ahead(ahead):
-            announced = request._replace(until=entry.first + position(AHEAD_MS), seat=ahead.seat(key))
+            announced = request._replace(until=entry.first + position(AHEAD_MS), lane=ahead.lane(key))
         self._requests.last[key] = last = RememberedRequest(announced.pack(), request)
         if ahead is not None and announced.until:
             # Before the write, because the row may exist even if the write fails.
@@ -225,20 +225,20 @@ def _note(ahead: AnnouncedAhead, keys: Sequence[bytes], *, is_small: bool) -> No
 
     Args:
         keys: the keys of the producers' last requests; none: the batch has other entries, or its rows do not last.
-        is_small: whether each request fits into a seat.
+        is_small: whether each request fits into a lane.
     """
     if not _shares(ahead, keys, is_small=is_small):
-        ahead.batches, ahead.seats, ahead.is_stale = 0, {}, bool(ahead.windows)
+        ahead.batches, ahead.lanes, ahead.is_stale = 0, {}, bool(ahead.windows)
     if _shares(ahead, keys, is_small=is_small):
         ahead.batches += 1
         for key in keys:
-            ahead.seats.setdefault(key, len(ahead.seats) + 1)
+            ahead.lanes.setdefault(key, len(ahead.lanes) + 1)
 
 
 def _shares(ahead: AnnouncedAhead, keys: Sequence[bytes], *, is_small: bool) -> bool:
-    """Return whether a batch may be written without a withdrawal: one producer is alone, or all have seats."""
-    if len(ahead.seats) == 1:
-        return list(keys) == list(ahead.seats)
-    if not ahead.seats and len(keys) == 1:
+    """Return whether a batch may be written without a withdrawal: one producer is alone, or all have lanes."""
+    if len(ahead.lanes) == 1:
+        return list(keys) == list(ahead.lanes)
+    if not ahead.lanes and len(keys) == 1:
         return True
-    return bool(keys) and is_small and len(ahead.seats.keys() | keys) <= SEATS
+    return bool(keys) and is_small and len(ahead.lanes.keys() | keys) <= LANES

@@ -2,7 +2,7 @@
 
 Positions are defined in :mod:`tms_core.messaging.ids`. The sequence numbers of a millisecond are divided into places.
 The requests of a producer use the places in turn, so the position of a request encodes its number. If several producers
-announce requests, each has a seat, a part of the sequence numbers, and the seat is divided into places.
+announce requests, each has a lane, a part of the sequence numbers, and the lane is divided into places.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from tms_core.rowkey import MESSAGE_TAIL_BYTES
 
 _VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
 #: The most requests that an announcement covers, and the most producers that announce requests at the same time.
-_PLACES, SEATS = 32, 32
-#: Bits of the sequence number within a place of a producer that is alone (or within a seat); and within a seat's place.
-_PLACE_BITS, _SEATED_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
+_PLACES, LANES = 32, 32
+#: Bits of the sequence number within a place of a producer that is alone (or within a lane); and within a lane's place.
+_PLACE_BITS, _LANE_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
 #: The mask of the sequence number in a position.
 _TAKEN = (1 << SEQUENCE_BITS) - 1
-#: The most rows of a request whose producer has a seat.
-SEATED_ROWS = 1 << _SEATED_BITS
+#: The most rows of a request whose producer has a lane.
+LANE_ROWS = 1 << _LANE_BITS
 
 
 class LastRequest(NamedTuple):
     """The last request of a producer to a topic, stored before its rows.
 
     While only producers write to the topic, it may also cover the next requests. Then all rows after it and before
-    ``until``, in its seat if it has one, belong to these requests.
+    ``until``, in its lane if it has one, belong to these requests.
 
     Attributes:
         first: the position of its first row, in the message table or among the transaction's stored payloads.
         number: the number of its rows.
         until: the end of the covered positions (excluded); 0: the next requests have announcements of their own.
-        seat: the part of the sequence numbers of the next requests, from 1; 0: all.
+        lane: the part of the sequence numbers of the next requests, from 1; 0: all.
     """
 
     generation: int
@@ -46,7 +46,7 @@ class LastRequest(NamedTuple):
     first: int
     number: int
     until: int = 0
-    seat: int = 0
+    lane: int = 0
 
     def pack(self) -> bytes:
         """Return the value of its row."""
@@ -54,8 +54,8 @@ class LastRequest(NamedTuple):
         value = _VALUE.pack(self.generation, self.sequence, first, self.number)
         if self.until:
             value += self.until.to_bytes(MESSAGE_TAIL_BYTES, "big")
-            if self.seat:
-                value += bytes([self.seat])
+            if self.lane:
+                value += bytes([self.lane])
         return value
 
     @classmethod
@@ -65,8 +65,8 @@ class LastRequest(NamedTuple):
         Raises:
             FormatError: the value has a wrong length.
         """
-        until, seat = value[_VALUE.size :][:MESSAGE_TAIL_BYTES], value[_VALUE.size + MESSAGE_TAIL_BYTES :]
-        if len(value) < _VALUE.size or len(until) not in (0, MESSAGE_TAIL_BYTES) or len(seat) > 1:
+        until, lane = value[_VALUE.size :][:MESSAGE_TAIL_BYTES], value[_VALUE.size + MESSAGE_TAIL_BYTES :]
+        if len(value) < _VALUE.size or len(until) not in (0, MESSAGE_TAIL_BYTES) or len(lane) > 1:
             raise FormatError(f"a producer's last request has {len(value)} bytes, not {_VALUE.size}")
         generation, sequence, first, number = _VALUE.unpack(value[: _VALUE.size])
         return cls(
@@ -75,7 +75,7 @@ class LastRequest(NamedTuple):
             int.from_bytes(first, "big"),
             number,
             int.from_bytes(until, "big"),
-            int.from_bytes(seat, "big"),
+            int.from_bytes(lane, "big"),
         )
 
     @property
@@ -89,19 +89,19 @@ class LastRequest(NamedTuple):
 
     def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
         """Return a later request at the first possible position from ``at`` on; None: this does not cover it."""
-        seat, until = self.seat, self.until
-        if not self.announces(generation, sequence) or number > (SEATED_ROWS if seat else 1 << _PLACE_BITS):
+        lane, until = self.lane, self.until
+        if not self.announces(generation, sequence) or number > (LANE_ROWS if lane else 1 << _PLACE_BITS):
             return None
-        first = placed(seat, sequence, at)
+        first = placed(lane, sequence, at)
         return _request((generation, sequence, first, number, 0, 0)) if first + number <= until else None
 
     def found(self, positions: Sequence[int]) -> LastRequest:
         """Return the last written request, by the positions of the rows after this one."""
-        if self.seat:
-            positions = [at for at in positions if (at >> _PLACE_BITS) % SEATS == self.seat - 1]
+        if self.lane:
+            positions = [at for at in positions if (at >> _PLACE_BITS) % LANES == self.lane - 1]
         if not positions:
             return self
-        bits = _place_bits(self.seat)
+        bits = _place_bits(self.lane)
         place = positions[-1] >> bits
         sequence = self.sequence + (place - self.sequence) % _PLACES
         number = sum(at >> bits == place for at in positions)
@@ -112,22 +112,22 @@ class LastRequest(NamedTuple):
 _request = partial(tuple.__new__, LastRequest)
 
 
-def placed(seat: int, sequence: int, at: int) -> int:
+def placed(lane: int, sequence: int, at: int) -> int:
     """Return the first position of a request's place from ``at`` on.
 
     Args:
-        seat: the seat of its producer; 0: the producer is alone.
+        lane: the lane of its producer; 0: the producer is alone.
     """
-    place = sequence % _PLACES << (_SEATED_BITS if seat else _PLACE_BITS)
-    if seat:
-        place += seat - 1 << _PLACE_BITS
+    place = sequence % _PLACES << (_LANE_BITS if lane else _PLACE_BITS)
+    if lane:
+        place += lane - 1 << _PLACE_BITS
     taken = at & _TAKEN
     first = at - taken + place
     return first if taken <= place else first + position(1)
 
 
-def _place_bits(seat: int) -> int:
-    return _SEATED_BITS if seat else _PLACE_BITS
+def _place_bits(lane: int) -> int:
+    return _LANE_BITS if lane else _PLACE_BITS
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class PublishEntry:
         answer: done when the rows are durable, or never will be.
         admission: the producer's state by which it was admitted, while the request is being written.
         is_begun: whether the transaction manager knows that a write is under way.
-        seat: the part of the sequence numbers in which its rows must lie; 0: any; None: it may start anywhere.
+        lane: the part of the sequence numbers in which its rows must lie; 0: any; None: it may start anywhere.
         is_announced: whether an earlier request of the producer has announced this one.
         first: the position of its first row.
         row_pointer: the write pointer in its rows; negative after an inversion.
@@ -45,13 +45,13 @@ class PublishEntry:
         "is_begun",
         "is_dropped",
         "is_plain",
+        "lane",
         "messages",
         "outcome",
         "pointer",
         "principal",
         "row_pointer",
         "rows",
-        "seat",
         "sent",
         "size",
         "ttl_ms",
@@ -78,7 +78,7 @@ class PublishEntry:
         self.answer: Answer[RollbackRange | None] = Answer()
         self.admission: Admission | None = None
         self.is_begun = self.is_announced = self.is_dropped = False
-        self.seat: int | None = None
+        self.lane: int | None = None
         self.first = 0
         self.outcome: RollbackRange | BaseException | None = None
 

@@ -174,15 +174,15 @@ class MessageWriteBatch(WriteBatch):
     def place(self, open_topic: OpenTopic, entries: Sequence[PublishEntry], at: int) -> Sequence[PublishEntry]:
         """Assign positions from ``at`` on; reject entries of transactions that may not write there."""
         context = self.context
-        if open_topic.ahead.seats or not self.is_plain:
+        if open_topic.ahead.lanes or not self.is_plain:
             entries = context.announcements.arrange(open_topic.ahead, self.topic, entries, at, self.now_ms)
         if self.is_plain:
             for entry in entries:
                 entry.first, at = at, at + entry.rows
             return entries
         for entry in entries:
-            if entry.seat is not None:
-                at = placed(entry.seat, cast(Sent, entry.sent).sequence, at)
+            if entry.lane is not None:
+                at = placed(entry.lane, cast(Sent, entry.sent).sequence, at)
             if is_in_time(context, entry, at) and shows_all(context, self.topic, entry):
                 entry.first, at = at, at + entry.rows
         return remaining(entries)
