@@ -32,7 +32,7 @@ fi; \
 mkdir -p $(BIN); for program in "$$place"/*; do ln -sf "$$program" "$(BIN)/$$(basename "$$program")$(4)"; done
 endef
 #: The modules that decide what is deleted: not one branch of theirs may go untested.
-RULES := tms_core/rowkey.py,janitor/rules/policy.py,janitor/rules/ranges.py,janitor/rules/references.py,janitor/boundary/claim.py
+RULES := tms_core/rowkey.py,janitor/rules/policy.py,janitor/rules/ranges.py,janitor/boundary/claim.py
 #: The tests of these modules; they are always traced.
 RULES_TESTS := tests/janitor/rules tests/janitor/boundary tests/test_rowkey.py
 #: What says in minutes whether another Python or processor will do: every store, the client, the rules. It needs no Java.

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from janitor.report import Observer, ignore_progress
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, Field, model_validator
 
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from tms_core.settings import models as core
 from tms_core.settings.fields import Section, setting, wrong
 from tms_core.settings.layers import LoadedSettings, load_as

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from janitor.report import Report
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from janitor.run import plan_file as plan
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from janitor.rules.ranges import remainder
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime, remainder
 from janitor.state.base import Claim, Evidence
 from tms_core.tables.base import ALL_KEYS, KeyRange
 from tms_core.transaction.model import TX_PER_MS

@@ -15,8 +15,7 @@ from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
 from janitor.inspect.fate import judge
 from janitor.inspect.rows import pointer_state
 from janitor.rules.policy import Delete, Row, Rule, decide
-from janitor.rules.ranges import topic_stop
-from janitor.rules.references import find_referenced, returned, search_range, timeless_range
+from janitor.rules.ranges import find_referenced, returned, search_range, timeless_range, topic_stop
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.run import Run, matches
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key

@@ -27,7 +27,7 @@ from janitor.boundary.coverage import Refutation
 from janitor.report import DataTable
 from janitor.rules.frontier import admit, advance, stand_still
 from janitor.rules.policy import Frontier, Hold
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from janitor.state.base import Claim, ClockAnchor, FrontierRecord, RunRecord, StoreRecord
 from janitor.state.figures import GuardNote
 from janitor.state.records import Mode

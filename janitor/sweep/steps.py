@@ -26,8 +26,17 @@ from itertools import groupby
 from typing import cast
 
 from janitor.rules.policy import Delete, Invert, Keep, Reason, Row, Rule, Verdict, decide
-from janitor.rules.ranges import Span, beyond, message_spans, newest_expired_pointer, payload_spans, topic_stop
-from janitor.rules.references import find_referenced, search_range, timeless_range
+from janitor.rules.ranges import (
+    Span,
+    beyond,
+    find_referenced,
+    message_spans,
+    newest_expired_pointer,
+    payload_spans,
+    search_range,
+    timeless_range,
+    topic_stop,
+)
 from janitor.sweep.findings import Batch, ExpiredMessages, Finding, Invalid, Kept, ReachedKey, Read, Untouchable
 from janitor.sweep.run import TopicWork
 from janitor.sweep.scan import Event, Part, SearchScope, Visit, allowed, batches, due, first, skip, topics

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from janitor.report import SnapshotUsed
 from janitor.rules.policy import Frontier, Hold
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from janitor.state.base import KnownIds, OpenIdRecord
 from janitor.state.records import Note
 from tms_core.errors import NoSnapshot, SnapshotError

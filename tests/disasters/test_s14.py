@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from tests.builders import (

@@ -18,7 +18,7 @@ import pytest
 
 from janitor.report import Report
 from janitor.rules.policy import Rule
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from janitor.run.deps import Deps
 from janitor.run.engine import Engine
 from janitor.state.sqlite.state import SqliteState

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from janitor.archive.writer import ParquetArchive
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from janitor.run.prepare import in_progress_then
 from janitor.state.records import LINEAGE
 from janitor.state.sqlite.state import SqliteState

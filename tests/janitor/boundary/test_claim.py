@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.boundary.claim import Boundary, Limit, claim, covered_since_ms, find_gap, in_force, with_newer
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from janitor.state.base import Claim, Evidence
 from tms_core.transaction.model import TX_PER_MS
 

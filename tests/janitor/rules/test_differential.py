@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 from janitor.report import Report
 from janitor.rules.frontier import advance, stand_still
 from janitor.rules.policy import Delete, Frontier, Hold, Invert, Keep, Reason, Row, Rule, Verdict, decide
-from janitor.rules.ranges import message_spans
-from janitor.rules.references import Lifetime, search_range, timeless_range
+from janitor.rules.ranges import Lifetime, message_spans, search_range, timeless_range
 from janitor.state.base import ClockAnchor, FrontierRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Terms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.rules.references import Lifetime, find_referenced, returned, search_range, timeless_range
+from janitor.rules.ranges import Lifetime, find_referenced, returned, search_range, timeless_range
 from tms_core.rowkey import LONG_MAX, MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import KeyRange, MessageValue
 from tms_core.tables.memory import MemoryStore

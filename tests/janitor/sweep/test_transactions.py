@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.report import SnapshotUsed
-from janitor.rules.references import Lifetime
+from janitor.rules.ranges import Lifetime
 from janitor.state.base import KnownIds, OpenIdRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep import transactions as txstate
