@@ -6,7 +6,7 @@ really reached. The caller wraps all of it in one transaction.
 
 What does not wait for the end: that a jump was seen, so that a hold ages although every run is killed; and evidence of
 what was covered, which is true whatever becomes of the rest, so that the run after one that died need not do it again
-(:mod:`janitor.boundary.coverage`).
+(:mod:`janitor.boundary.claim`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from janitor.boundary import claim as boundary
-from janitor.boundary import coverage as rounds
-from janitor.boundary.coverage import Round
+from janitor.boundary.claim import Round
 from janitor.rules.policy import Hold
 from janitor.run import guards, passes
 from janitor.run.deps import Deps
@@ -85,7 +84,7 @@ def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
         state.save_claim(None)
     state.save_open_ids(stoppable(ids.open_ids()))
     state.forget_open_ids(ids.gone)
-    progress = rounds.go_on(state, run.id, now_ms, _usable(run).timestamp_ms)
+    progress = boundary.continue_round(state, run.id, now_ms, _usable(run).timestamp_ms)
     open_ids = txstate.searched(stoppable(ids.open_ids()), progress.since_ms)
     return progress._replace(since_ms=txstate.search_since_ms(open_ids, run.terms.lifetime))
 
@@ -110,7 +109,7 @@ def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchab
 
 def _refuted_meanwhile(run: Run, state: State) -> bool:
     """Whether a claim was refuted since the run was prepared: what it has covered before may be what was false."""
-    return rounds.refutation(state) != run.ready.refutation
+    return boundary.refutation(state) != run.ready.refutation
 
 
 def conclude_run(
@@ -149,11 +148,11 @@ def conclude_run(
     if run.full:
         state.forget_closed_ids(ready.ids.left, started_ms - txstate.REMEMBER_CLOSED_MS)
     if proven:
-        rounds.end(state)
+        boundary.end_round(state)
         if not barred:
             _save_claim(run, state, evidence)
     if passes.is_finished(run, outcome) and run.full and not refuted:
-        rounds.searched(state, rounds.refutation(state))
+        boundary.save_searched(state, boundary.refutation(state))
         state.save_last_full_pass_ms(progress.began_ms if progress else started_ms)
         _stop_wanting(state, started_ms, finished_ms)
     _forget_the_future(state, started_ms)
@@ -161,9 +160,9 @@ def conclude_run(
 
 def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
     """Everything was looked at: drop the request, unless it was made during the run."""
-    wanted_ms = state.note(rounds.WANTED)
+    wanted_ms = state.note(boundary.WANTED)
     if wanted_ms is not None and not started_ms < wanted_ms <= finished_ms:
-        state.save_note(rounds.WANTED, None)
+        state.save_note(boundary.WANTED, None)
 
 
 def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
@@ -238,7 +237,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
         if not is_behind:
             state.retire_times(ready.now.wall_ms)
         # Adopting may follow a backup that was put back, with what was covered already.
-        rounds.end(state)
+        boundary.end_round(state)
         state.replace_evidence([])
         state.save_claim(None)
         # Ids that are invalid by now are known only when a run has ended.
@@ -274,7 +273,7 @@ def _save_claim(run: Run, state: State, evidence: Sequence[Evidence]) -> None:
     bound = boundary.claim(evidence, [record.pointer for record in lowest], run.terms.lifetime).bound
     made_ms = boundary.covered_since_ms(evidence)
     state.save_claim(None if bound is None or made_ms is None else Claim(bound, made_ms, run.id))
-    state.save_note(rounds.REFUTED, None)
+    state.save_note(boundary.REFUTED, None)
 
 
 def _usable(run: Run) -> VisibilityState:

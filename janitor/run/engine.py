@@ -12,7 +12,6 @@ from threading import RLock
 
 from janitor.archive.restore import Request, Restored
 from janitor.boundary import claim as boundary
-from janitor.boundary import coverage as rounds
 from janitor.report import Report
 from janitor.rules import frontier
 from janitor.rules.policy import Hold
@@ -266,13 +265,13 @@ class Engine(OperatorDecisions):
         nothing.
         """
         state = self.deps.state
-        if state.note(rounds.WANTED) is not None:
+        if state.note(boundary.WANTED) is not None:
             return True
         last = state.last_full_pass_ms()
         # A last time that lies ahead was written by a clock that has been set back since.
         if last is None or not 0 <= ready.now.wall_ms - last < FULL_EVERY_MS:
             return True
-        refuted = rounds.refutation(state)
+        refuted = boundary.refutation(state)
         if refuted is not None and not refuted.searched:
             return True
         if ready.tx.usable is None or state.pauses():

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from collections.abc import Collection
 from itertools import islice
 
-from janitor.boundary import coverage as rounds
+from janitor.boundary import claim as boundary
 from janitor.inspect.rows import Audit, Heartbeat
 from janitor.inspect.rows import audit as read_all
 from janitor.run import guards, passes
@@ -124,7 +124,7 @@ def _hand_over(
         return
     if found.refuted:
         if _is_permitted(permission):
-            rounds.refute(deps.state, found.refutation, ready.now.wall_ms)
+            boundary.refute(deps.state, found.refutation, ready.now.wall_ms)
             outcome.errors.append(found.refutation)
         return
     for start in range(0, len(ids), BATCH_IDS):

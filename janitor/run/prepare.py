@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 
 from janitor.boundary import claim as boundary
-from janitor.boundary import coverage as rounds
 from janitor.rules.policy import Hold
 from janitor.run import guards
 from janitor.run.deps import Deps
@@ -77,7 +76,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
     unknown = _knows_none(state) and state_note is None and system_note is None
     notes = [note for note in (clock_note, store_note or state_note, system_note) if note is not None]
     ended = decided(now.wall_ms, state.note(DECIDED), tx.usable, terms.lifetime)
-    return Preparation(now, measured, record, unknown, tx, ids, notes, ended, rounds.refutation(state))
+    return Preparation(now, measured, record, unknown, tx, ids, notes, ended, boundary.refutation(state))
 
 
 def make_run(

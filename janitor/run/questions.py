@@ -16,7 +16,6 @@ from janitor.archive import index as archived
 from janitor.archive import restore as archive
 from janitor.archive.restore import Request, Restored
 from janitor.boundary import claim as boundary
-from janitor.boundary import coverage as rounds
 from janitor.boundary.claim import Boundary, Limit
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, Inspected, messages, metadata, payloads, snapshot_figures
@@ -76,7 +75,7 @@ class Questions:
         store_id, only_to_look = run.ready.record.mark, at_ms is not None or bool(changes)
         if report.entries and not only_to_look:
             # A frequent run searches less, and would leave some of it for a day.
-            self.deps.state.save_note(rounds.WANTED, run.ready.now.wall_ms)
+            self.deps.state.save_note(boundary.WANTED, run.ready.now.wall_ms)
         document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=only_to_look)
         return Planned(report, document)
 
@@ -117,7 +116,7 @@ class Questions:
             return claim, Boundary.none(*barred)
         pointers = (record.pointer for record in ready.ids.open_ids())
         found = boundary.claim(state.evidence(), pointers, lifetime)
-        refuted = rounds.refutation(state)
+        refuted = boundary.refutation(state)
         if refuted is not None:
             found = replace(found, bound=None, obstacles=(refuted.message, *found.obstacles))
         return claim, replace(found, limits=tuple(map(self._with_region, found.limits)))
@@ -133,8 +132,8 @@ class Questions:
         """
         found = feedback.audit(self.deps, prepare(self.deps), partial(heartbeat, self.deps))
         if found.refuted:
-            rounds.refute(self.deps.state, found.refutation, self.deps.clock.now_ms())
-        known = rounds.refutation(self.deps.state)
+            boundary.refute(self.deps.state, found.refutation, self.deps.clock.now_ms())
+        known = boundary.refutation(self.deps.state)
         found.withdrawn = known.message if known is not None else ""
         return found
 

@@ -12,8 +12,8 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
-from janitor.boundary import coverage as rounds
-from janitor.boundary.coverage import Round
+from janitor.boundary import claim as boundary
+from janitor.boundary.claim import Round
 from janitor.report import Report
 from janitor.run import conclude, feedback, guards, passes, record
 from janitor.run.deps import Deps, Feedback
@@ -229,8 +229,8 @@ class SweepRun:
         with self._as_its_holder(), deps.state.transaction():
             deps.check_lease()
             progress = self._round = conclude.begin_round(self._run, deps.state, self._stoppable)
-        self._is_whole = rounds.is_whole(stores)
-        if gaps := rounds.gaps(stores):
+        self._is_whole = boundary.is_whole(stores)
+        if gaps := boundary.gaps(stores):
             self._save_evidence(gaps, None)
         for part in parts:
             if progress.has_done(part.store):
@@ -248,7 +248,7 @@ class SweepRun:
             if not any(outcome.failed for outcome in event.so_far):
                 with self._as_its_holder():
                     self._deps.check_lease()
-                    rounds.save_payloads(self._deps.state, self._run.id, event.key)
+                    boundary.save_payloads(self._deps.state, self._run.id, event.key)
                 self._saved_ms = self._deps.clock.monotonic_ms()
             return
         start = progress.first_undone(event.part.store)

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from janitor.boundary import claim as boundary
-from janitor.boundary import coverage as rounds
 from janitor.rules.policy import Hold, Rule
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
@@ -356,7 +355,7 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     obstacles = list(present.obstacles)
     if not terms.lifetime_known:
         obstacles.append("transactions.max_lifetime_seconds is not set, so it is not known how long one may write")
-    refuted = rounds.refutation(state)
+    refuted = boundary.refutation(state)
     if refuted is not None:
         obstacles.insert(0, refuted.message)
     claim = state.claim()

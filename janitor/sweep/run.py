@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
-from janitor.boundary.coverage import Refutation
+from janitor.boundary.claim import Refutation
 from janitor.report import DataTable
 from janitor.rules.frontier import admit, advance, stand_still
 from janitor.rules.policy import Frontier, Hold

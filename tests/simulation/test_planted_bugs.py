@@ -16,7 +16,6 @@ from janitor.archive import restore, writer
 from janitor.archive.conflicts import Conflicts
 from janitor.archive.writer import CommitState, commit_state
 from janitor.boundary import claim as boundary
-from janitor.boundary import coverage
 from janitor.rules import frontier
 from janitor.rules.frontier import elapsed_ms
 from janitor.rules.policy import Rule
@@ -265,12 +264,12 @@ def logs_are_opened_unread(patch: pytest.MonkeyPatch) -> None:
 
 def a_refuted_claim_stands(patch: pytest.MonkeyPatch) -> None:
     """S4: an audit refutes, and what was claimed is told and relied on as before."""
-    patch.setattr(coverage, "refute", lambda *_: None)
+    patch.setattr(boundary, "refute", lambda *_: None)
 
 
 def a_refuted_claim_is_only_withdrawn(patch: pytest.MonkeyPatch) -> None:
     """S4: the next run looks at the latest rows, and goes by what was covered before."""
-    patch.setattr(coverage, "refute", lambda state, *_: state.save_claim(None))
+    patch.setattr(boundary, "refute", lambda state, *_: state.save_claim(None))
 
 
 PLANTED: dict[Plant, set[str]] = {

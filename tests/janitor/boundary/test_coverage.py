@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from janitor.boundary.claim import find_gap
+from janitor.boundary import claim as boundary
+from janitor.boundary.claim import Refutation, find_gap
 from janitor.report import Report
 from janitor.run.sweep_run import PROGRESS_MS
-from janitor.state.base import CounterKey
+from janitor.state.base import Claim, CounterKey, Evidence
+from janitor.state.sqlite.state import SqliteState
 from tests.builders import (
     DAY,
     HOUR,
@@ -698,3 +700,24 @@ def test_given_a_topic_that_fails_when_killed_behind_it_then_nothing_behind_it_i
     assert Budget(rig, "message.cells", 20).run() is None
     assert all(item.stop is not None and item.stop <= topics[1].id.prefix + b"\xff" for item in rig.state.evidence())
     assert any(OLD in topic.pointers() for topic in topics[1:])
+
+
+def test_refute_during_a_round_withdraws_claim_evidence_and_round() -> None:
+    with SqliteState.in_memory() as state:
+        state.save_claim(Claim(OLD, NOW_MS, "1"))
+        state.replace_evidence([Evidence(b"", None, NOW_MS, OLD, NOW_MS, "1")])
+        boundary.continue_round(state, "1", NOW_MS, NOW_MS)
+        boundary.save_payloads(state, "1", b"a:b:")
+        boundary.refute(state, "a row was found", NOW_MS + 1)
+        boundary.save_payloads(state, "1", b"a:c:")
+        assert (state.claim(), state.evidence()) == (None, [])
+        assert boundary.refutation(state) == Refutation("a row was found", NOW_MS + 1)
+        assert boundary.continue_round(state, "2", NOW_MS + 2, NOW_MS).payloads_from == b""
+        boundary.save_searched(state, boundary.refutation(state))
+        assert boundary.refutation(state) == Refutation("a row was found", NOW_MS + 1, searched=True)
+
+
+def test_save_searched_without_a_refutation_saves_nothing() -> None:
+    with SqliteState.in_memory() as state:
+        boundary.save_searched(state, None)
+        assert boundary.refutation(state) is None
