@@ -156,7 +156,7 @@ class TopicMetadata:
         return first_kept_generation(self.generation)
 
     def is_old(self, data_generation: int) -> bool:
-        """Return whether rows of ``data_generation`` belong to an earlier life of the topic (CDAP's MessagingUtils)."""
+        """Return whether rows of ``data_generation`` belong to an old generation (CDAP's MessagingUtils)."""
         return data_generation < self.old_below
 
 

@@ -321,7 +321,7 @@ def not_leading() -> Unavailable:
 def undecided() -> StoreUnavailable:
     """Return the error of a write whose outcome is unknown because the server lost the leadership."""
     return StoreUnavailable(
-        "This server lost the lead while it wrote; whether that counts is not known.",
+        "This server lost the leadership while it wrote; whether that counts is not known.",
         "Look whether the change is there before you send it again.",
     )
 
