@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,11 @@ from tests.builders import NOW_MS, Call, watch
 from tests.builders import topic as topic_of
 from tests.messaging.desk import Desk, P, named
 from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
+from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue
+from tms_core.tables.base import MessageValue, Store
+from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.tables.memory import MemoryStore
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 
 WEEK = str(7 * 24 * 3600)
@@ -306,3 +310,48 @@ def test_given_messages_of_several_ages_then_a_shorter_ttl_is_told_what_it_hides
     monkeypatch.setattr("tms_core.messaging.topics.catalog._COUNTED_PAGE", 2)
     monkeypatch.setattr("tms_core.messaging.topics.catalog._MOST_COUNTED", 2)
     assert desk.service.count_ages(named("orders"), 20) == (2, 2, True, None)
+
+
+def test_topic_on_leveldb_is_read_again_only_after_a_change_of_the_table(tmp_path: Path) -> None:
+    topic = named("orders")
+    with LevelDBStore(tmp_path, create=True) as store:
+        registry = TopicRegistry(store.metadata, 60)
+        registry.create(topic, {})
+        reads = [_reads(store, registry, topic) for _ in range(3)]
+        # A janitor in this process has tables of its own over the same folder.
+        TopicRegistry(store.apart().metadata, 60).update(topic, {"ttl": "5"})
+        reads += [_reads(store, registry, topic) for _ in range(2)]
+        assert registry.get(topic).ttl_seconds == 5
+    assert reads == [1, 0, 0, 1, 0]
+
+
+def test_topic_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    topic = named("orders")
+    with LevelDBStore(tmp_path, create=True) as store:
+        registry, other = TopicRegistry(store.metadata, 60), TopicRegistry(store.apart().metadata, 60)
+        registry.create(topic, {})
+        changing = [True]
+
+        def change(call: Call) -> None:
+            if call.name == "metadata.get" and changing.pop():
+                changing.append(False)
+                other.delete(topic)
+
+        watch(store, after=change)
+        assert registry.get(topic).generation == 1
+        with pytest.raises(TopicNotFound):
+            registry.get(topic)
+
+
+def test_topic_in_a_table_without_versions_is_read_each_time() -> None:
+    store = MemoryStore()
+    registry = TopicRegistry(store.metadata, 60)
+    registry.create(named("orders"), {})
+    assert [_reads(store, registry, named("orders")) for _ in range(3)] == [1, 1, 1]
+
+
+def _reads(store: Store, registry: TopicRegistry, topic: TopicId) -> int:
+    """Return how often the row of a topic is read when it is needed."""
+    before = store.calls["get"]
+    registry.get(topic)
+    return store.calls["get"] - before

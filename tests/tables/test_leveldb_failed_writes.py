@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,14 +18,16 @@ from tests.builders import NOW_MS
 from tests.messaging.desk import P, leveldb, named, reader
 from tests.support import raising
 from tests.tables.conftest import Child
-from tms_core.errors import StoreError, WriteRefused
+from tms_core.errors import StoreError, TopicNotFound, WriteRefused
 from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.tables.base import KEYS, MESSAGES, MessageValue, TxCell
 from tms_core.tables.leveldb import handle as leveldb_handle
 from tms_core.tables.leveldb.database import WritableDatabase
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore
+from tms_core.topic import TopicId
 
 PATIENCE_SECONDS = 60.0
 
@@ -546,3 +549,24 @@ def test_given_a_disk_that_takes_nothing_when_written_then_that_is_a_refused_wri
                 write()
     database.put([(b"a", b"1")])
     database.close()
+
+
+def test_topic_whose_deletion_has_failed_stays_until_a_deletion_succeeds(tmp_path: Path, disk: Disk) -> None:
+    topic = TopicId("default", "orders")
+    with LevelDBStore(tmp_path, create=True) as store:
+        registry = TopicRegistry(store.metadata, 60)
+        registry.create(topic, {})
+        versions = [store.metadata.version]
+        disk.failing = True
+        with pytest.raises(StoreError):
+            registry.delete(topic)
+        versions.append(store.metadata.version)
+        assert registry.get(topic).generation == 1
+        disk.failing = False
+        registry.delete(topic)
+        with pytest.raises(TopicNotFound):
+            registry.get(topic)
+        # The write that failed, and the reopening and the write after it.
+        versions.append(store.metadata.version)
+        numbers = [version for version in versions if version is not None]
+        assert [after - before for before, after in pairwise(numbers)] == [1, 2]

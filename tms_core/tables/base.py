@@ -424,7 +424,15 @@ class Calls(Counter[str]):
 
 
 class MetadataReads(ABC):
-    """The readable part of the metadata table: a topic's key to its JSON. Small, so it is listed whole."""
+    """The readable part of the metadata table: a topic's key to its JSON. Small, so it is listed whole.
+
+    Attributes:
+        version: another number after each change of a row; None: other processes change rows, too.
+    """
+
+    @property
+    def version(self) -> int | None:
+        return None
 
     @abstractmethod
     def rows(self) -> list[tuple[bytes, bytes]]:

@@ -5,8 +5,9 @@ change compares the row with the bytes that were read, so rows that Gson would h
 too. CDAP compares with its own encoding, and then retries forever. A topic that is created again has the new
 properties on every store; CDAP keeps the old properties in HBase.
 
-Only the parsed form of rows is cached, and each batch of messages and each fetch reads the row. Therefore a topic that
-another process deleted disappears at once.
+Each batch of messages and each fetch reads the row, and only its parsed form is cached. Therefore a topic that another
+process deleted disappears at once. LevelDB has one process, so there a row is read again only after a change of the
+table (:attr:`~tms_core.tables.base.MetadataReads.version`).
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ class TopicRegistry:
         self._changed = changed
         self._defaults = {_TTL: str(default_ttl_seconds)}
         self._parsed: dict[TopicId, tuple[bytes, TopicMetadata]] = {}
+        #: Topics that exist, each with the version of the table before its row was read.
+        self._current: dict[TopicId, tuple[int, TopicMetadata]] = {}
         self.changes = 0
 
     def get(self, topic: TopicId) -> TopicMetadata:
@@ -88,6 +91,10 @@ class TopicRegistry:
             BadRequest: the name is invalid.
             MetadataError: its row is damaged.
         """
+        # The version first: after a change in between, the row is read again.
+        version, current = self._table.version, self._current.get(topic)
+        if current is not None and current[0] == version:
+            return current[1]
         raw, known = self._table.get(_prefix(topic)), self._parsed.get(topic)
         if known is not None and known[0] == raw:
             found: TopicMetadata | None = known[1]
@@ -99,6 +106,8 @@ class TopicRegistry:
                     self._changed(topic)
         if found is None or found.deleted:
             raise no_topic(topic)
+        if version is not None:
+            self._current[topic] = version, found
         return found
 
     def read(self, topic: TopicId) -> TopicMetadata:

@@ -240,6 +240,9 @@ class WritableDatabase(Database):
     done, unless the process stops before the folder was reopened. A failed delete or inversion may turn out to be done:
     its caller repeats it. Keeping the old values for a rollback would take as much memory and disk as the rows, at a
     time without room.
+
+    Attributes:
+        version: greater after each write, also after a failed one, and after each reopening of the folder.
     """
 
     def __init__(self, folder: Path, *, create: bool = False) -> None:
@@ -254,6 +257,7 @@ class WritableDatabase(Database):
         self._failed: list[bytes] | None = None
         #: Whether a crash of the machine could undo writes since the last sync.
         self._unsynced = False
+        self.version = 0
 
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete rows in one batch, not synced."""
@@ -376,13 +380,18 @@ class WritableDatabase(Database):
                 write.error = error
             raise
         finally:
+            # After the write: who reads an old row notes it with an old version.
+            self.version += 1
             for write in writes:
                 write.done = True
 
     def _repair(self) -> None:
         """Reopen the folder if a write has failed; the caller holds the disk lock."""
         if self._failed is not None:
-            self._handle.reopen(self._failed)
+            try:
+                self._handle.reopen(self._failed)
+            finally:
+                self.version += 1
             self._failed, self._unsynced = None, False
 
 

@@ -350,6 +350,10 @@ class LevelDBMetadataTable(LevelDBMetadataReads, MetadataTable):
         super().__init__(database, calls)
         self._writable = database
 
+    @property
+    def version(self) -> int | None:
+        return self._writable.version
+
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
         self._calls["set"] += 1
         [written] = self._writable.rewrite([(key, lambda present: value if present == expected else None)])
