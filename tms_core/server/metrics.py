@@ -7,14 +7,16 @@ only the first used topics have series; all others share one. A deleted topic le
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import add
 from threading import Lock
-from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from tms_core.messaging.publish.open_topics import BOUNDS_MS
 from tms_core.messaging.service import MessagingService
@@ -34,85 +36,68 @@ _OTHER = TopicId("_other", "_other")
 
 
 class Tally:
-    """Plain numbers for a counter and a histogram, which :meth:`hand_over` gives them.
+    """Durations, counted in plain numbers that are read when somebody collects the metrics.
 
-    A metric takes a lock for each number. A tally takes none, and the metrics get its numbers when somebody reads them.
-    One thread counts. Another may hand over at the same time, because the numbers only grow.
+    A metric of the library takes a lock for each number. A tally takes none: one thread counts, and any thread reads.
+
+    Args:
+        bounds: the upper bounds of the buckets but the last, in seconds.
     """
 
-    __slots__ = ("_counts", "_given", "_seconds")
+    __slots__ = ("_bounds", "_counts", "_seconds")
 
-    def __init__(self) -> None:
-        self._counts = [0] * (len(BUCKETS) + 1)
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
         self._seconds = 0.0
-        self._given = list(self._counts), 0.0
 
     def note(self, seconds: float) -> None:
-        """Count one request by its duration."""
+        """Count one duration."""
         self._seconds += seconds
-        self._counts[bisect_left(BUCKETS, seconds)] += 1
+        self._counts[bisect_left(self._bounds, seconds)] += 1
 
-    def hand_over(self, requests: Counter, durations: Histogram) -> None:
-        """Add the new numbers to metrics; one thread at a time.
+    @property
+    def count(self) -> int:
+        """Return the number of durations."""
+        return sum(self._counts)
 
-        Args:
-            durations: with the buckets of all requests.
-        """
-        counts, seconds = self._given
-        self._given = list(self._counts), self._seconds
-        # A histogram has no other way to observe many values at once.
-        durations._sum.inc(self._given[1] - seconds)
-        for at, before in enumerate(counts):
-            new = self._given[0][at] - before
-            if new:
-                requests.inc(new)
-                durations._buckets[at].inc(new)
+    def add(self, other: Tally) -> None:
+        """Count the durations of another tally too."""
+        self._seconds += other._seconds
+        self._counts = list(map(add, self._counts, other._counts))
 
-
-class TopicMetrics(NamedTuple):
-    """The series of one topic."""
-
-    published: Counter
-    fetched: Counter
-    seconds: Histogram
+    def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
+        """Add a series with these durations to a family."""
+        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
+        family.add_metric(labels, list(zip(bounds, map(float, accumulate(self._counts)), strict=True)), self._seconds)
 
 
-class ServerMetrics:
-    """The server's own metrics."""
+class TopicTally:
+    """Numbers of one topic: messages published and fetched, and the durations of its publishes."""
+
+    __slots__ = ("durations", "fetched", "published")
+
+    def __init__(self) -> None:
+        self.published = self.fetched = 0
+        self.durations = Tally(_TOPIC_BUCKETS)
+
+
+class ServerMetrics(Collector):
+    """The server's own metrics.
+
+    Attributes:
+        redelivered, dead_letters: counters of consumer groups.
+    """
 
     def __init__(self, registry: CollectorRegistry, service: MessagingService) -> None:
         self.registry = registry
         self._service = service
         self._lock, self._looking = Lock(), Lock()
-        # The first of all, so that whoever reads the other metrics finds the tallies in them.
-        registry.register(_HandOver(self))
+        self._requests: dict[tuple[str, int], Tally] = {}
+        self._all = TopicTally()
+        self._topics: dict[TopicId, TopicTally] = {}
         registry.register(_Service(service))
-        self._requests = Counter(
-            "tms_requests", "Requests answered, by route and status code.", ["route", "code"], registry=registry
-        )
-        self._seconds = Histogram(
-            "tms_request_duration_seconds",
-            "From a request's first byte read to its answer's last byte sent.",
-            ["route"],
-            buckets=BUCKETS,
-            registry=registry,
-        )
-        self._tallies: dict[tuple[str, int], Tally] = {}
-        self._published = Counter("tms_messages_published", "Messages published or stored.", registry=registry)
-        self._fetched = Counter("tms_messages_fetched", "Messages sent to consumers.", registry=registry)
-        labels = ["tms_namespace", "topic"]
-        self._by_topic = TopicMetrics(
-            Counter("tms_topic_messages_published", "The same by topic.", labels, registry=registry),
-            Counter("tms_topic_messages_fetched", "The same by topic.", labels, registry=registry),
-            Histogram(
-                "tms_topic_publish_duration_seconds",
-                "From a publish's body read to its messages on disk, by topic.",
-                labels,
-                buckets=_TOPIC_BUCKETS,
-                registry=registry,
-            ),
-        )
-        self._topics: dict[TopicId, TopicMetrics] = {}
+        registry.register(self)
         self.redelivered = Counter(
             "tms_messages_redelivered", "Messages given to a consumer group once more.", registry=registry
         )
@@ -121,48 +106,72 @@ class ServerMetrics:
         )
 
     def request(self, route: str, code: int, seconds: float) -> None:
-        """Count one request."""
-        tally = self._tallies.get((route, code))
+        """Count one request; for the event loop's thread."""
+        tally = self._requests.get((route, code))
         if tally is None:
-            tally = self._tallies[route, code] = Tally()
+            tally = self._requests[route, code] = Tally(BUCKETS)
         tally.note(seconds)
 
-    def hand_over(self) -> None:
-        """Add the new numbers of all tallies to the metrics."""
-        with self._lock:
-            for (route, code), tally in list(self._tallies.items()):
-                tally.hand_over(self._requests.labels(route, code), self._seconds.labels(route))
-
     def published(self, topic: TopicId, messages: int, seconds: float | None = None) -> None:
-        """Count messages that were published or stored.
+        """Count messages that were published or stored; for the event loop's thread.
 
         Args:
-            seconds: how long the publish took; None: they were stored.
+            seconds: the duration of the publish; None: the messages were stored.
         """
-        self._published.inc(messages)
-        series = self._of(topic)
-        series.published.inc(messages)
+        self._all.published += messages
+        tally = self._topics.get(topic) or self._tally_of(topic)
+        tally.published += messages
         if seconds is not None:
-            series.seconds.observe(seconds)
+            tally.durations.note(seconds)
 
     def fetched(self, topic: TopicId, messages: int) -> None:
-        """Count messages that were sent to a consumer."""
-        self._fetched.inc(messages)
-        self._of(topic).fetched.inc(messages)
+        """Count messages that were sent to a consumer; any thread may call it."""
+        tally = self._topics.get(topic) or self._tally_of(topic)
+        with self._lock:
+            self._all.fetched += messages
+            tally.fetched += messages
 
-    def _of(self, topic: TopicId) -> TopicMetrics:
-        """Return the series of a topic; after the limit, the series that all other topics share."""
-        found = self._topics.get(topic)
-        if found is not None:
-            return found
-        # Not while series are removed: those of this topic could be among them, and would be counted in but not shown.
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of all tallies."""
+        requests = CounterMetricFamily(
+            "tms_requests", "Requests answered, by route and status code.", labels=["route", "code"]
+        )
+        durations = HistogramMetricFamily(
+            "tms_request_duration_seconds",
+            "From a request's first byte read to its answer's last byte sent.",
+            labels=["route"],
+        )
+        routes: dict[str, Tally] = {}
+        for (route, code), tally in list(self._requests.items()):
+            requests.add_metric([route, str(code)], tally.count)
+            routes.setdefault(route, Tally(BUCKETS)).add(tally)
+        for route, tally in routes.items():
+            tally.add_to(durations, [route])
+        yield from (requests, durations)
+        yield CounterMetricFamily("tms_messages_published", "Messages published or stored.", self._all.published)
+        yield CounterMetricFamily("tms_messages_fetched", "Messages sent to consumers.", self._all.fetched)
+        yield from self._of_topics(["tms_namespace", "topic"])
+
+    def _of_topics(self, labels: Sequence[str]) -> Iterator[Metric]:
+        published = CounterMetricFamily("tms_topic_messages_published", "The same by topic.", labels=labels)
+        fetched = CounterMetricFamily("tms_topic_messages_fetched", "The same by topic.", labels=labels)
+        durations = HistogramMetricFamily(
+            "tms_topic_publish_duration_seconds",
+            "From a publish's body read to its messages on disk, by topic.",
+            labels=labels,
+        )
+        for topic, tally in list(self._topics.items()):
+            names = (topic.namespace, topic.topic)
+            published.add_metric(names, tally.published)
+            fetched.add_metric(names, tally.fetched)
+            tally.durations.add_to(durations, names)
+        yield from (published, fetched, durations)
+
+    def _tally_of(self, topic: TopicId) -> TopicTally:
+        """Return the tally of a topic without one; after the limit, the tally that all other topics share."""
         with self._lock:
             name = topic if len(self._topics.keys() - {_OTHER}) < MOST_TOPICS else _OTHER
-            made, labels = self._by_topic, (name.namespace, name.topic)
-            found = self._topics[name] = TopicMetrics(
-                made.published.labels(*labels), made.fetched.labels(*labels), made.seconds.labels(*labels)
-            )
-        return found
+            return self._topics.setdefault(name, TopicTally())
 
     def forget_deleted(self) -> None:
         """Remove the series of deleted topics, including topics that another process has deleted.
@@ -184,25 +193,11 @@ class ServerMetrics:
     def _forget(self, topic: TopicId) -> None:
         with self._lock:
             del self._topics[topic]
-            for family in self._by_topic:
-                family.remove(topic.namespace, topic.topic)
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Return everything in the registry, as the ``Accept`` header wants it, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
-
-
-class _HandOver(Collector):
-    """Has tallies handed over before other metrics are read."""
-
-    def __init__(self, metrics: ServerMetrics) -> None:
-        self._metrics = metrics
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield nothing: the other collectors have the metrics."""
-        self._metrics.hand_over()
-        return iter(())
 
 
 class _Service(Collector):
