@@ -1,1 +1,1 @@
-"""The composition root: from settings to a session, its stores, the lease and what is served."""
+"""The composition root: from settings to a session, its stores, the lease and the servers."""

@@ -1,14 +1,14 @@
-"""A backup of a LevelDB store with everything that belongs to it, and the way back.
+"""Backups of a LevelDB store with everything that belongs to it, and their restore.
 
-A backup is a folder that is laid out as the store itself is: ``messaging`` with the three tables, and beside it
-``messaging.side``, ``messaging.tx`` and ``messaging.janitor``. Tables are hard links where the file system has them, so
-a backup beside the store costs little time and space. The folder gets its name when all of it is there and synced.
+A backup is a folder with the layout of the store: ``messaging`` with the three tables, and next to it
+``messaging.side``, ``messaging.tx`` and ``messaging.janitor``. Tables are hard links if the file system has them, so a
+backup next to the store takes little time and space. The folder gets its name when all files are complete and synced.
 
-The process that has the store open holds its writes while the files are linked, so the backup is what a crash at that
-moment would leave. The transaction log is copied while they are held: no transaction can commit what it has not
-published yet. The janitor's state is copied before: of rows that it does not know to be clean it claims nothing.
+The process that has the store open blocks its writes while files are linked, so the backup equals the state after a
+crash at that time. The transaction log is copied during the block: no transaction in it can be committed without its
+messages. The janitor's state is copied before: it then publishes nothing about rows that it does not know to be clean.
 
-The trade: where links are refused, writes wait until the tables are copied.
+The trade: without hard links, writes are blocked until the tables are copied.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def restore(source: Path, found: Folders) -> list[Path]:
 
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
-    """A folder to be filled, which gets its name when the block is over; removed where that fails."""
+    """Yield a folder to fill, which gets its name after the block; remove it after an error."""
     # A link stays one: where it leads to is filled.
     target = target.resolve()
     with translated(target):
@@ -181,7 +181,7 @@ def _copy_state(source: Path, target: Path) -> None:
 
 
 def _copy_log(source: Path, target: Path) -> None:
-    """Copy a transaction log, again while its manager starts a new one; what it appends meanwhile may be cut short."""
+    """Copy a transaction log, again if its manager starts a new one; its last edits may be truncated."""
     while True:
         target.mkdir(mode=0o700)
         names = _log_files(source)

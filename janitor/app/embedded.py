@@ -1,14 +1,14 @@
-"""The janitor inside ``tms serve``: one process, one store, nothing to start besides.
+"""The janitor inside ``tms serve``: one process, one store, nothing else to start.
 
-It is the daemon that ``janitor run`` starts, with the server's store, transaction manager, clock and metrics in the
-place of its own, and without its signals: the server starts it and ends it. Commands of other processes reach it
-through its control socket as ever. A store that the server has just made is adopted at birth; any other one is met for
-the first time as everywhere, and left alone until it is adopted. The same holds for topics: an empty one that this
-server has made, under a name that was never used, is not held as a topic is that was found (rule S8).
+It is the daemon of ``janitor run``, with the store, transaction manager, clock and metrics of the server, and without
+signal handlers: the server starts and stops it. Commands of other processes reach it through its control socket as
+usual. A store that the server has just created is adopted at once; any other store is a first contact, and unchanged
+until it is adopted. The same applies to topics: an empty topic that this server created under an unused name is not
+held like an unknown topic (rule S8).
 
-What it deletes goes through the same LevelDB as published messages meanwhile, and a publish waits for the batch before
-it. So its batches are small, and without a rate of the settings' it keeps to one that leaves publishers most of the
-disk; a sweep takes a few times longer than it could.
+Its deletes use the same LevelDB as publishes, and a publish waits for the batch before it. Therefore its batches are
+small, and without a configured rate it uses one that leaves most of the disk to publishers. A sweep takes a few times
+longer than it could.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ GENTLE_BATCH_ROWS, GENTLE_ROWS_PER_SECOND = 500, 50_000
 
 
 class Embedded:
-    """A daemon that runs in a thread of its own.
+    """A daemon in a separate thread.
 
     Args:
-        daemon: runs in the thread.
-        resources: what it uses; closed after it.
+        daemon: the daemon to run.
+        resources: its resources, closed after it.
         hold_seconds: its setting ``janitor.hold_seconds``; None: it only plans.
 
     Attributes:
-        daemon: the daemon that runs.
+        daemon: the running daemon.
         hold_seconds: as given.
-        url: the status page's address.
+        url: the address of the status page.
     """
 
     def __init__(self, daemon: Daemon, resources: ExitStack, url: str, hold_seconds: int | None) -> None:
@@ -70,7 +70,7 @@ class Embedded:
         self.daemon.sweep_now()
 
     def stop(self) -> None:
-        """Stop the daemon within one batch, and close what it uses."""
+        """Stop the daemon within one batch, and close its resources."""
         self.daemon.request_stop()
         self._thread.join()
         self._resources.close()

@@ -1,9 +1,9 @@
-"""Serves metrics and status page where no daemon runs, because the sweeps are CronJobs.
+"""Metrics and status page for sweeps by CronJobs, without a daemon.
 
-A run that lasts seconds cannot be scraped, but what it leaves in the state can. So this process reads the state every
-few seconds, never the store, and shows what a daemon would show. It opens the state anew each time: the runs may
-replace it, and one that is not there yet is no error. It makes none itself; an empty one at a wrong path would look
-like a store that was never swept.
+A run of a few seconds cannot be scraped, but its results in the state can. This process reads the state every few
+seconds, never the store, and shows what a daemon would show. It opens the state each time, because runs may replace it,
+and a missing state is not an error. It never creates a state: an empty one at a wrong path would look like a store that
+was never swept.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ logger = logging.getLogger(__name__)
 
 
 class Exporter:
-    """What the HTTP server shows (``janitor.http.app.StatusViews``), from the state alone.
+    """The views of the HTTP server (``janitor.http.app.StatusViews``) from the state alone.
 
     Args:
-        place: where the state is, or will be.
+        place: the place of the state.
         deployment: the description of this janitor in the status.
-        metrics: are given each new status.
+        metrics: get each new status.
     """
 
     def __init__(self, place: Place, deployment: Deployment, metrics: Metrics, clock: Clock) -> None:
@@ -99,17 +99,17 @@ class Exporter:
         return self._metrics.render(accept)
 
     def alive(self) -> str:
-        """Why this process should be restarted; empty when it should not."""
+        """Return why this process should be restarted; empty: it is healthy."""
         late_ms = self._clock.monotonic_ms() - self._refreshed_ms
         return f"the state was last read {late_ms // 1000} s ago" if late_ms > LATE_MS else ""
 
     def ready(self) -> str:
-        """Why there is nothing to show, or nothing new; empty when there is."""
+        """Return why there is no data, or no new data; empty: the data is current."""
         return self._problem
 
 
 def export(current: Session) -> None:
-    """Show what the state has until a signal ends it."""
+    """Show the data of the state until a signal stops it."""
     wanted = current.settings.janitor
     typed = current.common.arguments(anywhere=True)
     deployment = replace(current.deployment(), schedule=wanted.started_by or "started from outside", arguments=typed)

@@ -41,11 +41,11 @@ class SessionOnSpark(Session):
 
     @contextmanager
     def _reading_tasks(self) -> Iterator[Sender]:
-        """Tasks that read the LevelDB store as it is now, while this process has it open."""
+        """Yield tasks that read the current LevelDB store while this process has it open."""
         with still(self.settings.storage.leveldb.path, self.state_path) as copied:
             yield SparkSender(self._spark, StoreEnvironment(Access(self.settings).at(copied)))
 
     def preview(self, patterns: tuple[str, ...]) -> Report:
-        """What a run would do, by an engine that cannot write."""
+        """Return the plan of a run, from an engine that cannot write."""
         with self._cloned() as engine:
             return engine.plan(patterns=patterns).report

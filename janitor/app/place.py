@@ -1,8 +1,8 @@
-"""Where a store and its state are, by kind: what has to be opened, and which other processes may have it open.
+"""The places of a store and its state by kind: how they are opened, and which processes may have them open.
 
-A LevelDB store is one process's at a time, so questions go to a clone of it or to the process that holds it, and its
-state is a file beside it. A store in HBase is open to all, its state is a table beside its own, and only the lease
-keeps two janitors apart.
+A LevelDB store belongs to one process at a time, so questions use a clone or the process that holds it; its state is a
+file next to it. A store in HBase is open to all, its state is a table next to its own, and only the lease separates two
+janitors.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Place(Protocol):
     unseen: tuple[str, ...]
 
     def identity(self) -> str:
-        """As ``Store.identity``, without opening it where that is possible."""
+        """Return ``Store.identity``, without opening the store if possible."""
         ...
 
     def disk_bytes(self) -> int | None:
-        """As ``Store.disk_bytes``, without opening it; None where that is not known."""
+        """Return ``Store.disk_bytes``, without opening the store; None: unknown."""
         ...
 
     def require(self) -> None:
@@ -116,15 +116,15 @@ def held(
     standby: Event | None = None,
     until: Event | None = None,
 ) -> Iterator[Lease]:
-    """The lease, held while the block runs.
+    """Hold the lease while the block runs.
 
     Args:
-        wanted: how long it lasts.
-        state: where it is kept.
+        wanted: the settings of the lease.
+        state: the state with its cell.
         sole: no other holder can be alive.
-        store: identity of the store, if only one process can have it open; see :class:`Lease`.
-        standby: wait while another process has it, until this is set; None: do not stand by.
-        until: wait for as long as the lease of a dead holder lasts, or until this is set; None: do not wait.
+        store: the identity of the store, if only one process can open it; see :class:`Lease`.
+        standby: wait while another process has it, until this is set; None: do not wait.
+        until: wait for the lease of a dead holder to expire, or until this is set; None: do not wait.
 
     Raises:
         LeaseHeld: another process has it.

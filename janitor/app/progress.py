@@ -27,10 +27,9 @@ _WHAT = {
 
 
 def in_words(done: int, expected: int, passed_ms: int) -> str:
-    """Return how much of due rows are done and how long the rest takes, behind a comma; empty where that is not
-    known.
+    """Return the share of finished due rows and the remaining time, after a comma; empty: unknown.
 
-    What is expected is an estimate, so that all of it may be done and there is more.
+    The expected number is an estimate, so more rows may follow at 100 %.
     """
     part = min(done / expected, 0.99) if expected else 0.0
     if not part or passed_ms <= 0:
@@ -40,7 +39,7 @@ def in_words(done: int, expected: int, passed_ms: int) -> str:
 
 @contextmanager
 def progress(stream: TextIO) -> Iterator[Observer]:
-    """An observer that shows what happens while the block runs, if the stream is a terminal."""
+    """Yield an observer that shows the progress of the block, if the stream is a terminal."""
     if not stream.isatty():
         yield ignore_progress
         return

@@ -59,19 +59,19 @@ class Opened(NamedTuple):
 
 
 def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = (), standby: bool = False) -> int:
-    """Run the daemon until a signal ends it; returns an exit code.
+    """Run the daemon until a signal stops it; return an exit code.
+
+    It waits for a store that does not respond, as HBase during its start. If several processes can open the store, it
+    answers probes in the meantime: the process is alive, and not ready.
 
     Args:
-        adopt: accept a store met for the first time.
-        patterns: topics to sweep; none for all.
-        standby: wait while another janitor has the lease of a store that several can have open.
-
-    A store that does not answer, as HBase before it is up, is waited for. Of a store that several can have open, probes
-    are answered meanwhile: the process is alive, and not ready.
+        adopt: adopt a store of a first contact.
+        patterns: topics to sweep; empty: all.
+        standby: wait while another janitor has the lease of a store that several processes can open.
 
     Raises:
         StoreBusy: another process has the store or its lease.
-        TmsError: something else could not be opened.
+        TmsError: another part could not be opened.
     """
     stop = Event()
     with ExitStack() as stack:
@@ -138,16 +138,16 @@ def opened(
     standby: bool = False,
     waiting: ExitStack | None = None,
 ) -> Iterator[Opened]:
-    """Everything a daemon needs, open while the block runs, its servers too; it works when told to.
+    """Yield the open parts of a daemon, including its servers; the daemon does not work yet.
 
     Args:
-        stop: ends the daemon, also before it has started.
+        stop: stops the daemon, even before it has started.
         standby: as of :func:`serve`.
-        waiting: what answers at the status page's address until then; closed when the page can be shown.
+        waiting: the server at the status page's address until then; closed when the page can be shown.
 
     Raises:
         StoreBusy: another process has the store or its lease.
-        TmsError: something could not be opened.
+        TmsError: a part could not be opened.
     """
     stop = stop or Event()
     with ExitStack() as stack:
@@ -240,7 +240,7 @@ def _assemble(
 
 
 def _reader(source: Refreshed | None) -> Transaction:
-    """Who reads as one would at the snapshot that was read last."""
+    """Return a reader with the view of the last snapshot."""
     if source is not None:
         # That none can be read is said where snapshots are read.
         with suppress(NoSnapshot, SnapshotError, OSError):

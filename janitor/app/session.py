@@ -1,4 +1,4 @@
-"""Makes what a command works with from its options: settings, store or clone, state, snapshot source, engine."""
+"""A session: it makes the objects of a command from its options: settings, store or clone, state, snapshots, engine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class Session:
-    """One command's settings, and ways to open what they name."""
+    """The settings of a command, and methods that open what they name."""
 
     def __init__(self, common: Common, clock: Clock, environ: Mapping[str, str] = os.environ) -> None:
         self.common = common
@@ -76,11 +76,11 @@ class Session:
 
     @property
     def digest(self) -> str:
-        """Names what decides here which rows may go (:func:`janitor.settings.config_digest`)."""
+        """Return the digest of the settings that decide about deletions (:func:`janitor.settings.config_digest`)."""
         return config_digest(self.settings)
 
     def refusal(self) -> str:
-        """Why what this janitor runs in cannot do its work now; empty when it can, or where it runs alone."""
+        """Return why the surrounding process cannot work now; empty: it can, or there is none."""
         return ""
 
     def topic_changes(self) -> int:
@@ -147,10 +147,10 @@ class Session:
 
     @contextmanager
     def feedback(self) -> Iterator[Feedback | None]:
-        """The transaction manager that is told what is proven clean; None for none, or if nothing is written.
+        """Yield the transaction manager that gets proven boundaries; None: no manager, or nothing is written.
 
         Raises:
-            ConfigurationError: the settings want it, and there is no transaction manager to tell.
+            ConfigurationError: the settings require it, and there is no transaction manager.
         """
         wanted = self.settings.janitor.boundary
         if not wanted.feedback or not self.settings.janitor.apply:
@@ -160,7 +160,7 @@ class Session:
             yield Feedback(manager, wanted.participants)
 
     def transactions(self) -> AbstractContextManager[LateSource | None]:
-        """Return the transaction manager as it tells who is late; None where there is none to be asked."""
+        """Return the source of late transactions; None: there is no transaction manager."""
         if self.settings.transactions.source != "thrift":
             return nullcontext()
         return TransactionClient.configured(self.settings.transactions)
@@ -211,7 +211,7 @@ class Session:
         return RemoteEngine(caller, greeting)
 
     def refresh_status(self) -> None:
-        """Have the running janitor show at once what has changed in the state; the change counts without that, too."""
+        """Let the running janitor show changes of the state at once; the changes are effective without it, too."""
         try:
             holder = self.holder()
             if holder is not None:
@@ -221,30 +221,30 @@ class Session:
 
     @contextmanager
     def reading(self, *, records: bool = False) -> Iterator[AnyEngine]:
-        """Answers questions without writing: the janitor that holds the store, or an engine on a clone (rule S5).
+        """Yield an engine for questions: the janitor that holds the store, or an engine on a clone (rule S5).
 
         Args:
-            records: write to the side table itself, where an adoption is recorded.
+            records: write to the side table itself, which records an adoption.
         """
         with ExitStack() as stack:
             yield self._engine_for(partial(self._cloned, records=records), stack)
 
     @contextmanager
     def deciding(self) -> Iterator[AnyEngine]:
-        """Where decisions are made: by the janitor that holds the store, or an engine on the store itself."""
+        """Yield an engine for decisions: the janitor that holds the store, or an engine on the store."""
         with ExitStack() as stack:
             yield self._engine_for(self.writing, stack)
 
     @contextmanager
     def writing(self, feedback: Feedback | None = None, *, waits: bool = False) -> Iterator[Engine]:
-        """An engine on the store itself.
+        """Yield an engine on the store.
 
         Args:
-            feedback: whom its runs tell of transactions that are proven clean.
-            waits: wait as long as the lease of a dead holder lasts.
+            feedback: the transaction manager that gets proven boundaries.
+            waits: wait for the lease of a dead holder to expire.
 
         Raises:
-            StoreBusy: another process holds it; if that is a janitor, the hint says how to reach it.
+            StoreBusy: another process holds it; if that is a janitor, the hint tells how to reach it.
         """
         stop, opened_bytes = Event(), self.place.disk_bytes()
         with (
@@ -263,12 +263,12 @@ class Session:
 
     @contextmanager
     def attempting(self, mode: Mode = "apply", *, skips_busy: bool = False) -> Iterator[None]:
-        """Record a run that fails while the block opens what it needs; a store without a state gets none.
+        """Record a run that fails while the block opens its objects; a store without a state gets no record.
 
         Args:
-            mode: of the run.
-            skips_busy: whether the run is meant to be left out while another process has the store. That another
-                janitor is at work is not a failure anyway.
+            mode: the mode of the run.
+            skips_busy: whether to skip the run while another process has the store. A working janitor is never a
+                failure.
         """
         try:
             yield
@@ -333,7 +333,7 @@ class Session:
             ) from error
 
     def side(self) -> AbstractContextManager[SideTable | None]:
-        """Messages with a ttl of their own, and consumers, of a store that is held."""
+        """Open the side table of a held store: TTLs of messages, and consumers."""
         return self.place.side(read_only=False)
 
     def lease(
@@ -375,7 +375,7 @@ class Session:
         return ParquetArchive(Path(wanted.path), self.clock)
 
     def deployment(self) -> Deployment:
-        """What status page and metrics say of this janitor."""
+        """Return the description of this janitor for status page and metrics."""
         janitor = self.settings.janitor
         return Deployment(
             store=self.place.name,
@@ -388,7 +388,7 @@ class Session:
         )
 
     def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
-        """What a janitor works with by the settings; ``options`` are further fields, which win."""
+        """Return a janitor's dependencies by the settings; ``options`` are further fields, which override them."""
         own = {
             "token_hex": secrets.token_hex,
             "division": Threads(self.settings.janitor.workers),

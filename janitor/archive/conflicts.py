@@ -1,13 +1,12 @@
-"""Finds what the target of a restore already has under other values, so that both would be mixed (rule S16).
+"""Conflicts between archived rows and rows in the target of a restore (rule S16).
 
-A row is found by its key, and a message's payloads by its transaction: all rows of the payload table under the
-transaction's pointer, from any client. So two things can go wrong where rows come to another topic, or to another
-generation of their own. A key may be taken by another message. And a transaction that wrote to both would give a
-message there the payloads of both. Neither can be taken apart again, so both are searched for
-before anything is written.
+A row is found by its key, and a message's payloads by its transaction: all rows of the payload table with the
+transaction's pointer, from any client. Two conflicts are possible if rows return to another topic or generation.
+Another message may have the same key. And if a transaction wrote to both, its message there would get the payloads of
+both. Neither can be separated again, so both are searched before anything is written.
 
-A row that is there with the very value that was archived is none of this: a restore may be repeated. The sign of a
-pointer makes no difference. The price is that the archive is read twice, and once the target's keys.
+An existing row with the archived value is not a conflict, because a restore may be repeated. The sign of a pointer does
+not matter. The cost: the archive is read twice, and the keys of the target once.
 """
 
 from __future__ import annotations
@@ -49,18 +48,18 @@ class Arrival(NamedTuple):
 
 
 class Conflicts:
-    """Compares what is archived with what the target has.
+    """A comparison of archived rows with the target.
 
-    First say which transactions' payloads come back (:meth:`expect`), then :meth:`read_target`, then show it all files
-    (:meth:`compare`), then ask (:meth:`refuse`).
+    Call :meth:`expect` for transactions with archived payloads, then :meth:`read_target`, then :meth:`compare` for all
+    files, then :meth:`refuse`.
 
     Args:
-        store: the target's; is only read.
-        topic: the target as it is.
-        transactions: which of them may still write.
-        same_topic: whether the rows come from this topic; those of its present generation then are at home.
-        heartbeat: told how many rows were read.
-        side: where producers have announced what they write; None: nothing is.
+        store: the target's store; only read.
+        topic: the target.
+        transactions: the transactions that may still write.
+        same_topic: whether the rows come from this topic; rows of its current generation are then at home.
+        heartbeat: called with the number of read rows.
+        side: the table with the announcements of producers; None: no announcements.
     """
 
     def __init__(
@@ -100,10 +99,10 @@ class Conflicts:
         self._origins.setdefault(java_abs(pointer), set()).add(generation)
 
     def read_target(self) -> None:
-        """Find what the target has of the transactions that are expected.
+        """Read the target's rows of the expected transactions.
 
         Raises:
-            StoreError: it cannot be read.
+            StoreError: the target cannot be read.
         """
         other_pointers = {pointer for pointer, origins in self._origins.items() if origins != {self._home}}
         if not other_pointers:
@@ -116,13 +115,13 @@ class Conflicts:
             self._present.setdefault(pointer, {})[key] = _digest(pointer, None)
 
     def compare(self, table: str, generation: int, rows: list[Arrival], *, mixed: bool) -> None:
-        """Compare archived rows with the target's, and with those of other generations.
+        """Compare archived rows with those of the target and of other generations.
 
         Args:
             table: ``message`` or ``payload``.
-            generation: that they were archived from.
+            generation: the generation from which they were archived.
             rows: by ascending key.
-            mixed: whether rows of several generations come back.
+            mixed: whether rows of several generations return.
 
         Raises:
             StoreError: the target cannot be read.
@@ -175,7 +174,7 @@ class Conflicts:
         return pointer in self._present or len(self._origins.get(pointer, ())) > 1
 
     def _writing(self) -> Iterator[int]:
-        """Transactions that may yet publish to the target, and would find payloads there that are not theirs."""
+        """Yield transactions that may still publish to the target, and would get payloads that are not theirs."""
         for pointer, origins in self._origins.items():
             if origins != {self._home} and self._transactions.is_undecided(pointer):
                 yield pointer
@@ -194,7 +193,7 @@ class Conflicts:
     # -- the target ----------------------------------------------------------------------------------------------
 
     def _found(self, table: str, keys: list[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """What the target has under these keys."""
+        """Yield the target's rows under these keys."""
         if table == "message":
             for page in pick_rows(partial(self._store.message.read, MESSAGES), keys):
                 yield from ((key, _digest(value.pointer, value.payload)) for key, value in page)

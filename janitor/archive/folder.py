@@ -35,10 +35,10 @@ _TEMPORARY = re.compile(rf"\.{_FILE.pattern}\.tmp")
 
 
 class DayFolder(NamedTuple):
-    """What was archived of one topic on one day.
+    """The archived rows of one topic and one day.
 
     Attributes:
-        topic: None when something else stands for its name; then the files say it.
+        topic: None: the folder's name is a substitute for the topic's name, which is in the files.
     """
 
     path: Path
@@ -155,13 +155,13 @@ def make_durable(path: Path, folder: Path) -> None:
 
 
 def give_up(folder: Path, keep_days: int, now_ms: int) -> int:
-    """Remove days that ended more than ``keep_days`` days ago, and temporary files that a crash left behind.
+    """Remove days older than ``keep_days`` days, and temporary files of a crash.
 
     Returns:
-        How many files of rows were removed.
+        The number of removed files with rows.
 
     Raises:
-        ArchiveError: something cannot be removed.
+        ArchiveError: a file cannot be removed.
     """
     today = day_of(now_ms)
     removed = 0
@@ -203,7 +203,7 @@ def _folder_name(name: str) -> str:
 
 
 def _below(folder: Path, prefix: str) -> list[Path]:
-    """Folders whose names start so; none where there is no folder."""
+    """Return the folders whose names start with a prefix; empty if the parent does not exist."""
     if not folder.is_dir():
         return []
     found = (path for path in folder.iterdir() if path.name.startswith(prefix))

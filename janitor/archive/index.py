@@ -1,7 +1,7 @@
-"""What an archive holds, read from the ends of its files: by topic, day and run.
+"""The contents of an archive by topic, day and run, read from the footers of its files.
 
-No row is read and nothing is remembered between two questions, so an archive that was copied, thinned out or merged
-with another one is listed as it is. A file that cannot be read is named, and the others are listed.
+No row is read and nothing is cached, so an archive that was copied, thinned or merged is listed as it is. Unreadable
+files are listed separately.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ArchivedFile:
 
 
 class Listing(NamedTuple):
-    """What an archive holds; ``damaged`` says of files that cannot be read, why."""
+    """The contents of an archive; ``damaged`` has the reason for each unreadable file."""
 
     files: list[ArchivedFile]
     damaged: list[ArchiveError]
@@ -156,7 +156,7 @@ def run_of(folder: Path, topic: TopicId, publish_ms: int, sequence: int) -> str 
 
 
 def groups(files: Iterable[ArchivedFile], selection: Selection) -> list[Group]:
-    """Files by topic, day and run; those that hold nothing of the selection are left out."""
+    """Return the files by topic, day and run, without files that have no row of the selection."""
 
     def place(file: ArchivedFile) -> tuple[TopicId, date, str]:
         return file.summary.topic, file.day, file.summary.run_id

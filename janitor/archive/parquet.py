@@ -1,13 +1,11 @@
-"""Writes and reads one file of the archive, and defines its columns. The only module that knows pyarrow.
+"""The files of the archive and their columns; the only module that imports pyarrow.
 
-pyarrow takes 40 MB of memory and is an optional part of the installation, so it is loaded when the first file is
-written or read. A file describes itself: its layout and the topic its rows are of stand in its metadata, and what one
-wants to know of it without reading its rows in Parquet's own statistics. So nothing about an archive has to be kept
-elsewhere, and copying its folders is enough to move it.
+pyarrow needs 40 MB of memory and is optional, so it is loaded when the first file is written or read. A file describes
+itself: its metadata has its layout and topic, and Parquet's statistics describe its rows. Therefore an archive needs no
+index, and copying its folders is enough to move it.
 
-Rows are written in groups of a few megabytes and read the same way, so neither side holds a whole batch of large
-messages. Every page has a checksum, which is checked when it is read. ``docs/reference/formats/reports.md``,
-"Archive".
+Rows are written and read in groups of a few megabytes, so memory never holds a whole batch of large messages. Every
+page has a checksum, which is checked on reading. See ``docs/reference/formats/reports.md``, "Archive".
 """
 
 from __future__ import annotations
@@ -68,15 +66,15 @@ _GROUP_BYTES = 256 << 20
 
 
 class Summary(NamedTuple):
-    """What a file says of itself.
+    """The description of a file in its footer.
 
     Attributes:
-        topic: whose rows; in the folder's name something else may stand for it.
+        topic: the topic of the rows; the folder's name may be a substitute for it.
         table: ``message`` or ``payload``.
-        rule: by which they went.
-        deleted_ms: when they were archived, just before they were deleted.
+        rule: the rule that deleted them.
+        deleted_ms: the time of archiving, just before the deletion.
         oldest_ms, newest_ms: publish times; of payload rows, write times.
-        references: how many are messages that take their payload from the payload table.
+        references: the number of messages that refer to the payload table.
     """
 
     topic: TopicId
@@ -131,10 +129,10 @@ def write(stream: BinaryIO, topic: TopicId, groups: Iterable[Mapping[str, Sequen
 
 
 def summarise(path: Path) -> Summary:
-    """What a file says of itself; reads its end only.
+    """Return the description of a file; only its footer is read.
 
     Raises:
-        ArchiveError: it is damaged, none of ours, or of a newer janitor.
+        ArchiveError: it is damaged, unrecognized, or from a newer janitor.
     """
     with _opened(path) as file:
         footer, metadata = file.metadata, file.metadata.metadata
@@ -175,7 +173,7 @@ def _load_pyarrow() -> ModuleType:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """A file of ours; the border where pyarrow's errors become one of ours."""
+    """Open a file of the archive, and convert pyarrow's errors."""
     pa = _load_pyarrow()
     try:
         with pa.parquet.ParquetFile(path, page_checksum_verification=True) as file:
@@ -203,7 +201,7 @@ def _check(pa: ModuleType, path: Path, file: Any) -> None:
 
 
 def _check_size(footer: Any) -> None:
-    """See that a few bytes do not become gigabytes: the file says itself what it takes in memory, as far as it is true.
+    """Check that a small file does not expand to gigabytes, by the sizes in its footer.
 
     Raises:
         ValueError: it would.

@@ -1,19 +1,19 @@
-"""Restores archived rows (rule S16: a restore never shows a row that readers must not see).
+"""The restore of archived rows (rule S16: a restore never shows a row that readers must not see).
 
-A row comes back as it was, with two exceptions. Its key gets the generation that its topic has now, since earlier ones
-are not read any more. And its write pointer stays positive only if its transaction was known to be committed when the
-row was archived, and nothing learnt since speaks against it. Anything else comes back negated, invisible to every
-transactional reader: whether such a transaction went through can no longer be asked, since the invalid list that knew
-may have been truncated meanwhile.
+A row returns unchanged, with two exceptions. Its key gets the current generation of its topic, because older
+generations are not read. Its write pointer stays positive only if its transaction was known to be committed when the
+row was archived, and no later fact contradicts that. Otherwise the pointer is inverted, and no transactional reader
+sees the row. The outcome of such a transaction cannot be found out later, because the invalid list may have been
+truncated since.
 
-Of a row that went because its generation was an old one, that it was committed is known only through another row of
-the same transaction: one that was archived as committed from the generation that its topic had then.
+For a row of an old generation, a commit is proven only by another row of the same transaction that was archived as
+committed from the generation that was current then.
 
-Rows that are there already are left alone. So a restore may be repeated, also after it died on the way, and an archive
-that holds a row twice (archived, not deleted, archived again) gives it back once. Where the target has something else
-under the same key or of the same transaction, nothing is restored (:mod:`janitor.archive.conflicts`).
+Existing rows are not changed. Therefore a restore may be repeated, also after it died, and a row that is archived twice
+returns once. If the target has another row under the same key, or of the same transaction, nothing is restored
+(:mod:`janitor.archive.conflicts`).
 
-Payloads are written before the messages that refer to them, so that no reader is given a message without its parts.
+Payloads are written before the messages that refer to them, so that no reader gets a message without its parts.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ _DAY_SECONDS = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is to be restored.
+    """The parameters of a restore.
 
     Attributes:
-        source: the topic whose rows they are.
-        target: another topic to write them to; None for the same.
-        selection: which of its rows.
+        source: the topic of the rows.
+        target: another topic to write them to; None: the same.
+        selection: the selected rows.
         dry_run: only count.
     """
 
@@ -63,16 +63,16 @@ class Request:
 
 @dataclass(slots=True)
 class Restored:
-    """What a restore did, or with ``dry_run`` would do.
+    """The result of a restore, or of a dry run.
 
     Attributes:
-        generation: the target's, which the rows are in now.
-        restored: rows that were written.
-        negated: those of them with a negative pointer, which no transactional reader sees.
-        already_there: rows the target had.
-        skipped: rows of the topic that were not meant.
-        expired: restored rows that are older than the target's ttl.
-        ttl_seconds: the ttl that would keep all of them one more day; whole days; None when none is expired.
+        generation: the generation of the target, which the rows are in now.
+        restored: written rows.
+        negated: written rows with a negative pointer, which no transactional reader sees.
+        already_there: rows that the target had.
+        skipped: rows of the topic that were not selected.
+        expired: restored rows that are older than the target's TTL.
+        ttl_seconds: a TTL in whole days that would keep all of them for one more day; None: no row is expired.
     """
 
     source: TopicId
@@ -116,24 +116,23 @@ def restore(
 ) -> Restored:
     """Write archived rows into a topic's current generation; durable on return.
 
-    With the messages come all payloads they refer to, whenever and in whichever run those were deleted.
+    All payloads that the messages refer to return with them, whenever and by whichever run they were deleted.
 
     Args:
-        store: where to; only read by a dry run, which takes about 200 bytes of memory a row instead.
-        state: which topics are paused, and which transactions were once seen invalid.
-        transactions: the facts about them now.
-        files: all there is of the source (:func:`janitor.archive.index.find_topic`), whatever is selected.
-        request: what is wanted.
-        now_ms: the moment by which rows count as expired.
-        heartbeat: told how many rows were read.
-        side: where producers have announced what they write; None: nothing is.
+        store: the target's store; a dry run only reads it, and needs about 200 bytes of memory per row.
+        state: the paused topics, and the transactions that were once invalid.
+        transactions: the current facts about transactions.
+        files: all files of the source (:func:`janitor.archive.index.find_topic`), independent of the selection.
+        request: the parameters.
+        now_ms: the time by which rows count as expired.
+        heartbeat: called with the number of read rows.
+        side: the table with the announcements of producers; None: no announcements.
 
     Raises:
-        Refused: the target is unknown, deleted, or the source itself and not paused (but for a dry run); if that came
-            about on the way, the writes stay. Or it has other rows under the same keys or of the same
-            transactions.
-        ArchiveError: a file cannot be read. Mostly that is seen before anything is written; the writes stay.
-        StoreError: the store failed; the writes stay.
+        Refused: the target is unknown, deleted, or the source itself and not paused (except in a dry run); if that
+            happened during the restore, written rows stay. Or the target has conflicting rows.
+        ArchiveError: a file cannot be read, usually before anything is written; written rows stay.
+        StoreError: the store failed; written rows stay.
     """
     work = _Restore(store, state, transactions, request, now_ms, heartbeat, side)
     # Of a row that was archived twice the later file mostly knows more.
@@ -185,7 +184,7 @@ class _Restore:
         self._result = Restored(request.source, target, self._topic.generation, request.dry_run)
 
     def survey(self, messages: Sequence[ArchivedFile], payloads: Sequence[ArchivedFile]) -> None:
-        """Read what decides, before anything is written: what is void or proven, and which payloads are needed."""
+        """Read the facts that decide, before anything is written: void and proven transactions, and needed payloads."""
         if self._snapshot is None:
             self._result.warnings.append(
                 "there is no usable transaction snapshot, so only what was known when the rows were archived counts"
@@ -331,7 +330,7 @@ class _Restore:
                 yield _Row(self._new_key(parts), parts.time_ms, self._signed(file, pointer, recorded), payload)
 
     def _is_meant(self, file: ArchivedFile, parts: MessageKey | PayloadKey) -> bool:
-        """Return whether it was asked for, or a message that comes back refers to it."""
+        """Return whether a row is selected, or a returning message refers to it."""
         if isinstance(parts, PayloadKey):
             transaction = (parts.generation, java_abs(parts.write_pointer))
             self._archived.add(transaction)
@@ -360,7 +359,7 @@ class _Restore:
         return pointer in self._void or (self._snapshot is not None and self._snapshot.is_invalid(pointer))
 
     def _missing(self, table: KeyReads, keys: list[bytes]) -> list[bytes]:
-        """Return those of the keys that have no row in the target."""
+        """Return the keys without a row in the target."""
         there = {key for page in pick(partial(table.read, KEYS), lambda key: key, len, keys) for key in page}
         return [key for key in keys if key not in there and key not in self._would_write]
 
@@ -376,10 +375,11 @@ class _Restore:
         self._count(table, rows)
 
     def _make_sure(self, table: KeyReads, keys: list[bytes]) -> None:
-        """HBase hides what is put under a delete mark whose time has not come, as a server leaves whose clock is ahead.
+        """Check that written rows are visible: HBase hides a row under a delete marker with a future time, as a server
+        with a fast clock leaves.
 
         Raises:
-            StoreError: it does.
+            StoreError: a row is hidden.
         """
         if hidden := self._missing(table, keys):
             raise StoreError(

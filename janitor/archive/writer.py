@@ -1,12 +1,12 @@
-"""Writes rows to Parquet files before they are deleted, so that a deletion can be undone for a while (rule S16).
+"""The archive: rows are written to Parquet files before they are deleted, so that a deletion can be undone (rule S16).
 
-A batch is deleted only after its file is complete, synced and under its name, and the name itself is synced. So
-whatever dies in between, a row is in the store, in the archive, or in both. With each row goes the facts about its
-transaction, because a restore long afterwards could not find that out any more.
+A batch is deleted only after its file is complete, synced and renamed, and the name is synced, too. Therefore a row is
+in the store, in the archive, or in both, whatever dies in between. Each row is archived with the facts about its
+transaction, because a later restore could not find them out.
 
 The trade is one file and a few syncs per batch: deleting takes longer, and a store of many small topics makes many
-small files. In return there is nothing to keep in step: no index, no file that stays open, and a day is given up by
-removing its folders.
+small files. In return nothing has to be kept consistent: there is no index and no file that stays open, and a day is
+removed with its folders.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOOK = "Look at that disk; until it can be written nothing is deleted."
 
 
 class CommitState(StrEnum):
-    """What was known of a row's transaction when the row was archived."""
+    """The known outcome of a row's transaction at the time of archiving."""
 
     NONE = "none"
     COMMITTED = "committed"
@@ -59,16 +59,16 @@ class CommitState(StrEnum):
 
 
 def commit_state(pointer: int | None, snapshot: VisibilityState | None, rule: Rule) -> CommitState:
-    """The facts about the transaction of a row that goes.
+    """Return the known outcome of the transaction of a row to delete.
 
-    A rollback reaches only the generation that a topic has at that moment, in CDAP as on its servers. So in an earlier
-    one a positive pointer may be that of a transaction that was rolled back there in vain, and then aborted: no list
-    names it, and it does not mean that the transaction was committed.
+    A rollback reaches only the generation that a topic has at that time, in CDAP as on its servers. Therefore a
+    positive pointer in an old generation may belong to a transaction that was rolled back in vain, and then aborted. No
+    list names it, so the pointer does not prove a commit.
 
     Args:
-        pointer: as it is stored; None outside transactions.
-        snapshot: a usable one (rule S14), or None.
-        rule: by which the row goes.
+        pointer: as stored; None outside transactions.
+        snapshot: a usable snapshot (rule S14), or None.
+        rule: the rule that deletes the row.
     """
     if pointer is None:
         return CommitState.NONE
@@ -139,16 +139,16 @@ class ParquetArchive:
         return RunArchive(self.folder, self._clock, run_id, transactions.snapshot, first)
 
     def expire(self, keep_days: int, now_ms: int) -> int:
-        """Remove what was archived on days that ended more than ``keep_days`` days ago.
+        """Remove archived days older than ``keep_days`` days.
 
         Args:
-            now_ms: a moment no guard doubts; a clock that ran ahead would cost the archive.
+            now_ms: a time that no guard doubts; a clock that runs ahead would delete the archive.
 
         Returns:
-            How many files were removed.
+            The number of removed files.
 
         Raises:
-            ArchiveError: something cannot be removed.
+            ArchiveError: a file cannot be removed.
         """
         return archive_folder.give_up(self.folder, keep_days, now_ms)
 
@@ -208,7 +208,7 @@ class RunArchive:
     def _rows(
         self, table: MessageReads | PayloadReads, rule: Rule, keys: Sequence[bytes]
     ) -> Iterator[list[dict[str, Any]]]:
-        """What differs from row to row, by column; a page at a time."""
+        """Yield the columns that differ from row to row, a page at a time."""
         if isinstance(table, MessageReads):
             for page in pick_rows(partial(table.read, MESSAGES), keys):
                 yield [_message(key, value, self._snapshot, rule) for key, value in page]
@@ -231,15 +231,15 @@ def pick(
     size_of: Callable[[T], int],
     keys: Sequence[bytes],
 ) -> Iterator[list[T]]:
-    """Read what a table has under these keys, a page at a time; keys without a row are passed over.
+    """Yield the rows of a table under these keys, a page at a time; keys without a row are skipped.
 
-    The keys of a batch may lie side by side, or one here and one there among rows that stay. So a page is twice as
-    long as what the one before was good for: dense keys cost few pages, scattered ones read little that is not wanted.
+    The keys of a batch may be adjacent, or scattered among rows that stay. Therefore a page is twice as long as the
+    number of found rows of the last one: adjacent keys need few pages, and scattered keys read few other rows.
 
     Args:
         read: reads a page of a table.
-        key_of: an item's key.
-        size_of: how many bytes it takes; pages of large ones are shorter.
+        key_of: returns an item's key.
+        size_of: returns an item's size in bytes; pages of large items are shorter.
         keys: ascending.
     """
     at, limit = 0, FIRST_PAGE_ROWS
@@ -257,7 +257,7 @@ def pick(
 def pick_rows(
     read: Callable[[bytes, bytes | None, int], Page[list[tuple[bytes, V]]]], keys: Sequence[bytes]
 ) -> Iterator[list[tuple[bytes, V]]]:
-    """Read what a table has under these keys, as :func:`pick` does, with the values."""
+    """Yield the rows of a table under these keys with their values, as :func:`pick`."""
     return pick(read, lambda row: row[0], _payload_bytes, keys)
 
 
@@ -315,7 +315,7 @@ def _payload(key: bytes, value: bytes, snapshot: VisibilityState | None, rule: R
 
 
 def _number(data: bytes) -> int:
-    """Times and sequences; a row of a negative time is never deleted (L0), and so never here."""
+    """Return a time or a sequence id; a row with a negative time is never deleted (L0), and so never archived."""
     return int.from_bytes(data, "big")
 
 

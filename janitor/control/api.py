@@ -1,12 +1,12 @@
-"""What can be asked of a janitor, wherever its engine is: in this process, or behind a socket.
+"""The questions and decisions that a janitor accepts, for an engine in this process or behind a socket.
 
-The commands know only this. The names of the methods are also those on the wire, and their annotations say how
-arguments and answers are read there (``janitor.control.values``), so there is one table of what may be asked.
+Commands use only this interface. The names of its methods are also those of the protocol, and their annotations
+determine how arguments and results are decoded (``janitor.control.values``), so there is one definition of all calls.
 
-On the wire a question is ``POST /control/METHOD`` with the body ``{"protocol", "params"}``. The answer is one JSON
-object a line: any number of ``{"progress": {...}}`` and at last ``{"result": ...}`` or ``{"error": {"kind", "message",
-"hint"}}``. An answer without a last line is none: the janitor is over. Nothing is remembered between two questions.
-What an error is called is looked up in a closed table, so an answer can raise errors of ours and nothing else.
+A call is ``POST /control/METHOD`` with the body ``{"protocol", "params"}``. The response is one JSON object per line:
+any number of ``{"progress": {...}}``, then ``{"result": ...}`` or ``{"error": {"kind", "message", "hint"}}``. A
+response without that last line means that the janitor has died. Calls are independent of each other. Kinds of errors
+are a closed table, so a response can only raise errors of this project.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReadEngine(Protocol):
-    """Questions: nothing in the store is changed by them (:class:`~janitor.run.questions.Questions`)."""
+    """The questions of an engine; they do not change the store (:class:`~janitor.run.questions.Questions`)."""
 
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
@@ -78,7 +78,7 @@ class ReadEngine(Protocol):
 
 
 class OperatorCommands(Protocol):
-    """Decisions of an operator, and what may write because of them."""
+    """The decisions of an operator, and the commands that write because of them."""
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]: ...
 
@@ -92,11 +92,11 @@ class OperatorCommands(Protocol):
 
 
 class AnyEngine(ReadEngine, OperatorCommands, Protocol):
-    """All of it: an engine of this process, or of another one."""
+    """The whole interface of an engine, in this process or another one."""
 
 
 class Decider(OperatorCommands, Protocol):
-    """What decides in the process that holds the store: its engine, or something before that."""
+    """The engine, or its wrapper, that makes decisions in the process that holds the store."""
 
     def at_work(self) -> bool:
         """Return whether a run is under way, which a decision of ``WAITING`` has to wait for."""
@@ -104,10 +104,10 @@ class Decider(OperatorCommands, Protocol):
 
 
 class Views(Protocol):
-    """What a process that holds a store shows of itself."""
+    """The views of a process that holds a store."""
 
     def status(self) -> Status:
-        """What is seen now."""
+        """Return the current status."""
         ...
 
     def refresh_status(self) -> None:
@@ -120,13 +120,13 @@ class Views(Protocol):
 
 
 class Greeting(NamedTuple):
-    """Who answers.
+    """The identity of the responding process.
 
     Attributes:
-        version: of the package.
-        pid: of the process.
+        version: the version of the package.
+        pid: the process id.
         store: the identity of the store it holds (``Store.identity``).
-        settings: names the settings it works by (``janitor.settings.config_digest``).
+        settings: the digest of its settings (``janitor.settings.config_digest``).
     """
 
     version: str
@@ -148,12 +148,12 @@ MakeReader = Callable[[Observer, Callable[[], bool]], ReadEngine]
 
 
 class Observers:
-    """An observer that also tells the client whose question or decision this thread works on.
+    """An observer that also notifies the client of the call that this thread handles.
 
-    An engine that writes has one observer for its whole life, and calls it in the thread that does the work.
+    An engine that writes has one observer for its whole life, and calls it in the working thread.
 
     Args:
-        always: told of everything.
+        always: notified of all progress.
     """
 
     def __init__(self, always: Observer = ignore_progress) -> None:
@@ -167,7 +167,7 @@ class Observers:
 
     @contextmanager
     def joined(self, observer: Observer) -> Iterator[None]:
-        """Tell this observer, too, of what this thread does while the block runs."""
+        """Also notify this observer of the work of this thread while the block runs."""
         self._asking.observer = observer
         try:
             yield
@@ -176,16 +176,16 @@ class Observers:
 
 
 class ControlBackend(NamedTuple):
-    """What stands behind the socket.
+    """The parts that the socket's server calls.
 
     Attributes:
-        decider: the engine that writes; it must be stopped by other means before the server is, which waits for it.
+        decider: the engine that writes; stop it before the server, which waits for it.
         make_reader: makes an engine that cannot write, for one question.
-        views: what the process shows of itself.
-        greeting: who this is (:func:`greeting`).
-        observers: the observer of the engine that writes, so that who asked for a run hears how far it is.
-        page: the status page and its API; None: there is none.
-        back_up: writes a backup into a new folder; returns how many bytes it has. None: there is nothing to back up.
+        views: the views of the process.
+        greeting: the identity of the process (:func:`greeting`).
+        observers: the observers of the writing engine, so that a client sees the progress of its run.
+        page: the status page and its API; None: there is no page.
+        back_up: writes a backup into a new folder, and returns its bytes. None: there is nothing to back up.
     """
 
     decider: Decider
@@ -198,7 +198,7 @@ class ControlBackend(NamedTuple):
 
 
 def greeting(store: str, settings: str) -> Greeting:
-    """Who this process is; ``store`` and ``settings`` as of :class:`~janitor.control.api.Greeting`."""
+    """Return the identity of this process; arguments as of :class:`~janitor.control.api.Greeting`."""
     return Greeting(metadata.version("tms-janitor"), os.getpid(), store, settings)
 
 
@@ -236,7 +236,7 @@ def answer(behind: ControlBackend, method: str, body: bytes, observe: Observer, 
 
 
 def _serve(behind: ControlBackend, method: str, arguments: Mapping[str, Any]) -> Any:
-    """Answer what the process does itself, without an engine."""
+    """Answer the calls that need no engine."""
     if method == "hello":
         return values.pack(behind.greeting)
     if method == "status":
@@ -264,7 +264,7 @@ def _decide(behind: ControlBackend, method: str, arguments: Mapping[str, Any], o
 
 
 def _wait(decider: Decider, observe: Observer, gone: Event) -> None:
-    """Return when no run is under way; what a client that goes away meanwhile had asked for is not done."""
+    """Wait until no run is active; the request of a client that disconnects in the meantime is dropped."""
     while decider.at_work() and not gone.is_set():
         observe("wait", None, 0)
         gone.wait(LOOK_SECONDS)
@@ -291,9 +291,9 @@ def not_understood(why: str) -> TmsError:
 
 @contextmanager
 def address(folder: Path) -> Iterator[str]:
-    """The address of a state folder's socket, while the block runs.
+    """Yield the address of a state folder's socket, while the block runs.
 
-    The kernel takes 107 bytes, and a folder may lie deeper; then it is named by an open handle of it.
+    The kernel accepts 107 bytes. For a longer path, the address uses an open handle of the folder.
 
     Raises:
         OSError: the folder cannot be opened.

@@ -1,10 +1,10 @@
-"""A janitor that runs in another process, as if its engine were here.
+"""A client of a janitor in another process, with the interface of an engine.
 
-Each question is a connection of its own, so nothing has to be kept alive between two of them and either side may be
-started anew. An answer is read whole before anything is made of it: all of it is printed, or nothing.
+Each call has its own connection, so nothing is kept alive between two calls, and either side may restart. A response is
+read completely before it is decoded, so its result is printed completely or not at all.
 
-The HTTP library is imported when there is something to ask, since that takes a tenth of a second, and most commands
-find no janitor that runs.
+The HTTP library is imported on the first call, because that takes a tenth of a second, and most commands find no
+running janitor.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Caller:
         self._answer_seconds = answer_seconds
 
     def greeting(self) -> Greeting | None:
-        """Who answers; None where no janitor listens.
+        """Return the identity of the listening janitor; None: no janitor listens.
 
         Raises:
-            StoreBusy: one listens, and does not answer, is of another version or another user's.
-            StoreError: what answers is no janitor.
+            StoreBusy: a janitor listens, and does not respond, has another version, or belongs to another user.
+            StoreError: the response is not a janitor's.
         """
         if not self._path.exists():
             return None
@@ -112,7 +112,7 @@ class Caller:
 
     @contextmanager
     def _answering(self, method: str, request: bytes, answer_seconds: float) -> Iterator[httpx2.Response]:
-        """The answer to a question; what goes wrong is an error of ours, but for that no process listens any more."""
+        """Yield the response to a call; convert all errors, except that the process no longer listens."""
         import httpx2  # noqa: PLC0415 see the module's docstring
 
         begun = False
@@ -137,9 +137,9 @@ class Caller:
 
     @contextmanager
     def _reached(self, answer_seconds: float) -> Iterator[str]:
-        """The address of the socket, where a process listens on it.
+        """Yield the address of the socket, if a process listens on it.
 
-        It is tried here, because the HTTP library does not close a socket that it could not connect.
+        It connects once itself, because the HTTP library does not close a socket that it could not connect.
         """
         try:
             with api.address(self.folder) as uds:
@@ -205,7 +205,7 @@ class RemoteEngine:
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
     ) -> Planned:
-        """What the other one would do, by its own settings; they are what ``digest`` names then."""
+        """Return a plan by the other janitor's settings, which ``digest`` then names."""
         settings = self.greeting.settings or digest
         return self._caller.ask("plan", Planned, at_ms=at_ms, patterns=patterns, digest=settings, what_if=what_if)
 

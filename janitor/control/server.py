@@ -1,13 +1,13 @@
 """The control socket's server, in the process that holds a store.
 
-LevelDB lets one process open a store, so the other commands have to ask that one. It listens on a socket in its state
-folder, which only its own user may use. A question is worked on by a thread of its own, so a long audit keeps no one
-from looking at the status. A handful of clients is enough for an operator and a timer: more than that are sent away.
-Beside the questions (``janitor.control.api``) the socket has the status page and its API: one API, two doors.
+LevelDB lets one process open a store, so other commands have to ask that process. It listens on a socket in its state
+folder, which only its own user may use. A separate thread handles each call, so a long audit does not delay the status.
+A few clients at a time are enough for an operator and a timer; further clients are rejected. The socket also serves the
+status page and its API.
 
-Nothing a client does can stop the janitor, or hold up its work: what it says is checked, and what it does not take is
-dropped. Questions go to an engine of their own over the store's read-only face, so that asking can neither change
-anything nor wait for a sweep (rule S5). Decisions go to the engine that sweeps, which does one thing at a time.
+No client can stop the janitor or delay its work: requests are checked, and unread responses are dropped. Questions use
+a separate engine over the store's read-only interface, so they cannot change anything or wait for a sweep (rule S5).
+Decisions use the sweeping engine, which does one thing at a time.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ControlServer:
             raise StoreError(f"The control socket {self._path} cannot be made.", "The log says why.")
 
     def stop(self) -> None:
-        """Take no more questions, end those under way, and remove the socket. Without effect where it has stopped."""
+        """Reject further calls, stop running ones, and remove the socket; a second call does nothing."""
         if self._server is None:
             return
         with suppress(OSError):
@@ -264,7 +264,7 @@ class _SocketProtocol(HttpProtocol):
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Return the user whose process is at the other end."""
+    """Return the user of the process at the other side of a connection."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, uid, _ = _CREDENTIALS.unpack(credentials)
     return int(uid)
@@ -284,13 +284,12 @@ def _refused(status: int, error: TmsError) -> Response:
 
 
 class _RunningCall:
-    """A question, between the thread that works on it and the event loop that sends what is said of it.
+    """A call between its thread and the event loop that sends its messages.
 
-    The thread never waits for the client, which may be stopped by its terminal, or gone: progress that was not taken
-    yet is added up.
+    The thread never waits for the client, which may be suspended or gone: unsent progress is summed up.
 
     Attributes:
-        gone: set when the client has hung up, or the janitor is to end.
+        gone: set when the client has disconnected, or the janitor stops.
     """
 
     def __init__(self, abort: Callable[[], None]) -> None:
@@ -307,7 +306,7 @@ class _RunningCall:
         self._limit: asyncio.TimerHandle | None = None
 
     def observe(self, phase: str, topic: TopicId | None, rows: int) -> None:
-        """An observer that tells the client, ten times a second at most."""
+        """Notify the client of progress, at most ten times a second."""
         with self._lock:
             if phase == EXPECTED:
                 self._expected = rows
@@ -320,7 +319,7 @@ class _RunningCall:
             self._wake()
 
     def finish(self, line: bytes) -> None:
-        """The last line."""
+        """Set the last line."""
         self._answer = line
         self._wake()
 
@@ -329,7 +328,7 @@ class _RunningCall:
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def lines(self, pulse_seconds: float) -> AsyncIterator[bytes]:
-        """What the client is sent; at least every so many seconds that it is not forgotten."""
+        """Yield the lines for the client, at least one per ``pulse_seconds``."""
         answer = None
         while answer is None:
             with suppress(TimeoutError):
@@ -342,7 +341,7 @@ class _RunningCall:
         yield answer
 
     def end(self) -> None:
-        """All is sent, or the client is gone."""
+        """Note that all lines are sent, or the client is gone."""
         self.gone.set()
         if self._limit is not None:
             self._limit.cancel()

@@ -1,11 +1,10 @@
-"""Values of ours as JSON and back, told by their types alone.
+"""Conversion between this project's values and JSON, by their types alone.
 
-What an engine answers is made of a few kinds of parts: dataclasses and named tuples, enums, bytes, numbers, and
-collections of these. So one pair of functions carries them all, exactly, and a new answer needs no code of its own.
-Only types that the reader names are ever made, whatever the other side sends.
+The results of an engine consist of a few kinds: dataclasses and named tuples, enums, bytes, numbers, and collections of
+these. One pair of functions converts all of them exactly, and a new result needs no further code. Only types that the
+reader names are created, whatever the other side sends.
 
-A field that the reader does not know is passed over, and one that is missing takes its default: the two sides may be
-of different versions.
+Unknown fields are ignored, and missing fields get their defaults, because the two sides may have different versions.
 """
 
 from __future__ import annotations
@@ -159,10 +158,10 @@ def encode(message: Mapping[str, Any]) -> bytes:
 
 
 def lines(pieces: Iterable[bytes], max_bytes: int = MAX_BYTES) -> Iterator[dict[str, Any]]:
-    """Yield the messages in the pieces of an answer; a last one that is cut short is left out.
+    """Yield the messages in the pieces of a response, without a truncated last one.
 
     Raises:
-        ValueError: a line is no message, or too long.
+        ValueError: a line is not a message, or too long.
     """
     pending = bytearray()
     for piece in pieces:
@@ -190,7 +189,7 @@ def encode_error(error: TmsError) -> bytes:
 
 
 def read_error(found: Any) -> TmsError:
-    """Return the error that the other side raised; of an unknown kind: the root of ours."""
+    """Return the error that the other side raised; for an unknown kind, the root of all errors."""
     given = found if isinstance(found, dict) else {}
     kind = KINDS.get(str(given.get("kind")), TmsError)
     return kind(str(given.get("message", "no reason was given")), str(given.get("hint", "")))

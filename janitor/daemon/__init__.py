@@ -1,11 +1,11 @@
-"""Runs named jobs, each by its own trigger, in threads of their own (APScheduler 3).
+"""Named jobs with triggers, each in a separate thread (APScheduler 3).
 
-APScheduler brings the threads, the rule that a job never runs twice at a time, and the survival of jobs that raise.
-What it does not handle is a clock that is set: it waits for a moment of the *wall* clock, so one
-set back by an hour would put the next sweep off by an hour, and one set forward by a year would have it count a year of
-missed runs one by one. So intervals are kept by the machine's monotonic clock here, crontab lines always count from
-the present, and :meth:`Schedule.watch`, called every second or so, puts right what a changed clock has put wrong.
-Traded: within that second a clock that was set forward may bring one run early, which does no harm.
+APScheduler has the threads, runs a job only once at a time, and survives jobs that raise. It does not handle a clock
+that is set, because it waits for a time of the *wall* clock. A clock that is set back by an hour would delay the next
+sweep by an hour, and a clock that is set forward by a year would make it count a year of missed runs. Therefore
+intervals use the monotonic clock here, crontab lines always count from the current time, and :meth:`Schedule.watch`,
+called about every second, corrects the effects of a changed clock. Traded: within that second, a clock that was set
+forward may start one run early, which does no harm.
 
-Only this package knows APScheduler.
+Only this package imports APScheduler.
 """

@@ -1,10 +1,10 @@
-"""The daemon: sweeps and other jobs on a schedule, and the checks that notice when one hangs or fails.
+"""The daemon: sweeps and other jobs on a schedule, with checks that notice hanging and failing jobs.
 
-Every piece of work is a job of its own: the sweep, the transaction snapshot, the topics, the background count,
-housekeeping, and a tick that renews the lease, collects the status that operators see and notices what hangs. A job
-that fails does not end the daemon. Nothing in here decides what may be deleted; that is the engine's.
+Each task is a job: the sweep, the transaction snapshot, the topics, the background count, housekeeping, and a tick. The
+tick renews the lease, collects the status for operators and notices hanging jobs. A failing job does not stop the
+daemon. The daemon does not decide about deletions; the engine does.
 
-A stop is asked for by an event that every run checks between two batches, so it takes effect within one.
+A stop is an event that every run checks between two batches, so it takes effect within one batch.
 """
 
 from __future__ import annotations
@@ -101,16 +101,16 @@ class DaemonPlan:
 
 
 class Daemon:
-    """The jobs and their life cycle; also what the HTTP server shows (``janitor.http.app.StatusViews``).
+    """The jobs and their life cycle; also the views of the HTTP server (``janitor.http.app.StatusViews``).
 
     Args:
-        engine: sweeps; its clock, state and lease are the daemon's too.
+        engine: sweeps; the daemon uses its clock, state and lease.
         watched: the engine's observer.
-        source: the snapshots the engine uses; None for nowhere.
+        source: the snapshots of the engine; None: no snapshots.
         schedule: runs the jobs.
-        deployment: the description of this janitor in the status.
-        metrics: what Prometheus reads.
-        plan: when the daemon does what.
+        deployment: the description of this janitor for status page and metrics.
+        metrics: the metrics for Prometheus.
+        plan: the times of the jobs.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Daemon:
     # -- what an operator decides (``janitor.control.api.Decider``) --------------------------------------------------
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """As :meth:`janitor.run.engine.OperatorDecisions.adopt`; what was counted before may be forgotten by it."""
+        """Adopt the store, as :meth:`janitor.run.engine.OperatorDecisions.adopt`; that may delete earlier counts."""
         adopted = self.engine.adopt(once_for=once_for, store_id=store_id)
         for job in self._plan.jobs:
             self._schedule.run_now(job.name)
@@ -193,16 +193,16 @@ class Daemon:
     def approve(
         self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
     ) -> list[TopicId]:
-        """As :meth:`janitor.run.engine.OperatorDecisions.approve`."""
+        """Approve held rows, as :meth:`janitor.run.engine.OperatorDecisions.approve`."""
         return self.engine.approve(patterns, clock=clock, once_for=once_for)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
-        """As :meth:`janitor.run.engine.Engine.apply`, and seen like any other run."""
+        """Apply a plan, as :meth:`janitor.run.engine.Engine.apply`, visible like any other run."""
         with self._watched.run():
             return self.engine.apply(wanted, adopt=adopt)
 
     def restore(self, folder: Path, request: Request) -> Restored:
-        """As :meth:`janitor.run.engine.OperatorDecisions.restore`, and seen like any other run."""
+        """Restore archived rows, as :meth:`janitor.run.engine.OperatorDecisions.restore`, visible as any other run."""
         with self._watched.run():
             return self.engine.restore(folder, request)
 
@@ -231,7 +231,7 @@ class Daemon:
         self._schedule.add(name, trigger, partial(self._do, name, chore), at_once=at_once)
 
     def _do(self, name: str, chore: PeriodicTask) -> None:
-        """Run a chore; one that fails is shown as failing, and is run again when it is due."""
+        """Run a chore; show a failing chore, and run it again when it is due."""
         if self.stop.is_set():
             return
         try:
@@ -257,7 +257,7 @@ class Daemon:
             self._status = replace(self._status, failing=self._failing)
 
     def sweep(self) -> None:
-        """One sweep, or one plan where only plans are wanted."""
+        """Run one sweep, or one plan if the daemon only plans."""
         if not self._leads():
             return
         incremental, self._full_wanted = not self._full_wanted, False
@@ -289,10 +289,10 @@ class Daemon:
                     self._schedule.run_now(job.name)
 
     def tick(self) -> None:
-        """Renew the lease, and keep the status up to date.
+        """Renew the lease, and keep the status current.
 
-        Collecting it anew costs half a second where there are ten thousand topics, so that is done when something has
-        happened and now and then; in between only what moves by itself is put in.
+        Collecting the status takes half a second with ten thousand topics. Therefore it is collected after an event and
+        at intervals; in between, only values that change by time are updated.
         """
         self._ticked_ms = self._clock.monotonic_ms()
         try:
@@ -315,7 +315,7 @@ class Daemon:
                 )
 
     def _collect(self, live: Live) -> None:
-        """Collect the status anew; what happens meanwhile makes it outdated again."""
+        """Collect the status; an event during the collection makes it outdated again."""
         self._outdated = False
         try:
             status = collect.collect(self._state, self._deployment, self._clock, live)
@@ -341,7 +341,7 @@ class Daemon:
         )
 
     def _leads(self) -> bool:
-        """Return whether this process holds the lease; one that lost it tries to get it back."""
+        """Return whether this process holds the lease; try to regain a lost lease."""
         leads = self.engine.regain_lease()
         if not leads and self._led:
             logger.warning("no sweep as long as another process has the lease")
@@ -386,7 +386,7 @@ class Daemon:
         return self._metrics.render(accept)
 
     def alive(self) -> str:
-        """Why this process should be restarted; empty when it should not."""
+        """Return why this process should be restarted; empty: it is healthy."""
         late_ms = self._clock.monotonic_ms() - self._ticked_ms
         if late_ms > LATE_TICK_MS:
             return f"nothing has moved in this process for {late_ms // 1000} s"
@@ -396,7 +396,7 @@ class Daemon:
         return ""
 
     def ready(self) -> str:
-        """Why this process cannot do its work now; empty when it can. A paused janitor is ready."""
+        """Return why this process cannot do its work now; empty: it can. A paused janitor is ready."""
         if self.stop.is_set():
             return "the janitor is stopping"
         broken = [f"{job} fails: {error}" for job, error in self._failing.items() if job in ESSENTIAL]

@@ -101,27 +101,26 @@ class Schedule:
         self._scheduler.start()
 
     def run_now(self, name: str) -> None:
-        """Run a job at once, or, when it is running, once more after that.
+        """Run a job at once; if it is running, run it once more afterwards.
 
-        It is the next :meth:`watch` that sees to it, or the one that is waiting. Safe in any thread and in a signal
-        handler.
+        The waiting or next call of :meth:`watch` starts it. It is safe in any thread and in a signal handler.
 
         Raises:
-            KeyError: there is no such job.
+            KeyError: the job does not exist.
         """
         if name not in self._triggers:
             raise KeyError(name)
         self._wishes.put(name)
 
     def watch(self, wait_seconds: float = 0.0) -> None:
-        """Run jobs asked for by :meth:`run_now`, and correct jobs that a changed wall clock has delayed.
+        """Run the jobs requested by :meth:`run_now`, and correct jobs that a changed wall clock has delayed.
 
-        To be called again and again, by the daemon's main loop. The next run of an interval is moved to where running
-        time has it. That of a crontab line is moved when the clock was set back and the line gives a time before it. A
-        job that is due and does not start, because the clock was set forward or the machine slept, is woken.
+        The daemon's main loop calls it repeatedly. The next run of an interval moves to its monotonic time. The next
+        run of a crontab line moves if the clock was set back and the line has an earlier time. A due job that has not
+        started, because the clock was set forward or the machine slept, is woken.
 
         Args:
-            wait_seconds: how long to wait for such a request.
+            wait_seconds: how long to wait for a request.
         """
         wishes = list(self._wished(wait_seconds))
         if not self._scheduler.running:
@@ -132,10 +131,10 @@ class Schedule:
             self._put_right(name, planned)
 
     def shutdown(self, *, wait: bool) -> None:
-        """End the schedule; a second call does nothing.
+        """Stop the schedule; a second call does nothing.
 
         Args:
-            wait: return only when the jobs that run are over. Then not to be called from one.
+            wait: return only when running jobs have finished; not possible from a job.
         """
         if self._scheduler.running:
             # Not with wait: APScheduler waits with its locks held, and a job that asks when it runs next would hang.

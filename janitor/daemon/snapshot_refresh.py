@@ -1,8 +1,8 @@
-"""The transaction snapshot of a daemon, refreshed on a schedule of its own.
+"""The transaction snapshot of a daemon, refreshed on its own schedule.
 
-A sweep must not wait for a slow file system or a transaction service, and a snapshot that cannot be read for a moment
-must not cost a sweep its inversions while an older one is still fresh. So a job reads, and sweeps take the data read
-last; how old it is they judge themselves, at the moment they use it (rule S14).
+A sweep must not wait for a slow file system or transaction service. A snapshot that is unreadable for a moment must not
+prevent inversions while an older one is fresh. Therefore a job reads snapshots, and sweeps use the last one. They check
+its age when they use it (rule S14).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Refreshed:
         self._say("")
 
     def latest(self) -> Loaded:
-        """What was read last; the first time it is read now.
+        """Return the last snapshot; the first call reads one.
 
         Raises:
-            NoSnapshot, SnapshotError, OSError: nothing was ever read, and this is why.
+            NoSnapshot, SnapshotError, OSError: no snapshot was ever read, for this reason.
         """
         with self._lock:
             loaded, error = self._loaded, self._error
@@ -60,7 +60,7 @@ class Refreshed:
 
     @property
     def seen(self) -> Loaded | None:
-        """What was read last; None as long as nothing was."""
+        """Return the last snapshot; None: no snapshot was read yet."""
         with self._lock:
             return self._loaded
 

@@ -64,7 +64,7 @@ class Calendar(BaseTrigger):
         return self.after(now if previous_fire_time is None else max(previous_fire_time, now))
 
     def due(self, planned: datetime, now: datetime) -> datetime:
-        """As of :class:`Interval`, never later: a run whose time has come while the machine slept is made up for."""
+        """Return the time as :class:`Interval` does, never later: a run missed while the machine slept is made up."""
         found = self.after(now)
         return min(planned, self.after(found) if found == self._last else found)
 
@@ -81,7 +81,7 @@ Trigger = Callable[[Clock], Interval | Calendar]
 
 
 def every(seconds: float) -> Trigger:
-    """Run every so many seconds of monotonic time, whatever the wall clock does."""
+    """Return a trigger with an interval in seconds of monotonic time, independent of the wall clock."""
     return partial(Interval, seconds)
 
 

@@ -1,4 +1,4 @@
-"""What a run does at this moment, for the status and for the checks that notice when it hangs."""
+"""The current work of a run, for the status and for the checks that notice hanging runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tms_core.topic import TopicId
 
 
 class Watched:
-    """What a run does at this moment; the engine's observer."""
+    """The current work of a run; the engine's observer."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class Watched:
 
     @contextmanager
     def run(self) -> Iterator[None]:
-        """A run is under way while the block runs; the last of several that overlap ends it."""
+        """Mark a run as active while the block runs; the last one of overlapping runs clears the mark."""
         with self._lock:
             now_ms = self._clock.now_ms()
             self._seen_ms = self._clock.monotonic_ms()

@@ -1,13 +1,13 @@
-"""The routes: the status page, the API behind it, health and metrics.
+"""The routes: the status page, its API, health and metrics.
 
-All of it is made from a status that the daemon keeps up to date, so requests, however many, never make the janitor
-read a table, and no failure here reaches a sweep (rule S15). What may wait for a lock is answered in a thread; health
-is not, so that a probe still gets its answer when every thread is stuck.
+All responses use a status that the daemon keeps current. Therefore no number of requests makes the janitor read a
+table, and no failure here reaches a sweep (rule S15). Handlers that may wait for a lock run in a thread. Health does
+not, so a probe gets its response even if every thread hangs.
 
-The page has no password, and shows names and errors that others wrote, so the browser is told to run nothing but the
-one script and use nothing but the one style sheet in it, known by their hashes. And a page on the loopback address must
-not be read by a web site that points its own name at 127.0.0.1 (DNS rebinding): there the ``Host`` header has to be a
-loopback name. Nor does anything there answer to a page of another web site that a browser has open.
+The page has no password, and shows names and errors written by others. Therefore its content security policy allows
+only its one script and its one style sheet, by their hashes. On the loopback address, a web site that resolves its own
+name to 127.0.0.1 (DNS rebinding) must not read the page: the ``Host`` header must be a loopback name. No route there
+responds to pages of other web sites.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _ZIPPED = Middleware(GZipMiddleware, minimum_size=4096, compresslevel=1)
 
 
 class StatusViews(Protocol):
-    """What the server shows. Any of it may be called by several threads at once."""
+    """The data that the server shows. Several threads may call any method at once."""
 
     def status(self) -> Status:
         """Return the status now; kept ready, never collected for a request."""
@@ -217,7 +217,7 @@ class _Routes:
         return document
 
     def _completed(self, value: Any) -> Any:
-        """What a run or a guard said, the commands in it with their options."""
+        """Return the texts of a run or guard, with the options added to their commands."""
         if isinstance(value, dict):
             return {name: self._completed(inner) for name, inner in value.items()}
         if isinstance(value, list | tuple):

@@ -29,11 +29,11 @@ _CHALLENGE = 'Basic realm="tms-janitor", charset="UTF-8"'
 
 
 def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None = None) -> ASGIApp:
-    """Return an application that answers those who show the token, and probes.
+    """Return an application that answers requests with the token, and probes.
 
     Args:
-        token_file: ``janitor.http.token_file``; None: the application itself, for all.
-        failed: slows down those who show a wrong token; of the machine's clock by default.
+        token_file: ``janitor.http.token_file``; None: the application itself, for all clients.
+        failed: delays clients with a wrong token; by the machine's clock by default.
 
     Raises:
         ConfigurationError: the file cannot be read, others may read it, or its token is too short.

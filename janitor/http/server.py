@@ -1,6 +1,6 @@
-"""The janitor's HTTP server, which gives small answers from memory beside work that matters more.
+"""The janitor's HTTP server: small responses from memory, next to more important work.
 
-So nothing that hangs in it keeps the process from ending.
+A hanging request never keeps the process from stopping.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The janitor's metrics, for Prometheus.
 
-``Metrics`` is given a status (``janitor.status.status``) now and then and prepares from it what a scrape is answered
-with. So a scrape reads no table and no state, and costs no more than its text. ``docs/reference/metrics.md`` explains
-each
+``Metrics`` gets a status (``janitor.status.status``) at intervals and prepares the response to scrapes from it.
+Therefore a scrape reads no table and no state, and costs only its text. ``docs/reference/metrics.md`` explains each
 metric.
 """
 

@@ -1,8 +1,7 @@
-"""Every metric there is, and how each becomes a metric of prometheus-client.
+"""The definitions of all metrics, and their conversion for prometheus-client.
 
-The names are what dashboards and alerts are written against, so they never change their meaning. A counter whose label
-values are known beforehand is exported as 0 until it first counts; otherwise ``rate()`` would miss the first event, and
-an alert on it would be silent just then.
+Dashboards and alerts use the names, so their meaning never changes. A counter with known label values is exported as 0
+before its first event; otherwise ``rate()`` would miss the first event, and an alert on it would not fire.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Definition:
     known: tuple[Labels, ...] | None = ((),)
 
     def label_values(self) -> dict[str, frozenset[str] | None]:
-        """What each label can be; None where others chose it."""
+        """Return the possible values of each label; None: others choose them."""
         if self.known is None:
             return dict.fromkeys(self.labels)
         return {label: frozenset(series[at] for series in self.known) for at, label in enumerate(self.labels)}

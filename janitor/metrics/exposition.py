@@ -1,8 +1,8 @@
-"""Prepares the metrics and writes them out at a scrape.
+"""Preparation of the metrics, and their output at a scrape.
 
-All that depends on the status is prepared when the status comes, once, and only written out at a scrape. Until
-the first status there are no metrics of the janitor: its counters go on from what the state holds, and a 0 before
-that would look to Prometheus like a counter that restarted.
+All values that depend on the status are prepared once per status, and only written at a scrape. Before the first status
+there are no metrics of the janitor: its counters continue from the state, and a 0 before that would look like a
+restarted counter.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Metrics(Collector):
         PlatformCollector(registry=self.registry)
 
     def update(self, status: Status) -> None:
-        """Prepare the metrics of a status; until it is done, scrapes get those of the one before."""
+        """Prepare the metrics of a status; until it has finished, scrapes get those of the previous one."""
         self._shown = series.shown(series.sizes_of(status.topics), self._shown, self._per_topic, self._top)
         lags = series.lags_of(status.consumers)
         self._consumers = series.shown(lags, self._consumers, self._per_topic, self._top)
@@ -77,7 +77,7 @@ class Metrics(Collector):
         return encode(self.registry), content_type
 
     def collect(self) -> Iterable[Metric]:
-        """What is prepared; called by the registry."""
+        """Yield the prepared metrics; called by the registry."""
         return self._families
 
 
@@ -114,7 +114,7 @@ def _counters(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
 
 
 def _counted(definition: Definition, suffix: str, counters: Mapping[CounterKey, float]) -> dict[Labels, float]:
-    """Return a counter's values, those that are known beforehand and have not counted yet at 0."""
+    """Return a counter's values; known label values without an event are 0."""
     name = definition.name.removeprefix(PREFIX) + suffix
     values = dict.fromkeys(definition.known or (), 0.0)
     for key, value in counters.items():
@@ -136,7 +136,7 @@ def _gauges(status: Status) -> Iterator[Metric]:
 
 
 def _janitor(status: Status) -> dict[str, Series]:
-    """Figures of the process and its runs."""
+    """Return the metrics of the process and its runs."""
     asked = {reason.condition for reason in find_problems(status)}
     return {
         "attention": {(condition,): condition in asked for condition in Condition},
@@ -152,7 +152,7 @@ def _janitor(status: Status) -> dict[str, Series]:
 
 
 def _rows(status: Status) -> dict[str, Series]:
-    """Figures of rows that stay, and of topics that have them."""
+    """Return the metrics of rows that stay, and of their topics."""
     overdue = {(item.table, item.rule): item for item in status.overdue}
     held = Counter(reason for reason, _ in {(item.reason, item.topic) for item in status.held})
     return {
@@ -165,7 +165,7 @@ def _rows(status: Status) -> dict[str, Series]:
 
 
 def _transactions(status: Status) -> dict[str, Series]:
-    """Figures of transactions; none of a snapshot that is not there."""
+    """Return the metrics of transactions; empty without a snapshot."""
     snapshot, bound = status.snapshot, status.boundary.bound
     if snapshot.problem == Problem.NOT_CONFIGURED:
         # The transaction system is gone for good, as the settings say: its figures would only grow old.
@@ -181,7 +181,7 @@ def _transactions(status: Status) -> dict[str, Series]:
 
 
 def _statistics(status: Status) -> dict[str, Series]:
-    """What was found when the whole store was counted."""
+    """Return the metrics of the last count of the whole store."""
     found = status.statistics
     total = found.rows + found.payload_rows if found else 0
     overdue = found.overdue if found and total else {}

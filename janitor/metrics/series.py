@@ -1,9 +1,9 @@
-"""Topics and consumers: which of them get series of their own, and those series.
+"""The selection of topics and consumers with their own series, and these series.
 
-Every series costs memory in Prometheus for as long as it is kept, so in a store of very many topics only the largest
-are shown and the others summed as one. Sizes change all the time, and a topic that kept changing sides would leave gaps
-in its line and steps in the sum. So one that is shown stays until another is larger by a quarter. Consumers' names come
-from clients, so of them too only the first ones are shown, those that are furthest behind.
+Every series costs memory in Prometheus while it is kept. Therefore, in a store with very many topics, only the largest
+are shown, and the others are summed up. Sizes change all the time, and a topic that kept changing sides would leave
+gaps in its line and steps in the sum. Therefore a shown topic stays until another one is larger by a quarter. Clients
+choose the names of consumers, so only those with the largest lags are shown.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _SERIES: tuple[tuple[Definition, Callable[[TopicFigures], float | None]], ...] =
 
 
 def shown(sizes: Mapping[N, int | None], before: Collection[N], per_topic: PerTopic, top: int) -> frozenset[N]:
-    """What gets series of its own.
+    """Return the names that get their own series.
 
     Args:
-        sizes: by name; None where it is not known yet.
-        before: those that had them so far.
-        top: how many, where it is ``top``.
+        sizes: by name; None: unknown.
+        before: the names that had series so far.
+        top: their number with ``top``.
     """
     own = {name: size for name, size in sizes.items() if set(name) != {_OTHER}}
     if per_topic == "none":
@@ -76,9 +76,7 @@ def sizes_of(topics: Iterable[TopicFigures]) -> dict[TopicName, int | None]:
 
 
 def largest(sizes: Mapping[N, int], before: Collection[N], top: int) -> frozenset[N]:
-    """Return the largest, where one of ``before`` leaves only when it is more than a fifth smaller than one that
-    comes.
-    """
+    """Return the largest names; a name of ``before`` leaves only if it is more than a fifth smaller than a new one."""
     weighed = ((-(5 if name in before else 4) * size, name not in before, name) for name, size in sizes.items())
     return frozenset(name for *_, name in heapq.nsmallest(top, weighed))
 
@@ -93,7 +91,7 @@ def families(topics: Sequence[TopicFigures], named: Collection[TopicName]) -> li
 
 
 def together(topics: Collection[TopicFigures]) -> TopicFigures:
-    """Topics summed as one: as old as the oldest of their counts and messages, as new as their newest message."""
+    """Return topics summed up as one, with the oldest count and message and the newest message."""
 
     def known(value: Callable[[TopicFigures], int | None]) -> list[int]:
         return [found for topic in topics if (found := value(topic)) is not None]
@@ -143,9 +141,7 @@ OTHER_CONSUMERS = ConsumerName(_OTHER, _OTHER, _OTHER)
 
 
 def lags_of(consumers: Iterable[ConsumerFigures]) -> dict[ConsumerName, int | None]:
-    """Return how far consumers are behind; one message more, or nothing would keep those who have read all where they
-    are.
-    """
+    """Return the lags of consumers plus one, so that consumers without lag keep their places."""
     return {_name(found): found.lag_messages + 1 for found in consumers}
 
 

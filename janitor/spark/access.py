@@ -1,10 +1,9 @@
-"""How a task comes by the store, wherever it runs.
+"""Access to the store from a task, wherever it runs.
 
-What travels to executors are settings, never connections. On LevelDB each task opens a clone of its own (rule S5): a
-folder can be open in one process only, and hard links cost next to nothing. On HBase each task has its own connections.
+Settings travel to executors, never connections. On LevelDB each task opens its own clone (rule S5): a folder can be
+open in one process only, and hard links cost little. On HBase each task has its own connections.
 
-The trade on LevelDB: no process may hold the store while tasks clone it, and each task sees it as it was when it
-started.
+The trade on LevelDB: no process may hold the store while tasks clone it, and each task sees it as of its start.
 """
 
 from __future__ import annotations
@@ -67,18 +66,18 @@ class Access:
         return self.settings.storage.kind == "leveldb"
 
     def at(self, path: Path) -> Access:
-        """Return the way to a LevelDB store that is the same but for where its folders are."""
+        """Return the access to a LevelDB store with other folders and otherwise the same settings."""
         leveldb = self.settings.storage.leveldb.model_copy(update={"path": str(path.absolute())})
         storage = self.settings.storage.model_copy(update={"leveldb": leveldb})
         return Access(self.settings.model_copy(update={"storage": storage}))
 
     @contextmanager
     def reading(self) -> Iterator[Reads]:
-        """The store's contents, with nothing that could write (rule S5).
+        """Yield the store's contents, without methods that write (rule S5).
 
         Raises:
             StoreBusy: another process has the LevelDB store open.
-            StoreError: there is none, or it does not answer.
+            StoreError: the store does not exist, or does not respond.
         """
         if self.is_leveldb:
             with clone(self.settings.storage.leveldb.path, self.settings.janitor.state) as cloned:
@@ -89,7 +88,7 @@ class Access:
 
     @contextmanager
     def salted(self) -> Iterator[Sequence[tuple[int | None, Reads]]]:
-        """The parts rows lie in, each by its salt, with nothing that could write; one without a salt on LevelDB.
+        """Yield the parts of the store by their salts, without methods that write; on LevelDB one part without a salt.
 
         Raises:
             StoreError: as :meth:`reading`.
@@ -105,7 +104,7 @@ class Access:
 
     @contextmanager
     def part(self, salt: int | None) -> Iterator[Reads]:
-        """The rows under one salt, or those of a store without salts, with nothing that could write.
+        """Yield the rows of one salt, or of a store without salts, without methods that write.
 
         Raises:
             StoreError: as :meth:`reading`.
@@ -119,9 +118,9 @@ class Access:
 
     @contextmanager
     def side(self) -> Iterator[SideTable | None]:
-        """The rows beside the store; None where no server has ever written any.
+        """Yield the side table; None: no server has ever written one.
 
-        To be opened after the store, so that it knows of every message that is in it.
+        Open it after the store, so that it has the expiry of every message in the store.
 
         Raises:
             StoreBusy: another process has the LevelDB store open.
@@ -147,7 +146,7 @@ class Access:
 
     @contextmanager
     def expiries(self) -> Iterator[Expiries | None]:
-        """Messages with a ttl of their own (rule L6); None, and raises, as :meth:`side`."""
+        """Yield the TTLs of single messages (rule L6); None, and raises, as :meth:`side`."""
         with self.side() as side:
             yield None if side is None else Expiries(side)
 
@@ -168,11 +167,11 @@ class Access:
         return HBaseStore(self.settings.storage.hbase)
 
     def transactions(self, now_ms: int, clock: Clock | None = None) -> TransactionView:
-        """Return the newest snapshot that may be judged by, or what stands in for a missing one (rule S14).
+        """Return a view by the newest usable snapshot, or without a snapshot (rule S14).
 
         Args:
-            now_ms: the moment rows are judged by.
-            clock: what a snapshot's age is measured by, since it is of the present whatever the moment.
+            now_ms: the time by which rows are judged.
+            clock: the clock for the age of a snapshot, which is of the present, independent of ``now_ms``.
         """
         transactions, lifetime = self.settings.transactions, self.settings.lifetime
         state = txstate.refresh(
@@ -184,10 +183,10 @@ class Access:
         return TransactionView(state.usable, now_ms, lifetime.undecided_ms)
 
     def policy(self, store: Reads, now_ms: int, changes: tuple[WhatIf, ...] = ()) -> Policy:
-        """Return the rules as they apply at a time: no frontier holds anything, but what is protected is protected.
+        """Return the rules at a time, without holds, but with protected topics.
 
         Args:
-            changes: to topics' ttls, for a look at what they would do.
+            changes: hypothetical TTLs of topics.
         """
         found = (parse_or_none(key, value) for key, value in store.metadata.rows())
         topics = [changed(topic, changes) for topic in found if topic is not None]

@@ -1,12 +1,11 @@
-"""Keys as columns, and the rules over columns: what ``decide`` says of a million rows, without a loop.
+"""Keys as columns, and the deletion rules over columns, without a loop over rows.
 
-A page of keys is sorted, so the rows of a topic lie side by side; once they all have our length they are a matrix of
-bytes, and every number of the key is a slice of it. The rules then are comparisons of whole columns. It is written down
-a second time here, which is only bearable because a property test holds it against ``decide`` row by row: when the two
-disagree, :mod:`janitor.rules.policy` is right.
+A page of keys is sorted, so the rows of a topic are adjacent. Keys of equal length form a matrix of bytes, and every
+number of the key is a slice of it. The rules are comparisons of whole columns. This second implementation is acceptable
+because a property test compares it with ``decide`` row by row. If they disagree, :mod:`janitor.rules.policy` is right.
 
-Whether a payload row is still referred to cannot be seen in its own key. Where the decision rests on it (rule L5) it
-is ``candidate``: the rule takes the row unless a message that stays refers to it.
+A payload row's key does not show whether a message refers to it. If the decision depends on that (rule L5), it is
+``candidate``: the rule deletes the row unless a message that stays refers to it.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ NEVER_MS = LONG_MAX
 
 
 class Columns(NamedTuple):
-    """The keys of a page, part by part; of a key that is none of ours the numbers are 0.
+    """The keys of a page, part by part; an unrecognized key has the numbers 0.
 
     Attributes:
-        topics: the topics that occur.
-        topic: which of ``topics``; -1 for a key that is none of ours.
-        pointer: the write pointer in a payload key; 0 in message keys, which have none.
-        time_ms: publish time of a message, write time of a payload.
-        sequence: sequence id, or payload sequence id.
-        packed: the keys as they are, an Arrow array.
+        topics: the topics of the page.
+        topic: the index in ``topics``; -1: an unrecognized key.
+        pointer: the write pointer in a payload key; 0 in message keys.
+        time_ms: the publish time of a message, the write time of a payload.
+        sequence: the sequence id, or payload sequence id.
+        packed: the keys, as an Arrow array.
     """
 
     topics: list[TopicId]
@@ -125,7 +124,7 @@ class Pointers(NamedTuple):
 
 
 class Decisions(NamedTuple):
-    """What is to become of each row, as codes of ``ACTIONS`` and ``RULES``."""
+    """The decision about each row, as codes of ``ACTIONS`` and ``RULES``."""
 
     action: Codes
     rule: Codes
@@ -146,12 +145,11 @@ class Policy:
     def judge(
         self, table: DataTable, rows: Columns, pointers: Pointers | None = None, expires_ms: Longs | None = None
     ) -> Decisions:
-        """What the rules decide of each row (:func:`janitor.rules.policy.decide`).
+        """Return the rules' decision about each row (:func:`janitor.rules.policy.decide`).
 
         Args:
-            pointers: of message rows; None where there are none.
-            expires_ms: when a ttl of the message's own takes it (L6), ``NEVER_MS`` without one; None where
-                none has one.
+            pointers: the pointers of message rows; None: no row has one.
+            expires_ms: the expiry of messages by their own TTL (L6), ``NEVER_MS`` without one; None: no row has one.
         """
         terms = self._terms(rows)
         unrecognized = (rows.topic < 0) | (rows.generation <= 0) | (rows.time_ms < 0)
@@ -198,7 +196,7 @@ class Policy:
         return Decisions(action, rule)
 
     def _terms(self, rows: Columns) -> dict[str, Longs]:
-        """What each row's topic is judged by, row by row; zeros where it is not known."""
+        """Return the values by which each row's topic is judged; zeros for unknown topics."""
         found = [_terms_of(*self.topics.get(topic, (None, None))) for topic in rows.topics]
         by_topic = np.array([*found, _terms_of(None, None)], dtype=np.int64)
         # Most pages are of one topic, whose terms need not be there once for each row.
@@ -239,7 +237,7 @@ _TERMS = (
 
 
 def _terms_of(topic: TopicMetadata | None, frontier: Frontier | None) -> tuple[int, ...]:
-    """As ``_TERMS`` names them."""
+    """Return the values named by ``_TERMS``."""
     if topic is None or frontier is None:
         return (0,) * len(_TERMS)
     return (

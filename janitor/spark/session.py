@@ -1,11 +1,11 @@
-"""A Spark session for the janitor's commands, and the border where Spark's errors become sentences.
+"""The Spark session of the janitor's commands, and the conversion of Spark's errors.
 
-What goes wrong on Spark comes back as a stack of two languages. The sentence one can act on is in it, if the error
-was one of ours: every one ends a Python traceback by its name and message. So the border looks for that line, raises
-the same error here, and shows the line with Spark's own reason only where there is none.
+An error on Spark returns as a stack trace of two languages. If it is an error of this project, its last traceback line
+has its name and message. The conversion looks for that line and raises the same error here; otherwise it shows the line
+with Spark's reason.
 
-A session of ours therefore keeps Spark's log to itself, where the same stack would stand a second time; to
-read it, name a folder with a configuration of your own.
+The session of a command hides Spark's log, which would repeat the stack trace. To read the log, name a folder with your
+own configuration.
 """
 
 from __future__ import annotations
@@ -98,15 +98,15 @@ def require_java(environ: Mapping[str, str]) -> None:
 
 @contextmanager
 def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iterator[SparkSession]:
-    """A session, stopped at the end unless it was there before.
+    """Yield a session; stop it afterwards unless it existed before.
 
     Args:
         master: Spark's name of a cluster (``local[*]``, ``spark://…``, ``k8s://…``, or ``sc://…`` for Spark Connect);
-            None: what ``spark-submit`` says, or else all cores of this machine.
+            None: that of ``spark-submit``, or all cores of this machine.
 
     Raises:
         ConfigurationError: pyspark or Java is missing.
-        TmsError: Spark is not there, or does not start.
+        TmsError: Spark is not available, or does not start.
     """
     require_pyspark()
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -153,7 +153,7 @@ def _own_interrupts() -> Iterator[None]:
 
 @contextmanager
 def ended_alike() -> Iterator[None]:
-    """Have SIGTERM end what only looks as Ctrl-C does; the first process of a container would not hear it otherwise."""
+    """Let SIGTERM stop commands that only read as Ctrl-C does; the first process of a container would ignore it."""
     if current_thread() is not main_thread():
         yield
         return
@@ -198,7 +198,7 @@ def attended(
 
 
 class _Progress:
-    """How far Spark is with one thing, told in the log now and then; what takes less than a moment is not told.
+    """The progress of Spark, logged at intervals; short work is not logged.
 
     Args:
         name: as of :func:`attended`.
@@ -234,7 +234,7 @@ class _Progress:
         return work()
 
     def tell(self) -> None:
-        """Log how many tasks are over, when there is something new to be told."""
+        """Log the number of finished tasks, if it has changed."""
         now = time.monotonic()
         if not self._name or (self._is_told and now - self._told < TELL_SECONDS):
             return
@@ -276,7 +276,7 @@ def require_answer(master: str) -> None:
 
 @contextmanager
 def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """What a JVM of our own is to know when it starts, and no other program that this process may start."""
+    """Set the environment of a new JVM while the block runs, and of no other program."""
     # Tasks on this machine run in the interpreter that runs this.
     wanted = {"PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable)}
     if master.startswith("local"):
@@ -297,7 +297,7 @@ def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _wanted_log_level() -> str:
-    """Return the log level that Spark was submitted with; empty where none was given."""
+    """Return the log level of ``spark-submit``; empty: it has none."""
     from pyspark import SparkConf  # noqa: PLC0415
 
     return str(SparkConf().get("spark.log.level", "FATAL"))
@@ -305,10 +305,10 @@ def _wanted_log_level() -> str:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise what failed on Spark as an error of ours.
+    """Convert errors of Spark.
 
     Raises:
-        TmsError: the very error a task failed with, where it was one of ours.
+        TmsError: the error that a task raised, if it is an error of this project.
     """
     from py4j.protocol import Py4JError  # type: ignore[import-untyped] # noqa: PLC0415
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -325,7 +325,7 @@ def translated() -> Iterator[None]:
 
 
 def error_of(text: str) -> TmsError:
-    """What Spark said, as an error of ours."""
+    """Return the error of this project in a text of Spark."""
     if found := _OURS.findall(text):
         module, name, message = found[-1]
         kind = getattr(import_module(module), name, TmsError)
@@ -334,7 +334,7 @@ def error_of(text: str) -> TmsError:
 
 
 def _reason(text: str) -> str:
-    """Return the one line of a stack that says what happened."""
+    """Return the line of a stack trace that describes the error."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "it did not say why")
     if "Traceback (most recent call last)" in text and (raised := _RAISED.findall(text)):
         return str(raised[-1])

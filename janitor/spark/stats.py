@@ -1,11 +1,11 @@
-"""What lies in a store, topic by topic and generation by generation, counted on Spark.
+"""The contents of a store by topic and generation, counted on Spark.
 
-One pass over each table, and one join of the two: which payloads no message refers to, and which messages refer to
-payloads that are gone, can be told from neither table alone. The join also settles what the rules leave open of a
-payload row (``candidate``, rule L5).
+It makes one pass over each table, and one join of the two, because neither table alone shows payloads without a
+message, or messages without their payloads. The join also decides payload rows that the rules leave open
+(``candidate``, rule L5).
 
-The trade against ``janitor plan``: everything is read, also what is not to be deleted, and in return everything is
-known of it. Nothing is held back by a frontier here: these are the rules' figures, not a run's.
+The trade against ``janitor plan``: it reads everything, including rows that stay, and counts all of it. No holds apply
+here: these are the results of the rules, not of a run.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class GenerationStats:
     blocking: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values; 64-bit ids are decimal strings."""
+        """Return JSON values; 64-bit ids are decimal strings."""
         total = self.rows + self.payload_rows
         return {
             "tms_namespace": self.topic.namespace,
@@ -124,11 +124,11 @@ def count(
 def save(
     state: State, found: list[GenerationStats], living: Mapping[TopicId, int], now_ms: int, *, whole: bool
 ) -> None:
-    """Let status page and metrics show what was counted, in the place of the background count's last figures.
+    """Replace the results of the last background count by these, for status page and metrics.
 
     Args:
-        living: the topics that were counted and exist, and their generations.
-        whole: whether the whole store was counted, so that there is something to be said of it.
+        living: the counted topics that exist, with their generations.
+        whole: whether the whole store was counted, so that there are results for all of it.
 
     Raises:
         StateError: the state could not be written.
@@ -147,7 +147,7 @@ def save(
 
 
 def summary(found: list[GenerationStats], now_ms: int) -> StatisticsFigures:
-    """What is to be said of the whole store."""
+    """Return the results for the whole store."""
     blocked = [one for one in found if one.blocking is not None]
     worst = min(blocked, key=lambda one: one.blocking or 0, default=None)
     return StatisticsFigures(
@@ -165,14 +165,14 @@ def summary(found: list[GenerationStats], now_ms: int) -> StatisticsFigures:
 
 
 def write(spark: SparkSession, found: list[GenerationStats], folder: str, day: str) -> str:
-    """Write statistics as Parquet, one folder for each day; those of the same day are replaced.
+    """Write statistics as Parquet, one folder per day; replace those of the same day.
 
     Args:
         folder: a path or a URL that Spark can write.
         day: as ``2026-01-31``.
 
     Returns:
-        Where they are.
+        The path of the statistics.
 
     Raises:
         TmsError: Spark cannot write there.

@@ -1,10 +1,9 @@
 """The janitor's state from one run to the next.
 
-Nearly everything here exists to make a deletion *less* likely: a janitor without state could not tell a jump of a
-frontier from the passing of time (rule S8), a copy of a store from the store (rule S13), or an invalid transaction
-whose client may still write from one that is finished. So state that is lost is never dangerous: the store is a
-first contact again. State that is wrong would be, and therefore what belongs together is written together
-(:meth:`State.transaction`).
+Nearly all of it makes a deletion *less* likely. Without state, the janitor could not distinguish a cutoff jump from the
+passing of time (rule S8), a copy of a store from the store (rule S13), or an invalid transaction whose client may still
+write from a finished one. Lost state is never dangerous: the store is a first contact again. Wrong state would be
+dangerous. Therefore related values are written together (:meth:`State.transaction`).
 
 Times are milliseconds since the epoch; write pointers, bounds and times are signed 64-bit numbers.
 """
@@ -72,8 +71,8 @@ _OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "full_pass", "st
 class State(InvalidIds, RecordedLedger, RecordedRuns):
     """The janitor's state of one store.
 
-    Every method raises ``StateError`` when the state cannot be read or written, and ``StateBusy`` when another
-    process is writing it for longer than one is willing to wait.
+    Every method raises ``StateError`` if the state cannot be read or written, and ``StateBusy`` if another process
+    writes it for too long.
     """
 
     def store(self) -> StoreRecord | None:
@@ -82,13 +81,13 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return StoreRecord(*row) if row else None
 
     def save_store(self, record: StoreRecord) -> None:
-        """Remember the store.
+        """Save the record of the store.
 
-        A state is about one store at most. With another ``mark`` than the saved one, the knowledge about the former
-        store (frontiers, open ids, evidence, claim, the last full pass, strikes, counts, notes) is forgotten: topics
-        and pointers of the same name mean something else there. The history stays (runs, ledger, counters), and so do
-        an operator's pauses and the lease. Of the same folder or tables, put back or with another transaction system,
-        the history of topics stays, too: an operator asks why rows are held.
+        A state is about one store at most. If ``mark`` differs from the saved one, the knowledge about the previous
+        store is deleted: frontiers, open ids, evidence, boundary, the last full passes, strikes, counts and notes.
+        Topics and pointers of the same name mean something else in another store. The history (runs, ledger, counters),
+        pauses and the lease stay. For the same folder or tables, restored or with another transaction system, the
+        history of topics stays, too, because operators ask why rows are held.
         """
 
         def save() -> None:
@@ -112,7 +111,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._save("anchor", anchor)
 
     def clock_ms(self) -> int | None:
-        """What time it is where the state is kept, by a clock that runs elsewhere (rule S7); None: there is none."""
+        """Return the time of a clock that runs where the state is stored (rule S7); None: there is no such clock."""
         return self.driver.clock_ms()
 
     def frontiers(self) -> dict[TopicId, FrontierRecord]:
@@ -120,11 +119,11 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return {topic: _frontier(*row) for topic, row in self._by_topic("frontiers")}
 
     def save_frontiers(self, records: Mapping[TopicId, FrontierRecord]) -> None:
-        """Remember these frontiers; those of other topics stay as they are."""
+        """Save these frontiers; frontiers of other topics are unchanged."""
         self._save_by_topic("frontiers", records)
 
     def evidence(self) -> list[Evidence]:
-        """Intervals left clean, in key order."""
+        """Return the clean intervals, in key order."""
         return [
             Evidence(bytes.fromhex(start), None if stop is None else bytes.fromhex(stop), *rest)
             for start, stop, *rest in self._json("evidence", [])
@@ -175,11 +174,11 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return self._write(take_back)
 
     def strikes(self) -> dict[TopicId, Strikes]:
-        """Topics that failed, the quarantined ones among them."""
+        """Return the topics with failures, including quarantined ones."""
         return {topic: Strikes(*row) for topic, row in self._by_topic("strikes")}
 
     def save_strikes(self, changed: Mapping[TopicId, Strikes | None]) -> None:
-        """Remember failures; None forgets a topic's. Those of other topics stay."""
+        """Save failures of topics (None deletes them); other topics are unchanged."""
         self._save_by_topic("strikes", changed)
 
     # -- the lease (rule S12): never part of a transaction, whose end might come too late for it ----------------------

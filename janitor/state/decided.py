@@ -1,8 +1,8 @@
-"""Decisions that are carried out once for each text they are written down with.
+"""Decisions that are carried out once for each text.
 
-In a cluster decisions are written down in files, and what carries them out does so with every upgrade. Adopting a store
-a second time would accept one that was swapped meanwhile, so the state keeps the texts, in the transaction that carries
-the decision out: a process that dies leaves both, or neither.
+In a cluster, decisions are in files, and every upgrade would carry them out again. A second adoption would accept a
+store that was swapped in between. Therefore the state keeps the texts, in the transaction that carries the decision
+out: a process that dies leaves both, or neither.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class LostRace(StateBusy):
 
 
 class ValueGone(Exception):
-    """A value of the moment that is read was replaced meanwhile, and cannot be had any more."""
+    """A value was replaced during the read, and is no longer available."""
 
 
 class View(Protocol):
@@ -59,7 +59,7 @@ class KeyedRows(Protocol):
         ...
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of ``[start, stop)`` in order; with ``keys_only`` all values are empty."""
+        """Yield keys and values of ``[start, stop)`` in order; with ``keys_only`` all values are empty."""
         ...
 
 
@@ -136,10 +136,10 @@ class Driver(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[Changes]:
-        """Changes that are written when the block is left, durably, all or nothing; when it raises, not at all.
+        """Yield changes that are written when the block is left: durably, and all or nothing; an error discards them.
 
         Raises:
-            LostRace: another process has changed the data read or changed; nothing is written.
+            LostRace: another process has changed data that was read or changed; nothing is written.
             StateBusy: another process is writing, or has the lease; nothing is written.
         """
         ...
@@ -178,10 +178,10 @@ class Documents:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Write all that is saved inside the block, or, when it raises or the process dies, nothing of it.
+        """Write all changes of the block, or none of them if it raises or the process dies.
 
-        Saved data is durable when the block is left. Blocks nest: an inner one that raises undoes its own part.
-        One thread at a time is inside.
+        The changes are durable when the block is left. Blocks nest; an inner block that raises discards its own
+        changes. One thread at a time is inside.
         """
         with self._lock:
             outer = self._changes
@@ -228,7 +228,7 @@ class Documents:
             return work()
 
     def _save(self, name: str, value: Any) -> None:
-        """Change a value; None removes it, and one that did not change costs no write."""
+        """Change a value (None removes it); an unchanged value costs no write."""
         new = None if value is None else packed(value)
 
         def save() -> None:
@@ -254,14 +254,14 @@ class Documents:
         return self._rows_of([key]).get(key)
 
     def _rows_of(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Rows of history that there are, in the order of these keys."""
+        """Return the existing rows of history among these keys, in their order."""
         changed = self._changed_rows()
         found = self.driver.history.get_many([key for key in keys if key not in changed]) if keys else {}
         found |= {key: value for key in keys if (value := changed.get(key)) is not None}
         return {key: found[key] for key in keys if key in found}
 
     def _scan(self, prefix: bytes, start: bytes = b"", *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of history whose keys start so, in order, from ``start`` on."""
+        """Yield rows of history whose keys start with a prefix, in order, from ``start`` on."""
         begin, stop, changed = max(prefix, start), after(prefix), self._changed_rows()
         new = sorted((key, row) for key, row in changed.items() if row is not None and begin <= key < stop)
         stored = self.driver.history.scan(begin, stop, keys_only=keys_only)

@@ -1,10 +1,9 @@
 """Invalid transactions in the state.
 
-There may be a million of them, of which all but a few are closed, and a daemon asks every minute. So they are columns
-of 64-bit numbers and never objects of their own, but for those of one batch. Open ones and closed ones have leaves of
-some thousand in order of pointer each, of which a change rewrites those it falls into. What is asked of all closed
-ones, whether they count by a certain clock and window, is told by the list of leaves, and the pointers are kept until
-that list is another: a leaf that is rewritten gets a new name.
+There may be a million of them, nearly all closed, and a daemon reads them every minute. Therefore they are columns of
+64-bit numbers, without an object per id except in one batch. Open and closed ids have separate leaves of some thousand
+ids in the order of pointers; a change rewrites the affected leaves. The list of leaves also answers whether all closed
+ids count for a clock and a window. The pointers are cached until that list changes: a rewritten leaf gets a new name.
 """
 
 from __future__ import annotations
@@ -122,7 +121,9 @@ class IdColumns:
         self.known += other.known
 
     def without(self, pointers: array[int], before_ms: int | None = None) -> IdColumns:
-        """Return those that are not among the pointers, and, unless it is None, those that were not closed before."""
+        """Return the ids that are not among the pointers, or (unless ``before_ms`` is None) were closed at or after
+        that time.
+        """
         left, begin = IdColumns(), 0
         if before_ms is None and self.pointers == pointers:
             return left
@@ -181,13 +182,13 @@ class InvalidIds(Documents):
         return self._read(read)
 
     def known_ids(self, now_ms: int, window_ms: int) -> KnownIds:
-        """Invalid transactions, the closed ones as bare pointers. Cheap while no more are closed.
+        """Return the invalid transactions, closed ones as bare pointers. It is cheap while no further ids are closed.
 
-        One counts as closed if a full pass closed it that began at least ``window_ms`` after the transaction did,
-        and not after ``now_ms``: a lifetime that was raised since opens it again, and so does a clock set back.
+        An id counts as closed if a full pass closed it that started at least ``window_ms`` after the transaction, and
+        not after ``now_ms``. Therefore a longer lifetime, or a clock that was set back, opens it again.
 
         Args:
-            now_ms: what time it is.
+            now_ms: the current time.
             window_ms: the longest time from a transaction's start to its last publish.
         """
 
@@ -207,7 +208,7 @@ class InvalidIds(Documents):
         return self._read(read)
 
     def lowest_open(self, limit: int) -> tuple[int, list[OpenIdRecord]]:
-        """How many ids no full pass has closed, and the lowest ``limit`` of them."""
+        """Return the number of ids that no full pass has closed, and the lowest ``limit`` of them."""
 
         def read(view: View) -> tuple[int, list[OpenIdRecord]]:
             number, lowest = 0, list[OpenIdRecord]()
@@ -219,7 +220,7 @@ class InvalidIds(Documents):
         return self._read(read)
 
     def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
-        """Remember these; a record that did not change costs no write, and those of other pointers stay."""
+        """Save these ids; unchanged records cost no write, and other pointers are unchanged."""
         batches: Iterable[tuple[IdColumns, IdColumns]] = map(_apart, _batches(records))
         if self._inside != get_ident():
             # It may have to be done again.
@@ -237,7 +238,7 @@ class InvalidIds(Documents):
         self._write(lambda: self._change_ids(IdColumns(), IdColumns(), gone))
 
     def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
-        """Drop those of these pointers that were closed before; others, and unknown ones, are no error."""
+        """Delete the given pointers that were closed before a time; ignore all others."""
         gone = _sorted(pointers)
         self._write(lambda: self._change(_CLOSED_IDS, IdColumns(), gone, before_ms))
 
@@ -251,7 +252,7 @@ class InvalidIds(Documents):
         self._change(_CLOSED_IDS, closed, pointers)
 
     def _change(self, kind: str, added: IdColumns, gone: array[int], before_ms: int | None = None) -> None:
-        """Drop ids, or those that were closed before, and put others in their place."""
+        """Delete ids (or only those closed before a time), and add others."""
         if not added.pointers and not gone:
             return
         leaves = self._read(partial(_leaves, kind))
@@ -299,7 +300,7 @@ class InvalidIds(Documents):
 
 
 def _apart(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
-    """Return the open and the closed ones; of those of one pointer the last."""
+    """Return open and closed ids separately; of several records of a pointer, the last one."""
     given, opened, closed = IdColumns.of(records), IdColumns(), IdColumns()
     closings = given.known.count(_CLOSED) + given.known.count(_CLOSED | _SCANNED)
     if closings in (0, len(given.pointers)) and all(map(lt, given.pointers, islice(given.pointers, 1, None))):
@@ -319,7 +320,7 @@ def _batches(records: Iterable[OpenIdRecord]) -> Iterator[list[OpenIdRecord]]:
 
 
 def _sorted(pointers: Iterable[int]) -> array[int]:
-    """Pointers in order; those that are so already are no objects, since there may be a million."""
+    """Return pointers in order; a sorted array is returned unchanged, because a million objects would be slow."""
     given = array("q", pointers)
     return given if all(map(le, given, islice(given, 1, None))) else array("q", sorted(given))
 

@@ -1,9 +1,9 @@
 """The ledger: deletions of runs, newest first, by topic and by run.
 
-Entries lie together as they were added, in pages, in the order of their numbers, so that listing the last ones and
-forgetting the oldest reads few rows. An entry has a row of its own under its topic besides, because there may be
-thousands of runs between two of the same topic; and each run leads to its pages. What a page's key tells, how many
-entries it has and how old the oldest is, lets the others be passed over unread when entries are forgotten.
+Entries are stored in pages in the order of their numbers, so that listing the last ones and deleting the oldest reads
+few rows. An entry also has a row under its topic, because thousands of runs may lie between two entries of a topic; and
+each run has rows that lead to its pages. A page's key has the number of its entries and the age of the oldest, so pages
+can be skipped unread when old entries are deleted.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class RecordedLedger(Documents):
         return list(islice(fitting, limit))
 
     def ledger_generations(self, topic: TopicId) -> list[int]:
-        """Of which generations of a topic the ledger has entries, in order."""
+        """Return the generations of a topic with entries, in order."""
         prefix = BY_TOPIC + topic.prefix
         return sorted({_generation(key, prefix) for key in self._keys(prefix)})
 
     def ledger_since_ms(self) -> int | None:
-        """From when on no entry was forgotten, as far as those that are left tell; None when they tell of none."""
+        """Return the time since which no entry was deleted, by the remaining entries; None: unknown."""
         since_ms: int | None = self._json("ledger", _NOTHING)["since_ms"]
         return since_ms
 
@@ -152,7 +152,7 @@ class RecordedLedger(Documents):
         return page
 
     def _keys_of(self, page: LedgerPage, rows: list[list[Any]]) -> Iterator[bytes]:
-        """Keys of a page, of its entries under their topics, and under its runs."""
+        """Yield the keys of a page, of its entries under their topics, and under its runs."""
         yield PAGE + page.tail
         for number, namespace, topic, generation, *_ in rows:
             prefix = TopicId(namespace, topic).prefix
@@ -171,13 +171,13 @@ class RecordedLedger(Documents):
             yield entry_of([topic.namespace, topic.topic, _generation(key, prefix), *json.loads(value)])
 
     def _entries(self, page: LedgerPage) -> list[list[Any]]:
-        """Rows of a page, oldest first; none of a page that another process has just forgotten."""
+        """Return the rows of a page, oldest first; empty if another process has just deleted the page."""
         value = self._row(PAGE + page.tail)
         return [] if value is None else _rows(value)
 
 
 def entry_row(entry: LedgerEntry) -> list[Any]:
-    """Return an entry as JSON values, first those that its key under the topic tells."""
+    """Return an entry as JSON values; the first ones are those in its key under the topic."""
     run_id, at_ms, topic, generation, table, rule, start, stop, *rest = row_of(entry)
     prefix = topic.prefix
     keys = _short(start, prefix), _short(stop, prefix)

@@ -120,7 +120,7 @@ class PendingJump:
 
     @property
     def target(self) -> tuple[int, int, bool]:
-        """What it wants to become: generation, ttl in seconds, and whether rows go once they are processed (L7)."""
+        """Return the target of a change: generation, TTL in seconds, and whether processed rows are deleted (L7)."""
         return self.generation, self.ttl_seconds, self.consumed
 
 
@@ -348,7 +348,7 @@ def row_of(record: Any) -> tuple[Any, ...]:
 
 
 def in_json(value: Any) -> Any:
-    """What JSON has no words for: bytes in hex, a record as its row."""
+    """Return a value that JSON cannot represent as one that it can: bytes in hex, a record as its row."""
     return value.hex() if isinstance(value, bytes) else row_of(value)
 
 

@@ -1,9 +1,9 @@
 """Runs, announcements and counters in the state.
 
-A run that is over is a row under its id. Two empty rows lead to it: one in the order of recording, and one by time,
-for pruning. The order of recording says which run is the last, because a clock that was wrong once would hide all later
-runs. Runs that go on are few, and one value. A heartbeat, an announcement before a topic's first batch, and what a run
-has come to so far are loose rows: they must cost little and be there when the process dies the next moment.
+A finished run is a row under its id. Two empty rows lead to it: one in the order of recording, and one by time, for
+pruning. The order of recording determines the last run, because a clock that was wrong once would hide all later runs.
+Running runs are few, and form one value. A heartbeat, an announcement before a topic's first batch, and intermediate
+results of a run are loose rows: they must be cheap, and survive the death of the process.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class RecordedRuns(Documents):
         self._write(finish)
 
     def runs(self, limit: int, before_ms: int | None = None, *, before_run: str | None = None) -> list[RunRecord]:
-        """Return the last ``limit`` runs, the last recorded first, whatever the clock showed when they started.
+        """Return the last ``limit`` runs, the last recorded first, independent of the clock at their start.
 
         Args:
-            before_ms: only those that started before; None: all.
-            before_run: only those that were recorded before this run; None: all.
+            before_ms: only runs that started before; None: all.
+            before_run: only runs recorded before this one; None: all.
         """
         _, going = self._going()
         stop = None if before_run is None else self._found(before_run, going)[1]
@@ -122,7 +122,7 @@ class RecordedRuns(Documents):
         return [run for run, _ in sorted(self._alive(going), key=itemgetter(1))]
 
     def beat(self, run_id: str, heartbeat_ms: int) -> None:
-        """Remember that a run is alive; without effect on one that is unknown or finished."""
+        """Save a heartbeat of a run; ignore an unknown or finished run."""
         _, going = self._going()
         if run_id in going:
             self.driver.loose.put([(_beat_key(run_id), packed(heartbeat_ms))])
@@ -157,7 +157,7 @@ class RecordedRuns(Documents):
         self.driver.loose.put([(key, packed(entry_row(entry)))])
 
     def intents(self) -> list[LedgerEntry]:
-        """Return uncleared announcements, oldest first; a last one that was cut short is left out."""
+        """Return uncleared announcements, oldest first, without a truncated last one."""
         return [entry_of(json.loads(value)) for _, value in self.driver.loose.scan(INTENT, after(INTENT))]
 
     def clear_intents(self) -> None:

@@ -98,7 +98,7 @@ def save_sizes(state: State, counts: Mapping[TopicId, TopicCount]) -> None:
 
 
 def thinned(former: Sequence[Size], newest: Size) -> list[Size]:
-    """Sizes with one more, at most ``KEPT_SIZES``, spread over the time that they span; the first and the last stay."""
+    """Return the sizes with a new one, at most ``KEPT_SIZES``, spread over their time; the first and the last stay."""
     found = [size for size in former if newest.counted_ms - SIZES_MS <= size.counted_ms < newest.counted_ms] + [newest]
     if len(found) > KEPT_SIZES:
         # The one whose neighbours are nearest to each other says least.

@@ -1,1 +1,1 @@
-"""What is counted in the background: sizes of topics, lag of consumers."""
+"""Background counts: sizes of topics, and lags of consumers."""

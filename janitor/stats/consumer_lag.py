@@ -1,15 +1,14 @@
-"""How far each consumer is behind: counted in the background, exactly, within the budget of the other count.
+"""The lag of each consumer: counted exactly in the background, within the budget of all counts.
 
-What counts is :mod:`tms_core.consumers.lag`'s to say; here it is said of all topics, again and again, and kept with its
-time for metrics and status. Topics share the budget in turns (:mod:`janitor.stats.scheduler`), so a consumer that is a
-billion messages behind does not keep the figures of those who are almost there from being fresh.
+:mod:`tms_core.consumers.lag` defines the lag. This module counts it for all topics repeatedly, and saves the results
+with their times for metrics and status. Topics share the budget in turns (:mod:`janitor.stats.scheduler`), so a
+consumer with a lag of a billion messages does not delay the results of other consumers.
 
-A consumer group has read what it has claimed in committed transactions, too, behind its position. It is also said how
-many of its claims are open, and how many ranges of messages were given out again. That goes by the newest snapshot of
-transactions, so a claim whose transaction is over since still counts as open. And which transactions consumers wait
-for is asked of the transaction manager, where there is one.
+The position of a consumer group includes its claims of committed transactions. The number of its open claims, and of
+ranges that were delivered again, is reported, too. Both use the newest snapshot, so a claim whose transaction has ended
+since still counts as open. The transaction manager, if there is one, reports the transactions that consumers wait for.
 
-Nothing is written here but the notes the figures are kept in: counting consumes nothing.
+Nothing is written except the notes with the results: counting consumes nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConsumerCount(NamedTuple):
-    """What was found of one consumer.
+    """The counts of one consumer.
 
     Attributes:
         open_claims, redelivered: as of :class:`janitor.status.status.ConsumerFigures`.
@@ -59,16 +58,16 @@ class ConsumerCount(NamedTuple):
 
 
 class LagCount:
-    """Counts what the consumers of one store have not read, again and again.
+    """A repeated count of the unread messages of all consumers of a store.
 
     Args:
-        tables: what is counted; only read.
-        side: where positions and claims are; only read.
-        state: where figures are kept.
-        clock: what they are dated by.
-        pacer: the budget, shared with everything else that counts; asked before every page whether to go on.
-        refresh_seconds: how old a figure may become before it is made again.
-        reader: the facts about transactions; asked before claims are read.
+        tables: the tables; only read.
+        side: the table of positions and claims; only read.
+        state: stores the results.
+        clock: the clock of their times.
+        pacer: the budget, shared with all other counts; called before every page.
+        refresh_seconds: the age after which a result is counted again.
+        reader: the current view of transactions; read before claims.
     """
 
     def __init__(
@@ -106,14 +105,14 @@ class LagCount:
         self._turns.step()
 
     def living(self) -> Sequence[Life]:
-        """Topics that have consumers; the figures of others are dropped."""
+        """Return topics with consumers; drop the results of other topics."""
         topics = {(topic.topic, topic.generation): topic for topic in living_topics(self._tables.store.metadata.rows())}
         self._present = {life: (topics[life], found) for life, found in self._positions.all().items() if life in topics}
         self._figures = {life: figures for life, figures in self._figures.items() if life in self._present}
         return list(self._present)
 
     def outdated(self, life: Life) -> bool:
-        """Never: only time makes these figures old."""
+        """Return False: only time makes these results outdated."""
         return False
 
     def begin(self, life: Life) -> Generator[int, None, list[ConsumerCount]]:
@@ -148,7 +147,7 @@ class LagCount:
         _log.warning("the janitor could not count how far the consumers of %s are: %s", life[0], error)
 
     def save(self) -> None:
-        """Save the figures, if they are others than those kept: to adopt a store may have removed these meanwhile."""
+        """Save changed results; an adoption may have deleted the stored ones."""
         CONSUMERS.save(self._state, [figures for life in sorted(self._figures) for figures in self._figures[life]])
 
 
@@ -174,14 +173,14 @@ def _figures(topic: TopicMetadata, counted: ConsumerCount, counted_ms: int) -> C
 
 
 class LateSource(Protocol):
-    """What a transaction manager, here or at an address, tells of transactions in progress."""
+    """A transaction manager, here or at an address, that reports transactions in progress."""
 
     def published(self) -> dict[int, dict[str, int]]:
         """Return where they have published, with the time of the first message in milliseconds."""
         ...
 
     def clients(self) -> dict[int, str]:
-        """Who holds them."""
+        """Return the clients of transactions, by id."""
         ...
 
 

@@ -1,10 +1,10 @@
-"""Turns: how counts of many topics share one budget of rows, so that a huge one keeps no small one waiting.
+"""Turns: counts of many topics share one budget of rows, so that a huge topic does not delay small ones.
 
-A count is a generator that yields what each page counts for, in rows, and returns the findings. A topic is due again
-some time after its last count, or when that is known to be outdated. Rows are read in *turns*. A count that is longer
-than a turn stays unfinished, and from then on turns alternate: one for an unfinished count, one turn's worth of rows
-for topics that are due. So a huge topic costs the small ones half of the budget and never more, and ten thousand small
-ones cost a huge one no more than that. What is unfinished is kept as long as the process lives.
+A count is a generator that yields the number of rows of each page, and returns its result. A topic is due again some
+time after its last count, or when its result is known to be outdated. Rows are read in *turns*. A count that is longer
+than a turn stays unfinished, and from then on turns alternate between an unfinished count and due topics. Therefore a
+huge topic takes at most half of the budget from small ones, and the reverse. Unfinished counts are kept while the
+process lives.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAVE_EVERY_MS = 3_000
 
 
 class Counts(Protocol[T]):
-    """What is counted."""
+    """A kind of count."""
 
     def living(self) -> Sequence[Life]:
         """Return the topics there are now, in the order in which they are to be counted."""
@@ -42,15 +42,15 @@ class Counts(Protocol[T]):
         ...
 
     def finished(self, life: Life, found: T) -> None:
-        """A count is over."""
+        """Note the result of a count."""
         ...
 
     def failed(self, life: Life, error: StoreError) -> None:
-        """A count has failed, for the first time since it last ended."""
+        """Note the first failure of a count since its last result."""
         ...
 
     def save(self) -> None:
-        """Keep what is over since."""
+        """Save the results since the last call."""
         ...
 
 

@@ -282,11 +282,11 @@ class MessagingService:
         Args:
             messages: the payloads; they get consecutive ids. An empty list, in a transaction, publishes its stored
                 payloads.
-            pointer: the transaction's write pointer; None: outside a transaction. ttl_seconds: the TTL of these
-            messages, if it is shorter than the topic's TTL. sent: the producer headers of the request; it then takes
-            effect once, however often it is repeated. principal: the requesting principal. A transaction in progress
-            belongs to its first user, and counts as ended
-                for other principals. None: clients are not authenticated.
+            pointer: the transaction's write pointer; None: outside a transaction.
+            ttl_seconds: the TTL of these messages, if it is shorter than the topic's TTL.
+            sent: the producer headers of the request; it then takes effect once, however often it is repeated.
+            principal: the requesting principal. A transaction in progress belongs to its first user, and counts as
+                ended for other principals. None: clients are not authenticated.
 
         Returns:
             A future, done when the messages are durable, with the rows to roll back, or None outside a transaction. It

@@ -112,7 +112,7 @@ def _numbers(values: NDArray[Any], present: Flags) -> Any:
 
 
 def _names(names: Sequence[str], codes: NDArray[Any]) -> Any:
-    """Words by their codes; none for a negative one."""
+    """Return the words of codes; null for a negative code."""
     if codes.min() == codes.max():
         word = names[int(codes[0])] if codes[0] >= 0 else None
         return _repeated(word, len(codes))
@@ -132,7 +132,7 @@ def _nulls(number: int) -> Any:
 
 
 def arrow_batch(columns: tuple[StructField, ...], found: Mapping[str, Any]) -> Any:
-    """Values by name as an Arrow batch of those columns."""
+    """Return values by name as an Arrow batch of these columns."""
     kinds = [(field.name, _ARROW[type(field.dataType)]) for field in columns]
     arrays = [_as(kind, found[name]) for name, kind in kinds]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(kinds))

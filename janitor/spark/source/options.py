@@ -1,7 +1,7 @@
-"""What a query asks of the source: the options of ``spark.read.format("tms")``, read and checked.
+"""The options of ``spark.read.format("tms")``, parsed and checked.
 
-Settings come from where those of every command come from (file, environment, flags), so that a job and the janitor
-speak of the same store without being told twice.
+Settings come from the same layers as for every command (file, environment, flags), so that a job and the janitor use
+the same store without repetition.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _TABLES = ("message", "payload", "metadata", "claims")
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What was asked for.
+    """The options of a query.
 
     Attributes:
-        now_ms: the moment rows are judged by; None: the present.
-        partitions: about how many tasks; None: by the size of the data read.
-        changes: to the policy, for a look at what they would do.
+        now_ms: the time by which rows are judged; None: the present.
+        partitions: the approximate number of tasks; None: by the size of the data.
+        changes: hypothetical changes of the policy.
     """
 
     access: Access

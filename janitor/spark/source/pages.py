@@ -1,7 +1,7 @@
-"""Rows of a table as pages of columns: keys, pointers, sizes and payloads, each in one piece.
+"""Rows of a table as pages of columns: keys, pointers, sizes and payloads.
 
-Where a store keeps its values as they are (LevelDB) they are taken apart by the page, like keys. HBase sends cells one
-by one, so there cells that are not asked for are not even sent.
+If a store keeps its values unchanged (LevelDB), they are split by the page, like keys. HBase sends cells one by one, so
+unneeded cells are not sent.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What is wanted of each row besides its key."""
+    """The requested parts of each row in addition to its key."""
 
     sizes: bool = False
     payloads: bool = False
 
 
 def scan(table: MessageReads | PayloadReads, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
-    """Return the rows of a piece, with leaps over what is not wanted; rows that are not wanted may be among them.
+    """Yield the rows of a piece, skipping unneeded ranges; some unneeded rows may be among them.
 
     Raises:
         StoreError: the table could not be read.

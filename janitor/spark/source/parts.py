@@ -1,10 +1,10 @@
-"""Cutting a table into pieces, of which each is one task's.
+"""Pieces of a table, one for each task.
 
-Topics are no unit: one of them may hold nine tenths of all rows, and a thousand others a handful each. So a piece is
-what lies between two keys, in one range or in many, and a cut may lie inside a topic or a generation, since every
-decision is about one row. LevelDB tells how many bytes lie between two keys, which costs microseconds: pieces have
-about as many bytes. In HBase the salt is a hash of the whole key and has cut already. A sweep cuts a large salt by the
-counted rows of topics; a query of the rows between two times cuts each salt into equal stretches of time.
+Topics are not suitable units: one may have nine tenths of all rows, and a thousand others a few each. A piece is one or
+several key ranges, and a cut may be inside a topic or a generation, because every decision is about one row. LevelDB
+returns the bytes between two keys within microseconds, so pieces have about equal bytes. In HBase the salt is a hash of
+the whole key, and divides already. A sweep cuts a large salt by the counted rows of topics; a query of the rows between
+two times cuts each salt into equal periods.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Piece(NamedTuple):
         return f"{salt}keys {_shown(first) or 'from the first'} to {end}{several}{times}"
 
     def of(self, wanted: Wanted) -> Wanted:
-        """What is wanted, as far as this piece has it."""
+        """Return the wanted rows within this piece."""
         return wanted if self.times_ms is None else replace(wanted, from_ms=self.times_ms[0], to_ms=self.times_ms[1])
 
 
@@ -69,12 +69,12 @@ NOTHING = Piece(None, ())
 
 
 def pieces(parts: Sequence[tuple[int | None, Reads]], wanted: Wanted, number: int | None) -> list[Piece]:
-    """What is to be read for some rows, in pieces.
+    """Return the pieces to read for the wanted rows.
 
     Args:
-        parts: the store's, by their salts.
-        number: about how many pieces; never fewer than there are salts. None: in LevelDB as many as there are bytes
-            for, in HBase one for each salt.
+        parts: the parts of the store by their salts.
+        number: the approximate number of pieces, at least one per salt. None: by the bytes in LevelDB, one per salt in
+            HBase.
     """
     ranges = wanted.ranges()
     tables = [
@@ -102,11 +102,11 @@ def cut_evenly(table: KeyReads, reach: KeyRange, number: int | None) -> list[Key
 
 
 def cut_keys(table: KeyReads, stretches: Sequence[KeyRange], number: int | None) -> list[bytes]:
-    """Keys at which to cut a LevelDB table.
+    """Return the keys at which to cut a LevelDB table.
 
     Args:
-        stretches: where the rows lie that are to be read, in key order and apart.
-        number: how many pieces; fewer where they would become too small. None: as many as there are bytes for.
+        stretches: the ranges to read, in key order and disjoint.
+        number: the number of pieces; fewer if they would become too small. None: by the bytes.
     """
     ruler = _Ruler(table, stretches)
     number = min(number or -(-ruler.length // PIECE_BYTES), ruler.length // LEAST_BYTES)
@@ -153,10 +153,10 @@ def cut_by_counts(
 
 
 def between(ranges: Sequence[KeyRange], cuts: Sequence[bytes]) -> Iterator[tuple[KeyRange, ...]]:
-    """What lies before the first cut, between two cuts each, and behind the last; some of it may be nothing.
+    """Yield the ranges before the first cut, between two cuts, and after the last one; some may be empty.
 
     Args:
-        ranges: in key order and apart.
+        ranges: in key order and disjoint.
         cuts: in key order.
     """
     rest = deque(ranges)
@@ -186,10 +186,10 @@ def _times(wanted: Wanted, share: int) -> list[tuple[int, int] | None]:
 
 
 class _Ruler:
-    """Stretches of a table laid end to end, measured in bytes.
+    """Ranges of a table laid one after the other, measured in bytes.
 
     Attributes:
-        length: of all, in bytes on disk.
+        length: the sum of their bytes on disk.
     """
 
     def __init__(self, table: KeyReads, stretches: Sequence[KeyRange]) -> None:

@@ -1,7 +1,7 @@
-"""Which rows a query wants, and how much of a table need not be read for them.
+"""The rows that a query needs, and the parts of a table that need not be read for them.
 
-Options and pushed filters both end up here. Nothing rests on them alone: Spark evaluates its filters once more on what
-comes, so a filter that is not offered, or that this module cannot use, costs reading and nothing else.
+It combines options and pushed filters. Results never depend on it alone: Spark evaluates its filters again, so a filter
+that is missing here, or unusable, only costs reading.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Wanted:
 
     @property
     def only_ours(self) -> bool:
-        """Return whether rows under keys that are none of ours are left out: they have neither topic nor time."""
+        """Return whether unrecognized keys are left out, because they have neither topic nor time."""
         return self.names_topics or self.from_ms is not None or self.to_ms is not None
 
     @property
@@ -115,9 +115,10 @@ class Wanted:
         return None
 
     def through(self, key: bytes) -> bytes | None:
-        """Return the end of the wanted rows that start at this key; None: it is none of them, or of no topic.
+        """Return the upper bound of the wanted rows that start at this key; None: the key is not wanted, or has no
+        topic.
 
-        Of payload rows a topic is the least that can be told apart.
+        For payload rows, the bound is that of the topic.
         """
         prefix = topic_prefix(key)
         topic = None if prefix is None else TopicId.from_prefix(prefix)
@@ -133,10 +134,9 @@ class Wanted:
         return _generation_stop(prefix, parsed.generation)
 
     def stretches(self, table: KeyReads) -> list[KeyRange]:
-        """Return where wanted rows lie, more narrowly than :meth:`ranges`: found by seeking from each stretch to the
-        next.
+        """Return ranges of wanted rows, narrower than :meth:`ranges`, found by seeking from each range to the next.
 
-        Only to weigh what is to be read; rows that no stretch has are read all the same, if they are wanted.
+        They only weigh the data; wanted rows outside are read, too.
 
         Raises:
             StoreError: the table could not be read.
@@ -163,7 +163,7 @@ class Wanted:
         return stop
 
     def narrowed(self, filters: Iterable[Filter]) -> Wanted:
-        """Return the rows that pass filters as well, as far as they can be told by their keys."""
+        """Return the rows that also pass filters, as far as their keys show that."""
         found = self
         for one in filters:
             found = found._narrowed_by(one)
@@ -222,6 +222,8 @@ def _generation_stop(prefix: bytes, generation: int) -> bytes:
 
 
 def _literal(pattern: str) -> bytes:
-    """What every name that fits a shell pattern starts with; one without wildcards is followed by a colon in keys."""
+    """Return the common prefix of all names that match a shell pattern; a name without wildcards is followed by a
+    colon.
+    """
     at = next((at for at, char in enumerate(pattern) if char in _MAGIC), None)
     return (f"{pattern}:" if at is None else pattern[:at]).encode()

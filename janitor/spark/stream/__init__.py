@@ -14,5 +14,5 @@ _OURS = frozenset(OPTIONS) - {"partitions"}
 
 
 def is_meant(given: Mapping[str, str]) -> bool:
-    """Return whether options are those of a stream, and not of a store."""
+    """Return whether options describe a stream, not a store."""
     return not _OURS.isdisjoint(name.lower() for name in given)

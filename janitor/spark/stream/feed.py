@@ -1,6 +1,6 @@
-"""What a query asks of a stream: the options of ``spark.readStream.format("tms")``, read and checked.
+"""The options of ``spark.readStream.format("tms")``, parsed and checked.
 
-The token is in a file, which is read where it is used: options show in plans, logs and the checkpoint.
+The token is in a file that is read on use, because options appear in plans, logs and the checkpoint.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class Feed:
         return feed
 
     def client(self) -> Client:
-        """Return a client of the server; nothing is asked yet.
+        """Return a client of the server, without a request.
 
         Raises:
-            ConfigurationError: an address is none, or the certificate cannot be read.
+            ConfigurationError: an address is invalid, or the certificate cannot be read.
         """
         return connect(self.url, self.transactions, self.token_file, self.ca_file)
 

@@ -17,18 +17,16 @@ _SHORT_MS = 64
 def messages(
     client: Client, topic: TopicId, place: StreamPosition, *, view: Transaction | None, limit: int | None = None
 ) -> Iterator[Message]:
-    """Yield the messages behind a place, in order; an answer that breaks off is asked for again behind the last
-    message.
+    """Yield the messages after a position, in order; after a broken response, continue after the last message.
 
     Args:
-        client: the requesting principal.
-        topic: whose messages.
-        place: where they start.
-        view: what is committed; None: everything is shown.
-        limit: the most there may be.
+        topic: the topic.
+        place: the position before the first message.
+        view: the visible transactions; None: all messages.
+        limit: the most messages.
 
     Raises:
-        MessagingError: the server does not answer, or refuses.
+        MessagingError: the server does not respond, or rejects the request.
     """
     left, came = limit, True
     while left is None or left > 0:
@@ -48,15 +46,14 @@ def messages(
 
 
 def newest(client: Client, topic: TopicId, now_ms: int) -> MessageId | None:
-    """Return the last message of a topic, committed or not; None where there is none.
+    """Return the last message of a topic, committed or not; None: the topic is empty.
 
-    The server does not say where a topic ends, so it is searched for by time: back from now in growing steps, then by
-    halving.
+    The server does not report the last message, so it is searched by time: back from now in growing steps, then by
+    bisection.
 
     Args:
-        client: the requesting principal.
-        topic: whose last message.
-        now_ms: where it is likely to be.
+        topic: the topic.
+        now_ms: the probable time of the last message.
     """
 
     def some_since(ms: int) -> bool:

@@ -1,9 +1,9 @@
-"""Offsets of a stream: what Spark writes into its checkpoint, and reads again after a crash.
+"""The offsets of a stream in Spark's checkpoint, which Spark reads again after a crash.
 
-An offset says all about the batch that it stops: where its parts start and end, and how many messages each has. So a
-batch that is read again needs nothing but its own offset, and its reader can tell whether a message is missing.
-Spark asks for the first offset anew as long as no batch is done; that one therefore says nothing, and the first batch
-writes down what ``startingPosition`` came to. The price is some hundred bytes for each batch and partition.
+An offset describes the whole batch that it closes: the first and last positions of its parts, and their numbers of
+messages. Therefore a batch can be read again from its own offset alone, and its reader notices missing messages. Spark
+requests the first offset again until a batch is done. Therefore the first offset is empty, and the first batch stores
+the result of ``startingPosition``. The cost is some hundred bytes per batch and partition.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Offset:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What goes into the checkpoint."""
+        """Return the value for the checkpoint."""
         return {
             "version": VERSION,
             "topic": self.topic,
@@ -150,11 +150,11 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """How far a stream has come in all topics that have messages of its own one, and the batch that came there.
+    """The progress of a stream in all topics with messages, and the batch that reached it.
 
     Attributes:
-        topic, generation: of the stream.
-        parts: the topic itself, or those partitions that are read; in the order in which they are.
+        topic, generation: the topic of the stream.
+        parts: the topic itself, or the read partitions, in their order.
     """
 
     topic: str
@@ -193,7 +193,7 @@ class StreamOffset:
         return cls(given["topic"], int(given["generation"]), tuple(map(Offset.parse, given["parts"])))
 
     def to_json(self) -> dict[str, Any]:
-        """What goes into the checkpoint; of a topic without partitions its own offset."""
+        """Return the value for the checkpoint; for a topic without partitions, its own offset."""
         parts = [part.to_json() for part in self.parts]
         if [part.topic for part in self.parts] == [self.topic]:
             return parts[0]
@@ -201,8 +201,8 @@ class StreamOffset:
         return {**whole, "parts": parts}
 
     def before(self, part: Offset) -> Offset | None:
-        """Return where the batch before ended in the topic of a part; None: it was not read, or was made again
-        since.
+        """Return the last position of the previous batch in the topic of a part; None: it was not read, or was created
+        again.
         """
         same = (one for one in self.parts if (one.topic, one.generation) == (part.topic, part.generation))
         return next(same, None)

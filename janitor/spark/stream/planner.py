@@ -1,14 +1,14 @@
-"""Where the next batch of a stream ends, and whether the stream has missed something.
+"""The next batch of a stream: its last position, and whether the stream has missed messages.
 
-Two things tell of messages that expired before they were read. Where a batch ended because it was full, the message
-that followed is written down, and has to be the first of the next batch. Where it had read all, a time is written down
-before which nothing was left; once that is older than the topic's ttl, messages may have come and gone. An idle stream
-therefore says from time to time how late it is, which makes an empty batch four times within each ttl.
+Two facts reveal messages that expired unread. If a batch was full, the message after it is stored, and must be the
+first of the next batch. If a batch had read everything, a time is stored before which no message was left; once that
+time is older than the topic's TTL, messages may have expired unread. Therefore an idle stream stores a new time at
+intervals, in an empty batch four times within each TTL.
 
-Of a topic with partitions each is planned by itself, under one view. With another number of partitions the new ones
-start once the old ones are read completely, in a batch of their own or later, so that messages of one key stay in
-order. The old ones are looked at as long as the server has them: a request that it took before it sealed them may
-still add messages.
+Each partition of a topic is planned separately, under one view. After a change of the number of partitions, the new
+ones start once the old ones are read completely, in a batch of their own or later, so that messages of one key stay in
+order. The old ones are checked as long as the server has them: a request that was accepted before the seal may still
+add messages.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _TIMES = 4
 
 
 class _Moment(NamedTuple):
-    """What a batch is planned by.
+    """The facts by which a batch is planned.
 
     Attributes:
-        topic: of the stream, as it is.
+        topic: the topic of the stream.
         now_ms: the time.
-        view: what is committed; None: everything is shown.
-        last: the last messages there are for a query that ends; None: it does not end.
+        view: the visible transactions; None: all messages.
+        last: the last messages of a bounded query; None: the query is unbounded.
     """
 
     topic: TopicMetadata
@@ -53,7 +53,7 @@ class _Moment(NamedTuple):
 
     @property
     def families(self) -> list[list[TopicId]]:
-        """Return the topics that have its messages, oldest first; those that take none yet are left out.
+        """Return the topics that have its messages, oldest first, without those that take none yet.
 
         Raises:
             Refused: it has routes.
@@ -68,7 +68,7 @@ class _Moment(NamedTuple):
         return [layout.members(one) for one in layout.families[: len(sealed) + 1]]
 
     def is_later(self, topic: TopicId, message: MessageId) -> bool:
-        """Return whether a message is not for a query that ends."""
+        """Return whether a message is too late for a bounded query."""
         if self.last is None:
             return False
         last = self.last.get(topic)
@@ -76,12 +76,12 @@ class _Moment(NamedTuple):
 
 
 class _Extent(NamedTuple):
-    """What lies behind a place.
+    """The messages after a position.
 
     Attributes:
         stretches: the messages of a batch.
         first: the first message.
-        following: the one behind the batch, where there is one already.
+        following: the first message after the batch; None: there is none yet.
     """
 
     stretches: tuple[Stretch, ...]
@@ -111,14 +111,16 @@ class Planner:
         self._client.close()
 
     def stay(self) -> None:
-        """From now on plan what is decided now, up to the last messages now; nothing later."""
+        """Plan only the current messages and decisions from now on."""
         topic, now_ms = self._client.topic(self._feed.topic), self._clock.now_ms()
         moment = _Moment(topic, now_ms, None, None)
         last = {part: newest(self._client, part, now_ms) for family in moment.families for part in family}
         self._until = moment._replace(view=self.view(), last=last)
 
     def view(self) -> Transaction | None:
-        """What is committed now. A transaction that only reads need not stay open."""
+        """Return the current view of transactions. Its transaction is aborted at once, because reading does not need
+        it.
+        """
         if not self._feed.committed:
             return None
         with self._client.transaction() as transaction:
@@ -126,18 +128,19 @@ class Planner:
         return transaction.transaction
 
     def next(self, before: StreamOffset | None, most: int | None) -> StreamOffset:
-        """Return the offset that ends the next batch.
+        """Return the offset of the next batch.
 
         Args:
-            before: the one that ended the last; None: there was none.
-            most: messages in a batch, at most, but one of each partition; None: all there are.
+            before: the offset of the last batch; None: there was no batch.
+            most: the most messages in a batch, but at least one per partition; None: all.
 
         Returns:
-            ``before`` itself where there is nothing to read.
+            ``before`` itself if there is nothing to read.
 
         Raises:
             Refused: messages may be lost, and ``failOnDataLoss`` is set.
-            MessagingError, TransactionError: the server or the transaction service does not answer, or refuses.
+            MessagingError, TransactionError: the server or the transaction service does not respond, or rejects the
+                request.
         """
         now_ms = self._clock.now_ms()
         moment = self._until or _Moment(self._client.topic(self._feed.topic), now_ms, self.view(), None)
@@ -172,11 +175,11 @@ class Planner:
     def _next_of(
         self, topic: TopicId, before: Offset | None, place: StreamPosition | None, moment: _Moment, most: int | None
     ) -> tuple[Offset, bool]:
-        """Return where the next batch ends in one topic or partition, and whether there is anything to write down.
+        """Return the offset of the next batch in one topic or partition, and whether there is anything to store.
 
         Args:
-            before: where the last ended; None: it starts with this one.
-            place: where it starts then.
+            before: the offset of the last batch; None: the topic starts with this one.
+            place: its first position in that case.
         """
         begun = before or self._begin(topic, place)
         read = self._read(topic, begun.at, moment, most)
@@ -217,7 +220,7 @@ class Planner:
         return True
 
     def _read(self, topic: TopicId, place: StreamPosition, moment: _Moment, most: int | None) -> _Extent:
-        """Read from a place to where a batch ends."""
+        """Read from a position to the last message of a batch."""
         stretches: list[Stretch] = []
         first = last = following = None
         count = 0

@@ -1,16 +1,16 @@
-"""``publish_batches``: what a stream has made goes into a topic, each batch in one transaction and once.
+"""``publish_batches``: the results of a stream go to a topic, each batch in one transaction and once.
 
-Spark does a batch again if it stops between doing it and writing that down. So the query is a producer
-(:mod:`tms_core.messaging.producers`), and the batch's number labels its transaction: a driver that starts a batch is
-told what became of the last one, and no older driver can commit any more. Another batch of the same number, from a
-checkpoint that was put back or copied, would be lost if it were mistaken for that. Spark plans a batch once: it writes
-down where the batch ends and when that was, and reads both again after a crash. So number and time together tell a
-batch from such another one, which is refused. Both files are read by Spark, as only that knows every place in which a
-checkpoint may be.
+Spark repeats a batch if it stops between the batch and its record. Therefore the query is a producer
+(:mod:`tms_core.messaging.producers`), and the batch's number labels its transaction. A driver that starts a batch gets
+the outcome of the last one, and older drivers can no longer commit. Another batch with the same number, from a
+checkpoint that was restored or copied, would be lost if it were mistaken for that one. Spark plans a batch once: it
+stores the batch's last position and time, and reads both again after a crash. Therefore number and time together
+identify a batch, and a different one is refused. Spark reads both files, because only Spark knows every place of a
+checkpoint.
 
-Executors store the payloads themselves, where no reader sees them, each attempt of a task with a pointer of its own (a
-checkpoint of the batch's transaction). The driver publishes those pointers that came back from tasks, in the order of
-the partitions, just before the commit: so of an attempt that failed, or is still at work, nothing is published.
+Executors store the payloads themselves, invisible to readers. Each attempt of a task has its own pointer, a checkpoint
+of the batch's transaction. Just before the commit, the driver publishes the pointers that tasks returned, in the order
+of the partitions. Therefore nothing of an attempt is published that failed, or still runs.
 """
 
 from __future__ import annotations
@@ -67,21 +67,21 @@ def publish_batches(
     first_batch: int | None = None,
     ttl_seconds: int | None = None,
 ) -> BatchPublisher:
-    """What ``foreachBatch`` calls to have each batch published in one transaction, and once.
+    """Return a function for ``foreachBatch`` that publishes each batch in one transaction, and once.
 
     Args:
-        url: of the server.
-        topic: where to, as ``namespace:topic``; of a topic with partitions one of these.
-        checkpoint: the query's ``checkpointLocation``. It has the query's id, by which its batches are told from
-            those of others; a new checkpoint is a new query, whose batches restart.
-        column: whose values are published, bytes or text; in the order of the partitions, and of rows in them.
+        url: the URL of the server.
+        topic: the destination, as ``namespace:topic``; for a topic with partitions, one of these.
+        checkpoint: the query's ``checkpointLocation``. It has the query's id, which identifies its batches; a new
+            checkpoint is a new query, whose batches restart.
+        column: the column to publish, bytes or text; in the order of the partitions, and of rows in them.
         transactions: ``HOST:PORT`` of the transaction service; executors call it, too.
         token_file, ca_file: as of the client.
-        timeout_seconds: after how long a batch's transaction is given up.
-        first_batch: the first batch to publish, given by a person who has checked that it is not published yet and
-            those before it are; None: the query's first, unless it was planned so long ago that the server may have
+        timeout_seconds: the timeout of a batch's transaction.
+        first_batch: the first batch to publish, set by an operator who has checked that it is not published yet and
+            earlier ones are; None: the query's first batch, unless it was planned so long ago that the server may have
             forgotten the query.
-        ttl_seconds: how long these messages live, where that is shorter than the topic's ttl; whole seconds.
+        ttl_seconds: the TTL of these messages in whole seconds, if it is shorter than the topic's TTL.
 
     Raises:
         ConfigurationError: an argument is wrong, or the topic has its messages in partitions.
@@ -115,7 +115,7 @@ def _require_no_partitions(client: Client, topic: TopicId) -> None:
 
 
 def _taking(client: Client, topic: TopicId) -> TopicId:
-    """What takes the messages of a topic: itself, or its first partition."""
+    """Return the topic that takes the messages: itself, or its first partition."""
     layout = layout_of(topic, client.topic(topic).properties)
     if layout is None:
         return topic
@@ -222,7 +222,7 @@ class BatchPublisher:
 
 @dataclass(frozen=True)
 class _Storing:
-    """What a task does with its partition: it stores the payloads, and answers its number and write pointer."""
+    """The work of a task: it stores the payloads of its partition, and returns its number and write pointer."""
 
     server: _Target
     topic: TopicId
@@ -245,7 +245,7 @@ class _Storing:
 
 
 def _stored(rows: DataFrame, storing: _Storing) -> list[int]:
-    """Have tasks store a batch; the pointers of those that count, in the order of the partitions."""
+    """Store a batch with tasks; return the pointers of successful attempts, in the order of the partitions."""
     found = rows.mapInArrow(storing, "at long, pointer long").collect()
     return [pointer for _, pointer in sorted((row[0], row[1]) for row in found)]
 
@@ -261,7 +261,7 @@ def _check(batch: DataFrame, column: str) -> None:
 
 
 def _chunks(values: Iterable[Any], column: str) -> Iterator[list[bytes]]:
-    """Values in order, some at a time."""
+    """Yield values in order, in lists."""
     chunk: list[bytes] = []
     size = 0
     for value in values:

@@ -1,11 +1,11 @@
-"""How the state in HBase is committed, and which process may commit.
+"""Commits of the state in HBase.
 
-First the new blocks and rows of history are written, then the root is replaced, then goes what no longer counts. So
-a process that dies in between leaves blocks that do not count, which the next one removes, or a page of history
-without its effect; never an effect without its history.
+A commit writes new blocks and rows of history, then replaces the root, then deletes what the new root does not name. A
+process that dies in between leaves blocks without effect, which the next process removes, or a page of history without
+its effect. It never leaves an effect without its history.
 
-No process waits for another: the one that replaces the root first has committed. The other one writes again on the
-new root when nothing it has read or changed is different there, and otherwise has lost the race.
+Processes do not wait for each other. The first process that replaces the root has committed. The other one repeats its
+writes on the new root if nothing it has read or changed differs there; otherwise it has lost the race.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class HBaseDocuments:
         return self
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Rows of history that there are."""
+        """Return the existing rows of history."""
         return {key: zlib.decompress(value) for key, value in self.table.get_many(keys).items()}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of history of ``[start, stop)``."""
+        """Yield rows of history of ``[start, stop)``."""
         for key, value in self.table.scan(start, stop, keys_only=keys_only):
             yield key, value if keys_only else zlib.decompress(value)
 
@@ -144,12 +144,12 @@ class HBaseDocuments:
             self._read[name] = (tuple(keys), stored)
 
     def _commit(self, base: Root, changes: Changes) -> None:
-        """Write what a transaction has changed.
+        """Write the changes of a transaction.
 
         Raises:
-            LostRace: another process has changed what it read or changed; nothing is written.
+            LostRace: another process has changed data that was read or changed; nothing is written.
             StateBusy: another process has the lease; nothing is written.
-            StateError: HBase could not do it, or it is not known whether it did.
+            StateError: HBase failed, or the outcome is unknown.
         """
         if not changes.values and not changes.rows:
             return
@@ -227,7 +227,7 @@ class HBaseDocuments:
         return False
 
     def _remove_what_went(self, base: Root, root: Root, rows: Iterable[bytes]) -> None:
-        """Delete what does not count any more. The rest where that fails does no harm, and the next one tries."""
+        """Delete blocks and rows that the root does not name. A failure does no harm; the next commit tries again."""
         went = [*rows, *map(bytes.fromhex, base.named() - root.named())]
         tidy, self._tidy = self._tidy, False
         with suppress(StateError):

@@ -1,12 +1,12 @@
-"""The root of the state in HBase: one cell, whose replacement is the commit.
+"""The root of the state in HBase: one cell whose replacement is the commit.
 
-HBase changes one row at a time, and Thrift 1 compares one cell and writes one cell. So everything that has to be
-written together hangs on one cell: small values are in it, large ones are blocks, rows of their own that never change
-and that only count while the root names them. A transaction writes new blocks, which no reader sees, and then replaces
-the root if it is still the one it started with. That is all or nothing, whenever the process dies.
+HBase changes one row at a time, and Thrift 1 compares and writes one cell. Therefore all values that must be written
+together depend on one cell. It contains small values. Large values are blocks: separate rows that never change, and
+that count only while the root names them. A transaction writes new blocks, which are invisible, and then replaces the
+root by compare-and-set. That is all or nothing, whenever the process dies.
 
-The lease is in it too. Thereby a holder that was stopped, and woken when another one had the lease, cannot replace the
-root by anything learnt under its own: not in the instant after it has looked either.
+The root contains the lease, too. Therefore a suspended holder that wakes after another process has taken the lease
+cannot replace the root, not even right after its last check.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _RECENT = 16
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """What the root cell holds.
+    """The contents of the root cell.
 
     Attributes:
-        version: counts up with every change.
+        version: incremented by every change.
         recent: random names of the last changes, the newest last.
-        lease: the lease as its holder wrote it.
+        lease: the lease record as its holder wrote it.
         values: small values by name.
-        blocks: keys of the rows, in hex, that hold a large value together, by name.
-        packed: the cell itself; empty when there is none yet.
+        blocks: by name, the keys (in hex) of the rows that together contain a large value.
+        packed: the cell itself; empty: the cell does not exist.
     """
 
     version: int = 0
@@ -95,9 +95,9 @@ class Root:
         return replace(new, packed=json.dumps(content, separators=(",", ":")).encode())
 
     def entry(self, name: str) -> Any:
-        """Return the value or blocks under a name, to be compared with those of another root."""
+        """Return the value or the blocks under a name, for a comparison with another root."""
         return self.values.get(name), self.blocks.get(name)
 
     def named(self) -> set[str]:
-        """Keys, in hex, of all blocks that count."""
+        """Return the keys, in hex, of all blocks that the root names."""
         return {key for keys in self.blocks.values() for key in keys}

@@ -1,7 +1,6 @@
-"""The state in a table of its own beside the store's, for a janitor that has no disk that stays.
+"""The state in a table next to the store's tables, for a janitor without a permanent disk.
 
-How documents are written together there stands in :mod:`janitor.state.hbase.root`, what the table holds in
-``docs/reference/formats/hbase.md``.
+:mod:`janitor.state.hbase.root` explains the commit, and ``docs/reference/formats/hbase.md`` the contents of the table.
 """
 
 from __future__ import annotations

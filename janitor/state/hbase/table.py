@@ -1,9 +1,9 @@
-"""The state's table in HBase: rows of one cell each, and the one among them that is compared before it is changed.
+"""The state's table in HBase: rows of one cell each, and one row that is changed by compare-and-set.
 
-All cells but that one, and one that is there to read their clock by, carry the same timestamp, 1, and so do the markers
-that delete them. So nothing here depends on the clocks of HBase's servers: of two values of a cell the later one
-counts, and a marker hides exactly what was there. The price is that a key that was deleted must never come back, since
-its marker would hide it.
+All cells have the timestamp 1, and so have the markers that delete them. Exceptions are the root, and the cell that
+shows the server's clock. Therefore nothing depends on the clocks of HBase's servers: of two values of a cell the later
+one counts, and a marker hides exactly the existing cell. The cost: a deleted key must never be used again, because its
+marker would hide it.
 """
 
 from __future__ import annotations
@@ -89,8 +89,9 @@ class JanitorTable:
         return value
 
     def server_ms(self) -> int | None:
-        """What time it is by the server that has the row ``clock``; None where a cell hides what is put there now, as
-        one does from a time when a server's clock was ahead."""
+        """Return the time of the server of the row ``clock``; None: an old cell with a higher timestamp hides the new
+        one.
+        """
         row, token = self._prefix + _CLOCK, secrets.token_bytes(_TOKEN_BYTES)
         with self._border():
             self._rows.put([(row, {COLUMN: token})])
@@ -107,7 +108,7 @@ class JanitorTable:
         return found
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values of ``[start, stop)`` in order; with ``keys_only`` all values are empty."""
+        """Yield keys and values of ``[start, stop)`` in order; with ``keys_only`` all values are empty."""
         at, end = self._prefix + start, self._prefix + stop
         ended = False
         while not ended:
@@ -161,7 +162,7 @@ class JanitorTable:
 
     @contextmanager
     def _border(self) -> Iterator[None]:
-        """Translates what HBase's tables raise into the state's errors."""
+        """Convert errors of HBase's tables into errors of the state."""
         if self._closed:
             raise StateError(f"{self.name}: this state is closed.")
         try:

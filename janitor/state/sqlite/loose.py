@@ -1,9 +1,9 @@
-"""Rows that cost no sync, in a plain file beside the state's: what a run announces, how far it is, and that it lives.
+"""Unsynced rows in a plain file next to the state: announcements, progress and heartbeats of a run.
 
-A commit of the state costs several syncs, and a sweep of a thousand topics would wait for them longer than for its
-deletes. These rows only have to outlive the process: the deletes they tell of are not synced either until the run's
-end, when the ledger takes over. So each is one line appended to ``running.jsonl``, and the last one of a key counts.
-Only the process that runs writes there.
+A commit of the state costs several syncs. A sweep of a thousand topics would wait for them longer than for its deletes.
+These rows must survive only the process, because the deletes that they announce are not synced before the run finishes,
+when the ledger replaces them. Each row is one line appended to ``running.jsonl``, and the last line of a key counts.
+Only the running process writes to the file.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class LooseFile:
                 self._append((key, None) for key in sorted(rows.keys() & gone))
 
     def _rows(self, wanted: Callable[[bytes], bool] = bool) -> dict[bytes, bytes]:
-        """What counts; a line that is no row, such as a last one cut short, is left out.
+        """Return the current rows, without invalid lines such as a truncated last one.
 
         Args:
-            wanted: tells of a key in hex whether its row is asked for; the others' values are not looked at.
+            wanted: selects keys, in hex; values of other keys are not parsed.
         """
         rows: dict[bytes, bytes] = {}
         for line in self._read().splitlines():
@@ -114,7 +114,7 @@ class LooseFile:
                 self._write_anew(self._path)
 
     def _write_anew(self, path: Path) -> None:
-        """Leave out what does not count any more. This is synced, since what was there may have been on the disk."""
+        """Rewrite the file without outdated lines, synced, because the old file may have been on disk."""
         lines = "".join(f"{json.dumps([key.hex(), value.decode()])}\n" for key, value in self._rows().items()).encode()
         new = path.with_suffix(".new")
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -126,7 +126,7 @@ class LooseFile:
 
     @contextmanager
     def _border(self, done: str) -> Iterator[None]:
-        """Translates errors of the file into the state's."""
+        """Convert errors of the file into errors of the state."""
         try:
             yield
         except OSError as error:

@@ -1,11 +1,11 @@
-"""The state as one SQLite file, ``state.sqlite3``, in a folder of its own.
+"""The state as one SQLite file, ``state.sqlite3``, in a separate folder.
 
-One file rather than many, so that a run's end is one commit. The journal is SQLite's plain rollback journal and not the
-write-ahead log: commits are few, the folder may lie on a network volume, where a write-ahead log does not work, and
-between runs there is one file to copy. ``synchronous`` is EXTRA, which also syncs the folder after the journal is gone:
-a claim must not come true only until the power fails.
+It is one file, so that the conclusion of a run is one commit. The journal is SQLite's rollback journal, not the
+write-ahead log: commits are few, the folder may be on a network volume, where a write-ahead log does not work, and
+between runs there is one file to copy. ``synchronous`` is EXTRA, which also syncs the folder after the journal was
+deleted: a published boundary must survive a power failure.
 
-The layout carries a version number, so that a janitor never guesses at a file of another one: it says so and stops.
+The layout has a version number, so that a janitor refuses a file of another layout instead of guessing.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ _TABLES = (
 
 
 def is_new(connection: sqlite3.Connection, where: str) -> bool:
-    """Return whether the open file has no tables yet; else it has those of this layout.
+    """Return whether the open file has no tables; otherwise it has those of this layout.
 
     Args:
         where: the file, for messages.
 
     Raises:
-        StateError: another program's database, or one of another layout.
+        StateError: the file is another program's database, or has another layout.
     """
     # In this order tables that another process makes between two of the readings are taken for a janitor's.
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
@@ -101,10 +101,10 @@ _SCAN_KEYS = "SELECT key, x'' FROM history WHERE key >= ? AND key < ? ORDER BY k
 
 
 def copy_state(source: Path, target: Path) -> None:
-    """Copy the state file of one folder into another one, also while a janitor writes it; not who has the lease.
+    """Copy the state file of one folder into another one without the lease, even while a janitor writes it.
 
     Raises:
-        StateError: it could not be read or written.
+        StateError: the file could not be read or written.
     """
     try:
         with (
@@ -240,19 +240,19 @@ class SqliteDocuments:
             return True
 
     def clock_ms(self) -> None:
-        """A file has no clock of its own."""
+        """Return None: a file has no clock."""
 
     @property
     def history(self) -> SqliteDocuments:
         return self
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Rows of history that there are."""
+        """Return the existing rows of history."""
         found = ((key, self._value("SELECT value FROM history WHERE key = ?", key)) for key in keys)
         return {key: _loaded(value) for key, value in found if value is not None}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of history of ``[start, stop)``; no writer is kept waiting between two of them."""
+        """Yield rows of history of ``[start, stop)`` without blocking a writer between two of them."""
         query, page = _SCAN_KEYS if keys_only else _SCAN, _FIRST_PAGE
         while True:
             with self._lock, self._border:
@@ -277,7 +277,7 @@ class SqliteDocuments:
 
     @contextmanager
     def _begun(self, kind: str) -> Iterator[None]:
-        """A transaction of SQLite, or a part of the one that this thread is in."""
+        """Run a transaction of SQLite, or a part of this thread's current one."""
         with self._lock, self._border:
             if self.connection.in_transaction:
                 yield

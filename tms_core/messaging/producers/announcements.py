@@ -37,9 +37,10 @@ class AnnouncedAhead:
     """The announcements of one topic that cover the next requests. Only :class:`Announcements` reads and changes them.
 
     Attributes:
-        batches: the number of consecutive batches that these producers wrote alone. lanes: their lanes, from 1, by the
-        keys of their last requests. windows: the announcement that the table has, or may have, and the last request
-        that it covers, by the same keys.
+        batches: the number of consecutive batches that these producers wrote alone.
+        lanes: their lanes, from 1, by the keys of their last requests.
+        windows: the announcement that the table has, or may have, and the last request that it covers, by the same
+            keys.
         is_stale: whether the announcements must be withdrawn before the next write.
     """
 
