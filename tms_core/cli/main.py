@@ -32,7 +32,7 @@ def cli() -> None:
     """Serve, publish and read messages in transactions.
 
     \b
-    Start a server in a terminal of its own:
+    Start a server in one terminal:
       tms serve
 
     \b
