@@ -319,7 +319,7 @@ def test_topic_on_leveldb_is_read_again_only_after_a_change_of_the_table(tmp_pat
         registry.create(topic, {})
         reads = [_reads(store, registry, topic) for _ in range(3)]
         # A janitor in this process has tables of its own over the same folder.
-        TopicRegistry(store.apart().metadata, 60).update(topic, {"ttl": "5"})
+        TopicRegistry(store.with_own_counter().metadata, 60).update(topic, {"ttl": "5"})
         reads += [_reads(store, registry, topic) for _ in range(2)]
         assert registry.get(topic).ttl_seconds == 5
     assert reads == [1, 0, 0, 1, 0]
@@ -328,7 +328,7 @@ def test_topic_on_leveldb_is_read_again_only_after_a_change_of_the_table(tmp_pat
 def test_topic_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> None:
     topic = named("orders")
     with LevelDBStore(tmp_path, create=True) as store:
-        registry, other = TopicRegistry(store.metadata, 60), TopicRegistry(store.apart().metadata, 60)
+        registry, other = TopicRegistry(store.metadata, 60), TopicRegistry(store.with_own_counter().metadata, 60)
         registry.create(topic, {})
         changing = [True]
 
