@@ -25,8 +25,8 @@ from typing import Any
 from benchmarks.figure import Figure, report
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import NOW_MS, TERMS, build, topic_names
-from janitor.run.deps import Deps
 from janitor.run.engine import Engine
+from janitor.run.prepare import Deps
 from janitor.state.sqlite.state import SqliteState
 from tests.support import size
 from tms_core.tables.leveldb.store import LevelDBStore

@@ -29,8 +29,8 @@ from benchmarks.hbase import BUCKETS, filled, server
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import BODY, NOW_MS, TERMS, build, engine, topic_names
 from janitor.report import Report
-from janitor.run.deps import Deps
 from janitor.run.engine import Engine
+from janitor.run.prepare import Deps
 from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.session import session

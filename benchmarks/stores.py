@@ -9,8 +9,8 @@ from pathlib import Path
 
 from janitor.report import Observer, ignore_progress
 from janitor.rules.ranges import Lifetime
-from janitor.run.deps import Deps
 from janitor.run.engine import Engine
+from janitor.run.prepare import Deps
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Terms
 from janitor.sweep.sweep import Threads

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple, TypeVar
 from janitor.report import Report
 from janitor.rules.ranges import Lifetime
 from janitor.run import plan_file as plan
-from janitor.run.deps import Deps
 from janitor.run.engine import Engine
-from janitor.run.prepare import IN_PROGRESS, prepare
+from janitor.run.prepare import IN_PROGRESS, Deps, prepare
 from janitor.state.base import State
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Preparation, Terms

@@ -27,7 +27,7 @@ from janitor.app.place import Place
 from janitor.app.serve import opened
 from janitor.app.session import Session
 from janitor.daemon.daemon import Daemon
-from janitor.run.deps import Deps, Truncator
+from janitor.run.prepare import Deps, Truncator
 from janitor.state.base import State
 from janitor.stats.consumer_lag import LateSource
 from janitor.sweep.run import Terms

@@ -26,7 +26,7 @@ from janitor.http.guard import guarded
 from janitor.http.server import HttpServer
 from janitor.metrics import Metrics
 from janitor.report import Observer
-from janitor.run.deps import Feedback
+from janitor.run.prepare import Feedback
 from janitor.run.questions import Questions
 from janitor.state.base import State
 from janitor.stats.consumer_lag import UNINFORMED, LagCount, note_late

@@ -23,8 +23,8 @@ from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
 from janitor.report import Observer, ignore_progress
 from janitor.run import record
-from janitor.run.deps import Deps, Feedback, Truncator
 from janitor.run.engine import Engine
+from janitor.run.prepare import Deps, Feedback, Truncator
 from janitor.settings import AllSettings, config_digest, load
 from janitor.state.base import State
 from janitor.state.records import Mode

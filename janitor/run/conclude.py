@@ -18,8 +18,7 @@ from janitor.boundary import claim as boundary
 from janitor.boundary.claim import Round
 from janitor.rules.policy import Hold
 from janitor.run import guards, passes
-from janitor.run.deps import Deps
-from janitor.run.prepare import IN_PROGRESS, make_run, remember_snapshot
+from janitor.run.prepare import IN_PROGRESS, Deps, make_run, remember_snapshot
 from janitor.state import decided
 from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
 from janitor.state.records import LINEAGE, RESTORED, OpenIdRecord

@@ -17,9 +17,8 @@ from janitor.rules import frontier
 from janitor.rules.policy import Hold
 from janitor.run import conclude, guards, record
 from janitor.run.conclude import adopt
-from janitor.run.deps import Deps
 from janitor.run.plan_file import PlanFile
-from janitor.run.prepare import make_run, prepare
+from janitor.run.prepare import Deps, make_run, prepare
 from janitor.run.questions import Questions, begin_plan, make_plan
 from janitor.run.sweep_run import SweepRun
 from janitor.state import decided

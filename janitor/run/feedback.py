@@ -26,8 +26,7 @@ from janitor.inspect.rows import Audit, Heartbeat
 from janitor.inspect.rows import audit as read_all
 from janitor.run import guards, passes
 from janitor.run.conclude import seen
-from janitor.run.deps import Deps, Feedback, Truncator
-from janitor.run.prepare import claim_in_force, obstacles
+from janitor.run.prepare import Deps, Feedback, Truncator, claim_in_force, obstacles
 from janitor.state.base import Claim
 from janitor.state.figures import GuardNote
 from janitor.state.records import is_among

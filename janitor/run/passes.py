@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from janitor.report import EXPECTED, NOT_COUNTED, MessagesLeft, Report, StoreBytes, counts_as_done
 from janitor.rules.policy import Rule
-from janitor.run.deps import Deps
+from janitor.run.prepare import Deps
 from janitor.state.base import Claim, RunRecord, State, TopicCount
 from janitor.state.figures import GuardNote
 from janitor.state.records import Mode

@@ -24,9 +24,8 @@ from janitor.report import Report
 from janitor.rules.policy import Hold
 from janitor.run import feedback, passes
 from janitor.run import plan_file as plan
-from janitor.run.deps import Deps
 from janitor.run.plan_file import WhatIf, supposed
-from janitor.run.prepare import claim_in_force, make_run, obstacles, prepare
+from janitor.run.prepare import Deps, claim_in_force, make_run, obstacles, prepare
 from janitor.state.base import Claim
 from janitor.sweep.executor import DryRun
 from janitor.sweep.outcome import Outcome

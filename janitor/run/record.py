@@ -16,8 +16,8 @@ from typing import Any
 
 from janitor.report import DataTable, Entry, EntryKey, Report, held_before
 from janitor.rules.policy import Hold, Rule
-from janitor.run.deps import Deps
 from janitor.run.passes import new_id
+from janitor.run.prepare import Deps
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
 from janitor.state.figures import HELD, SNAPSHOT, GuardNote, HeldRows, SnapshotRead
 from janitor.state.records import Mode, Note

@@ -16,8 +16,7 @@ from janitor.boundary import claim as boundary
 from janitor.boundary.claim import Round
 from janitor.report import Report
 from janitor.run import conclude, feedback, guards, passes, record
-from janitor.run.deps import Deps, Feedback
-from janitor.run.prepare import claim_in_force, obstacles
+from janitor.run.prepare import Deps, Feedback, claim_in_force, obstacles
 from janitor.state.base import TopicCount
 from janitor.state.ids import BATCH_IDS
 from janitor.state.records import LINEAGE, OpenIdRecord

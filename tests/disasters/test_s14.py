@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from janitor.rules.ranges import Lifetime
-from janitor.run.deps import Deps
 from janitor.run.engine import Engine
+from janitor.run.prepare import Deps
 from tests.builders import (
     DAY,
     HOUR,

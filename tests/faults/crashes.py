@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from janitor.rules.ranges import Lifetime
-from janitor.run.deps import Deps
 from janitor.run.engine import Engine
+from janitor.run.prepare import Deps
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep import compaction
 from janitor.sweep.run import Terms

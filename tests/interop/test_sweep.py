@@ -19,8 +19,8 @@ import pytest
 from janitor.report import Report
 from janitor.rules.policy import Rule
 from janitor.rules.ranges import Lifetime
-from janitor.run.deps import Deps
 from janitor.run.engine import Engine
+from janitor.run.prepare import Deps
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Terms
 from janitor.sweep.transactions import TransactionView

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from janitor.archive.restore import Request
 from janitor.report import Report
-from janitor.run.deps import Feedback
+from janitor.run.prepare import Feedback
 from janitor.state.base import EVERYTHING
 from tests.builders import Desk
 from tests.simulation import log

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from janitor.report import DataTable
 from janitor.rules.policy import Reason, Rule
-from janitor.run.deps import Deps
 from janitor.run.engine import Engine
+from janitor.run.prepare import Deps
 from janitor.spark.access import Access, spare_collections
 from janitor.spark.session import attended, translated
 from janitor.spark.source.parts import between, cut_by_counts, cut_evenly

@@ -15,8 +15,8 @@ import pytest
 from janitor.inspect import rows as inspect
 from janitor.report import Report
 from janitor.run import feedback
-from janitor.run.deps import Feedback, Truncator
 from janitor.run.feedback import proven, withheld
+from janitor.run.prepare import Feedback, Truncator
 from janitor.run.record import RunLog
 from janitor.state.base import EVERYTHING
 from janitor.status.collect import Deployment, collect

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from janitor.run.deps import Feedback
+from janitor.run.prepare import Feedback
 from tests.builders import DAY, HOUR
 from tests.janitor.run.house import ServedStore
 from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
