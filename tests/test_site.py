@@ -1,4 +1,4 @@
-"""The documentation site: links, menu, generated pages and the length of pages."""
+"""The documentation site: links, menu and the length of pages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tools.reference import commands
 
 ROOT = Path(__file__).parents[1]
 CONFIGURATION = ROOT / "zensical.toml"
@@ -55,12 +53,6 @@ def test_menu_has_each_page_once() -> None:
     menu = tomllib.loads(CONFIGURATION.read_text(encoding="utf-8"))["project"]["nav"]
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")]
     assert sorted(linked(menu)) == sorted(pages)
-
-
-@pytest.mark.parametrize("name", commands.PROGRAMS)
-def test_page_of_commands_shows_help_of_today(name: str) -> None:
-    text = (commands.FOLDER / f"{name}.md").read_text(encoding="utf-8")
-    assert text == commands.page(name), "run: make generate"
 
 
 def test_page_has_at_most_250_lines() -> None:

@@ -17,7 +17,6 @@ from tms_core.settings.fields import extra, fields, kinds
 from tms_core.settings.layers import LoadedSettings
 from tms_core.tables.leveldb.side import beside
 from tms_core.transaction.rpc.client import ServiceSource
-from tools.reference.configuration import PAGE, page
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -74,10 +73,6 @@ def test_given_the_hbase_file_when_loaded_then_it_changes_what_a_cluster_needs_a
 
 def test_given_the_hbase_file_then_this_version_reads_transactions_from_where_it_says() -> None:
     assert isinstance(Session(Common(config=CONF / "hbase.yaml"), SystemClock(), {}).source(), ServiceSource)
-
-
-def test_given_the_models_when_the_page_is_made_then_it_is_the_one_that_ships() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "run: make generate"
 
 
 @pytest.mark.parametrize(("path", "field"), list(fields(AllSettings)))

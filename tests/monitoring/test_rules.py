@@ -12,7 +12,6 @@ from unittest.mock import ANY
 import pytest
 import yaml
 
-from charts.generate import files
 from janitor.metrics.catalogue import CATALOGUE
 from tests.support import require_tool
 from tms_core.server.managing import UNDECIDED
@@ -63,11 +62,6 @@ def try_cases(folder: Path, document: dict[str, Any], cases: Sequence[Path] = CA
             written.append(case_file)
     tried = promtool("test", "rules", *written)
     return tried.returncode, tried.stdout + tried.stderr
-
-
-@pytest.mark.parametrize("path", sorted(files()), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_that_is_made_from_code_is_up_to_date(path: Path) -> None:
-    assert path.read_text(encoding="utf-8") == files()[path], "run: python -m charts.generate"
 
 
 def test_there_are_the_alerts_that_people_route_by_each_with_its_severity() -> None:
