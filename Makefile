@@ -181,12 +181,12 @@ engine: .tools/engine/.unpacked ## unpack Debian's container engine inside the t
 	@for package in .tools/engine/packages/*.deb; do dpkg-deb -x "$$package" .tools/engine; done
 	@rm -rf .tools/engine/packages; touch $@
 
-#: Debian's packages of a Kerberos server and of what gssapi, which has no wheels for Linux, is compiled against.
+#: Debian's packages of a Kerberos server, of a clock for it that is wrong, and of what gssapi, which has no wheels for Linux, is compiled against.
 KRB5 := krb5-kdc krb5-admin-server krb5-user libkrb5-dev krb5-multidev comerr-dev libcom-err2 libss2 libev4 libverto1 \
-  libverto-libev1 libgssapi-krb5-2 libkrb5-3 libkrb5support0 libk5crypto3 libgssrpc4 libkdb5-10 libkadm5srv-mit12 libkadm5clnt-mit12
-kerberos: .tools/krb5/.unpacked $(VENV)/.kerberos ## unpack Debian's Kerberos server inside the tree and compile gssapi (`make test` does it by itself)
+  libfaketime libverto-libev1 libgssapi-krb5-2 libkrb5-3 libkrb5support0 libk5crypto3 libgssrpc4 libkdb5-10 libkadm5srv-mit12 libkadm5clnt-mit12
+kerberos: .tools/krb5/.complete $(VENV)/.kerberos ## unpack Debian's Kerberos server inside the tree and compile gssapi (`make test` does it by itself)
 
-.tools/krb5/.unpacked:
+.tools/krb5/.complete:
 	@command -v apt-get >/dev/null || { echo "the Kerberos server of the tests comes from Debian's packages" >&2; exit 1; }
 	@rm -rf .tools/krb5; mkdir -p .tools/krb5/packages; chmod 777 .tools/krb5/packages
 	@cd .tools/krb5/packages && { apt-get download -qq $(KRB5) || { apt-get update -qq && apt-get download -qq $(KRB5); }; }
@@ -194,7 +194,7 @@ kerberos: .tools/krb5/.unpacked $(VENV)/.kerberos ## unpack Debian's Kerberos se
 	@sed -i 's#=/usr#=$(CURDIR)/.tools/krb5/usr#' .tools/krb5/usr/bin/krb5-config.mit
 	@rm -rf .tools/krb5/packages; touch $@
 
-$(VENV)/.kerberos: image/kerberos.lock $(STAMP) .tools/krb5/.unpacked
+$(VENV)/.kerberos: image/kerberos.lock $(STAMP) .tools/krb5/.complete
 	@CPATH=$(CURDIR)/.tools/krb5/usr/include PATH=$(CURDIR)/.tools/krb5/usr/bin:$$PATH \
 	  GSSAPI_LINKER_ARGS="-L$$(echo $(CURDIR)/.tools/krb5/usr/lib/*/mit-krb5) -lgssapi_krb5 -lkrb5" \
 	  $(PY) -m pip install --quiet --no-deps --require-hashes -r image/kerberos.lock

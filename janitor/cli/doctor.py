@@ -125,12 +125,12 @@ def _feedback(current: Session) -> Finding:
 
 def _hbase_tls(current: Session) -> Finding:
     """Check the files of ``storage.hbase.tls``; the check of the store tries the servers."""
-    from tms_core.tables.hbase.wire.security import ThriftSecurity  # noqa: PLC0415 not for a help text
+    from tms_core.tables.hbase.wire.security import client_tls  # noqa: PLC0415 not for a help text
 
     wanted = current.settings.storage.hbase.tls
     if wanted is None:
         return Finding("hbase tls", "ok", "")
-    ThriftSecurity.configured(current.settings.storage.hbase)
+    client_tls(current.settings.storage.hbase)
     shown = f", showing {wanted.certificate}" if wanted.certificate else ""
     return Finding(
         "hbase tls", "ok", f"servers are checked by {wanted.ca_file or 'the authorities of the system'}{shown}"

@@ -28,6 +28,14 @@ if not (_ROOT / "sbin/krb5kdc").exists() or importlib.util.find_spec("gssapi") i
 gssapi: Any = importlib.import_module("gssapi")
 
 
+def clock(shift: str) -> dict[str, str]:
+    """Return variables by which a process has another time, such as ``+2h``."""
+    found = next(_ROOT.glob("lib/*/faketime/libfaketime.so.1"), None)
+    if found is None:
+        require_or_skip("libfaketime is missing; unpack it: make kerberos (Debian)")
+    return {"LD_PRELOAD": str(found), "FAKETIME": shift}
+
+
 class Realm:
     """A KDC and its principals.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.kerberos.kdc import REALM, Realm, gssapi
+from tests.kerberos.kdc import REALM, Realm, clock
 from tms_core.errors import ConfigurationError, LoginFailed
 from tms_core.security.kerberos import KerberosLogin
 from tms_core.settings.models import KerberosSettings
@@ -105,11 +106,73 @@ def test_realm_that_does_not_answer_is_named(tmp_path: Path) -> None:
         assert "no server of the realm can be reached. See kdc in" in failure(login(keytab=keytab))
 
 
-def test_clock_that_is_wrong_is_named(realm: Realm) -> None:
-    one = login(keytab=realm.keytab("late"))
-    # A KDC tells the library its clock; a service that refuses an old ticket says so by this number.
-    error = gssapi.exceptions.GSSError(851968, (-1765328384 & 0xFFFFFFFF) + 37)
-    assert "the clocks of this machine and of the service are too far apart. Set both right" in str(one.failure(error))
+@pytest.mark.parametrize("shift", ["+2h", "-2h"])
+@pytest.mark.parametrize("options", ["", "+requires_preauth"])
+def test_clock_of_the_realm_that_is_wrong_is_named(tmp_path: Path, shift: str, options: str) -> None:
+    with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
+        keytab = other.keytab("late", options=options)
+        other.stop()
+        other.start(clock(shift))
+        # By default the library follows the realm's clock, and only a service notices the difference.
+        other.config.write_text(other.config.read_text().replace("[libdefaults]", "[libdefaults]\n kdc_timesync = 0"))
+        patch.setenv("KRB5_CONFIG", str(other.config))
+        said = failure(login(keytab=keytab))
+    assert "the clocks of this machine and of the realm are too far apart. Set both right: timedatectl." in said
+
+
+@pytest.mark.parametrize("contents", [b"", b"\x05\x02", b"this is no keytab at all", None])
+@pytest.mark.parametrize("principal", [None, "whole"])
+def test_keytab_without_a_key_is_named(
+    realm: Realm, tmp_path: Path, contents: bytes | None, principal: str | None
+) -> None:
+    keytab = tmp_path / "broken.keytab"
+    keytab.touch(0o600)
+    keytab.write_bytes(realm.keytab("whole").read_bytes()[:20] if contents is None else contents)
+    said = failure(login(keytab=keytab, principal=principal))
+    assert f"{keytab} has no key of {principal or 'its principal'}. See what it has (klist -k {keytab})." in said
+
+
+def test_keytab_that_this_user_may_not_read_is_named(realm: Realm) -> None:
+    keytab = realm.keytab("private")
+    one = login(keytab=keytab)
+    keytab.chmod(0o000)
+    user = os.geteuid()
+    os.seteuid(65534 if user == 0 else user)
+    try:
+        said = failure(one)
+        with pytest.raises(ConfigurationError, match=r"keytab .*private.keytab cannot be read: Permission denied"):
+            login(keytab=keytab).exchange("hbase/localhost")
+    finally:
+        os.seteuid(user)
+    assert f"storage.hbase.kerberos.keytab {keytab} cannot be read: Permission denied. Give" in said
+
+
+@pytest.mark.parametrize("contents", [b"", b"this is no cache"])
+def test_ticket_cache_that_is_damaged_is_named(tmp_path: Path, contents: bytes) -> None:
+    (tmp_path / "cache").write_bytes(contents)
+    said = failure(login(ticket_cache=f"FILE:{tmp_path}/cache", principal="somebody"))
+    assert "the ticket cache cannot be used (" in said
+    assert "Make it again (kinit somebody)." in said
+
+
+def test_principal_that_is_no_name_is_named(realm: Realm) -> None:
+    said = failure(login(keytab=realm.keytab("plain"), principal="one@two@three"))
+    assert "one@two@three is not the name of a principal. Correct storage.hbase.kerberos.principal." in said
+
+
+def test_realm_that_is_gone_when_a_ticket_expires_is_named_and_used_again_when_it_is_back(tmp_path: Path) -> None:
+    with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KRB5_CONFIG", str(other.config))
+        other.keytab("hbase/localhost")
+        one = login(keytab=other.keytab("lasting", options="-maxlife 2s"))
+        exchange = one.exchange("hbase/localhost")
+        exchange.step()
+        other.stop()
+        # MIT's library reads the clock of the machine.
+        time.sleep(3)
+        assert "no server of the realm can be reached. See kdc in" in failure(one)
+        other.start()
+        assert one.exchange("hbase/localhost").step()
 
 
 def test_keytab_that_is_missing_or_open_to_others_is_refused_at_the_start(realm: Realm, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -118,6 +119,25 @@ def test_connection_whose_ticket_has_expired_is_not_used_again(
         monkeypatch.setattr("tms_core.security.kerberos.Exchange.is_expired", True)
         assert get(pool, b"b") == b"b"
         assert len(front.users) == 2
+
+
+def test_realm_that_is_gone_during_a_long_run_is_reported_and_used_again_when_it_is_back(
+    thrift: FakeThrift, tmp_path: Path
+) -> None:
+    with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KRB5_CONFIG", str(other.config))
+        service, own = other.keytab("hbase/localhost"), other.keytab("lasting", options="-maxlife 2s")
+        with SaslFront(thrift.address, service) as front, pool_of(front.address, own) as pool:
+            assert get(pool, b"a") == b"a"
+            other.stop()
+            # MIT's library reads the clock of the machine.
+            time.sleep(3)
+            with pytest.raises(StoreUnavailable, match=r"no server of the realm can be reached\. See kdc in") as caught:
+                get(pool, b"b")
+            assert (caught.value.code, caught.value.hint[:10]) == ("TMS-STORE-UNAVAILABLE", "See kdc in")
+            other.start()
+            assert get(pool, b"c") == b"c"
+        assert front.users == [f"lasting@{REALM}"] * 2
 
 
 def test_login_over_tls_has_both(thrift: FakeThrift, service: Path, keytab: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import ssl
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
@@ -15,6 +16,7 @@ from tests.kerberos.kdc import REALM, Realm, gssapi
 from tests.server.test_protocol import make_certificate
 from tests.transaction.test_webhdfs import FOLDER, DataNode, Hdfs, NameNode, content
 from tms_core.errors import ConfigurationError, NoSnapshot
+from tms_core.security.kerberos import Exchange
 from tms_core.settings.models import KerberosSettings, TransactionSettings
 from tms_core.transaction.rpc.client import source_of
 from tms_core.transaction.source.source import DirectorySource
@@ -120,6 +122,35 @@ def test_login_that_fails_and_login_that_is_not_set_are_said(guarded: str, realm
     ca_file = tmp_path / "server.pem" if guarded.startswith("s") else None
     with pytest.raises(NoSnapshot, match="demands a Kerberos login, and refuses this one or got none"):
         DirectorySource.at(guarded, ca_file=ca_file).latest()
+
+
+def test_log_and_errors_contain_neither_tokens_nor_keys(
+    guarded: str,
+    keytabs: tuple[Path, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.DEBUG, "tms_core")
+    tokens: list[bytes] = []
+    step = Exchange.step
+
+    def watched(exchange: Exchange, token: bytes | None = None) -> bytes:
+        tokens.append(step(exchange, token))
+        return tokens[-1]
+
+    monkeypatch.setattr(Exchange, "step", watched)
+    reader = source(guarded, keytabs[1], tmp_path)
+    reader.latest()
+    Guarded.proof = b"anything"
+    with pytest.raises(NoSnapshot) as caught:
+        reader.latest()
+    text = "\n".join([*caplog.messages, str(caught.value), repr(caught.value)])
+    # The beginning is enough, and a prefix of the text that either encoding makes of the whole.
+    secrets = [each[:45] for each in (keytabs[1].read_bytes()[2:], *tokens) if each]
+    assert len(secrets) > 2
+    assert not [each for each in secrets if each.hex() in text or base64.b64encode(each).decode() in text]
 
 
 def test_authority_that_cannot_be_read_is_named(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ else:
 
 #: What MIT's numbers of errors start at (krb5_err.et), as GSSAPI gives them: unsigned.
 _BASE = -1765328384 & 0xFFFFFFFF
+#: Numbers with the same reason: of a key, of a clock, of a ticket cache.
+_ALIASES = {31: 24, 33: 37, 148: 37, 199: 140, 212: 140}
 _SPNEGO = "1.3.6.1.5.5.2"
 
 
@@ -139,7 +141,9 @@ class KerberosLogin:
         ticket = f"kinit {self._wanted.principal or 'PRINCIPAL'}"
         number = (error.min_code & 0xFFFFFFFF) - _BASE
         if isinstance(error, gssapi.exceptions.ExpiredCredentialsError):
-            number = 32
+            # The library tries the realm first, and then reports the ticket that it still has.
+            number = 32 if keytab is None else 156
+        said = error.gen_message().rpartition("): ")[2]
         reasons = {
             1: (f"{who} has expired", "Have the realm's administrator extend it (modprinc -expire)."),
             6: (
@@ -148,17 +152,18 @@ class KerberosLogin:
             ),
             7: (f"the realm does not know the service {service}", "Correct the host of the address, or the service."),
             24: (f"the key of {who} is not the realm's", f"Make {keytab} again: kadmin ktadd -k FILE PRINCIPAL."),
-            31: (f"the key of {who} is not the realm's", f"Make {keytab} again: kadmin ktadd -k FILE PRINCIPAL."),
             32: ("the ticket has expired", f"Renew it ({ticket}), or set {self._setting}.keytab."),
-            37: ("the clocks of this machine and of the service are too far apart", "Set both right: timedatectl."),
+            37: ("the clocks of this machine and of the realm are too far apart", "Set both right: timedatectl."),
+            134: (f"{who} is not the name of a principal", f"Correct {self._setting}.principal."),
+            140: (f"the ticket cache cannot be used ({said})", f"Make it again ({ticket})."),
             156: ("no server of the realm can be reached", "See kdc in /etc/krb5.conf (KRB5_CONFIG), and the network."),
             195: ("there is no ticket", f"Make one ({ticket}), or set {self._setting}.keytab."),
         }
         if number == 195 and keytab is not None:
             reason, hint = f"{keytab} has no key of {who}", f"See what it has (klist -k {keytab})."
         else:
-            said = error.gen_message().rpartition("): ")[2]
-            reason, hint = reasons.get(number, (said, "See /etc/krb5.conf (KRB5_CONFIG), and the log of the realm."))
+            hint = "See /etc/krb5.conf (KRB5_CONFIG), and the log of the realm."
+            reason, hint = reasons.get(_ALIASES.get(number, number), (said, hint))
         return LoginFailed(f"Kerberos login failed ({self._setting}): {reason}.", hint)
 
 

@@ -36,14 +36,11 @@ class ThriftSecurity:
         Raises:
             ConfigurationError: a file that it names cannot be used.
         """
-        tls, login, service, is_http = None, None, "", wanted.transport == "http"
-        if wanted.tls is not None:
-            given = wanted.tls
-            tls = ClientTls("storage.hbase.tls.", given.ca_file, given.certificate, given.key, given.server_name)
+        login, service, is_http = None, "", wanted.transport == "http"
         if wanted.kerberos is not None:
             login = KerberosLogin("storage.hbase.kerberos", wanted.kerberos)
             service = wanted.kerberos.service or ("HTTP/_HOST" if is_http else "hbase/_HOST")
-        return cls(tls, login, service, is_http)
+        return cls(client_tls(wanted), login, service, is_http)
 
     def open(self, address: str, timeout_seconds: float) -> TimedSocket:
         """Connect to ``HOST:PORT``.
@@ -59,3 +56,14 @@ class ThriftSecurity:
         if self.login is not None:
             return SaslSocket(address, timeout_seconds, self.tls, self.login, service)
         return TimedSocket(address, timeout_seconds, self.tls)
+
+
+def client_tls(wanted: HBaseSettings) -> ClientTls | None:
+    """Return the TLS side of ``storage.hbase.tls``; None: it is not set.
+
+    Raises:
+        ConfigurationError: a file that it names cannot be used.
+    """
+    if (tls := wanted.tls) is None:
+        return None
+    return ClientTls("storage.hbase.tls.", tls.ca_file, tls.certificate, tls.key, tls.server_name)
