@@ -25,7 +25,7 @@ from tms_core.transaction.source.source import SnapshotSource
 NOW_MS = 1_700_000_000_000
 TTL_SECONDS = 3600
 BODY = b"x" * 100
-BATCH_ROWS = 2000
+BATCH_ROWS = 4000
 TERMS = Terms(
     hold_seconds=3600,
     protect=(),

@@ -146,7 +146,7 @@ class JanitorSettings(Section):
         reason="small sweeps often need no limit",
     )
     batch_rows: Annotated[int, Field(strict=True, ge=1, le=100_000)] = setting(
-        2000,
+        4000,
         "rows per batch; generation, TTL and lease are read again before each batch",
         unit="rows",
         reason="large enough to be fast, small enough to stop soon",

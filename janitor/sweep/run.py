@@ -79,7 +79,7 @@ class Terms:
     snapshot_interval_seconds: int
     consumer_hold_seconds: int | None = None
     snapshots_wanted: bool = True
-    batch_rows: int = 2000
+    batch_rows: int = 4000
     rows_per_second: float | None = None
     history_days: int = 30
     archive_days: int = 7
