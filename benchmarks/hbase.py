@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import happybase
@@ -43,18 +43,49 @@ def server() -> Iterator[HBaseServer]:
 def filled(tables: Tables, rows: int, *, topics: int, pointer: int | None = None) -> Iterator[str]:
     """Yield the namespace of new tables whose rows are all expired; with a pointer, none is."""
     namespace = tables.make(buckets=BUCKETS)
+    _put_topics(tables, namespace, topics)
     value = MessageValue(pointer, BODY)
     newest_ms = NOW_MS - 1 if pointer is not None else NOW_MS - 2 * TTL_SECONDS * 1000
-    with HBaseStore(HBaseSettings(thrift=(tables.server.thrift,), namespace=namespace, buckets=BUCKETS)) as store:
+    with _opened(tables, namespace) as store:
         for topic in topic_names(topics):
-            properties = encode_properties({"generation": "1", "ttl": str(TTL_SECONDS)})
-            store.metadata.compare_and_set(topic.prefix, None, properties)
             keys = [MessageKey(topic, 1, newest_ms - number, 0).pack() for number in range(rows // topics)]
             for first in range(0, len(keys), _PUT_ROWS):
                 store.message.put([(key, value) for key in keys[first : first + _PUT_ROWS]])
     # Files, as in a store of some age, and no memory that is being flushed while we measure.
     tables.server.command("compact", f"{namespace}:tms.message")
     yield namespace
+    _drop(tables, namespace)
+
+
+@contextmanager
+def copies(tables: Tables, rows: int, *, topics: int) -> Iterator[Callable[[], AbstractContextManager[str]]]:
+    """Yield a function that returns the namespace of a copy of :func:`filled` tables; a copy takes a second or two."""
+    with filled(tables, rows, topics=topics) as source:
+        snapshot = f"{source}_rows"
+        tables.server.command("snapshot", f"{source}:tms.message", snapshot)
+
+        @contextmanager
+        def copy() -> Iterator[str]:
+            namespace = tables.make(buckets=BUCKETS, messages=snapshot)
+            _put_topics(tables, namespace, topics)
+            yield namespace
+            _drop(tables, namespace)
+
+        yield copy
+
+
+def _opened(tables: Tables, namespace: str) -> HBaseStore:
+    return HBaseStore(HBaseSettings(thrift=(tables.server.thrift,), namespace=namespace, buckets=BUCKETS))
+
+
+def _put_topics(tables: Tables, namespace: str, topics: int) -> None:
+    properties = encode_properties({"generation": "1", "ttl": str(TTL_SECONDS)})
+    with _opened(tables, namespace) as store:
+        for topic in topic_names(topics):
+            store.metadata.compare_and_set(topic.prefix, None, properties)
+
+
+def _drop(tables: Tables, namespace: str) -> None:
     for name in ("meta", "message", "payload"):
         tables.server.command("drop", f"{namespace}:tms.{name}")
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 import happybase
 
 from benchmarks.figure import Figure, report
-from benchmarks.hbase import BUCKETS, by_salt, filled, server
+from benchmarks.hbase import BUCKETS, by_salt, copies, server
 from benchmarks.p1_sweep import BenchClock
 from benchmarks.stores import BATCH_ROWS, engine
 from janitor.rules.policy import Rule
@@ -91,15 +92,16 @@ def java_client(running: HBaseServer, threads: int) -> Iterator[Callable[[str], 
         tables.close()
 
 
-def warm_up(turn: Callable[[], float]) -> int:
-    """Take turns until two of them in a row differ by less than ``STEADY``; return how many it took."""
+def warm_up(turn: Callable[[], float]) -> tuple[int, bool]:
+    """Take turns until two of them in a row differ by less than ``STEADY``; return how many, and whether they did."""
     before = turn()
     for turns in range(2, WARM_TURNS + 1):
         seconds = turn()
         if abs(seconds - before) < STEADY * before:
-            return turns
+            return turns, True
         before = seconds
-    return WARM_TURNS
+    sys.stderr.write(f"P3: the sweep did not become steady in {WARM_TURNS} turns; other load makes figures scatter\n")
+    return WARM_TURNS, False
 
 
 def main() -> None:
@@ -120,15 +122,18 @@ def main() -> None:
             "bare in small topics": (SMALL_TOPICS, lambda namespace: bare(address, namespace)),
         }
 
-        def turn() -> dict[str, float]:
-            seconds = {}
-            for name, (topics, clean) in contenders.items():
-                with filled(tables, ROWS, topics=topics) as namespace:
-                    seconds[name] = clean(namespace)
-            return seconds
+        with copies(tables, ROWS, topics=TOPICS) as large, copies(tables, ROWS, topics=SMALL_TOPICS) as small:
+            sources = {TOPICS: large, SMALL_TOPICS: small}
 
-        warm_turns = warm_up(lambda: turn()["ours"])
-        turns = [turn() for _ in range(TURNS)]
+            def turn() -> dict[str, float]:
+                seconds = {}
+                for name, (topics, clean) in contenders.items():
+                    with sources[topics]() as namespace:
+                        seconds[name] = clean(namespace)
+                return seconds
+
+            warm_turns, is_steady = warm_up(lambda: turn()["ours"])
+            turns = [turn() for _ in range(TURNS)]
 
     def ratio(name: str, to: str) -> float:
         return round(statistics.median(taken[to] / taken[name] for taken in turns), 3)
@@ -142,6 +147,7 @@ def main() -> None:
         "topics": TOPICS,
         "workers": WORKERS,
         "warm_turns": warm_turns,
+        "steady": is_steady,
         "turns": TURNS,
         "rows_per_second": {
             name: round(ROWS / statistics.median(taken[name] for taken in turns)) for name in contenders

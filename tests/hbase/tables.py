@@ -49,18 +49,22 @@ class Tables:
     def __exit__(self, *_: object) -> None:
         self._open.close()
 
-    def make(self, *, buckets: int = 4, cuts: Sequence[bytes] | None = None) -> str:
+    def make(self, *, buckets: int = 4, cuts: Sequence[bytes] | None = None, messages: str | None = None) -> str:
         """Make three empty tables and return their namespace.
 
         Args:
             buckets: salts of the message and the payload table.
             cuts: where their regions begin, but for the first, and they may be split further; None: as in CDAP.
+            messages: a snapshot of a message table with as many buckets, to clone; None: an empty table.
         """
         namespace = f"test_{secrets.token_hex(6)}"
         meta, *salted = table_specs(namespace, buckets, "NONE")
         if cuts is not None:
             salted = [_cut(spec, cuts) for spec in salted]
         create_tables(self._admin, [meta])
+        if messages is not None:
+            message, *salted = salted
+            self.server.command("clone", message.full_name, messages)
         with ThreadPoolExecutor() as threads:
             for made in [threads.submit(create_tables, self._admin, [spec]) for spec in salted]:
                 made.result()
