@@ -138,8 +138,10 @@ def restore(
     # Of a row that was archived twice the later file mostly knows more.
     newest_first = sorted(files, key=lambda file: file.summary.deleted_ms, reverse=True)
     messages, payloads = ([f for f in newest_first if f.summary.table == table] for table in ("message", "payload"))
+    # S16: all files are read before the first write. A later file may show that a transaction was void, or a conflict.
     work.survey(messages, payloads)
     work.compare([*payloads, *messages])
+    # Payloads first, or a reader could meet a message whose payload is not there yet.
     for file in (*payloads, *messages):
         work.bring_back(file)
     return work.finish()
@@ -367,6 +369,7 @@ class _Restore:
         if self._result.dry_run:
             self._would_write.update(row.key for row in rows)
         else:
+            # S2: right before each write. In a new generation the rows would be those of another topic.
             self._refuse_if_moved()
             if table == "message":
                 self._writable().message.put([(row.key, MessageValue(row.pointer, row.payload)) for row in rows])

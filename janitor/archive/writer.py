@@ -199,6 +199,7 @@ class RunArchive:
             return SavedFile(None, saved)
         day = archive_folder.day_path(self._folder, topic, archive_folder.day_of(deleted_ms))
         try:
+            # S16: written under another name, synced, then renamed. A crash leaves no file that looks complete.
             path = self._next_path(day)
             archive_folder.create(path, lambda stream: parquet.write(stream, topic, chain([first], groups)))
         except OSError as error:
@@ -219,6 +220,7 @@ class RunArchive:
     def _next_path(self, day: Path) -> Path:
         """Return a path that no file has, in a folder that is there for good."""
         if day not in self._made:
+            # A synced file in a folder whose own entry is not synced can be gone after a crash.
             archive_folder.make_durable(day, self._folder)
             self._made.add(day)
         paths = (day / archive_folder.file_name(self._run_id, number) for number in self._numbers)

@@ -44,6 +44,7 @@ def begin_run(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable,
     """
     conclude_apply(run, state, clocks, stoppable)
     if moves_frontiers:
+        # S8: before the first deletion, so that a hold ages even if every run from now on is killed.
         state.save_frontiers(_seen_jumps(run, state.frontiers()))
 
 
@@ -81,6 +82,7 @@ def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
     ids, now_ms = run.ready.ids, run.ready.now.wall_ms
     if run.ready.speaks_against(state.claim()):
         state.save_claim(None)
+    # S4: before the first evidence. What is covered counts only for ids that were known when the covering began.
     state.save_open_ids(stoppable(ids.open_ids()))
     state.forget_open_ids(ids.gone)
     progress = boundary.continue_round(state, run.id, now_ms, _usable(run).timestamp_ms)
@@ -102,6 +104,7 @@ def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchab
     bound = max(0, min(bounds))
     newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, run.id) for interval in covered]
     with state.transaction():
+        # In the same transaction as the write: a verification may refute the claim between two statements.
         if not _refuted_meanwhile(run, state):
             state.replace_evidence(boundary.with_newer(state.evidence(), newer))
 
@@ -188,6 +191,7 @@ def _applied(state: State, run: Run, done: Iterable[TopicWork]) -> dict[TopicId,
     for work in done:
         topic, record = work.topic.topic, work.record
         before, now = run.records.get(topic), present.get(topic)
+        # An operator may have approved a jump during the run; this run's record was made without it.
         if now is not None and now.approved is not None and (before is None or before.approved != now.approved):
             record = replace(record, approved=now.approved)
         records[topic] = record
@@ -197,6 +201,7 @@ def _applied(state: State, run: Run, done: Iterable[TopicWork]) -> dict[TopicId,
 def _forget_the_future(state: State, now_ms: int) -> None:
     """Withdraw proofs made by a clock that has been set back since."""
     claim, evidence = state.claim(), state.evidence()
+    # S7: an id seen after the clock was set back would look as if it had been known when that pass started.
     believed = [interval for interval in evidence if interval.started_ms <= now_ms]
     if len(believed) < len(evidence):
         state.replace_evidence(believed)
@@ -245,6 +250,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
         state.save_note(RESTORED, None)
         if once_for is not None:
             decided.note_done(state, "adopt", once_for)
+    # After the commit: the store must not name a state that has not adopted it, if the process dies here (S13).
     if deps.side is not None:
         recorded = recorded_transactions(deps.side)
         if recorded is not None and guards.check_recorded(recorded, ready.tx) is not None:

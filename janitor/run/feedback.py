@@ -109,6 +109,7 @@ def _hand_over(
     permission: Permission,
     heartbeat: Heartbeat,
 ) -> None:
+    # S4: the manager's list of this moment, not the run's: a client may have rolled back and left the list since.
     present, ready = manager.latest().snapshot, run.ready
     note = guards.check_transaction_system(seen(ready.record, ready.tx), present)
     if note is not None:
@@ -117,16 +118,19 @@ def _hand_over(
     ids = proven(present.invalid, closed, claim.bound)
     if not ids or obstacles(deps, ready):
         return
+    # S4: before the first id leaves the list. Afterwards no reader and no audit can tell that a row is void.
     found = audit(deps, ready, heartbeat)
     # What was not held against this very claim proves nothing.
     if found.bound != claim.bound:
         return
     if found.refuted:
+        # S12: the next holder may have made a claim of its own by now.
         if _is_permitted(permission):
             boundary.refute(deps.state, found.refutation, ready.now.wall_ms)
             outcome.errors.append(found.refutation)
         return
     for start in range(0, len(ids), BATCH_IDS):
+        # S12: before each batch, as before each deletion.
         if not _is_permitted(permission):
             return
         batch = ids[start : start + BATCH_IDS]

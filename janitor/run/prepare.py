@@ -219,8 +219,10 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
         later_ms = at_ms - now.wall_ms
         now = replace(now, wall_ms=at_ms, monotonic_ms=now.monotonic_ms + later_ms)
         measured = replace(measured, wall_ms=measured.wall_ms + later_ms, monotonic_ms=measured.monotonic_ms + later_ms)
+    # S13: before the state's records are used: those of another store must not judge this one.
     record, store_note = _known_store(state, deps.store, deps.token_hex)
-    # Before the snapshot, since a later one may be recorded at any moment.
+    # S13: before the snapshot is read. A server records later values at any moment, and a record that is ahead of
+    # the snapshot would look like another transaction system.
     recorded = recorded_transactions(deps.side) if deps.side is not None else None
     state_note = guards.check_state(recorded_state(deps.side), record) if deps.side is not None else None
     read = partial(

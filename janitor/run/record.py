@@ -84,6 +84,7 @@ def close(
     state = deps.state
     with state.transaction():
         known = state.run(run.id)
+        # S10: the next holder has closed this run as lost, and counted what it had taken.
         if known is None or known.finished_ms is not None:
             return
         if report is None:
@@ -95,6 +96,7 @@ def close(
         if not run.ready.is_blocked:
             # A clock in doubt would forget what is not old.
             state.prune_runs(run.record.started_ms - deps.terms.history_ms)
+    # After the commit: the ledger has the ranges now. If the process dies before, the next run closes this one.
     if run.mode == "apply":
         state.clear_intents()
 
@@ -105,12 +107,14 @@ def recover(deps: Deps) -> list[str]:
     with state.transaction():
         state.save_created_ms(clock.now_ms())
         lost = {item.id for item in state.unfinished_runs()}
+        # Only of these runs: announcements of a closed run may remain if its process died before it cleared them.
         state.add_ledger(entry for entry in state.intents() if entry.run_id in lost)
         for run_id in lost:
             state.add_counters(state.booked(run_id))
             error = {"error": "the process ended before the run did"}
             state.finish_run(run_id, clock.now_ms(), "lost", json.dumps(error))
         state.add_counters(_results("lost", len(lost)))
+    # Last: until the commit these are the only record of what the lost runs were deleting.
     state.clear_intents()
     return sorted(lost)
 

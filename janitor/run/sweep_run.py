@@ -66,6 +66,7 @@ class SweepRun:
             StoreError, StateError: the store or the state failed as a whole; completed deletions are in the ledger.
         """
         deps, run = self._deps, self._run
+        # S10: before anything else, so that a run that dies at any later point is found and closed as lost.
         record.begin(deps, run)
         try:
             try:
@@ -135,10 +136,12 @@ class SweepRun:
         """Sync the store, save the conclusions, compact, and hand over to the transaction manager."""
         deps, outcome = self._deps, self._outcome
         self._costs.start("sync")
+        # S4: before anything is concluded. A crash of the machine may take back unsynced deletions and inversions.
         # A run that deleted nothing and proves nothing has nothing that a crash may not take back.
         if executor.deleted.slices or self._round is not None:
             self._sync()
         self._costs.start("")
+        # L6: only after the sync. A row that comes back without its expiry would live as long as its topic's TTL.
         if deps.expiries is not None:
             deps.expiries.forget(outcome.expired)
         if self._round is None:
@@ -154,6 +157,7 @@ class SweepRun:
             )
         if outcome.interruption is not None or not self._conclude():
             return
+        # After the conclusions: a compaction that fails may close the store, and costs only space.
         self._costs.start("compact")
         self._compact(executor.deleted)
         self._costs.start("")
@@ -175,6 +179,7 @@ class SweepRun:
             work = topics.get(topic.prefix)
             return work is not None and work.topic.is_old(generation)
 
+        # S12: these writes have no batch whose permission is checked.
         with self._as_its_holder():
             deps.check_lease()
         freed = free_void(deps.side, usable.is_invalid, lambda group: is_gone(group.topic, group.generation))
@@ -223,6 +228,7 @@ class SweepRun:
     def _begin_round(self, parts: Sequence[Part]) -> None:
         """Start a round or go on with one, and limit the search to the intervals that it lacks."""
         deps, stores = self._deps, [part.store for part in parts]
+        # S4: before the first evidence, since an id of a claim that is still there must stay on the invalid list.
         self._free_void_claims()
         self._saved_ms = deps.clock.monotonic_ms()
         with self._as_its_holder(), deps.state.transaction():
@@ -244,6 +250,7 @@ class SweepRun:
         if progress is None or not self._is_whole or event.part.step == "ttl" or not self._is_due():
             return
         if event.part.step == "payload":
+            # A later run starts at this key, so a topic before it that failed would not be tried again.
             if not any(outcome.failed for outcome in event.so_far):
                 with self._as_its_holder():
                     self._deps.check_lease()
@@ -283,6 +290,7 @@ class SweepRun:
 
     def _save_evidence(self, covered: Sequence[KeyRange], untouchable: int | None) -> None:
         deps = self._deps
+        # S4: first the rows, then the evidence about them. After a crash in between, the interval is searched again.
         self._sync()
         with self._as_its_holder():
             # Not inside the state's transaction: other threads may be at work, which take the lease's lock first.
@@ -302,6 +310,7 @@ class SweepRun:
             if lineage is None:
                 return False
             with self._as_its_holder(), state.transaction():
+                # S12: inside the transaction, so the next holder's conclusions are not overwritten.
                 deps.check_lease()
                 if self._moves_frontiers:
                     conclude.conclude_run(run, self._outcome, self._round, state, clocks, barred, self._stoppable)
@@ -322,6 +331,7 @@ class SweepRun:
         with self._as_its_holder():
             deps.check_lease()
         try:
+            # S13: once more at the end. A backup that was put back during the run undoes what the run has proven.
             with self._as_its_holder():
                 _, put_back = guards.check_lineage(deps.state, deps.store, run.ready.record)
             if put_back is None:

@@ -97,9 +97,11 @@ class Permission:
     def _pauses(self) -> list[Pause]:
         """Return the pauses, if the run may continue."""
         self.raise_if_stopping()
+        # S12: read the lease record itself, not this process's clock: the next holder may be deleting already.
         if self._lease is not None:
             self._lease.check()
         self._beat()
+        # Read for each batch, so a pause holds from the next batch on.
         return self._state.pauses()
 
     def _beat(self) -> None:
@@ -110,6 +112,7 @@ class Permission:
             self._lease.check()
         self._begun = True
         if due:
+            # S10: only after the check. A run that lost its lease must not look alive to the next holder.
             self._beaten_ms = now_ms
             self._state.beat(self._run_id, self._clock.now_ms())
 
@@ -145,9 +148,11 @@ class Pacer:
             return 0.0
         with self._lock:
             now_ms = float(self._clock.monotonic_ms())
+            # max(): idle time is not saved up. The threads of a run queue up behind one account.
             self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
             seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
         left = seconds
+        # Outside the lock, and in pieces: each piece renews the lease and notices a stop request (S10).
         while left > 0:
             self._clock.sleep(min(left, LONGEST_SLEEP_SECONDS))
             self.alive()
@@ -291,6 +296,7 @@ class StoreExecutor:
 
     def after_page(self, read: Read) -> None:
         if read.phase == "invert":
+            # The first page of this step shows that all deletions of messages are done (STEPS).
             self.deleted.no_more("message")
         self._permission.alive()
 
@@ -313,10 +319,12 @@ class StoreExecutor:
             return NOTHING_DONE
         # Before they are: an error here leaves nothing done, and only ranges before this one are worked on yet.
         self.deleted.add(table, allowed)
+        # The announcement is written first: if the process dies during the deletion, its ledger still has the range.
         at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=allowed))
         try:
             table.delete(allowed, finding.batch.origin)
         except StoreError as error:
+            # Some of the rows may be gone, so the ledger gets the range without a number of rows.
             return Done(at_ms=at_ms, stop="unsure", error=error)
         return Done(allowed, at_ms=at_ms)
 
@@ -334,6 +342,7 @@ class StoreExecutor:
         """Return why nothing may be deleted in this topic now; None: it may."""
         if not self._permission.allows(work.topic.topic):
             return WITHHELD
+        # S2: last, so that as little time as possible lies between this read and the deletion.
         return MOVED if self._has_moved(work) else None
 
     def _has_moved(self, work: TopicWork) -> bool:
@@ -347,17 +356,20 @@ class StoreExecutor:
         try:
             saved = keeper.save(due.work.topic.topic, batch.generation, source, batch.rule, batch.keys)
         except ArchiveError as error:
+            # S16: kept for all further batches, since without an archive nothing may be deleted.
             self._archive_error = error
             return WITHHELD._replace(error=error)
         try:
-            # To archive takes a while, in which the topic may have moved.
+            # To archive takes a while, in which the topic may have moved (S2) or the lease may be lost (S12).
             stopped = self._stopped(due.work)
         except Exception:
             saved.discard()
             raise
         if stopped is not None:
+            # The rows stay, so the archive must not have them: a restore would take them for deleted.
             saved.discard()
             return stopped
+        # Not the batch's keys: a row without a copy in the archive stays (S16).
         return list(saved.keys)
 
     def _invert(self, invalid: Invalid) -> Done:
@@ -366,6 +378,7 @@ class StoreExecutor:
         if not isinstance(invalid.table, MessageTable):
             raise read_only_error()
         at_ms = self._ledger.announce_inverting(invalid)
+        # S6: the table compares each pointer as it negates it. A row that changed since it was read is left alone.
         changed = invalid.table.invert(invalid.cells)
         cells = [cell for cell, done in zip(invalid.cells, changed, strict=True) if done]
         return Done(cells=cells, at_ms=at_ms)

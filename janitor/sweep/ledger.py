@@ -126,6 +126,7 @@ class Ledger:
             if first < self._announced.get(key, b"\xff"):
                 taken = DeletedRows(now_ms, first, stop, None, None, None)
                 self._state.intend(ledger_entry(key, taken, self._run_id, self._snapshot_timestamp_ms))
+                # Only after it is written: if that fails, the next batch announces the range again.
                 self._announced[key] = first
         return now_ms
 

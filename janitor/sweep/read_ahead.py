@@ -151,7 +151,7 @@ class Ahead(KeyReads):
         try:
             page = self._table.read(KEYS, start, None, self._size)
         except StoreError:
-            # Whatever is wrong may lie far behind what was asked for.
+            # The unreadable row may lie far behind the requested key, in another topic.
             self.forget()
             return self._table.read(KEYS, start, None, 1)
         self._keep(start, page)

@@ -351,6 +351,8 @@ class Run:
         except MetadataError as error:
             self.unparsed[key] = str(error)
             return None
+        # The record is taken before all that follows, so holds for consumers and transactions never look like a jump
+        # backwards, and their end never like a jump forwards (S8).
         frontier, record = self._frontier(topic)
         if topic.holds_transactions:
             frontier = until_decided(frontier, self.ready.decided.before_ms)
@@ -488,6 +490,7 @@ class ProcessedRows:
         self.unknown.pop(topic.topic, None)
         if not topic.consumed:
             return frontier, False
+        # Never past the oldest open transaction: it may still publish there, or give back what it has claimed.
         limit_ms = max(0, min(frontier.now_ms - self.hold_seconds * 1000, oldest_open_ms(self.snapshot)))
         try:
             upto = min(limit_ms << 16, self._processed(topic))
@@ -495,9 +498,12 @@ class ProcessedRows:
                 return frontier, False
             is_more = upto > announced(self.side, topic)
             if self.announces and is_more and frontier.hold is None:
+                # L7: announce, then read the consumers again. A consumer that registers in between either is in the
+                # second reading, or reads the announcement and starts after it.
                 announce(self.side, topic, upto)
                 upto = min(upto, self._processed(topic))
         except (StoreError, FormatError) as error:
+            # L7: unknown positions count as unread.
             self.unknown[topic.topic] = str(error)
             return frontier, False
         return replace(frontier, processed=upto), is_more

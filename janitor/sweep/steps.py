@@ -101,13 +101,14 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
             or work.frontier.due.expires(expiry.publish_ms)
             or work.frontier.is_processed(key)
         ):
-            # A range has taken it.
+            # A range has taken it. Its expiry is forgotten only if that range really went in this pass.
             if isinstance(decision, Delete) and not work.waits and whole.run.limits is None:
                 yield ExpiredMessages([expiry])
         elif isinstance(decision, Delete):
             free.append(expiry)
         elif decision == Keep(Reason.HELD):
             held.append(expiry)
+    # An expiry is written before its message, so a server that died in between leaves an expiry without a message.
     there, origin = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
     if gone := [expiry for expiry in free if expiry.key not in there]:
         yield ExpiredMessages(gone)
@@ -193,6 +194,7 @@ def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | B
             continue
         for rule, held, keys in _split_by_time(work, item):
             if not held:
+                # The transaction may still publish a message that refers to its payloads.
                 decided = _decided(part, keys)
                 yield Kept(Reason.UNDECIDED, len(keys) - len(decided), "payload")
                 candidates += decided
@@ -240,6 +242,7 @@ def _candidates(
     generation = int.from_bytes(keys[0][-22:-18], "big")
     free = keys
     if not part.finds:
+        # L5: right before the deletion, and after the messages' step of all parts.
         referenced = yield from _referenced(part, work, generation, keys)
         free = [key for key in keys if _pointer(key) not in referenced]
         yield Kept(Reason.REFERENCED, len(keys) - len(free), "payload")
@@ -288,6 +291,7 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
     search = part.search
     if search.since_ms is None:
         return
+    # Keys read ahead by the messages' step may be deleted by now.
     part.messages.forget()
     wanted = cells_of(part.run.transactions.candidates())
     unrecognized = search.everything and part.run.full and not part.run.patterns
@@ -336,6 +340,7 @@ def _cells(part: Part, wanted: Want[list[TxCell]], begin: bytes, stop: bytes | N
         new = [cell for cell in page.items if cell[1] in invalid]
         if found and (len(found) + len(new) > part.run.terms.batch_rows or pages >= PAGES_TOGETHER):
             yield from _judged(part, found)
+            # S4: only after these cells are inverted. The evidence for a boundary is saved up to this key.
             yield ReachedKey(start)
             found = []
         pages = pages + 1 if found else 1
@@ -357,6 +362,7 @@ def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
     for cell in cells:
         parsed = MessageKey.parse(cell.key)
         if parsed is None:
+            # L0 forbids to change the row, so no boundary may pass its transaction (S4).
             yield Untouchable(cell.pointer)
         elif _within_plan(part, parsed, cell) and not part.goes_early(cell.key):
             ours.append((parsed, cell))

@@ -95,6 +95,7 @@ def sweep_store(
         outcomes = [Outcome() for _ in workers.parts]
         since_ms = run.search_since_ms()
         try:
+            # L5: each step is over in all parts before the next. A payload's message may be in any other part.
             for step in STEPS:
                 for part, done in zip(workers.parts, outcomes, strict=True):
                     part.step, part.undone, part.expiries = step, frozenset(done.failed), expiries
@@ -102,6 +103,7 @@ def sweep_store(
                 yield StepStarted(workers.parts)
                 yield from workers.take(outcomes)
                 if step == "message" and expiries is not None and not _has_ended(outcomes):
+                    # A topic that any part gave up is left alone here too: its messages lie in all parts.
                     undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
                     whole = Part(run, step="ttl", undone=undone, expiries=expiries).open(run.store, executor)
                     yield from run_step(whole, total)
@@ -193,7 +195,7 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
             if isinstance(event, ReachedKey):
                 yield Advance(part, event.key, (outcome,))
         else:
-            # However long the last call took: a step that hung in it has not covered the table.
+            # S10, S12: the last call may have hung until the lease ran out. Then the step has not covered the table.
             part.executor.alive()
     except Exception as error:  # noqa: BLE001 what was done is kept; the pass raises this again
         outcome.ended = error
@@ -224,12 +226,14 @@ def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterat
             attempt.ended = error
         finally:
             has_moved = bool(attempt.moved)
+            # A moved topic is planned again below. It counts as moved only where the driver has to do that.
             if part.replans:
                 attempt.moved.clear()
             # What stays is counted again by the next attempt.
             outcome.merge(attempt.taking() if has_moved else attempt)
         if not (has_moved and part.replans):
             return
+        # S2: drop what was read ahead before the topic is planned again, or old keys meet new rules.
         part.forget()
         part.run.reread(found.prefix)
         if not found.again:
@@ -250,6 +254,7 @@ def _apply_findings(found: Visit, part: Part, so_far: tuple[Outcome, ...]) -> It
             part.executor.after_page(finding)
         else:
             done = part.executor.apply(finding)
+            # Count before the wait: a run that is stopped while it waits has deleted these rows (S15).
             if (counted := attempt.add(finding, done)) is not None:
                 part.executor.pay(counted)
             if done.stop is not None:

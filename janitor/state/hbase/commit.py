@@ -156,13 +156,17 @@ class HBaseDocuments:
         history = {key: zlib.compress(value, 1) for key, value in changes.rows.items() if value is not None}
         in_doubt = False
         try:
+            # Rows and blocks first, then the root that names them: a reader of the old root needs none of them, and
+            # a process that dies in between leaves only unnamed blocks, which the next commit removes.
             self.table.put(history.items())
             for _ in range(ATTEMPTS):
                 with self._replacing:
+                    # S12: the root has the lease, so a compare-and-set of the root also checks the lease.
                     if self._is_fenced_off(base, changes):
                         base = self._rebased(base, changes)
                     root, blocks = with_changes(base, changes.values, secrets.token_hex(_TOKEN_BYTES))
                     self.table.put(blocks.items())
+                    # From here on an error leaves open whether the root names the rows, so they must not be removed.
                     in_doubt = True
                     done = self._replace(base, root)
                     in_doubt = False
@@ -216,6 +220,7 @@ class HBaseDocuments:
         done, sure = self.table.swap(ROOT, base.packed, root.packed)
         if done or sure:
             return done
+        # The answer was lost. The random token of this commit tells whether the root, or one after it, has it.
         present = self.root()
         if root.recent[-1] in present.recent:
             return True

@@ -120,6 +120,7 @@ class LooseFile:
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(lines)
             file.flush()
+            # Before the rename: after a crash of the machine the name could otherwise lead to an empty file.
             os.fsync(file.fileno())
         new.replace(path)
         self._allowed = max(_MOST_BYTES, _MOST_TIMES * len(lines))
