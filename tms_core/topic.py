@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache, wraps
 from typing import ParamSpec, TypeVar, cast
 
@@ -82,6 +83,11 @@ class TopicId:
     def prefix(self) -> bytes:
         """Return the metadata row key, with which every data row of the topic starts."""
         return f"{self.namespace}:{self.topic}:".encode("ascii")
+
+    def matches(self, patterns: Iterable[str]) -> bool:
+        """Return whether the name matches one of the shell patterns over ``namespace:topic``."""
+        name = str(self)
+        return any(fnmatchcase(name, pattern) for pattern in patterns)
 
     def __str__(self) -> str:
         return f"{self.namespace}:{self.topic}"

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from janitor.archive import folder as archive_folder
 from janitor.archive import parquet
 from janitor.archive.parquet import Summary
-from janitor.sweep.run import matches
 from tms_core.errors import ArchiveError
 from tms_core.rowkey import MessageKey
 from tms_core.topic import TopicId
@@ -116,7 +115,7 @@ def find(folder: Path, patterns: tuple[str, ...] = ()) -> Listing:
         ArchiveError: a folder cannot be read. What is wrong with a single file is in the answer.
         ConfigurationError: pyarrow is not installed.
     """
-    return _find(archive_folder.days(folder), lambda topic: not patterns or matches(topic, patterns))
+    return _find(archive_folder.days(folder), lambda topic: not patterns or topic.matches(patterns))
 
 
 def find_topic(folder: Path, topic: TopicId) -> list[ArchivedFile]:

@@ -30,7 +30,6 @@ from janitor.archive.index import ANY, ArchivedFile, Selection
 from janitor.archive.writer import CommitState, pick
 from janitor.rules.policy import Rule
 from janitor.state.base import State
-from janitor.sweep.run import matches
 from janitor.sweep.transactions import TransactionView
 from tms_core.errors import ArchiveError, MetadataError, Refused, StoreError
 from tms_core.logs.printable import duration
@@ -305,7 +304,7 @@ class _Restore:
                 f"Topic {topic} is deleted, so its rows could not be read.",
                 "Create it again, or name another one with --to NS:TOPIC.",
             )
-        paused = any(matches(topic, (pause.pattern,)) for pause in self._state.pauses())
+        paused = topic.matches(pause.pattern for pause in self._state.pauses())
         if self._must_be_paused and not paused:
             raise Refused(
                 f"Topic {topic} is not paused, so the janitor could delete the restored rows again at once.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from fnmatch import fnmatchcase
 
 import click
 
@@ -36,7 +35,7 @@ def command(topic: str | None) -> None:
         state.pause(pattern, current.clock.now_ms())
         pauses, known = state.pauses(), state.frontiers()
     current.refresh_status()
-    if known and not any(fnmatchcase(str(name), pattern) for name in known):
+    if known and not any(name.matches((pattern,)) for name in known):
         click.echo(f"warning: the janitor has not seen a topic named {pattern}; it is paused anyway", err=True)
     if current.as_json:
         render.print_json({"paused": as_json(pauses)})

@@ -55,7 +55,7 @@ def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
         for taken_back in resumed:
             state.resume(taken_back)
         aside = [topic for topic, strikes in state.strikes().items() if strikes.quarantined_ms is not None]
-        retried = [topic for topic in aside if fnmatchcase(str(topic), pattern)]
+        retried = [topic for topic in aside if topic.matches((pattern,))]
         state.save_strikes(dict.fromkeys(retried))
     return resumed, [str(topic) for topic in retried]
 

@@ -15,7 +15,6 @@ from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
 from janitor.rules.policy import Rule
 from janitor.run.record import RunLog
-from janitor.sweep.run import matches
 from tms_core.cli.help import CommandGroup
 from tms_core.errors import StateBusy, StoreBusy
 from tms_core.logs.printable import duration, printable
@@ -84,7 +83,7 @@ def stats(
         )
     if remember:
         with access.reading() as store, current.place.state() as state:
-            living = {t: g for t, g in counting.living(store).items() if not patterns or matches(t, patterns)}
+            living = {t: g for t, g in counting.living(store).items() if not patterns or t.matches(patterns)}
             counting.save(state, found, living, now_ms, whole=not patterns)
     if current.as_json:
         shown = {"effective_now_ms": now_ms, "topics": [one.to_json() for one in found], "written": written}

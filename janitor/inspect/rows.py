@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from janitor.rules.policy import is_unrecognized
 from janitor.rules.ranges import topic_stop
-from janitor.sweep.run import matches
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
 from tms_core.tables.base import (
@@ -172,7 +172,7 @@ def payloads(
         for raw, body in page:
             key = PayloadKey.parse(raw)
             state = (
-                "unrecognized" if key is None or _is_unrecognized(key) else pointer_state(key.write_pointer, snapshot)
+                "unrecognized" if key is None or is_unrecognized(key) else pointer_state(key.write_pointer, snapshot)
             )
             counts[state] += 1
             if key and state != "unrecognized":
@@ -188,7 +188,7 @@ def metadata(store: Reads, patterns: tuple[str, ...]) -> Inspected:
     counts: Counter[str] = Counter()
     for key, value in store.metadata.rows():
         topic = TopicId.from_prefix(key)
-        if patterns and (topic is None or not matches(topic, patterns)):
+        if patterns and (topic is None or not topic.matches(patterns)):
             continue
         row: dict[str, Any] = {"key": key.hex(), "topic": str(topic) if topic else None}
         try:
@@ -250,7 +250,7 @@ def _ranges(table: KeyReads, patterns: tuple[str, ...]) -> Iterator[tuple[bytes,
             start = key + b"\x00"
             continue
         start = topic_stop(topic.prefix)
-        if matches(topic, patterns):
+        if topic.matches(patterns):
             yield topic.prefix, start
 
 
@@ -272,13 +272,8 @@ def _smaller(known: int | None, pointer: int) -> int:
     return pointer if known is None else min(known, pointer)
 
 
-def _is_unrecognized(key: MessageKey | PayloadKey | None) -> bool:
-    """Return whether the key is none of ours (rule L0)."""
-    return key is None or key.generation <= 0 or key.time_ms < 0
-
-
 def _kind(key: MessageKey | None, value: MessageValue) -> str:
-    if _is_unrecognized(key):
+    if is_unrecognized(key):
         return "unrecognized"
     if value.pointer is None:
         return "plain"

@@ -17,7 +17,7 @@ from janitor.inspect.rows import pointer_state
 from janitor.rules.policy import Delete, Row, Rule, decide
 from janitor.rules.ranges import find_referenced, returned, search_range, timeless_range, topic_stop
 from janitor.state.base import LedgerEntry, State
-from janitor.sweep.run import Run, matches
+from janitor.sweep.run import Run
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
 from tms_core.tables.base import MESSAGES, MessageValue, Reads
 from tms_core.topic import TopicId
@@ -66,7 +66,7 @@ def why(
         tuple(found),
         tuple(missing),
         remembered(state, now_ms, history_days),
-        tuple(pattern for pattern in run.paused if matches(topic, (pattern,))),
+        tuple(pattern for pattern in run.paused if topic.matches((pattern,))),
         work is not None and work.topic.consumed,
     )
 

@@ -194,11 +194,16 @@ def decide(
     return Keep(reason)
 
 
+def is_unrecognized(key: MessageKey | PayloadKey | None) -> bool:
+    """Return whether TMS writes no such key (rule L0): it does not parse, or a number in it is out of range."""
+    return key is None or key.generation <= 0 or key.time_ms < 0
+
+
 def _claim(
     key: MessageKey | PayloadKey, topic: TopicMetadata | None, frontier: Frontier | None, expires_ms: int | None
 ) -> tuple[Rule | None, Reason]:
     """What L0 to L3, L6 and L7 say when nothing is held."""
-    if key.generation <= 0 or key.time_ms < 0:
+    if is_unrecognized(key):
         return None, Reason.UNRECOGNIZED
     if topic is None or frontier is None:
         return None, Reason.UNKNOWN_TOPIC

@@ -23,7 +23,7 @@ from janitor.report import DataTable, EntryKey, Report
 from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.rules.ranges import Span, intersect, message_spans, payload_spans
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import PlanLimits, Run, Terms, TopicWork, matches, parse_or_none
+from janitor.sweep.run import PlanLimits, Run, Terms, TopicWork, parse_or_none
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError
 from tms_core.rowkey import LONG_MAX, Cutoff, generation_prefix
 from tms_core.tables.base import KeyRange, MetadataReads, Reads
@@ -325,7 +325,7 @@ class WhatIf:
 def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
     """Return the topic as it would be."""
     for change in changes:
-        if matches(topic.topic, change.patterns):
+        if topic.topic.matches(change.patterns):
             topic = replace(topic, ttl_seconds=change.ttl_seconds)
     return topic
 

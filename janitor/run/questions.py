@@ -27,12 +27,12 @@ from janitor.run import plan_file as plan
 from janitor.run.plan_file import WhatIf, supposed
 from janitor.run.prepare import Deps, claim_in_force, make_run, obstacles, prepare
 from janitor.state.base import Claim
-from janitor.sweep.executor import DryRun
+from janitor.sweep.executor import DryRun, raise_if_stopping
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import PassKind, Preparation, Run
 from janitor.sweep.sweep import sweep_store
 from janitor.sweep.transactions import TransactionView, TxState
-from tms_core.errors import NoSnapshot, StopRequested
+from tms_core.errors import NoSnapshot
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import TableName
 from tms_core.topic import TopicId
@@ -191,16 +191,6 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
     return passes.report(deps, run, outcome, costs, claim, counts)
 
 
-def raise_if_stopping(deps: Deps) -> None:
-    """Called between pages.
-
-    Raises:
-        StopRequested: the process is stopping.
-    """
-    if deps.is_stopping():
-        raise StopRequested("the janitor is stopping.", "Try again when it is back.")
-
-
 def heartbeat(deps: Deps, rows: int) -> None:
     """Tell the observer that a read outside a pass has come so many rows further.
 
@@ -208,4 +198,4 @@ def heartbeat(deps: Deps, rows: int) -> None:
         StopRequested: the process is stopping.
     """
     deps.observer("read", None, rows)
-    raise_if_stopping(deps)
+    raise_if_stopping(deps.is_stopping)

@@ -20,7 +20,6 @@ from janitor.run.prepare import Deps, Feedback, claim_in_force, obstacles
 from janitor.state.base import TopicCount
 from janitor.state.ids import BATCH_IDS
 from janitor.state.records import LINEAGE, OpenIdRecord
-from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.executor import Pacer, Permission, StoreExecutor
 from janitor.sweep.ledger import Ledger, LedgerSums
 from janitor.sweep.outcome import Outcome
@@ -159,7 +158,7 @@ class SweepRun:
             return
         # After the conclusions: a compaction that fails may close the store, and costs only space.
         self._costs.start("compact")
-        self._compact(executor.deleted)
+        executor.deleted.finish(partial(self._alive, "compact", 0), outcome)
         self._costs.start("")
         if deps.feedback is not None and self._moves_frontiers and outcome.interruption is None:
             self._feed_back(deps.feedback)
@@ -358,18 +357,6 @@ class SweepRun:
             raise
 
     # -- what follows ----------------------------------------------------------------------------------------------
-
-    def _compact(self, deleted: DeletedRanges) -> None:
-        try:
-            deleted.compact(partial(self._alive, "compact", 0))
-        except Interrupted as error:
-            self._outcome.ended = error
-        except StoreError as error:
-            # The rows are gone and what was reached is saved; only their space is not free yet.
-            self._outcome.errors.append(
-                "the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: "
-                f"{error}"
-            )
 
     def _feed_back(self, told: Feedback) -> None:
         """Pass proven ids after a run over everything without an obstacle (rule S4)."""

@@ -21,7 +21,7 @@ from janitor.run.plan_file import WhatIf, changed
 from janitor.settings import AllSettings
 from janitor.spark.columns import Policy
 from janitor.sweep import transactions as txstate
-from janitor.sweep.run import ProcessedRows, matches, parse_or_none
+from janitor.sweep.run import ProcessedRows, parse_or_none
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError
@@ -207,6 +207,6 @@ class Access:
         return Policy(frontiers, view)
 
     def _frontier(self, topic: TopicMetadata, now_ms: int) -> Frontier:
-        if matches(topic.topic, tuple(self.settings.janitor.protect)):
+        if topic.topic.matches(tuple(self.settings.janitor.protect)):
             return Frontier.closed(now_ms, topic, Hold.PROTECTED)
         return Frontier.open(now_ms, topic)

@@ -33,7 +33,7 @@ from janitor.status.status import (
     Status,
     TopicFigures,
 )
-from janitor.sweep.run import Terms, matches
+from janitor.sweep.run import Terms
 from tms_core.clock import Clock
 from tms_core.logs.printable import complete, duration, moment
 from tms_core.tables.lease import LeaseRecord
@@ -289,7 +289,7 @@ def _held_topic(
 ) -> HeldTopic | None:
     """Return one topic; None when what held it in the last run does so no longer."""
     reason = str(Hold.FRONTIER) if until_ms is not None else items[0].held
-    pattern = next((pause for pause in pauses if matches(TopicId.parse(name), (pause,))), None)
+    pattern = next((pause for pause in pauses if TopicId.parse(name).matches((pause,))), None)
     if pattern is not None:
         reason, until_ms = str(Hold.PAUSED), None
     elif reason == Hold.PAUSED:

@@ -17,7 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from threading import Lock
 
-from tms_core.errors import StoreError
+from janitor.sweep.outcome import Outcome
+from tms_core.errors import Interrupted, StoreError
 from tms_core.tables.base import KeyTable, TableName
 
 #: Deleted rows and bytes of table files per slice, each about a second of compaction on a laptop. What lies at an edge
@@ -110,6 +111,18 @@ class DeletedRanges:
         for table in {part.table: None for part in self.slices if part.begun is not None}:
             # Of no rows: files in which the pass was reading while they were compacted go with the next one.
             table.compact(b"", b"")
+
+    def finish(self, heartbeat: Callable[[], None], outcome: Outcome) -> None:
+        """Compact, and note an error in the outcome: the rows are deleted, only their space is not free yet."""
+        try:
+            self.compact(heartbeat)
+        except Interrupted as error:
+            outcome.ended = error
+        except StoreError as error:
+            outcome.errors.append(
+                "the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: "
+                f"{error}"
+            )
 
     def close(self) -> None:
         """Return when nothing is compacted any more; slices not started are left to the store."""

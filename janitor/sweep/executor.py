@@ -17,7 +17,6 @@ hour is not hit by an hour's worth of deletes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from threading import Lock
 from typing import Protocol, cast
 
@@ -73,7 +72,7 @@ class Permission:
         Raises:
             StopRequested, LeaseLost, StateError: the run is over.
         """
-        return not any(fnmatchcase(str(topic), pause.pattern) for pause in self._pauses())
+        return not topic.matches(pause.pattern for pause in self._pauses())
 
     def allows_all(self) -> bool:
         """Return whether the whole store may be changed: nothing is paused.
@@ -227,6 +226,16 @@ class Keeper(Protocol):
         ...
 
 
+def raise_if_stopping(is_stopping: Callable[[], bool]) -> None:
+    """Stop a pass or an answer that changes nothing; called between its pages.
+
+    Raises:
+        StopRequested: the process is stopping.
+    """
+    if is_stopping():
+        raise StopRequested("the janitor is stopping.", "Try again when it is back.")
+
+
 class DryRun:
     """The executor of a plan: it changes nothing, and everything counts as done.
 
@@ -238,8 +247,7 @@ class DryRun:
         self._is_stopping = is_stopping
 
     def alive(self) -> None:
-        if self._is_stopping():
-            raise StopRequested("the janitor is stopping.", "Try again when it is back.")
+        raise_if_stopping(self._is_stopping)
 
     def after_page(self, read: Read) -> None:
         self.alive()

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from janitor.boundary.claim import Refutation
@@ -89,7 +88,7 @@ class Terms:
         return self.history_days * 86_400_000
 
     def protects(self, topic: TopicId) -> bool:
-        return matches(topic, self.protect)
+        return topic.matches(self.protect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,11 +326,11 @@ class Run:
         if not self.patterns:
             return True
         topic = TopicId.from_prefix(prefix)
-        return topic is not None and matches(topic, self.patterns)
+        return topic is not None and topic.matches(self.patterns)
 
     def is_paused(self, prefix: bytes) -> bool:
         topic = TopicId.from_prefix(prefix)
-        return topic is not None and matches(topic, self.paused)
+        return topic is not None and topic.matches(self.paused)
 
     def is_quarantined(self, prefix: bytes) -> bool:
         return bool(self.quarantined) and TopicId.from_prefix(prefix) in self.quarantined
@@ -369,7 +368,7 @@ class Run:
 
     def _frontier(self, topic: TopicMetadata) -> tuple[Frontier, FrontierRecord]:
         record = self.records.get(topic.topic)
-        if matches(topic.topic, self.paused):
+        if topic.topic.matches(self.paused):
             return Frontier.closed(self.now_ms, topic, Hold.PAUSED), stand_still(record, self.now)
         if topic.topic in self.quarantined:
             return Frontier.closed(self.now_ms, topic, Hold.QUARANTINED), stand_still(record, self.now)
@@ -411,11 +410,6 @@ class Run:
         ttl_ms = topic.ttl_seconds * 1000
         window_ms = min(ttl_ms, max(LEAST_WINDOW_MS, ttl_ms // 100))
         return 0 <= frontier.cutoff.ms - record.cutoff_ms < window_ms
-
-
-def matches(topic: TopicId, patterns: tuple[str, ...]) -> bool:
-    """Return whether a topic's name fits one of the shell patterns."""
-    return any(fnmatchcase(str(topic), pattern) for pattern in patterns)
 
 
 def parse_or_none(key: bytes, value: bytes) -> TopicMetadata | None:

@@ -16,7 +16,7 @@ from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from janitor.report import DataTable
-from janitor.rules.policy import Delete, Hold, Keep, Reason, Row, decide
+from janitor.rules.policy import Delete, Hold, Keep, Reason, Row, decide, is_unrecognized
 from janitor.rules.ranges import Span, intersect, topic_stop
 from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, unrecognized
@@ -361,7 +361,7 @@ def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]
         counted += last - first_at
         first_at = stop
     if counted < len(keys):
-        yield unrecognized(name, [key for key in keys if _is_unrecognized(name, key)])
+        yield unrecognized(name, [key for key in keys if is_unrecognized(_parse(name, key))])
 
 
 def due(part: Part, work: TopicWork, batch: Batch, hold: Hold | None, expiries: Sequence[Expiry] = ()) -> Due:
@@ -396,8 +396,3 @@ def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: byt
 
 def _parse(name: DataTable, key: bytes) -> MessageKey | PayloadKey | None:
     return MessageKey.parse(key) if name == "message" else PayloadKey.parse(key)
-
-
-def _is_unrecognized(name: DataTable, key: bytes) -> bool:
-    parsed = _parse(name, key)
-    return parsed is None or parsed.generation <= 0 or parsed.time_ms < 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ class Wanted:
             return False
         if self.names is not None and topic.topic not in self.names:
             return False
-        return not self.patterns or any(fnmatchcase(str(topic), pattern) for pattern in self.patterns)
+        return not self.patterns or topic.matches(self.patterns)
 
     def ranges(self) -> list[KeyRange]:
         """Return where their keys can lie, in key order and apart from one another."""

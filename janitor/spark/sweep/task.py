@@ -213,14 +213,7 @@ def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: O
     """Make durable what was done, and have its space given back: only here it is known where rows were."""
     part.message.sync()
     part.payload.sync()
-    try:
-        deleted.compact(allowed.alive)
-    except Interrupted as error:
-        outcome.ended = error
-    except StoreError as error:
-        outcome.errors.append(
-            f"the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: {error}"
-        )
+    deleted.finish(allowed.alive, outcome)
 
 
 def pack(outcome: Outcome) -> str:

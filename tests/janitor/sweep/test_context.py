@@ -10,7 +10,7 @@ import pytest
 from janitor.rules.frontier import admit, stand_still
 from janitor.rules.policy import Frontier, Hold
 from janitor.state.base import ClockAnchor, FrontierRecord
-from janitor.sweep.run import PlanLimits, Run, Terms, matches
+from janitor.sweep.run import PlanLimits, Run, Terms
 from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, Topic, prepared, topic, unknown_topic
 from tms_core.tables.base import KeyRange
@@ -199,13 +199,13 @@ def test_s2_given_metadata_that_is_gone_when_read_again_then_the_topic_is_unknow
     ],
 )
 def test_given_a_shell_pattern_when_it_fits_the_whole_name_then_the_topic_matches(pattern: str, fits: bool) -> None:
-    assert matches(ORDERS, (pattern,)) is fits
-    assert matches(ORDERS, ("x:y", pattern)) is fits
+    assert ORDERS.matches((pattern,)) is fits
+    assert ORDERS.matches(("x:y", pattern)) is fits
     assert replace(TERMS, protect=(pattern,)).protects(ORDERS) is fits
 
 
 def test_given_no_patterns_when_asked_then_nothing_matches_and_everything_is_in_scope(store: MemoryStore) -> None:
-    assert not matches(ORDERS, ())
+    assert not ORDERS.matches(())
     assert make(store).in_scope(b"whatever")
 
 
