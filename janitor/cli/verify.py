@@ -32,7 +32,7 @@ def command() -> int:
         rows = f"{found.cells:,} transactional rows read{unrecognized}"
         out.print(f"{rows}, {found.open_cells:,} of invalid transactions not inverted")
         if found.bound is None and found.withdrawn:
-            out.print(f"no boundary is claimed: {found.withdrawn}")
+            out.print(f"no boundary is published: {found.withdrawn}")
         elif found.bound is None:
             out.print("no boundary has been claimed, so there is nothing to prove")
         elif found.refuted:

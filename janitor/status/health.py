@@ -29,7 +29,7 @@ MISSED_RUNS, GRACE_MS = 3, 3_600_000
 #: How long readers wait for a transaction before a person has to check it, in milliseconds.
 LATE_MS = 600_000
 
-#: How far the prune boundary may be behind, in seconds.
+#: Largest lag of the prune boundary, in seconds.
 STUCK_SECONDS = 345_600
 
 #: How many patterns are named before they become too many for a line.
@@ -150,10 +150,10 @@ def _stuck(status: Status) -> Iterator[HealthReason]:
     if last is None or status.snapshot.problem == "not_configured":
         return
     behind_ms = status.now_ms - transaction_ms(int(last))
-    # The first boundary of a store that was adopted late lies in the past: it gets as long to move as it may be behind.
+    # The first boundary of a store that was adopted late lies in the past: it may lag as long after the adoption.
     since_ms = status.now_ms - (status.adopted_ms or 0)
     if min(behind_ms, since_ms) > STUCK_SECONDS * 1000:
-        yield HealthReason(f"The prune boundary is {duration(behind_ms)} behind.", "boundary", Condition.BOUNDARY_STUCK)
+        yield HealthReason(f"The prune boundary lags by {duration(behind_ms)}.", "boundary", Condition.BOUNDARY_STUCK)
 
 
 def _no_run(status: Status) -> Iterator[HealthReason]:

@@ -205,7 +205,7 @@ def test_given_a_row_that_makes_the_boundary_false_when_audited_then_it_is_refut
     assert b"default:orders:".hex() in refuted.out
     again = site.janitor("verify")
     assert again.code == 1
-    assert f"no boundary is claimed: the boundary {INVALID} is refuted" in again.out
+    assert f"no boundary is published: the boundary {INVALID} is refuted" in again.out
     found = site.janitor("verify --format json")
     assert found.code == 1, "its former name is understood for a version"
     assert (found.json["boundary"], found.json["refuted"], found.json["open_cells"]) == (None, 0, 1)

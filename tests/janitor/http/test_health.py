@@ -170,7 +170,7 @@ def test_judge_boundary_behind_needs_somebody_unless_there_is_no_transaction_sys
     bound = str((NOW_MS - STUCK_SECONDS * 1000 - behind_ms) * TX_PER_MS)
     snapshot = SnapshotFigures(problem=problem)
     status = replace(CALM, adopted_ms=0, boundary=BoundaryFigures(last=bound), snapshot=snapshot)
-    assert ("The prune boundary is 4 d behind." in texts(judge(status))) == said
+    assert ("The prune boundary lags by 4 d." in texts(judge(status))) == said
 
 
 @pytest.mark.parametrize(("adopted_seconds_ago", "said"), [(STUCK_SECONDS, False), (STUCK_SECONDS + 1, True)])
