@@ -253,7 +253,9 @@ def _snapshots(current: Session) -> Finding:
         allowance_ms=terms.lifetime.allowance_ms,
     )
     if current.settings.transactions.source == "none":
-        return Finding("snapshots", "ok", "transactions.source is none: nothing is inverted and no boundary is published")
+        return Finding(
+            "snapshots", "ok", "transactions.source is none: nothing is inverted and no boundary is published"
+        )
     if state.problem is not None:
         return Finding("snapshots", "warn", f"{state.message}; nothing is inverted without one")
     return Finding(
@@ -277,7 +279,9 @@ def _lifetime(current: Session) -> Finding:
     if terms.lifetime_known:
         return Finding("lifetime", "ok", f"transactions write for at most {duration(terms.lifetime.max_ms)}")
     return Finding(
-        "lifetime", "warn", "transactions.max_lifetime_seconds is not set: 90000 is assumed, and no boundary is published"
+        "lifetime",
+        "warn",
+        "transactions.max_lifetime_seconds is not set: 90000 is assumed, and no boundary is published",
     )
 
 
