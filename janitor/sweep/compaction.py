@@ -1,12 +1,12 @@
-"""Getting the space back.
+"""Compaction of deleted rows, which frees their disk space.
 
-A deleted row takes room until LevelDB compacts the tables it was in, and LevelDB only does so when it must. So what a
-run deleted is compacted explicitly, in slices: one compaction cannot be interrupted, and a run has to show between two
-of them that it is alive (rule S10). HBase's tables get the same slices, but decide themselves where and when to compact
+A deleted row takes space until LevelDB compacts its table files, and LevelDB does that only when it must. Therefore a
+run compacts its deletions itself, in slices: a compaction cannot be interrupted, and a run must renew its heartbeat in
+between (rule S10). HBase's tables get the same slices, but decide themselves where and when to compact
 (``tms_core/tables/hbase/regions.py``).
 
-LevelDB works on a slice while the pass goes on elsewhere: a thread of its own asks for it as soon as nothing more is
-deleted there. Where the disk may be too small for that, all of it comes after the pass, because a compaction that fails
+LevelDB compacts a slice while the pass continues elsewhere: a separate thread requests it as soon as its rows are all
+deleted. If the disk may be too small for that, all slices are compacted after the pass, because a failed compaction
 closes the store for writing.
 """
 
@@ -38,10 +38,10 @@ ALIVE_SECONDS = 1.0
 
 @dataclass(slots=True)
 class Slice:
-    """A range of one table in which rows were deleted; both ends are keys that were.
+    """A range of one table with deleted rows; both ends are keys of deleted rows.
 
     Attributes:
-        started: its compaction beside the pass; None where that comes after it.
+        begun: the compaction beside the pass; None: it comes after the pass.
     """
 
     table: KeyTable
@@ -67,7 +67,7 @@ class Slice:
 
 @dataclass(slots=True)
 class DeletedRanges:
-    """Where a run deleted rows, gathered batch by batch, of each table in key order; its threads may share it."""
+    """The ranges of a run's deleted rows, added batch by batch in key order of each table. Its threads may share it."""
 
     slices: list[Slice] = field(default_factory=list)
     _last: dict[KeyTable, Slice] = field(default_factory=dict)
@@ -87,14 +87,14 @@ class DeletedRanges:
             self.slices.append(self._last[table])
 
     def no_more(self, name: TableName) -> None:
-        """Called when the pass has finished the deletions in a table; mostly, nothing is left to do."""
+        """Start the last compactions of a table whose deletions are finished."""
         # Of a copy, since another thread may end the deleting in another part of the table meanwhile.
         for table in [table for table in list(self._last) if table.name == name]:
             with self._lock:
                 self._begin(self._last.pop(table, None))
 
     def compact(self, heartbeat: Callable[[], None]) -> None:
-        """Return when all slices are compacted, those that were not started yet one by one.
+        """Compact all slices; those that were not started before one by one.
 
         Raises:
             StoreError: the store failed; the rows are deleted all the same.
@@ -125,11 +125,11 @@ class DeletedRanges:
             )
 
     def close(self) -> None:
-        """Return when nothing is compacted any more; slices not started are left to the store."""
+        """Wait until no compaction is running; slices that were not started are left to the store."""
         self._beside.shutdown(cancel_futures=True)
 
     def _begin(self, part: Slice | None) -> None:
-        """Have a slice compacted beside the pass, where its table is made for that."""
+        """Start the compaction of a slice beside the pass, if its table supports that."""
         if part is not None and part.worthwhile and part.table.compacts_beside:
             part.begun = self._beside.submit(self._compact_beside, part)
 

@@ -1,17 +1,17 @@
-"""Executors: what a pass does with a finding. A plan's changes nothing; a run's deletes and inverts, batch by batch.
+"""Executors carry out the findings of a pass. The executor of a plan changes nothing; that of a run deletes and
+inverts, batch by batch.
 
-A Spark task that may only look has an executor of its own (``janitor/spark/sweep/task.py``).
+A Spark task that only reads has its own executor (``janitor/spark/sweep/task.py``).
 
-Between planning a topic and deleting its rows, the topic may be deleted, created again or given another ttl. So each
-batch reads the topic's metadata again and is dropped when it has moved (rule S2); what a reader then loses is never
-more than what the metadata allowed an instant before. Before that the executor asks whether this run may still write at
-all (rule S12): its lease may be lost, an operator may have paused the topic or asked the process to stop. After every
-page a run shows that it is alive (rule S10): a run that hangs in a call stops showing it, its lease runs out, and the
-next holder closes it.
+Between the planning of a topic and the deletion of its rows, the topic may be deleted, created again or given another
+TTL. Therefore the executor reads the metadata again before each batch, and drops the batch if it differs (rule S2). A
+reader then loses at most what the metadata allowed an instant before. Before that, the executor checks whether this run
+may still write (rule S12): its lease may be lost, the topic paused, or a stop requested. After each page, a run renews
+its lease and heartbeat (rule S10). A run that hangs in a call does not; its lease expires, and the next holder closes
+the run.
 
-The rate is a plain account of rows against time. Each batch is paid for after it was written, with nothing open (rule
-S11), and the wait is as long as the batch was worth. No burst is saved up while idle, so a store that sat still for an
-hour is not hit by an hour's worth of deletes.
+The rate limit is an account of rows and time. A run waits for each batch after it has written it, while nothing is open
+(rule S11), for as long as the rate requires. Idle time does not add up to a later burst.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ def never() -> bool:
 
 
 class Permission:
-    """The permission of one run to write; ``StopRequested``, ``LeaseLost`` and ``StateError`` say that the run is over.
+    """The permission of one run to write. ``StopRequested``, ``LeaseLost`` and ``StateError`` mean that the run is
+    over.
 
     Args:
-        state: where pauses and the heartbeat are.
-        lease: the lease the run works under; None where there is none to lose.
-        clock: what the heartbeat is timed and dated by.
-        is_stopping: whether the run was asked to stop.
+        state: has the pauses and the heartbeat.
+        lease: the lease of the run; None: no other process can write.
+        clock: the clock of the heartbeat.
+        is_stopping: returns whether a stop of the run was requested.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Permission:
         return not self._pauses()
 
     def alive(self) -> None:
-        """Called before and after every page, and in every wait.
+        """Renew the lease and the heartbeat when they are due; called before and after each page, and in each wait.
 
         Raises:
             StopRequested, LeaseLost, StateError: the run is over.
@@ -104,7 +105,7 @@ class Permission:
         return self._state.pauses()
 
     def _beat(self) -> None:
-        """Say that the run is alive, and check whether it may be: a reading run must stop with its lease too."""
+        """Save a heartbeat if it is due, after a check of the lease: a run that only reads must stop without it too."""
         now_ms = self._clock.monotonic_ms()
         due = now_ms - self._beaten_ms >= HEARTBEAT_MS
         if self._lease is not None and (due or not self._begun):
@@ -122,11 +123,11 @@ class Permission:
 
 
 class Pacer:
-    """Keeps the rate of all who share it at or under a limit.
+    """Keeps the common rate of all its callers at or below a limit.
 
     Args:
-        rows_per_second: the limit; None for no limit.
-        clock: what time is measured and waited by.
+        rows_per_second: the limit; None: no limit.
+        clock: measures the time and waits.
         alive: called between two pieces of a wait, and before each page of a count; its error stops both.
     """
 
@@ -163,10 +164,10 @@ class Pacer:
 
 
 class Executor(Protocol):
-    """Carries out findings. Every method raises ``Interrupted`` when the pass is over, and has then done nothing."""
+    """Carries out findings. Each method raises ``Interrupted`` if the pass is over; then it has done nothing."""
 
     def alive(self) -> None:
-        """Called before every jump.
+        """Check whether the pass continues; called before each jump.
 
         Raises:
             Interrupted: the pass is over.
@@ -174,7 +175,7 @@ class Executor(Protocol):
         ...
 
     def after_page(self, read: Read) -> None:
-        """Called after every page.
+        """Check whether the pass continues; called after each page.
 
         Raises:
             Interrupted: the pass is over.
@@ -182,7 +183,7 @@ class Executor(Protocol):
         ...
 
     def apply(self, finding: Finding) -> Done:
-        """Carry out a finding; ``Done.stop`` says why the rest of the topic is left.
+        """Carry out a finding; ``Done.stop`` is the reason to leave the rest of the topic.
 
         Raises:
             StoreError: the store failed; nothing was done.
@@ -191,7 +192,7 @@ class Executor(Protocol):
         ...
 
     def pay(self, taken: DeletionCount) -> None:
-        """Called after rows were deleted or inverted; waits until they are within the rate.
+        """Wait until deleted or inverted rows are within the rate; called after the executor has written them.
 
         Raises:
             Interrupted: the pass is over.
@@ -200,28 +201,28 @@ class Executor(Protocol):
 
 
 class Saved(Protocol):
-    """Rows that are safe elsewhere."""
+    """Rows with a durable copy in the archive."""
 
     @property
     def keys(self) -> Sequence[bytes]:
-        """Whose rows; nothing else may be deleted."""
+        """Return the keys of these rows; the caller deletes no other rows."""
         ...
 
     def discard(self) -> None:
-        """Forget them again, because they stay where they are."""
+        """Remove the copies, because the rows are not deleted."""
         ...
 
 
 class Keeper(Protocol):
-    """Keeps rows that are about to be deleted (``janitor.archive``)."""
+    """Archives rows before they are deleted (``janitor.archive``)."""
 
     def save(
         self, topic: TopicId, generation: int, table: MessageReads | PayloadReads, rule: Rule, keys: Sequence[bytes]
     ) -> Saved:
-        """Return when the rows are safe.
+        """Archive rows; return when their copies are durable.
 
         Raises:
-            ArchiveError: they are not; nothing may be deleted.
+            ArchiveError: they are not archived; nothing may be deleted.
         """
         ...
 
@@ -237,10 +238,10 @@ def raise_if_stopping(is_stopping: Callable[[], bool]) -> None:
 
 
 class DryRun:
-    """The executor of a plan: it changes nothing, and everything counts as done.
+    """The executor of a plan. It changes nothing, and counts everything as done.
 
     Args:
-        is_stopping: whether the process is ending.
+        is_stopping: returns whether the process is stopping.
     """
 
     def __init__(self, is_stopping: Callable[[], bool] = never) -> None:
@@ -253,7 +254,7 @@ class DryRun:
         self.alive()
 
     def apply(self, finding: Finding) -> Done:
-        """Leave the rows where they are."""
+        """Count the rows as deleted or inverted, without a change."""
         match finding:
             case Due(hold=None):
                 return Done(finding.batch.keys)
@@ -263,22 +264,22 @@ class DryRun:
                 return NOTHING_DONE
 
     def pay(self, taken: DeletionCount) -> None:
-        """Reading costs nothing."""
+        """Return at once: a plan has no rate limit."""
 
 
 class StoreExecutor:
-    """The executor of a run; threads that sweep different parts of the store may share it.
+    """The executor of a run. Threads that sweep different parts of the store may share it.
 
     Args:
-        metadata: read again before every batch.
-        permission: asked before every batch.
+        metadata: the metadata table; read before each batch.
+        permission: asked before each batch.
         pacer: limits the rate.
-        ledger: where batches are announced.
-        keeper: where rows go before they are deleted; None for nowhere.
-        booking: sums up what was deleted; None: that is known at the end of the run.
+        ledger: announces batches.
+        keeper: archives rows before their deletion; None: no archive.
+        booking: saves sums of deletions during the run; None: the caller has them at the end.
 
     Attributes:
-        deleted: where rows were; to be closed.
+        deleted: the ranges of deleted rows, for the compaction; the caller closes it.
     """
 
     def __init__(
@@ -337,17 +338,17 @@ class StoreExecutor:
         return Done(allowed, at_ms=at_ms)
 
     def _allowed(self, due: Due) -> list[bytes] | Done:
-        """Return the keys of those rows that may be deleted now: all of a batch, or those that are archived.
+        """Return the keys of the rows that may be deleted now: the whole batch, or its archived rows.
 
         Returns:
-            Or why none of them may.
+            A ``Done`` with the reason if no row may be deleted.
         """
         if (stopped := self._stopped(due.work)) is not None:
             return stopped
         return due.batch.keys if self._keeper is None else self._archive(self._keeper, due)
 
     def _stopped(self, work: TopicWork) -> Done | None:
-        """Return why nothing may be deleted in this topic now; None: it may."""
+        """Return the reason why nothing may be deleted in this topic now; None: deletions are allowed."""
         if not self._permission.allows(work.topic.topic):
             return WITHHELD
         # S2: last, so that as little time as possible lies between this read and the deletion.
@@ -357,7 +358,7 @@ class StoreExecutor:
         return self._metadata.get(work.topic.topic.prefix) != work.raw
 
     def _archive(self, keeper: Keeper, due: Due) -> list[bytes] | Done:
-        """Archive the rows; return the keys of those that are."""
+        """Archive the rows; return the keys of the archived rows, or the reason why nothing may be deleted."""
         if self._archive_error is not None:
             return WITHHELD._replace(error=self._archive_error)
         batch, source = due.batch, cast(MessageReads | PayloadReads, due.table)

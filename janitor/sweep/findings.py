@@ -1,8 +1,8 @@
-"""What a pass finds and what is done with it, as values: batches of rows with one fate, and what else is to be counted.
+"""The findings of a pass, and the results of executors, as values.
 
-A finding is a batch and never a row, so that nothing on the way costs an object for each row. A step pulls findings,
-hands them to an executor (:mod:`janitor.sweep.executor`), and then counts them, with what the executor did, in an
-outcome (:mod:`janitor.sweep.outcome`).
+A finding is a batch of rows, never one row, so no object is created for each row. A step yields findings, gives them to
+an executor (:mod:`janitor.sweep.executor`), and counts them with the executor's result in an outcome
+(:mod:`janitor.sweep.outcome`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tms_core.topic import TopicId
 
 
 class Batch(NamedTuple):
-    """Rows of one topic, generation and table with one fate, in key order.
+    """Rows of one topic, generation and table with the same result, in key order.
 
     Attributes:
-        origin: their rows as the store returned them.
+        origin: the rows as the store returned them.
     """
 
     table: DataTable
@@ -39,11 +39,11 @@ class Due:
     """Rows that the rules delete.
 
     Attributes:
-        table: where they are.
-        size_bytes: key bytes exactly, value bytes as the store estimates them.
-        hold: why they stay for now; None: they go.
-        label: the hold they are shown under.
-        expiries: those of messages with expired TTLs of their own; none of others.
+        table: their table.
+        size_bytes: exact bytes of keys, and the store's estimate of the bytes of values.
+        hold: the reason why they stay for now; None: they are deleted.
+        label: the hold in the report.
+        expiries: the expiries of messages whose own TTLs have passed; empty for others.
     """
 
     work: TopicWork
@@ -57,11 +57,11 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """Message rows of one topic and generation whose transactions are invalid and whose pointers are to be negated.
+    """Message rows of one topic and generation whose invalid pointers are to be negated.
 
     Attributes:
-        work: the topic's; None without readable metadata.
-        label: the hold they are shown under.
+        work: the topic in this pass; None: it has no readable metadata.
+        label: the hold in the report.
     """
 
     topic: TopicId
@@ -77,8 +77,8 @@ class Kept:
     """Rows that stay.
 
     Attributes:
-        keys: those that are none of ours, to be named.
-        prefix: of the topic that has no readable metadata, to be named.
+        keys: unrecognized keys, for the report.
+        prefix: the prefix of a topic without readable metadata, for the report.
     """
 
     reason: Reason
@@ -90,21 +90,21 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Untouchable:
-    """An invalid write pointer that stays as it is, so that no boundary may pass it."""
+    """An invalid write pointer that is not negated, so no boundary may pass it."""
 
     pointer: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExpiredMessages:
-    """Messages with a ttl of their own whose rows a range has taken."""
+    """Messages with TTLs of their own whose rows are deleted by a range."""
 
     expiries: Sequence[Expiry]
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A page that was read, or with no rows a jump to another place."""
+    """A page that was read; with 0 rows, a jump to another key."""
 
     phase: str
     topic: TopicId | None
@@ -136,7 +136,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True)
 class ReachedKey:
-    """All before this key was gone through, apart from topics that were left undone."""
+    """All rows before this key are done, except in topics that were left undone."""
 
     key: bytes
 
@@ -145,17 +145,17 @@ Finding = Due | Invalid | Kept | Untouchable | ExpiredMessages | Read | Failed |
 
 
 class Done(NamedTuple):
-    """What an executor did with a finding.
+    """The result of an executor for a finding.
 
     Attributes:
-        keys: the rows that it deleted.
-        cells: the rows whose pointers it negated.
-        at_ms: when; None where nothing is written down, as in a plan.
-        found: where something is to be done, by an executor that only looks.
-        stop: why the rest of the topic is left: ``moved``, its metadata is no longer what was planned by (rule S2);
-            ``withheld``, nothing may be deleted in it now; ``unsure``, the store failed on the batch, so it is not
-            known which of its rows are deleted.
-        error: why rows could not be archived, or how the store failed.
+        keys: the deleted rows.
+        cells: the rows with negated pointers.
+        at_ms: the time; None: nothing is recorded, as in a plan.
+        found: the range with work, from an executor that only reads.
+        stop: the reason to leave the rest of the topic: ``moved``: its metadata differs from the plan (rule S2);
+            ``withheld``: nothing may be deleted in it now; ``unsure``: the store failed during the batch, so the
+            deleted rows are not known.
+        error: the error of the archive or of the store.
     """
 
     keys: Sequence[bytes] = ()
@@ -171,7 +171,7 @@ MOVED, WITHHELD = Done(stop="moved"), Done(stop="withheld")
 
 
 class DeletionCount(NamedTuple):
-    """Deletions by one rule; Metrics do not count ``size_bytes`` of inversions."""
+    """Deletions by one rule; metrics do not count ``size_bytes`` of inversions."""
 
     table: DataTable
     rule: Rule
@@ -180,18 +180,18 @@ class DeletionCount(NamedTuple):
 
 
 def unrecognized(table: DataTable, keys: Sequence[bytes]) -> Kept:
-    """Keys that are none of ours (L0)."""
+    """Return a finding of unrecognized keys (L0)."""
     return Kept(Reason.UNRECOGNIZED, len(keys), table, keys)
 
 
 def failed(table: DataTable, prefix: bytes, error: StoreError) -> Failed:
-    """Return a topic is left undone, for this step and the next ones."""
+    """Return the failure of a topic, which is then left undone in this step and the next ones."""
     refused = isinstance(error, WriteRefused)
     return Failed(prefix, table, "store", f"topic {prefix[:-1].decode()}: {error}", refused)
 
 
 def times_of(batch: Batch) -> tuple[int, int]:
-    """Time of the oldest and of the newest row; message rows are in order of time."""
+    """Return the times of the oldest and the newest row; message rows are sorted by time."""
     if batch.table == "message":
         times = (batch.keys[0][-10:-2], batch.keys[-1][-10:-2])
     else:

@@ -1,12 +1,12 @@
 """Records of a running run: its next ranges, and its deletions.
 
-An announcement speaks of one topic, generation, table, rule and policy, and says between which keys rows may go, or be
-inverted; it is durable before the first of them is (``State.intend``), so that the ranges of a run that dies are known
-as well. What really went is counted in the run's outcome, from which the ledger is written when the run stops
+An announcement has one topic, generation, table, rule and policy, and the keys between which rows may be deleted or
+inverted. It is written before the first of them is changed (``State.intend``), so the ranges of a run that dies are
+known as well. The actual deletions are counted in the run's outcome; the ledger is written from it when the run ends
 (:func:`janitor.sweep.outcome.ledger_entries`).
 
-Sums of deletions are written about once a second. So counters move while a run works, and what a run
-took that is killed is counted when it is recovered. A failure to do so stops no sweep (rule S15).
+Sums of deletions are saved about once a second. So counters change while a run works, and the deletions of a killed run
+are counted when it is recovered. A failure to save them stops no sweep (rule S15).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class LedgerKey(NamedTuple):
-    """The subject of an entry of the ledger; the last three are the policy of the deletion."""
+    """The subject of a ledger entry; the last three fields are the policy of the deletion."""
 
     topic: TopicId
     generation: int
@@ -56,18 +56,18 @@ class LedgerKey(NamedTuple):
 
     @classmethod
     def of_invalid(cls, invalid: Invalid) -> LedgerKey:
-        """Inversions."""
+        """Return the subject of inversions."""
         rule = Rule.INVALID_TRANSACTION
         return cls(invalid.topic, invalid.generation, "message", rule, *policy_of(invalid.work))
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedRows:
-    """Rows that went, between two keys.
+    """Deleted rows between two keys.
 
     Attributes:
-        at_ms: when the first of them did.
-        rows: None where it is not known how many, because the store failed while they were deleted.
+        at_ms: the time of the first deletion.
+        rows: their number; None: not known, because the store failed during the deletion.
     """
 
     at_ms: int
@@ -89,13 +89,13 @@ class DeletedRows:
 
 
 class Ledger:
-    """The announcements of one run; threads that sweep different parts of a store may share it.
+    """The announcements of one run. Threads that sweep different parts of a store may share it.
 
     Args:
-        state: where they are announced.
+        state: saves the announcements.
         clock: the clock of their times.
-        run_id: whose they are.
-        snapshot_timestamp_ms: of the transaction snapshot in use; None without one.
+        run_id: the id of the run.
+        snapshot_timestamp_ms: the time of the transaction snapshot; None: there is none.
     """
 
     def __init__(self, state: State, clock: Clock, run_id: str, snapshot_timestamp_ms: int | None) -> None:
@@ -107,15 +107,15 @@ class Ledger:
         self._lock = Lock()
 
     def announce(self, work: TopicWork, batch: Batch) -> int:
-        """Called before a batch is deleted; returns what time it is.
+        """Announce a batch before its deletion; return the current time.
 
         Raises:
-            StateError: it could not be written down; nothing may be deleted then.
+            StateError: it could not be saved; nothing may be deleted.
         """
         return self._announce(LedgerKey.of(work, batch), batch.keys[0], _furthest(work, batch))
 
     def announce_inverting(self, invalid: Invalid) -> int:
-        """Called before pointers are negated; as :meth:`announce`."""
+        """Announce the negation of pointers, as :meth:`announce`."""
         stop = stop_key(generation_prefix(invalid.topic.prefix, invalid.generation))
         return self._announce(LedgerKey.of_invalid(invalid), invalid.cells[0].key, cast(bytes, stop))
 
@@ -132,11 +132,11 @@ class Ledger:
 
 
 class LedgerSums:
-    """The sums of one run; threads that sweep different parts of a store may share it.
+    """The sums of one run. Threads that sweep different parts of a store may share it.
 
     Args:
-        save: writes the sums down; raises ``StateError``.
-        clock: paces it.
+        save: saves the sums; raises ``StateError``.
+        clock: the clock of the interval.
     """
 
     def __init__(self, save: Callable[[Sums], None], clock: Clock) -> None:
@@ -169,7 +169,7 @@ class LedgerSums:
 
 
 def _furthest(work: TopicWork, batch: Batch) -> bytes:
-    """Return where the deletes may come to."""
+    """Return the end of the range in which the announced rule may delete rows."""
     prefix = work.topic.topic.prefix
     if batch.table == "message" and batch.rule is Rule.EXPIRED:
         return time_prefix(prefix, batch.generation, min(work.frontier.cutoff.ms, LONG_MAX))
@@ -179,7 +179,7 @@ def _furthest(work: TopicWork, batch: Batch) -> bytes:
 
 
 def open_announcements(announced: Iterable[LedgerEntry], taken: Iterable[LedgerEntry]) -> list[LedgerEntry]:
-    """Return the announcements of which no entry tells what became of them."""
+    """Return the announcements whose result is in no entry."""
     told = defaultdict(list)
     for entry in taken:
         told[_subject(entry)].append(entry)
@@ -216,5 +216,5 @@ def ledger_entry(key: LedgerKey, taken: DeletedRows, run_id: str, snapshot_times
 
 
 def policy_of(work: TopicWork | None) -> tuple[int, int, int]:
-    """Generation, ttl and cut-off; zeros for a topic without metadata, which has none."""
+    """Return generation, TTL and cutoff; zeros for a topic without metadata."""
     return (work.topic.generation, work.topic.ttl_seconds, work.frontier.cutoff.ms) if work else (0, 0, 0)

@@ -1,7 +1,7 @@
-"""What a pass has found and done: one value that can be merged and sent, and the only place that counts (rule S15).
+"""The results of a pass: one value that can be merged and sent, and the only place that counts (rule S15).
 
-Report, ledger, metrics and the evidence for a boundary are made from it and from nothing else. Each part of a store,
-each thread and each task of Spark fills one of its own; they are added together.
+Report, ledger, metrics and the evidence for a boundary are made from it only. Each part of a store, each thread and
+each Spark task fills its own outcome; they are merged afterwards.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ from tms_core.topic import TopicId
 
 @dataclass(slots=True)
 class Outcome:
-    """What was found and done.
+    """The findings and changes of a pass.
 
     Attributes:
-        entries: what the report shows.
-        kept: rows that stay, by reason.
-        errors: what went wrong, as sentences.
-        unrecognized: the first unrecognized keys met, so that they can be named.
-        unknown: the first topics that have rows and no readable metadata.
-        pointers: which write pointers were negated, by topic.
-        untouchable: the lowest invalid write pointer that has to stay: under a key that is none of ours, or of a row
-            that came due only after the messages were deleted.
-        scanned: rows read, by phase.
+        entries: the entries of the report.
+        kept: numbers of rows that stay, by reason.
+        errors: errors, as sentences.
+        unrecognized: the first unrecognized keys, for the report.
+        unknown: the first topics with rows but without readable metadata.
+        pointers: the negated write pointers, by topic.
+        untouchable: the lowest invalid write pointer that had to stay: under an unrecognized key, or of a row that came
+            due only after the messages were deleted.
+        scanned: numbers of read rows, by phase.
         failures: how often a topic was left undone, by table and reason.
-        seeks_spared: store calls that reading ahead has made needless.
-        early: the first and the last of the messages whose own ttl takes them (L6), by topic and generation.
+        seeks_spared: the number of store calls that reading ahead has saved.
+        early: the first and the last message that is deleted by its own TTL (L6), by topic and generation.
         failed: topics that were left undone, by metadata key.
-        withheld: metadata keys of topics in which deleting was stopped on the way.
-        moved: metadata keys of topics that changed meanwhile and are to be planned anew by the driver.
-        expired: messages with a ttl of their own whose rows are gone; to be forgotten once that is durable.
-        found: where something is to be done, where an executor only looks.
-        taken, unsure: what went, for the ledger; of ``unsure`` it is not known.
-        write_failed: whether the store refused to delete something, as it does when its disk is full.
-        archive_error: why rows could not be archived, so that nothing more was deleted.
-        truncated: transactions that were taken off the invalid list.
-        notes: what else is to be said.
-        calls: store operations by name, of a task or of a pass that is over; merging leaves them out.
-        ended: what stopped the pass early: ``Interrupted``, an error of the store as a whole, or a bug; it does not
-            travel.
+        withheld: metadata keys of topics in which deletions were stopped halfway.
+        moved: metadata keys of changed topics that the driver must plan again.
+        expired: deleted messages with TTLs of their own; their expiries are deleted once that is durable.
+        found: the ranges with work, from an executor that only reads.
+        taken, unsure: deletions for the ledger; in ``unsure`` the number of rows is not known.
+        write_failed: whether the store refused a deletion, for example because its disk is full.
+        archive_error: the error of the archive that stopped all deletions.
+        truncated: the number of transactions taken off the invalid list.
+        notes: notes for the report.
+        calls: store calls by name, of a task or of a finished pass; not merged.
+        ended: the error that stopped the pass early: ``Interrupted``, an error of the store as a whole, or a bug; not
+            sent by a task.
     """
 
     entries: dict[EntryKey, Entry] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Outcome:
     # -- counting ------------------------------------------------------------------------------------------------------
 
     def add(self, finding: Finding, done: Done = NOTHING_DONE) -> DeletionCount | None:
-        """Count a finding, and what an executor did with it; return what is counted as deleted or inverted."""
+        """Count a finding and the executor's result; return the counted deletions or inversions."""
         if isinstance(finding, Due | Invalid):
             return self._add_done(finding, done)
         match finding:
@@ -116,12 +116,12 @@ class Outcome:
         return None
 
     def keep(self, reason: Reason, rows: int = 1) -> None:
-        """Count rows that stay; live ones are not visited, so there is no count of them."""
+        """Count rows that stay, except live rows: a pass does not read them, so their number is unknown."""
         if rows and reason is not Reason.LIVE:
             self.kept[reason] += rows
 
     def keep_pointer(self, pointer: int) -> None:
-        """Note an invalid write pointer that has to stay as it is."""
+        """Note an invalid write pointer that had to stay."""
         self.untouchable = pointer if self.untouchable is None else min(self.untouchable, pointer)
 
     def _add_done(self, finding: Due | Invalid, done: Done) -> DeletionCount | None:
@@ -198,7 +198,9 @@ class Outcome:
         self.errors.append(failed.message)
 
     def _note_failed(self, failed: Failed) -> None:
-        """Note a topic's failure; one in which the store refused to write is not replaced, so that no strike counts."""
+        """Note a topic's failure. A failure because the store refused to write is not replaced, so that it never counts
+        as a strike.
+        """
         known = self.failed.get(failed.prefix)
         if known is None or not known.refused:
             self.failed[failed.prefix] = failed
@@ -222,13 +224,13 @@ class Outcome:
 
     @property
     def interruption(self) -> Interrupted | None:
-        """Return why the pass was stopped, though nothing failed; None: it was not."""
+        """Return the interruption of the pass; None: it was not interrupted, or failed."""
         return self.ended if isinstance(self.ended, Interrupted) else None
 
     # -- merging -------------------------------------------------------------------------------------------------------
 
     def merge(self, other: Outcome) -> None:
-        """Take in the findings and done elsewhere."""
+        """Add the results of another outcome."""
         for label, entry in other.entries.items():
             self._entry(label).merge(entry)
         for name in _ADDED:
@@ -253,7 +255,7 @@ class Outcome:
         self.ended = self.ended or other.ended
 
     def taking(self) -> Outcome:
-        """Return it without kept rows: of a topic that is planned again, or that others have counted."""
+        """Return the outcome without kept rows, for a topic that is planned again or counted elsewhere."""
         entries = {key: entry for key, entry in self.entries.items() if key.held is None}
         return replace(self, entries=entries, kept=Counter(), unrecognized=[], unknown=set())
 
@@ -263,6 +265,6 @@ _ADDED = ("truncated", "notes", "kept", "errors", "scanned", "failures", "seeks_
 
 
 def ledger_entries(outcome: Outcome, run_id: str, snapshot_timestamp_ms: int | None) -> list[LedgerEntry]:
-    """Yield the deletions of a run, as the ledger has it."""
+    """Return the deletions of a run as ledger entries."""
     found = [*outcome.taken.items(), *outcome.unsure]
     return [ledger_entry(key, taken, run_id, snapshot_timestamp_ms) for key, taken in found]

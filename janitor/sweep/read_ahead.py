@@ -1,14 +1,14 @@
-"""Reading straight through a table where that is cheaper than seeking from topic to topic.
+"""Reads a table in long pages where that is cheaper than seeks from topic to topic.
 
-A pass goes to each topic and reads due rows there: two calls a topic, however few rows it has. To LevelDB a call is
-next to nothing. To HBase it is three journeys, in whose time a hundred keys could have come; and every topic lies in as
-many places as there are buckets. Therefore a seek returns some more keys than requested, over several topics, and later
-questions that they answer are not sent.
+A pass seeks each topic and reads its due rows: two calls for each topic, however few rows it has. A call to LevelDB
+costs almost nothing. A call to HBase takes three round trips, in which it could return a hundred keys, and each topic
+has rows in every bucket. Therefore a seek returns more keys than requested, of several topics, and later reads of these
+keys need no call.
 
-How many is learnt on the way: twice as many where they were needed or spared more than they cost, as many as would
-have been enough where they were just too few, and else half as many. So a table of many small topics is soon read page
-by page, and one of a few large topics is not read at all. The price is that the data read may be a moment old; it is no
-older than a page of the same size, and a run asks for the topic again before each batch (rule S2).
+The number of keys adapts: it doubles if the extra keys were used or saved more calls than they cost, fits the need if
+there were slightly too few, and is halved otherwise. So a table of many small topics is soon read page by page, and a
+table of a few large topics by seeks. The read data may be a moment old, but not older than a page of the same size, and
+a run reads the topic's metadata again before each batch (rule S2).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Ahead(KeyReads):
     """A table that a pass reads from its first key to its last, with keys and cells read ahead.
 
     Args:
-        table: what to read.
-        most_keys: how many keys may be read at once.
+        table: the table.
+        most_keys: the largest number of keys in one read.
     """
 
     _cells: list[TxCell] | None
@@ -44,12 +44,12 @@ class Ahead(KeyReads):
         self.forget()
 
     def take_spared(self) -> int:
-        """Return how many calls were spared since this was last asked."""
+        """Return the number of saved calls since the last call of this method."""
         spared, self._calls_spared = self._calls_spared, 0
         return spared
 
     def forget(self) -> None:
-        """Ask anew from here on, for going back."""
+        """Drop all keys and cells that were read ahead, for a read at an earlier key."""
         self._keep(b"", Page([], b""))
         self._gap = KeyRange(b"", b"")
 
@@ -57,7 +57,7 @@ class Ahead(KeyReads):
         return self._table.estimate_bytes(start, stop)
 
     def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
-        """Read a page. A page of one key up to the last row is a seek: it reads keys ahead, which later pages use."""
+        """Read a page. A page of one key without an end is a seek: it reads keys ahead, which later pages use."""
         page: Page[Any]
         if want.part == "keys":
             page = self._seek(start) if limit == 1 and stop is None else self._read_keys(start, stop, limit)
@@ -91,7 +91,7 @@ class Ahead(KeyReads):
     def _read_cells(
         self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet | None
     ) -> Page[list[TxCell]]:
-        """Read cells; those of all keys that were read ahead at once, where the range is among them."""
+        """Read cells. If the range is within the keys read ahead, read the cells of all these keys at once."""
         if not self._holds(start):
             # A search is left to the store, which can pass over rows.
             found = self._table.read(CELLS if pointers is None else cells_of(pointers), start, stop, limit)
@@ -122,7 +122,7 @@ class Ahead(KeyReads):
         return cells
 
     def _known(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]] | None:
-        """Return the answer, if it was read ahead whole."""
+        """Return the page if all of it was read ahead, else None."""
         if not self._holds(start):
             return None
         found = _between(self._keys, start, stop)
@@ -134,15 +134,15 @@ class Ahead(KeyReads):
         return Page(items, None if whole else items[-1] + b"\x00", self._origin)
 
     def _holds(self, key: bytes) -> bool:
-        """Return whether the key would have been seen if it were there."""
+        """Return whether the key, if it existed, would be among the keys read ahead."""
         return self._start <= key and (self._stop is None or key < self._stop)
 
     def _reaches(self, stop: bytes | None) -> bool:
-        """Return whether everything before ``stop`` was read."""
+        """Return whether all keys before ``stop`` were read ahead."""
         return self._stop is None or (stop is not None and stop <= self._stop)
 
     def _read_on(self, start: bytes) -> Page[list[bytes]]:
-        """Read from a key on, as many keys as have proved worth it."""
+        """Read from a key on, as many keys as recent reads have used."""
         if not self._least:
             return self._table.read(KEYS, start, None, 1)
         pays = self._served + self._answered * self._table.keys_per_call >= self._size
@@ -175,6 +175,6 @@ def _page_of(key: bytes | None, page: Page[list[bytes]] | None = None) -> Page[l
 def _between(
     items: Sequence[Any], start: bytes, stop: bytes | None, key: Callable[[Any], bytes] | None = None
 ) -> range:
-    """Return which of some items, in order of their keys, lie in a range."""
+    """Return the indexes of sorted items whose keys lie in a range."""
     first = bisect_left(items, start, key=key)
     return range(first, len(items) if stop is None else bisect_left(items, stop, first, key=key))

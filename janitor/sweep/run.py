@@ -1,19 +1,19 @@
-"""One run as a value: its id and mode, the clock reading, the store, the settings, the transactions, and every topic.
+"""The data of one run: id, mode, clock, store, settings, transactions, and all topics.
 
-All of it is gathered once and then only read, with one exception: a topic whose metadata moved is read again (rule
-S2). A plan and a run are given the same value and so come to the same decisions.
+They are read once and then not changed, with one exception: a topic whose metadata changed is read again (rule S2). A
+plan and a run use the same data and so come to the same decisions.
 
-What a registered consumer has not read is held (``server.consumers.floor``). The rules stay as they are: such rows are
-due, and a run's frontier stops short of them, as it does for other reasons (rule S8). Only the cut-off of the current
-generation is lowered: messages of an old generation cannot be read any longer. The remembered frontier is the one
-without consumers, so that rows are deleted at once, and are no jump, when the consumer has read them or is forgotten.
-Positions are read once, when a pass starts. That is enough, because rows that are not held then never will be
-(``tms_core.consumers``).
+Messages that a registered consumer has not read are held (``server.consumers.floor``). The rules do not change: these
+rows are due, but the run's frontier stops before them, as it does for other reasons (rule S8). Only the cutoff of the
+current generation is lowered, since messages of an old generation cannot be read any longer. The saved frontier is the
+one without consumers. Therefore rows are deleted at once, without a jump, when the consumer has read them or is
+deleted. Positions are read once, when a pass starts. That is enough, because a row that is not held then will never be
+held (``tms_core.consumers``).
 
-How many of a topic's messages may be deleted because all its consumers have processed them (rule L7, ``retention:
-consumed``) is decided once for each topic, before its first row is deleted, and is a number in its frontier from then
-on. A run announces it and then asks the consumers again, so a consumer that registers meanwhile has either been asked,
-or starts after it (:mod:`tms_core.consumers.retention`).
+The number of messages that are deleted because all consumers have processed them (rule L7, ``retention: consumed``) is
+decided once for each topic, before its first deletion. From then on it is a number in the frontier. A run announces it
+and then reads the consumers again: a consumer that registers meanwhile is either in that reading or starts after the
+number (:mod:`tms_core.consumers.retention`).
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ LEAST_WINDOW_MS = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The settings that a run rests on.
+    """The settings of a run.
 
     Attributes:
-        hold_seconds: how long a frontier that jumps is held.
+        hold_seconds: how long the jump of a frontier is held.
         protect: shell patterns of topics whose rows are never deleted.
         lifetime: how long transactions may write, and how far clocks may differ.
-        lifetime_known: whether that lifetime is configured; without it nothing is claimed.
-        snapshot_interval_seconds: how often the transaction service writes a snapshot.
-        consumer_hold_seconds: how long after its ttl a message is held that a consumer has not read; None: not at all.
-        snapshots_wanted: whether a missing source of snapshots is worth a warning; False where the settings chose none.
-        batch_rows: rows per page, and so per batch.
-        rows_per_second: the limit on deleting, of a Spark task its share; None for none.
+        lifetime_known: whether that lifetime is configured; if not, no boundary is published.
+        snapshot_interval_seconds: the interval in which the transaction service writes snapshots.
+        consumer_hold_seconds: how long after its TTL an unread message of a consumer is held; None: not at all.
+        snapshots_wanted: whether a missing source of snapshots is reported; False if the settings chose none.
+        batch_rows: the number of rows in a page, and so in a batch.
+        rows_per_second: the limit on deletions, in a Spark task its share; None: no limit.
         history_days: how long past runs are remembered.
         archive_days: how long archived rows are kept.
     """
@@ -93,14 +93,14 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class TopicWork:
-    """One topic as a pass sees it.
+    """One topic in a pass.
 
     Attributes:
-        raw: the metadata row's value when it was read; what S2 compares with.
-        record: what to remember of the frontier once the pass has applied it.
-        counts_held: whether rows that are due and held are counted; an incremental pass does so only when the hold is
-            new, or, of what waits for a consumer, when much more has come due.
-        waits: whether so little has come due since the last pass that an incremental one leaves the topic for later.
+        raw: the value of the metadata row when it was read; rule S2 compares it.
+        record: the frontier record to save once the pass has applied the frontier.
+        counts_held: whether held rows are counted. An incremental pass counts them only for a new hold, or if the rows
+            that wait for a consumer have grown much.
+        waits: whether so few rows have come due since the last pass that an incremental pass skips the topic.
     """
 
     topic: TopicMetadata
@@ -116,7 +116,7 @@ class PlanLimits:
     """The limits of a plan file: its ranges, and the pointers of each topic.
 
     Attributes:
-        frontiers: how far each topic's frontier went. A range may have rows that this one held.
+        frontiers: the frontier of each topic in the plan. A range may contain rows that this frontier held.
     """
 
     by_topic: Mapping[tuple[DataTable, TopicId], tuple[KeyRange, ...]]
@@ -134,23 +134,23 @@ NO_RUN = RunRecord("", "plan", 0)
 
 
 def none_is_new(_: TopicMetadata) -> bool:
-    """Return no topic is known to be new."""
+    """Return that no topic is known to be new."""
     return False
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What every question and every run rests on besides the tables.
+    """The basis of each question and each run, besides the tables.
 
     Attributes:
-        now: the clocks; ``wall_ms`` is the moment rows are judged by.
-        measured: the same moment as elapsed time is measured by, so that a wrong wall clock does not shorten a hold.
-        record: what is known of the store; a fresh one for a store that is not the one remembered.
-        unknown: whether no adopted store is remembered, this one or another, and the store records no other state and
-            no other transactions.
-        decided: until when transactions have ended.
-        ids: the snapshot's invalid list beside what was known of it; of none without a usable snapshot.
-        refutation: how the last claim was refuted; None: it was not.
+        now: the clocks; ``wall_ms`` is the time that rows are judged by.
+        measured: the same time for the measurement of elapsed time; a wrong wall clock does not shorten a hold.
+        record: the saved record of the store; a new record if the store is another one.
+        unknown: whether the state knows no adopted store at all, and the store records no other state and no other
+            transactions.
+        decided: the time before which all transactions have ended.
+        ids: the snapshot's invalid list compared with the ids known before; empty without a usable snapshot.
+        refutation: the refutation of the last claim; None: it was not refuted.
     """
 
     now: ClockAnchor
@@ -174,11 +174,11 @@ class Preparation:
 
     @property
     def first_contact(self) -> bool:
-        """Whether this store, or this transaction system, is another than was adopted (rule S13)."""
+        """Return whether this store, or its transaction system, is not the one that was adopted (rule S13)."""
         return not self.adopted or any(note.guard == "identity" for note in self.notes)
 
     def speaks_against(self, claim: Claim | None) -> bool:
-        """Return whether a transaction that the claim takes for decided has become invalid since."""
+        """Return whether a transaction has become invalid that the claim counts as decided."""
         if claim is None or claim.made_ms >= self.ids.seen_ms:
             return False
         return any(pointer <= claim.bound for pointer in self.ids.new[:1])
@@ -186,33 +186,33 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything a pass judges by.
+    """The data that a pass judges by.
 
-    On the way to a Spark task it leaves behind what is open, and what only the planning of topics needs.
+    When it is sent to a Spark task, it leaves out open resources and data that only the planning of topics needs.
 
     Attributes:
         store: the whole store.
         terms: the settings.
-        transactions: what is known of transactions.
-        records: frontiers as remembered (rule S8).
-        ready: what it rests on.
-        record: the run as the state records it; without an id for a question that is no run.
-        kind: ``full``: read also what no rule speaks of, and look at payloads of any pointer; ``incremental``: leave
-            topics alone in which little has come due ("Incremental passes" in ``docs/explanation/decisions.md``);
-            ``frequent``: neither.
-        label: set on what an executor would do if the store were adopted; None once it is.
-        patterns: topics in scope; empty for all.
-        limits: ranges a plan file allows; None without one.
+        transactions: the facts about transactions.
+        records: the saved frontiers (rule S8).
+        ready: the basis of the run.
+        record: the record of the run in the state; without an id for a question, which is not a run.
+        kind: ``full``: also read rows that no rule deletes, and payloads of all pointers; ``incremental``: skip topics
+            in which few rows have come due ("Incremental passes" in ``docs/explanation/decisions.md``); ``frequent``:
+            neither.
+        label: the hold that marks all findings until the store is adopted; None: it is adopted.
+        patterns: the topics in scope; empty: all.
+        limits: the ranges of a plan file; None: no plan file.
         paused: patterns of topics in which nothing is changed.
-        quarantined: topics that are passed by, because they failed too often (rule S9).
-        consumers: hold what they have not read; None: nothing is held for consumers.
-        processed: what all consumers have processed (rule L7); None: that is not known.
-        newborn: whether a topic is known to have been made with nothing in it, and is still what it was made as.
-        lease: the lease record that tasks compare with; None: there is none to lose.
-        topics: by metadata row key; topics whose metadata does not parse are not in it.
-        unparsed: why, for those.
-        reread_topics: metadata row keys of topics that moved during the pass. What one part of the store was rid of by
-            what they were may still be in another one, and the other way round.
+        quarantined: topics that are skipped, because they failed too often (rule S9).
+        consumers: hold their unread messages; None: no message is held for consumers.
+        processed: the messages that all consumers have processed (rule L7); None: not known.
+        newborn: returns whether a topic is known to be created without rows, and is unchanged since.
+        lease: the lease record that tasks compare; None: no other process can write.
+        topics: the topics by metadata key, without those whose metadata does not parse.
+        unparsed: the parse errors of the others.
+        reread_topics: metadata keys of topics that changed during the pass. Rows deleted by the old metadata in one
+            part may remain in another part, and the other way round.
     """
 
     store: Reads
@@ -268,26 +268,24 @@ class Run:
 
     @property
     def now_ms(self) -> int:
-        """Return the moment rows are judged by (the effective now)."""
+        """Return the time that rows are judged by (the effective now)."""
         return self.transactions.now_ms
 
     @property
     def now(self) -> ClockAnchor:
-        """Return what elapsed time is measured by."""
+        """Return the clocks by which elapsed time is measured."""
         return self.ready.now if self.label is Hold.FIRST_CONTACT else self.ready.measured
 
     @property
     def proves(self) -> bool:
-        """Return whether a part that it covers is evidence: it reads everything, under a snapshot, with nothing put
-        aside.
-        """
+        """Return whether a covered part is evidence: the run reads everything, under a snapshot, and skips no topic."""
         scoped = self.patterns or self.limits is not None
         return self.full and self.transactions.snapshot is not None and not scoped and not self.has_aside
 
     def search_since_ms(self) -> int | None:
-        """Return from which publish time on message rows are searched for invalid pointers; None: not at all.
+        """Return the first publish time of the search for invalid pointers; None: no search.
 
-        Reads the record of every open id, of which there may be a million.
+        Reads the record of every open id; there may be a million.
         """
         snapshot = self.transactions.snapshot
         if snapshot is None or not len(snapshot.invalid):
@@ -302,7 +300,7 @@ class Run:
                 self.topics[key] = work
 
     def reread(self, key: bytes) -> None:
-        """Plan one topic again by its metadata as it is now; threads read the topics from a copy (:meth:`known`)."""
+        """Plan one topic again by its present metadata; threads read the topics from a copy (:meth:`known`)."""
         self.reread_topics.add(key)
         value = self.store.metadata.get(key)
         work = None if value is None else self._plan(key, value)
@@ -312,11 +310,11 @@ class Run:
             self.topics[key] = work
 
     def known(self) -> list[tuple[bytes, TopicWork]]:
-        """Return the topics in the order of their keys, as they are planned now."""
+        """Return the topics in key order, as they are planned now."""
         return sorted(self.topics.items())
 
     def is_newly_known(self, prefix: bytes) -> bool:
-        """Return whether a topic that was not there when the pass started has metadata now: the next pass judges its
+        """Return whether a topic without metadata at the start of the pass has metadata now. The next pass judges its
         rows.
         """
         value = None if prefix in self.unparsed else self.store.metadata.get(prefix)
@@ -336,12 +334,12 @@ class Run:
         return bool(self.quarantined) and TopicId.from_prefix(prefix) in self.quarantined
 
     def is_aside(self, prefix: bytes) -> bool:
-        """Return whether nothing is changed in this topic, so that nothing can be proven about it."""
+        """Return whether the topic is paused or quarantined, so that nothing can be proven about it."""
         return self.is_paused(prefix) or self.is_quarantined(prefix)
 
     @property
     def has_aside(self) -> bool:
-        """Return whether there may be topics in which nothing is changed."""
+        """Return whether some topics may be paused or quarantined."""
         return bool(self.paused or self.quarantined)
 
     def _plan(self, key: bytes, value: bytes) -> TopicWork | None:
@@ -387,7 +385,7 @@ class Run:
         )
 
     def _is_old(self, topic: TopicMetadata, frontier: Frontier, record: FrontierRecord) -> bool:
-        """Return whether the rows held by a frontier were counted recently."""
+        """Return whether the held rows of a frontier were counted recently."""
         known = self.records.get(topic.topic)
         if known is None:
             return False
@@ -399,8 +397,8 @@ class Run:
         return held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms
 
     def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:
-        """Return whether the time since the last pass is less than a minute, or a hundredth of the TTL; not all of
-        it.
+        """Return whether less than a minute, or a hundredth of the TTL, has come due since the last pass, but not the
+        whole TTL.
         """
         record = self.records.get(topic.topic)
         if record is None or frontier.hold is not None or record.generation != topic.generation:
@@ -413,7 +411,7 @@ class Run:
 
 
 def parse_or_none(key: bytes, value: bytes) -> TopicMetadata | None:
-    """Return a metadata row, None where it does not parse."""
+    """Return the parsed metadata row; None if it does not parse."""
     try:
         return TopicMetadata.parse(key, value)
     except MetadataError:
@@ -424,16 +422,16 @@ def parse_or_none(key: bytes, value: bytes) -> TopicMetadata | None:
 
 
 class ConsumerHolds:
-    """The consumers as one pass knows them.
+    """The holds for consumers in one pass.
 
     Args:
         floor: the source of positions, and the longest hold.
 
     Attributes:
-        waiting: for whom a topic's rows are held, the consumer that is furthest behind.
+        waiting: the consumer that is furthest behind in each topic with held rows.
 
     Raises:
-        StoreError: positions could not be read, so what to hold is not known.
+        StoreError: positions could not be read, so the holds are not known.
     """
 
     def __init__(self, floor: Floor) -> None:
@@ -442,7 +440,7 @@ class ConsumerHolds:
         self.waiting: dict[TopicId, Position] = {}
 
     def lower(self, topic: TopicMetadata, frontier: Frontier) -> Frontier:
-        """Return a topic's frontier, lowered to the oldest message that one of its consumers has not read."""
+        """Return a topic's frontier, lowered to the oldest message that a consumer has not read."""
         self.waiting.pop(topic.topic, None)
         positions = self._positions.get((topic.topic, topic.generation))
         if positions is None:
@@ -463,14 +461,14 @@ class ConsumerHolds:
 
 @dataclass(frozen=True, slots=True)
 class ProcessedRows:
-    """What consumers have processed, as one pass knows it.
+    """The messages that consumers have processed, in one pass.
 
     Attributes:
-        side: where their positions and claims are.
-        snapshot: the facts about transactions; read before the claims are.
-        hold_seconds: how old a row is at least that goes.
-        announces: whether rows will go, and not only be shown.
-        unknown: why nothing goes of a topic whose consumers cannot be read.
+        side: has their positions and claims.
+        snapshot: the facts about transactions; read before the claims are read.
+        hold_seconds: the least age of rows that are deleted.
+        announces: whether rows will be deleted; False: only shown.
+        unknown: the errors of topics whose consumers cannot be read; nothing of them is deleted.
     """
 
     side: SideTable
@@ -480,7 +478,7 @@ class ProcessedRows:
     unknown: dict[TopicId, str] = field(default_factory=dict)
 
     def extend(self, topic: TopicMetadata, frontier: Frontier) -> tuple[Frontier, bool]:
-        """Return a topic's frontier with what L7 takes, and whether that is more than was announced before."""
+        """Return a topic's frontier with the rows that L7 deletes, and whether that is more than was announced before."""
         self.unknown.pop(topic.topic, None)
         if not topic.consumed:
             return frontier, False

@@ -1,8 +1,8 @@
-"""Going through a table from topic to topic.
+"""A scan of a table, from topic to topic.
 
-A scan follows the garbage. It jumps from topic to topic in key order, reads the range that is due, and sees no live
-message row unless an invalid transaction may have written it or an expired payload may belong to it. What it finds is
-pulled from it as findings (:mod:`janitor.sweep.findings`), one topic after the other, by the step that is taken
+A scan reads due rows only. It jumps from topic to topic in key order and reads the due range. It reads a live message
+row only if an invalid transaction may have written it or an expired payload may belong to it. The caller pulls its
+results as findings (:mod:`janitor.sweep.findings`), one topic after the other, by the current step
 (:mod:`janitor.sweep.sweep`).
 """
 
@@ -49,8 +49,8 @@ class Visit(NamedTuple):
     """One topic of a table.
 
     Attributes:
-        findings: pulls what there is.
-        again: whether that is done again after the topic was planned anew; else it is left for the next pass.
+        findings: yields the findings of the topic.
+        again: whether to repeat this after the topic was planned again; False: the next pass does it.
     """
 
     table: DataTable
@@ -71,11 +71,11 @@ class SearchScope(NamedTuple):
     """The scope of the search for invalid pointers in one step.
 
     Attributes:
-        since_ms: from which publish time on rows are searched; None: not at all.
-        everything: search rows under unrecognized keys as well, if the pass is a full one.
-        covered: the first key that an earlier run has not covered; in the step of the payloads the first topic whose
-            payloads no earlier run has gone through.
-        covered_since_ms: from which publish time on what lies before is searched all the same; None: not at all.
+        since_ms: the first publish time of searched rows; None: no search.
+        everything: also search rows under unrecognized keys, if the pass is full.
+        covered: the first key that no earlier run has covered; in the payloads' step, the first topic whose payloads no
+            earlier run has read.
+        covered_since_ms: the first publish time of rows before ``covered`` that are searched all the same; None: none.
     """
 
     since_ms: int | None = None
@@ -89,24 +89,24 @@ NO_SEARCH = SearchScope()
 
 @dataclass(slots=True)
 class Part:
-    """The work of one thread or Spark task: one step of a pass, in one part of a store.
+    """The work of one thread or Spark task: one step of a pass in one part of a store.
 
-    It travels to a task without open files and connections; :meth:`open` gives it that again.
+    It is sent to a task without open files and connections; :meth:`open` adds them again.
 
     Attributes:
         run: as prepared before the pass starts.
-        number: which of all parts.
-        salt: under which its rows lie; None where there are no salts.
-        within: which keys of the message and of the payload table, where the store is cut by keys.
-        finds: whether the executor only looks, so that payloads need no search for messages that refer to them.
-        replans: whether a topic that moved is planned again here; else the driver does that.
-        step: which step is taken.
-        undone: metadata keys of topics that earlier steps have left undone in this part.
+        number: the number of the part.
+        salt: the salt of its rows; None: the store has no salts.
+        within: its keys of the message and of the payload table, if the store is divided by keys.
+        finds: whether the executor only reads; then no messages are searched for payloads.
+        replans: whether a changed topic is planned again here; False: the driver does that.
+        step: the current step.
+        undone: metadata keys of topics that earlier steps left undone in this part.
         search: the scope of the search for invalid pointers.
         store: the rows to read.
-        executor: carries out findings; also asked now and then, while nothing is found, whether to go on.
-        expiries: messages with a ttl of their own; None: there are none, or this is a task.
-        messages, payloads: the tables, some of their keys read ahead.
+        executor: carries out findings; also asked from time to time whether to continue.
+        expiries: messages with TTLs of their own; None: there are none, or this is a task.
+        messages, payloads: the tables, with keys that are read ahead.
     """
 
     run: Run
@@ -125,7 +125,7 @@ class Part:
     payloads: Ahead = field(init=False)
 
     def open(self, store: Reads, executor: Executor) -> Part:
-        """Return the part itself, to be read from this store."""
+        """Set the store and the executor; return the part itself."""
         self.store, self.executor = store, executor
         self.messages = Ahead(store.message, self.run.terms.batch_rows)
         self.payloads = Ahead(store.payload, self.run.terms.batch_rows)
@@ -148,18 +148,18 @@ class Part:
         return self.store.message if name == "message" else self.store.payload
 
     def forget(self) -> None:
-        """Ask the tables anew from here on."""
+        """Drop all keys that were read ahead."""
         self.messages.forget()
         self.payloads.forget()
 
     @property
     def plans_expiries(self) -> bool:
-        """Return whether messages with a ttl of their own may be there though they go, because this is a plan."""
+        """Return whether due messages with TTLs of their own may still exist, because this is a plan."""
         return self.run.mode == "plan" and self.expiries is not None
 
     def goes_early(self, key: bytes) -> bool:
-        """Return whether a message is there only because this is a plan: a run's next steps find it gone by its own ttl
-        (L6).
+        """Return whether a message exists only because this is a plan: a run would already have deleted it by its own
+        TTL (L6).
 
         Raises:
             StoreError: it cannot be looked up.
@@ -173,7 +173,7 @@ class Part:
         return isinstance(decide(row, work.topic, work.frontier, transactions, False, expires_ms), Delete)
 
     def passes_by(self, prefix: bytes, failed: Collection[bytes]) -> bool:
-        """Return whether nothing is done in this topic."""
+        """Return whether this topic is skipped."""
         return prefix in failed or not self.run.in_scope(prefix) or self.run.is_quarantined(prefix)
 
 
@@ -192,7 +192,7 @@ def topics(
     """Yield the topics of a table that have something to do, in key order.
 
     Args:
-        undone: metadata keys of topics that were left undone before, and of those that have been meanwhile.
+        undone: metadata keys of topics that were left undone, before and during this step.
 
     Raises:
         StoreError: the table cannot be read between topics either.
@@ -227,7 +227,7 @@ def topics(
 def _due_topics(
     part: Part, name: DataTable, undone: Collection[bytes], of: Callable[[bytes, bytes], Visit]
 ) -> Iterator[Event]:
-    """Go to the topics that cannot wait, and to no others."""
+    """Yield only the topics that an incremental pass does not skip."""
     for prefix in [prefix for prefix, work in part.run.known() if not work.waits]:
         if part.passes_by(prefix, undone):
             continue
@@ -244,7 +244,7 @@ def _due_topics(
 def topic_findings(
     part: Part, name: DataTable, prefix: bytes, key: bytes, findings: TopicFindings
 ) -> Iterator[Finding]:
-    """What there is in the ranges of one topic, from its first key on."""
+    """Yield the findings in the ranges of one topic, from its first key on."""
     work = part.run.topics.get(prefix)
     if work is None:
         return
@@ -255,8 +255,7 @@ def topic_findings(
 
 
 def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) -> Jump:
-    """Return the first key at or after ``start``; what cannot be read is passed over, up to the next topic that is
-    known.
+    """Return the first key at or after ``start``; skip unreadable rows up to the next known topic.
 
     Raises:
         StoreError: no topic is known behind ``start``.
@@ -271,7 +270,7 @@ def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) 
 
 
 def _first_behind(part: Part, name: DataTable, undone: Collection[bytes], start: bytes, error: StoreError) -> Jump:
-    """Return the first key of the next known topic; those that cannot be read either are left undone."""
+    """Return the first key of the next known topic; report unreadable topics on the way as failed."""
     culprit, table = False, part.table(name)
     for prefix in [prefix for prefix, _ in part.run.known() if prefix >= start]:
         if part.passes_by(prefix, undone):
@@ -292,7 +291,7 @@ def _first_behind(part: Part, name: DataTable, undone: Collection[bytes], start:
 
 
 def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], object], *, count: bool = True) -> Jump:
-    """Return the next key that ``parse`` understands, a page at a time; those that it does not are unrecognized.
+    """Return the next key that ``parse`` accepts, a page at a time; the keys before it are unrecognized.
 
     Args:
         count: whether they are counted.
@@ -317,7 +316,7 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
 
 
 def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> list[Span]:
-    """Return the spans this pass looks at: within a plan's ranges, and held rows for good only now and then."""
+    """Return the spans to read: within the ranges of a plan file; spans with lasting holds only in full passes."""
     if not part.run.full and work.frontier.hold in STANDING_HOLDS:
         return []
     if not work.counts_held:
@@ -329,7 +328,7 @@ def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> 
 def batches(
     part: Part, name: DataTable, work: TopicWork, span: Span, first_key: bytes
 ) -> Iterator[Batch | Read | Kept]:
-    """Yield a span page by page: without unrecognized keys (L0), and split by generation."""
+    """Yield a span page by page, without unrecognized keys (L0) and split by generation."""
     start: bytes | None = max(span.start, first_key)
     while start is not None and start < span.stop:
         page = part.keys(name).read(KEYS, start, span.stop, part.run.terms.batch_rows)
@@ -339,10 +338,10 @@ def batches(
 
 
 def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]) -> Iterator[Batch | Kept]:
-    """Sort out unrecognized keys and split the rest by generation.
+    """Separate unrecognized keys, and split the rest by generation.
 
-    A page is in key order and its keys share the topic, so once all have our length, the first and last key of a
-    generation represent the keys between. That keeps the cost per row to a length and, for payloads, one byte.
+    The keys of a page are sorted and have the same topic. If all have the expected length, the first and last key of a
+    generation represent the keys between. The cost per row is then one length and, for payloads, one byte.
     """
     keys, plain = page.items, len(work.topic.topic.prefix) + GENERATION_BYTES
     size = plain + (MESSAGE_TAIL_BYTES if name == "message" else PAYLOAD_TAIL_BYTES)
@@ -365,14 +364,14 @@ def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]
 
 
 def due(part: Part, work: TopicWork, batch: Batch, hold: Hold | None, expiries: Sequence[Expiry] = ()) -> Due:
-    """Return a batch, with its size."""
+    """Return a finding of due rows, with the size of the batch."""
     table = part.table(batch.table)
     size = sum(map(len, batch.keys)) + table.estimate_bytes(batch.keys[0], batch.keys[-1])
     return Due(work, table, batch, size, hold, hold or part.run.label, expiries)
 
 
 def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: bytes) -> Iterator[Finding]:
-    """Count rows that stay and that no range speaks of, one by one; in a full pass only."""
+    """Count the rows that no range covers, one by one; only in a full pass."""
     if not part.run.full:
         return
     work = part.run.topics.get(prefix)

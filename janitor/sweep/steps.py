@@ -1,20 +1,20 @@
-"""The steps of a pass: what they find in each topic to delete or to invert.
+"""The steps of a pass: the rows that each step finds in a topic.
 
-What L2, L3 and L7 take of the message table lies in one range of each topic.
+L2, L3 and L7 delete one contiguous range of the message table in each topic.
 
-Messages that live shorter than their topic says (L6) lie scattered among live ones, so no range finds them. They are
-found by what was written down of them before they were published, in the order in which they come due; each is judged
-by all rules, like any other row. What was written down may have no message: the server died before it wrote it, or
-the tables are a backup that was put back beside a newer side table. So each is looked for, and only what is there
-counts. Expiries are forgotten once the deletes are durable, so after a crash they come up again, and do no harm.
+Messages with a shorter TTL than their topic (L6) are scattered among live messages, so no range has them. The side
+table has their expiries, written before the messages, in the order of their due times. Each message is judged by all
+rules, as any other row. An expiry may have no message: the server died before it wrote the message, or the tables are a
+backup next to a newer side table. Therefore each message is looked up, and only existing messages count. A run forgets
+expiries once its deletions are durable. After a crash before that, they come up again, without harm.
 
-Rows of the payload table sort by transaction, so in a generation that only time makes old the due ones lie scattered.
-They are gathered as candidates, and a bounded number of them at a time is held against the message table (L5).
+Rows of the payload table are ordered by transaction. In a current generation, due rows are scattered. They are
+collected as candidates, and a limited number at a time is compared with the message table (L5).
 
-Message rows that stay and whose transactions are invalid have their pointers negated (L4). Which rows an invalid
-transaction wrote is written nowhere, so the message table is searched: all of it in a full pass, else only publish
-times at which an open transaction can have written. The search goes generation by generation, also over topics without
-metadata, because a row stays a row of its transaction whatever topic it belongs to.
+Remaining message rows of invalid transactions get negated pointers (L4). No table lists the rows of a transaction, so
+the message table is searched: all of it in a full pass, else only publish times at which an open transaction can have
+written. The search goes generation by generation, also in topics without metadata, because a row belongs to its
+transaction whatever its topic is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CANDIDATES = 20_000
 
 
 def messages(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
-    """Return the message table's step of a pass."""
+    """Yield the events of the step that deletes messages."""
     return topics(part, "message", undone, _message_findings, lambda work: beyond(work.topic))
 
 
@@ -62,7 +62,7 @@ def _message_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator
 
 
 def _all_due(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]) -> Iterator[Finding]:
-    """The findings of a span with due rows only."""
+    """Yield the findings of a span in which all rows are due."""
     for item in found:
         yield due(part, work, item, work.frontier.hold if span.held else None) if isinstance(item, Batch) else item
 
@@ -71,7 +71,7 @@ def _all_due(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | 
 
 
 def message_ttls(whole: Part, undone: Collection[bytes]) -> Iterator[Event]:
-    """Find the messages whose own ttl is over, in the whole store, because such a row may be in any part.
+    """Yield the messages whose own TTL has passed, in the whole store, because such a row may be in any part.
 
     Args:
         undone: metadata keys of topics that failed or were withheld in any part.
@@ -118,9 +118,9 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
 
 
 def _present(whole: Part, keys: Sequence[bytes]) -> tuple[set[bytes], Origin | None]:
-    """Return which of some messages' keys, in order, the store has, and its knowledge of their rows.
+    """Return which of these sorted message keys exist, and the origin of their rows.
 
-    They may lie far apart or side by side, so a read asks for more the more of them the one before it has found.
+    The keys may be adjacent or far apart, so a read is longer if the last read found many of them.
     """
     table, found, at = whole.table("message"), set[bytes](), 0
     origins: list[Origin | None] = []
@@ -146,7 +146,7 @@ def _ttl_due(
 
 
 def _ttl_permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator[Expiry]:
-    """Yield those a plan file speaks of, where one is carried out."""
+    """Yield the expiries within the ranges of the plan file; all of them without a plan file."""
     limits = whole.run.limits
     if limits is None:
         yield from some
@@ -161,7 +161,7 @@ def _ttl_permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator
 
 
 def payloads(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
-    """The payload table's step of a pass; comes after the messages', which frees payloads."""
+    """Yield the events of the step that deletes payloads. It comes after the messages, whose deletion frees payloads."""
     return topics(part, "payload", undone, _payload_findings, _beyond)
 
 
@@ -185,7 +185,7 @@ def _payload_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator
 
 
 def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]) -> Iterator[Finding]:
-    """Judge the payload rows of one generation each by its own time and transaction."""
+    """Yield the findings of one generation's payload rows, each judged by its own time and transaction."""
     candidates: list[bytes] = []
     origins: list[Origin | None] = []
     for item in found:
@@ -220,7 +220,7 @@ def _split_by_time(work: TopicWork, batch: Batch) -> Iterator[tuple[Rule, bool, 
 
 
 def _between(keys: list[bytes], first_ms: int, stop_ms: int) -> list[bytes]:
-    """Return the keys of rows that were written in that time."""
+    """Return the keys of rows that were written in ``[first_ms, stop_ms)``."""
     if first_ms >= stop_ms:
         return []
     first, stop = first_ms.to_bytes(8, "big"), stop_ms.to_bytes(8, "big")
@@ -228,7 +228,7 @@ def _between(keys: list[bytes], first_ms: int, stop_ms: int) -> list[bytes]:
 
 
 def _decided(part: Part, keys: list[bytes]) -> list[bytes]:
-    """Without the rows whose transaction may still commit."""
+    """Return the keys without rows of transactions that may still commit."""
     undecided = part.run.transactions.is_undecided
     return [key for key in keys if not undecided(_pointer(key))]
 
@@ -236,7 +236,7 @@ def _decided(part: Part, keys: list[bytes]) -> list[bytes]:
 def _candidates(
     part: Part, work: TopicWork, span: Span, keys: list[bytes], origins: Sequence[Origin | None]
 ) -> Iterator[Finding]:
-    """Payload rows that are due and that no message refers to."""
+    """Yield the due payload rows that no message refers to."""
     if not keys:
         return
     generation = int.from_bytes(keys[0][-22:-18], "big")
@@ -257,7 +257,7 @@ def _candidates(
 
 
 def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes]) -> Generator[Finding, None, set[int]]:
-    """The write pointers of payloads to which a message refers that stays."""
+    """Return the write pointers of those payloads that a remaining message refers to."""
     run, topic = part.run, work.topic.topic
     # Under a plan's ranges, or after the topic was planned again, messages may be there that its frontier lets go.
     exact = run.limits is None and topic.prefix not in run.reread_topics
@@ -287,7 +287,9 @@ PAGES_TOGETHER = 16
 
 
 def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
-    """The step of a pass that comes after the messages', because a row that is deleted need not be inverted."""
+    """Yield the events of the step that inverts pointers. It comes after the messages: a deleted row need not be
+    inverted.
+    """
     search = part.search
     if search.since_ms is None:
         return
@@ -314,7 +316,7 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
 
 
 def _range(key: MessageKey, search: SearchScope) -> tuple[bytes, bytes]:
-    """Return the ranges of a key's generation to search."""
+    """Return the range of a key's generation that is to be searched."""
     prefix, start = key.topic.prefix, _since(key, search.since_ms or 0)
     # A generation of -1 is followed by the next topic, not by generation 0.
     last = key.generation == -1
@@ -354,7 +356,7 @@ def _cells(part: Part, wanted: Want[list[TxCell]], begin: bytes, stop: bytes | N
 
 
 def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
-    """Yield the cells, all of one topic and generation or all under unrecognized keys, that the rules invert."""
+    """Yield the cells that the rules invert. All cells are of one topic and generation, or under unrecognized keys."""
     if (key := _all_invert(part, cells)) is not None:
         yield _invalid(part, key, cells)
         return
@@ -379,10 +381,10 @@ def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
 
 
 def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
-    """Return the first key, where the rules invert all of a batch.
+    """Return the first key if the rules invert all rows of a batch, else None.
 
-    The rules delete the oldest rows of a generation. So where it does not take the first row of a batch, in key
-    order, it takes none, and its decision on that one is its decision on all.
+    The rules delete the oldest rows of a generation. If they do not delete the first row of a batch in key order, they
+    delete none of it, and the decision on that row is the decision on all rows.
     """
     head, tail = cells[0].key, cells[-1].key
     same_length = {len(cell.key) for cell in cells} == {len(head)}

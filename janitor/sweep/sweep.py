@@ -1,16 +1,15 @@
-"""One pass over a store: its steps, in their order, in all parts.
+"""One pass over a store: its steps in all parts.
 
-A store in LevelDB is one part. One in HBase has a part for each salt, whose rows lie apart from those of the others,
-and most of a sweep's time is spent waiting for servers. So each step of a pass goes through all parts at once, and is
-over everywhere before the next one starts: whether a payload is still needed depends on messages of any part.
+A store in LevelDB is one part. A store in HBase has one part for each salt, because rows of different salts are stored
+apart and a sweep mostly waits for servers. Each step runs in all parts at once, and finishes everywhere before the next
+step starts: the message of a payload may be in any part.
 
-Messages come first, because a payload is free once its message is deleted; inversions after them, because a row that is
-deleted need not be inverted.
+Messages come first, because the deletion of a message frees its payload. Inversions come second, because a deleted row
+need not be inverted.
 
-:func:`sweep_store` is a generator of events: the caller consumes them, shows progress, writes down what was covered,
-and fills the outcome by doing so. :func:`run_step` is one step in one part; threads of the driver and tasks of Spark
-take the same one. What an executor does with a finding is counted there and nowhere else (rule S15), so a plan's
-figures and a run's mean the same.
+:func:`sweep_store` is a generator of events. Its caller consumes them to show progress and to save what was covered;
+the outcome is filled meanwhile. :func:`run_step` is one step in one part, for threads of the driver and tasks of Spark.
+Only it counts what an executor did (rule S15), so the numbers of plans and runs are comparable.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ REPLANS = 3
 
 
 class StepStarted(NamedTuple):
-    """A step starts. The caller may still say what its parts search."""
+    """A step starts. The caller may still change the search of its parts."""
 
     parts: Sequence[Part]
 
 
 class Advance(NamedTuple):
-    """All keys before this one were gone through, with these outcomes until then."""
+    """All keys before this key are done. ``so_far`` has the outcomes until then."""
 
     part: Part
     key: bytes
@@ -51,7 +50,7 @@ class Advance(NamedTuple):
 
 
 class StepFinished(NamedTuple):
-    """A step is over in one part."""
+    """A step has finished in one part."""
 
     part: Part
     outcome: Outcome
@@ -61,35 +60,35 @@ Event = StepStarted | Read | Advance | StepFinished
 
 
 class Workers(Protocol):
-    """The threads or tasks that take the steps of one pass.
+    """The threads or tasks that run the steps of one pass.
 
     Attributes:
-        parts: of the store.
+        parts: the parts of the store.
     """
 
     parts: Sequence[Part]
 
     def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
-        """Take the step that the parts say; what is done in each is added to its outcome."""
+        """Run the step that is set in the parts; yield its events, and add its results to the outcome of each part."""
         ...
 
 
 class Division(Protocol):
-    """In which parts a pass goes over a store, and who takes its steps there."""
+    """The parts of a store in a pass, and the threads or tasks that run its steps."""
 
     def begin(self, run: Run, executor: Executor) -> AbstractContextManager[Workers]:
-        """Divide one pass; the workers work as long as the block runs."""
+        """Divide one pass; the workers work during the block."""
         ...
 
 
 def sweep_store(
     run: Run, division: Division, executor: Executor, expiries: Expiries | None, total: Outcome
 ) -> Generator[Event, None, None]:
-    """Take the steps of a pass.
+    """Run the steps of a pass; yield its events.
 
     Args:
-        expiries: messages with a ttl of their own; None: there are none.
-        total: takes in all that was done, and what ended the pass early, when the generator ends or is closed.
+        expiries: messages with TTLs of their own; None: there are none.
+        total: gets all results and the error that ended the pass early, when the generator ends or is closed.
     """
     with division.begin(run, executor) as workers:
         outcomes = [Outcome() for _ in workers.parts]
@@ -122,10 +121,10 @@ def _has_ended(outcomes: Sequence[Outcome]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """The parts that the store has, side by side in threads; a lone one in the caller's thread.
+    """Runs the parts of a store in parallel threads; a single part in the caller's thread.
 
     Attributes:
-        workers: how many at once.
+        workers: the number of threads.
     """
 
     workers: int = 1
@@ -172,10 +171,10 @@ class _ThreadWorkers:
 
 
 def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
-    """Take one step in one part, and say how far it is.
+    """Run one step in one part; yield its progress.
 
     Args:
-        outcome: takes in all that is done, and what ends the step early; also if the caller closes the generator.
+        outcome: gets all results and the error that ended the step early, also if the caller closes the generator.
     """
     undone = set(part.undone)
     try:
@@ -204,17 +203,17 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
 
 
 def _events(part: Part, undone: set[bytes]) -> Iterator[PartEvent]:
-    """What there is to do, in key order; topics that are ``undone`` when they are come to are passed by."""
+    """Yield the work of a step in key order, without topics that are ``undone`` when they are reached."""
     steps = {"message": messages, "ttl": message_ttls, "invert": inversions, "payload": payloads}
     return steps[part.step](part, undone)
 
 
 def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterator[Read | Advance]:
-    """Do one topic, again if its metadata moves meanwhile (rule S2).
+    """Process one topic, again if its metadata changes meanwhile (rule S2); yield the progress.
 
     Args:
-        before: what the step has done before this topic.
-        outcome: takes in what is done in it.
+        before: the results of this step before this topic.
+        outcome: gets the results of this topic.
     """
     for _ in range(REPLANS):
         attempt = Outcome()
@@ -243,7 +242,7 @@ def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterat
 
 
 def _apply_findings(found: Visit, part: Part, so_far: tuple[Outcome, ...]) -> Iterator[Read | Advance]:
-    """Have the findings of one topic carried out, until there is a reason to stop; counts in the last outcome."""
+    """Have the findings of one topic carried out, until there is a reason to stop; count them in the last outcome."""
     attempt = so_far[-1]
     for finding in found.findings():
         if isinstance(finding, ReachedKey):

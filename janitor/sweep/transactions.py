@@ -1,17 +1,17 @@
-"""What a run knows about transactions: the snapshot it may use, and which invalid ones may still write.
+"""Facts about transactions in a run: the usable snapshot, and the invalid transactions that may still write.
 
-Two questions are asked of transactions while rows are judged: is this pointer invalid (then its rows are inverted), and
-may this transaction still commit (then its payloads stay). Both need a snapshot that is whole, of this transaction
-system and fresh (rule S14); without one the first answer is always no and the second is decided by age alone.
+The rules ask two questions about transactions: is this pointer invalid (then its rows are inverted), and may this
+transaction still commit (then its payloads stay). Both need a snapshot that is complete, of this transaction system and
+fresh (rule S14). Without one, no pointer is invalid, and the second question is decided by age.
 
-An invalid transaction's client may not know yet that it is invalid and may go on publishing until its lifetime ends.
-So a pointer stays *open* from when it is first seen in an invalid list until a pass that began after that moment has
-covered all the time in which it can have published. Only then do its rows count as clean.
+The client of an invalid transaction may not know that it is invalid, and may publish until the lifetime ends. Therefore
+a pointer is *open* from the time it is first seen in an invalid list. It is closed after a pass that started later has
+covered all times at which it can have published. Only then do its rows count as clean.
 
-When a transaction was committed is written down nowhere, and the messages of some topics wait until theirs has ended
-(property ``hold: transaction``). So a run notes the begin of the oldest one in progress, and once that note is some
-minutes old, whatever was published before that begin was decided at least so long ago. Two such moments are enough: the
-one that counts, and the next one, which is growing old.
+No table has the commit time of a transaction, and the messages of some topics stay until their transaction has ended
+(property ``hold: transaction``). Therefore a run notes the start of the oldest transaction in progress. A few minutes
+later, everything published before that start was decided at least so long ago. Two such times are enough: the one in
+force, and the next one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SEEN_MS = 300_000
 
 
 class Problem(StrEnum):
-    """Why there is no usable snapshot."""
+    """The reason why there is no usable snapshot."""
 
     NOT_CONFIGURED = "not_configured"
     MISSING = "missing"
@@ -63,12 +63,12 @@ class TxState:
     """The transaction snapshot of a run.
 
     Attributes:
-        snapshot: the data read, None without one.
-        name: where it was read from, for people.
-        problem: why it is not used; None when it is.
-        message: the problem in a sentence, with the next step; empty without one, and where no snapshots are wanted.
-        rejected: newer snapshots that were passed over, each in a few words.
-        system: the id of its transaction system; empty where that is not known.
+        snapshot: the data; None: there is no snapshot.
+        name: its source, for people.
+        problem: the reason why it is not used; None: it is used.
+        message: the problem in a sentence, with the next step; empty without a problem, and if no snapshots are wanted.
+        rejected: newer snapshots that were rejected, each with a short reason.
+        system: the id of its transaction system; empty: not known.
     """
 
     snapshot: VisibilityState | None
@@ -80,12 +80,12 @@ class TxState:
 
     @property
     def usable(self) -> VisibilityState | None:
-        """Return the snapshot, if it may be judged by."""
+        """Return the snapshot if it may be used, else None."""
         return self.snapshot if self.problem is None else None
 
     @property
     def used(self) -> SnapshotUsed | None:
-        """Return the usable snapshot as a report shows it."""
+        """Return the usable snapshot for a report."""
         usable = self.usable
         return None if usable is None else SnapshotUsed(usable.timestamp_ms, self.name)
 
@@ -93,13 +93,13 @@ class TxState:
 def refresh(
     source: SnapshotSource | None, now_ms: int, *, interval_seconds: int, allowance_ms: int, wanted: bool = True
 ) -> TxState:
-    """Read the newest valid snapshot and say whether it may be used (rule S14).
+    """Read the newest valid snapshot, and decide whether it may be used (rule S14).
 
     Args:
-        source: where snapshots come from; None when none is configured.
-        now_ms: the moment its age is measured at.
-        interval_seconds: how often the transaction service writes one; twice that old is stale (Tephra's
-            TransactionStateCache has the same bound).
+        source: the source of snapshots; None: none is configured.
+        now_ms: the time at which its age is measured.
+        interval_seconds: the interval of the transaction service; a snapshot is stale after twice that time (as in
+            Tephra's TransactionStateCache).
         allowance_ms: how far its clock may be ahead of ours.
         wanted: whether a missing source is reported.
     """
@@ -128,8 +128,8 @@ def refresh(
 
 
 def older(state: TxState) -> TxState:
-    """Return the state, not to be used: it is of a snapshot from before the one last used, which may have been
-    removed.
+    """Return the state of a snapshot that is older than the last used snapshot, which may have been removed; not
+    usable.
     """
     message = f"{state.name} is older than the snapshot that was used last; the janitor waits for the next snapshot"
     return replace(state, problem=Problem.OLDER, message=message)
@@ -140,8 +140,8 @@ class TransactionView:
     """Answers the rules' two questions (``janitor.rules.policy.Transactions``).
 
     Attributes:
-        snapshot: the usable snapshot, None without one.
-        now_ms: the moment the run judges by.
+        snapshot: the usable snapshot; None: there is none.
+        now_ms: the time that the run judges by.
         undecided_ms: how long after its start a transaction counts as undecided without a snapshot.
     """
 
@@ -153,7 +153,7 @@ class TransactionView:
         return self.snapshot is not None and self.snapshot.is_invalid(pointer)
 
     def candidates(self) -> PointerSet:
-        """What tells quickly, for very many pointers, which of them may be invalid."""
+        """Return a fast filter for the pointers that may be invalid."""
         ids: Sequence[int] = self.snapshot.invalid if self.snapshot is not None else ()
         if len(ids) <= MOST_IN_A_SET:
             return PointerSet.of(frozenset(ids))
@@ -170,12 +170,12 @@ class Observed:
     """An invalid list, compared with the pointers known before.
 
     Attributes:
-        seen_ms: when it was seen.
-        still: open ones that are listed, in order.
-        new: listed ones never seen before, ascending; at first contact there may be a million.
-        gone: open ones that left the list: aborted by their clients, or truncated by an operator.
-        left: closed ones that did: truncated because of our claim, and remembered for a while in which an audit can
-            hold the claim against them.
+        seen_ms: the time of the comparison.
+        still: open pointers that are still listed, sorted.
+        new: listed pointers that were never seen before, sorted; at first contact there may be a million.
+        gone: open pointers that left the list: their clients aborted, or an operator truncated the list.
+        left: closed pointers that left the list, truncated because of our claim. They are remembered for some time, so
+            that an audit can use them as evidence against the claim.
     """
 
     seen_ms: int
@@ -185,7 +185,7 @@ class Observed:
     left: array[int] = field(default_factory=lambda: array("q"))
 
     def open_ids(self) -> Iterator[OpenIdRecord]:
-        """Records of all that are open and listed."""
+        """Yield the records of all listed open pointers."""
         yield from self.still
         for pointer in self.new:
             yield OpenIdRecord(pointer, self.seen_ms)
@@ -208,10 +208,10 @@ def observe(known: KnownIds, invalid: array[int], now_ms: int) -> Observed:
 
 
 def differences(first: array[int], second: array[int]) -> tuple[array[int], array[int]]:
-    """What only the first and what only the second of two ascending arrays holds, ascending.
+    """Return the values that only the first, and those that only the second of two sorted arrays has.
 
-    Two arrays of a million that are nearly the same take milliseconds: they are cut at the same values into blocks,
-    which are compared as wholes, and only where they differ as sets.
+    Two arrays of a million that are nearly equal take milliseconds: both are cut at the same values into blocks. Equal
+    blocks are skipped, and different blocks are compared as sets.
     """
     only_first, only_second = array("q"), array("q")
     one = two = 0
@@ -227,16 +227,16 @@ def differences(first: array[int], second: array[int]) -> tuple[array[int], arra
 
 
 def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int | None:
-    """From which publish time on message rows must be searched for open pointers; None when none is open.
+    """Return the first publish time of the search for open pointers; None: none is open.
 
-    A pointer never searched for may have rows from its own start on, one that was only newer ones.
+    A pointer that was never searched for may have rows from its own start on; a searched pointer only newer rows.
     """
     return min((_since_ms(record, lifetime) for record in open_ids), default=None)
 
 
 def searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator[OpenIdRecord]:
-    """Yield the records as they are for keys that were covered by passes none of which started before; None: by no
-    pass.
+    """Yield the records as they are for keys that were covered by passes that started at or after ``since_ms``; None:
+    no pass.
     """
     for record in open_ids:
         known = since_ms is not None and record.first_seen_ms <= since_ms
@@ -246,14 +246,15 @@ def searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator
 def covered(
     open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, settled_ms: int | None
 ) -> Iterator[OpenIdRecord]:
-    """The records after a complete pass: searched up to its start, and closed where nothing can be published any more.
+    """Yield the records after a complete pass: searched up to its start, and closed if nothing can be published any
+    more.
 
-    Only full passes close ids, since they look at rows of any time. One that searched a window rests on clocks
-    agreeing, which is enough to invert promptly and not enough for a claim. And every key must have been covered by one
-    that began when the id was known already, and nothing could be published under it any more.
+    Only full passes close ids, since they read rows of all times. A pass that searches a window relies on the agreement
+    of clocks; that is enough to invert early, but not for a claim. Each key must have been covered by a full pass that
+    started when the id was known already and nothing could be published under it any more.
 
     Args:
-        settled_ms: when the oldest full pass began that covered some of the keys; None: it was not full.
+        settled_ms: the start of the oldest full pass that covered some of the keys; None: this pass was not full.
     """
     for record in open_ids:
         over_ms = max(record.first_seen_ms, lifetime.window_end_ms(record.pointer))
@@ -264,8 +265,8 @@ def covered(
 
 
 def _now(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
-    """Return the record, without times of a clock that has been set back since: it is seen now, and was not searched
-    for.
+    """Return the record without times that are in the future because the clock was set back; it then counts as seen
+    now, and not searched.
     """
     if record.first_seen_ms > now_ms:
         record = replace(record, first_seen_ms=now_ms)
@@ -286,9 +287,9 @@ class Decided(NamedTuple):
     """The facts about decided transactions.
 
     Attributes:
-        before_ms: published messages before this moment was decided :data:`SEEN_MS` ago.
-        next_ms: published messages before this one was decided by ``noted_ms``.
-        noted_ms: the time of the snapshot that said so.
+        before_ms: messages published before this time were decided :data:`SEEN_MS` ago.
+        next_ms: messages published before this time were decided by ``noted_ms``.
+        noted_ms: the time of the snapshot with that fact.
     """
 
     before_ms: int
@@ -299,12 +300,12 @@ class Decided(NamedTuple):
 def decided(
     now_ms: int, note: Mapping[str, int] | None, snapshot: VisibilityState | None, lifetime: Lifetime
 ) -> Decided:
-    """Return the present facts.
+    """Return the present facts about decided transactions.
 
     Args:
-        now_ms: the moment rows are judged by.
-        note: the facts of the previous run; None: nothing.
-        snapshot: the facts about transactions now; None: nothing.
+        now_ms: the time that rows are judged by.
+        note: the facts of the previous run; None: there are none.
+        snapshot: the present snapshot; None: there is none.
         lifetime: how long a transaction may write. Older messages were decided in any case.
     """
     known = Decided(0, 0, 0) if note is None else Decided(**note)
@@ -320,12 +321,12 @@ def decided(
 
 
 def oldest_open_ms(snapshot: VisibilityState) -> int:
-    """Start of the oldest transaction that may be in progress; where none is, the snapshot's time."""
+    """Return the start of the oldest transaction in progress; if there is none, the snapshot's time."""
     return min([snapshot.timestamp_ms, *map(transaction_ms, snapshot.open_pointers)])
 
 
 def until_decided(frontier: Frontier, decided_ms: int) -> Frontier:
-    """Return a frontier that stops where transactions may are over only now."""
+    """Return a frontier that stops before messages whose transactions have not been decided long enough."""
     frontier = replace(frontier, decided_ms=decided_ms)
     if decided_ms >= frontier.cutoff.ms:
         return frontier
