@@ -478,7 +478,7 @@ class ProcessedRows:
     unknown: dict[TopicId, str] = field(default_factory=dict)
 
     def extend(self, topic: TopicMetadata, frontier: Frontier) -> tuple[Frontier, bool]:
-        """Return a topic's frontier with the rows that L7 deletes, and whether that is more than was announced before."""
+        """Return a topic's frontier with the rows that L7 deletes, and whether they are more than announced before."""
         self.unknown.pop(topic.topic, None)
         if not topic.consumed:
             return frontier, False

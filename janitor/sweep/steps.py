@@ -161,7 +161,7 @@ def _ttl_permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator
 
 
 def payloads(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
-    """Yield the events of the step that deletes payloads. It comes after the messages, whose deletion frees payloads."""
+    """Yield the events of the step that deletes payloads. It comes last: deleted messages free payloads."""
     return topics(part, "payload", undone, _payload_findings, _beyond)
 
 
