@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -21,8 +22,16 @@ from tms_core.logs.printable import complete, duration
 from tms_core.security.files import read_token
 
 if TYPE_CHECKING:
+    from janitor.app.place import Place
     from janitor.app.session import Session
-    from tms_core.settings.models import KerberosSettings, TlsSettings
+    from tms_core.clock import Clock
+    from tms_core.settings.models import (
+        AuthSettings,
+        ClientTlsSettings,
+        HBaseSettings,
+        KerberosSettings,
+        TlsSettings,
+    )
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 #: Below this share of the disk a compaction may fail.
@@ -72,38 +81,44 @@ def examine(current: Session) -> Iterator[Finding]:
         ("lifetime", _lifetime),
         ("disk", _disk),
     ):
-        yield _guarded(name, check, current)
+        yield _guarded(name, partial(check, current))
     yield from _configured(current)
     yield _spark()
     if current.place.exclusive:
         yield _leveldb()
     else:
-        yield _guarded("cdap", _cdap, current)
-        yield _guarded("tables", _tables, current)
-        yield _guarded("regions", _regions, current)
+        yield _guarded("cdap", partial(_cdap, current.place))
+        yield _guarded("tables", partial(_tables, current.place))
+        yield _guarded("regions", partial(_regions, current.place))
 
 
 def _configured(current: Session) -> Iterator[Finding]:
     """Try what a run, or the server in which it is, needs by settings that are off by default."""
     settings = current.settings
+    hbase, transactions, auth = settings.storage.hbase, settings.transactions, settings.server.auth
+    is_on_hbase = settings.storage.kind == "hbase"
     if settings.janitor.archive.enabled:
-        yield _guarded("archive", _archive, current)
+        yield _guarded("archive", partial(_archive, current))
     if settings.janitor.boundary.feedback:
-        yield _guarded("feedback", _feedback, current)
-    if settings.storage.kind == "hbase" and settings.storage.hbase.tls is not None:
-        yield _guarded("hbase tls", _hbase_tls, current)
-    if settings.storage.kind == "hbase" and settings.storage.hbase.kerberos is not None:
-        yield _guarded("hbase kerberos", _hbase_kerberos, current)
-    if settings.transactions.kerberos is not None:
-        yield _guarded("hdfs kerberos", _hdfs_kerberos, current)
-    if settings.transactions.token_file is not None:
-        yield _guarded("transaction token", _transaction_token, current)
+        yield _guarded("feedback", partial(_feedback, current))
+    if is_on_hbase and hbase.tls is not None:
+        yield _guarded("hbase tls", partial(_hbase_tls, hbase, hbase.tls))
+    if is_on_hbase and hbase.kerberos is not None:
+        yield _guarded("hbase kerberos", partial(_login, "hbase kerberos", "storage.hbase.kerberos", hbase.kerberos))
+    if transactions.kerberos is not None:
+        yield _guarded(
+            "hdfs kerberos", partial(_login, "hdfs kerberos", "transactions.kerberos", transactions.kerberos)
+        )
+    if transactions.token_file is not None:
+        yield _guarded("transaction token", partial(_transaction_token, transactions.token_file))
     if settings.server.tls is not None:
-        yield _guarded("tls", _tls, current)
-    if settings.transactions.tls is not None:
-        yield _guarded("transaction tls", _transaction_tls, current)
-    if settings.server.auth.kind != "none":
-        yield _guarded("auth", _auth, current)
+        yield _guarded("tls", partial(_certificate, "tls", "server.tls", settings.server.tls))
+    if transactions.tls is not None:
+        yield _guarded(
+            "transaction tls", partial(_certificate, "transaction tls", "transactions.tls", transactions.tls)
+        )
+    if auth.kind != "none":
+        yield _guarded("auth", partial(_auth, auth, current.clock))
 
 
 def _archive(current: Session) -> Finding:
@@ -123,63 +138,40 @@ def _feedback(current: Session) -> Finding:
         return Finding("feedback", "ok", "there is a transaction manager to hand proven transactions to")
 
 
-def _hbase_tls(current: Session) -> Finding:
+def _hbase_tls(hbase: HBaseSettings, wanted: ClientTlsSettings) -> Finding:
     """Check the files of ``storage.hbase.tls``; the check of the store tries the servers."""
     from tms_core.tables.hbase.wire.security import client_tls  # noqa: PLC0415 not for a help text
 
-    wanted = current.settings.storage.hbase.tls
-    if wanted is None:
-        return Finding("hbase tls", "ok", "")
-    client_tls(current.settings.storage.hbase)
+    client_tls(hbase)
     shown = f", showing {wanted.certificate}" if wanted.certificate else ""
     return Finding(
         "hbase tls", "ok", f"servers are checked by {wanted.ca_file or 'the authorities of the system'}{shown}"
     )
 
 
-def _hbase_kerberos(current: Session) -> Finding:
-    return _login("hbase kerberos", "storage.hbase.kerberos", current.settings.storage.hbase.kerberos)
-
-
-def _hdfs_kerberos(current: Session) -> Finding:
-    return _login("hdfs kerberos", "transactions.kerberos", current.settings.transactions.kerberos)
-
-
-def _login(name: str, setting: str, wanted: KerberosSettings | None) -> Finding:
+def _login(name: str, setting: str, wanted: KerberosSettings) -> Finding:
     """Fetch a ticket; whether a service accepts it, the checks of store and snapshots show."""
     from tms_core.security.kerberos import KerberosLogin  # noqa: PLC0415 gssapi is of an extra
 
-    return Finding(name, "ok", KerberosLogin(setting, wanted).describe() if wanted else "")
+    return Finding(name, "ok", KerberosLogin(setting, wanted).describe())
 
 
-def _transaction_token(current: Session) -> Finding:
-    file = current.settings.transactions.token_file
-    if file is not None:
-        read_token("transactions.token_file", file, 1)
+def _transaction_token(file: Path) -> Finding:
+    read_token("transactions.token_file", file, 1)
     return Finding("transaction token", "ok", str(file))
 
 
-def _tls(current: Session) -> Finding:
-    return _certificate("tls", "server.tls", current.settings.server.tls)
-
-
-def _transaction_tls(current: Session) -> Finding:
-    return _certificate("transaction tls", "transactions.tls", current.settings.transactions.tls)
-
-
-def _certificate(name: str, setting: str, tls: TlsSettings | None) -> Finding:
+def _certificate(name: str, setting: str, tls: TlsSettings) -> Finding:
     from tms_core.security.tls import ServerCertificate  # noqa: PLC0415 not for a help text
 
-    if tls is not None:
-        ServerCertificate(f"{setting}.", tls.certificate, tls.key)
-    return Finding(name, "ok", f"{tls.certificate} and its key" if tls else "")
+    ServerCertificate(f"{setting}.", tls.certificate, tls.key)
+    return Finding(name, "ok", f"{tls.certificate} and its key")
 
 
-def _auth(current: Session) -> Finding:
+def _auth(auth: AuthSettings, clock: Clock) -> Finding:
     from tms_core.server.serving import make_gate  # noqa: PLC0415 the server is not for a help text
 
-    auth = current.settings.server.auth
-    make_gate(auth, current.clock)
+    make_gate(auth, clock)
     return Finding("auth", "ok", f"{auth.kind}, {len(auth.rules)} rules")
 
 
@@ -198,9 +190,9 @@ def _spark() -> Finding:
     return Finding("spark", "ok", "pyspark, pyarrow and Java are there")
 
 
-def _guarded(name: str, check: Callable[[Session], Finding], current: Session) -> Finding:
+def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
     try:
-        return check(current)
+        return check()
     except TmsError as error:
         return Finding(name, "fail", str(error))
 
@@ -306,20 +298,20 @@ def _leveldb() -> Finding:
     return Finding("leveldb", "warn", message)
 
 
-def _cdap(current: Session) -> Finding:
+def _cdap(place: Place) -> Finding:
     """Return whether CDAP still does by itself, in HBase, what this janitor does."""
-    with current.place.readable() as store:
-        found = [*store.obstacles(), *current.place.unseen]
+    with place.readable() as store:
+        found = [*store.obstacles(), *place.unseen]
     return _of("cdap", found, "", "neither its observers nor its pruning are at work on these tables")
 
 
-def _tables(current: Session) -> Finding:
+def _tables(place: Place) -> Finding:
     """Return whether HBase keeps what a sweep deletes, or deletes what it keeps."""
     from tms_core.tables.hbase.described import NEEDED  # noqa: PLC0415 HBase's Thrift is not for a help text
 
     found = [
         f"{table.name} has {name} {value}, not {NEEDED[name]}"
-        for table in current.place.table_settings()
+        for table in place.table_settings()
         for name, value in table.hindering.items()
     ]
     return _of(
@@ -330,11 +322,11 @@ def _tables(current: Session) -> Finding:
     )
 
 
-def _regions(current: Session) -> Finding:
+def _regions(place: Place) -> Finding:
     """Return whether each bucket has a region of its own, so that buckets are swept and compacted by themselves."""
     found = [
         f"{table.name} has no region that begins at {', '.join(f'x{start.hex()}' for start in table.missing_starts)}"
-        for table in current.place.table_settings()
+        for table in place.table_settings()
         if table.missing_starts
     ]
     return _of("regions", found, ": docs/how-to/hbase.md, Cheap sweeps, says how to split", "each bucket has one")
