@@ -256,7 +256,7 @@ def test_given_all_in_place_then_every_check_is_ok(site: Site, monkeypatch: pyte
             "janitor: {state: data/janitor, archive: {enabled: true, path: 's3://bucket'}}",
             "local folders only",
         ),
-        ("tls", "server: {tls: {certificate: nowhere.pem, key: nowhere.key}}", "server.tls: "),
+        ("tls", "server: {tls: {certificate: nowhere.pem, key: nowhere.key}}", "server.tls."),
         ("auth", "server: {auth: {kind: tokens, tokens_file: nowhere}}", "nowhere"),
         ("auth", "server: {auth: {kind: jwt, key_file: nowhere, audience: a, issuer: i}}", "nowhere"),
     ],
@@ -274,7 +274,7 @@ def test_doctor_certificate_of_the_transaction_service_that_cannot_be_used_fails
         SETTINGS.replace("transactions:\n", "transactions:\n  tls: {certificate: nowhere.pem, key: nowhere.key}\n")
     )
     status, message = checks(site)["transaction tls"]
-    assert (status, "transactions.tls: " in message) == ("fail", True), message
+    assert (status, "transactions.tls." in message) == ("fail", True), message
 
 
 def test_doctor_archive_without_pyarrow_fails_and_names_the_extra(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
