@@ -215,10 +215,9 @@ def test_given_system_topics_when_served_again_and_again_then_each_is_made_once(
 class FakeHBase(MemoryStore):
     """Stands for an HBase that is there."""
 
-    @classmethod
-    def configured(cls, wanted: HBaseSettings, _: Clock) -> FakeHBase:
+    def __init__(self, wanted: HBaseSettings, _: Clock) -> None:
         assert wanted == HBaseSettings()
-        return cls()
+        super().__init__()
 
     def check_buckets(self) -> None:
         """They are."""

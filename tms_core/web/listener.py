@@ -90,6 +90,7 @@ class Listener(ThreadedServer):
         )
         super().__init__(config, host, port, setting="server", other="another tms serve", backlog=_BACKLOG)
         self._tls = tls
+        self.scheme = "https" if tls else "http"
         self._certificate: ServerCertificate | None = None
         self._ending = ending
 

@@ -93,7 +93,12 @@ class ThreadedServer:
         other: the program that may have the port: ``another tms serve``.
         backlog: how many connections may wait to be accepted.
         give_up_seconds: as of :class:`ServerThread`.
+
+    Attributes:
+        scheme: of :attr:`url`.
     """
+
+    scheme = "http"
 
     def __init__(
         self,
@@ -119,8 +124,7 @@ class ThreadedServer:
     def url(self) -> str:
         """Return its URL for clients of this machine, without a trailing slash."""
         host = "localhost" if self._host in ("", "0.0.0.0", "::") else self._host  # noqa: S104 it is compared with
-        scheme = "https" if self._config.ssl else "http"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return f"{self.scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
