@@ -1,10 +1,10 @@
-"""How far each topic's deletions may advance in this run (rule S8).
+"""The limit of each topic's deletions in this run (rule S8).
 
-Honest time moves a cut-off forward by exactly the time that passed. Anything that moves it further, or makes a
-generation old, has a cause outside: a ttl was shortened, a topic deleted, a clock jumped, a store restored. Most of
-these are meant and a few are accidents, and a deletion cannot be rolled back, so what became due by such a jump is
-*held* for a while in which a person can look, and say so or undo it. Rows that became due by time alone go on being
-deleted meanwhile. No counting of rows is needed for this, so it costs nothing.
+Time moves a cutoff forward by exactly the time that passed. Anything that moves it further, or makes a generation old,
+has another cause: a TTL was shortened, a topic was deleted, a clock jumped, a store was restored. Most of these are
+intended and a few are accidents. A deletion cannot be undone, so rows that came due by such a jump are *held* for some
+time, in which a person can approve or undo it. Meanwhile, rows that came due by time alone are deleted. This needs no
+counts of rows, so it costs nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def elapsed_ms(since: ClockAnchor, now: ClockAnchor) -> int:
 
 
 def admit(topic: TopicMetadata, now: ClockAnchor) -> FrontierRecord:
-    """Return a record that lets everything go that is due now."""
+    """Return a record that releases everything that is due now."""
     return _applied(_unseen(now), topic, Cutoff.at(now.wall_ms, topic.ttl_seconds), now)
 
 
 def stand_still(record: FrontierRecord | None, now: ClockAnchor) -> FrontierRecord:
-    """Return a record of a topic that was passed by, so that what gathered meanwhile is a jump once it is no longer."""
+    """Return the record of a skipped topic: rows that come due meanwhile count as a jump after that."""
     return replace(record or _unseen(now), at=now, pending=None, approved=None)
 
 
@@ -55,15 +55,15 @@ def advance(
     allowance_ms: int,
     now_ms: int | None = None,
 ) -> tuple[Frontier, FrontierRecord]:
-    """This run's frontier of a topic, and what to remember once the run has applied it.
+    """Return this run's frontier of a topic, and the record to save once the run has applied it.
 
     Args:
-        record: the saved record; None for a topic never seen since the store was adopted, which is held like a
-            jump from nothing.
-        now: what elapsed time is measured by (``guards.measured``).
-        hold_seconds: how long a jump is held; 0 for not at all.
-        allowance_ms: how much further than the time passed a cut-off may move.
-        now_ms: the moment rows are judged by, where it is not that of ``now``.
+        record: the saved record; None: the topic was never seen since the store was adopted, and is held like a jump
+            from nothing.
+        now: the time by which elapsed time is measured (``guards.measured``).
+        hold_seconds: how long a jump is held; 0: not at all.
+        allowance_ms: how much further than the passed time a cutoff may move.
+        now_ms: the time that rows are judged by, if it differs from ``now``.
     """
     known = record or _unseen(now)
     target = _target(topic)
@@ -81,7 +81,7 @@ def advance(
 
 
 def _lies_ahead(since: ClockAnchor, now: ClockAnchor) -> bool:
-    """Return whether a reading cannot be compared with this moment, so that a wait has to start again."""
+    """Return whether a reading cannot be compared with the present, so that a hold starts again."""
     return not since.comparable(now) or (since.boot_id != now.boot_id and since.wall_ms > now.wall_ms)
 
 

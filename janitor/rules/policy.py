@@ -16,7 +16,7 @@ from tms_core.topic import TopicMetadata, first_kept_generation
 
 
 class Rule(StrEnum):
-    """Why a row is deleted or changed."""
+    """The reason for the deletion or change of a row."""
 
     EXPIRED = "expired"
     OLD_GENERATION = "old_generation"
@@ -25,7 +25,7 @@ class Rule(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a row stays."""
+    """The reason why a row stays."""
 
     LIVE = "live"
     UNRECOGNIZED = "unrecognized"
@@ -37,7 +37,7 @@ class Reason(StrEnum):
 
 
 class Hold(StrEnum):
-    """Why a topic's deletions stop short of due rows."""
+    """The reason why due rows of a topic are not deleted."""
 
     FIRST_CONTACT = "first_contact"
     FRONTIER = "frontier"
@@ -52,9 +52,9 @@ class Row(NamedTuple):
     """The facts about a row that the rules need.
 
     Attributes:
-        table: which table it is in.
-        key: its parsed key; None when the bytes are not a key of ours.
-        pointer: the stored write pointer of a message row, as it is; None without one, and for payload rows.
+        table: its table.
+        key: its parsed key; None: TMS writes no such key.
+        pointer: the stored write pointer of a message row, unchanged; None: it has none, or this is a payload row.
     """
 
     table: Literal["message", "payload"]
@@ -64,16 +64,17 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """How far one topic's deletions may go in this run (rule S8), beside how far the rules would go.
+    """The limit of one topic's deletions in this run (rule S8), and the limit of the rules.
 
     Attributes:
-        now_ms: the moment the run judges by.
-        due: where the rules put the cut-off at that moment.
-        cutoff: where this run may put it; never above ``due``.
-        generation: the metadata generation this run may act on: rows it makes old may go. 0 makes none old.
-        hold: why the run stops short, None when it goes as far as the rules.
-        processed: the first position (``milliseconds * 65,536 + sequence``) that L7 leaves; 0: it takes nothing.
-        decided_ms: no ttl of a message's own takes published messages from this moment on.
+        now_ms: the time that the run judges by.
+        due: the cutoff of the rules at that time.
+        cutoff: the cutoff of this run; never above ``due``.
+        generation: the metadata generation of this run: rows of generations that it makes old may be deleted. 0 makes
+            none old.
+        hold: the reason why the run stops before the rules' limit; None: it does not.
+        processed: the first position (``milliseconds * 65,536 + sequence``) that L7 leaves; 0: it deletes nothing.
+        decided_ms: messages published from this time on are not deleted by their own TTLs.
     """
 
     now_ms: int
@@ -86,27 +87,27 @@ class Frontier:
 
     @classmethod
     def open(cls, now_ms: int, topic: TopicMetadata) -> Frontier:
-        """Return a frontier that goes as far as the rules."""
+        """Return a frontier at the limit of the rules."""
         due = Cutoff.at(now_ms, topic.ttl_seconds)
         return cls(now_ms, due, due, topic.generation)
 
     @classmethod
     def closed(cls, now_ms: int, topic: TopicMetadata, hold: Hold) -> Frontier:
-        """Return a frontier behind which nothing may be deleted."""
+        """Return a frontier that allows no deletion."""
         return cls(now_ms, Cutoff.at(now_ms, topic.ttl_seconds), Cutoff(0), 0, hold)
 
     @property
     def old_below(self) -> int:
-        """Rows of generations below this number may go as old."""
+        """Return the lowest generation that is not old; rows of lower generations may be deleted."""
         return first_kept_generation(self.generation)
 
     @property
     def processed_now(self) -> int:
-        """Return the limit of this run by L7: nothing of a topic in which anything is held."""
+        """Return the limit of L7 in this run: 0 if the topic has a hold."""
         return self.processed if self.hold is None else 0
 
     def within(self, other: Frontier) -> Frontier:
-        """This frontier where it goes no further than another one of the same moment."""
+        """Return this frontier, limited by another frontier of the same time."""
         processed, decided_ms = min(self.processed, other.processed), min(self.decided_ms, other.decided_ms)
         same = replace(self, processed=processed, decided_ms=decided_ms)
         if other.cutoff >= self.cutoff and other.old_below >= self.old_below:
@@ -116,9 +117,9 @@ class Frontier:
         return replace(same, cutoff=cutoff, generation=generation, hold=self.hold or other.hold or Hold.FRONTIER)
 
     def is_processed(self, key: MessageKey | PayloadKey) -> bool:
-        """Return whether all consumers have done with a row of the current generation (L7).
+        """Return whether all consumers have processed a row of the current generation (L7).
 
-        A payload is older than each message that refers to it, so it has to lie before the last millisecond.
+        A payload is older than each message that refers to it, so it must be before the last millisecond.
         """
         if isinstance(key, MessageKey):
             return key.publish_ms << 16 | key.sequence < self.processed
@@ -139,21 +140,21 @@ class Transactions(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """The row stays as it is."""
+    """The row stays unchanged."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The row goes."""
+    """The row is deleted."""
 
     rule: Rule
 
 
 @dataclass(frozen=True, slots=True)
 class Invert:
-    """The row stays, with its write pointer negated."""
+    """The row stays, with a negated write pointer."""
 
     reason: Reason
 
@@ -173,11 +174,11 @@ def decide(
 
     Args:
         row: the row.
-        topic: the topic's metadata, None when it has no row or its row does not parse (L1).
-        frontier: how far this run may go for the topic; None exactly when ``topic`` is.
-        transactions: the transaction snapshot in use, or a substitute.
-        referenced: whether a message row that stays takes its payload from this payload row (L5).
-        expires_ms: the first moment at which a ttl of the message's own takes it (L6), None without one.
+        topic: the topic's metadata; None: it has no row, or its row does not parse (L1).
+        frontier: the limit of this run for the topic; None exactly if ``topic`` is None.
+        transactions: the transaction snapshot, or a substitute.
+        referenced: whether a remaining message row takes its payload from this payload row (L5).
+        expires_ms: the first time at which its own TTL deletes the message (L6); None: it has none.
     """
     if row.key is None:
         return Keep(Reason.UNRECOGNIZED)
@@ -202,7 +203,7 @@ def is_unrecognized(key: MessageKey | PayloadKey | None) -> bool:
 def _claim(
     key: MessageKey | PayloadKey, topic: TopicMetadata | None, frontier: Frontier | None, expires_ms: int | None
 ) -> tuple[Rule | None, Reason]:
-    """What L0 to L3, L6 and L7 say when nothing is held."""
+    """Return the verdict of L0 to L3, L6 and L7 without any hold."""
     if is_unrecognized(key):
         return None, Reason.UNRECOGNIZED
     if topic is None or frontier is None:
@@ -219,7 +220,7 @@ def _claim(
 def _within_reach(
     key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier, expires_ms: int | None
 ) -> bool:
-    """Return whether this run's frontier lets go of a row that the rules delete (S8)."""
+    """Return whether this run's frontier releases a row that the rules delete (S8)."""
     if _old_either_way(key, topic, frontier):
         return True
     if key.generation not in (frontier.generation, topic.generation):
@@ -231,14 +232,14 @@ def _within_reach(
 
 
 def _old_either_way(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:
-    """Return whether both the rules and the frontier take the row for its generation, so that L5 does not ask."""
+    """Return whether both the rules and the frontier delete the row because of its generation; then L5 does not apply."""
     return key.generation < min(frontier.old_below, topic.old_below)
 
 
 def _payload_needed(
     key: MessageKey | PayloadKey, rule: Rule, transactions: Transactions, referenced: bool
 ) -> tuple[Rule | None, Reason]:
-    """L5: a payload stays while its transaction may commit or a message that stays refers to it."""
+    """Apply L5: a payload stays while its transaction may commit, or while a remaining message refers to it."""
     if isinstance(key, PayloadKey) and transactions.is_undecided(key.write_pointer):
         return None, Reason.UNDECIDED
     if referenced:

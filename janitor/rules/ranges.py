@@ -1,21 +1,20 @@
-"""The rules as key ranges: what of one topic is to be deleted, held or looked at row by row.
+"""The rules as key ranges: the rows of one topic to be deleted, held, or judged one by one.
 
-Message rows sort by topic, generation and publish time, so what L2 and L3 take of a topic is one contiguous range. A
-held frontier (S8) cuts it into pieces that go and pieces that wait. Payload rows sort by transaction before time, so in
-a generation that only time makes old each row must be looked at. The ranges speak of keys of ours; an unrecognized key
-may lie anywhere inside them and is sorted out when the keys are read (L0).
+Message rows sort by topic, generation and publish time, so L2 and L3 delete one contiguous range of a topic. A held
+frontier (S8) divides it into parts to delete and parts that wait. Payload rows sort by transaction before time, so in a
+current generation each row must be judged. An unrecognized key may lie anywhere inside a range and is removed when the
+keys are read (L0).
 
 The last part finds the payloads that a message row still refers to (rule L5).
 
-A message published with an empty body in a transaction takes its payload from all payload rows of that transaction.
-Its own time is the publish time, theirs is when they were stored, so in a long transaction the payloads grow old
-first. CDAP deletes them then, before anyone could read the message; we look for the message first.
+A message published with an empty body in a transaction takes its payload from all payload rows of that transaction. Its
+time is its publish time, theirs is the time when they were stored. So in a long transaction the payloads come due
+first. CDAP then deletes them before anyone can read the message; the janitor looks for the message first.
 
-Such a message can only have been published while its transaction could still write: after the cut-off (or it goes
-itself) and before the transaction's start + lifetime + grace (or the clock allowance, where that is more). Looking
-costs reading the message rows of that window, once for many payload rows. A payload row whose own write time does not
-fit its pointer shows a pointer that was not made from the time, which tells nothing about when its message may come;
-then the window has no end.
+Such a message can only have been published while its transaction could still write: after the cutoff (or it is deleted
+itself) and before the transaction's start + lifetime + grace (or the clock allowance, if that is longer). The search
+reads the message rows of that window, once for many payload rows. If the write time of a payload row does not fit its
+pointer, the pointer was not made from a time; then the window has no end.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class Span(NamedTuple):
     """A range of one topic and the verdict for its rows.
 
     Attributes:
-        rule: the rule that takes them.
+        rule: the rule that deletes them.
         held: they are due, but this run's frontier holds them.
-        by_row: the rows are in no order of time; each is judged by itself.
+        by_row: the rows are not sorted by time; each is judged by itself.
     """
 
     start: bytes
@@ -57,7 +56,7 @@ class Span(NamedTuple):
 
 
 def message_spans(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
-    """Yield the ranges of a topic's message rows to delete, in key order; contiguous where nothing is held."""
+    """Return the ranges of a topic's message rows to delete, in key order; contiguous if nothing is held."""
     prefix = topic.topic.prefix
     spans = _old_generations(topic, frontier)
     held_generation = _held_generation(topic, frontier)
@@ -79,10 +78,10 @@ def message_spans(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
 
 
 def payload_spans(topic: TopicMetadata, frontier: Frontier, newest_pointer: int | None) -> list[Span]:
-    """Yield the ranges of a topic's payload rows that may be deleted, in key order, without empty ones.
+    """Return the ranges of a topic's payload rows that may be deleted, in key order, without empty ranges.
 
     Args:
-        newest_pointer: look at no transaction above this one in the current generation, None to look at all. See
+        newest_pointer: the highest transaction to read in the current generation; None: all. See
             :func:`newest_expired_pointer`.
     """
     prefix = topic.topic.prefix
@@ -100,18 +99,17 @@ def payload_spans(topic: TopicMetadata, frontier: Frontier, newest_pointer: int 
 
 
 def newest_expired_pointer(frontier: Frontier, allowance_ms: int) -> int | None:
-    """Return a payload whose transaction started after this pointer is younger than the cut-off, clocks agreeing.
+    """Return the highest pointer whose payloads can be due: later transactions are younger than the cutoff, if clocks
+    agree.
 
-    None when the number would not fit a pointer, so that there is no such bound.
+    None if the number does not fit a pointer, so there is no such bound.
     """
     pointer = (max(frontier.due.ms, frontier.processed >> 16) + allowance_ms) * TX_PER_MS
     return pointer if pointer < 2**63 else None
 
 
 def beyond(topic: TopicMetadata) -> bytes:
-    """Return where the message rows start that no span and no live row reaches: negative times and newer
-    generations.
-    """
+    """Return the first key after all spans and live rows: there are negative times and newer generations."""
     prefix = topic.topic.prefix
     if topic.deleted:
         return generation_prefix(prefix, topic.old_below)
@@ -119,7 +117,7 @@ def beyond(topic: TopicMetadata) -> bytes:
 
 
 def topic_stop(prefix: bytes) -> bytes:
-    """Return the first key after all rows of a topic; never unbounded, since the prefix ends in a colon."""
+    """Return the first key after all rows of a topic; it always exists, since the prefix ends in a colon."""
     stop = stop_key(prefix)
     if stop is None:
         raise ValueError(f"{prefix!r} is not a topic's prefix")
@@ -139,7 +137,7 @@ def intersect(spans: Iterable[Span], allowed: Sequence[KeyRange]) -> list[Span]:
 
 
 def remainder(whole: KeyRange, taken: Iterable[KeyRange]) -> list[KeyRange]:
-    """The rest of a range without others, in key order."""
+    """Return the rest of a range without other ranges, in key order."""
     left = []
     position: bytes | None = whole.start
     for start, stop in sorted(taken, key=lambda one: one.start):
@@ -167,7 +165,9 @@ def _held_generation(topic: TopicMetadata, frontier: Frontier) -> int | None:
 
 
 def _held_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
-    """Generations that became old since the frontier last moved, without the one that was current then."""
+    """Return the generations that became old since the frontier last moved, without the generation that was current
+    then.
+    """
     first = frontier.old_below + (1 if _held_generation(topic, frontier) is not None else 0)
     prefix = topic.topic.prefix
     start, stop = generation_prefix(prefix, first), generation_prefix(prefix, topic.old_below)
@@ -196,24 +196,20 @@ class Lifetime(NamedTuple):
 
     @property
     def undecided_ms(self) -> int:
-        """Return how long after its start, by our clock, a transaction of which nothing more is known may still
-        commit.
-        """
+        """Return how long after its start, by our clock, a transaction without further information may still commit."""
         return self.max_ms + self.allowance_ms
 
     def window_end_ms(self, pointer: int) -> int:
-        """Return the first moment at which nothing of the transaction can be published any more, by any machine's
-        clock.
-        """
+        """Return the first time at which, by the clock of any machine, the transaction can no longer publish."""
         return pointer // TX_PER_MS + self.max_ms + max(self.grace_ms, self.allowance_ms)
 
     def window_start_ms(self, pointer: int) -> int:
-        """Return the first moment at which something of the transaction can have been published."""
+        """Return the first time at which the transaction can have published."""
         return pointer // TX_PER_MS - self.allowance_ms
 
 
 def stays(_: bytes) -> bool:
-    """Return no message that is there goes."""
+    """Return that the message does not count as deleted."""
     return False
 
 
@@ -225,11 +221,11 @@ def search_range(
     lifetime: Lifetime,
     processed: int = 0,
 ) -> KeyRange:
-    """Return where messages that refer to any of ``payloads`` can lie.
+    """Return the range of messages that can refer to any of ``payloads``.
 
     Args:
-        since_ms: messages published before this moment go in this run (the applied cut-off).
-        processed: so do those before this position (:attr:`~janitor.rules.policy.Frontier.processed`).
+        since_ms: messages published before this time are deleted in this run (the applied cutoff).
+        processed: messages before this position are deleted too (:attr:`~janitor.rules.policy.Frontier.processed`).
     """
     end_ms = 0
     for payload in payloads:
@@ -247,7 +243,7 @@ def search_range(
 
 
 def timeless_range(topic: TopicId, generation: int) -> KeyRange:
-    """Return where message rows of a negative time lie; they always stay (L0), and CDAP reads them."""
+    """Return the range of message rows with a negative time; they always stay (L0), and CDAP reads them."""
     start = generation_prefix(topic.prefix, generation)
     return KeyRange(start + NEGATIVE, generation_prefix(topic.prefix, generation + 1))
 
@@ -261,11 +257,11 @@ def find_referenced(
 ) -> Generator[None, None, set[int]]:
     """Find which of ``pointers`` are referred to by a message row in one of ``windows``; yield after each page.
 
-    Pointers are compared as CDAP reads them: by Java's absolute value, since a reader without a transaction sees
-    rolled-back messages too. Memory is bounded by ``pointers``.
+    Pointers are compared as CDAP reads them, by Java's absolute value: a reader without a transaction also sees
+    rolled-back messages. Memory is bounded by ``pointers``.
 
     Args:
-        goes: whether the message of this key does not count, because a plan shows it as deleted.
+        goes: returns whether the message of a key does not count, because the plan deletes it.
 
     Raises:
         StoreError: the table could not be read.

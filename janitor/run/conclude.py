@@ -1,11 +1,11 @@
-"""What a pass, or an adoption, leaves behind in the state once the store's own writes are durable.
+"""Saves the conclusions of a pass, or of an adoption, in the state once the store's writes are durable.
 
-A run that covered everything moves frontiers, and if it was a full one it closes open ids and may make a claim
-(rule S4). A run that did not, because it was scoped, a topic failed, or no snapshot could be used, moves only what it
-really reached. The caller wraps all of it in one transaction.
+A run that covered everything moves frontiers. If it was full, it also closes open ids and may publish a boundary (rule
+S4). A run that did not, because of its scope, a failed topic or a missing snapshot, moves only the frontiers that it
+reached. The caller wraps all of this in one transaction.
 
-What does not wait for the end: that a jump was seen, so that a hold ages although every run is killed; and evidence of
-what was covered, which is true whatever becomes of the rest, so that the run after one that died need not do it again
+Two things are saved earlier. A detected jump, so that its hold ages even if every run is killed; and evidence of
+covered intervals, which stays true if the run dies, so that the next run need not cover them again
 (:mod:`janitor.boundary.claim`).
 """
 
@@ -39,8 +39,8 @@ def begin_run(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable,
     """Save detected jumps before the run does anything; call it inside the state's transaction.
 
     Args:
-        clocks: what the machine's clocks show now.
-        moves_frontiers: whether it is a run of the janitor's own, and not of a plan file.
+        clocks: the present time by the machine's clocks.
+        moves_frontiers: whether this is a run of the janitor itself, not of a plan file.
     """
     conclude_apply(run, state, clocks, stoppable)
     if moves_frontiers:
@@ -49,9 +49,9 @@ def begin_run(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable,
 
 
 def _seen_jumps(run: Run, present: Mapping[TopicId, FrontierRecord]) -> dict[TopicId, FrontierRecord]:
-    """What changes by the sight of a topic's metadata: a hold starts, or a jump was reverted.
+    """Return the frontier records that change because a topic's metadata was read: a new hold, or a reverted jump.
 
-    A jump that has waited for long enough is remembered until all it lets go is gone.
+    A jump whose hold has passed stays in the record until all its rows are deleted.
     """
     changed = {}
     for work in run.topics.values():
@@ -72,12 +72,12 @@ def _seen_jumps(run: Run, present: Mapping[TopicId, FrontierRecord]) -> dict[Top
 
 
 def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
-    """Begin a round of full passes, or go on with one; call it inside the state's transaction.
+    """Begin or continue a round of full passes; call it inside the state's transaction.
 
-    Invalid transactions are saved as seen, since what is covered from now on counts for those that are known by now.
+    Invalid transactions are saved as seen, because coverage from now on counts for all that are known by now.
 
     Args:
-        stoppable: gives on the records of invalid ids, of which there may be a million.
+        stoppable: passes on the records of invalid ids, of which there may be a million.
     """
     ids, now_ms = run.ready.ids, run.ready.now.wall_ms
     if run.ready.speaks_against(state.claim()):
@@ -91,10 +91,10 @@ def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
 
 
 def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchable: int | None) -> None:
-    """Save that intervals were covered; its writes must be durable.
+    """Save evidence that intervals were covered. The writes in these intervals must be durable.
 
     Args:
-        untouchable: the lowest invalid pointer met there that had to stay; None: none had.
+        untouchable: the lowest invalid pointer in them that had to stay; None: there is none.
     """
     usable, started_ms = _usable(run), run.ready.now.wall_ms
     bounds = [usable.prune_upper_bound()]
@@ -110,7 +110,7 @@ def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchab
 
 
 def _refuted_meanwhile(run: Run, state: State) -> bool:
-    """Whether a claim was refuted since the run was prepared: what it has covered before may be what was false."""
+    """Return whether a claim was refuted since the run was prepared: its earlier coverage may be wrong too."""
     return boundary.refutation(state) != run.ready.refutation
 
 
@@ -123,13 +123,13 @@ def conclude_run(
     barred: Sequence[str],
     stoppable: Stoppable,
 ) -> None:
-    """Save what a run has reached.
+    """Save the results of a run.
 
     Args:
-        progress: the round of full passes it has gone on with; None: it proves nothing.
-        clocks: what the machine's clocks show now.
-        barred: why it may claim nothing (:func:`janitor.run.prepare.obstacles`).
-        stoppable: as of :func:`begin_round`.
+        progress: the round of full passes that it continued; None: it proves nothing.
+        clocks: the present time by the machine's clocks.
+        barred: the reasons why it may publish no boundary (:func:`janitor.run.prepare.obstacles`).
+        stoppable: as for :func:`begin_round`.
     """
     ready, started_ms, finished_ms = run.ready, run.ready.now.wall_ms, clocks.wall_ms
     _save_sight(ready, state, clocks)
@@ -161,14 +161,14 @@ def conclude_run(
 
 
 def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
-    """Everything was looked at: drop the request, unless it was made during the run."""
+    """Drop the request for a full pass, unless it was made during the run."""
     wanted_ms = state.note(boundary.WANTED)
     if wanted_ms is not None and not started_ms < wanted_ms <= finished_ms:
         state.save_note(boundary.WANTED, None)
 
 
 def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:
-    """What changes in the records of failures. A topic without metadata has nothing left that could fail."""
+    """Return the changed failure records. A topic without metadata has nothing left that could fail."""
     known = state.strikes()
     blamed = [each for each in outcome.failed.values() if not each.refused]
     failed = {topic: each.message for each in blamed if (topic := TopicId.from_prefix(each.prefix)) is not None}
@@ -179,7 +179,7 @@ def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -
 
 
 def _is_done(run: Run, outcome: Outcome, key: bytes) -> bool:
-    """Return whether all was done in this topic that was to be."""
+    """Return whether all work in this topic was done."""
     undone = key in outcome.failed or key in outcome.withheld or run.is_aside(key)
     return run.in_scope(key) and not undone
 
@@ -199,7 +199,7 @@ def _applied(state: State, run: Run, done: Iterable[TopicWork]) -> dict[TopicId,
 
 
 def _forget_the_future(state: State, now_ms: int) -> None:
-    """Withdraw proofs made by a clock that has been set back since."""
+    """Withdraw evidence and claims that were dated by a clock that was set back since."""
     claim, evidence = state.claim(), state.evidence()
     # S7: an id seen after the clock was set back would look as if it had been known when that pass started.
     believed = [interval for interval in evidence if interval.started_ms <= now_ms]
@@ -210,7 +210,7 @@ def _forget_the_future(state: State, now_ms: int) -> None:
 
 
 def conclude_apply(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable) -> None:
-    """Save the sight of clock and transaction system; a plan file carried out moves no frontier and claims nothing."""
+    """Save clocks and transaction system after a plan file was applied; it moves no frontier and publishes no boundary."""
     _save_sight(run.ready, state, clocks)
     state.save_open_ids(stoppable(run.ready.ids.open_ids()))
 
@@ -222,7 +222,7 @@ def _save_sight(ready: Preparation, state: State, clocks: ClockAnchor) -> None:
 
 
 def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[TopicId]:
-    """Adopt a store as it was prepared; as of :meth:`janitor.run.engine.OperatorDecisions.adopt`."""
+    """Adopt a store as it was prepared; return its topics, as :meth:`janitor.run.engine.OperatorDecisions.adopt`."""
     state, lineage = deps.state, deps.store.lineage()
     run = make_run(deps, ready, kind="frequent", label=Hold.FIRST_CONTACT)
     run.load_topics()
@@ -266,7 +266,7 @@ def record_adopter(deps: Deps, record: StoreRecord) -> None:
 
 
 def seen(record: StoreRecord, tx: TxState) -> StoreRecord:
-    """Return the record with the transaction system as it was seen; unchanged without a usable snapshot."""
+    """Return the record with the last seen transaction system; unchanged without a usable snapshot."""
     usable = tx.usable
     if usable is None:
         return record

@@ -1,7 +1,7 @@
-"""One janitor of one store: its runs, and beside them what else is done there, over the same things.
+"""One janitor of one store: its runs, and the other operations on the store and the state.
 
-A run deletes and inverts, carries out a plan file, or only plans and remembers it. The commands, the daemon and the
-tests all come through here.
+A run deletes and inverts, carries out a plan file, or only plans and saves the plan. The commands, the daemon and the
+tests use this module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FULL_EVERY_MS = 24 * 3600 * 1000
 
 
 class OperatorDecisions(Questions):
-    """The executor of decisions and housekeeping."""
+    """Carries out decisions of operators, and housekeeping."""
 
     def __init__(self, deps: Deps) -> None:
         super().__init__(deps)
@@ -45,11 +45,11 @@ class OperatorDecisions(Questions):
         """Accept this store, this transaction system and this clock as they are now.
 
         Args:
-            once_for: do it once for this text; the state remembers it in the transaction that adopts.
+            once_for: do this once for this text; the transaction that adopts also saves the text.
             store_id: adopt no other store (``store_id`` of a plan).
 
         Returns:
-            The topics whose rows may go from now on as they come due.
+            The topics whose rows may be deleted from now on, when they come due.
 
         Raises:
             NotAdopted: this is another store; nothing was changed.
@@ -66,17 +66,17 @@ class OperatorDecisions(Questions):
     def approve(
         self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
     ) -> list[TopicId]:
-        """Let held frontiers go with the next run, accept the machine's clock, or both.
+        """Release held frontiers for the next run, accept the machine's clock, or both.
 
         Args:
-            patterns: shell patterns of the topics whose held rows may go; none lets no topic go.
+            patterns: shell patterns of the topics whose held rows may be deleted; empty: no topic.
             clock: accept this machine's clock as it is now.
-            once_for: do it once for this text; the state remembers it in the same transaction.
+            once_for: do this once for this text; the same transaction saves the text.
 
         Raises:
             NotAdopted: there is nothing to approve before the store is adopted.
-            GuardTripped: topics are named while the clock is in doubt and not accepted with them; due rows by it is
-                not known.
+            GuardTripped: topics are named, but the clock is in doubt and not accepted too; so it is not known which
+                rows are due.
         """
         state, ready = self.deps.state, prepare(self.deps)
         if not ready.adopted:
@@ -101,13 +101,13 @@ class OperatorDecisions(Questions):
         return sorted(held)
 
     def restore(self, folder: Path, request: Request) -> Restored:
-        """Bring archived rows back (:func:`janitor.archive.restore.restore`).
+        """Write archived rows back (:func:`janitor.archive.restore.restore`).
 
         Args:
-            folder: the archive's.
+            folder: the folder of the archive.
 
         Raises:
-            Refused, ArchiveError, StoreError: as that says; the writes until then stays.
+            Refused, ArchiveError, StoreError: as that function; rows that were already written stay.
         """
         with self._turn:
             try:
@@ -116,7 +116,7 @@ class OperatorDecisions(Questions):
                 self.deps.restored(request.target or request.source)
 
     def at_work(self) -> bool:
-        """Return whether a run, or a decision that excludes one, is under way in another thread."""
+        """Return whether another thread is in a run, or in a decision that excludes runs."""
         if not self._turn.acquire(blocking=False):
             return True
         self._turn.release()
@@ -127,7 +127,7 @@ class OperatorDecisions(Questions):
     def recover(self) -> list[str]:
         """Close the runs of a dead janitor; called once this one holds the store and the lease.
 
-        Its runs are closed as lost, and its announcements go to the ledger, without a number of rows.
+        The runs are closed as lost, and their announcements are added to the ledger without a number of rows.
 
         Returns:
             The ids of those runs.
@@ -136,7 +136,7 @@ class OperatorDecisions(Questions):
             return record.recover(self.deps)
 
     def renew_lease(self) -> None:
-        """Hold the lease for another while between runs; a run renews it by itself.
+        """Renew the lease between runs; a run renews it by itself.
 
         Raises:
             LeaseLost: another process has taken it.
@@ -152,7 +152,7 @@ class OperatorDecisions(Questions):
             turn.release()
 
     def regain_lease(self) -> bool:
-        """Take the lease again after it was lost; returns whether this process holds it."""
+        """Acquire the lease again after it was lost; return whether this process holds it."""
         lease = self.deps.lease
         with self._turn:
             if lease is None or lease.held:
@@ -165,7 +165,7 @@ class OperatorDecisions(Questions):
             return True
 
     def remember_topics(self) -> None:
-        """Read the metadata table, so that a topic is shown before the next sweep has come to it."""
+        """Save the topics of the metadata table, so that the status shows topics before a run has reached them."""
         parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
         save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
 
@@ -183,21 +183,21 @@ class Engine(OperatorDecisions):
     """The engine for one store: queries, decisions and runs.
 
     Args:
-        deps: the store must be one that can be written, but for questions and for :meth:`rehearse`.
+        deps: the dependencies. The store must be writable, except for questions and :meth:`rehearse`.
     """
 
     def run_once(self, *, adopt: bool = False, patterns: tuple[str, ...] = (), incremental: bool = False) -> Report:
-        """One pass that deletes and inverts what the rules and the frontiers allow.
+        """Make one pass that deletes and inverts what the rules and the frontiers allow.
 
-        A run that a guard stops changes nothing and says so in its report; a topic that fails is in the report's
-        errors and the others are done; a run that is interrupted or loses its lease keeps what it did, and says so.
+        A run that a guard blocks changes nothing; its report has the reason. If a topic fails, its error is in the
+        report, and the other topics are done. A run that is interrupted or loses its lease keeps its changes; its
+        report has the reason.
 
         Args:
-            adopt: accept a store met for the first time (:meth:`~janitor.run.engine.OperatorDecisions.adopt`).
-                Without effect where the state knows an adopted store, be it this one or not, and also when a guard
-                stops the run: only an operator's own adopting and approving settles that.
-            patterns: shell patterns of the topics to do; such a pass claims nothing.
-            incremental: leave topics for later in which little has come due; for a daemon, which comes again soon.
+            adopt: accept an unknown store (:meth:`~janitor.run.engine.OperatorDecisions.adopt`). Without effect if the
+                state knows any adopted store, or if a guard blocks the run: then an operator must adopt or approve.
+            patterns: shell patterns of topics in scope; a pass with patterns publishes no boundary.
+            incremental: skip topics in which few rows have come due; for a daemon, whose next run is soon.
 
         Raises:
             StoreError, StateError: the store or the state failed as a whole.
@@ -230,10 +230,10 @@ class Engine(OperatorDecisions):
             return SweepRun(self.deps, run, moves_frontiers=False).sweep()
 
     def rehearse(self, *, patterns: tuple[str, ...] = ()) -> Report:
-        """Return a plan that is remembered as a run is, for a daemon that only plans (``janitor.apply: false``).
+        """Make a plan and save it as a run, for a daemon that only plans (``janitor.apply: false``); return its report.
 
         Raises:
-            StoreError, StopRequested: as of a plan.
+            StoreError, StopRequested: as for a plan.
         """
         with self._turn:
             with record.preparing(self.deps, "plan"):
@@ -260,7 +260,7 @@ class Engine(OperatorDecisions):
         return prepare(self.deps)
 
     def _is_full_due(self, ready: Preparation) -> bool:
-        """Return whether this run looks at everything: daily, after a plan, and when the last such run could prove
+        """Return whether this run must read everything: daily, after a plan, and if the last full run could prove
         nothing.
         """
         state = self.deps.state

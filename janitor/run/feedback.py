@@ -1,16 +1,16 @@
-"""Handing what is proven clean back to the transaction manager, so that it may forget it (rule S4).
+"""Removes proven ids from the transaction manager's invalid list (rule S4).
 
-The list of invalid transactions rides on every transaction that starts, and only the janitor can say when an id
-may leave it. Once it has left, every row that still carries it is readable for good. So a claim alone is not enough:
+The invalid list is part of every transaction, and only the janitor can prove that an id may leave it. Afterwards, every
+row that still has the id is readable for good. Therefore a claim alone is not enough:
 
-* the list is shared with everything that uses the same transactions, and this janitor knows the bound of one
-  participant only; where the settings name others, nothing is handed over;
-* what goes are single ids, never all of a time: those on the manager's list of this moment that a full pass has
-  closed and that lie within the claim;
-* before the first of them every transactional row is read again (the audit), and if one refutes the claim, that is
-  withdrawn and nothing goes.
+* All users of the transaction system share the list, and this janitor knows the bound of one participant only. If the
+  settings name others, no id is removed.
+* Only single ids are removed, never all ids of a time range: ids on the manager's present list that a full pass has
+  closed and that lie within the claim.
+* Before the first removal, every transactional row is read again (the audit). If a row refutes the claim, the claim is
+  withdrawn and no id is removed.
 
-Whatever fails here, the sweep before it was done; the next run tries again.
+If this fails, the sweep before it is still done; the next run tries again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def withheld(participants: Collection[str]) -> str:
-    """Why nothing is handed over where these take part in the transactions; empty when that is no reason."""
+    """Return the reason why no id is removed with these participants; empty: there is none."""
     others = sorted(set(participants) - {OURS})
     if not others:
         return ""
@@ -55,12 +55,12 @@ def withheld(participants: Collection[str]) -> str:
 
 
 def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
-    """Return the ids of an invalid list that have nothing left to hide.
+    """Return the ids of an invalid list that no row can have any more.
 
     Args:
         listed: the list, ascending.
         closed: ids under which nothing can be published any more, ascending (``State.known_ids``).
-        bound: up to where the store is proven clean.
+        bound: the proven boundary of the store.
     """
     within = islice(listed, bisect_right(listed, bound))
     return array("q", (pointer for pointer in within if is_among(closed, pointer)))
@@ -69,16 +69,16 @@ def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
 def hand_over(
     deps: Deps, told: Feedback, run: Run, outcome: Outcome, permission: Permission, heartbeat: Heartbeat
 ) -> None:
-    """Hand over what a run leaves proven; what is to be said of it is added to its outcome.
+    """Remove the proven ids of a run from the invalid list; add notes to its outcome.
 
     Args:
-        told: who is told.
-        run: after its conclusion; of one that did not cover every topic nothing is handed over.
+        told: the transaction manager and its participants.
+        run: after its conclusion; nothing is removed after a run that did not cover every topic.
         permission: asked before each step.
-        heartbeat: told of the rows that the audit has read.
+        heartbeat: called with the number of rows that the audit has read.
 
     Raises:
-        Interrupted: the run is over; what was handed over is.
+        Interrupted: the run is over; removed ids stay removed.
     """
     if barred := withheld(told.participants):
         outcome.notes.append(GuardNote("feedback", False, barred))
@@ -146,7 +146,7 @@ def _is_permitted(permission: Permission) -> bool:
 
 
 def audit(deps: Deps, ready: Preparation, heartbeat: Heartbeat) -> Audit:
-    """Read every transactional row, and hold it against the claim.
+    """Read every transactional row, and compare it with the claim.
 
     Raises:
         StoreError, StateError: the store or the state could not be read.

@@ -1,16 +1,16 @@
-"""What keeps a run from writing: a clock that jumped, a store that is not the one we know, a topic that always fails.
+"""Guards that block runs: a clock that jumped, an unknown store, a topic that fails repeatedly.
 
-A janitor judges by the clock and by its state. If either is wrong, everything looks old. Wall clocks
-are checked against something that does not step: this machine's monotonic clock, remembered between runs, and where the
-state is kept on a cluster against the clock there, since the last run may have been on another machine (rule S7). The
-timestamps in rows and snapshots are no clock, since their writers choose them; a snapshot's can only show that ours
-is *behind*, and then less is deleted, not more.
+A janitor judges by the clock and by its state. If either is wrong, everything looks old. The wall clock is compared
+with clocks that do not step: this machine's monotonic clock, saved between runs; and, if the state is on a cluster, the
+clock of the cluster, since the last run may have been on another machine (rule S7). Times in rows and snapshots are not
+clocks, since their writers choose them. A snapshot's time can only show that our clock is behind, and then less is
+deleted.
 
-Topics that fail again and again are put aside, so that the others are done and the log stays readable (rule S9). A
-failure is retried in every run. After three in a row the topic is quarantined: nothing of it is read or written for an
-hour, then it is probed, then after two hours, and so on up to a day. A store in which nothing works has not got one bad
-topic: no failure counts of a run in which no topic was done, nor of one in which several could not be written and
-nothing was written anywhere else, as when a disk is full.
+Topics that fail repeatedly are quarantined, so that the other topics are done and the log stays readable (rule S9).
+Every run retries a failure. After three failures in a row, nothing of the topic is read or written for an hour. Then it
+is probed, again after two hours, and so on up to a day. Failures do not count in a run in which no topic was done. They
+also do not count if several topics could not be written and nothing was written elsewhere, as with a full disk: the
+cause is then the store.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ LAST_PROBE_MS = 24 * 3_600_000
 
 @dataclass(frozen=True, slots=True)
 class InProgressThen:
-    """Ids in progress in the last used snapshot.
+    """The ids in progress in the last used snapshot.
 
     Attributes:
         write_pointer: the highest pointer issued by then.
-        pointers: of transactions in progress and of their checkpoints.
+        pointers: the pointers of transactions in progress and of their checkpoints.
     """
 
     write_pointer: int
@@ -63,19 +63,17 @@ class InProgressThen:
 
 
 def read_clocks(clock: Clock) -> ClockAnchor:
-    """This moment by all clocks of the machine."""
+    """Return the present time by all clocks of the machine."""
     return ClockAnchor(clock.now_ms(), clock.monotonic_ms(), clock.boot_id())
 
 
 def ahead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
-    """Return how far wall time is ahead of the machine's monotonic clock since the last run; None where that cannot be
-    told.
-    """
+    """Return how far wall time is ahead of the machine's monotonic clock since the last run; None: not known."""
     return now.wall_ms - _expected_ms(anchor, now) if anchor is not None and _same_boot(anchor, now) else None
 
 
 def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Return whether wall time is ahead of, or behind, the time that the saved clocks predict (rule S7)."""
+    """Return a note if wall time is ahead of, or behind, the time that the saved clocks predict (rule S7)."""
     if anchor is None:
         return None
     if not _same_boot(anchor, now):
@@ -93,7 +91,7 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
 
 
 def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """What there is to say of wall time, by all clocks it can be held against (rule S7).
+    """Return a note if wall time differs from any clock that it can be compared with (rule S7).
 
     Args:
         state: the state, with the clock of its server.
@@ -107,8 +105,8 @@ def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote
 
 
 def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Return whether wall time is ahead of a clock that runs elsewhere (rule S7); behind it, less is deleted than is
-    due.
+    """Return a note if wall time is ahead of the clock of the state's server (rule S7); behind it, fewer rows are
+    deleted.
 
     Args:
         elsewhere_ms: read after ``now``; None: there is none.
@@ -130,10 +128,10 @@ def _check_across_boots(passed_ms: int) -> GuardNote | None:
 
 
 def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
-    """What to remember of the clocks after a run.
+    """Return the clock reading to save after a run.
 
-    Within a boot the remembered wall time moves with monotonic time alone, so that many small steps cannot add up to a
-    jump unnoticed.
+    Within a boot, the saved wall time moves with monotonic time only, so that many small steps of the wall clock add up
+    to a detected jump.
     """
     if anchor is None:
         return now
@@ -144,10 +142,10 @@ def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
 
 
 def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
-    """This moment as elapsed time is measured by: wall time as monotonic time has it.
+    """Return the present time for the measurement of elapsed time: wall time moved by the monotonic clock.
 
-    In a boot whose clock is before the last saved time, the time is unknown. Such a reading can be
-    compared with others of that boot; to any later one it looks as if no time had passed.
+    In a boot whose clock is before the last saved time, the time is unknown. Such a reading can be compared with others
+    of that boot; to any later one it looks as if no time had passed.
     """
     if anchor is not None and _same_boot(anchor, now):
         return replace(now, wall_ms=_expected_ms(anchor, now))
@@ -157,7 +155,7 @@ def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
 
 
 def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
-    """Return whether the store is the one this state is about (rule S13)."""
+    """Return a note if the store is not the store of this state (rule S13)."""
     if record.identity == identity:
         return None
     message = f"the state is about {record.identity}, this store is {identity}: a copy, a restored or another store"
@@ -165,13 +163,13 @@ def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
 
 
 def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[StoreRecord, GuardNote | None]:
-    """Return whether the store went on from where it was when it was last remembered, or was put back (rule S13).
+    """Withdraw the adoption if the store was put back since its last saved facts (rule S13).
 
-    What shows that it was put back may be gone by the next run, because it is being written to. So the adoption, and
-    all that was learnt and claimed, is withdrawn at once.
+    The evidence may be gone by the next run, because the store is being written to. Therefore the adoption, all
+    knowledge and the claim are withdrawn at once.
 
     Returns:
-        The record from now on, and what there is to say.
+        The record from now on, and a note if the store was put back.
 
     Raises:
         StoreError, StateError: the store or the state could not be read or written.
@@ -191,12 +189,12 @@ def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[Stor
 
 
 def successor_mark(mark: str, identity: str) -> str:
-    """Return the mark of a store found where another was known; the same each time, until it is adopted."""
+    """Return the mark of a store found in place of another; the same each time, until it is adopted."""
     return hashlib.sha256(f"{mark} {identity}".encode()).hexdigest()[: len(mark)]
 
 
 def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | None) -> GuardNote | None:
-    """Return whether the snapshot is of the transaction system seen before (rule S13): its pointers only grow."""
+    """Return a note if the snapshot is not of the transaction system seen before, whose pointers only grow (rule S13)."""
     known = record.snapshot_write_pointer
     if snapshot is None or known is None or snapshot.write_pointer >= known:
         return None
@@ -209,7 +207,7 @@ def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | No
 
 
 def check_recorded(recorded: Recorded | None, tx: TxState) -> GuardNote | None:
-    """Return whether the snapshot is of the transaction system that the store itself records (rule S13).
+    """Return a note if the snapshot is not of the transaction system that the store itself records (rule S13).
 
     Args:
         recorded: read before the snapshot was; None: the store records none.
@@ -225,7 +223,7 @@ def check_recorded(recorded: Recorded | None, tx: TxState) -> GuardNote | None:
 
 
 def check_state(recorded: Recorded | None, record: StoreRecord) -> GuardNote | None:
-    """Return whether this state is the one that has adopted the store, as the store itself records it (rule S13)."""
+    """Return a note if another state has adopted the store, as the store itself records it (rule S13)."""
     if recorded is None or recorded.id == record.mark:
         return None
     message = f"another state has adopted this store, {recorded.place}, and this one has none of its holds and pauses"
@@ -235,11 +233,11 @@ def check_state(recorded: Recorded | None, record: StoreRecord) -> GuardNote | N
 def check_history(
     before: InProgressThen | None, snapshot: VisibilityState, known: KnownIds, new: Iterable[int]
 ) -> GuardNote | None:
-    """Return whether the snapshot can follow the one before it (rule S13).
+    """Return a note if the snapshot cannot follow the previous snapshot (rule S13).
 
-    A pointer that had been issued by then was in progress, invalid, or decided for good. So it is invalid now only if
-    it was invalid or in progress, and in progress now only if it was either (a manager that recovers from its log may
-    find a transaction in progress that had just timed out). Checkpoints have pointers and go by the same rule.
+    A pointer issued by then was in progress, invalid, or finally decided. So it can be invalid now only if it was
+    invalid or in progress. It can be in progress now only if it was either of these: a manager that recovers from its
+    log may find a transaction in progress that had just timed out. Checkpoints have pointers and follow the same rule.
 
     Args:
         before: ids in progress in the previous snapshot; None: not known.
@@ -288,9 +286,9 @@ def strike(known: Strikes | None, error: str, now_ms: int) -> Strikes:
 
 
 def quarantined(strikes: Mapping[TopicId, Strikes], now_ms: int) -> frozenset[TopicId]:
-    """Topics that are passed by now: put aside, and not due to be probed.
+    """Return the quarantined topics whose probe is not due yet.
 
-    A probe that was dated by a clock that has been set back since is not waited for longer than any wait can be.
+    A probe dated by a clock that was set back since is not delayed longer than the longest wait.
     """
     return frozenset(
         topic
@@ -308,13 +306,13 @@ def judge_failures(
     *,
     write_failed: bool = True,
 ) -> dict[TopicId, Strikes | None]:
-    """What changes in the records after a run.
+    """Return the changed failure records after a run.
 
     Args:
-        failed: topics that failed in it, and why.
-        done: topics that did not.
+        failed: topics that failed in the run, with their errors.
+        done: topics that did not fail.
         written: topics in which rows were deleted or inverted.
-        write_failed: whether the store refused to write something; then several topics may share one cause.
+        write_failed: whether the store refused a write; then several topics may have the same cause.
 
     Returns:
         New records; None for a topic whose failures are forgotten.

@@ -1,4 +1,4 @@
-"""One pass: its start, its phases, and the report of what has come of it."""
+"""One pass: its start, its phases and its report."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ LEDGER_ENTRIES = 500
 
 
 def is_finished(run: Run, outcome: Outcome) -> bool:
-    """Whether a pass came to every topic that is not put aside."""
+    """Return whether a pass processed every topic that is not paused or quarantined."""
     return not (outcome.errors or run.patterns or outcome.withheld or outcome.interruption)
 
 
 def is_complete(run: Run, outcome: Outcome) -> bool:
-    """Whether a pass covered every topic (rule S4)."""
+    """Return whether a pass covered every topic (rule S4)."""
     return is_finished(run, outcome) and not run.has_aside
 
 
@@ -53,10 +53,10 @@ def begin(deps: Deps, mode: Mode, run: Run) -> Run:
 
 
 def load_topics(deps: Deps, run: Run) -> Mapping[TopicId, TopicCount]:
-    """Read the topics, and tell the observer about how many of their messages are due, as far as they were counted.
+    """Read the topics, and tell the observer about how many of their messages are due, if they were counted.
 
     Returns:
-        What the background count has found.
+        The numbers of the background count.
     """
     counts = deps.state.counts()
     run.load_topics()
@@ -66,7 +66,9 @@ def load_topics(deps: Deps, run: Run) -> Mapping[TopicId, TopicCount]:
 
 
 def _expected_rows(count: TopicCount, work: TopicWork) -> int:
-    """About how many of a topic's messages are due: they lie evenly in the time from the oldest to the newest."""
+    """Return about how many of a topic's messages are due, as if they were evenly spread between the oldest and the
+    newest.
+    """
     frontier = work.frontier
     cutoff = frontier.due if work.counts_held else frontier.cutoff
     if count.oldest_ms is None or count.newest_ms is None or cutoff.ms <= count.oldest_ms:
@@ -82,7 +84,7 @@ class Costs:
     It consumes the events of the pass, and shows its progress.
 
     Attributes:
-        phase_seconds: how long each phase took.
+        phase_seconds: the duration of each phase.
         bytes_before: the size of the store on its disk before the pass; None: unknown.
     """
 
@@ -108,14 +110,14 @@ class Costs:
         return made
 
     def see(self, event: Event) -> None:
-        """Take note of an event."""
+        """Consume an event: show progress, or start a phase."""
         if isinstance(event, Read):
             self._deps.observer(event.phase, event.topic, event.rows)
         elif isinstance(event, StepStarted):
             self.start(event.parts[0].step)
 
     def start(self, name: str) -> None:
-        """Start a phase, so that the one before is over; an empty name starts none."""
+        """Start a phase, which ends the previous phase; an empty name starts no phase."""
         now_ms = self._deps.clock.monotonic_ms()
         if self._name:
             self.phase_seconds[self._name] = (now_ms - self._since_ms) / 1000
@@ -128,12 +130,12 @@ class Costs:
 def report(
     deps: Deps, run: Run, outcome: Outcome, costs: Costs, boundary: Claim | None, counts: Mapping[TopicId, TopicCount]
 ) -> Report:
-    """What has come of a pass; rows and topics that nothing is known of are named in the log.
+    """Return the report of a pass, and log unrecognized rows and topics.
 
     Args:
-        outcome: takes in the calls of the pass.
+        outcome: gets the store calls of the pass.
         boundary: the claim in force.
-        counts: what the background count had found when the pass started.
+        counts: the numbers of the background count when the pass started.
     """
     ready = run.ready
     deps.unknown_row_log.name(outcome, deps.store.metadata)
@@ -161,7 +163,9 @@ def report(
 
 
 def _messages(deps: Deps, run: Run, outcome: Outcome, known: Mapping[TopicId, TopicCount]) -> MessagesLeft:
-    """About how many messages there were and are left; unknown where none goes, or the counts do not say it."""
+    """Return about how many messages there were and are left; unknown if no message is deleted, or without recent
+    counts.
+    """
     rows: Counter[tuple[bool, bool]] = Counter()
     for key, entry in outcome.entries.items():
         if key.table == "message" and key.rule is not Rule.INVALID_TRANSACTION:
@@ -221,7 +225,7 @@ def _notes(run: Run, outcome: Outcome, state: State) -> list[GuardNote]:
 
 
 def _notes_on_aside(run: Run, state: State) -> list[GuardNote]:
-    """What there is to say of topics in which nothing was changed."""
+    """Return the notes on topics in which nothing was changed."""
     notes = []
     if run.paused:
         patterns = ", ".join(sorted(run.paused))
@@ -237,7 +241,7 @@ def _notes_on_aside(run: Run, state: State) -> list[GuardNote]:
 
 
 def _notes_on_consumers(run: Run) -> list[GuardNote]:
-    """For whom rows are held, and which topics' consumers could not be read."""
+    """Return the notes on consumers for which rows are held, and on topics whose consumers could not be read."""
     consumers, seconds = run.consumers, run.terms.consumer_hold_seconds
     waiting = sorted(consumers.waiting.items()) if consumers is not None else ()
     notes = [

@@ -1,8 +1,8 @@
-"""Plan files: a preview that can be looked at, kept, and carried out as it is or not at all.
+"""Plan files: a preview that can be inspected, kept, and carried out in full or not at all.
 
 ``apply`` must delete at most the rows of the file. Therefore the file has the ranges and pointers themselves, their
-basis (store, generation, TTL, settings) and a checksum; whatever of it has moved since makes ``apply`` refuse and name
-it. A what-if plan, made for another moment than the present or for other ttls, is for looking only.
+basis (store, generation, TTL, settings) and a checksum. If a part of the basis has changed, ``apply`` refuses and names
+it. A what-if plan, for another time or for other TTLs, cannot be applied.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ APPLICABLE = (None, str(Hold.FIRST_CONTACT))
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """A plan that was read back and whose checksum is right.
+    """A plan from a file with a correct checksum.
 
     Attributes:
-        effective_now_ms: the moment it was made for.
+        effective_now_ms: the time it was made for.
         limits: the only ranges ``apply`` may delete in, and the only write pointers it may invert.
     """
 
@@ -52,10 +52,10 @@ class PlanFile:
     limits: PlanLimits
 
     def check(self, store_id: str, terms: Terms, run: Run) -> None:
-        """Compare with the present.
+        """Compare the plan with the present.
 
         Raises:
-            PlanRefused: the store, a setting, or a topic's generation, ttl or protection has moved.
+            PlanRefused: the store, a setting, or a topic's generation, TTL or protection has changed.
         """
         if store_id != self.store_id:
             raise _refused("it was made for another store, or for this store before the store was copied or restored")
@@ -100,7 +100,7 @@ def document(
 
 
 def save(path: Path, contents: Mapping[str, Any]) -> None:
-    """Write a plan file, which only its owner may read and change: ``apply`` executes it.
+    """Write a plan file that only its owner may read and change, because ``apply`` executes it.
 
     Raises:
         StoreError: it cannot be written.
@@ -115,7 +115,7 @@ def save(path: Path, contents: Mapping[str, Any]) -> None:
 
 
 def load(path: Path) -> Any:
-    """Return a plan file's contents, not checked yet.
+    """Return the unchecked contents of a plan file.
 
     Raises:
         ConfigurationError: it cannot be read, or is no JSON.
@@ -129,7 +129,7 @@ def load(path: Path) -> Any:
 
 
 def parse(contents: Any, name: str) -> PlanFile:
-    """Check a plan file's contents and read what ``apply`` may carry out.
+    """Return the checked plan: what ``apply`` may carry out.
 
     Args:
         name: the file, for messages.
@@ -164,13 +164,13 @@ _DECISIVE = ("hold_seconds", "lifetime_known", "snapshot_interval_seconds", "con
 
 
 def describe_terms(terms: Terms) -> dict[str, Any]:
-    """Return the settings a plan rests on, by name, as JSON values."""
+    """Return the settings of a plan, by name, as JSON values."""
     found = {name: getattr(terms, name) for name in _DECISIVE}
     return {**found, "protect": list(terms.protect), "lifetime": list(terms.lifetime)}
 
 
 def checksum(document: Mapping[str, Any]) -> str:
-    """SHA-256 over the document's canonical JSON, without the checksum itself."""
+    """Return the SHA-256 of the document's canonical JSON, without the checksum itself."""
     rest = {name: value for name, value in document.items() if name != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode("utf-8")).hexdigest()
 
@@ -207,10 +207,10 @@ def _parse(document: Mapping[str, Any]) -> PlanFile:
 
 
 def _long(value: int | str) -> int:
-    """Return a number of 64 bits, which all numbers of a plan are.
+    """Return a 64-bit number.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a number, or out of range.
     """
     number = int(value)
     if not -LONG_MAX <= number <= LONG_MAX:
@@ -225,7 +225,7 @@ def _text(value: Any) -> str:
 
 
 def _reach(frontier: Frontier) -> dict[str, Any]:
-    """Return how far a frontier went; numbers above 53 bits as strings."""
+    """Return the extent of a frontier as JSON values; numbers above 53 bits are strings."""
     return {
         "generation": frontier.generation,
         "cutoff_ms": frontier.cutoff.ms,
@@ -243,7 +243,7 @@ def _frontier(
 
 
 def _ranges(key: EntryKey, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
-    """What of one generation the entry's rule takes; the generation's part of the topic's spans."""
+    """Return the ranges of one generation in which the entry's rule deletes rows."""
     if work is None:
         return []
     prefix = key.topic.prefix
@@ -262,9 +262,7 @@ def _ranges(key: EntryKey, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
 
 
 def _early(key: EntryKey, outcome: Outcome) -> list[tuple[bytes, bytes]]:
-    """Return where the entry's messages with a ttl of their own lie; those among them that are not due are not
-    taken.
-    """
+    """Return the range of the entry's messages with TTLs of their own; rows in it that are not due are not deleted."""
     ends = outcome.early.get((key.topic, key.generation))
     if ends is None or key.table != "message" or key.rule is not Rule.EXPIRED:
         return []
@@ -286,11 +284,11 @@ _EXAMPLE = "Write ttl=3d,topic=default:* (units s, m, h and d); several policies
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """One change.
+    """One supposed change of a TTL.
 
     Attributes:
         ttl_seconds: the supposed TTL.
-        patterns: shell patterns of the topics it would be the ttl of.
+        patterns: shell patterns of the topics with that TTL.
     """
 
     ttl_seconds: int
@@ -298,10 +296,10 @@ class WhatIf:
 
     @classmethod
     def parse(cls, text: str) -> tuple[WhatIf, ...]:
-        """Read changes; where several speak of a topic the last one counts.
+        """Return the changes in a text; if several apply to a topic, the last one counts.
 
         Raises:
-            ConfigurationError: the text is none; says how it is written.
+            ConfigurationError: the text cannot be parsed; the hint has an example.
         """
         return tuple(cls._parse_one(one) for one in text.split(";") if one.strip())
 
@@ -323,7 +321,7 @@ class WhatIf:
 
 
 def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
-    """Return the topic as it would be."""
+    """Return the topic with the supposed TTL."""
     for change in changes:
         if topic.topic.matches(change.patterns):
             topic = replace(topic, ttl_seconds=change.ttl_seconds)
@@ -331,14 +329,14 @@ def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
 
 
 def supposed(store: Reads, changes: tuple[WhatIf, ...]) -> Reads:
-    """Return a store that is only read, as if its metadata had been changed."""
+    """Return a read-only store with the supposed TTLs in its metadata."""
     found = copy(store)
     found.metadata = SupposedMetadata(store.metadata, changes)
     return found
 
 
 class SupposedMetadata(MetadataReads):
-    """A metadata table as it would be; rows that do not parse are as they are."""
+    """A metadata table with supposed TTLs; rows that do not parse are unchanged."""
 
     def __init__(self, table: MetadataReads, changes: tuple[WhatIf, ...]) -> None:
         self._table = table

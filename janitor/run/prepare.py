@@ -1,11 +1,11 @@
-"""What a janitor works with, and what each of its runs and answers starts from.
+"""The dependencies of a janitor, and the common start of its runs and questions.
 
-``Deps`` is made once, where a process is put together (``janitor/app``), and handed to questions, decisions and runs,
-which keep nothing besides. ``prepare`` then reads the clocks, the store's record and the snapshot, and asks the guards.
+``Deps`` is created once, where a process is put together (``janitor/app``), and given to questions, decisions and runs,
+which keep nothing else. ``prepare`` then reads the clocks, the store's record and the snapshot, and asks the guards.
 
-Preparing changes neither the store nor the state, with two exceptions. A store that is met for the first time gets its
-mark, so that a plan made now can be recognized when it is applied. For a store that was put back from a backup,
-everything that was learned is withdrawn.
+A preparation changes neither the store nor the state, with two exceptions. A store that is met for the first time gets
+a mark, so that a plan made now is recognized when it is applied. If a store was put back from a backup, all knowledge
+about it is withdrawn.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedObserver:
-    """An observer that cannot hurt a run (rule S15): one that fails is named in the log and not called again."""
+    """An observer whose errors do not affect a run (rule S15): an error is logged, and the observer is not called
+    again.
+    """
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -60,16 +62,16 @@ class GuardedObserver:
 
 
 class UnknownRowLog:
-    """Logs unrecognised rows (rules L0 and L1), each once in the life of a process."""
+    """Logs unrecognized rows (rules L0 and L1), each once in the life of a process."""
 
     def __init__(self) -> None:
         self._named: set[UnrecognizedKey | TopicId] = set()
 
     def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
-        """Log findings of a pass that were not logged before; not a topic that was made after the pass started.
+        """Log findings of a pass that were not logged before, except topics that were created after the pass started.
 
         Args:
-            metadata: as it is now.
+            metadata: the present metadata table.
         """
         unknown = outcome.unknown - self._named
         if unknown:
@@ -85,23 +87,23 @@ class UnknownRowLog:
 
 
 class Truncator(SnapshotSource, Protocol):
-    """A transaction manager: that of this process, or a client of another one's."""
+    """A transaction manager: in this process, or the client of another process."""
 
     def truncate_invalid(self, transaction_ids: Collection[int], /) -> bool:
-        """Take ids off the invalid list (Tephra's ``truncateInvalidTx``); returns whether any was on it.
+        """Remove ids from the invalid list (Tephra's ``truncateInvalidTx``); return whether any was on it.
 
         Raises:
-            TmsError: it was not done, or that is not known.
+            TmsError: it was not done, or the outcome is unknown.
         """
         ...
 
 
 class Feedback(NamedTuple):
-    """The receiver of transactions that are proven clean (:mod:`janitor.run.feedback`).
+    """The receiver of ids that are proven clean (:mod:`janitor.run.feedback`).
 
     Attributes:
-        manager: has the invalid list.
-        participants: everything that takes part in its transactions (``janitor.boundary.participants``).
+        manager: the transaction manager with the invalid list.
+        participants: all participants in its transactions (``janitor.boundary.participants``).
     """
 
     manager: Truncator
@@ -109,7 +111,7 @@ class Feedback(NamedTuple):
 
 
 def ignore_restored(_: TopicId) -> None:
-    """No other code knows the contents of a topic."""
+    """Do nothing: no other code caches the rows of a topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,24 +119,24 @@ class Deps:
     """The dependencies of a janitor of one store.
 
     Attributes:
-        store: the store; for questions a clone of it, or a store for reading only.
+        store: the store; for questions a clone of it, or a read-only store.
         state: its state.
-        source: where transaction snapshots come from; None for nowhere.
-        clock: what time it is.
+        source: the source of transaction snapshots; None: there is none.
+        clock: the clock.
         terms: the settings.
-        token_hex: makes that many random bytes, as hex (``secrets.token_hex``).
-        division: the parts of the store in a pass, and the executor of its steps.
-        observer: told about progress; a failed observer is not called again and stops nothing (rule S15).
+        token_hex: returns random bytes as hex (``secrets.token_hex``).
+        division: the parts of the store in a pass, and the threads or tasks that run its steps.
+        observer: told about progress; after an error it is not called again, and nothing stops (rule S15).
         is_stopping: whether to stop before the next page or batch.
-        unrecognised: the subjects already logged; all of one process share it.
-        side: messages with a ttl of their own (L6), consumers and their claims; None: there are none.
-        newborn: whether a topic is known to have been made with nothing in it, so that it need not be held.
-        lease: the lease of runs; None where nothing else can write.
-        archive: where rows go before they are deleted; None for nowhere.
-        feedback: the transaction manager that receives proven ids; None for none.
-        restored: told of a topic that archived rows were written to.
+        unknown_row_log: the subjects already logged; shared within a process.
+        side: has messages with TTLs of their own (L6), consumers and their claims; None: there are none.
+        newborn: returns whether a topic is known to be created without rows, so that it is not held.
+        lease: the lease of runs; None: no other process can write.
+        archive: keeps rows before their deletion; None: no archive.
+        feedback: the transaction manager that receives proven ids; None: there is none.
+        restored: called with each topic that archived rows were written to.
         opened_bytes: the size of the store on its disk before it was opened for writing; None: its size is read.
-        state_name: where the state is, for people.
+        state_name: the place of the state, for people.
     """
 
     store: Reads
@@ -174,7 +176,7 @@ class Deps:
         return Floor(Positions(self.side), read_only(self.store), seconds)
 
     def writable_store(self) -> Store:
-        """Return the store, to be written: questions never ask for that (rule S5).
+        """Return the store for writing; questions never call this (rule S5).
 
         Raises:
             StoreError: it was opened for reading only.
@@ -201,10 +203,10 @@ IN_PROGRESS = Note.IN_PROGRESS
 
 
 def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
-    """Read all that decisions on rows rest on besides the tables.
+    """Read the basis of decisions on rows, besides the tables.
 
     Args:
-        at_ms: judge by another moment than the present; then the clock is not checked.
+        at_ms: judge by another time than the present; then the clock is not checked.
 
     Raises:
         StoreError, StateError: the store or the state could not be read.
@@ -262,11 +264,11 @@ def make_run(
     limits: PlanLimits | None = None,
     deletes: bool = False,
 ) -> Run:
-    """What a pass judges by; the topics are yet to be read.
+    """Return the run with the data that a pass judges by; the topics are not read yet.
 
     Args:
-        kind, patterns, label, limits: as of :class:`~janitor.sweep.run.Run`.
-        deletes: whether it is a run's, and not a plan's.
+        kind, patterns, label, limits: as for :class:`~janitor.sweep.run.Run`.
+        deletes: whether the run deletes; False: a plan.
 
     Raises:
         StateError: the state, or the positions of consumers, could not be read.
@@ -303,9 +305,9 @@ def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None
 
 
 def remember_snapshot(state: State, ready: Preparation) -> None:
-    """Save the facts for checking the next snapshot (rule S13), and withdraw a boundary that this one refutes.
+    """Save the facts for the check of the next snapshot (rule S13), and withdraw a boundary that this snapshot refutes.
 
-    The invalid list is saved with the ids. Call it inside the state's transaction, with those.
+    The invalid list is saved with the ids; call it inside the state's transaction, with them.
     """
     usable, claim = ready.tx.usable, state.claim()
     if usable is None:
@@ -318,7 +320,7 @@ def remember_snapshot(state: State, ready: Preparation) -> None:
 
 
 def claim_in_force(deps: Deps, ready: Preparation) -> Claim | None:
-    """Return the claim in force: not of another store, nor by a clock set back since, nor with a lifetime raised since.
+    """Return the claim in force: of this store, not dated by a clock set back since, and not with a shorter lifetime.
 
     Raises:
         StateError: the state could not be read.
@@ -331,7 +333,7 @@ def claim_in_force(deps: Deps, ready: Preparation) -> Claim | None:
 
 
 def obstacles(deps: Deps, ready: Preparation) -> list[str]:
-    """Why nothing can be claimed, whatever the evidence."""
+    """Return the reasons why no boundary can be published, independent of evidence."""
     found = list(deps.store.obstacles())
     if ready.first_contact:
         found.append("this store, with these transactions, has not been adopted")
@@ -346,7 +348,7 @@ def obstacles(deps: Deps, ready: Preparation) -> list[str]:
 
 
 def _known_store(state: State, store: Reads, token_hex: Callable[[int], str]) -> tuple[StoreRecord, GuardNote | None]:
-    """Return the saved record of the store. One that is not the one remembered is a first contact."""
+    """Return the saved record of the store. Another store than the saved one is a first contact."""
     record, identity = state.store(), store.identity()
     if record is None:
         record = StoreRecord.first_contact(identity, token_hex)

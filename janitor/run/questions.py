@@ -1,8 +1,8 @@
-"""What can be asked of a store without changing anything in it: what a run would do, and why, and what is proven.
+"""Questions about a store that change nothing in it: what a run would do and why, and what is proven.
 
-Every question begins the same way (``prepare``): read the clocks, the state and the snapshot, and run the guards. A
-plan then goes over the store as a run does, with an executor that changes nothing. Questions are given a clone of the
-store or a store for reading only, so there is nothing at hand that could write (rule S5).
+Every question starts the same way (``prepare``): it reads the clocks, the state and the snapshot, and runs the guards.
+A plan then goes over the store as a run does, with an executor that changes nothing. Questions get a clone of the store
+or a read-only store, so no object at hand can write (rule S5).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from tms_core.topic import TopicId
 
 
 class Planned(NamedTuple):
-    """A plan, and the document of its file (:func:`janitor.run.plan_file.save`)."""
+    """A plan, and the contents of its file (:func:`janitor.run.plan_file.save`)."""
 
     report: Report
     document: dict[str, Any]
@@ -54,17 +54,17 @@ class Questions:
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
     ) -> Planned:
-        """What a run would do, without doing it; the next run then looks at everything, as this did.
+        """Make a plan of a run without doing it; the next run then reads everything too.
 
         Args:
-            at_ms: judge by another moment than the present; such a plan cannot be applied.
-            patterns: shell patterns of the topics to look at; none for all.
+            at_ms: judge by another time than the present; such a plan cannot be applied.
+            patterns: shell patterns of the topics in scope; empty: all.
             digest: names the settings in force, for the plan file.
-            what_if: judge by other ttls (:class:`~janitor.run.plan_file.WhatIf`); such a plan cannot be applied.
+            what_if: judge by other TTLs (:class:`~janitor.run.plan_file.WhatIf`); such a plan cannot be applied.
 
         Raises:
-            ConfigurationError: what_if is no policy.
-            StopRequested: the process is ending.
+            ConfigurationError: ``what_if`` cannot be parsed.
+            StopRequested: the process is stopping.
             StoreError, StateError: the store or the state could not be read.
         """
         changes = WhatIf.parse(what_if)
@@ -91,7 +91,7 @@ class Questions:
         return read(store, self.transactions().usable, patterns, limit, partial(heartbeat, self.deps))
 
     def why(self, topic: TopicId, message_id: MessageId) -> Why:
-        """Return the rule that will delete a message, the time, and its hold; or which run has taken it.
+        """Return the rule that will delete a message, the time, and its hold; or the run that has deleted it.
 
         Raises:
             StoreError, StateError: the store or the state could not be read.
@@ -121,10 +121,10 @@ class Questions:
         return claim, replace(found, limits=tuple(map(self._with_region, found.limits)))
 
     def verify(self) -> Audit:
-        """Read every transactional row, and prove the claim or refute it; one that is refuted is withdrawn.
+        """Read every transactional row, and prove or refute the claim; a refuted claim is withdrawn.
 
-        A pointer counts as invalid that is in the invalid list now, or was when it was last seen: an operator may
-        have taken it off the list because of the claim.
+        A pointer counts as invalid if it is in the invalid list now, or was when it was last seen: an operator may have
+        removed it because of the claim.
 
         Raises:
             StoreError: the store could not be read, or the state not read or written.
@@ -137,14 +137,14 @@ class Questions:
         return found
 
     def transactions(self) -> TxState:
-        """Return the snapshot a run would use now, or why it would use none."""
+        """Return the snapshot that a run would use now, or the reason why it would use none."""
         return prepare(self.deps).tx
 
     def snapshot_figures(self, limit: int) -> dict[str, Any]:
-        """That snapshot as JSON values, its longest lists cut to ``limit``; ``problem`` says why it is not used.
+        """Return that snapshot as JSON values, its longest lists cut to ``limit``; ``problem``: why it is not used.
 
         Raises:
-            NoSnapshot: there is none, and why.
+            NoSnapshot: there is none; the message has the reason.
         """
         tx = self.transactions()
         if tx.snapshot is None:
@@ -152,7 +152,7 @@ class Questions:
         return {**snapshot_figures(tx.snapshot, tx.name, limit), "problem": tx.message or None}
 
     def restorable(self, folder: Path, request: Request) -> Restored:
-        """What :meth:`~janitor.run.engine.OperatorDecisions.restore` would do; raises as it does."""
+        """Return the result of :meth:`~janitor.run.engine.OperatorDecisions.restore` without a restore; same errors."""
         return self._restore(folder, replace(request, dry_run=True))
 
     def _restore(self, folder: Path, request: Request) -> Restored:
@@ -167,19 +167,19 @@ class Questions:
 
 
 def begin_plan(deps: Deps, ready: Preparation, kind: PassKind, patterns: tuple[str, ...]) -> Run:
-    """A plan's run that has read nothing yet."""
+    """Return the run of a plan that has read nothing yet."""
     label = Hold.FIRST_CONTACT if ready.first_contact else None
     return passes.begin(deps, "plan", make_run(deps, ready, kind=kind, patterns=patterns, label=label))
 
 
 def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
-    """Make the pass of a plan, which changes nothing.
+    """Make the pass of a plan, which changes nothing; return its report.
 
     Args:
-        outcome: takes in what was found.
+        outcome: gets the findings.
 
     Raises:
-        StopRequested: the process is ending.
+        StopRequested: the process is stopping.
     """
     costs = passes.Costs(deps)
     claim, counts = claim_in_force(deps, run.ready), passes.load_topics(deps, run)
@@ -192,7 +192,7 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
 
 
 def heartbeat(deps: Deps, rows: int) -> None:
-    """Tell the observer that a read outside a pass has come so many rows further.
+    """Tell the observer that a read outside a pass has read more rows.
 
     Raises:
         StopRequested: the process is stopping.

@@ -40,9 +40,9 @@ NAMED_OVERDUE = 20_000
 
 
 def begin(deps: Deps, run: Run) -> None:
-    """Record the start of a run, after closing an unrecorded one of this process.
+    """Record the start of a run; first close an unfinished run of this process.
 
-    That comes first, or its announcements would be cleared.
+    The order matters: closing that run clears all announcements.
     """
     if (deps.lease is None or deps.lease.held) and deps.state.unfinished_runs():
         recover(deps)
@@ -65,7 +65,7 @@ def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode
 
 @contextmanager
 def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
-    """Record a run that fails in the block, which prepares it."""
+    """Record a run whose preparation fails in the block."""
     try:
         yield
     except (Interrupted, Refused):
@@ -80,7 +80,7 @@ def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
 def close(
     deps: Deps, run: Run, outcome: Outcome, result: str, history: dict[str, Any], report: Report | None = None
 ) -> None:
-    """Record the result of a run; unless its lease was lost and the next holder has closed it already."""
+    """Record the result of a run, unless its lease was lost and the next holder has closed it already."""
     state = deps.state
     with state.transaction():
         known = state.run(run.id)
@@ -102,7 +102,7 @@ def close(
 
 
 def recover(deps: Deps) -> list[str]:
-    """Close the runs of a janitor that has died; result and errors as of :meth:`janitor.run.engine.Engine.recover`."""
+    """Close the runs of a dead janitor; results and errors as :meth:`janitor.run.engine.Engine.recover`."""
     state, clock = deps.state, deps.clock
     with state.transaction():
         state.save_created_ms(clock.now_ms())
@@ -128,7 +128,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
     """Add a finished run to counters and notes; call it inside the state's transaction.
 
     Returns:
-        What is due and held as an earlier run counted it, which this one did not do again.
+        Held rows that an earlier run counted and this run did not count again.
     """
     state.add_counters({**_results(result, 1), **_counters(run, outcome, report)})
     SNAPSHOT.save(state, _snapshot(run))
@@ -152,7 +152,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
 
 
 def _save_plan(state: State, run: Run, report: Report) -> None:
-    """Save the plan of a daemon that only plans; all that is due in them is overdue."""
+    """Save the plan of a daemon that only plans; all its due rows are overdue."""
     if report.full:
         state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
         state.save_note(REHEARSED, run.ready.now.wall_ms)
@@ -201,7 +201,7 @@ def book(state: State, run_id: str, sums: Sums) -> None:
 
 
 def _save_unreported(state: State, run: Run, outcome: Outcome, result: str) -> None:
-    """Add a run that failed as a whole, with its deletions; call it inside the state's transaction, before it stops."""
+    """Add a failed run and its deletions to the counters; call it inside the state's transaction."""
     known = {key: float(amount) for key, amount in taken(outcome.entries).items()}
     state.add_counters({**_results(result, 1), **(known or state.booked(run.id))})
 
@@ -237,7 +237,7 @@ def _still_held(known: Sequence[HeldRows], run: Run, outcome: Outcome, counted: 
 
 
 def _was_seen(run: Run, outcome: Outcome, key: bytes) -> bool:
-    """Whether the run came to the topic's end, where it had any reason to; paused ones only full passes read."""
+    """Return whether the run processed the whole topic, or had no reason to; only full passes read paused topics."""
     left = key in outcome.failed or key in outcome.withheld or run.is_quarantined(key)
     return run.in_scope(key) and not left and (run.full or not run.is_paused(key))
 
@@ -264,7 +264,7 @@ def _held_rows(key: EntryKey, entry: Entry) -> HeldRows:
 
 
 def _taken_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry]:
-    """Yield the deletions of a run; announcements without an outcome have no number of rows."""
+    """Return the deletions of a run; announcements without a result have no number of rows."""
     if run.mode == "plan":
         return []
     usable = run.ready.tx.usable
@@ -332,7 +332,7 @@ class RunLog:
 
 
 def _level(note: GuardNote) -> int:
-    """Return how loud a note is: a stop request is not an error."""
+    """Return the log level of a note: a stop request is not an error."""
     if note.guard == "interrupted":
         return logging.INFO
     return logging.ERROR if note.tripped else logging.WARNING

@@ -1,7 +1,7 @@
-"""One run that deletes: announced, made, made durable, concluded and closed.
+"""One run that deletes: it is recorded, made, synced, concluded and closed.
 
-What was learnt is saved at the end, in one transaction, after the store's own writes are durable. A run that dies in
-between has forgotten nothing but its report: the next one finds the same rows.
+Its conclusions are saved at the end, in one transaction, after the store's writes are durable. A run that dies before
+that loses only its report; the next run finds the same rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SweepRun:
 
     Args:
         run: as prepared; its topics are not read yet.
-        moves_frontiers: whether it is a run of the janitor's own, and not of a plan file.
+        moves_frontiers: whether this is a run of the janitor itself, not of a plan file.
     """
 
     def __init__(self, deps: Deps, run: Run, *, moves_frontiers: bool) -> None:
@@ -59,7 +59,7 @@ class SweepRun:
         self._saved_ms = 0
 
     def sweep(self) -> Report:
-        """Do the run.
+        """Make the run; return its report.
 
         Raises:
             StoreError, StateError: the store or the state failed as a whole; completed deletions are in the ledger.
@@ -83,7 +83,7 @@ class SweepRun:
             raise
 
     def _close(self) -> Report:
-        """Record its result."""
+        """Record the result of the run; return its report."""
         deps, run, outcome = self._deps, self._run, self._outcome
         claim = claim_in_force(deps, run.ready)
         report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
@@ -96,7 +96,7 @@ class SweepRun:
         return report
 
     def _result(self, report: Report) -> str:
-        """Return the result of the run, in a word (``RunRecord.result``)."""
+        """Return the result of the run as a word (``RunRecord.result``)."""
         if self._run.ready.is_blocked:
             return "blocked"
         if self._outcome.interruption is not None:
@@ -104,7 +104,7 @@ class SweepRun:
         return "partial" if report.errors or self._outcome.withheld else "done"
 
     def _make_pass(self, executor: StoreExecutor) -> StateError | None:
-        """Go over the store; return how the state failed, if it did.
+        """Make the pass over the store; return the state's error if the state failed.
 
         Raises:
             StoreError: the store failed as a whole.
@@ -132,7 +132,7 @@ class SweepRun:
         return None
 
     def _settle(self, executor: StoreExecutor, state_failed: StateError | None) -> None:
-        """Sync the store, save the conclusions, compact, and hand over to the transaction manager."""
+        """Sync the store, save the conclusions, compact, and report proven ids to the transaction manager."""
         deps, outcome = self._deps, self._outcome
         self._costs.start("sync")
         # S4: before anything is concluded. A crash of the machine may take back unsynced deletions and inversions.
@@ -164,10 +164,10 @@ class SweepRun:
             self._feed_back(deps.feedback)
 
     def _free_void_claims(self) -> None:
-        """Free what invalid transactions have claimed, and mark what producers have started in them, before their ids
-        may leave the invalid list (rule S4); and forget idle producers.
+        """Free the claims of invalid transactions, and mark their producers' batches, before their ids can leave the
+        invalid list (rule S4). Also forget idle producers.
 
-        A pass that proves something does so before it writes down the first thing, so its evidence is of claims, too.
+        A pass that proves something does this before it saves its first evidence, so the evidence covers claims too.
         """
         deps, run = self._deps, self._run
         usable, topics = run.ready.tx.usable, run.topics
@@ -202,9 +202,7 @@ class SweepRun:
         )
 
     def _sync(self) -> None:
-        """Wait until all deletions and inversions survive a crash, including those of an earlier run that stopped
-        early.
-        """
+        """Sync all deletions and inversions, also those of an earlier run that stopped early."""
         store = self._deps.writable_store()
         store.message.sync()
         store.payload.sync()
@@ -212,7 +210,7 @@ class SweepRun:
     # -- what is proven on the way (rule S4) -----------------------------------------------------------------------
 
     def _consume(self, event: Event) -> None:
-        """Consume an event of the pass: show progress, and write down the covered intervals."""
+        """Consume an event of the pass: show progress, and save covered intervals."""
         self._costs.see(event)
         match event:
             case StepStarted([Part(step="invert"), *_]) if self._run.proves:
@@ -225,7 +223,7 @@ class SweepRun:
                 self._save_finished(event)
 
     def _begin_round(self, parts: Sequence[Part]) -> None:
-        """Start a round or go on with one, and limit the search to the intervals that it lacks."""
+        """Begin or continue a round, and limit the search to intervals that are not covered yet."""
         deps, stores = self._deps, [part.store for part in parts]
         # S4: before the first evidence, since an id of a claim that is still there must stay on the invalid list.
         self._free_void_claims()
@@ -244,7 +242,7 @@ class SweepRun:
                 part.search = SearchScope(part.search.since_ms, True, covered, progress.since_ms)
 
     def _save_advance(self, event: Advance) -> None:
-        """Write down now and then how far the only part was searched, or its payloads gone through (rule S4)."""
+        """Save from time to time how far a store of one part was searched, or its payloads were read (rule S4)."""
         progress = self._round
         if progress is None or not self._is_whole or event.part.step == "ttl" or not self._is_due():
             return
@@ -263,7 +261,7 @@ class SweepRun:
             self._save_evidence([KeyRange(start, event.key)], min(met, default=None))
 
     def _save_finished(self, event: StepFinished) -> None:
-        """Write down that a part was covered, if all of it was (rule S4)."""
+        """Save that a part was covered, if it was covered completely (rule S4)."""
         progress, store, outcome = self._round, event.part.store, event.outcome
         if progress is None or outcome.undone or progress.has_done(store):
             return
@@ -274,9 +272,9 @@ class SweepRun:
             outcome.ended = error
 
     def _stoppable(self, records: Iterable[OpenIdRecord]) -> Iterator[OpenIdRecord]:
-        """Yield records of invalid ids; a stop request is checked between them; the first batch is always saved.
+        """Yield records of invalid ids; a stop request is checked between batches, and the first batch is always saved.
 
-        To save a million takes ten seconds and more. The state's transaction is undone then, and the next run saves
+        To save a million takes ten seconds and more. A stop undoes the state's transaction, and the next run saves
         them.
         """
         for number, one in enumerate(records, 1):
@@ -323,9 +321,7 @@ class SweepRun:
         return True
 
     def _lineage(self) -> dict[str, Any] | None:
-        """Save the facts that identify the store from now on; None where it was put back meanwhile, or has gone
-        silent.
-        """
+        """Return the facts that identify the store from now on; None if it was put back meanwhile, or failed."""
         deps, run, outcome = self._deps, self._run, self._outcome
         with self._as_its_holder():
             deps.check_lease()
@@ -345,7 +341,7 @@ class SweepRun:
 
     @contextmanager
     def _as_its_holder(self) -> Iterator[None]:
-        """Translate a refusal of the state into the loss of the lease, if it is lost.
+        """Convert the state's refusal into a loss of the lease, if the lease is lost.
 
         Raises:
             LeaseLost: instead of the state's ``StateBusy``.
@@ -359,7 +355,7 @@ class SweepRun:
     # -- what follows ----------------------------------------------------------------------------------------------
 
     def _feed_back(self, told: Feedback) -> None:
-        """Pass proven ids after a run over everything without an obstacle (rule S4)."""
+        """Report proven ids to the transaction manager after a complete run without obstacles (rule S4)."""
         try:
             heartbeat = partial(self._alive, "audit")
             feedback.hand_over(self._deps, told, self._run, self._outcome, self._permission, heartbeat)
