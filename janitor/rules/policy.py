@@ -239,7 +239,7 @@ def _old_either_way(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier
 def _payload_needed(
     key: MessageKey | PayloadKey, rule: Rule, transactions: Transactions, referenced: bool
 ) -> tuple[Rule | None, Reason]:
-    """Apply L5: a payload stays while its transaction may commit, or while a remaining message refers to it."""
+    """Apply L5: a payload stays while its transaction may commit or a remaining message refers to it."""
     if isinstance(key, PayloadKey) and transactions.is_undecided(key.write_pointer):
         return None, Reason.UNDECIDED
     if referenced:

@@ -210,7 +210,7 @@ def _forget_the_future(state: State, now_ms: int) -> None:
 
 
 def conclude_apply(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable) -> None:
-    """Save clocks and transaction system after a plan file was applied; it moves no frontier and publishes no boundary."""
+    """Save clocks and transaction system of an applied plan file; it moves no frontier and publishes no boundary."""
     _save_sight(run.ready, state, clocks)
     state.save_open_ids(stoppable(run.ready.ids.open_ids()))
 

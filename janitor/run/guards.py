@@ -194,7 +194,7 @@ def successor_mark(mark: str, identity: str) -> str:
 
 
 def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | None) -> GuardNote | None:
-    """Return a note if the snapshot is not of the transaction system seen before, whose pointers only grow (rule S13)."""
+    """Return a note if the snapshot is of another transaction system: pointers of one system only grow (rule S13)."""
     known = record.snapshot_write_pointer
     if snapshot is None or known is None or snapshot.write_pointer >= known:
         return None
