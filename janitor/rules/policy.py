@@ -232,7 +232,7 @@ def _within_reach(
 
 
 def _old_either_way(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:
-    """Return whether both the rules and the frontier delete the row because of its generation; then L5 does not apply."""
+    """Return whether the rules and the frontier delete the row because of its generation; then L5 does not apply."""
     return key.generation < min(frontier.old_below, topic.old_below)
 
 
