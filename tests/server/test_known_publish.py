@@ -33,7 +33,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 from tms_core.transaction.model import TX_PER_MS
 from tms_core.web import listener as listener_module
-from tms_core.web.protocol import HttpProtocol
+from tms_core.web.protocol import Heads, HttpProtocol
 
 TOPICS = "/v1/namespaces/default/topics"
 #: What differs between two servers: the time of the answer.
@@ -104,8 +104,8 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     found: list[bytes] = []
     begin = HttpProtocol._serve
 
-    def spied(self: HttpProtocol, data: bytes) -> bool:
-        if begin(self, data):
+    def spied(self: HttpProtocol, heads: Heads, data: bytes) -> bool:
+        if begin(self, heads, data):
             found.append(data)
             return True
         return False

@@ -75,7 +75,7 @@ class Ids:
 
     def first(self, now_ms: int) -> int:
         """Return the next position at a time."""
-        return max(self._free, position(now_ms))
+        return max(self._free, now_ms << SEQUENCE_BITS)
 
     def skip(self, free: int) -> None:
         """Mark all positions before ``free`` as taken.

@@ -30,9 +30,8 @@ import logging
 import math
 import resource
 from collections.abc import Callable
-from functools import partial
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import httptools
 from starlette.types import Scope
@@ -187,7 +186,8 @@ class HttpProtocol(HttpToolsProtocol):
         #: The request that a function serves by its head; empty: none.
         self._served = b""
         #: Data that came since then, and the error of the function.
-        self._later, self._failure = b"", cast(BaseException | None, None)
+        self._later = b""
+        self._failure: BaseException | None = None
 
     # -- the connection -----------------------------------------------------------------------------------------------
 
@@ -333,25 +333,25 @@ class HttpProtocol(HttpToolsProtocol):
             # The served request is answered first, and until then nothing more is read.
             self._later += data
             self.flow.pause_reading()
-        elif self.heads is None or not self._is_between():
+        elif (heads := self.heads) is None or not self._is_between():
             self._receive(data)
-        elif not self._serve(data):
+        elif not self._serve(heads, data):
             before = self._body_bytes
             self._receive(data)
-            self._offer(data, self._body_bytes - before)
+            self._offer(heads, data, self._body_bytes - before)
 
     def _is_between(self) -> bool:
         """Return whether the last request is answered, nothing of the next has come, and all is usual."""
-        cycle = self._last
+        cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
             return False
         unusual = self._head_begun or self._stretch or self._senseless_bytes or self._half_closed or self._ping_only
         return not (unusual or self.pipeline or self.flow.write_paused)
 
-    def _serve(self, data: bytes) -> bool:
+    def _serve(self, heads: Heads, data: bytes) -> bool:
         """Return whether a function serves a request by its head."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
-        known = cast(Heads, self.heads).get(data[:end])
+        known = heads.get(data[:end])
         if known is None or len(data) - end != known.body_bytes:
             return False
         self._served = data
@@ -360,7 +360,8 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         self._said_at, self._owing_since = self.loop.time(), None
         # Among the requests without an answer, so that a stop of the server waits for this one.
-        self.tasks.add(cast(asyncio.Task[None], self))
+        task: Any = self
+        self.tasks.add(task)
         return True
 
     def confirm(self) -> None:
@@ -368,9 +369,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._end_serving()
         if self.transport.is_closing():
             return
-        head = b"".join([b"%b: %b\r\n" % header for header in self.server_state.default_headers])
-        last = b"connection: close\r\n" if self._half_closed else b""
-        self.transport.write(b"%bcontent-length: 0\r\n%b\r\n" % (STATUS_LINE[200] + head, last))
+        # As uvicorn writes it.
+        last = [(b"connection", b"close")] if self._half_closed else []
+        headers = [*self.server_state.default_headers, (b"content-length", b"0"), *last]
+        self.transport.write(STATUS_LINE[200] + b"\r\n".join(map(b": ".join, headers)) + _HEAD_END)
         self._said_at = self.loop.time()
         if last:
             self.transport.close()
@@ -391,19 +393,17 @@ class HttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def _end_serving(self) -> None:
+        task: Any = self
+        self.tasks.discard(task)
         self._served = b""
-        self.tasks.discard(cast(asyncio.Task[None], self))
 
-    def _offer(self, data: bytes, body_bytes: int) -> None:
+    def _offer(self, heads: Heads, data: bytes, body_bytes: int) -> None:
         """Let the application make a head known, if the parser has read data as one whole request."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
         if not (0 < body_bytes <= KNOWN_BODY_BYTES and end <= _KNOWN_HEAD_BYTES and len(data) == end + body_bytes):
             return
         if self._owes() and self.cycle.keep_alive and not (self.pipeline or self.expect_100_continue):
-            self.scope["state"][_KNOW] = partial(self._know, data[:end], body_bytes)
-
-    def _know(self, head: bytes, body_bytes: int, serve: Serve) -> None:
-        cast(Heads, self.heads)[head] = KnownHead(body_bytes, serve)
+            self.scope["state"][_KNOW] = lambda serve: heads.__setitem__(data[:end], KnownHead(body_bytes, serve))
 
     def _receive(self, data: bytes) -> None:
         """Have data parsed."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from threading import Lock
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.claim_rows import first_unread
@@ -159,7 +159,7 @@ class OpenTopics:
                     wanted = place.wanted
                     place.open_topic = self._open(prefix, place.open_topic or OpenTopic(prefix, Ids(0)))
                     place.opened = wanted
-        return cast(OpenTopic, place.open_topic)
+        return place.open_topic  # type: ignore[return-value]  # opened above
 
     def next_position(self, open_topic: OpenTopic, topic: TopicMetadata, now_ms: int) -> int:
         """Return the position to write at; log once if it is ahead of the clock by more than the allowance."""

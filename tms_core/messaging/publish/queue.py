@@ -65,8 +65,8 @@ class Queue:
 
     def _run(self) -> None:
         """Write and answer the next batch, and schedule this again for remaining requests."""
-        entries = self._take()
-        with _Failures(entries):
+        entries, weight = self._take()
+        try:
             batch = self._batch(self._context, self._context.topics.get(self.topic))
             batch.process(entries)
             # Answer only after `process` has removed the notes about running writes. A client may end its transaction,
@@ -74,15 +74,17 @@ class Queue:
             for entry in entries:
                 _answer(entry)
             batch.wake()
-        self._context.workers.done(len(entries), sum([entry.weight for entry in entries]))
+        except BaseException as error:  # noqa: BLE001 whatever it is, each client gets an answer
+            _fail(entries, error)
+        self._context.workers.done(len(entries), weight)
         with self._lock:
             # Under the lock of `submit`: a request that sees the queue busy is always seen here.
             more = self._busy = bool(self._queue)
         if more:
             self._context.workers.run(self._run)
 
-    def _take(self) -> list[PublishEntry]:
-        """Remove and return requests from the queue, up to ``BATCH_BYTES``."""
+    def _take(self) -> tuple[list[PublishEntry], int]:
+        """Remove and return requests from the queue, up to ``BATCH_BYTES``, and their weight."""
         entries: list[PublishEntry] = []
         size = 0
         with self._lock:
@@ -90,7 +92,7 @@ class Queue:
                 entry = self._queue.popleft()
                 entries.append(entry)
                 size += entry.weight
-        return entries
+        return entries, size
 
 
 def _answer(entry: PublishEntry) -> None:
@@ -101,25 +103,15 @@ def _answer(entry: PublishEntry) -> None:
         entry.answer.set_result(entry.outcome)
 
 
-class _Failures:
-    """A context manager that answers the entries of a failed batch with its error, if they have no outcome yet."""
-
-    def __init__(self, entries: Sequence[PublishEntry]) -> None:
-        self._entries = entries
-
-    def __enter__(self) -> None:
-        """Do nothing: no entry has failed yet."""
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        if error is not None:
-            largest = max(_largest(entry) for entry in self._entries)
-            for entry in self._entries:
-                if not entry.is_dropped:
-                    others = isinstance(error, TooLarge) and _largest(entry) < largest
-                    entry.drop(_try_again() if others else error)
-                if not entry.answer.done():
-                    _answer(entry)
-        return True
+def _fail(entries: Sequence[PublishEntry], error: BaseException) -> None:
+    """Answer the entries of a failed batch: with its error, if they have no outcome yet."""
+    largest = max(map(_largest, entries))
+    for entry in entries:
+        if not entry.is_dropped:
+            others = isinstance(error, TooLarge) and _largest(entry) < largest
+            entry.drop(_try_again() if others else error)
+        if not entry.answer.done():
+            _answer(entry)
 
 
 def _largest(entry: PublishEntry) -> int:

@@ -24,7 +24,7 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Condition, Event, Lock, Thread
 from time import perf_counter
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar
 
 from tms_core.errors import Unavailable
 
@@ -88,7 +88,7 @@ class Answer(Generic[R]):
                 raise TimeoutError
         if self._error is not None:
             raise self._error
-        return cast(R, self._result)
+        return self._result  # type: ignore[return-value]  # settled with a result
 
     def _settle(self) -> None:
         with self._lock:
@@ -210,7 +210,7 @@ class EventLoopWorkers(PublishWorkers):
 
     def _loop_writes(self) -> bool:
         """Return whether the loop may write: it blocks only the requests to write, and only for a short time."""
-        return self.quick and self.bytes <= SMALL_BYTES and self.alone is not None and self.alone(self.requests)
+        return self.quick and self._bytes <= SMALL_BYTES and self.alone is not None and self.alone(self._requests)
 
     def _write(self, batch: Batch) -> None:
         started = perf_counter()

@@ -161,6 +161,10 @@ class _Reader:
         self._record = record
 
     def take_long(self) -> int:
+        byte = self._data[self._at]
+        if byte < MORE:
+            self._at += 1
+            return (byte >> 1) ^ -(byte & 1)
         try:
             value, self._at = read_varint(self._data, self._at)
         except ValueError as error:
