@@ -205,7 +205,7 @@ class HonestClock:
             if abs(lead_ms - self._highest_lead_ms) <= self._allowance_ms < lead_ms - self._lead_ms:
                 # It was set back, and is right again.
                 self._lead_ms = self._highest_lead_ms
-            if self._was_behind(wall_ms, lead_ms - self._lead_ms):
+            if lead_ms - self._lead_ms > self._allowance_ms and self._was_behind(wall_ms, lead_ms - self._lead_ms):
                 self._lead_ms = lead_ms
             ahead_ms = self._forgive(monotonic_ms, lead_ms - self._lead_ms)
             self._highest_lead_ms = max(self._highest_lead_ms, self._lead_ms)
@@ -214,9 +214,9 @@ class HonestClock:
             return _Reading(self._now_ms, wall_ms - ahead_ms if jumped else wall_ms, ahead_ms)
 
     def _was_behind(self, wall_ms: int, ahead_ms: int) -> bool:
-        """Return whether the clock has caught up with a time that had passed before the program started."""
+        """Return whether a clock that jumped has caught up with a time that had passed before the program started."""
         past_ms = self._past_ms - self._allowance_ms
-        return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS and ahead_ms > self._allowance_ms
+        return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS
 
     def _forgive(self, monotonic_ms: int, ahead_ms: int) -> int:
         """Adopt a backward step, and a little of a forward one; return the remaining difference in milliseconds."""

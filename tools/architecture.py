@@ -1,7 +1,7 @@
 """The architecture in figures: ``python -m tools.architecture``.
 
-The figures are counts of files, imports and names, read from the source with ``ast`` alone, and one traced pass of the
-janitor on the sample store. ``--check`` exits with 1 if a figure misses its bar. Definitions:
+The figures are counts of files, imports and names, read from the source with ``ast`` alone. One pass of the janitor on
+the sample store and one publish over HTTP are traced. ``--check`` exits with 1 if a figure misses its bar. Definitions:
 
 * a package of ``janitor`` is a folder or a module at its top; a dependency is a pair of packages of which one imports
   the other, anywhere in a module; the layers are the longest chain of dependencies;
@@ -15,10 +15,13 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import math
 import os
+import socket
 import sys
 import tempfile
 import threading
+import time
 import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -334,6 +337,55 @@ def trace_one_pass() -> Trace:
     return trace
 
 
+#: How often a message is published before the calls are counted, and how often they are: the event loop has other work.
+_PUBLISHED_BEFORE, _COUNTED = 5, 5
+_PUBLISH = b"POST /v1/namespaces/default/topics/traced/publish HTTP/1.1\r\nHost: localhost\r\n"
+#: A message of three bytes outside a transaction, in Avro.
+_PUBLISH += b"Content-Type: avro/binary\r\nContent-Length: 7\r\n\r\n\x02\x02\x06abc\0"
+
+
+def trace_one_publish() -> list[str]:
+    """Return the module of each Python call that publishes a message over HTTP, on LevelDB, in this project."""
+    serving = import_module("tms_core.server.serving").serving
+    # Under a trace every write is slow, and the event loop would leave it to a thread.
+    workers: Any = import_module("tms_core.messaging.publish.workers")
+    workers.QUICK_SECONDS = math.inf
+    called: list[str] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and _package(frame) in PACKAGES:
+            called.append(str(frame.f_globals["__name__"]))
+
+    with tempfile.TemporaryDirectory() as folder, _silence():
+        environ = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__SOURCE": "none"}
+        threading.setprofile(note)
+        try:
+            with serving(None, environ, {"leveldb": f"{folder}/messaging"}, janitor=False) as server:
+                return min((_published(server.url, called) for _ in range(_COUNTED)), key=len)
+        finally:
+            threading.setprofile(None)
+
+
+def _published(url: str, called: list[str]) -> list[str]:
+    """Return the calls of a publish on a connection that has published before."""
+    address = url.rpartition("/")[2].split(":")
+    with socket.create_connection((address[0], int(address[1]))) as connection:
+        topic = _PUBLISH.partition(b"/publish")[0].replace(b"POST", b"PUT")
+        connection.sendall(topic + b" HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}")
+        connection.recv(4096)
+        for _ in range(_PUBLISHED_BEFORE):
+            connection.sendall(_PUBLISH)
+            if not connection.recv(4096).startswith(b"HTTP/1.1 200"):
+                raise RuntimeError("the server refused a publish")
+        # The last calls of the publish before come after its answer.
+        time.sleep(0.05)
+        called.clear()
+        connection.sendall(_PUBLISH)
+        connection.recv(4096)
+        time.sleep(0.05)
+        return list(called)
+
+
 @contextmanager
 def _silence() -> Iterator[None]:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
@@ -393,6 +445,14 @@ class Architecture:
             Row("modules entered by a pass, without the store's driver", len(entered), 32),
             Row("janitor modules entered, without cli, app and state", len(read_for), 18),
             Row("their lines", sum(module.lines for module in read_for), 4500),
+            *self._published(),
+        ]
+
+    def _published(self) -> list[Row]:
+        called = trace_one_publish()
+        return [
+            Row("Python calls of one plain publish over HTTP", len(called), 90),
+            Row("modules that they enter", len(set(called)), 15),
         ]
 
     def _size(self) -> list[Row]:
