@@ -1,0 +1,121 @@
+"""P25: this server beside CDAP's own, with the same requests and one load generator, in turns.
+
+Both sync each batch to the same disk. A figure is the median of the turns' ratios, since a machine is not always as
+fast; the details have the median rates of both, and the processor time that this server took for a request. CDAP's
+server needs Java; without it nothing is measured.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from benchmarks.figure import Figure, report
+from benchmarks.p4_publish import TOPIC, cdap_server, fetch, fetch_pages, publish, publishing
+from tests.server.client import Client, TopicClient
+from tests.server.process import Serve, configure
+from tests.support import size
+
+TURNS = size("TMS_BENCH_TURNS", 20)
+#: Turns that do not count: CDAP's server compiles itself in them.
+_WARMING = 4
+#: Name, producers, messages in a request, bytes of each, requests in a turn, and the bar.
+PUBLISHES = (
+    ("single messages, 1 producer", 1, 1, 100, 400, 0.7),
+    ("single messages, 16 producers", 16, 1, 100, 1200, 1.5),
+    ("batches of 500, 1 producer", 1, 500, 1000, 20, 1.0),
+)
+#: How many messages of a kilobyte readers have, and the turns and bars of reading.
+_MESSAGES, _READ_TURNS = 50_000, 6
+PAGES_BAR, FETCH_BAR = 0.9, 0.95
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Work:
+    """What a server of ours and CDAP's did in turns.
+
+    Args:
+        pid: the process of our server.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+
+    def _cpu_seconds(self) -> float:
+        fields = self._stat.read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    def compare(
+        self, name: str, bar: float, units: int, turns: int, ours: Callable[[], float], theirs: Callable[[], float]
+    ) -> None:
+        """Report how our rate compares with theirs.
+
+        Args:
+            units: requests of a turn, for the processor time of each.
+            ours, theirs: do a turn and return its rate.
+        """
+        pairs, cpu = [], 0.0
+        for turn in range(_WARMING + turns):
+            before = self._cpu_seconds()
+            mine = ours()
+            if turn >= _WARMING:
+                cpu += self._cpu_seconds() - before
+            pairs.append((mine, theirs()))
+        pairs = pairs[_WARMING:]
+        mine, other = (round(statistics.median(rates)) for rates in zip(*pairs, strict=True))
+        details = {"per_second": mine, "cdap_per_second": other, "cdap_best": round(max(rate for _, rate in pairs))}
+        details["cpu_us_each"] = round(cpu / turns / units * 1e6)
+        value = statistics.median(mine / theirs for mine, theirs in pairs)
+        report(Figure("P25", f"{name} ÷ CDAP's own server", round(value, 3), at_least=bar, details=details))
+
+
+@contextmanager
+def servers(folder: Path) -> Iterator[tuple[Work, int, int | None]]:
+    """A server of ours and one of CDAP's, each with an empty topic."""
+    (folder / "ours").mkdir()
+    with Serve(configure(folder / "ours")) as process, cdap_server(folder / "cdap") as cdap_port:
+        with Client(process.port) as client:
+            TopicClient(client, TOPIC.topic).create()
+        yield Work(process.process.pid), process.port, cdap_port
+        process.end()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="p25-") as scratch:
+        for name, producers, messages, length, requests, bar in PUBLISHES:
+            folder = Path(scratch) / str(producers * messages)
+            folder.mkdir()
+            with servers(folder) as (work, port, cdap_port):
+                if cdap_port is None:
+                    return
+                data = publishing(messages, length)
+                ours, theirs = (partial(publish, one, data, requests, producers) for one in (port, cdap_port))
+                work.compare(name, bar, requests, TURNS, ours, theirs)
+        (Path(scratch) / "reading").mkdir()
+        with servers(Path(scratch) / "reading") as (work, port, cdap_port):
+            if cdap_port is not None:
+                reading(work, port, cdap_port)
+
+
+def reading(work: Work, port: int, cdap_port: int) -> None:
+    """Reading the same messages from both."""
+    for one in (port, cdap_port):
+        publish(one, publishing(500, 1000), _MESSAGES // 500, 1)
+    work.compare(
+        "pages of 500",
+        PAGES_BAR,
+        _MESSAGES // 500,
+        _READ_TURNS,
+        *(partial(fetch_pages, one, 1000) for one in (port, cdap_port)),
+    )
+    rates = (lambda one=one: _MESSAGES / fetch(one) for one in (port, cdap_port))
+    work.compare("long fetch", FETCH_BAR, 1, _READ_TURNS, *rates)
+
+
+if __name__ == "__main__":
+    main()
