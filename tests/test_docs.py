@@ -64,7 +64,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FORMATS = "\n".join(
     (ROOT / f"docs/reference/formats/{name}.md").read_text(encoding="utf-8")
-    for name in ("rows", "hbase", "reports", "state")
+    for name in ("rows", "tables", "reports", "state")
 )
 RULE_PAGES = "\n".join(
     (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8") for name in ("deletion-rules", "safety-invariants")

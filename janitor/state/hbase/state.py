@@ -1,6 +1,6 @@
 """The state in a table next to the store's tables, for a janitor without a permanent disk.
 
-:mod:`janitor.state.hbase.root` explains the commit, and ``docs/reference/formats/hbase.md`` the contents of the table.
+:mod:`janitor.state.hbase.root` explains the commit, and ``docs/reference/formats/state.md`` the contents of the table.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ cleaners work, and CDAP uses its own boundary. In both cases, the janitor must n
 sweep does no harm in either case, so it is never refused.
 
 Observers are in the table's attributes, which only Thrift 2 reads. There is no query for running pruning, but it leaves
-rows in its state table. Rows that are older than a day count as leftovers. See ``docs/reference/formats/hbase.md``,
+rows in its state table. Rows that are older than a day count as leftovers. See ``docs/reference/formats/tables.md``,
 "Tephra's pruning state".
 """
 

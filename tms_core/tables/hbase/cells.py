@@ -1,6 +1,6 @@
 """CDAP's cells in HBase: reads and writes of a store's three tables, over rows with hidden salts.
 
-``docs/reference/formats/hbase.md`` describes the cells byte by byte.
+``docs/reference/formats/tables.md`` describes the cells byte by byte.
 """
 
 from __future__ import annotations

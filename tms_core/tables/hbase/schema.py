@@ -3,7 +3,7 @@
 Thrift 1 can neither create a namespace, split a table in advance, nor set table attributes, and CDAP refuses tables
 without its attributes. Therefore tables are created over Thrift 2, or by an operator with the HBase shell and the
 script of this module. The rows need Thrift 1 only, and so does the janitor's own table, a plain table next to them. See
-``docs/reference/formats/hbase.md``.
+``docs/reference/formats/tables.md``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The store on a cluster: CDAP's three tables in HBase over its Thrift servers, byte for byte.
 
 Keys have no salt here. The whole store merges the salts, for readers in key order. :meth:`parts` returns each salt as a
-store with rows in storage order; a sweep scans several of them at once. ``docs/reference/formats/hbase.md`` describes
+store with rows in storage order; a sweep scans several of them at once. ``docs/reference/formats/tables.md`` describes
 the cells.
 
 HBase differs in three points: a ``put`` of several rows is durable but not atomic; a deleted key can be written again

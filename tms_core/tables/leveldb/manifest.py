@@ -11,7 +11,7 @@ If a live table has files of both names, the MANIFEST decides, or the folder is 
 
 The trade: this module writes one of LevelDB's files. It writes it as LevelDB does, under a new name, and switches
 CURRENT by a rename, so a crash leaves either the old or the new MANIFEST in force. Correct records are copied byte for
-byte. If a record cannot be read exactly as LevelDB reads it, nothing is changed. ``docs/reference/formats/leveldb.md``
+byte. If a record cannot be read exactly as LevelDB reads it, nothing is changed. ``docs/reference/formats/tables.md``
 has the layouts with worked examples.
 """
 

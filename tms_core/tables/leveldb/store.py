@@ -6,7 +6,7 @@ own files only. One process at a time may open the store, which is LevelDB's rul
 
 Traded for speed: deletes are not synced batch by batch; :meth:`~LevelDBTable.sync` makes them durable. Block checksums
 are verified on every read, because reads decide about deletions; the cost is not measurable.
-``docs/reference/formats/leveldb.md`` has the layouts of values.
+``docs/reference/formats/tables.md`` has the layouts of values.
 """
 
 from __future__ import annotations
