@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import struct
-import threading
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.kerberos.kdc import gssapi
+from tests.kit.front import Front
 
 _LAYERS = {"auth": 1, "auth-int": 2, "auth-conf": 4}
-_LOOK_SECONDS = 0.05
 
 
-class SaslFront:
+class SaslFront(Front):
     """Authenticates clients, and passes on what they send.
 
     Args:
@@ -33,7 +30,7 @@ class SaslFront:
     """
 
     def __init__(self, backend: str, keytab: Path, qop: str = "auth-conf", limit: int = 65_536) -> None:
-        self._backend = backend.rpartition(":")
+        super().__init__(backend)
         self._keytab = keytab
         self._qop = qop
         self._limit = limit
@@ -41,49 +38,20 @@ class SaslFront:
         self.frames: list[int] = []
         self.damage = False
         self.refusal = ""
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._accept)]
 
-    @property
-    def address(self) -> str:
-        """``HOST:PORT``."""
-        return f"localhost:{self.port}"
-
-    def __enter__(self) -> Self:
-        self._threads[0].start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._listener.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while not self._over.is_set():
-            with suppress(OSError):
-                connection, _ = self._listener.accept()
-                self._threads.append(threading.Thread(target=self._serve, args=[connection]))
-                self._threads[-1].start()
-
-    def _serve(self, outer: socket.socket) -> None:
-        with suppress(OSError, EOFError), outer:
-            context = self._log_in(outer)
-            host, _, port = self._backend
-            with socket.create_connection((host, int(port))) as inner:
-                while not self._over.is_set():
-                    for one in select.select([outer, inner], [], [], _LOOK_SECONDS)[0]:
-                        if one is outer:
-                            frame = _exactly(outer, *struct.unpack(">I", _exactly(outer, 4)))
-                            self.frames.append(len(frame))
-                            inner.sendall(frame if self._qop == "auth" else context.unwrap(frame).message)
-                        elif data := inner.recv(1 << 16):
-                            self._answer(outer, context, data)
-                        else:
-                            return
+    def serve(self, connection: socket.socket) -> None:
+        outer, context = connection, self._log_in(connection)
+        with self.connect() as inner:
+            while (ready := self.ready(outer, inner)) is not None:
+                for one in ready:
+                    if one is outer:
+                        frame = _exactly(outer, *struct.unpack(">I", _exactly(outer, 4)))
+                        self.frames.append(len(frame))
+                        inner.sendall(frame if self._qop == "auth" else context.unwrap(frame).message)
+                    elif data := inner.recv(1 << 16):
+                        self._answer(outer, context, data)
+                    else:
+                        return
 
     def _answer(self, outer: socket.socket, context: Any, data: bytes) -> None:
         if self._qop != "auth":
