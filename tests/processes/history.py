@@ -291,7 +291,9 @@ class History:
 
     def _change_partitions(self) -> None:
         with suppress(TmsError):
-            self._client.update_topic(ORDERS, properties={"partitions": str(self._random.randint(1, 4))})
+            # All properties are replaced.
+            number = str(self._random.randint(1, 4))
+            self._client.update_topic(ORDERS, properties={"partitions": number, "retention": "consumed"})
             self.events["partitions changed"] += 1
 
     def _treat(self, conduct: Callable[[int], Conduct]) -> None:
