@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.messaging.desk import named
+from tests.kit.messaging import named
 from tms_core.consumers import claims
 from tms_core.consumers.claim_rows import (
     all_claims,

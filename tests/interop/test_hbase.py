@@ -20,7 +20,7 @@ from tests.interop.deletion_rules import empty_invalid_list, left
 from tests.interop.java import Interop
 from tests.interop.program import Program, Refused
 from tests.interop.test_sweep import LIFETIME, sweep_store
-from tests.messaging.desk import Desk, named
+from tests.kit.messaging import Kit, named
 from tms_core.cli.main import execute
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.tables.base import MESSAGES, PAYLOADS, TableName
@@ -66,11 +66,11 @@ def start(java: Interop, our_tables: str, hbase: HBaseServer) -> Callable[[], Pr
 
 
 @pytest.fixture
-def desk(hbase_tables: Tables, our_tables: str) -> Iterator[Desk]:
+def kit(hbase_tables: Tables, our_tables: str) -> Iterator[Kit]:
     """Our messaging service on the same."""
     clock = ManualClock(SystemClock().now_ms(), monotonic_ms=SECOND)
     pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
-    made = Desk(hbase_tables.open(our_tables, buckets=OUR_BUCKETS), HBaseSide(pool, our_tables), clock)
+    made = Kit(hbase_tables.open(our_tables, buckets=OUR_BUCKETS), HBaseSide(pool, our_tables), clock)
     yield made
     made.close()
 
@@ -138,20 +138,20 @@ def test_given_tables_that_cdap_made_when_compared_with_ours_then_they_have_the_
 
 
 def test_given_tables_of_ours_when_cdap_reads_and_writes_them_then_each_side_reads_the_other(
-    start: Callable[[], Program], desk: Desk
+    start: Callable[[], Program], kit: Kit
 ) -> None:
     # Given
-    begun = desk.clock.now_ms() * 1_000_000
-    desk.create("orders", ttl="3600", owner="we & they")
-    desk.publish("orders", *[b"%d" % number for number in range(200)])
-    desk.put("orders", begun, b"stored", b"payloads")
-    desk.publish("orders", pointer=begun)
-    desk.publish("orders", b"in", b"transaction", pointer=begun + 1)
-    rolled = desk.publish("orders", b"rolled back", pointer=begun + 2)
-    desk.service.rollback(named("orders"), rolled)
+    begun = kit.clock.now_ms() * 1_000_000
+    kit.create("orders", ttl="3600", owner="we & they")
+    kit.publish("orders", *[b"%d" % number for number in range(200)])
+    kit.put("orders", begun, b"stored", b"payloads")
+    kit.publish("orders", pointer=begun)
+    kit.publish("orders", b"in", b"transaction", pointer=begun + 1)
+    rolled = kit.publish("orders", b"rolled back", pointer=begun + 2)
+    kit.service.rollback(named("orders"), rolled)
     with start() as program:
         # Then
-        assert program.call("get", "orders") == desk.service.topic(named("orders"))
+        assert program.call("get", "orders") == kit.service.topic(named("orders"))
         ours = [
             *[b"%d" % number for number in range(200)],
             b"stored",
@@ -160,8 +160,8 @@ def test_given_tables_of_ours_when_cdap_reads_and_writes_them_then_each_side_rea
             b"transaction",
             b"rolled back",
         ]
-        assert program.fetch("orders") == ours == desk.payloads()
-        assert program.ids("orders") == [message.id.hex() for message in desk.fetch("orders")]
+        assert program.fetch("orders") == ours == kit.payloads()
+        assert program.ids("orders") == [message.id.hex() for message in kit.fetch("orders")]
         program.call("commit", transaction=program.call("begin"))
         assert program.fetch("orders", transaction=program.call("begin")) == ours[:-1]
         # When
@@ -174,27 +174,27 @@ def test_given_tables_of_ours_when_cdap_reads_and_writes_them_then_each_side_rea
         program.call("commit", transaction=writing)
         # Then
         theirs = [*[b"theirs %d" % number for number in range(200)], b"kept", b"by them", b"failed", b"undone"]
-        desk.clock.advance(SystemClock().now_ms() - desk.clock.now_ms())
-        desk.restart()
-        assert desk.payloads() == [*ours, *theirs] == program.fetch("orders")
-        assert [message.id.hex() for message in desk.fetch("orders")] == program.ids("orders")
+        kit.clock.advance(SystemClock().now_ms() - kit.clock.now_ms())
+        kit.restart()
+        assert kit.payloads() == [*ours, *theirs] == program.fetch("orders")
+        assert [message.id.hex() for message in kit.fetch("orders")] == program.ids("orders")
         # And so on
-        desk.publish("orders", b"last")
+        kit.publish("orders", b"last")
         assert program.fetch("orders") == [*ours, *theirs, b"last"]
 
 
 def test_given_topics_of_either_side_when_changed_deleted_and_created_again_then_both_see_the_same_life(
-    start: Callable[[], Program], desk: Desk
+    start: Callable[[], Program], kit: Kit
 ) -> None:
     """CDAP remembers topics; so one that is started later reads what we have changed."""
 
     def agree(program: Program, topic: str) -> dict[str, str]:
-        desk.restart()
-        known = desk.service.topic(named(topic))
+        kit.restart()
+        known = kit.service.topic(named(topic))
         assert program.call("get", topic) == known
         return known
 
-    desk.create("ours", ttl="60", note="<a> & 'b'")
+    kit.create("ours", ttl="60", note="<a> & 'b'")
     with start() as program:
         program.call("create", "theirs", properties={"ttl": 120, "note": '<c> = "d" \u00e9'})
         assert agree(program, "ours") == {"generation": "1", "ttl": "60", "note": "<a> & 'b'"}
@@ -203,24 +203,24 @@ def test_given_topics_of_either_side_when_changed_deleted_and_created_again_then
         program.call("update", "ours", properties={"ttl": 61})
         for topic in ("ours", "theirs"):
             program.publish(topic, b"of the first life")
-    desk.service.update_topic(named("theirs"), {"ttl": "121"})
+    kit.service.update_topic(named("theirs"), {"ttl": "121"})
     with start() as program:
         assert (agree(program, "ours")["ttl"], agree(program, "theirs")["ttl"]) == ("61", "121")
         program.call("delete", "ours")
-        desk.service.delete_topic(named("theirs"))
+        kit.service.delete_topic(named("theirs"))
     with start() as program:
         for topic in ("ours", "theirs"):
             with pytest.raises(Refused, match="TopicNotFound"):
                 program.call("get", topic)
         assert program.call("list") == []
-        desk.restart()
-        desk.create("ours", ttl="60")
+        kit.restart()
+        kit.create("ours", ttl="60")
         program.call("create", "theirs", properties={"ttl": 120})
         for topic in ("ours", "theirs"):
             assert agree(program, topic)["generation"] == "2"
             program.publish(topic, b"of the second")
-            assert desk.payloads(topic) == program.fetch(topic) == [b"of the second"]
-        assert sorted(program.call("list")) == desk.service.topics("default") == ["ours", "theirs"]
+            assert kit.payloads(topic) == program.fetch(topic) == [b"of the second"]
+        assert sorted(program.call("list")) == kit.service.topics("default") == ["ours", "theirs"]
 
 
 def served_by(java: Interop, place: str, snapshot: Path) -> list[Line]:

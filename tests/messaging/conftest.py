@@ -1,4 +1,4 @@
-"""A desk over every store that needs no server."""
+"""A kit over every store that needs no server."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.messaging.desk import MAKERS, Desk
+from tests.kit.messaging import MAKERS, Kit
 
 
 @pytest.fixture(params=sorted(MAKERS))
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Kit]:
     made = MAKERS[request.param](tmp_path)
     made.create("orders")
     yield made

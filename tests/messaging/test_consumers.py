@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
-from tests.messaging.desk import Desk, P, memory, named, reader
+from tests.kit.messaging import Kit, P, memory, named, reader
 from tms_core.errors import BadRequest, ConsumerNotFound, TopicNotFound
 from tms_core.messaging import remembered
 from tms_core.messaging.groups import positions as consumers
@@ -20,29 +20,29 @@ TTL_MS, HOLD_SECONDS = 60 * SECOND, 120
 
 
 @pytest.fixture(params=["cached", "stored"])
-def held(desk: Desk, request: pytest.FixtureRequest) -> Desk:
-    """A desk where consumers hold what they have not read: one message each second, a to e."""
-    desk.restart(consumer_hold_seconds=HOLD_SECONDS, cache_bytes=0 if request.param == "stored" else 1 << 20)
-    desk.service.update_topic(ORDERS, {"ttl": "60"})
+def held(kit: Kit, request: pytest.FixtureRequest) -> Kit:
+    """A kit where consumers hold what they have not read: one message each second, a to e."""
+    kit.restart(consumer_hold_seconds=HOLD_SECONDS, cache_bytes=0 if request.param == "stored" else 1 << 20)
+    kit.service.update_topic(ORDERS, {"ttl": "60"})
     for letter in (b"a", b"b", b"c", b"d", b"e"):
-        desk.publish("orders", letter)
-        desk.clock.advance(SECOND)
-    return desk
+        kit.publish("orders", letter)
+        kit.clock.advance(SECOND)
+    return kit
 
 
-def shown(desk: Desk, start: MessageId | int | None = None) -> bytes:
-    return b"".join(desk.payloads(start=start))
+def shown(kit: Kit, start: MessageId | int | None = None) -> bytes:
+    return b"".join(kit.payloads(start=start))
 
 
-def put(desk: Desk, message: MessageId, name: str = "billing") -> None:
-    desk.service.consumers.put(ORDERS, name, message)
+def put(kit: Kit, message: MessageId, name: str = "billing") -> None:
+    kit.service.consumers.put(ORDERS, name, message)
 
 
 # --- what is visible -------------------------------------------------------------------------------------------------
 
 
 def test_given_a_consumer_that_has_not_read_when_the_ttl_is_over_then_everybody_still_sees_it_until_it_has(
-    held: Desk,
+    held: Kit,
 ) -> None:
     ids = held.ids()
     put(held, ids[1])
@@ -56,7 +56,7 @@ def test_given_a_consumer_that_has_not_read_when_the_ttl_is_over_then_everybody_
     assert shown(held) == b""
 
 
-def test_given_the_longest_hold_when_it_is_over_then_nobody_sees_the_message_any_more(held: Desk) -> None:
+def test_given_the_longest_hold_when_it_is_over_then_nobody_sees_the_message_any_more(held: Kit) -> None:
     put(held, READ_NONE)
     held.clock.advance(TTL_MS - 5 * SECOND + HOLD_SECONDS * SECOND)
     assert shown(held) == b"abcde"
@@ -65,7 +65,7 @@ def test_given_the_longest_hold_when_it_is_over_then_nobody_sees_the_message_any
 
 
 def test_given_a_consumer_that_comes_or_goes_back_when_something_is_gone_then_that_does_not_come_back(
-    held: Desk,
+    held: Kit,
 ) -> None:
     ids = held.ids()
     held.clock.advance(TTL_MS - 3 * SECOND + 1)
@@ -80,7 +80,7 @@ def test_given_a_consumer_that_comes_or_goes_back_when_something_is_gone_then_th
 
 
 def test_given_a_slow_consumer_when_a_second_one_comes_then_it_begins_with_what_is_held_for_the_first(
-    held: Desk,
+    held: Kit,
 ) -> None:
     ids = held.ids()
     put(held, ids[1], "slow")
@@ -90,14 +90,14 @@ def test_given_a_slow_consumer_when_a_second_one_comes_then_it_begins_with_what_
     assert shown(held) == b"cde"
 
 
-def test_given_no_floor_when_a_consumer_has_not_read_then_messages_go_with_their_ttl(held: Desk) -> None:
+def test_given_no_floor_when_a_consumer_has_not_read_then_messages_go_with_their_ttl(held: Kit) -> None:
     held.restart(consumer_hold_seconds=None)
     put(held, READ_NONE)
     held.clock.advance(TTL_MS - 3 * SECOND + 1)
     assert shown(held) == b"de"
 
 
-def test_given_a_topic_made_again_then_the_former_ones_consumers_hold_nothing_and_are_forgotten(held: Desk) -> None:
+def test_given_a_topic_made_again_then_the_former_ones_consumers_hold_nothing_and_are_forgotten(held: Kit) -> None:
     put(held, READ_NONE)
     put(held, READ_NONE, "other")
     held.service.delete_topic(ORDERS)
@@ -112,7 +112,7 @@ def test_given_a_topic_made_again_then_the_former_ones_consumers_hold_nothing_an
     assert [key[-7:] for key, _ in held.side.rows(b"c", b"d", 10).items] == [b"billing"]
 
 
-def test_given_a_transactions_payloads_when_some_of_them_are_read_then_the_others_stay_visible(held: Desk) -> None:
+def test_given_a_transactions_payloads_when_some_of_them_are_read_then_the_others_stay_visible(held: Kit) -> None:
     held.put("orders", P, b"x", b"y")
     held.publish("orders", pointer=P)
     ids = held.ids()
@@ -129,45 +129,45 @@ def test_given_a_transactions_payloads_when_some_of_them_are_read_then_the_other
 
 
 def test_given_as_many_consumers_as_a_topic_may_have_then_no_other_name_is_taken_until_one_is_deleted(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remembered, "MOST_NAMES", 3)
-    desk.create("bills")
+    kit.create("bills")
     for name in ("a", "b", "c"):
-        put(desk, READ_NONE, name)
+        put(kit, READ_NONE, name)
     for _ in range(2):
         with pytest.raises(
             BadRequest, match=r"has 3 consumers, the most there may be\..*tms consumer delete default:orders NAME"
         ):
-            put(desk, READ_NONE, "d")
+            put(kit, READ_NONE, "d")
         # One that is there is moved as ever, and another topic has its own.
-        put(desk, MessageId(NOW_MS, 0), "a")
-        desk.restart()
-    desk.service.consumers.put(named("bills"), "d", READ_NONE)
-    desk.service.consumers.delete(ORDERS, "b")
-    put(desk, READ_NONE, "d")
+        put(kit, MessageId(NOW_MS, 0), "a")
+        kit.restart()
+    kit.service.consumers.put(named("bills"), "d", READ_NONE)
+    kit.service.consumers.delete(ORDERS, "b")
+    put(kit, READ_NONE, "d")
     with pytest.raises(BadRequest):
-        put(desk, READ_NONE, "b")
-    assert [key[-1:] for key, _ in desk.side.rows(b"c", b"d", 10).items] == [b"d", b"a", b"c", b"d"]
+        put(kit, READ_NONE, "b")
+    assert [key[-1:] for key, _ in kit.side.rows(b"c", b"d", 10).items] == [b"d", b"a", b"c", b"d"]
 
 
 def test_given_another_server_that_has_registered_consumers_when_this_one_leads_again_then_they_are_counted(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remembered, "MOST_NAMES", 3)
-    put(desk, READ_NONE, "a")
-    desk.serve().consumers.put(ORDERS, "b", READ_NONE)
-    desk.serve().consumers.put(ORDERS, "c", READ_NONE)
-    desk.service.forget()
+    put(kit, READ_NONE, "a")
+    kit.serve().consumers.put(ORDERS, "b", READ_NONE)
+    kit.serve().consumers.put(ORDERS, "c", READ_NONE)
+    kit.service.forget()
     with pytest.raises(BadRequest):
-        put(desk, READ_NONE, "d")
+        put(kit, READ_NONE, "d")
 
 
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 
 def test_given_consumers_when_their_lags_are_asked_for_then_they_are_as_a_poll_would_show_and_nothing_moves(
-    held: Desk,
+    held: Kit,
 ) -> None:
     ids = held.ids()
     for name, read in (("one", ids[0]), ("all", ids[4]), ("none", READ_NONE)):
@@ -186,7 +186,7 @@ def test_given_consumers_when_their_lags_are_asked_for_then_they_are_as_a_poll_w
 
 
 def test_given_expired_messages_when_lags_are_asked_for_then_they_do_not_count_and_their_loss_is_said(
-    held: Desk,
+    held: Kit,
 ) -> None:
     ids = held.ids()
     put(held, ids[0])
@@ -197,27 +197,27 @@ def test_given_expired_messages_when_lags_are_asked_for_then_they_do_not_count_a
 
 
 def test_given_a_consumer_that_has_read_nothing_when_it_sleeps_past_the_ttl_then_its_loss_is_said_and_not_before(
-    desk: Desk,
+    kit: Kit,
 ) -> None:
-    desk.service.update_topic(ORDERS, {"ttl": "60"})
-    desk.service.consumers.put(ORDERS, "billing", READ_NONE)
+    kit.service.update_topic(ORDERS, {"ttl": "60"})
+    kit.service.consumers.put(ORDERS, "billing", READ_NONE)
     for waited_ms, expired in ((0, False), (1, False), (TTL_MS - 1, False), (1, True)):
-        desk.clock.advance(waited_ms)
-        [found], _ = desk.service.consumers.lags(ORDERS)
+        kit.clock.advance(waited_ms)
+        [found], _ = kit.service.consumers.lags(ORDERS)
         assert found.expired is expired
-    desk.service.consumers.put(ORDERS, "billing", READ_NONE)
-    desk.clock.advance(1)
-    [found], _ = desk.service.consumers.lags(ORDERS)
+    kit.service.consumers.put(ORDERS, "billing", READ_NONE)
+    kit.clock.advance(1)
+    [found], _ = kit.service.consumers.lags(ORDERS)
     assert not found.expired
 
 
 def test_given_very_many_unread_messages_when_lags_are_asked_for_then_no_more_than_the_limit_are_counted(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumers, "COUNTED_ROWS", 3)
-    desk.publish("orders", *[b"x"] * 5)
-    desk.service.consumers.put(ORDERS, "billing", READ_NONE)
-    [found], _ = desk.service.consumers.lags(ORDERS)
+    kit.publish("orders", *[b"x"] * 5)
+    kit.service.consumers.put(ORDERS, "billing", READ_NONE)
+    [found], _ = kit.service.consumers.lags(ORDERS)
     assert (found.messages, found.at_least) == (3, True)
 
 
@@ -225,7 +225,7 @@ def test_given_very_many_unread_messages_when_lags_are_asked_for_then_no_more_th
 
 
 @pytest.fixture
-def orders() -> Iterator[Desk]:
+def orders() -> Iterator[Kit]:
     made = memory(None)  # type: ignore[arg-type]
     made.create("orders")
     yield made
@@ -233,7 +233,7 @@ def orders() -> Iterator[Desk]:
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "ä", "a:b", "a b", "a\n", "x" * 256])
-def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Desk, name: str) -> None:
+def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Kit, name: str) -> None:
     service = orders.service.consumers
     for call in (lambda: service.put(ORDERS, name, READ_NONE), lambda: service.get(ORDERS, name)):
         with pytest.raises(BadRequest, match="cannot be a consumer"):
@@ -244,19 +244,19 @@ def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Desk, name:
 
 
 @pytest.mark.parametrize("message", [MessageId(-1, 0), MessageId(0, 0, -1, 0)])
-def test_given_an_id_of_a_negative_time_then_it_is_refused(orders: Desk, message: MessageId) -> None:
+def test_given_an_id_of_a_negative_time_then_it_is_refused(orders: Kit, message: MessageId) -> None:
     with pytest.raises(BadRequest, match="lie before 1970"):
         orders.service.consumers.put(ORDERS, "billing", message)
 
 
-def test_given_an_id_of_the_end_of_time_then_all_is_read(orders: Desk) -> None:
+def test_given_an_id_of_the_end_of_time_then_all_is_read(orders: Kit) -> None:
     orders.publish("orders", b"x")
     orders.service.consumers.put(ORDERS, "billing", MessageId(2**63 - 1, 65_535, 2**63 - 1, 65_535))
     [found], _ = orders.service.consumers.lags(ORDERS)
     assert (found.messages, found.oldest_ms) == (0, None)
 
 
-def test_given_no_such_topic_then_it_has_no_consumers(orders: Desk) -> None:
+def test_given_no_such_topic_then_it_has_no_consumers(orders: Kit) -> None:
     service = orders.service.consumers
     for call in (
         lambda: service.put(named("gone"), "billing", READ_NONE),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.builders import HOUR, NOW_MS, SECOND, Call, fail_at, watch
-from tests.messaging.desk import Desk, P, named, reader
+from tests.kit.messaging import Kit, P, named, reader
 from tms_core.errors import BadRequest, StoreError, TopicNotFound
 from tms_core.messaging.fetcher import PAGE_BYTES
 from tms_core.messaging.model import FetchRequest, RollbackRange
@@ -20,30 +20,30 @@ Q = P + 1
 
 
 @pytest.fixture(params=["cached", "stored"], autouse=True)
-def source(desk: Desk, request: pytest.FixtureRequest) -> None:
+def source(kit: Kit, request: pytest.FixtureRequest) -> None:
     """Fetches come from the cache, or from the store alone."""
     if request.param == "stored":
-        desk.restart(cache_bytes=0)
+        kit.restart(cache_bytes=0)
 
 
-def spread(desk: Desk) -> None:
+def spread(kit: Kit) -> None:
     """One message each second: a to e."""
     for letter in (b"a", b"b", b"c", b"d", b"e"):
-        desk.publish("orders", letter)
-        desk.clock.advance(SECOND)
+        kit.publish("orders", letter)
+        kit.clock.advance(SECOND)
 
 
 # --- where it begins -------------------------------------------------------------------------------------------------
 
 
-def test_given_no_messages_when_fetched_then_there_are_none_and_no_page(desk: Desk) -> None:
-    assert list(desk.service.fetch(named("orders"), FetchRequest())) == []
+def test_given_no_messages_when_fetched_then_there_are_none_and_no_page(kit: Kit) -> None:
+    assert list(kit.service.fetch(named("orders"), FetchRequest())) == []
 
 
-def test_given_messages_when_fetched_then_ids_are_those_of_cdap(desk: Desk) -> None:
-    desk.publish("orders", b"a", b"b")
+def test_given_messages_when_fetched_then_ids_are_those_of_cdap(kit: Kit) -> None:
+    kit.publish("orders", b"a", b"b")
     head = NOW_MS.to_bytes(8, "big")
-    assert desk.fetch("orders") == [(head + bytes(12), b"a"), (head + b"\0\1" + bytes(10), b"b")]
+    assert kit.fetch("orders") == [(head + bytes(12), b"a"), (head + b"\0\1" + bytes(10), b"b")]
 
 
 @pytest.mark.parametrize(
@@ -57,9 +57,9 @@ def test_given_messages_when_fetched_then_ids_are_those_of_cdap(desk: Desk) -> N
         (2**63 - 1, b""),
     ],
 )
-def test_given_a_time_when_fetched_then_messages_from_then_on_come(desk: Desk, start_ms: int, expected: bytes) -> None:
-    spread(desk)
-    assert b"".join(desk.payloads(start=start_ms)) == expected
+def test_given_a_time_when_fetched_then_messages_from_then_on_come(kit: Kit, start_ms: int, expected: bytes) -> None:
+    spread(kit)
+    assert b"".join(kit.payloads(start=start_ms)) == expected
 
 
 @pytest.mark.parametrize(
@@ -75,48 +75,48 @@ def test_given_a_time_when_fetched_then_messages_from_then_on_come(desk: Desk, s
     ],
 )
 def test_given_an_id_when_fetched_then_messages_from_it_or_behind_it_come(
-    desk: Desk, start: MessageId, inclusive: bool, expected: bytes
+    kit: Kit, start: MessageId, inclusive: bool, expected: bytes
 ) -> None:
-    spread(desk)
-    assert b"".join(desk.payloads(start=start, inclusive=inclusive)) == expected
+    spread(kit)
+    assert b"".join(kit.payloads(start=start, inclusive=inclusive)) == expected
 
 
 @pytest.mark.parametrize(("age_ms", "lives"), [(TTL_MS, True), (TTL_MS + 1, False)])
 def test_given_a_message_of_some_age_when_fetched_then_the_ttl_hides_it_as_the_janitor_would_delete_it(
-    desk: Desk, age_ms: int, lives: bool
+    kit: Kit, age_ms: int, lives: bool
 ) -> None:
-    desk.publish("orders", b"a")
-    desk.clock.advance(age_ms)
+    kit.publish("orders", b"a")
+    kit.clock.advance(age_ms)
     expected = [b"a"] if lives else []
-    assert desk.payloads() == desk.payloads(start=0) == desk.payloads(start=MessageId(NOW_MS, 0)) == expected
+    assert kit.payloads() == kit.payloads(start=0) == kit.payloads(start=MessageId(NOW_MS, 0)) == expected
 
 
-def test_given_an_expired_id_when_fetched_exclusively_then_no_message_is_skipped_for_it(desk: Desk) -> None:
-    desk.create("short", ttl="1")
-    desk.put("short", P, b"x", b"y")
-    first = desk.publish("short", pointer=P)
-    desk.clock.advance(SECOND + 1)
-    desk.put("short", Q, b"p", b"q")
-    desk.publish("short", pointer=Q)
+def test_given_an_expired_id_when_fetched_exclusively_then_no_message_is_skipped_for_it(kit: Kit) -> None:
+    kit.create("short", ttl="1")
+    kit.put("short", P, b"x", b"y")
+    first = kit.publish("short", pointer=P)
+    kit.clock.advance(SECOND + 1)
+    kit.put("short", Q, b"p", b"q")
+    kit.publish("short", pointer=Q)
     expired = MessageId(first.start_ms, first.start_sequence, NOW_MS + HOUR, 7)
-    assert desk.payloads("short", expired, inclusive=False) == [b"p", b"q"]
+    assert kit.payloads("short", expired, inclusive=False) == [b"p", b"q"]
 
 
 # --- limits and pages ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 6])
-def test_given_a_limit_when_fetched_page_by_page_then_every_message_comes_once(desk: Desk, limit: int) -> None:
-    spread(desk)
-    assert desk.payloads(limit=limit) == [b"a", b"b", b"c", b"d", b"e"][:limit]
-    assert in_steps(desk, limit) == [b"a", b"b", b"c", b"d", b"e"]
+def test_given_a_limit_when_fetched_page_by_page_then_every_message_comes_once(kit: Kit, limit: int) -> None:
+    spread(kit)
+    assert kit.payloads(limit=limit) == [b"a", b"b", b"c", b"d", b"e"][:limit]
+    assert in_steps(kit, limit) == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def in_steps(desk: Desk, limit: int, **options: Transaction) -> list[bytes]:
+def in_steps(kit: Kit, limit: int, **options: Transaction) -> list[bytes]:
     """Read as a consumer does: each time exclusively behind the last message."""
     found: list[bytes] = []
     start: MessageId | int = NOW_MS - SECOND
-    while some := desk.fetch("orders", start, limit=limit, inclusive=False, **options):
+    while some := kit.fetch("orders", start, limit=limit, inclusive=False, **options):
         assert len(some) <= limit
         assert len(found) < 10_000, "it goes round in a circle"
         found += [message.payload for message in some]
@@ -132,60 +132,60 @@ def test_given_a_limit_or_a_time_that_is_none_then_it_is_a_bad_request(limit: in
         FetchRequest(start=-1)
 
 
-def test_given_no_topic_when_fetched_then_that_is_said_before_the_first_page(desk: Desk) -> None:
+def test_given_no_topic_when_fetched_then_that_is_said_before_the_first_page(kit: Kit) -> None:
     with pytest.raises(TopicNotFound):
-        desk.service.fetch(named("nothing"), FetchRequest())
+        kit.service.fetch(named("nothing"), FetchRequest())
 
 
 @pytest.mark.parametrize("size", [10, 1000, 100_000])
-def test_given_many_bytes_when_fetched_then_pages_are_bounded(desk: Desk, size: int) -> None:
+def test_given_many_bytes_when_fetched_then_pages_are_bounded(kit: Kit, size: int) -> None:
     count = 3_000_000 // size if size > 10 else 10_000
     expected = [b"%06d" % number + bytes(size - 6) for number in range(count)]
     for first in range(0, count, 1000):
-        desk.publish("orders", *expected[first : first + 1000])
-    pages = list(desk.service.fetch(named("orders"), FetchRequest()))
+        kit.publish("orders", *expected[first : first + 1000])
+    pages = list(kit.service.fetch(named("orders"), FetchRequest()))
     assert [message.payload for page in pages for message in page] == expected
     sizes = [sum(len(message.payload) for message in page) for page in pages]
     assert max(sizes) <= 2 * PAGE_BYTES
 
 
-def test_given_messages_that_keep_coming_when_fetched_then_it_ends_with_what_was_there_at_first(desk: Desk) -> None:
-    spread(desk)
-    pages = desk.service.fetch(named("orders"), FetchRequest())
-    desk.publish("orders", b"later")
+def test_given_messages_that_keep_coming_when_fetched_then_it_ends_with_what_was_there_at_first(kit: Kit) -> None:
+    spread(kit)
+    pages = kit.service.fetch(named("orders"), FetchRequest())
+    kit.publish("orders", b"later")
     found = [message.payload for page in pages for message in page]
     assert found == [b"a", b"b", b"c", b"d", b"e"]
-    assert desk.payloads()[-1] == b"later"
+    assert kit.payloads()[-1] == b"later"
 
 
-def test_given_a_batch_that_is_being_written_when_fetched_then_nothing_of_it_or_behind_it_comes(desk: Desk) -> None:
-    desk.publish("orders", b"a")
+def test_given_a_batch_that_is_being_written_when_fetched_then_nothing_of_it_or_behind_it_comes(kit: Kit) -> None:
+    kit.publish("orders", b"a")
     found: list[list[bytes]] = []
 
     def look(call: Call) -> None:
         if call.name == "message.put":
-            found.append(desk.payloads())
+            found.append(kit.payloads())
 
-    watch(desk.store, before=look, after=look)
-    desk.publish("orders", b"b", b"c")
+    watch(kit.store, before=look, after=look)
+    kit.publish("orders", b"b", b"c")
     assert found == [[b"a"], [b"a"]]
-    assert desk.payloads() == [b"a", b"b", b"c"]
+    assert kit.payloads() == [b"a", b"b", b"c"]
 
 
-def test_given_a_store_that_fails_on_the_way_then_what_came_before_is_right(desk: Desk) -> None:
-    desk.restart(cache_bytes=0)
-    desk.publish("orders", *[b"x" * 1000] * 500)
-    pages = desk.service.fetch(named("orders"), FetchRequest())
+def test_given_a_store_that_fails_on_the_way_then_what_came_before_is_right(kit: Kit) -> None:
+    kit.restart(cache_bytes=0)
+    kit.publish("orders", *[b"x" * 1000] * 500)
+    pages = kit.service.fetch(named("orders"), FetchRequest())
     assert next(pages)
-    watch(desk.store, before=fail_at("message.rows", StoreError("The disk is gone.")))
+    watch(kit.store, before=fail_at("message.rows", StoreError("The disk is gone.")))
     with pytest.raises(StoreError):
         list(pages)
 
 
-def test_given_unrecognized_rows_when_fetched_then_they_are_passed_over(desk: Desk) -> None:
+def test_given_unrecognized_rows_when_fetched_then_they_are_passed_over(kit: Kit) -> None:
     prefix = generation_prefix(named("orders").prefix, 1)
     before = MessageKey(named("orders"), 1, NOW_MS - 1, 0).pack()
-    desk.store.message.put(
+    kit.store.message.put(
         [
             (prefix + b"\0", MessageValue(None, b"short")),
             (before, MessageValue(None, b"ours")),
@@ -193,29 +193,29 @@ def test_given_unrecognized_rows_when_fetched_then_they_are_passed_over(desk: De
             (MessageKey(named("orders"), 1, -1, 0).pack(), MessageValue(None, b"before 1970")),
         ]
     )
-    desk.publish("orders", b"a")
-    assert desk.payloads() == [b"ours", b"a"]
-    assert in_steps(desk, 1) == [b"ours", b"a"]
+    kit.publish("orders", b"a")
+    assert kit.payloads() == [b"ours", b"a"]
+    assert in_steps(kit, 1) == [b"ours", b"a"]
 
 
 # --- who sees what ---------------------------------------------------------------------------------------------------
 
 
-def mixed(desk: Desk) -> RollbackRange:
+def mixed(kit: Kit) -> RollbackRange:
     """Plain, committed, rolled back, plain, in transaction Q, plain."""
-    desk.publish("orders", b"plain")
-    desk.publish("orders", b"p", pointer=P)
-    rolled = desk.publish("orders", b"rolled back", pointer=P)
-    desk.service.rollback(named("orders"), rolled)
-    desk.publish("orders", b"more")
-    desk.publish("orders", b"q", pointer=Q)
-    desk.publish("orders", b"last")
+    kit.publish("orders", b"plain")
+    kit.publish("orders", b"p", pointer=P)
+    rolled = kit.publish("orders", b"rolled back", pointer=P)
+    kit.service.rollback(named("orders"), rolled)
+    kit.publish("orders", b"more")
+    kit.publish("orders", b"q", pointer=Q)
+    kit.publish("orders", b"last")
     return rolled
 
 
-def test_given_no_transaction_when_fetched_then_everything_comes(desk: Desk) -> None:
-    mixed(desk)
-    assert desk.payloads() == [b"plain", b"p", b"rolled back", b"more", b"q", b"last"]
+def test_given_no_transaction_when_fetched_then_everything_comes(kit: Kit) -> None:
+    mixed(kit)
+    assert kit.payloads() == [b"plain", b"p", b"rolled back", b"more", b"q", b"last"]
 
 
 @pytest.mark.parametrize(
@@ -234,50 +234,50 @@ def test_given_no_transaction_when_fetched_then_everything_comes(desk: Desk) -> 
     ],
 )
 def test_given_a_transaction_when_fetched_then_it_skips_what_failed_and_stops_at_what_is_undecided(
-    desk: Desk, transaction: Transaction, expected: list[bytes]
+    kit: Kit, transaction: Transaction, expected: list[bytes]
 ) -> None:
-    mixed(desk)
-    assert desk.payloads(start=NOW_MS, transaction=transaction) == expected
-    assert desk.payloads(start=NOW_MS, transaction=transaction, limit=2) == expected[:2]
-    assert in_steps(desk, 1, transaction=transaction) == expected
+    mixed(kit)
+    assert kit.payloads(start=NOW_MS, transaction=transaction) == expected
+    assert kit.payloads(start=NOW_MS, transaction=transaction, limit=2) == expected[:2]
+    assert in_steps(kit, 1, transaction=transaction) == expected
 
 
-def test_given_a_transaction_that_hides_its_own_writes_when_fetched_then_it_stops_at_them(desk: Desk) -> None:
-    mixed(desk)
+def test_given_a_transaction_that_hides_its_own_writes_when_fetched_then_it_stops_at_them(kit: Kit) -> None:
+    mixed(kit)
     own = Transaction(P - 1, P, P, visibility_level=VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT)
-    assert desk.payloads(start=NOW_MS, transaction=own) == [b"plain"]
+    assert kit.payloads(start=NOW_MS, transaction=own) == [b"plain"]
 
 
-def test_given_many_rows_of_failed_transactions_when_a_few_are_wanted_then_they_are_found(desk: Desk) -> None:
+def test_given_many_rows_of_failed_transactions_when_a_few_are_wanted_then_they_are_found(kit: Kit) -> None:
     for _ in range(5):
-        desk.publish("orders", *[b"x"] * 500, pointer=P)
-    desk.publish("orders", b"a", b"b")
-    assert desk.payloads(start=NOW_MS, transaction=reader(invalid=[P]), limit=1) == [b"a"]
+        kit.publish("orders", *[b"x"] * 500, pointer=P)
+    kit.publish("orders", b"a", b"b")
+    assert kit.payloads(start=NOW_MS, transaction=reader(invalid=[P]), limit=1) == [b"a"]
 
 
 # --- payloads in the other table -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def referring(desk: Desk) -> Desk:
+def referring(kit: Kit) -> Kit:
     """An inline message, two references and another inline message, each a second after the other."""
-    desk.publish("orders", b"first")
-    desk.clock.advance(SECOND)
-    desk.put("orders", P, *[b"p%d" % number for number in range(10)])
-    desk.clock.advance(SECOND)
-    desk.put("orders", P, b"p10")
-    desk.put("orders", Q, b"q0")
-    desk.publish("orders", pointer=P)
-    desk.publish("orders", pointer=Q)
-    desk.clock.advance(SECOND)
-    desk.publish("orders", b"last")
-    return desk
+    kit.publish("orders", b"first")
+    kit.clock.advance(SECOND)
+    kit.put("orders", P, *[b"p%d" % number for number in range(10)])
+    kit.clock.advance(SECOND)
+    kit.put("orders", P, b"p10")
+    kit.put("orders", Q, b"q0")
+    kit.publish("orders", pointer=P)
+    kit.publish("orders", pointer=Q)
+    kit.clock.advance(SECOND)
+    kit.publish("orders", b"last")
+    return kit
 
 
 ALL = [b"first", *[b"p%d" % number for number in range(11)], b"q0", b"last"]
 
 
-def test_given_references_when_fetched_then_their_payloads_come_in_the_order_they_were_stored(referring: Desk) -> None:
+def test_given_references_when_fetched_then_their_payloads_come_in_the_order_they_were_stored(referring: Kit) -> None:
     assert referring.payloads() == ALL
     assert referring.payloads(start=NOW_MS, transaction=reader()) == ALL
     ids = referring.ids()
@@ -287,115 +287,111 @@ def test_given_references_when_fetched_then_their_payloads_come_in_the_order_the
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 11, 12, 13, 14, 100])
-def test_given_references_when_fetched_in_steps_of_any_size_then_nothing_is_lost(referring: Desk, limit: int) -> None:
+def test_given_references_when_fetched_in_steps_of_any_size_then_nothing_is_lost(referring: Kit, limit: int) -> None:
     assert in_steps(referring, limit) == ALL
     assert referring.payloads(limit=limit) == ALL[:limit]
 
 
 @pytest.mark.parametrize("index", range(len(ALL)))
-def test_given_any_id_when_fetched_from_it_or_behind_it_then_exactly_the_rest_comes(
-    referring: Desk, index: int
-) -> None:
+def test_given_any_id_when_fetched_from_it_or_behind_it_then_exactly_the_rest_comes(referring: Kit, index: int) -> None:
     start = referring.ids()[index]
     assert referring.payloads(start=start) == ALL[index:]
     assert referring.payloads(start=start, inclusive=False) == ALL[index + 1 :]
     assert referring.payloads(start=start, inclusive=False, limit=1) == ALL[index + 1 : index + 2]
 
 
-def test_given_an_id_between_two_payloads_when_fetched_exclusively_then_none_is_dropped(referring: Desk) -> None:
+def test_given_an_id_between_two_payloads_when_fetched_exclusively_then_none_is_dropped(referring: Kit) -> None:
     between = MessageId(NOW_MS + 2 * SECOND, 0, NOW_MS + SECOND + 1, 0)
     assert referring.payloads(start=between, inclusive=False) == ALL[11:]
     assert referring.payloads(start=between) == ALL[11:]
 
 
-def test_given_the_bare_id_of_a_reference_when_fetched_then_it_stands_for_all_its_payloads(referring: Desk) -> None:
+def test_given_the_bare_id_of_a_reference_when_fetched_then_it_stands_for_all_its_payloads(referring: Kit) -> None:
     bare = MessageId(NOW_MS + 2 * SECOND, 0)
     assert referring.payloads(start=bare) == ALL[1:]
     assert referring.payloads(start=bare, inclusive=False) == ALL[12:]
 
 
 def test_given_a_payload_part_at_a_message_without_one_when_fetched_then_the_next_reference_is_whole(
-    referring: Desk,
+    referring: Kit,
 ) -> None:
     assert referring.payloads(start=MessageId(NOW_MS, 0, NOW_MS + HOUR, 3), inclusive=False) == ALL
     assert referring.payloads(start=MessageId(NOW_MS, 7, NOW_MS + HOUR, 3), inclusive=False) == ALL[1:]
 
 
-def test_given_a_reference_without_payloads_when_few_are_wanted_then_it_uses_nothing_up(desk: Desk) -> None:
-    desk.publish("orders", pointer=P)
-    desk.publish("orders", b"a")
-    assert desk.payloads(limit=1) == [b"a"]
+def test_given_a_reference_without_payloads_when_few_are_wanted_then_it_uses_nothing_up(kit: Kit) -> None:
+    kit.publish("orders", pointer=P)
+    kit.publish("orders", b"a")
+    assert kit.payloads(limit=1) == [b"a"]
 
 
-def test_given_a_reference_that_was_rolled_back_when_fetched_then_only_plain_readers_see_its_payloads(
-    desk: Desk,
-) -> None:
-    desk.put("orders", P, b"a", b"b")
-    desk.service.rollback(named("orders"), desk.publish("orders", pointer=P))
-    assert desk.payloads() == [b"a", b"b"]
-    assert desk.payloads(start=NOW_MS, transaction=reader()) == []
+def test_given_a_reference_that_was_rolled_back_when_fetched_then_only_plain_readers_see_its_payloads(kit: Kit) -> None:
+    kit.put("orders", P, b"a", b"b")
+    kit.service.rollback(named("orders"), kit.publish("orders", pointer=P))
+    assert kit.payloads() == [b"a", b"b"]
+    assert kit.payloads(start=NOW_MS, transaction=reader()) == []
 
 
-def test_given_stored_payloads_of_several_pages_when_fetched_then_all_come(desk: Desk) -> None:
+def test_given_stored_payloads_of_several_pages_when_fetched_then_all_come(kit: Kit) -> None:
     expected = [b"%06d" % number * 50 for number in range(2000)]
-    desk.put("orders", P, *expected)
+    kit.put("orders", P, *expected)
     prefix = PayloadKey(named("orders"), 1, P, NOW_MS, 0).pack()
-    desk.store.payload.put([(prefix + b"foreign", b"foreign")])
-    desk.publish("orders", pointer=P)
-    assert desk.payloads() == expected
-    assert in_steps(desk, 700) == expected
+    kit.store.payload.put([(prefix + b"foreign", b"foreign")])
+    kit.publish("orders", pointer=P)
+    assert kit.payloads() == expected
+    assert in_steps(kit, 700) == expected
 
 
 # --- rolling back ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_range_with_others_rows_in_it_when_rolled_back_then_only_its_own_are(desk: Desk) -> None:
-    first = desk.publish("orders", b"a", pointer=P)
-    desk.publish("orders", b"q", pointer=Q)
-    desk.publish("orders", b"plain")
-    last = desk.publish("orders", b"b", pointer=P)
-    desk.service.rollback(
+def test_given_a_range_with_others_rows_in_it_when_rolled_back_then_only_its_own_are(kit: Kit) -> None:
+    first = kit.publish("orders", b"a", pointer=P)
+    kit.publish("orders", b"q", pointer=Q)
+    kit.publish("orders", b"plain")
+    last = kit.publish("orders", b"b", pointer=P)
+    kit.service.rollback(
         named("orders"), RollbackRange(P, first.start_ms, first.start_sequence, last.end_ms, last.end_sequence)
     )
-    assert desk.payloads(start=NOW_MS, transaction=reader()) == [b"q", b"plain"]
-    values = [value.pointer for _, value in desk.store.message.read(MESSAGES, b"", None, 10).items]
+    assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"q", b"plain"]
+    values = [value.pointer for _, value in kit.store.message.read(MESSAGES, b"", None, 10).items]
     assert values == [-P, Q, None, -P]
 
 
-def test_given_part_of_what_was_published_when_rolled_back_then_the_rest_stays(desk: Desk) -> None:
-    published = desk.publish("orders", b"a", b"b", b"c", pointer=P)
-    desk.service.rollback(named("orders"), published._replace(start_sequence=1, end_sequence=1))
-    assert desk.payloads(start=NOW_MS, transaction=reader()) == [b"a", b"c"]
+def test_given_part_of_what_was_published_when_rolled_back_then_the_rest_stays(kit: Kit) -> None:
+    published = kit.publish("orders", b"a", b"b", b"c", pointer=P)
+    kit.service.rollback(named("orders"), published._replace(start_sequence=1, end_sequence=1))
+    assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"a", b"c"]
 
 
-def test_given_a_rollback_when_done_twice_or_of_nothing_then_it_changes_no_more(desk: Desk) -> None:
-    published = desk.publish("orders", b"a", pointer=P)
+def test_given_a_rollback_when_done_twice_or_of_nothing_then_it_changes_no_more(kit: Kit) -> None:
+    published = kit.publish("orders", b"a", pointer=P)
     for _ in range(2):
-        desk.service.rollback(named("orders"), published)
-    desk.service.rollback(named("orders"), published._replace(pointer=Q))
-    desk.service.rollback(named("orders"), published._replace(start_ms=5, end_ms=4))
-    assert desk.store.message.read(MESSAGES, b"", None, 10).items[0][1].pointer == -P
+        kit.service.rollback(named("orders"), published)
+    kit.service.rollback(named("orders"), published._replace(pointer=Q))
+    kit.service.rollback(named("orders"), published._replace(start_ms=5, end_ms=4))
+    assert kit.store.message.read(MESSAGES, b"", None, 10).items[0][1].pointer == -P
 
 
-def test_given_many_rows_when_rolled_back_then_all_are(desk: Desk) -> None:
-    published = desk.publish("orders", *[b"x"] * 2500, pointer=P)
-    desk.service.rollback(named("orders"), published)
-    assert desk.payloads(start=NOW_MS, transaction=reader()) == []
-    assert len(desk.payloads()) == 2500
+def test_given_many_rows_when_rolled_back_then_all_are(kit: Kit) -> None:
+    published = kit.publish("orders", *[b"x"] * 2500, pointer=P)
+    kit.service.rollback(named("orders"), published)
+    assert kit.payloads(start=NOW_MS, transaction=reader()) == []
+    assert len(kit.payloads()) == 2500
 
 
 def test_given_a_topic_that_was_created_again_since_when_rolled_back_then_rows_of_its_earlier_generations_are_too(
-    desk: Desk,
+    kit: Kit,
 ) -> None:
-    published = [desk.publish("orders", b"a", pointer=P), desk.publish("orders", b"q", pointer=Q)]
-    desk.store.message.put([(named("orders").prefix + b"\0\0\1", MessageValue(P, b"foreign"))])
+    published = [kit.publish("orders", b"a", pointer=P), kit.publish("orders", b"q", pointer=Q)]
+    kit.store.message.put([(named("orders").prefix + b"\0\0\1", MessageValue(P, b"foreign"))])
     for _ in range(3):
-        desk.service.delete_topic(named("orders"))
-        desk.create("orders")
-    published.append(desk.publish("orders", b"b", pointer=P))
-    desk.service.rollback(named("orders"), published[0]._replace(end_ms=published[2].end_ms))
+        kit.service.delete_topic(named("orders"))
+        kit.create("orders")
+    published.append(kit.publish("orders", b"b", pointer=P))
+    kit.service.rollback(named("orders"), published[0]._replace(end_ms=published[2].end_ms))
     found = [
-        (MessageKey.parse(key), value.pointer) for key, value in desk.store.message.read(MESSAGES, b"", None, 9).items
+        (MessageKey.parse(key), value.pointer) for key, value in kit.store.message.read(MESSAGES, b"", None, 9).items
     ]
     assert [(key and key.generation, pointer) for key, pointer in found] == [(1, -P), (1, Q), (4, -P), (None, P)]
 
@@ -403,16 +399,14 @@ def test_given_a_topic_that_was_created_again_since_when_rolled_back_then_rows_o
 @pytest.mark.parametrize(
     "wrong", [{"start_ms": -1}, {"end_ms": 2**63}, {"start_sequence": -1}, {"end_sequence": 65_536}]
 )
-def test_given_a_range_that_is_none_when_rolled_back_then_it_is_a_bad_request(
-    desk: Desk, wrong: dict[str, int]
-) -> None:
+def test_given_a_range_that_is_none_when_rolled_back_then_it_is_a_bad_request(kit: Kit, wrong: dict[str, int]) -> None:
     with pytest.raises(BadRequest):
-        desk.service.rollback(named("orders"), RollbackRange(P, 0, 0, 1, 0)._replace(**wrong))
+        kit.service.rollback(named("orders"), RollbackRange(P, 0, 0, 1, 0)._replace(**wrong))
 
 
-def test_given_no_topic_when_rolled_back_then_that_is_said(desk: Desk) -> None:
+def test_given_no_topic_when_rolled_back_then_that_is_said(kit: Kit) -> None:
     with pytest.raises(TopicNotFound):
-        desk.service.rollback(named("nothing"), RollbackRange(P, 0, 0, 1, 0))
+        kit.service.rollback(named("nothing"), RollbackRange(P, 0, 0, 1, 0))
 
 
 # --- a ttl of their own ----------------------------------------------------------------------------------------------
@@ -420,95 +414,95 @@ def test_given_no_topic_when_rolled_back_then_that_is_said(desk: Desk) -> None:
 
 @pytest.mark.parametrize(("age_ms", "lives"), [(SECOND, True), (SECOND + 1, False)])
 def test_given_a_message_with_a_ttl_of_its_own_when_fetched_then_it_is_gone_when_that_is_over(
-    desk: Desk, age_ms: int, lives: bool
+    kit: Kit, age_ms: int, lives: bool
 ) -> None:
-    desk.publish("orders", b"a")
-    desk.publish("orders", b"b", b"c", ttl=1)
-    desk.publish("orders", b"d")
-    desk.clock.advance(age_ms)
-    assert desk.payloads() == ([b"a", b"b", b"c", b"d"] if lives else [b"a", b"d"])
-    desk.restart()
-    assert desk.payloads() == ([b"a", b"b", b"c", b"d"] if lives else [b"a", b"d"])
+    kit.publish("orders", b"a")
+    kit.publish("orders", b"b", b"c", ttl=1)
+    kit.publish("orders", b"d")
+    kit.clock.advance(age_ms)
+    assert kit.payloads() == ([b"a", b"b", b"c", b"d"] if lives else [b"a", b"d"])
+    kit.restart()
+    assert kit.payloads() == ([b"a", b"b", b"c", b"d"] if lives else [b"a", b"d"])
 
 
-def test_given_a_ttl_longer_than_the_topics_when_fetched_then_the_topics_counts(desk: Desk) -> None:
-    desk.create("short", ttl="1")
-    desk.publish("short", b"a", ttl=100)
-    desk.clock.advance(SECOND + 1)
-    assert desk.payloads("short") == []
+def test_given_a_ttl_longer_than_the_topics_when_fetched_then_the_topics_counts(kit: Kit) -> None:
+    kit.create("short", ttl="1")
+    kit.publish("short", b"a", ttl=100)
+    kit.clock.advance(SECOND + 1)
+    assert kit.payloads("short") == []
 
 
-def test_given_a_reference_with_a_ttl_of_its_own_when_it_is_over_then_its_payloads_are_gone_too(desk: Desk) -> None:
-    desk.put("orders", P, b"a")
-    desk.publish("orders", pointer=P, ttl=1)
-    assert desk.payloads() == [b"a"]
-    desk.clock.advance(SECOND + 1)
-    assert desk.payloads() == []
+def test_given_a_reference_with_a_ttl_of_its_own_when_it_is_over_then_its_payloads_are_gone_too(kit: Kit) -> None:
+    kit.put("orders", P, b"a")
+    kit.publish("orders", pointer=P, ttl=1)
+    assert kit.payloads() == [b"a"]
+    kit.clock.advance(SECOND + 1)
+    assert kit.payloads() == []
 
 
-def test_given_an_undecided_message_whose_ttl_is_over_when_fetched_then_it_stops_nobody(desk: Desk) -> None:
-    desk.publish("orders", b"a", pointer=P, ttl=1)
-    desk.publish("orders", b"b")
-    assert desk.payloads(start=NOW_MS, transaction=reader(in_progress=[P])) == []
-    desk.clock.advance(SECOND + 1)
-    assert desk.payloads(start=NOW_MS, transaction=reader(in_progress=[P])) == [b"b"]
+def test_given_an_undecided_message_whose_ttl_is_over_when_fetched_then_it_stops_nobody(kit: Kit) -> None:
+    kit.publish("orders", b"a", pointer=P, ttl=1)
+    kit.publish("orders", b"b")
+    assert kit.payloads(start=NOW_MS, transaction=reader(in_progress=[P])) == []
+    kit.clock.advance(SECOND + 1)
+    assert kit.payloads(start=NOW_MS, transaction=reader(in_progress=[P])) == [b"b"]
 
 
-def test_given_a_request_in_two_milliseconds_when_it_comes_due_then_each_half_goes_in_its_own(desk: Desk) -> None:
-    desk.publish("orders", *[b"x"] * 65_535)
-    desk.publish("orders", b"a", b"b", ttl=1)
-    desk.clock.advance(SECOND + 1)
-    assert desk.payloads()[65_535:] == [b"b"]
-    desk.clock.advance(1)
-    assert len(desk.payloads()) == 65_535
+def test_given_a_request_in_two_milliseconds_when_it_comes_due_then_each_half_goes_in_its_own(kit: Kit) -> None:
+    kit.publish("orders", *[b"x"] * 65_535)
+    kit.publish("orders", b"a", b"b", ttl=1)
+    kit.clock.advance(SECOND + 1)
+    assert kit.payloads()[65_535:] == [b"b"]
+    kit.clock.advance(1)
+    assert len(kit.payloads()) == 65_535
 
 
 @pytest.mark.parametrize("ttl", [0, -1, 2**31])
-def test_given_a_ttl_that_is_none_when_published_then_it_is_a_bad_request(desk: Desk, ttl: int) -> None:
+def test_given_a_ttl_that_is_none_when_published_then_it_is_a_bad_request(kit: Kit, ttl: int) -> None:
     with pytest.raises(BadRequest):
-        desk.publish("orders", b"a", ttl=ttl)
+        kit.publish("orders", b"a", ttl=ttl)
 
 
 def test_given_messages_with_a_ttl_that_never_came_when_published_after_a_restart_then_none_inherits_it(
-    desk: Desk,
+    kit: Kit,
 ) -> None:
     watch(
-        desk.store,
+        kit.store,
         before=fail_at(
             "message.put", StoreError("The disk is gone."), lambda call: call.arguments[0][0][1].payload == b"lost"
         ),
     )
     with pytest.raises(StoreError):
-        desk.publish("orders", b"lost", ttl=1)
-    desk.restart()
-    desk.publish("orders", b"a")
-    desk.clock.advance(2 * SECOND)
-    assert desk.payloads() == [b"a"]
+        kit.publish("orders", b"lost", ttl=1)
+    kit.restart()
+    kit.publish("orders", b"a")
+    kit.clock.advance(2 * SECOND)
+    assert kit.payloads() == [b"a"]
 
 
-def test_given_many_messages_with_a_ttl_of_their_own_when_fetched_then_all_are_hidden(desk: Desk) -> None:
-    desk.publish("orders", *[b"short"] * 9000, ttl=1)
-    desk.publish("orders", b"long")
-    desk.restart()
-    assert len(desk.payloads()) == 9001
-    desk.clock.advance(2 * SECOND)
-    assert desk.payloads() == [b"long"]
-    assert desk.payloads(transaction=reader()) == [b"long"]
+def test_given_many_messages_with_a_ttl_of_their_own_when_fetched_then_all_are_hidden(kit: Kit) -> None:
+    kit.publish("orders", *[b"short"] * 9000, ttl=1)
+    kit.publish("orders", b"long")
+    kit.restart()
+    assert len(kit.payloads()) == 9001
+    kit.clock.advance(2 * SECOND)
+    assert kit.payloads() == [b"long"]
+    assert kit.payloads(transaction=reader()) == [b"long"]
 
 
 @pytest.mark.parametrize("stored", [False, True])
 def test_given_large_messages_behind_small_ones_when_fetched_then_no_read_of_the_store_takes_much_more_than_a_page(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, *, stored: bool
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, *, stored: bool
 ) -> None:
     large = bytes(PAGE_BYTES)
     messages = [b"small"] * 50 + [large] * 10
     if stored:
-        desk.service.store(named("orders"), messages, pointer=P)
-        desk.service.publish(named("orders"), [], pointer=P)
+        kit.service.store(named("orders"), messages, pointer=P)
+        kit.service.publish(named("orders"), [], pointer=P)
     else:
-        desk.publish("orders", *messages)
-    desk.restart(cache_bytes=0)
-    table = desk.store.payload if stored else desk.store.message
+        kit.publish("orders", *messages)
+    kit.restart(cache_bytes=0)
+    table = kit.store.payload if stored else kit.store.message
     reads: list[int] = []
     read = table.read
 
@@ -520,5 +514,5 @@ def test_given_large_messages_behind_small_ones_when_fetched_then_no_read_of_the
         return page
 
     monkeypatch.setattr(table, "read", counted)
-    assert desk.payloads("orders") == messages
+    assert kit.payloads("orders") == messages
     assert len(large) <= max(reads) < len(large) + PAGE_BYTES

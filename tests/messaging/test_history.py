@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from tests.builders import HOUR, MINUTE, SECOND, Rig, janitor
-from tests.messaging.desk import MAKERS, named, reader
+from tests.kit.messaging import MAKERS, named, reader
 from tests.messaging.reference import Book, Row, Spot
 from tms_core.errors import BadRequest, ClockJumped, TransactionExpired
 from tms_core.messaging.model import RollbackRange
@@ -49,9 +49,9 @@ class History(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
-        self.desk = MAKERS[self.maker](Path(self._folder.name))
-        self.desk.restart(cache_bytes=20_000)
-        self.desk.create("orders", ttl="3600")
+        self.kit = MAKERS[self.maker](Path(self._folder.name))
+        self.kit.restart(cache_bytes=20_000)
+        self.kit.create("orders", ttl="3600")
         self.book = Book(3600)
         self.generation = 1
         self._begin_time()
@@ -64,22 +64,22 @@ class History(RuleBasedStateMachine):
         self.announced = NOWHERE
 
     def teardown(self) -> None:
-        self.desk.close()
+        self.kit.close()
         self._folder.cleanup()
 
     def _janitor(self) -> Rig:
-        rig = janitor(self.desk.store, clock=self.desk.clock, hold_seconds=0, lifetime_known=True)
+        rig = janitor(self.kit.store, clock=self.kit.clock, hold_seconds=0, lifetime_known=True)
         rig.engine.adopt()
         return rig
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _begin_time(self) -> None:
-        self.forgiven_until_ms = self.desk.clock.monotonic_ms()
-        self.lead_ms = self.desk.clock.now_ms() - self.forgiven_until_ms
+        self.forgiven_until_ms = self.kit.clock.monotonic_ms()
+        self.lead_ms = self.kit.clock.now_ms() - self.forgiven_until_ms
         self.highest_lead_ms = self.lead_ms
         self.ahead_ms = self.past_ms = 0
-        self.now_ms = self.desk.clock.now_ms()
+        self.now_ms = self.kit.clock.now_ms()
 
     def _look(self) -> None:
         """What time it is for the service, which looks after each step: it never goes back.
@@ -88,15 +88,15 @@ class History(RuleBasedStateMachine):
         set back, and is right again, is believed. So is one that was behind the rows when the service started, and has
         caught up with them.
         """
-        monotonic_ms = self.desk.clock.monotonic_ms()
-        lead_ms = self.desk.clock.now_ms() - monotonic_ms
+        monotonic_ms = self.kit.clock.monotonic_ms()
+        lead_ms = self.kit.clock.now_ms() - monotonic_ms
         if abs(lead_ms - self.highest_lead_ms) <= ALLOWANCE_MS < lead_ms - self.lead_ms:
             self.lead_ms = self.highest_lead_ms
-        started_ms, now_ms = monotonic_ms + self.lead_ms, self.desk.clock.now_ms()
+        started_ms, now_ms = monotonic_ms + self.lead_ms, self.kit.clock.now_ms()
         if lead_ms - self.lead_ms > ALLOWANCE_MS and started_ms < self.past_ms - ALLOWANCE_MS <= now_ms:
             self.lead_ms = lead_ms
         seconds = (monotonic_ms - self.forgiven_until_ms) // SECOND
-        ahead_ms = self.desk.clock.now_ms() - monotonic_ms - self.lead_ms
+        ahead_ms = self.kit.clock.now_ms() - monotonic_ms - self.lead_ms
         self.ahead_ms = min(ahead_ms, max(0, ahead_ms - seconds))
         if self.ahead_ms > ALLOWANCE_MS:
             self.ahead_ms = ahead_ms
@@ -106,26 +106,26 @@ class History(RuleBasedStateMachine):
             self.lead_ms += ahead_ms - self.ahead_ms
             self.forgiven_until_ms = self.forgiven_until_ms + seconds * SECOND if self.ahead_ms else monotonic_ms
         self.highest_lead_ms = max(self.highest_lead_ms, self.lead_ms)
-        self.now_ms = max(self.now_ms, self.desk.clock.now_ms() - max(0, self.ahead_ms - ALLOWANCE_MS))
+        self.now_ms = max(self.now_ms, self.kit.clock.now_ms() - max(0, self.ahead_ms - ALLOWANCE_MS))
 
     @rule(step_ms=st.sampled_from(STEPS_MS))
     def wait(self, step_ms: int) -> None:
-        self.desk.clock.advance(step_ms)
+        self.kit.clock.advance(step_ms)
 
     @rule(step_ms=st.sampled_from(STEPS_MS), sign=st.sampled_from([-1, 1]))
     def step_the_clock(self, step_ms: int, sign: int) -> None:
-        self.desk.clock.step(sign * step_ms)
+        self.kit.clock.step(sign * step_ms)
 
     @rule()
     def restart(self) -> None:
-        self.desk.restart()
+        self.kit.restart()
         # What the janitor took at the end of the topic is not known any more, unless it had a ttl of its own.
         self.last = max([self.announced, *(row.spot for row in self.book.rows)])
         self._begin_time()
         self.past_ms = self.last.ms
         for tx in self.open:
             # The store is asked for what was stored before, but not of pointers from beyond the process's clock.
-            if tx.pending and tx.pointer > (self.desk.clock.now_ms() + ALLOWANCE_MS) * TX_PER_MS:
+            if tx.pending and tx.pointer > (self.kit.clock.now_ms() + ALLOWANCE_MS) * TX_PER_MS:
                 tx.pending = None
 
     # -- producers ----------------------------------------------------------------------------------------------------
@@ -134,14 +134,14 @@ class History(RuleBasedStateMachine):
     def publish(self, bodies: list[bytes], ttl: int | None) -> None:
         if self.ahead_ms > ALLOWANCE_MS:
             with pytest.raises(ClockJumped):
-                self.desk.publish("orders", *bodies, ttl=ttl)
+                self.kit.publish("orders", *bodies, ttl=ttl)
             return
-        self.desk.publish("orders", *bodies, ttl=ttl)
+        self.kit.publish("orders", *bodies, ttl=ttl)
         self._written(None, bodies, ttl)
 
     @rule()
     def begin(self) -> None:
-        self.pointer = max(self.pointer + 1, self.desk.clock.now_ms() * TX_PER_MS)
+        self.pointer = max(self.pointer + 1, self.kit.clock.now_ms() * TX_PER_MS)
         self.open.append(Tx(self.pointer))
 
     @precondition(lambda self: self.open)
@@ -151,19 +151,19 @@ class History(RuleBasedStateMachine):
         wanted = [] if stored else bodies
         if self.ahead_ms > ALLOWANCE_MS:
             with pytest.raises(ClockJumped):
-                self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+                self.kit.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
             return
         rows: Sequence[bytes | None] = wanted or [None]
         if tx.pointer // TX_PER_MS + LIFETIME_MS <= self._next().ms:
             with pytest.raises(TransactionExpired):
-                self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+                self.kit.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
             return
         if wanted and tx.pending:
             with pytest.raises(BadRequest):
-                self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+                self.kit.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
             return
         try:
-            published = self.desk.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
+            published = self.kit.publish("orders", *wanted, pointer=tx.pointer, ttl=ttl)
         except BadRequest:
             assert (bool(wanted), tx.pending) == (True, None)
             return
@@ -178,7 +178,7 @@ class History(RuleBasedStateMachine):
         tx = data.draw(st.sampled_from(self.open))
         before = self._payloads()
         try:
-            self.desk.put("orders", tx.pointer, *bodies)
+            self.kit.put("orders", tx.pointer, *bodies)
         except (ClockJumped, TransactionExpired):
             assert self._payloads() == before
             return
@@ -193,7 +193,7 @@ class History(RuleBasedStateMachine):
         self.book.stored.setdefault(tx.pointer, []).extend(zip(spots, bodies, strict=True))
 
     def _payloads(self) -> dict[PayloadKey, bytes]:
-        rows = self.desk.store.payload.read(PAYLOADS, b"", None, 1_000_000).items
+        rows = self.kit.store.payload.read(PAYLOADS, b"", None, 1_000_000).items
         keys = {PayloadKey.parse(key): payload for key, payload in rows}
         return {key: payload for key, payload in keys.items() if key and key.generation == self.generation}
 
@@ -225,7 +225,7 @@ class History(RuleBasedStateMachine):
         tx = data.draw(st.sampled_from(self.open))
         self.open.remove(tx)
         for published in tx.published:
-            self.desk.service.rollback(named("orders"), published)
+            self.kit.service.rollback(named("orders"), published)
         for row in self.book.rows:
             if row.pointer == tx.pointer:
                 row.pointer = -tx.pointer
@@ -241,13 +241,13 @@ class History(RuleBasedStateMachine):
 
     @rule(ttl=st.sampled_from([60, 3600, 7200]))
     def change_the_ttl(self, ttl: int) -> None:
-        self.desk.service.update_topic(named("orders"), {"ttl": str(ttl)})
+        self.kit.service.update_topic(named("orders"), {"ttl": str(ttl)})
         self.book.ttl_seconds = ttl
 
     @rule(ttl=st.sampled_from([60, 3600]))
     def make_it_again(self, ttl: int) -> None:
-        self.desk.service.delete_topic(named("orders"))
-        self.desk.create("orders", ttl=str(ttl))
+        self.kit.service.delete_topic(named("orders"))
+        self.kit.create("orders", ttl=str(ttl))
         self.generation += 1
         self.book, self.last, self.announced = Book(ttl), NOWHERE, NOWHERE
         for tx in self.open:
@@ -261,9 +261,9 @@ class History(RuleBasedStateMachine):
         self.rig.snapshots.in_progress = sorted(tx.pointer for tx in self.open)
         self.rig.snapshots.write_pointer = max(self.pointer, 1)
         self.rig.engine.run_once()
-        keys = [MessageKey.parse(key) for key in self.desk.store.message.read(KEYS, b"", None, 1_000_000).items]
+        keys = [MessageKey.parse(key) for key in self.kit.store.message.read(KEYS, b"", None, 1_000_000).items]
         there = {Spot(*key[2:]) for key in keys if key is not None and key.generation == self.generation}
-        cutoff_ms = self.desk.clock.now_ms() - self.book.ttl_seconds * 1000
+        cutoff_ms = self.kit.clock.now_ms() - self.book.ttl_seconds * 1000
         assert all(row.spot in there or row.spot.ms < cutoff_ms for row in self.book.rows)
         self.book.rows = [row for row in self.book.rows if row.spot in there]
         # Whoever began before a transaction failed stops at its rows, or passes over those that are negated already.
@@ -276,7 +276,7 @@ class History(RuleBasedStateMachine):
         self.readers = [*self.readers[-2:], self._reader()]
 
     def _reader(self) -> Transaction:
-        self.pointer = max(self.pointer + 1, self.desk.clock.now_ms() * TX_PER_MS)
+        self.pointer = max(self.pointer + 1, self.kit.clock.now_ms() * TX_PER_MS)
         return reader(
             self.pointer - 1,
             invalid=self.invalid,
@@ -288,7 +288,7 @@ class History(RuleBasedStateMachine):
     def fetch(self, data: st.DataObject, inclusive: bool, limit: int) -> None:
         who = data.draw(st.sampled_from([None, *self.readers]))
         start = data.draw(self._starts())
-        found = self.desk.fetch("orders", start, inclusive=inclusive, limit=limit, transaction=who)
+        found = self.kit.fetch("orders", start, inclusive=inclusive, limit=limit, transaction=who)
         assert found == self.book.fetch(self.now_ms, start, inclusive, limit, who)
 
     def _starts(self) -> st.SearchStrategy[MessageId | int | None]:
@@ -305,7 +305,7 @@ class History(RuleBasedStateMachine):
     def everybody_sees_what_they_should(self) -> None:
         self._look()
         for who in (None, self._reader()):
-            assert self.desk.fetch("orders", transaction=who) == self.book.fetch(self.now_ms, None, True, 2**31, who)
+            assert self.kit.fetch("orders", transaction=who) == self.book.fetch(self.now_ms, None, True, 2**31, who)
 
 
 class LevelDBHistory(History):

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from tests.builders import DAY, NOW_MS
-from tests.messaging.desk import named
+from tests.kit.messaging import named
 from tms_core.clock import ManualClock
 from tms_core.errors import (
     BadRequest,

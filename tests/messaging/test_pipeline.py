@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 
 from tests.builders import HOUR, MINUTE, NOW_MS
-from tests.messaging.group_desk import ORDERS, GroupDesk
+from tests.kit.messaging import ORDERS, GroupKit
 from tests.support import raising
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, TransactionEnded, TransactionExpired
 from tms_core.messaging.ids import position
@@ -36,15 +36,15 @@ AT = position(NOW_MS)
 
 
 @pytest.fixture
-def desk() -> Iterator[GroupDesk]:
-    desk = GroupDesk(MemoryStore(), MemorySide())
-    yield desk
-    desk.close()
+def kit() -> Iterator[GroupKit]:
+    kit = GroupKit(MemoryStore(), MemorySide())
+    yield kit
+    kit.close()
 
 
 @pytest.fixture
-def context(desk: GroupDesk) -> WriterContext:
-    return desk.service._writers._context
+def context(kit: GroupKit) -> WriterContext:
+    return kit.service._writers._context
 
 
 @pytest.fixture
@@ -59,35 +59,35 @@ def batch(context: WriterContext, topic: TopicMetadata) -> MessageWriteBatch:
     return batch
 
 
-def entry(desk: GroupDesk, *, rows: int = 1, **given: Any) -> PublishEntry:
+def entry(kit: GroupKit, *, rows: int = 1, **given: Any) -> PublishEntry:
     """A request in a transaction in progress, unless the test names another pointer."""
-    given.setdefault("pointer", desk.begin().write_pointer)
+    given.setdefault("pointer", kit.begin().write_pointer)
     return PublishEntry([b"x"] * rows, **given)
 
 
-def sent(desk: GroupDesk, name: str = "importer", sequence: int = 1) -> Sent:
-    generation = desk.service.producers.register(ORDERS, name, uuid4()).generation
+def sent(kit: GroupKit, name: str = "importer", sequence: int = 1) -> Sent:
+    generation = kit.service.producers.register(ORDERS, name, uuid4()).generation
     return Sent(ORDERS, name, generation, sequence)
 
 
-def pointers(desk: GroupDesk) -> list[int | None]:
-    return [value.pointer for _, value in desk.store.message.read(MESSAGES, b"", None, 100).items]
+def pointers(kit: GroupKit) -> list[int | None]:
+    return [value.pointer for _, value in kit.store.message.read(MESSAGES, b"", None, 100).items]
 
 
 @pytest.mark.parametrize(("wanted", "taken"), [("required", 1), ("forbidden", 0)])
 def test_admit_by_topic_with_rule_drops_other_entries(
-    desk: GroupDesk, context: WriterContext, wanted: str, taken: int
+    kit: GroupKit, context: WriterContext, wanted: str, taken: int
 ) -> None:
-    desk.service.update_topic(ORDERS, {"transactions": wanted})
-    entries = [entry(desk, pointer=None), entry(desk)]
+    kit.service.update_topic(ORDERS, {"transactions": wanted})
+    entries = [entry(kit, pointer=None), entry(kit)]
     assert admit_by_topic(context.topics.get(ORDERS), entries) == [entries[taken]]
     assert isinstance(entries[1 - taken].outcome, BadRequest)
 
 
-def test_admit_transactions_after_end_drops_entry(desk: GroupDesk, context: WriterContext) -> None:
-    tx = desk.begin()
-    late, open_, plain = entry(desk, pointer=tx.write_pointer), entry(desk), entry(desk, pointer=None)
-    desk.manager.abort(tx)
+def test_admit_transactions_after_end_drops_entry(kit: GroupKit, context: WriterContext) -> None:
+    tx = kit.begin()
+    late, open_, plain = entry(kit, pointer=tx.write_pointer), entry(kit), entry(kit, pointer=None)
+    kit.manager.abort(tx)
     assert admit_transactions(context, [late, open_, plain], NOW_MS) == [open_, plain]
     assert isinstance(late.outcome, TransactionEnded)
     assert (late.is_begun, open_.is_begun, plain.is_begun) == (False, True, False)
@@ -95,21 +95,21 @@ def test_admit_transactions_after_end_drops_entry(desk: GroupDesk, context: Writ
 
 @pytest.mark.parametrize("is_released", [False, True])
 def test_release_after_admission_lets_abort_be_an_abort(
-    desk: GroupDesk, context: WriterContext, is_released: bool
+    kit: GroupKit, context: WriterContext, is_released: bool
 ) -> None:
-    tx = desk.begin()
-    entries = admit_transactions(context, [entry(desk, pointer=tx.write_pointer)], NOW_MS)
+    tx = kit.begin()
+    entries = admit_transactions(context, [entry(kit, pointer=tx.write_pointer)], NOW_MS)
     if is_released:
         release(context, entries)
-    desk.manager.abort(tx)
-    assert desk.manager.visibility().is_invalid(tx.write_pointer) is not is_released
+    kit.manager.abort(tx)
+    assert kit.manager.visibility().is_invalid(tx.write_pointer) is not is_released
 
 
 def test_admit_producers_with_fenced_and_newest_drops_fenced(
-    context: WriterContext, topic: TopicMetadata, batch: MessageWriteBatch, desk: GroupDesk
+    context: WriterContext, topic: TopicMetadata, batch: MessageWriteBatch, kit: GroupKit
 ) -> None:
-    former = entry(desk, pointer=None, sent=sent(desk))
-    newest = entry(desk, pointer=None, sent=sent(desk))
+    former = entry(kit, pointer=None, sent=sent(kit))
+    newest = entry(kit, pointer=None, sent=sent(kit))
     assert admit_producers(context, topic, batch.rows, [former], NOW_MS) == []
     assert admit_producers(context, topic, batch.rows, [newest], NOW_MS) == [newest]
     assert isinstance(former.outcome, ProducerFenced)
@@ -117,11 +117,11 @@ def test_admit_producers_with_fenced_and_newest_drops_fenced(
 
 
 def test_admit_producers_with_repeated_request_gives_former_outcome(
-    context: WriterContext, topic: TopicMetadata, batch: MessageWriteBatch, desk: GroupDesk
+    context: WriterContext, topic: TopicMetadata, batch: MessageWriteBatch, kit: GroupKit
 ) -> None:
-    tx, said = desk.begin(), sent(desk)
-    written = desk.service.publish(ORDERS, [b"x"], pointer=tx.write_pointer, sent=said)
-    again = entry(desk, pointer=tx.write_pointer, sent=said)
+    tx, said = kit.begin(), sent(kit)
+    written = kit.service.publish(ORDERS, [b"x"], pointer=tx.write_pointer, sent=said)
+    again = entry(kit, pointer=tx.write_pointer, sent=said)
     assert admit_producers(context, topic, batch.rows, [again], NOW_MS) == []
     assert again.outcome == written
 
@@ -134,40 +134,40 @@ def test_place_of_plain_entries_gives_consecutive_positions(context: WriterConte
 
 
 def test_place_of_expired_transaction_drops_entry_without_gap(
-    desk: GroupDesk, context: WriterContext, batch: MessageWriteBatch
+    kit: GroupKit, context: WriterContext, batch: MessageWriteBatch
 ) -> None:
-    expired = entry(desk, rows=5, pointer=(NOW_MS - HOUR) * TX_PER_MS)
-    others = [entry(desk), entry(desk)]
+    expired = entry(kit, rows=5, pointer=(NOW_MS - HOUR) * TX_PER_MS)
+    others = [entry(kit), entry(kit)]
     assert batch.place(context.open_topics.messages(batch.topic), [others[0], expired, others[1]], AT) == others
     assert [one.first for one in others] == [AT, AT + 1]
     assert isinstance(expired.outcome, TransactionExpired)
 
 
 def test_place_beside_hidden_payloads_drops_entry(
-    desk: GroupDesk, context: WriterContext, batch: MessageWriteBatch
+    kit: GroupKit, context: WriterContext, batch: MessageWriteBatch
 ) -> None:
-    tx = desk.begin()
-    desk.service.store(ORDERS, [b"stored"], pointer=tx.write_pointer)
-    hiding = entry(desk, pointer=tx.write_pointer)
+    tx = kit.begin()
+    kit.service.store(ORDERS, [b"stored"], pointer=tx.write_pointer)
+    hiding = entry(kit, pointer=tx.write_pointer)
     assert batch.place(context.open_topics.messages(batch.topic), [hiding], AT) == []
     assert isinstance(hiding.outcome, BadRequest)
 
 
-def test_announce_writes_own_ttl_before_rows(desk: GroupDesk, context: WriterContext, batch: MessageWriteBatch) -> None:
+def test_announce_writes_own_ttl_before_rows(kit: GroupKit, context: WriterContext, batch: MessageWriteBatch) -> None:
     open_topic = context.open_topics.messages(batch.topic)
-    mortal, other = entry(desk, pointer=None, ttl_ms=MINUTE), entry(desk)
+    mortal, other = entry(kit, pointer=None, ttl_ms=MINUTE), entry(kit)
     entries = batch.place(open_topic, [mortal, other], AT)
     assert batch.announce(open_topic, entries) == entries
     assert context.expiries.keys(open_topic.prefix, None, 10).items == mortal.keys(open_topic.prefix)
     assert open_topic.mortal
-    assert pointers(desk) == []
+    assert pointers(kit) == []
 
 
 def test_announce_of_fenced_producer_drops_entry(
-    desk: GroupDesk, context: WriterContext, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch
+    kit: GroupKit, context: WriterContext, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_topic = context.open_topics.messages(batch.topic)
-    entries = [entry(desk, pointer=None, sent=sent(desk, name)) for name in "ab"]
+    entries = [entry(kit, pointer=None, sent=sent(kit, name)) for name in "ab"]
     admit_producers(context, batch.topic, batch.rows, entries, NOW_MS)
     # Another server has registered a newer instance of the first one.
     name = entries[0].admission.keys.registered if entries[0].admission else b""
@@ -183,42 +183,42 @@ def raising_for(key: bytes) -> Any:
 
 
 def test_write_that_fails_takes_back_transactions_but_no_producer(
-    desk: GroupDesk, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch
+    kit: GroupKit, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put = desk.store.message.put
+    put = kit.store.message.put
 
     def fails(rows: Any) -> None:
         put(rows)
         raise StoreError("The disk is full.")
 
-    monkeypatch.setattr(desk.store.message, "put", fails)
-    plain, alone, repeated = entry(desk, pointer=None), entry(desk), entry(desk, sent=sent(desk))
+    monkeypatch.setattr(kit.store.message, "put", fails)
+    plain, alone, repeated = entry(kit, pointer=None), entry(kit), entry(kit, sent=sent(kit))
     for at, one in enumerate([plain, alone, repeated]):
         one.first = AT + at
     with pytest.raises(StoreError):
         batch.rows.write([plain, alone, repeated])
-    assert pointers(desk) == [None, -(alone.pointer or 0), repeated.pointer]
+    assert pointers(kit) == [None, -(alone.pointer or 0), repeated.pointer]
 
 
 @pytest.mark.parametrize("can_negate", [True, False])
 def test_recheck_after_end_takes_back_and_drops(
-    desk: GroupDesk, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch, can_negate: bool
+    kit: GroupKit, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch, can_negate: bool
 ) -> None:
-    tx = desk.begin()
-    late, other = entry(desk, pointer=tx.write_pointer), entry(desk)
+    tx = kit.begin()
+    late, other = entry(kit, pointer=tx.write_pointer), entry(kit)
     late.first, other.first = AT, AT + 1
     batch.rows.write([late, other])
-    desk.manager.invalidate(tx.transaction_id)
+    kit.manager.invalidate(tx.transaction_id)
     if not can_negate:
-        monkeypatch.setattr(desk.store.message, "invert", raising(StoreError("The disk is full.")))
+        monkeypatch.setattr(kit.store.message, "invert", raising(StoreError("The disk is full.")))
     assert batch.recheck([late, other]) == [other]
     assert isinstance(late.outcome, TransactionEnded)
     assert (late.row_pointer, other.row_pointer) == (-tx.write_pointer, other.pointer)
-    assert pointers(desk) == [-tx.write_pointer if can_negate else tx.write_pointer, other.pointer]
+    assert pointers(kit) == [-tx.write_pointer if can_negate else tx.write_pointer, other.pointer]
 
 
-def test_publish_gives_rows_of_transactions_as_outcome(desk: GroupDesk, batch: MessageWriteBatch) -> None:
-    inside, outside = entry(desk, rows=2), entry(desk, pointer=None)
+def test_publish_gives_rows_of_transactions_as_outcome(kit: GroupKit, batch: MessageWriteBatch) -> None:
+    inside, outside = entry(kit, rows=2), entry(kit, pointer=None)
     inside.first, outside.first = AT, AT + 2
     batch.publish([inside, outside])
     assert inside.outcome == RollbackRange(inside.pointer or 0, NOW_MS, 0, NOW_MS, 1)
@@ -226,40 +226,40 @@ def test_publish_gives_rows_of_transactions_as_outcome(desk: GroupDesk, batch: M
 
 
 def test_process_of_plain_batch_enters_no_stage_of_transactions(
-    batch: MessageWriteBatch, desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+    batch: MessageWriteBatch, kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for stage in ("admit", "announce", "recheck", "publish"):
         monkeypatch.setattr(batch, stage, raising(AssertionError(stage)))
     for stage in ("admit_by_topic", "is_in_time", "is_late", "release", "shows_all"):
         monkeypatch.setattr(pipeline, stage, raising(AssertionError(stage)))
     batch.process([PublishEntry([b"a"]), PublishEntry([b"b"])])
-    assert pointers(desk) == [None, None]
+    assert pointers(kit) == [None, None]
 
 
 def test_process_that_fails_after_refusal_keeps_its_error(
-    desk: GroupDesk, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch
+    kit: GroupKit, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tx = desk.begin()
-    refused, other = entry(desk, pointer=tx.write_pointer), entry(desk)
-    desk.manager.abort(tx)
-    monkeypatch.setattr(desk.store.message, "put", raising(StoreError("The disk is full.")))
+    tx = kit.begin()
+    refused, other = entry(kit, pointer=tx.write_pointer), entry(kit)
+    kit.manager.abort(tx)
+    monkeypatch.setattr(kit.store.message, "put", raising(StoreError("The disk is full.")))
     with pytest.raises(StoreError):
         batch.process([refused, other])
     assert str(refused.outcome) == str(ended(tx.write_pointer))
     assert not other.is_dropped
 
 
-def test_place_of_payloads_puts_repeated_request_where_it_was(desk: GroupDesk, context: WriterContext) -> None:
-    tx, said = desk.begin(), sent(desk)
-    desk.service.store(ORDERS, [b"x"], pointer=tx.write_pointer, sent=said)
-    [key] = desk.store.payload.read(KEYS, b"", None, 10).items
-    desk.store.payload.delete([key])
-    desk.restart()
-    context = desk.service._writers._context
+def test_place_of_payloads_puts_repeated_request_where_it_was(kit: GroupKit, context: WriterContext) -> None:
+    tx, said = kit.begin(), sent(kit)
+    kit.service.store(ORDERS, [b"x"], pointer=tx.write_pointer, sent=said)
+    [key] = kit.store.payload.read(KEYS, b"", None, 10).items
+    kit.store.payload.delete([key])
+    kit.restart()
+    context = kit.service._writers._context
     batch = PayloadWriteBatch(context, context.topics.get(ORDERS))
     batch.now_ms = NOW_MS
-    again = entry(desk, pointer=tx.write_pointer, sent=said)
+    again = entry(kit, pointer=tx.write_pointer, sent=said)
     entries = batch.admit([again])
     assert batch.place(entries) == [again]
     batch.rows.write(entries)
-    assert desk.store.payload.read(KEYS, b"", None, 10).items == [key]
+    assert kit.store.payload.read(KEYS, b"", None, 10).items == [key]

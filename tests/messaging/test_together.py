@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, janitor, watch
-from tests.messaging.desk import HOUR_SECONDS, PATIENCE_SECONDS, Desk, P, named, reader
+from tests.kit.messaging import HOUR_SECONDS, PATIENCE_SECONDS, Kit, P, named, reader
 from tms_core.clock import SystemClock
 from tms_core.errors import TopicNotFound, Unavailable
 from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
@@ -28,12 +28,12 @@ PRODUCERS, REQUESTS = 6, 40
 
 
 @pytest.fixture(params=["cached", "stored"])
-def service(desk: Desk, request: pytest.FixtureRequest) -> MessagingService:
+def service(kit: Kit, request: pytest.FixtureRequest) -> MessagingService:
     """A service whose clock runs."""
-    desk.service.close()
+    kit.service.close()
     cache_bytes = 1 << 16 if request.param == "cached" else 0
-    desk.service = MessagingService(desk.store, SystemClock(), ServiceOptions(cache_bytes=cache_bytes), side=desk.side)
-    return desk.service
+    kit.service = MessagingService(kit.store, SystemClock(), ServiceOptions(cache_bytes=cache_bytes), side=kit.side)
+    return kit.service
 
 
 def fetch(
@@ -50,9 +50,9 @@ def all_at_once(works: list[Callable[[], object]]) -> None:
 
 
 def test_given_many_producers_and_consumers_then_all_see_every_message_once_and_in_the_same_order(
-    service: MessagingService, desk: Desk
+    service: MessagingService, kit: Kit
 ) -> None:
-    desk.create("other")
+    kit.create("other")
     produced = Event()
 
     def produce(producer: int) -> None:
@@ -117,7 +117,7 @@ def test_given_many_transactions_when_each_stores_and_publishes_then_each_finds_
     ]
 
 
-def test_given_requests_that_queue_up_when_written_then_one_batch_has_them_all(desk: Desk) -> None:
+def test_given_requests_that_queue_up_when_written_then_one_batch_has_them_all(kit: Kit) -> None:
     writing, go = Event(), Event()
     batches: list[int] = []
 
@@ -127,23 +127,23 @@ def test_given_requests_that_queue_up_when_written_then_one_batch_has_them_all(d
             writing.set()
             assert go.wait(PATIENCE_SECONDS)
 
-    watch(desk.store, before=wait)
-    first = desk.service.submit_publish(named("orders"), [b"first"], pointer=None)
+    watch(kit.store, before=wait)
+    first = kit.service.submit_publish(named("orders"), [b"first"], pointer=None)
     assert writing.wait(PATIENCE_SECONDS)
-    others = [desk.service.submit_publish(named("orders"), [b"x", b"y"], pointer=None) for _ in range(10)]
-    large = desk.service.submit_publish(named("orders"), [bytes(9 << 20)], pointer=None)
-    last = desk.service.submit_publish(named("orders"), [b"last"], pointer=None)
-    assert desk.service.workers.requests == 13
+    others = [kit.service.submit_publish(named("orders"), [b"x", b"y"], pointer=None) for _ in range(10)]
+    large = kit.service.submit_publish(named("orders"), [bytes(9 << 20)], pointer=None)
+    last = kit.service.submit_publish(named("orders"), [b"last"], pointer=None)
+    assert kit.service.workers.requests == 13
     go.set()
     for answer in (first, *others, large, last):
         answer.result(PATIENCE_SECONDS)
     assert batches == [1, 21, 1]
 
 
-def test_given_a_topic_that_hangs_when_others_are_written_then_they_do_not_wait(desk: Desk) -> None:
-    desk.create("other")
+def test_given_a_topic_that_hangs_when_others_are_written_then_they_do_not_wait(kit: Kit) -> None:
+    kit.create("other")
     writing, go = Event(), Event()
-    put = desk.store.message.put
+    put = kit.store.message.put
 
     def hang(rows: object) -> None:
         if not writing.is_set():
@@ -151,67 +151,67 @@ def test_given_a_topic_that_hangs_when_others_are_written_then_they_do_not_wait(
             assert go.wait(PATIENCE_SECONDS)
         put(rows)  # type: ignore[arg-type]
 
-    desk.store.message.put = hang  # type: ignore[method-assign]
-    hanging = desk.service.submit_publish(named("orders"), [b"a"], pointer=None)
+    kit.store.message.put = hang  # type: ignore[method-assign]
+    hanging = kit.service.submit_publish(named("orders"), [b"a"], pointer=None)
     assert writing.wait(PATIENCE_SECONDS)
-    desk.publish("other", b"b")
+    kit.publish("other", b"b")
     assert not hanging.done()
-    assert desk.payloads("other") == [b"b"]
+    assert kit.payloads("other") == [b"b"]
     go.set()
     hanging.result(PATIENCE_SECONDS)
 
 
-def test_given_a_line_that_is_being_opened_again_when_published_then_that_waits_until_it_is(desk: Desk) -> None:
-    desk.publish("orders", b"a")
+def test_given_a_line_that_is_being_opened_again_when_published_then_that_waits_until_it_is(kit: Kit) -> None:
+    kit.publish("orders", b"a")
     theirs = MessageKey(named("orders"), 1, NOW_MS, 1).pack()
-    desk.store.message.put([(theirs, MessageValue(None, b"theirs"))])
-    desk.service.forget()
+    kit.store.message.put([(theirs, MessageValue(None, b"theirs"))])
+    kit.service.forget()
     opening, go = Event(), Event()
-    read = desk.store.message.read
+    read = kit.store.message.read
 
     def slowly(*arguments: Any) -> Page[Any]:
         opening.set()
         assert go.wait(PATIENCE_SECONDS)
         return read(*arguments)
 
-    desk.store.message.read = slowly  # type: ignore[method-assign, assignment]
+    kit.store.message.read = slowly  # type: ignore[method-assign, assignment]
     with ThreadPoolExecutor(1) as threads:
-        fetching = threads.submit(desk.payloads)
+        fetching = threads.submit(kit.payloads)
         assert opening.wait(PATIENCE_SECONDS)
-        publishing = desk.service.submit_publish(named("orders"), [b"b"], pointer=None)
+        publishing = kit.service.submit_publish(named("orders"), [b"b"], pointer=None)
         with suppress(TimeoutError):
             publishing.result(0.2)
         go.set()
         publishing.result(PATIENCE_SECONDS)
         assert fetching.result(PATIENCE_SECONDS)[:2] == [b"a", b"theirs"]
-    assert desk.payloads() == [b"a", b"theirs", b"b"]
+    assert kit.payloads() == [b"a", b"theirs", b"b"]
 
 
 def test_given_more_transactions_than_are_remembered_when_they_store_then_nothing_is_overwritten(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_topics, "_KNOWN_POINTERS", 2)
     for round_number in range(3):
         for number in range(4):
-            desk.put("orders", P + number, b"%d %d" % (number, round_number))
-    desk.publish("orders", pointer=P + 1)
-    assert desk.payloads() == [b"1 0", b"1 1", b"1 2"]
+            kit.put("orders", P + number, b"%d %d" % (number, round_number))
+    kit.publish("orders", pointer=P + 1)
+    assert kit.payloads() == [b"1 0", b"1 1", b"1 2"]
 
 
-def test_given_a_service_when_its_block_ends_then_it_is_closed(desk: Desk) -> None:
-    with desk.serve() as service:
+def test_given_a_service_when_its_block_ends_then_it_is_closed(kit: Kit) -> None:
+    with kit.serve() as service:
         service.publish(named("orders"), [b"a"])
     with pytest.raises(Unavailable):
         service.publish(named("orders"), [b"b"])
 
 
-def test_given_names_of_no_topic_when_published_to_then_nothing_is_left_of_them(desk: Desk) -> None:
+def test_given_names_of_no_topic_when_published_to_then_nothing_is_left_of_them(kit: Kit) -> None:
     for number in range(20):
         with pytest.raises(TopicNotFound):
-            desk.publish(f"none{number}", b"a")
+            kit.publish(f"none{number}", b"a")
         with pytest.raises(TopicNotFound):
-            desk.put(f"none{number}", P, b"a")
-    desk.service.close()
+            kit.put(f"none{number}", P, b"a")
+    kit.service.close()
     gc.collect()
     left = [item for item in gc.get_objects() if isinstance(item, Queue) and item.topic.topic.startswith("none")]
     assert left == []
@@ -221,56 +221,56 @@ def test_given_names_of_no_topic_when_published_to_then_nothing_is_left_of_them(
 
 
 def test_given_a_transaction_longer_than_the_ttl_when_swept_then_its_payloads_live_as_long_as_their_message(
-    desk: Desk,
+    kit: Kit,
 ) -> None:
-    desk.restart(max_lifetime_seconds=HOUR_SECONDS)
-    desk.create("short", ttl="60")
-    snapshots = Snapshots(desk.clock, in_progress=[P])
-    rig = janitor(desk.store, clock=desk.clock, snapshots=snapshots, hold_seconds=0)
+    kit.restart(max_lifetime_seconds=HOUR_SECONDS)
+    kit.create("short", ttl="60")
+    snapshots = Snapshots(kit.clock, in_progress=[P])
+    rig = janitor(kit.store, clock=kit.clock, snapshots=snapshots, hold_seconds=0)
     rig.engine.run_once(adopt=True)
-    desk.put("short", P, b"a", b"b")
+    kit.put("short", P, b"a", b"b")
     for _ in range(10):
-        desk.clock.advance(MINUTE)
+        kit.clock.advance(MINUTE)
         rig.engine.run_once()
-    desk.put("short", P, b"c")
-    reference = desk.publish("short", pointer=P)
+    kit.put("short", P, b"c")
+    reference = kit.publish("short", pointer=P)
     snapshots.in_progress = []
     for moment_ms in (0, MINUTE):
-        desk.clock.advance(moment_ms)
+        kit.clock.advance(moment_ms)
         rig.engine.run_once()
-        assert desk.payloads("short", transaction=reader()) == [b"a", b"b", b"c"]
-    assert reference.start_ms == desk.clock.now_ms() - MINUTE
-    desk.clock.advance(1)
+        assert kit.payloads("short", transaction=reader()) == [b"a", b"b", b"c"]
+    assert reference.start_ms == kit.clock.now_ms() - MINUTE
+    kit.clock.advance(1)
     rig.engine.run_once()
-    assert desk.payloads("short") == []
-    assert desk.store.message.read(KEYS, b"", None, 10).items == []
-    assert desk.store.payload.read(KEYS, b"", None, 10).items == []
+    assert kit.payloads("short") == []
+    assert kit.store.message.read(KEYS, b"", None, 10).items == []
+    assert kit.store.payload.read(KEYS, b"", None, 10).items == []
 
 
 def test_given_a_message_rolled_back_when_swept_then_plain_readers_keep_its_payloads_as_long_as_it_is_there(
-    desk: Desk,
+    kit: Kit,
 ) -> None:
-    desk.create("short", ttl="60")
-    rig = janitor(desk.store, clock=desk.clock, hold_seconds=0)
+    kit.create("short", ttl="60")
+    rig = janitor(kit.store, clock=kit.clock, hold_seconds=0)
     rig.engine.run_once(adopt=True)
-    desk.put("short", P, b"a")
-    desk.clock.advance(50 * SECOND)
-    desk.service.rollback(named("short"), desk.publish("short", pointer=P))
-    desk.clock.advance(50 * SECOND)
+    kit.put("short", P, b"a")
+    kit.clock.advance(50 * SECOND)
+    kit.service.rollback(named("short"), kit.publish("short", pointer=P))
+    kit.clock.advance(50 * SECOND)
     rig.engine.run_once()
-    assert desk.payloads("short") == [b"a"]
-    assert desk.payloads("short", transaction=reader()) == []
+    assert kit.payloads("short") == [b"a"]
+    assert kit.payloads("short", transaction=reader()) == []
 
 
 def test_given_the_last_moment_at_which_a_transaction_may_write_when_swept_then_its_payloads_are_found(
-    desk: Desk,
+    kit: Kit,
 ) -> None:
-    desk.create("short", ttl="1")
+    kit.create("short", ttl="1")
     old = (NOW_MS - HOUR + 1) * 1_000_000
-    desk.put("short", old, b"a")
-    assert desk.publish("short", pointer=old) == RollbackRange(old, NOW_MS, 0, NOW_MS, 0)
-    rig = janitor(desk.store, clock=desk.clock, hold_seconds=0)
+    kit.put("short", old, b"a")
+    assert kit.publish("short", pointer=old) == RollbackRange(old, NOW_MS, 0, NOW_MS, 0)
+    rig = janitor(kit.store, clock=kit.clock, hold_seconds=0)
     rig.engine.run_once(adopt=True)
-    desk.clock.advance(SECOND)
+    kit.clock.advance(SECOND)
     rig.engine.run_once()
-    assert desk.payloads("short") == [b"a"]
+    assert kit.payloads("short") == [b"a"]

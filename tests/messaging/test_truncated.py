@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import NOW_MS
-from tests.messaging.group_desk import GROUP, ORDERS, GroupDesk, opened
+from tests.kit.messaging import GROUP, ORDERS, GroupKit, group_kit
 from tests.messaging.test_producers import BILLS, Instance
 from tms_core.errors import StoreError
 from tms_core.messaging.producers.rows import TransactionOutcome
@@ -25,8 +25,8 @@ LATER_MS = NOW_MS + 60_000
 
 
 @pytest.fixture(params=["memory", "leveldb"])
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupDesk]:
-    with opened(request.param, tmp_path) as made:
+def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupKit]:
+    with group_kit(request.param, tmp_path) as made:
         made.service.close()
         made.manager.close()
         made.manager = TransactionManager(MemoryStorage(), made.clock, release=partial(release_rows, made.side))
@@ -60,84 +60,84 @@ WAYS = [by_id, before_now, before_a_later_time, reset]
 
 @pytest.mark.parametrize("way", WAYS)
 def test_claims_of_an_id_that_leaves_the_list_come_again(
-    desk: GroupDesk, caplog: pytest.LogCaptureFixture, way: Callable[[TransactionManager, Transaction], object]
+    kit: GroupKit, caplog: pytest.LogCaptureFixture, way: Callable[[TransactionManager, Transaction], object]
 ) -> None:
-    desk.publish(b"a", b"b")
-    done, dead = desk.begin(), desk.begin()
-    assert desk.any(done, limit=1) == [b"a"]
-    assert desk.any(dead) == [b"b"]
-    desk.commit(done)
-    desk.time_out(dead)
+    kit.publish(b"a", b"b")
+    done, dead = kit.begin(), kit.begin()
+    assert kit.any(done, limit=1) == [b"a"]
+    assert kit.any(dead) == [b"b"]
+    kit.commit(done)
+    kit.time_out(dead)
     with caplog.at_level(logging.INFO):
-        assert way(desk.manager, dead)
-    assert desk.manager.status(dead.transaction_id) == "ended"
+        assert way(kit.manager, dead)
+    assert kit.manager.status(dead.transaction_id) == "ended"
     assert "1 claims of groups and 0 transactions of producers were given up" in caplog.text
     # What was committed is not given out again.
-    assert desk.any(desk.begin()) == [b"b"]
+    assert kit.any(kit.begin()) == [b"b"]
 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_producer_of_an_id_that_leaves_the_list_is_told_that_it_is_aborted(
-    desk: GroupDesk, way: Callable[[TransactionManager, Transaction], object]
+    kit: GroupKit, way: Callable[[TransactionManager, Transaction], object]
 ) -> None:
-    one, tx = Instance(desk), desk.begin()
+    one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx, label="file 1")
-    desk.time_out(tx)
-    assert way(desk.manager, tx)
-    former = Instance(desk).former
+    kit.time_out(tx)
+    assert way(kit.manager, tx)
+    former = Instance(kit).former
     assert former is not None
     assert former.outcome is TransactionOutcome.ABORTED
 
 
-def test_reset_gives_up_claims_of_transactions_in_progress(desk: GroupDesk) -> None:
-    desk.publish(b"a")
-    tx = desk.begin()
-    assert desk.poll(tx) == [b"a"]
-    desk.manager.reset()
-    assert desk.poll(desk.begin()) == [b"a"]
+def test_reset_gives_up_claims_of_transactions_in_progress(kit: GroupKit) -> None:
+    kit.publish(b"a")
+    tx = kit.begin()
+    assert kit.poll(tx) == [b"a"]
+    kit.manager.reset()
+    assert kit.poll(kit.begin()) == [b"a"]
 
 
-def test_truncation_that_cannot_give_up_claims_takes_no_id_off(desk: GroupDesk) -> None:
-    desk.publish(b"a")
-    tx = desk.begin()
-    assert desk.poll(tx) == [b"a"]
-    desk.time_out(tx)
+def test_truncation_that_cannot_give_up_claims_takes_no_id_off(kit: GroupKit) -> None:
+    kit.publish(b"a")
+    tx = kit.begin()
+    assert kit.poll(tx) == [b"a"]
+    kit.time_out(tx)
 
     def fails(_: object) -> None:
         raise StoreError("the disk is full")
 
-    desk.manager._release = fails
-    for change in (*(partial(way, desk.manager, tx) for way in WAYS),):
+    kit.manager._release = fails
+    for change in (*(partial(way, kit.manager, tx) for way in WAYS),):
         with pytest.raises(StoreError):
             change()
-        assert desk.manager.status(tx.transaction_id) == "invalid"
+        assert kit.manager.status(tx.transaction_id) == "invalid"
 
 
 @pytest.mark.parametrize("way", [by_id, before_now, before_a_later_time])
 def test_truncation_leaves_an_id_that_is_being_written_with(
-    desk: GroupDesk, way: Callable[[TransactionManager, Transaction], object]
+    kit: GroupKit, way: Callable[[TransactionManager, Transaction], object]
 ) -> None:
-    tx, other = desk.begin(), desk.begin()
-    assert desk.manager.begin_write(tx.transaction_id)
+    tx, other = kit.begin(), kit.begin()
+    assert kit.manager.begin_write(tx.transaction_id)
     for one in (tx, other):
-        desk.time_out(one)
+        kit.time_out(one)
     # Its claim is on its way to the disk, and would count behind this.
-    way(desk.manager, tx)
-    assert desk.manager.status(tx.transaction_id) == "invalid"
-    desk.manager.end_write(tx.transaction_id)
-    assert way(desk.manager, tx)
-    assert desk.manager.status(tx.transaction_id) == "ended"
+    way(kit.manager, tx)
+    assert kit.manager.status(tx.transaction_id) == "invalid"
+    kit.manager.end_write(tx.transaction_id)
+    assert way(kit.manager, tx)
+    assert kit.manager.status(tx.transaction_id) == "ended"
 
 
-def test_truncation_of_ids_that_are_not_listed_gives_up_nothing(desk: GroupDesk) -> None:
-    desk.publish(b"a")
-    tx = desk.begin()
-    assert desk.poll(tx) == [b"a"]
-    assert not desk.manager.truncate_invalid([tx.transaction_id, 7])
-    assert not desk.manager.truncate_invalid_before(1)
-    desk.commit(tx)
-    assert not desk.manager.truncate_invalid([tx.transaction_id])
-    assert desk.service.consumers.get(ORDERS, GROUP).id == desk.ids()[-1]
+def test_truncation_of_ids_that_are_not_listed_gives_up_nothing(kit: GroupKit) -> None:
+    kit.publish(b"a")
+    tx = kit.begin()
+    assert kit.poll(tx) == [b"a"]
+    assert not kit.manager.truncate_invalid([tx.transaction_id, 7])
+    assert not kit.manager.truncate_invalid_before(1)
+    kit.commit(tx)
+    assert not kit.manager.truncate_invalid([tx.transaction_id])
+    assert kit.service.consumers.get(ORDERS, GROUP).id == kit.ids()[-1]
 
 
 def test_release_of_rows_reads_no_manager_and_changes_nothing_of_others() -> None:

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from tests.builders import NOW_MS, SECOND, pointer
-from tests.messaging.desk import reader
+from tests.kit.messaging import reader
 from tests.server.test_leadership import DELAY_SECONDS, SECONDS, Node
 from tests.support import raising
 from tests.tables.test_lease import Cell

@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from tests.builders import NOW_MS, pointer
-from tests.messaging.desk import reader
+from tests.kit.messaging import reader
 from tests.server.test_fenced import TOPIC, Server, Site
 from tms_core.errors import BadRequest, StoreError, StoreUnavailable
 from tms_core.messaging.model import FetchRequest

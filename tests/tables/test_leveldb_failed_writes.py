@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.builders import NOW_MS
-from tests.messaging.desk import P, leveldb, named, reader
+from tests.kit.messaging import P, leveldb, named, reader
 from tests.support import raising
 from tests.tables.conftest import Child
 from tms_core.errors import StoreError, TopicNotFound, WriteRefused
@@ -395,34 +395,34 @@ def test_given_something_that_is_no_row_when_put_then_whoever_waited_with_it_is_
 def test_given_a_disk_that_was_full_for_a_while_when_published_then_consumers_see_what_was_acknowledged_and_no_more(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    desk = leveldb(tmp_path)
-    desk.create("orders")
-    desk.publish("orders", b"a", pointer=P)
-    desk.put("orders", P, b"b")
+    kit = leveldb(tmp_path)
+    kit.create("orders")
+    kit.publish("orders", b"a", pointer=P)
+    kit.put("orders", P, b"b")
     disk.failing = True
     uses: list[Callable[[], object]] = [
-        lambda: desk.publish("orders", b"not", pointer=P + 1),
-        lambda: desk.publish("orders", b"not"),
-        lambda: desk.publish("orders", b"not", ttl=5),
-        lambda: desk.put("orders", P, b"not"),
-        lambda: desk.service.rollback(named("orders"), RollbackRange(P, 0, 0, NOW_MS, 65_535)),
-        lambda: desk.create("other"),
+        lambda: kit.publish("orders", b"not", pointer=P + 1),
+        lambda: kit.publish("orders", b"not"),
+        lambda: kit.publish("orders", b"not", ttl=5),
+        lambda: kit.put("orders", P, b"not"),
+        lambda: kit.service.rollback(named("orders"), RollbackRange(P, 0, 0, NOW_MS, 65_535)),
+        lambda: kit.create("other"),
     ]
     with monkeypatch.context() as patched:
         patched.setattr(leveldb_handle, "_require_room", full)
         for use in uses:
             with pytest.raises(StoreError):
                 use()
-        assert desk.payloads() == [b"a"]
+        assert kit.payloads() == [b"a"]
     disk.failing = False
-    desk.publish("orders", b"c")
-    desk.publish("orders", b"d", ttl=5)
-    desk.publish("orders", pointer=P)
+    kit.publish("orders", b"c")
+    kit.publish("orders", b"d", ttl=5)
+    kit.publish("orders", pointer=P)
     expected = [b"a", b"c", b"d", b"b"]
-    assert desk.payloads() == expected
-    assert desk.payloads(transaction=reader()) == expected
-    assert desk.service.topics("default") == ["orders"]
-    desk.close()
+    assert kit.payloads() == expected
+    assert kit.payloads(transaction=reader()) == expected
+    assert kit.service.topics("default") == ["orders"]
+    kit.close()
     again = leveldb(tmp_path)
     assert again.payloads() == expected
     again.close()

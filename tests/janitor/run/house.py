@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from tests.builders import DAY, NOW_MS, Rig, janitor
-from tests.messaging.group_desk import ORDERS
+from tests.kit.messaging import ORDERS
 from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.tables.memory import MemoryStore

@@ -13,7 +13,7 @@ from janitor.report import Report
 from janitor.rules.policy import Hold, Rule
 from tests.builders import DAY, HOUR, watch
 from tests.janitor.run.house import ServedStore
-from tests.messaging.group_desk import GROUP, ORDERS, READ_NONE
+from tests.kit.messaging import GROUP, ORDERS, READ_NONE
 from tests.support import raising
 from tms_core.consumers.retention import announce, announced
 from tms_core.errors import StoreError
