@@ -29,11 +29,11 @@ def test_the_page_lists_every_method_that_is_served() -> None:
 
 def test_the_page_has_the_limits() -> None:
     said = section("Transport")
-    assert f"{MAX_CONNECTIONS:,}, and no more than a quarter of the files" in said
+    assert f"{MAX_CONNECTIONS:,}, and at most a quarter of the process's open files" in said
     assert f"within {REQUEST_SECONDS} s, or" in said
     assert f"the next {LARGE_BYTES >> 10} KiB do not come within {LARGE_SECONDS} s" in said
     assert f"{MAX_UNREAD_BYTES >> 20} MiB" in said
-    assert f"their first {MAX_CLIENT_CHARACTERS} characters" in section("Different on purpose")
+    assert f"their first {MAX_CLIENT_CHARACTERS} characters" in section("Intended differences")
 
 
 def test_the_page_quotes_what_the_program_says() -> None:
@@ -41,7 +41,7 @@ def test_the_page_quotes_what_the_program_says() -> None:
     # Texts are broken over lines and have values in them.
     source = " ".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")) for path in files)
     source = re.sub(r"\{[^{}]*\}", "…", source)
-    quoted = re.findall(r"^\| `([^`]+)` \|", section("When it says …"), flags=re.MULTILINE)
+    quoted = re.findall(r"^\| `([^`]+)` \|", section("Messages of the transaction manager"), flags=re.MULTILINE)
     assert len(quoted) == 9
     for message in quoted:
         pieces = [piece.strip(" .:") for piece in message.split("…")]
