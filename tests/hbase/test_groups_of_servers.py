@@ -18,9 +18,8 @@ from tests.hbase.publishers import KINDS, PARTITIONS, Publisher
 from tests.hbase.tables import Tables
 from tests.hbase.test_two_servers import until
 from tests.server.client import Client
-from tests.server.group_worker import BILLS, ORDERS
+from tests.server.group_worker import BILLS, ORDERS, billed, bills, worker
 from tests.server.process import Serve
-from tests.server.test_group_kill import billed, bills, worker
 from tests.support import free_port, size
 from tms_core import client as library
 from tms_core.clock import SystemClock

@@ -5,12 +5,18 @@ python -m tests.server.group_worker URL HOST:PORT [idle seconds]
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import time
 
+from tests.server.client import PATIENCE_SECONDS
+from tests.server.process import Serve
 from tms_core.client import Client
 
 ORDERS, BILLS, GROUP = "default:orders", "default:bills", "billing"
 TIMEOUT_SECONDS = 2
+#: After how long without an order a last worker ends, in seconds: longer than a transaction that was left open.
+IDLE_SECONDS = 4
 
 
 def main(url: str, transactions: str, idle_seconds: float | None) -> None:
@@ -21,6 +27,25 @@ def main(url: str, transactions: str, idle_seconds: float | None) -> None:
         )
         for tx, batch in work:
             tx.publish(BILLS, [order.payload for order in batch])
+
+
+def worker(server: Serve, *more: str) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "tests.server.group_worker", server.url, server.transactions, *more]
+    return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def bills(server: Serve) -> list[bytes]:
+    with Client(server.url, transactions=server.transactions) as client, client.transaction() as tx:
+        return [message.payload for message in tx.poll(BILLS)]
+
+
+def billed(server: Serve, orders: int) -> list[bytes]:
+    """All bills, once there are enough and no order has come again for as long as a transaction may be left open."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        assert worker(server, str(IDLE_SECONDS)).wait(timeout=PATIENCE_SECONDS) == 0
+        if len(found := bills(server)) >= orders or time.monotonic() > until:
+            return found
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from tests.server.client import PATIENCE_SECONDS
 TMS = Path(sys.executable).with_name("tms")
 
 
-def configure(folder: Path, **server: Any) -> Path:
-    """A settings file for a store in ``folder``; free ports unless ``server`` says otherwise."""
+def configure(folder: Path, *, thrift_port: object = 0, **server: Any) -> Path:
+    """A settings file for a store in ``folder``; free ports unless the arguments set them."""
     path = folder / "tms.yaml"
     settings = {
         "storage": {"leveldb": {"path": str(folder / "messaging")}},
-        "transactions": {"directory": str(folder / "tx"), "thrift": "127.0.0.1:0"},
+        "transactions": {"directory": str(folder / "tx"), "thrift": f"127.0.0.1:{thrift_port}"},
         "server": {"port": 0, **server},
         "janitor": {"every_seconds": 1, "hold_seconds": 0, "state": str(folder / "state"), "http": {"port": 0}},
     }

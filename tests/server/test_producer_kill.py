@@ -8,9 +8,8 @@ import time
 from pathlib import Path
 
 from tests.server.client import PATIENCE_SECONDS
-from tests.server.process import Serve
-from tests.server.test_group_kill import configured
-from tests.support import size
+from tests.server.process import Serve, configure
+from tests.support import free_port, size
 from tms_core.client import Client, MessagingError, Options, Producer, Retry, TransactionError
 
 TOPIC = "default:bills"
@@ -60,7 +59,7 @@ class Publishing(threading.Thread):
 def test_given_producers_and_a_server_that_is_killed_then_each_message_is_there_once_and_in_order(
     tmp_path: Path,
 ) -> None:
-    chance, config = random.Random(7), configured(tmp_path)
+    chance, config = random.Random(7), configure(tmp_path, port=free_port(), thrift_port=free_port())
     server = Serve(config)
     try:
         with Client(server.url) as client:
