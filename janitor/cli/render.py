@@ -126,7 +126,7 @@ def print_report(
     if report.boundary is not None:
         out.print(f"proven clean up to transaction {report.boundary} ({moment(report.boundary // 10**6)})")
     if report.truncated:
-        out.print(f"{report.truncated:,} transactions taken off the invalid list")
+        out.print(f"{report.truncated:,} transactions removed from the invalid list")
     for note in report.guards:
         out.print(guard_line(note.guard, complete(note.message), tripped=note.tripped))
     for error in report.errors:

@@ -123,13 +123,13 @@ def _fate(answer: Why, found: Found, arguments: str) -> str:
     else:
         due = "is due for its generation" if fate.due_ms is None else _due(fate, answer.now_ms)
     if fate.action == "delete":
-        return f"{due}; the next run takes it"
+        return f"{due}; the next run deletes it"
     if fate.reason in _WAITING:
         when = f", {render.moment(fate.goes_ms)} at the earliest" if fate.goes_ms else ""
         return f"{due}, but stays as long as {_WAITING[fate.reason]} (rule L5){when}{_hold(answer, fate, arguments)}"
     later = ""
     if fate.hold is None and fate.goes_ms is not None and fate.goes_ms != fate.due_ms:
-        later = f", but goes with its message: {render.moment(fate.goes_ms)} at the earliest"
+        later = f", but is deleted with its message: {render.moment(fate.goes_ms)} at the earliest"
     return f"{due}{later}{_hold(answer, fate, arguments)}"
 
 
@@ -172,17 +172,17 @@ def _hold(answer: Why, fate: Fate, arguments: str) -> str:
 
 def _missing(answer: Why, missing: Missing) -> Iterator[str]:
     what = "the message" if missing.table == "message" else "its stored payload"
-    yield f"{what} is not there"
+    yield f"{what} does not exist"
     for trace in missing.taken[:NAMED_RUNS]:
-        yield f"  {'taken, if it was there,' if trace.certain else 'perhaps taken'} by {_run(trace)}"
+        yield f"  {'deleted, if it existed,' if trace.certain else 'perhaps deleted'} by {_run(trace)}"
     if len(missing.taken) > NAMED_RUNS:
-        yield f"  and {len(missing.taken) - NAMED_RUNS} runs more, all of them with --format json"
+        yield f"  and {len(missing.taken) - NAMED_RUNS} more runs; --format json lists all"
     since_ms = answer.ledger_reach.complete_since_ms
-    known = "this state does not say since when it has records"
+    known = "the start of this state's records is unknown"
     if since_ms is not None:
-        known = f"the state has what was deleted since {render.moment(since_ms)}"
+        known = f"the state has all deletions since {render.moment(since_ms)}"
     if not missing.taken:
-        yield f"  no run is known to have taken it: {known}; it went before, was deleted by CDAP, or never was there"
+        yield f"  no known run deleted it: {known}; it was deleted earlier or by CDAP, or never existed"
 
 
 def _run(trace: Trace) -> str:
@@ -195,5 +195,5 @@ def _run(trace: Trace) -> str:
         if entry.snapshot_timestamp_ms is None
         else (f"the snapshot of {render.moment(entry.snapshot_timestamp_ms)}")
     )
-    died = "; that run died, or goes on" if entry.rows is None else ""
+    died = "; that run died, or is still running" if entry.rows is None else ""
     return f"run {entry.run_id}, {render.moment(entry.at_ms)}, as {how}, with {snapshot}{died}"

@@ -174,7 +174,7 @@ def invalidate(options: CommandOptions, transaction_ids: tuple[int, ...]) -> Non
 
 @tx.command("abort")
 @click.argument("transaction_id", metavar="ID", type=TransactionId)
-@click.option("--yes", is_flag=True, help="Do not ask: what it wrote has been taken back.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; its writes are rolled back.")
 @common
 def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
     """Abort a transaction whose writes were rolled back.

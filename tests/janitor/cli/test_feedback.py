@@ -55,7 +55,7 @@ def test_given_a_transaction_service_when_run_then_what_is_proven_leaves_its_lis
     site.set(settings(source, address))
     done = site.janitor("run --once --adopt")
     assert done.code == 0, done.err
-    assert "1 transactions taken off the invalid list" in done.out
+    assert "1 transactions removed from the invalid list" in done.out
     assert manager.invalid_size() == 0
     assert site.janitor("inspect message --format json").json["counts"]["rolled_back"] == 1
     site.snapshot(invalid=())

@@ -307,8 +307,8 @@ APPROVE = "or at once with: janitor approve default:orders --config janitor.yaml
     ("fate", "words"),
     [
         (LIVE, EXPIRES),
-        (Fate("delete", None, Rule.EXPIRED, DUE_MS), f"{EXPIRED}; the next run takes it"),
-        (Fate("delete", None, Rule.OLD_GENERATION), "is due for its generation; the next run takes it"),
+        (Fate("delete", None, Rule.EXPIRED, DUE_MS), f"{EXPIRED}; the next run deletes it"),
+        (Fate("delete", None, Rule.OLD_GENERATION), "is due for its generation; the next run deletes it"),
         (
             replace(HELD, hold=Hold.FRONTIER, goes_ms=NOW_MS + HOUR, until_ms=NOW_MS + HOUR),
             f"{EXPIRED}; held until 2023-11-14 23:13:20 UTC because its topic changed, {APPROVE}",
@@ -332,7 +332,7 @@ APPROVE = "or at once with: janitor approve default:orders --config janitor.yaml
         ),
         (
             replace(LIVE, goes_ms=NOW_MS + 2 * DAY),
-            f"{EXPIRES}, but goes with its message: 2023-11-16 22:13:20 UTC at the earliest",
+            f"{EXPIRES}, but is deleted with its message: 2023-11-16 22:13:20 UTC at the earliest",
         ),
         (
             Fate("keep", Reason.UNKNOWN_TOPIC),
@@ -384,28 +384,28 @@ def test_given_a_row_that_is_gone_then_the_runs_are_told_from_those_that_only_ma
     sure = Trace(entry(run_id="r1", at_ms=NOW_MS, ttl_seconds=60, cutoff_ms=NOW_MS, snapshot_timestamp_ms=NOW_MS), True)
     died = Trace(entry(run_id="r2", rows=None), False)
     shown = "\n".join(lines(answer(missing=(Missing("message", None, (sure, died)),))))
-    assert "the message is not there" in shown
+    assert "the message does not exist" in shown
     assert (
-        "taken, if it was there, by run r1, 2023-11-14 22:13:20 UTC,"
+        "deleted, if it existed, by run r1, 2023-11-14 22:13:20 UTC,"
         " as expired (ttl 1 min, cut-off 2023-11-14 22:13:20 UTC), with the snapshot of 2023-11-14 22:13:20 UTC"
         in shown
     )
-    assert "perhaps taken by run r2" in shown
-    assert "that run died, or goes on" in shown
+    assert "perhaps deleted by run r2" in shown
+    assert "that run died, or is still running" in shown
     many = "\n".join(lines(answer(missing=(Missing("payload", b"", (died,) * 9),))))
-    assert "its stored payload is not there" in many
-    assert "and 4 runs more" in many
+    assert "its stored payload does not exist" in many
+    assert "and 4 more runs" in many
 
 
 def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_known() -> None:
     gone = Missing("message", None, ())
     shown = list(lines(answer(missing=(gone,))))[-1]
     assert shown == (
-        "  no run is known to have taken it: the state has what was deleted since 2023-11-13 22:13:20 UTC;"
-        " it went before, was deleted by CDAP, or never was there"
+        "  no known run deleted it: the state has all deletions since 2023-11-13 22:13:20 UTC;"
+        " it was deleted earlier or by CDAP, or never existed"
     )
     unknown = list(lines(answer(missing=(gone,), ledger_reach=LedgerReach(None, None, 30))))[-1]
-    assert "this state does not say since when it has records" in unknown
+    assert "the start of this state's records is unknown" in unknown
 
 
 def test_given_an_id_with_a_payload_of_a_message_that_carries_its_own_then_that_is_said() -> None:
@@ -416,9 +416,9 @@ def test_given_an_id_with_a_payload_of_a_message_that_carries_its_own_then_that_
 def test_given_a_message_before_and_after_a_run_then_why_tells_who_takes_it_and_who_took_it(site: Site) -> None:
     expired, living = MessageId(NOW_MS - 3 * DAY, 0), MessageId(NOW_MS - MINUTE, 2)
     site.janitor("adopt")
-    assert "the next run takes it" in site.janitor(f"why default:orders {expired}").out
+    assert "the next run deletes it" in site.janitor(f"why default:orders {expired}").out
     run = site.janitor("run --once --format json").json["id"]
-    assert f"taken, if it was there, by run {run}" in site.janitor(f"why default:orders {expired}").out
+    assert f"deleted, if it existed, by run {run}" in site.janitor(f"why default:orders {expired}").out
     found = site.janitor(f"why default:orders {living} --format json").json["found"]
     assert [(row["action"], row["due_ms"]) for row in found] == [("keep", NOW_MS - MINUTE + DAY + 1)]
 

@@ -438,7 +438,7 @@ def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_whe
     first, second = house.ids()
     asked = house.rig.engine.why(ORDERS, first)
     [text] = [line for line in lines(asked) if "consumers;" in line]
-    assert text.strip() == "has been processed by all consumers; the next run takes it"
+    assert text.strip() == "has been processed by all consumers; the next run deletes it"
     assert "at most until all consumers have processed it" in next(lines(asked))
     [found] = house.rig.engine.why(ORDERS, second).found
     assert (found.fate.rule, found.fate.action) == (Rule.EXPIRED, "keep")
