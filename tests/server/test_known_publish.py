@@ -198,7 +198,7 @@ publishes = st.one_of(
     st.builds(_odd_publish, odd_bodies, lines),
     st.builds(_json_publish, json_bodies, lines),
     st.builds(_zipped, payloads),
-    st.builds(_chunked, st.sampled_from([avro(b"a"), b""])),
+    st.builds(_chunked, st.sampled_from([avro(b"a"), avro()])),
 )
 changes = st.one_of(
     st.just(_on_topic("DELETE", None)),
@@ -210,16 +210,20 @@ changes = st.one_of(
     st.just(_on_topic("GET", None, "/nothing")),
 )
 makes = st.one_of(publishes, publishes, publishes, changes, st.builds(_of_another, publishes))
-# Of few requests, so that heads come again.
-streams = st.lists(makes, min_size=1, max_size=5).flatmap(
+#: Publishes that are served by their heads from the second time on.
+usual = st.builds(
+    _avro_publish, payloads.filter(bool), st.sampled_from([(), ("Connection: keep-alive",), ("X-Trace: 1",)])
+)
+# Of few requests, most of them whole and by themselves, so that heads come again.
+streams = st.tuples(usual, st.lists(makes, min_size=1, max_size=4)).flatmap(
     lambda pool: st.lists(
         st.builds(
             Step,
-            st.sampled_from(pool),
-            st.one_of(st.just([]), st.just([]), st.lists(st.floats(0, 1), max_size=3)),
-            st.booleans(),
+            st.one_of(st.just(pool[0]), st.sampled_from(pool[1])),
+            st.one_of(st.just([]), st.just([]), st.just([]), st.lists(st.floats(0, 1), max_size=3)),
+            st.sampled_from([True, True, True, False]),
         ),
-        min_size=1,
+        min_size=2,
         max_size=12,
     )
 )
