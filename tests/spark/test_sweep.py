@@ -25,10 +25,10 @@ from janitor.spark.sweep.task import FollowedLease, perform
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Run, Terms
-from janitor.sweep.scan import Part
+from janitor.sweep.scan import STEPS, Part
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, every, pointer, topic, watch
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
-from tests.salted import SaltedStore
+from tests.salted import BUCKETS, SaltedStore
 from tests.spark.local import EndlessGround, LocalRig, PiecesGround, local_rig
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, LeaseLost, StateError, StopRequested, StoreError, StoreUnavailable
@@ -123,13 +123,13 @@ def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, 
     assert outcomes[0] == outcomes[1]
 
 
-def test_parts_without_rows_get_no_task() -> None:
+def test_parts_without_rows_get_no_task_and_no_share_of_the_rate() -> None:
     store = SaltedStore()
     topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR)
-    rig = rig_on(store)
+    rig = rig_on(store, rows_per_second=400)
     assert not rig.engine.run_once(adopt=True).errors
     [deleting] = rig.sender.sent
-    assert deleting.step == "message"
+    assert (deleting.step, deleting.run.terms.rows_per_second) == ("message", 400)
 
 
 @pytest.mark.no_cover
@@ -428,9 +428,13 @@ def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
     started_ms = rig.clock.monotonic_ms()
     report = rig.engine.run_once(adopt=True)
     rows = sum(report.total(rule) for rule in Rule)
-    assert {part.run.terms.rows_per_second for part in rig.sender.sent} == {100}
+    shares = {step: [part.run.terms.rows_per_second for part in rig.sender.sent if part.step == step] for step in STEPS}
+    assert len(shares["message"]) == BUCKETS
+    for found in shares.values():
+        assert found == [400 / len(found)] * len(found)
     # Here tasks come one after the other, so each waits as long as its share says.
-    assert rig.clock.monotonic_ms() - started_ms >= rows / 100 * 1000 - 100
+    fastest = 400 / min(map(len, filter(None, shares.values())))
+    assert rig.clock.monotonic_ms() - started_ms >= rows / fastest * 1000 - 100
 
 
 def test_given_an_archive_when_swept_by_tasks_then_every_row_is_in_it_before_it_goes(tmp_path: Path) -> None:

@@ -135,9 +135,7 @@ class Tasks:
         record = LeaseRecord.parse(self._state.lease()) if self._lease is not None else None
         if record is not None and self._lease is not None and record.fence != self._lease.fence:
             record = None  # It is kept elsewhere, where the driver alone looks after it.
-        # Not all tasks need be at work at once; a rate is a limit, and not a promise.
-        rate = run.terms.rows_per_second and run.terms.rows_per_second / max(1, len(found))
-        bound = replace(run, lease=record, terms=replace(run.terms, rows_per_second=rate))
+        bound = replace(run, lease=record)
         parts = [replace(part, run=bound, replans=False).open(store, executor) for part, store in found]
         yield _TaskWorkers(self._sender, self._state, parts)
 
@@ -159,7 +157,7 @@ class _TaskWorkers:
         for _ in range(REPLANS):
             if not due:
                 break
-            for part, outcome in zip(due, self._send([replace(part, run=narrowed) for part in due]), strict=True):
+            for part, outcome in zip(due, self._send(_with_rate(due, narrowed)), strict=True):
                 taken[part.number].moved.clear()
                 taken[part.number].merge(outcome)
             topics = {prefix for part in due for prefix in taken[part.number].moved}
@@ -208,6 +206,13 @@ def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, DeletedRows]:
     policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
     key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)
     return key, DeletedRows(announced.at_ms, announced.start, announced.stop, None, None, None)
+
+
+def _with_rate(parts: Sequence[Part], run: Run) -> list[Part]:
+    """Return the parts with equal shares of the run's rate, which is a limit also if few tasks are at work at once."""
+    if run.terms.rows_per_second:
+        run = replace(run, terms=replace(run.terms, rows_per_second=run.terms.rows_per_second / len(parts)))
+    return [replace(part, run=run) for part in parts]
 
 
 def _has_rows(part: Part) -> bool:
