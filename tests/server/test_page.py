@@ -36,7 +36,7 @@ READ = {
     "PublishRequest in W, no message: publishes what was stored": (W, [], None),
     "PublishResponse: W, T, sequences 0 to 1": RollbackRange(W, T, 0, T, 1),
     "ConsumeRequest from the beginning, limit 2^31 − 1": FetchRequest(None, True, INT_MAX),
-    "ConsumeRequest behind the id, limit 10": FetchRequest(ID, False, 10),
+    "ConsumeRequest after the id, limit 10": FetchRequest(ID, False, 10),
     "ConsumeRequest from T on, limit 10": FetchRequest(T, True, 10),
 }
 WRITTEN = {"ConsumeResponse: the id, `hi`": [FetchedMessage(ID.pack(), b"hi")], "ConsumeResponse, nothing": []}
