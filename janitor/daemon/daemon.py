@@ -48,7 +48,7 @@ AFTER_SWEEP_SECONDS = 15
 HOUSEKEEPING_SECONDS = 3600
 #: A tick that is later than this, in milliseconds, means that the process hangs.
 LATE_TICK_MS = 60_000
-#: A run that has shown no sign of life for so long, in milliseconds, hangs; no single call may take that long.
+#: A run without a heartbeat for this long, in milliseconds, hangs; no single call may take that long.
 HUNG_RUN_MS = 900_000
 
 #: Jobs without which nothing is cleaned, or the status is not updated.
@@ -389,10 +389,10 @@ class Daemon:
         """Return why this process should be restarted; empty: it is healthy."""
         late_ms = self._clock.monotonic_ms() - self._ticked_ms
         if late_ms > LATE_TICK_MS:
-            return f"nothing has moved in this process for {late_ms // 1000} s"
+            return f"no activity in this process for {late_ms // 1000} s"
         silent_ms = self._watched.silent_ms()
         if silent_ms > HUNG_RUN_MS:
-            return f"the run under way has shown no sign of life for {silent_ms // 1000} s"
+            return f"the current run has sent no heartbeat for {silent_ms // 1000} s"
         return ""
 
     def ready(self) -> str:

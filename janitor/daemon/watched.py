@@ -60,5 +60,5 @@ class Watched:
         return self._running
 
     def silent_ms(self) -> int:
-        """Return how long a run under way has shown no sign of life; 0 without one. Takes no lock."""
+        """Return the time since the heartbeat of the current run; 0 without a run. Takes no lock."""
         return self._clock.monotonic_ms() - self._seen_ms if self._running is not None else 0

@@ -165,7 +165,7 @@ def _no_run(status: Status) -> Iterator[HealthReason]:
     signs = (ms for ms in (status.started_ms, last_ms) if ms and ms <= status.now_ms)
     silent_ms = status.now_ms - max(signs, default=status.now_ms)
     if silent_ms > MISSED_RUNS * status.every_seconds * 1000 + GRACE_MS:
-        yield HealthReason(f"No run has ended for {silent_ms // 60_000} min.", "run", Condition.NO_RUN)
+        yield HealthReason(f"No run has finished for {silent_ms // 60_000} min.", "run", Condition.NO_RUN)
 
 
 def _last_run(status: Status) -> Iterator[HealthReason]:

@@ -323,7 +323,7 @@ def test_given_a_run_without_a_sign_of_life_when_asked_then_the_process_is_not_a
             site.daemon.tick()
             assert site.daemon.alive() == ""
             site.time.clock.advance(1)
-            assert "the run under way" in site.daemon.alive()
+            assert "the current run" in site.daemon.alive()
             site.watched("message", None, 10)
             assert site.daemon.alive() == ""
             running = site.watched.running

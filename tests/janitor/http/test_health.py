@@ -142,7 +142,7 @@ def test_given_a_daemon_in_which_no_run_ends_any_more_then_it_is_said() -> None:
     hour_ms = 3_600_000
     last = replace(CALM.last_run, finished_ms=NOW_MS - 2 * hour_ms) if CALM.last_run else None
     silent = replace(CALM, every_seconds=60, last_run=last, started_ms=NOW_MS - 9 * hour_ms, now_ms=NOW_MS)
-    assert texts(judge(silent)) == ["No run has ended for 120 min."]
+    assert texts(judge(silent)) == ["No run has finished for 120 min."]
     assert judge(replace(silent, every_seconds=None)).level == "well"
     assert judge(replace(silent, started_ms=NOW_MS - hour_ms)).level == "well"
 
@@ -158,7 +158,7 @@ def test_judge_with_a_last_run_ahead_of_the_clock_misses_the_runs_since_the_star
     status = replace(
         CALM, process="running", every_seconds=60, started_ms=NOW_MS - 2 * GRACE_MS, last_run=last, now_ms=NOW_MS
     )
-    assert texts(judge(status)) == ["No run has ended for 120 min."]
+    assert texts(judge(status)) == ["No run has finished for 120 min."]
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
         "#snapshot": "No transaction snapshots are configured.",
         "#boundary": "No boundary is published yet.",
         "#guards": "No run has checked the guards yet.",
-        "#phases": "No run has ended yet.",
+        "#phases": "No run has finished yet.",
         "#kept": "No run has read the store yet.",
         "#queues": "The store has no topics yet.",
     }.items():
