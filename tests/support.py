@@ -72,6 +72,12 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
     return fail
 
 
+def is_listening(port: int) -> bool:
+    """Return whether a server listens at a port of the loopback address."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def free_port() -> int:
     """Return a port of this machine without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -54,7 +54,7 @@ import click
 
 from tests import maven
 from tests.interop.java import SHORT_LIVED
-from tests.support import require_or_skip
+from tests.support import is_listening, require_or_skip
 
 HERE = Path(__file__).parent
 START_SECONDS = 300.0
@@ -250,7 +250,7 @@ class ThriftProcess:
         words = ["org.apache.hadoop.hbase.thrift.ThriftServer", "-b", "127.0.0.1", "-p", str(self.port)]
         self.pid = _java([*words, "--infoport", "-1", "start"], self._log, first=[self._conf])
         deadline = time.monotonic() + START_SECONDS
-        while not _listens(self.port):
+        while not is_listening(self.port):
             if not _is_alive(self.pid) or time.monotonic() > deadline:
                 _kill(self.pid)
                 raise ServerFailed(f"Thrift did not start:\n{_tail(self._log)}")
@@ -321,11 +321,6 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
     while _is_alive(pid):
         time.sleep(0.01)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _free_port() -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,8 +14,7 @@ from tests.hbase.moments import Moments
 from tests.hbase.scene import Scene, complaints
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
-from tests.server.test_protocol import make_certificate
-from tests.support import require_tool
+from tests.server.test_protocol import make_certificate, make_keystore
 from tms_core.clock import ManualClock
 from tms_core.settings.models import ClientTlsSettings, HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
@@ -43,9 +41,7 @@ class HttpsThrift:
     def rotate(self) -> None:
         """Restart the servers with a new certificate, which clients trust from now on; no other."""
         tls = make_certificate(self._folder / "server.pem", self._folder / "server.key")
-        store, openssl = self._folder / "server.p12", require_tool("openssl", "apt-get install openssl")
-        pair: list[str | Path] = ["-in", tls.certificate, "-inkey", tls.key, "-out", store, "-passout", "pass:secret"]
-        subprocess.run([openssl, "pkcs12", "-export", *pair], check=True, capture_output=True)
+        store = make_keystore(tls)
         self.stop()
         properties = [HTTP, "hbase.thrift.ssl.enabled=true", f"hbase.thrift.ssl.keystore.store={store}"]
         properties += ["hbase.thrift.ssl.keystore.password=secret", "hbase.thrift.ssl.keystore.type=pkcs12"]

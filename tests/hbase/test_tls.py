@@ -73,4 +73,4 @@ def test_given_an_authority_that_is_not_the_servers_then_doctor_says_so(
     (tmp_path / "server.pem").write_bytes(b"")
     found = asked(config, capsys)
     assert found["hbase tls"][0] == "fail"
-    assert "storage.hbase.tls: " in found["hbase tls"][1]
+    assert "storage.hbase.tls.ca_file " in found["hbase tls"][1]

@@ -8,14 +8,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-import socket
 import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from tests.support import free_port, require_or_skip
+from tests.support import free_port, is_listening, require_or_skip
 
 REALM = "TEST.REALM"
 _ROOT = Path(__file__).parents[2] / ".tools/krb5/usr"
@@ -84,9 +83,8 @@ class Realm:
         )
         deadline = time.monotonic() + _START_SECONDS
         while True:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                    return
+            if is_listening(self._port):
+                return
             assert self._kdc.poll() is None, (self._folder / "kdc.log").read_text()
             assert time.monotonic() < deadline
             time.sleep(0.02)

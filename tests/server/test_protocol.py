@@ -521,6 +521,14 @@ def make_certificate(certificate: Path, key: Path) -> TlsSettings:
     return TlsSettings(certificate=certificate, key=key)
 
 
+def make_keystore(tls: TlsSettings) -> Path:
+    """Return a copy of a certificate and its key as Java reads it (PKCS 12), with the password ``secret``."""
+    openssl, store = require_tool("openssl", "apt-get install openssl"), tls.key.with_suffix(".p12")
+    pair: list[str | Path] = ["-in", tls.certificate, "-inkey", tls.key, "-out", store, "-passout", "pass:secret"]
+    subprocess.run([openssl, "pkcs12", "-export", *pair], check=True, capture_output=True)
+    return store
+
+
 def wrapped(tls: TlsSettings, port: int) -> ssl.SSLSocket:
     """A connection over TLS."""
     bare = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
