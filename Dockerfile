@@ -3,6 +3,7 @@
 #   make image                              with the base image below
 #   make image BASE_IMAGE=registry/python   with another one of Debian's that has Python, its venv module and no more
 #   make image ARCHIVE=1                    with Parquet too, for janitor.archive, 160 MB larger
+#   make image KERBEROS=1                   with gssapi and MIT's library too, for storage.hbase.kerberos
 #
 # Nothing of the base is in the image but what image/rootfs.py takes of it. Tags move: for an image that can be made again give
 # NAME:TAG@sha256:…, as `docker buildx imagetools inspect NAME:TAG` prints it; the image's label
@@ -18,16 +19,19 @@ ARG BASE_IMAGE=python:3.13-slim-trixie
 FROM ${BASE_IMAGE} AS build
 ARG ARCHIVE=
 ARG COMPILED=
+ARG KERBEROS=
 WORKDIR /src
-RUN if [ -n "${COMPILED}" ]; then \
-      apt-get update -qq && apt-get install -qq -y --no-install-recommends g++ libleveldb-dev python3-dev; fi
-COPY image/build.lock image/runtime.lock image/archive.lock image/
+RUN if [ -n "${COMPILED}${KERBEROS}" ]; then \
+      apt-get update -qq && apt-get install -qq -y --no-install-recommends g++ python3-dev \
+        ${COMPILED:+libleveldb-dev} ${KERBEROS:+libkrb5-dev}; fi
+COPY image/build.lock image/runtime.lock image/archive.lock image/kerberos.lock image/
 RUN --mount=type=secret,id=ca,target=/run/ca.pem \
     if [ -s /run/ca.pem ]; then export PIP_CERT=/run/ca.pem; fi; \
     python3 -m venv /opt/build && python3 -m venv --without-pip /opt/tms \
     && /opt/build/bin/pip install --no-cache-dir --quiet --no-deps --require-hashes -r image/build.lock \
-    && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --require-hashes --only-binary :all: --no-binary "${COMPILED:-:none:}" \
+    && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --require-hashes --only-binary :all: --no-binary "${COMPILED:-:none:}${KERBEROS:+,gssapi}" \
        --no-build-isolation --wheel-dir /tmp/wheels -r image/runtime.lock ${ARCHIVE:+-r image/archive.lock} \
+       ${KERBEROS:+-r image/kerberos.lock} \
     && /opt/build/bin/pip --python /opt/tms/bin/python install --no-cache-dir --quiet --no-deps --no-index /tmp/wheels/*.whl
 COPY pyproject.toml README.md LICENSE ./
 COPY tms_core tms_core

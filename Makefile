@@ -130,7 +130,9 @@ ENGINE := docker$(dot)io containerd runc debootstrap libdevmapper1.02.1 containe
 VERSION ?= $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 #: Not empty: with Parquet, for janitor.archive. The chart takes the image of this tag where an archive is kept.
 ARCHIVE ?=
-IMAGE ?= tms-janitor:$(VERSION)$(if $(ARCHIVE),-archive)
+#: Not empty: with gssapi and MIT's library, for storage.hbase.kerberos and transactions.kerberos.
+KERBEROS ?=
+IMAGE ?= tms-janitor:$(VERSION)$(if $(ARCHIVE),-archive)$(if $(KERBEROS),-kerberos)
 SPARK_IMAGE ?= $(IMAGE)-spark
 BASE_IMAGE ?=
 #: Of what the image is made, and where that can be had; labels of the image.
@@ -139,7 +141,7 @@ SOURCE ?=
 #: Further options of `docker build`, such as --platform.
 BUILD_OPTIONS ?=
 DOCKER_BUILD = DOCKER_BUILDKIT=1 docker build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) \
-  --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --build-arg SOURCE=$(SOURCE) \
+  --build-arg KERBEROS=$(KERBEROS) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) --build-arg SOURCE=$(SOURCE) \
   $(if $(PIP_CERT),--secret id=ca$(comma)src=$(PIP_CERT)) $(BUILD_OPTIONS)
 
 image: ## build the container image: make image IMAGE=NAME:TAG BASE_IMAGE=python:3.13-slim-trixie ARCHIVE=1

@@ -2,20 +2,24 @@
 #
 #   make image-spark                                   with the base image below
 #   make image-spark BASE_IMAGE=registry/python        with another one of Debian's that has Python and its venv module
+#   make image-spark KERBEROS=1                        with gssapi and MIT's library too, for storage.hbase.kerberos
 #
 # As in Dockerfile: the base may be given by its digest, what is installed is in image/*.lock, and the secret `ca` is a company's own certificate authority.
 ARG BASE_IMAGE=python:3.13-slim-trixie
 
 FROM ${BASE_IMAGE} AS build
+ARG KERBEROS=
 WORKDIR /src
-COPY image/build.lock image/spark.lock image/
+RUN if [ -n "${KERBEROS}" ]; then \
+      apt-get update -qq && apt-get install -qq -y --no-install-recommends gcc python3-dev libkrb5-dev; fi
+COPY image/build.lock image/spark.lock image/kerberos.lock image/
 # PySpark comes as source, which is Python and jars.
 RUN --mount=type=secret,id=ca,target=/run/ca.pem \
     if [ -s /run/ca.pem ]; then export PIP_CERT=/run/ca.pem; fi; \
     python3 -m venv /opt/build && python3 -m venv --without-pip /opt/tms \
     && /opt/build/bin/pip install --no-cache-dir --quiet --no-deps --require-hashes -r image/build.lock \
-    && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --require-hashes --only-binary :all: --no-binary pyspark \
-       --no-build-isolation --wheel-dir /tmp/wheels -r image/spark.lock \
+    && /opt/build/bin/pip wheel --no-cache-dir --quiet --no-deps --require-hashes --only-binary :all: --no-binary "pyspark${KERBEROS:+,gssapi}" \
+       --no-build-isolation --wheel-dir /tmp/wheels -r image/spark.lock ${KERBEROS:+-r image/kerberos.lock} \
     && /opt/build/bin/pip --python /opt/tms/bin/python install --no-cache-dir --quiet --no-deps --no-index /tmp/wheels/*.whl
 COPY pyproject.toml README.md LICENSE ./
 COPY tms_core tms_core
@@ -28,8 +32,9 @@ RUN mkdir /opt/data
 FROM ${BASE_IMAGE}
 ARG BASE_IMAGE
 ARG JAVA=openjdk-21-jre-headless
+ARG KERBEROS=
 # Java's installation links manuals, whose folder slim images lack. Hadoop asks who it is, and takes no number for an answer.
-RUN mkdir -p /usr/share/man/man1 && apt-get update -qq && apt-get install -qq -y --no-install-recommends ${JAVA} && rm -rf /var/lib/apt/lists/* \
+RUN mkdir -p /usr/share/man/man1 && apt-get update -qq && apt-get install -qq -y --no-install-recommends ${JAVA} ${KERBEROS:+libgssapi-krb5-2} && rm -rf /var/lib/apt/lists/* \
     && rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/ensurepip /usr/local/lib/python3*/site-packages/pip* \
        /usr/local/lib/python3*/site-packages/setuptools* /usr/local/lib/python3*/site-packages/wheel* \
     && echo 'tms:x:65532:65532::/tmp:/usr/sbin/nologin' >> /etc/passwd && echo 'tms:x:65532:' >> /etc/group

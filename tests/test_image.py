@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 DOCKERFILES = [(ROOT / name).read_text(encoding="utf-8") for name in ("Dockerfile", "image/spark.Dockerfile")]
 LOCKS = ("runtime.lock", "archive.lock", "build.lock", "spark.lock")
 #: Needed to build images, and nowhere else.
-ONLY_BUILT_WITH = {"setuptools"}
+ONLY_BUILT_WITH = {"cython", "setuptools"}
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -57,6 +57,17 @@ def test_no_test_tool_gets_into_the_image() -> None:
     assert not {*tools, "pyspark", "pyarrow", "kubernetes"} & set(pins(ROOT / "image/runtime.lock"))
     assert set(pins(ROOT / "image/archive.lock")) == {"pyarrow"}
     assert not tools & set(pins(ROOT / "image/spark.lock"))
+
+
+def test_kerberos_is_compiled_into_either_image_with_the_lock_the_tests_ran_with() -> None:
+    for text in DOCKERFILES:
+        assert "${KERBEROS:+-r image/kerberos.lock}" in text
+        assert "${KERBEROS:+,gssapi}" in text
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "--build-arg KERBEROS=$(KERBEROS)" in makefile
+    assert "pip install --quiet --no-deps --require-hashes -r image/kerberos.lock" in makefile
+    # gssapi comes as source, and pip fetches nothing to compile it.
+    assert "cython" in pins(ROOT / "image/build.lock")
 
 
 @pytest.mark.parametrize(("number", "stages"), [(0, ["${BASE_IMAGE}", "scratch"]), (1, ["${BASE_IMAGE}"] * 2)])
