@@ -160,11 +160,9 @@ class Snapshots:
 
     def make_possible(self, state: State) -> None:
         """Let the previous snapshot list as in progress what this one lists as invalid or in progress."""
-        note = state.note(IN_PROGRESS)
-        if note is not None and not self.implausible:
-            pointers = sorted({*note["pointers"], *self.invalid, *self.in_progress})
-            if pointers != note["pointers"]:
-                state.save_note(IN_PROGRESS, {**note, "pointers": pointers})
+        known = IN_PROGRESS.read(state)
+        if known is not None and not self.implausible:
+            IN_PROGRESS.save(state, replace(known, pointers=known.pointers.union(self.invalid, self.in_progress)))
 
     def latest(self) -> Loaded:
         self.asked += 1

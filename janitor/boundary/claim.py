@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from janitor.rules.ranges import Lifetime, remainder
 from janitor.state.base import Claim, Evidence, State
+from janitor.state.figures import KeptFigures
 from janitor.state.records import Note
 from tms_core.tables.base import ALL_KEYS, KeyRange, Reads
 from tms_core.transaction.model import TX_PER_MS
@@ -186,12 +187,8 @@ def _interval(item: Evidence) -> KeyRange:
 # -- rounds of full passes ---------------------------------------------------------------------------------------------
 
 
-#: The note that says when the round began that is under way, and which runs have covered something in it.
-ROUND = Note.ROUND
 #: The note that asks the next run to read everything: since when it is there, in ms.
 WANTED = Note.WANTED
-#: The note that says how the last claim was refuted, until another one is made.
-REFUTED = Note.REFUTED
 #: A round that has not ended so long after it began begins anew; one run every night may need several nights.
 ROUND_MS = 7 * 24 * 3600 * 1000
 
@@ -221,6 +218,23 @@ class Round(NamedTuple):
         return left[0].start if len(left) == 1 and left[0].stop == part.span.stop else part.span.start
 
 
+@dataclass(frozen=True, slots=True)
+class StartedRound:
+    """The round under way, as the state remembers it.
+
+    Attributes:
+        runs: the runs that have covered something in it.
+        payloads: the first topic whose payloads were not gone through, in hex.
+    """
+
+    began_ms: int
+    runs: list[str]
+    payloads: str = ""
+
+
+ROUND: KeptFigures[StartedRound | None] = KeptFigures(Note.ROUND, StartedRound, None)
+
+
 def gaps(parts: Sequence[Reads]) -> list[KeyRange]:
     """Where no part has keys there is nothing to search: what may still be put there is of younger transactions."""
     return remainder(ALL_KEYS, [part.span for part in parts])
@@ -245,17 +259,17 @@ def continue_round(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> 
     Raises:
         StateError: the state could not be read or written.
     """
-    note = state.note(ROUND)
-    if note is None or not 0 <= now_ms - note["began_ms"] < ROUND_MS:
-        state.save_note(ROUND, {"began_ms": now_ms, "runs": [run_id]})
+    started = ROUND.read(state)
+    if started is None or not 0 <= now_ms - started.began_ms < ROUND_MS:
+        ROUND.save(state, StartedRound(now_ms, [run_id]))
         return Round(now_ms)
-    known = [item for item in state.evidence() if item.run_id in note["runs"]]
+    known = [item for item in state.evidence() if item.run_id in started.runs]
     runs = sorted({item.run_id for item in known})
-    state.save_note(ROUND, {**note, "runs": [*runs, run_id]})
+    ROUND.save(state, replace(started, runs=[*runs, run_id]))
     counting = [item for item in known if item.started_ms <= now_ms and item.snapshot_timestamp_ms <= snapshot_ms]
     done = tuple(KeyRange(item.start, item.stop) for item in counting)
     since_ms = min((item.started_ms for item in counting), default=None)
-    return Round(note["began_ms"], done, since_ms, bytes.fromhex(note.get("payloads", "")))
+    return Round(started.began_ms, done, since_ms, bytes.fromhex(started.payloads))
 
 
 def save_payloads(state: State, run_id: str, upto: bytes) -> None:
@@ -265,17 +279,18 @@ def save_payloads(state: State, run_id: str, upto: bytes) -> None:
         StateError: the state could not be read or written.
     """
     with state.transaction():
-        note = state.note(ROUND)
-        if note is not None and run_id in note["runs"]:
-            state.save_note(ROUND, {**note, "payloads": upto.hex()})
+        started = ROUND.read(state)
+        if started is not None and run_id in started.runs:
+            ROUND.save(state, replace(started, payloads=upto.hex()))
 
 
 def end_round(state: State) -> None:
     """Forget the round: it is complete, or what was done in it counts no more."""
-    state.save_note(ROUND, None)
+    ROUND.save(state, None)
 
 
-class Refutation(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Refutation:
     """How a claim turned out to be false.
 
     Attributes:
@@ -289,14 +304,17 @@ class Refutation(NamedTuple):
     searched: bool = False
 
 
+#: How the last claim was refuted, until another one is made.
+REFUTED: KeptFigures[Refutation | None] = KeptFigures(Note.REFUTED, Refutation, None)
+
+
 def refutation(state: State) -> Refutation | None:
     """Return how the last claim was refuted; None once another one was made, or when none ever was.
 
     Raises:
         StateError: the state could not be read.
     """
-    found = state.note(REFUTED)
-    return None if found is None else Refutation(**found)
+    return REFUTED.read(state)
 
 
 def refute(state: State, message: str, at_ms: int) -> None:
@@ -314,11 +332,11 @@ def refute(state: State, message: str, at_ms: int) -> None:
     with state.transaction():
         state.save_claim(None)
         state.replace_evidence([])
-        state.save_note(REFUTED, Refutation(message, at_ms)._asdict())
+        REFUTED.save(state, Refutation(message, at_ms))
         end_round(state)
 
 
 def save_searched(state: State, known: Refutation | None) -> None:
     """Remember that a pass that started with a claim refuted has read everything."""
     if known is not None:
-        state.save_note(REFUTED, known._replace(searched=True)._asdict())
+        REFUTED.save(state, replace(known, searched=True))

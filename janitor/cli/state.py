@@ -14,7 +14,7 @@ from janitor.app.options import Common
 from janitor.app.place import Place
 from janitor.cli import render
 from janitor.state.base import State
-from janitor.state.records import Note
+from janitor.state.topic_history import names
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
 from tms_core.logs.printable import complete
@@ -49,10 +49,10 @@ def complete_topics(context: click.Context, _: click.Parameter, incomplete: str)
     try:
         place = place_of(config, leveldb, hbase)
         with place.state() if place.has_state() else nullcontext() as state:
-            rows = (state.note(Note.TOPICS) if state else None) or ()
+            known = names(state) if state else []
     except TmsError:
         return []
-    return [name for namespace, topic, *_ in rows if (name := f"{namespace}:{topic}").startswith(incomplete)]
+    return [name for name in known if name.startswith(incomplete)]
 
 
 def place_of(config: Path | None, leveldb: str | None, hbase: str | None) -> Place:

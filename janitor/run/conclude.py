@@ -245,7 +245,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
         state.replace_evidence([])
         state.save_claim(None)
         # Ids that are invalid by now are known only when a run has ended.
-        state.save_note(IN_PROGRESS, None)
+        IN_PROGRESS.save(state, None)
         state.save_note(LINEAGE, dict(lineage))
         state.save_note(RESTORED, None)
         if once_for is not None:
@@ -278,7 +278,7 @@ def _save_claim(run: Run, state: State, evidence: Sequence[Evidence]) -> None:
     bound = boundary.claim(evidence, [record.pointer for record in lowest], run.terms.lifetime).bound
     made_ms = boundary.covered_since_ms(evidence)
     state.save_claim(None if bound is None or made_ms is None else Claim(bound, made_ms, run.id))
-    state.save_note(boundary.REFUTED, None)
+    boundary.REFUTED.save(state, None)
 
 
 def _usable(run: Run) -> VisibilityState:

@@ -23,7 +23,7 @@ from janitor.rules.policy import Hold
 from janitor.run import guards
 from janitor.run.guards import InProgressThen
 from janitor.state.base import Claim, State, StoreRecord
-from janitor.state.figures import GuardNote
+from janitor.state.figures import GuardNote, KeptFigures
 from janitor.state.records import RESTORED, Note
 from janitor.sweep import transactions as txstate
 from janitor.sweep.executor import never
@@ -199,7 +199,7 @@ class Deps:
 
 
 #: The note that says what was in progress in the snapshot last used, and what its write pointer was.
-IN_PROGRESS = Note.IN_PROGRESS
+IN_PROGRESS: KeptFigures[InProgressThen | None] = KeptFigures(Note.IN_PROGRESS, InProgressThen, None)
 
 
 def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
@@ -250,7 +250,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
             tx, ids, system_note = txstate.older(tx), Observed(now.wall_ms), None
     unknown = _knows_none(state) and state_note is None and system_note is None
     notes = [note for note in (clock_note, store_note or state_note, system_note) if note is not None]
-    ended = decided(now.wall_ms, state.note(DECIDED), tx.usable, terms.lifetime)
+    ended = decided(now.wall_ms, DECIDED.read(state), tx.usable, terms.lifetime)
     return Preparation(now, measured, record, unknown, tx, ids, notes, ended, boundary.refutation(state))
 
 
@@ -298,10 +298,8 @@ def make_run(
 
 def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None:
     """Return the ids in progress in the recorded snapshot; None: not known."""
-    note = state.note(IN_PROGRESS)
-    if note is None or note["write_pointer"] != record.snapshot_write_pointer:
-        return None
-    return InProgressThen(note["write_pointer"], frozenset(note["pointers"]))
+    known = IN_PROGRESS.read(state)
+    return known if known is not None and known.write_pointer == record.snapshot_write_pointer else None
 
 
 def remember_snapshot(state: State, ready: Preparation) -> None:
@@ -312,9 +310,8 @@ def remember_snapshot(state: State, ready: Preparation) -> None:
     usable, claim = ready.tx.usable, state.claim()
     if usable is None:
         return
-    state.save_note(DECIDED, ready.decided._asdict())
-    pointers = sorted(usable.open_pointers)
-    state.save_note(IN_PROGRESS, {"write_pointer": usable.write_pointer, "pointers": pointers})
+    DECIDED.save(state, ready.decided)
+    IN_PROGRESS.save(state, InProgressThen(usable.write_pointer, frozenset(usable.open_pointers)))
     if ready.speaks_against(claim):
         state.save_claim(None)
 

@@ -204,7 +204,7 @@ class KeptFigures(Generic[T]):
 
     def plain(self, value: T) -> Any:
         """Return a value as JSON has it."""
-        return self._adapter.dump_python(value, mode="json", by_alias=True)
+        return None if value is None else self._adapter.dump_python(value, mode="json", by_alias=True)
 
     def save(self, state: State, value: T) -> None:
         """Write the value, unless the state has it already.

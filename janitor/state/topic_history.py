@@ -7,15 +7,13 @@ of the state, bounded in length, and no rule of deletion depends on them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from janitor.state.base import State
+from janitor.state.figures import KeptFigures
 from janitor.state.records import Note, TopicCount
 from tms_core.topic import TopicId, TopicMetadata
 
-_TOPICS_NOTE = Note.TOPICS
-_CHANGES_NOTE = Note.TOPIC_CHANGES
-_SIZES_NOTE = Note.TOPIC_SIZES
 #: How many changes of one topic are remembered.
 KEPT_CHANGES = 20
 #: How many sizes of one topic are remembered, and of how many topics: the largest.
@@ -50,33 +48,53 @@ class Size(NamedTuple):
     size_bytes: int
 
 
+class KnownTopic(NamedTuple):
+    """A topic, as a run or a read of the metadata table found it; ``generation`` is signed."""
+
+    tms_namespace: str
+    topic: str
+    generation: int
+    ttl_seconds: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.tms_namespace}:{self.topic}"
+
+
+TOPICS: KeptFigures[list[KnownTopic]] = KeptFigures(Note.TOPICS, list[KnownTopic], [])
+#: The changes of each topic, oldest first; a topic that never changed is missing.
+CHANGES: KeptFigures[dict[str, list[Change]]] = KeptFigures(Note.TOPIC_CHANGES, dict[str, list[Change]], {})
+#: The sizes of the largest topics, oldest first.
+SIZES: KeptFigures[dict[str, list[Size]]] = KeptFigures(Note.TOPIC_SIZES, dict[str, list[Size]], {})
+
+
+def names(state: State) -> list[str]:
+    """Return the names of the topics, for a shell that waits: without pydantic, which takes long to import."""
+    return [KnownTopic(*row).name for row in state.note(Note.TOPICS) or ()]
+
+
 def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> None:
     """Save the topics and their changes; costs no write when nothing has.
 
     Raises:
         StateError: the state could not be read or written.
     """
-    found: list[Any] = [[t.topic.namespace, t.topic.topic, t.generation, t.ttl_seconds] for t in topics]
-    former = state.note(_TOPICS_NOTE)
-    if found == former:
+    found = [KnownTopic(t.topic.namespace, t.topic.topic, t.generation, t.ttl_seconds) for t in topics]
+    known_topics = TOPICS.read(state)
+    if found == known_topics:
         return
-    before = {f"{row[0]}:{row[1]}": row for row in former or ()}
+    before = {topic.name: topic for topic in known_topics}
+    TOPICS.save(state, found)
     changed = {
-        f"{namespace}:{topic}": Change(now_ms, old[3], ttl_seconds, old[2], generation)
-        for namespace, topic, generation, ttl_seconds in found
-        if (old := before.get(f"{namespace}:{topic}")) is not None and old[2:] != [generation, ttl_seconds]
+        topic.name: Change(now_ms, old.ttl_seconds, topic.ttl_seconds, old.generation, topic.generation)
+        for topic in found
+        if (old := before.get(topic.name)) is not None and old != topic
     }
-    state.save_note(_TOPICS_NOTE, found)
     if changed:
-        known = state.note(_CHANGES_NOTE) or {}
+        known = dict(CHANGES.read(state))
         for name, change in changed.items():
-            known[name] = [*known.get(name, []), list(change)][-KEPT_CHANGES:]
-        state.save_note(_CHANGES_NOTE, {name: rows for name, rows in known.items() if name in before})
-
-
-def changes(state: State) -> dict[str, list[Change]]:
-    """Return the changes of each topic, oldest first, by ``NS:TOPIC``; topics that never changed are not in it."""
-    return {name: [Change(*row) for row in rows] for name, rows in (state.note(_CHANGES_NOTE) or {}).items()}
+            known[name] = [*known.get(name, []), change][-KEPT_CHANGES:]
+        CHANGES.save(state, {name: changes for name, changes in known.items() if name in before})
 
 
 def save_sizes(state: State, counts: Mapping[TopicId, TopicCount]) -> None:
@@ -85,16 +103,15 @@ def save_sizes(state: State, counts: Mapping[TopicId, TopicCount]) -> None:
     Args:
         counts: as they are now, of all topics.
     """
-    known = state.note(_SIZES_NOTE) or {}
+    known = SIZES.read(state)
     largest = sorted(counts.items(), key=lambda item: (-item[1].size_bytes, item[0]))[:SIZED_TOPICS]
-    kept = {}
-    for topic, count in largest:
-        former = [Size(*row) for row in known.get(str(topic), ())]
-        kept[str(topic)] = [
-            list(size) for size in thinned(former, Size(count.counted_ms, count.messages, count.size_bytes))
-        ]
-    if kept != known:
-        state.save_note(_SIZES_NOTE, kept)
+    SIZES.save(
+        state,
+        {
+            str(topic): thinned(known.get(str(topic), []), Size(count.counted_ms, count.messages, count.size_bytes))
+            for topic, count in largest
+        },
+    )
 
 
 def thinned(former: Sequence[Size], newest: Size) -> list[Size]:
@@ -113,17 +130,12 @@ def sketches(state: State) -> dict[str, list[tuple[int, int]]]:
     At most ``SKETCHED_SIZES`` of each, spread over the time that they span; the first and the last are among them.
     """
     found = {}
-    for name, rows in (state.note(_SIZES_NOTE) or {}).items():
-        step_ms = (rows[-1][0] - rows[0][0]) / (SKETCHED_SIZES - 1)
-        kept = rows[:1]
-        for row in rows[1:-1]:
+    for name, sizes in SIZES.read(state).items():
+        step_ms = (sizes[-1].counted_ms - sizes[0].counted_ms) / (SKETCHED_SIZES - 1)
+        kept = sizes[:1]
+        for size in sizes[1:-1]:
             # So far apart that there is room for the last one.
-            if row[0] - kept[-1][0] >= step_ms and rows[-1][0] - row[0] >= step_ms:
-                kept.append(row)
-        found[name] = [(counted_ms, size_bytes) for counted_ms, _, size_bytes in [*kept, *rows[1:][-1:]]]
+            if min(size.counted_ms - kept[-1].counted_ms, sizes[-1].counted_ms - size.counted_ms) >= step_ms:
+                kept.append(size)
+        found[name] = [(size.counted_ms, size.size_bytes) for size in [*kept, *sizes[1:][-1:]]]
     return found
-
-
-def sizes(state: State, topic: str) -> list[Size]:
-    """Return the sizes of a topic, oldest first; of none that is not among the largest."""
-    return [Size(*row) for row in (state.note(_SIZES_NOTE) or {}).get(topic, ())]

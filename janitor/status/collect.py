@@ -19,7 +19,7 @@ from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
 from janitor.state.figures import CONSUMERS, HELD, LATE, SNAPSHOT, STATISTICS, BlockedReaders, GuardNote, HeldRows
 from janitor.state.records import Note
-from janitor.state.topic_history import Change, changes, sketches
+from janitor.state.topic_history import CHANGES, TOPICS, Change, sketches
 from janitor.status.status import (
     AheadTopic,
     BoundaryFigures,
@@ -240,8 +240,8 @@ def _held(
         )
         for name in sorted({*waiting, *ends})
     )
-    ttls = {f"{namespace}:{topic}": ttl_seconds for namespace, topic, _, ttl_seconds in state.note(Note.TOPICS) or ()}
-    changed = changes(state)
+    ttls = {known.name: known.ttl_seconds for known in TOPICS.read(state)}
+    changed = CHANGES.read(state)
     return [
         _with_cause(
             _with_end(held, ttls.get(held.topic), deployment.terms), changed.get(held.topic, ()), deployment.arguments
@@ -373,14 +373,11 @@ def _topics(state: State, overdue: Sequence[HeldRows], counts: Mapping[TopicId, 
         late[item.name].append(item)
     sizes = sketches(state)
     found = []
-    for namespace, topic, generation, ttl_seconds in state.note(Note.TOPICS) or ():
-        name, items = TopicId(namespace, topic), late.get(f"{namespace}:{topic}", [])
-        count = counts.get(name)
+    for known in TOPICS.read(state):
+        items = late.get(known.name, [])
+        count = counts.get(TopicId(known.tms_namespace, known.topic))
         figures = TopicFigures(
-            tms_namespace=namespace,
-            topic=topic,
-            generation=generation,
-            ttl_seconds=ttl_seconds,
+            **known._asdict(),
             messages=count.messages if count else None,
             size_bytes=count.size_bytes if count else None,
             oldest_ms=count.oldest_ms if count else None,
@@ -388,7 +385,7 @@ def _topics(state: State, overdue: Sequence[HeldRows], counts: Mapping[TopicId, 
             counted_ms=count.counted_ms if count else None,
             overdue_rows=sum(item.rows for item in items),
             oldest_overdue_ms=_oldest(items),
-            sizes=sizes.get(str(name), ()),
+            sizes=sizes.get(known.name, ()),
         )
         found.append(figures)
     return found

@@ -13,7 +13,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from janitor.state.base import State
-from janitor.state.topic_history import changes, sizes
+from janitor.state.topic_history import CHANGES, SIZES
 from janitor.status.collect import summary
 from janitor.status.status import RunSummary, Status
 from tms_core.topic import TopicId
@@ -205,7 +205,7 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
         "quarantined": None if quarantined is None else asdict(quarantined),
         "consumers": [asdict(one) for one in status.consumers if f"{one.tms_namespace}:{one.topic}" == name],
         "adopted_ms": status.adopted_ms,
-        "changes": [change._asdict() for change in reversed(changes(state).get(name, []))],
-        "sizes": [size._asdict() for size in sizes(state, name)],
+        "changes": [change._asdict() for change in reversed(CHANGES.read(state).get(name, []))],
+        "sizes": [size._asdict() for size in SIZES.read(state).get(name, [])],
         "ledger": [entry.to_json() for entry in state.ledger(LEDGER_ENTRIES, topic=topic)],
     }

@@ -18,15 +18,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
 
 from janitor.report import SnapshotUsed
 from janitor.rules.policy import Frontier, Hold
 from janitor.rules.ranges import Lifetime
 from janitor.state.base import KnownIds, OpenIdRecord
+from janitor.state.figures import KeptFigures
 from janitor.state.records import Note
 from tms_core.errors import NoSnapshot, SnapshotError
 from tms_core.logs.printable import duration
@@ -41,8 +41,6 @@ REMEMBER_CLOSED_MS = 30 * 24 * 3600 * 1000
 _BLOCK = 4096
 #: Invalid ids that are put in a set, for the time of a search; about 10 MB.
 MOST_IN_A_SET = 100_000
-#: The note that has the two moments by which transactions have ended.
-DECIDED = Note.TRANSACTION_ENDS
 #: How long after the end of its transaction a message is there at least, in milliseconds.
 SEEN_MS = 300_000
 
@@ -283,7 +281,8 @@ def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
 # -- when they ended ---------------------------------------------------------------------------------------------------
 
 
-class Decided(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Decided:
     """The facts about decided transactions.
 
     Attributes:
@@ -297,9 +296,10 @@ class Decided(NamedTuple):
     noted_ms: int
 
 
-def decided(
-    now_ms: int, note: Mapping[str, int] | None, snapshot: VisibilityState | None, lifetime: Lifetime
-) -> Decided:
+DECIDED: KeptFigures[Decided | None] = KeptFigures(Note.TRANSACTION_ENDS, Decided, None)
+
+
+def decided(now_ms: int, note: Decided | None, snapshot: VisibilityState | None, lifetime: Lifetime) -> Decided:
     """Return the present facts about decided transactions.
 
     Args:
@@ -308,7 +308,7 @@ def decided(
         snapshot: the present snapshot; None: there is none.
         lifetime: how long a transaction may write. Older messages were decided in any case.
     """
-    known = Decided(0, 0, 0) if note is None else Decided(**note)
+    known = note or Decided(0, 0, 0)
     if snapshot is not None:
         taken_ms = snapshot.timestamp_ms
         begun_ms = oldest_open_ms(snapshot) - lifetime.allowance_ms
@@ -317,7 +317,7 @@ def decided(
         elif taken_ms - known.noted_ms >= SEEN_MS:
             known = Decided(max(known.before_ms, known.next_ms), begun_ms, taken_ms)
     over_ms = now_ms - lifetime.max_ms - lifetime.allowance_ms - SEEN_MS
-    return known._replace(before_ms=max(0, known.before_ms, over_ms))
+    return replace(known, before_ms=max(0, known.before_ms, over_ms))
 
 
 def oldest_open_ms(snapshot: VisibilityState) -> int:

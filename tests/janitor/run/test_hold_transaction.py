@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -119,15 +120,15 @@ def test_given_snapshots_when_the_noted_one_is_old_enough_then_what_was_before_i
     first = decided(NOW_MS, None, visibility(NOW_MS, in_progress=[open_since]), LIFETIME)
     over_ms = NOW_MS - HOUR - allowance_ms - SEEN_MS
     assert first == Decided(over_ms, NOW_MS - MINUTE - allowance_ms, NOW_MS)
-    soon = decided(NOW_MS + SEEN_MS - 1, first._asdict(), visibility(NOW_MS + SEEN_MS - 1), LIFETIME)
-    assert soon == first._replace(before_ms=over_ms + SEEN_MS - 1)
-    later = decided(NOW_MS + SEEN_MS, first._asdict(), visibility(NOW_MS + SEEN_MS), LIFETIME)
+    soon = decided(NOW_MS + SEEN_MS - 1, first, visibility(NOW_MS + SEEN_MS - 1), LIFETIME)
+    assert soon == replace(first, before_ms=over_ms + SEEN_MS - 1)
+    later = decided(NOW_MS + SEEN_MS, first, visibility(NOW_MS + SEEN_MS), LIFETIME)
     assert later == Decided(first.next_ms, NOW_MS + SEEN_MS - allowance_ms, NOW_MS + SEEN_MS)
 
 
 def test_given_a_snapshot_from_before_the_noted_one_then_it_begins_anew_and_nothing_comes_back() -> None:
     known = Decided(NOW_MS - MINUTE, NOW_MS - SECOND, NOW_MS)
-    found = decided(NOW_MS, known._asdict(), visibility(NOW_MS - 1), LIFETIME)
+    found = decided(NOW_MS, known, visibility(NOW_MS - 1), LIFETIME)
     assert found == Decided(known.before_ms, NOW_MS - 1 - LIFETIME.allowance_ms, NOW_MS - 1)
 
 

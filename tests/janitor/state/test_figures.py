@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from janitor.state.figures import CONSUMERS, HELD, SNAPSHOT, STATISTICS, HeldRows, SnapshotRead, StatisticsFigures
+from janitor.boundary.claim import REFUTED, ROUND
+from janitor.run.prepare import IN_PROGRESS
+from janitor.state.figures import (
+    CONSUMERS,
+    HELD,
+    SNAPSHOT,
+    STATISTICS,
+    HeldRows,
+    KeptFigures,
+    SnapshotRead,
+    StatisticsFigures,
+)
 from janitor.state.records import Note
 from janitor.state.sqlite.state import SqliteState
+from janitor.state.topic_history import CHANGES, SIZES, TOPICS
+from janitor.sweep.transactions import DECIDED
 from tests.builders import NOW_MS, watch_state
 from tms_core.errors import StateError
 
@@ -42,6 +56,13 @@ def test_figures_that_have_not_changed_are_not_written(state: SqliteState) -> No
     watch_state(state, before=lambda call: written.append(call.name))
     HELD.save(state, [ROWS])
     assert "state.save_note" not in written
+
+
+@pytest.mark.parametrize("kept", [ROUND, REFUTED, DECIDED, IN_PROGRESS, TOPICS, CHANGES, SIZES])
+def test_figures_of_a_pass_in_another_layout_are_an_error(state: SqliteState, kept: KeptFigures[Any]) -> None:
+    state.save_note(kept._note, [["odd"]])
+    with pytest.raises(StateError, match=f"the state's value {kept._note} has the layout of another version"):
+        kept.read(state)
 
 
 @pytest.mark.parametrize("value", [[{"topic": "orders"}], [["default", "orders"]], {"rows": 3}])

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from janitor.state.base import State
 from janitor.state.records import TopicCount
 from janitor.state.topic_history import (
+    CHANGES,
     KEPT_CHANGES,
     KEPT_SIZES,
     SIZED_TOPICS,
+    SIZES,
     SIZES_MS,
     SKETCHED_SIZES,
     Change,
     Size,
-    changes,
     save_sizes,
     save_topics,
-    sizes,
     sketches,
     thinned,
 )
@@ -37,22 +37,22 @@ def metadata(ttl_seconds: int, generation: int = 1, name: str = "orders") -> Top
 def test_given_a_ttl_that_changes_when_topics_are_saved_then_it_says_from_what_to_what_and_when(state: State) -> None:
     save_topics(state, [metadata(60), metadata(9, name="other")], 1)
     save_topics(state, [metadata(60), metadata(9, name="other")], 2)
-    assert changes(state) == {}
+    assert CHANGES.read(state) == {}
     save_topics(state, [metadata(30), metadata(9, name="other")], 3)
     save_topics(state, [metadata(30, -1), metadata(9, name="other")], 4)
-    assert changes(state) == {"default:orders": [Change(3, 60, 30, 1, 1), Change(4, 30, 30, 1, -1)]}
+    assert CHANGES.read(state) == {"default:orders": [Change(3, 60, 30, 1, 1), Change(4, 30, 30, 1, -1)]}
 
 
 def test_given_a_topic_met_for_the_first_time_then_that_is_no_change(state: State) -> None:
     save_topics(state, [metadata(60)], 1)
     save_topics(state, [metadata(60), metadata(9, name="other")], 2)
-    assert changes(state) == {}
+    assert CHANGES.read(state) == {}
 
 
 def test_given_many_changes_then_the_last_ones_stay(state: State) -> None:
     for number in range(KEPT_CHANGES + 5):
         save_topics(state, [metadata(number + 1)], number)
-    found = changes(state)["default:orders"]
+    found = CHANGES.read(state)["default:orders"]
     assert len(found) == KEPT_CHANGES
     assert found[-1] == Change(KEPT_CHANGES + 4, KEPT_CHANGES + 4, KEPT_CHANGES + 5, 1, 1)
 
@@ -62,7 +62,7 @@ def test_given_a_topic_that_is_gone_then_so_are_its_changes(state: State) -> Non
     save_topics(state, [metadata(30), metadata(9, name="other")], 2)
     save_topics(state, [metadata(9, name="other")], 3)
     save_topics(state, [metadata(8, name="other")], 4)
-    assert set(changes(state)) == {"default:other"}
+    assert set(CHANGES.read(state)) == {"default:other"}
 
 
 @given(st.lists(st.integers(1, 3 * HOUR), max_size=300))
@@ -98,8 +98,8 @@ def test_given_a_clock_that_was_set_back_then_the_sizes_of_the_future_go() -> No
 def test_given_more_topics_than_are_drawn_then_the_largest_are_kept(state: State) -> None:
     many = {TopicId("a", f"t{n}"): TopicCount(1, n, None, None, NOW_MS) for n in range(SIZED_TOPICS + 3)}
     save_sizes(state, many)
-    assert sizes(state, "a:t2") == []
-    assert sizes(state, "a:t3") == [Size(NOW_MS, 1, 3)]
+    assert "a:t2" not in SIZES.read(state)
+    assert SIZES.read(state)["a:t3"] == [Size(NOW_MS, 1, 3)]
 
 
 def test_given_sizes_when_sketched_then_few_are_told_of_each_from_the_first_to_the_last(state: State) -> None:

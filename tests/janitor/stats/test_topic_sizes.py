@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from janitor.state.base import TopicCount
-from janitor.state.topic_history import sizes
+from janitor.state.topic_history import SIZES
 from janitor.stats.scheduler import SAVE_EVERY_MS
 from janitor.stats.topic_sizes import PAGE_BYTES, TopicSizeCounter
 from tests.builders import DAY, NOW_MS, SECOND, Call, fail_at, unknown_topic, watch, watch_state
@@ -221,10 +221,10 @@ def test_given_counts_when_they_are_made_again_then_the_sizes_over_time_have_eac
     place.clock.advance(30 * SECOND)
     a.plain(NOW_MS + 1)
     count.step()
-    assert [size.messages for size in sizes(place.state, "default:a")] == [1]
+    assert [size.messages for size in SIZES.read(place.state).get("default:a", [])] == [1]
     place.clock.advance(30 * SECOND)
     count.step()
-    assert [(size.counted_ms, size.messages) for size in sizes(place.state, "default:a")] == [
+    assert [(size.counted_ms, size.messages) for size in SIZES.read(place.state).get("default:a", [])] == [
         (NOW_MS, 1),
         (NOW_MS + 60 * SECOND, 2),
     ]
@@ -237,7 +237,7 @@ def test_given_a_count_that_takes_long_then_the_sizes_over_time_do_not_wait_for_
     seen: list[bool] = []
 
     def is_stopping() -> bool:
-        seen.append(bool(sizes(place.state, "default:a")))
+        seen.append(bool(SIZES.read(place.state).get("default:a", [])))
         return False
 
     census(place, rate=1, is_stopping=is_stopping).step()
