@@ -292,9 +292,11 @@ class TransactionClient:
             NoSnapshot: the service does not respond, or not with a snapshot.
         """
         try:
-            return Loaded(self.state(), f"the transaction service {self.address}")
+            state = self.state()
         except (TransactionError, FormatError) as error:
             raise SourceUnreachable(error.message, error.hint) from error
+        # A snapshot that no manager can have written is another error than a service that does not answer.
+        return Loaded(state, f"the transaction service {self.address}")
 
     def state(self) -> VisibilityState:
         """Return the manager's state of now.
