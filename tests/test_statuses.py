@@ -204,10 +204,7 @@ def caller(request: pytest.FixtureRequest, server: Started, capsys: pytest.Captu
 )
 def test_request_for_a_missing_topic_is_not_found_for_every_caller(caller: Caller, operation: str) -> None:
     outcome = caller.ask(operation, MISSING, *(["billing"] if "position" in operation else []))
-    # A client goes by the status alone: what it looks for is a consumer.
-    is_of_client = outcome.status is None and operation in ("position", "delete_position")
-    code = ConsumerNotFound.code if is_of_client else TopicNotFound.code
-    assert (outcome.status or 404, outcome.code) == (404, code)
+    assert (outcome.status or 404, outcome.code) == (404, TopicNotFound.code)
     assert "There is no topic default:missing." in outcome.text
 
 

@@ -91,7 +91,7 @@ class AsyncTopics:
         """Return the stored position of a consumer: the last message it has read.
 
         Raises:
-            ConsumerNotFound: the consumer or the topic does not exist.
+            TopicNotFound, ConsumerNotFound: the topic or the consumer does not exist.
         """
         return await self._core.ask(consumer_calls.position(topic, consumer))
 
@@ -99,7 +99,7 @@ class AsyncTopics:
         """Return the claims of transactions in progress for a consumer.
 
         Raises:
-            ConsumerNotFound: the consumer or the topic does not exist.
+            TopicNotFound, ConsumerNotFound: the topic or the consumer does not exist.
         """
         return await self._core.ask(consumer_calls.claims(topic, consumer))
 
@@ -107,7 +107,7 @@ class AsyncTopics:
         """Return messages that a consumer group received and did not process, the most deliveries first.
 
         Raises:
-            ConsumerNotFound: the consumer or the topic does not exist.
+            TopicNotFound, ConsumerNotFound: the topic or the consumer does not exist.
         """
         return await self._core.ask(consumer_calls.failed(topic, consumer))
 
@@ -133,7 +133,7 @@ class AsyncTopics:
 
         Raises:
             ConsumerConflict: claims are open.
-            ConsumerNotFound: the consumer or the topic does not exist.
+            TopicNotFound, ConsumerNotFound: the topic or the consumer does not exist.
         """
         await self._core.ask(consumer_calls.delete_position(topic, consumer, force=force))
 
@@ -149,7 +149,7 @@ class AsyncTopics:
         """Return the state of a producer; this does not register it.
 
         Raises:
-            ProducerNotFound: the producer or the topic does not exist.
+            TopicNotFound, ProducerNotFound: the topic or the producer does not exist.
         """
         return await self._core.ask(producer_calls.show(topic, name))
 
@@ -157,7 +157,7 @@ class AsyncTopics:
         """Delete a producer; the server rejects its instance from then on, and invalidates its open transactions.
 
         Raises:
-            ProducerNotFound: the producer or the topic does not exist.
+            TopicNotFound, ProducerNotFound: the topic or the producer does not exist.
         """
         await self._core.ask(producer_calls.delete(topic, name))
 

@@ -20,7 +20,7 @@ from tms_core.client.protocol.messages import Message, Start
 from tms_core.client.protocol.values import Retry
 from tms_core.client.protocol.wire import Stop
 from tms_core.client.transactions.transaction import view_of
-from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError
+from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError, TopicNotFound
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 from tms_core.transaction.rpc.client import TransactionClient
@@ -178,7 +178,8 @@ class Consuming:
     async def _load(self, consumer: str) -> None:
         try:
             self._stored = await self._core.wire.ask(consumer_calls.position(self._topic, consumer))
-        except ConsumerNotFound:
+        except (ConsumerNotFound, TopicNotFound):
+            # The next poll reports a missing topic.
             return
         self._start, self._inclusive = self._stored, False
 

@@ -60,6 +60,8 @@ SEALED, BEHIND, PARTITIONS = "x-tms-sealed", "x-tms-behind", "x-tms-partitions"
 #: A response header with 409: a newer instance of the producer is registered (docs/reference/rest-consumers.md,
 #: "Producers").
 FENCED = "x-tms-fenced"
+#: A response header: the code of an error.
+CODE = "x-tms-error"
 #: The content type of an error in JSON (RFC 9457).
 PROBLEM = "application/problem+json"
 
@@ -287,7 +289,9 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     if status == _CONFLICT and FENCED in headers:
         kind: type[MessagingError] | None = ProducerFenced
     else:
-        kind = {_MISSING: call.missing, _CONFLICT: call.conflict}.get(status) or _REFUSED.get(status)
+        # A request for a consumer or a producer has the same status if the whole topic is missing.
+        missing = TopicNotFound if headers.get(CODE) == TopicNotFound.code else call.missing
+        kind = {_MISSING: missing, _CONFLICT: call.conflict}.get(status) or _REFUSED.get(status)
     text, hint = _reason(body, headers)
     if status == _CONFLICT and PARTITIONS in headers:
         raise PartitionsChanged(text, hint)

@@ -162,8 +162,8 @@ class GroupClaims(Participant):
 
     async def rollback_tx(self) -> None:
         if self._may_have_claimed:
-            # A deleted group has no claims.
-            with suppress(ConsumerNotFound):
+            # A deleted group has no claims, and neither has a group of a deleted topic.
+            with suppress(ConsumerNotFound, TopicNotFound):
                 given = self.given if self.counts else None
                 if given is None or given != self._last:
                     # Messages after this id never reached the program: return them without counting a delivery.
