@@ -378,8 +378,8 @@ def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_na
 def test_given_another_layout_or_a_foreign_root_when_opened_then_it_is_refused_and_stays(again: Open) -> None:
     state = again()
     for there, said in (
-        (b'{"layout":3}', "newer janitor"),
-        (b'{"layout":1}', "no released janitor"),
+        (b'{"layout":4}', "newer janitor"),
+        (b'{"layout":2}', "no released janitor"),
         (b"[]", "cannot be read"),
         (b"\xff", "cannot be read"),
     ):
