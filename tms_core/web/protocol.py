@@ -403,7 +403,8 @@ class HttpProtocol(HttpToolsProtocol):
         if not (0 < body_bytes <= KNOWN_BODY_BYTES and end <= _KNOWN_HEAD_BYTES and len(data) == end + body_bytes):
             return
         if self._owes() and self.cycle.keep_alive and not (self.pipeline or self.expect_100_continue):
-            self.scope["state"][_KNOW] = lambda serve: heads.__setitem__(data[:end], KnownHead(body_bytes, serve))
+            head = data[:end]
+            self.scope["state"][_KNOW] = lambda serve: heads.__setitem__(head, KnownHead(body_bytes, serve))
 
     def _receive(self, data: bytes) -> None:
         """Have data parsed."""
