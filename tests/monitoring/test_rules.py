@@ -119,7 +119,7 @@ def test_every_metric_and_label_value_in_the_rules_is_one_that_there_is() -> Non
                 assert value in (known[name][label] or ()), rule["alert"]
 
 
-@pytest.mark.parametrize("page", ["operate/sizing.md", "operate/alerts.md", "reference/metrics.md"])
+@pytest.mark.parametrize("page", ["explanation/scale.md", "operate/alerts.md", "reference/metrics.md"])
 def test_every_expression_of_a_page_is_one_that_prometheus_reads(page: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\|", "|")
     shown = re.findall(r"`([^`]*\btms_(?!namespace)[^`]*)`", text)
