@@ -20,6 +20,7 @@ from tms_core.security.kerberos import Exchange
 from tms_core.settings.models import KerberosSettings, TransactionSettings
 from tms_core.transaction.rpc.client import source_of
 from tms_core.transaction.source.source import DirectorySource
+from tms_core.transaction.source.webhdfs import WebHdfsFolder
 
 
 class Guarded(NameNode):
@@ -104,12 +105,18 @@ def test_snapshot_is_read_after_a_login_at_the_namenode(
     assert set(Guarded.users) == {f"reader@{REALM}"}
 
 
+@pytest.mark.parametrize(("proof", "said"), [(b"anything", "Kerberos login failed"), (b"", "does not prove its name")])
 def test_namenode_that_cannot_prove_who_it_is_is_not_believed(
-    guarded: str, keytabs: tuple[Path, Path], tmp_path: Path
+    guarded: str, keytabs: tuple[Path, Path], tmp_path: Path, proof: bytes, said: str
 ) -> None:
-    Guarded.proof = b"anything"
-    with pytest.raises(NoSnapshot, match="Kerberos login failed"):
-        source(guarded, keytabs[1], tmp_path).latest()
+    found = source(guarded, keytabs[1], tmp_path)
+    Guarded.proof = proof
+    with pytest.raises(NoSnapshot, match=said):
+        found.latest()
+    ca_file = tmp_path / "server.pem"
+    folder = WebHdfsFolder(guarded, KerberosSettings(keytab=keytabs[1]), ca_file if ca_file.exists() else None)
+    with pytest.raises(OSError, match=said), folder.open("snapshot.2"):
+        """A redirect that an unknown server sends."""
 
 
 def test_login_that_fails_and_login_that_is_not_set_are_said(guarded: str, realm: Realm, tmp_path: Path) -> None:

@@ -208,9 +208,13 @@ class _Negotiate(httpx2.Auth):
         exchange = self._login.exchange(f"HTTP/{request.url.host}", spnego=True)
         request.headers["authorization"] = exchange.authorization()
         answer = yield request
-        if answer.is_success and (found := self._token(answer)):
-            # The service proves its name.
-            exchange.step(found)
+        # The NameNode proves its name, also where it redirects. Before that comes its demand, after that a DataNode.
+        passed = (one for one in (*answer.history, answer) if one.is_success or one.is_redirect)
+        if (first := next(passed, None)) is not None:
+            if found := self._token(first):
+                exchange.step(found)
+            if not exchange.is_complete:
+                raise LoginFailed("it does not prove its name with Kerberos.", "See which server listens there.")
 
     def _token(self, answer: httpx2.Response) -> bytes | None:
         return self._login.negotiated(answer.headers.get_list("www-authenticate", split_commas=True))
