@@ -26,9 +26,10 @@ from janitor.state.base import Claim, State, StoreRecord
 from janitor.state.figures import GuardNote, KeptFigures
 from janitor.state.records import RESTORED, Note
 from janitor.sweep import transactions as txstate
+from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.executor import never
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import ConsumerHolds, PassKind, PlanLimits, Preparation, ProcessedRows, Run, Terms, none_is_new
+from janitor.sweep.run import PassKind, PlanLimits, Preparation, Run, Terms, none_is_new
 from janitor.sweep.sweep import Division, Threads
 from janitor.sweep.transactions import DECIDED, Observed, TransactionView, decided
 from tms_core.clock import Clock

@@ -21,7 +21,8 @@ from janitor.run.plan_file import WhatIf, changed
 from janitor.settings import AllSettings
 from janitor.spark.columns import Policy
 from janitor.sweep import transactions as txstate
-from janitor.sweep.run import ProcessedRows, parse_or_none
+from janitor.sweep.consumers import ProcessedRows
+from janitor.sweep.run import parse_or_none
 from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import ConfigurationError

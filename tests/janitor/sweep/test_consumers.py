@@ -11,7 +11,7 @@ import pytest
 from janitor.report import Report
 from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import EVERYTHING
-from janitor.sweep.run import ConsumerHolds
+from janitor.sweep.consumers import ConsumerHolds
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
 from tests.salted import SaltedStore
 from tests.support import raising
