@@ -158,7 +158,7 @@ class SweepRun:
             return
         # After the conclusions: a compaction that fails may close the store, and costs only space.
         self._costs.start("compact")
-        executor.deleted.finish(partial(self._alive, "compact", 0), outcome)
+        outcome.compact(executor.deleted, partial(self._alive, "compact", 0))
         self._costs.start("")
         if deps.feedback is not None and self._moves_frontiers and outcome.interruption is None:
             self._feed_back(deps.feedback)

@@ -22,9 +22,8 @@ from typing import Protocol, cast
 
 from janitor.rules.policy import Rule
 from janitor.state.base import Pause, State
-from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, DeletionCount, Done, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import Ledger, LedgerSums
+from janitor.sweep.ledger import DeletedRanges, Ledger, LedgerSums
 from janitor.sweep.run import TopicWork
 from tms_core.clock import Clock
 from tms_core.errors import ArchiveError, StopRequested, StoreError

@@ -7,7 +7,7 @@ each Spark task fills its own outcome; they are merged afterwards.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from janitor.report import NAMED_KEYS, Entry, EntryKey, UnrecognizedKey
@@ -30,7 +30,7 @@ from janitor.sweep.findings import (
     failed,
     times_of,
 )
-from janitor.sweep.ledger import DeletedRows, LedgerKey, ledger_entry
+from janitor.sweep.ledger import DeletedRanges, DeletedRows, LedgerKey, ledger_entry
 from tms_core.errors import Interrupted, StoreError
 from tms_core.tables.base import KeyRange
 from tms_core.tables.side import Expiry
@@ -216,6 +216,21 @@ class Outcome:
     def _note_early(self, topic: TopicId, generation: int, keys: Sequence[bytes]) -> None:
         every = [*self.early.get((topic, generation), ()), *keys]
         self.early[topic, generation] = (min(every), max(every))
+
+    def compact(self, deleted: DeletedRanges, heartbeat: Callable[[], None]) -> None:
+        """Compact the ranges in which rows were deleted, and note an error.
+
+        After an error the rows are deleted, and only their space is not free yet.
+        """
+        try:
+            deleted.compact(heartbeat)
+        except Interrupted as error:
+            self.ended = error
+        except StoreError as error:
+            self.errors.append(
+                "the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: "
+                f"{error}"
+            )
 
     @property
     def undone(self) -> bool:

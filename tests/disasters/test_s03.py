@@ -8,7 +8,7 @@ import pytest
 
 from janitor.boundary import claim as boundary
 from janitor.rules.ranges import topic_stop
-from janitor.sweep.compaction import DeletedRanges
+from janitor.sweep.ledger import DeletedRanges
 from tests.builders import (
     DAY,
     HOUR,

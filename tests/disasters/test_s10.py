@@ -10,7 +10,7 @@ import pytest
 
 from janitor.state.base import EVERYTHING
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep import compaction
+from janitor.sweep import ledger
 from janitor.sweep.executor import HEARTBEAT_MS
 from tests.builders import (
     DAY,
@@ -113,8 +113,8 @@ def fill(store: Store) -> Topic:
 def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_lives(
     store: Store, full: bool, patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
-    monkeypatch.setattr(compaction, "SLICE_ROWS", 4)
+    monkeypatch.setattr(ledger, "WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(ledger, "SLICE_ROWS", 4)
     rig, lease = leased(store, batch_rows=4)
     lease.acquire()
     rig.engine.run_once(adopt=True)

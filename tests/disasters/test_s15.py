@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from janitor.state.base import CounterKey
-from janitor.sweep import compaction
+from janitor.sweep import ledger
 from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
 from tms_core.tables.base import MessageValue, Store
 
@@ -126,7 +126,7 @@ def test_given_an_observer_that_fails_when_swept_then_the_sweep_does_all_the_sam
         if happening == phase:
             raise RuntimeError("the terminal is gone")
 
-    monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(ledger, "WORTHWHILE_ROWS", 1)
     rig, orders = case
     # Its window reaches past the cut-off, so that a message that refers to it is looked for.
     orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)

@@ -23,10 +23,9 @@ from janitor.spark.session import plain_kind
 from janitor.spark.sweep.ranged import RangedReads, RangedStore
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
-from janitor.sweep.compaction import DeletedRanges
 from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
 from janitor.sweep.findings import NOTHING_DONE, DeletionCount, Done, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import Ledger
+from janitor.sweep.ledger import DeletedRanges, Ledger
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import Part
@@ -213,7 +212,7 @@ def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: O
     """Make durable what was done, and have its space given back: only here it is known where rows were."""
     part.message.sync()
     part.payload.sync()
-    deleted.finish(allowed.alive, outcome)
+    outcome.compact(deleted, allowed.alive)
 
 
 def pack(outcome: Outcome) -> str:

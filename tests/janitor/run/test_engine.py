@@ -252,7 +252,7 @@ def test_given_topics_without_end_when_run_then_history_keeps_those_with_the_mos
 def test_given_a_run_when_it_compacts_then_what_it_reached_is_already_remembered(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("janitor.sweep.compaction.WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr("janitor.sweep.ledger.WORTHWHILE_ROWS", 1)
     topic(store, "default:orders", ttl_seconds=60).plain(1)
     rig = janitor(store)
     seen: list[bool] = []

@@ -9,8 +9,8 @@ from threading import Event, current_thread, main_thread
 
 import pytest
 
-from janitor.sweep import compaction
-from janitor.sweep.compaction import GAP_BYTES, SLICE_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
+from janitor.sweep import ledger
+from janitor.sweep.ledger import GAP_BYTES, SLICE_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
 from tms_core.errors import StoreError
 from tms_core.tables.base import TableName
 from tms_core.tables.memory import MemoryPayloadTable
@@ -158,7 +158,7 @@ def test_given_nothing_deleted_when_compacted_then_nothing_is_asked_of_the_store
 def test_given_a_table_that_is_compacted_beside_when_a_slice_ends_then_it_is_begun_and_waited_for_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(compaction, "ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(ledger, "ALIVE_SECONDS", 0.001)
     table, deleted, beats = BesideTable(), DeletedRanges(), []
 
     def heartbeat() -> None:
