@@ -1,7 +1,7 @@
 """The result of a plan or a run, as one frozen value; and its progress for observers.
 
-The report is the only place figures come from: the table a person reads, the JSON a program reads, the stored history
-and the metrics are all drawn from it (rule S15). It is made from a pass's outcome (:mod:`janitor.sweep.outcome`).
+The report is the only source of numbers: the printed table, the JSON, the saved history and the metrics all use it
+(rule S15). It is made from a pass's outcome (:mod:`janitor.sweep.outcome`).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COUNTED_REASONS = (
 
 
 def ignore_progress(phase: str, topic: TopicId | None, rows: int) -> None:
-    """The observer of runs whose progress is not shown."""
+    """Do nothing: the observer of runs whose progress is not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Entry:
     """Rows of one topic, generation and table under one rule.
 
     Attributes:
-        size_bytes: key bytes exactly, value bytes as the store estimates them.
-        oldest_ms: time of the oldest row, by the row's own time; None while there is none.
+        size_bytes: exact bytes of keys, and the store's estimate of the bytes of values.
+        oldest_ms: the row time of the oldest row; None: there is none.
     """
 
     rows: int = 0
@@ -83,14 +83,14 @@ class Entry:
         self.sample_keys += keys[: SAMPLE_KEYS - len(self.sample_keys)]
 
     def merge(self, other: Entry) -> None:
-        """Take in the rows of another part of the store."""
+        """Add the rows of another part of the store."""
         if other.oldest_ms is not None and other.newest_ms is not None:
             self.add(other.sample_keys, other.size_bytes, other.oldest_ms, other.newest_ms)
             self.rows += other.rows - len(other.sample_keys)
 
 
 class UnrecognizedKey(NamedTuple):
-    """A key that is none of ours, in hex, and where it is."""
+    """An unrecognized key in hex, and its table."""
 
     table: str
     key: str
@@ -114,12 +114,13 @@ class StoreBytes(NamedTuple):
 
 
 class MessagesLeft(NamedTuple):
-    """About how many messages there were in the topics of a pass, and how many are left, or would be; None: unknown.
+    """The approximate number of messages in the topics of a pass, before and after it, or after the planned run; None:
+    unknown.
 
     A pass does not read live rows, so this is the background count, less the rows deleted since.
 
     Attributes:
-        counted_ms: when the oldest of the counts was made.
+        counted_ms: the time of the oldest count.
     """
 
     before: int | None = None
@@ -159,7 +160,7 @@ class Report:
         return any(note.tripped for note in self.guards)
 
     def counts_as_done(self, held: Hold | None) -> bool:
-        """As :func:`counts_as_done`."""
+        """Return whether rows under this hold are in the totals (:func:`counts_as_done`)."""
         return counts_as_done(self.mode, held)
 
     def total(self, rule: Rule) -> int:
@@ -168,7 +169,9 @@ class Report:
         )
 
     def deleted_bytes(self) -> int:
-        """Bytes of the deleted rows: keys exactly, values as the store estimates them. Inverting frees none."""
+        """Return the bytes of the deleted rows: exact for keys, estimated by the store for values. Inversions free
+        none.
+        """
         return sum(
             entry.size_bytes
             for key, entry in self.entries.items()
@@ -209,8 +212,8 @@ class Report:
         }
 
     def to_history(self) -> dict[str, Any]:
-        """Return the report as it is remembered: of very many entries only those with the most rows, and how many
-        more.
+        """Return the report for the history: if there are very many entries, those with the most rows and the number
+        of others.
         """
         report = self.to_json()
         topics = sorted(report["topics"], key=lambda entry: entry["rows"], reverse=True)
@@ -220,20 +223,18 @@ class Report:
         return report
 
     def sorted_entries(self) -> list[tuple[EntryKey, Entry]]:
-        """Entries that hold rows, by topic, table, generation and rule."""
+        """Return the entries with rows, by topic, table, generation and rule."""
         filled = [(key, entry) for key, entry in self.entries.items() if entry.rows]
         return sorted(filled, key=lambda item: _order(item[0]))
 
 
 def counts_as_done(mode: Mode, held: Hold | None) -> bool:
-    """Return whether rows under this hold are in the totals: a plan's first contact is what ``apply --adopt`` will
-    do.
-    """
+    """Return whether rows under this hold are in the totals: ``apply --adopt`` deletes a plan's first contact."""
     return held is None or (mode == "plan" and held is Hold.FIRST_CONTACT)
 
 
 def held_before(held: Sequence[HeldRows]) -> dict[str, Any]:
-    """Rows held in a run and counted by an earlier one, as its history has them: the topics with the most rows."""
+    """Return held rows that an earlier run counted, for a run's history: the topics with the most rows."""
     held = sorted((item for item in held if item.held), key=lambda item: item.rows, reverse=True)
     rows = sum(item.rows for item in held)
     return {"held_before": {"rows": rows, "topics": HELD.plain(held[:HISTORY_ENTRIES])}} if held else {}

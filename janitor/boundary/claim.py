@@ -1,23 +1,24 @@
-"""The prune boundary: up to which transaction no positive pointer of an invalid one is left (rule S4).
+"""The prune boundary: the highest transaction up to which no row has a positive pointer of an invalid transaction (rule
+S4).
 
-Invalid ids ride on every transaction, so an operator wants to drop them, and may as soon as no row can become visible
-again by it. That is a claim, and a wrong one shows aborted data to every reader, so it is built from evidence only:
-intervals of keys that a pass covered without an error, under a snapshot taken before it started, and whose inversions
-are durable. Where they cover the whole message table, the claim reaches as far as the lowest of
+Invalid ids are part of every transaction, so an operator wants to remove them, and may do so once their rows cannot
+become visible. The boundary claims that. A wrong claim shows aborted data to every reader, so it is made from evidence
+only: intervals of keys that a pass covered without an error, under a snapshot taken before it started, and whose
+inversions are durable. If they cover the whole message table, the boundary is the lowest of
 
-* each interval's snapshot's own bound (Tephra's TxUtils.getPruneUpperBound),
+* the bound of each interval's snapshot (Tephra's TxUtils.getPruneUpperBound),
 * for each interval, the oldest transaction that could still have written when its pass started, and
-* the lowest open id: one whose client might have published since.
+* the lowest open id: its client may have published since.
 
-Intervals are of keys as they are stored, and so start with the salt where there is one. Nothing else divides a table
-for good: regions are split, merged and moved.
+Intervals are of stored keys, so they start with the salt if there is one. No other division of a table is permanent:
+regions are split, merged and moved.
 
-To prove that a large table is clean takes hours, and a process may die in that time, or one salt of many may fail. So
-each part of a store is evidence by itself as soon as it was covered (rule S4), and a *round* is over when every part
-was. A run that goes on with a round searches the parts that are done only for what a frequent run does too.
+To prove a large table takes hours. In that time a process may die, or one of many salts may fail. Therefore each part
+of a store is evidence as soon as it was covered (rule S4), and a *round* ends when every part was covered. A run that
+continues a round searches the covered parts only as a frequent run does.
 
-A store in one piece is covered from its first key to its last, and what is covered is saved on the way: a run that is
-killed at the same time every night gets further every night.
+A store of one part is covered from its first key to its last, and progress is saved on the way. So a run that is killed
+at the same time every night gets further every night.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from tms_core.transaction.model import TX_PER_MS
 
 @dataclass(frozen=True, slots=True, order=True)
 class Limit:
-    """Something that holds the boundary back.
+    """A limit of the boundary.
 
     Attributes:
-        bound: as far as it lets the boundary go.
+        bound: the highest boundary that it allows.
         reason: a description for operators.
-        start: the first key of the interval it is about, as it is stored; None for a transaction.
-        region: where the store keeps that key now; empty if there is one place, or it is unknown.
+        start: the first stored key of its interval; None: it is about a transaction.
+        region: the region that has that key now; empty: the store has no regions, or it is unknown.
     """
 
     bound: int
@@ -56,9 +57,9 @@ class Boundary:
     """The boundary and its limits.
 
     Attributes:
-        bound: the claim; None when there is none.
-        limits: its limits, tightest first.
-        obstacles: why there is no claim; empty when there is one.
+        bound: the boundary; None: there is none.
+        limits: its limits, lowest first.
+        obstacles: the reasons why there is no boundary; empty if there is one.
     """
 
     bound: int | None
@@ -74,7 +75,7 @@ def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
     """Return the prune boundary that the evidence proves.
 
     Args:
-        evidence: intervals left clean.
+        evidence: covered intervals.
         open_pointers: invalid ids whose clients may still have published.
         lifetime: how long transactions may write, and how late.
     """
@@ -106,24 +107,24 @@ def newest_settled(started_ms: int, lifetime: Lifetime) -> int:
 
 
 def in_force(claim: Claim, evidence: Iterable[Evidence], now_ms: int, lifetime: Lifetime) -> bool:
-    """Return whether a claim still stands: not made by a clock set back since, nor with a lifetime raised since.
+    """Return whether a claim is in force: not dated by a clock set back since, and not made with a shorter lifetime.
 
     Args:
-        evidence: what there is now; a round of passes ends later than its claim is dated.
+        evidence: the present evidence; a round of passes ends later than its claim is dated.
     """
     is_past = all(began_ms <= now_ms for began_ms in (claim.made_ms, *(item.started_ms for item in evidence)))
     return is_past and claim.bound <= newest_settled(claim.made_ms, lifetime)
 
 
 def covered_since_ms(evidence: Sequence[Evidence]) -> int | None:
-    """Return when the oldest pass started that the evidence rests on: all keys were covered since; None where some were
-    not.
+    """Return the start of the oldest pass in the evidence: all keys were covered since. None: some keys were not
+    covered.
     """
     return None if find_gap(evidence) is not None else min(interval.started_ms for interval in evidence)
 
 
 def with_newer(known: Iterable[Evidence], newer: Sequence[Evidence]) -> list[Evidence]:
-    """Return the evidence there is once other intervals were covered, too: for each key only the newer counts."""
+    """Return the evidence after newer intervals were covered: for each key only the newest interval counts."""
     covered = [_interval(item) for item in newer]
     rest = [
         replace(item, start=left.start, stop=left.stop)
@@ -134,7 +135,7 @@ def with_newer(known: Iterable[Evidence], newer: Sequence[Evidence]) -> list[Evi
 
 
 def find_gap(evidence: Iterable[Evidence]) -> str | None:
-    """Return where the intervals leave keys uncovered, in words; None when they cover everything."""
+    """Return the first uncovered keys, in words; None: all keys are covered."""
     intervals = [_interval(item) for item in evidence]
     if not intervals:
         return "no complete pass has covered the message table yet"
@@ -148,7 +149,7 @@ def find_gap(evidence: Iterable[Evidence]) -> str | None:
 
 
 def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
-    """Return the intervals, with neighbours put together of which the same can be said."""
+    """Return the intervals, with adjacent intervals of equal facts merged."""
     found: list[Evidence] = []
     for item in sorted(evidence, key=lambda item: item.start):
         if found and item == replace(found[-1], start=item.start, stop=item.stop) and item.start == found[-1].stop:
@@ -159,9 +160,7 @@ def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
 
 
 def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Limit]:
-    """Return how far one interval allows the boundary; ``of_snapshot`` is its snapshot's own where no row had to
-    stay.
-    """
+    """Return the limits of one interval; ``of_snapshot`` is the bound of its snapshot without rows that had to stay."""
     between = _between(interval.start, interval.stop)
     snapshot = f"snapshot {interval.snapshot_timestamp_ms}, used {between}"
     if interval.bound < of_snapshot:
@@ -174,7 +173,7 @@ def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Li
 
 
 def _between(start: bytes, stop: bytes | None) -> str:
-    """Return an interval of keys, in words; where it is the keys of one salt, with the salt."""
+    """Return an interval of keys in words, with the salt if it is exactly the keys of one salt."""
     first, last = start.hex() or "the beginning", "the end" if stop is None else stop.hex()
     is_salt = len(start) == 1 and stop == (bytes([start[0] + 1]) if start < b"\xff" else None)
     return f"from {first} to {last}" + (f" (salt {start[0]})" if is_salt else "")
@@ -194,13 +193,13 @@ ROUND_MS = 7 * 24 * 3600 * 1000
 
 
 class Round(NamedTuple):
-    """A round as one run goes on with it.
+    """A round in the run that continues it.
 
     Attributes:
-        began_ms: when its first run started.
-        done: what earlier runs have covered.
-        since_ms: from which publish time on that is searched all the same; None: not at all.
-        payloads_from: in a store in one piece, the first topic whose payloads no earlier run has gone through.
+        began_ms: the start of its first run.
+        done: the intervals that earlier runs have covered.
+        since_ms: the first publish time that is searched in these intervals all the same; None: none.
+        payloads_from: in a store of one part, the first topic whose payloads no earlier run has read.
     """
 
     began_ms: int
@@ -213,7 +212,9 @@ class Round(NamedTuple):
         return not remainder(part.span, self.done)
 
     def first_undone(self, part: Reads) -> bytes:
-        """Return the first key of a part that no earlier run has covered, where these have covered all before it."""
+        """Return the first uncovered key of a part, if earlier runs have covered all keys before it; else its first
+        key.
+        """
         left = remainder(part.span, self.done)
         return left[0].start if len(left) == 1 and left[0].stop == part.span.stop else part.span.start
 
@@ -236,25 +237,27 @@ ROUND: KeptFigures[StartedRound | None] = KeptFigures(Note.ROUND, StartedRound, 
 
 
 def gaps(parts: Sequence[Reads]) -> list[KeyRange]:
-    """Where no part has keys there is nothing to search: what may still be put there is of younger transactions."""
+    """Return the keys outside all parts. There is nothing to search: rows stored there later are of younger
+    transactions.
+    """
     return remainder(ALL_KEYS, [part.span for part in parts])
 
 
 def is_whole(parts: Sequence[Reads]) -> bool:
-    """Return whether a store is in one piece."""
+    """Return whether the store has only one part."""
     return [part.span for part in parts] == [ALL_KEYS]
 
 
 def continue_round(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Round:
-    """Begin a round, or go on with the one that is under way.
+    """Begin a round, or continue the current round.
 
-    Only evidence of runs of the same round counts, and none that rests on a snapshot newer than this run's. Its
-    ``since_ms`` is when the first of the runs started that have covered something; None: nothing is done.
+    Only evidence from runs of the same round counts, and only if its snapshot is not newer than this run's.
+    ``since_ms`` is the start of the first of these runs; None: nothing is covered.
 
     Args:
-        run_id: the run that does, which is remembered as one of the round's.
-        now_ms: when it began.
-        snapshot_ms: its snapshot's timestamp.
+        run_id: this run, which is saved as part of the round.
+        now_ms: the start of this run.
+        snapshot_ms: the time of its snapshot.
 
     Raises:
         StateError: the state could not be read or written.
@@ -273,7 +276,7 @@ def continue_round(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> 
 
 
 def save_payloads(state: State, run_id: str, upto: bytes) -> None:
-    """Remember up to which key the payloads of a store in one piece were gone through in this round.
+    """Save the key up to which the payloads of a store of one part were read in this round.
 
     Raises:
         StateError: the state could not be read or written.
@@ -285,17 +288,17 @@ def save_payloads(state: State, run_id: str, upto: bytes) -> None:
 
 
 def end_round(state: State) -> None:
-    """Forget the round: it is complete, or what was done in it counts no more."""
+    """Forget the round: it is complete, or its coverage no longer counts."""
     ROUND.save(state, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Refutation:
-    """How a claim turned out to be false.
+    """The refutation of a claim.
 
     Attributes:
         message: the findings, as a clause.
-        at_ms: when.
+        at_ms: the time of the refutation.
         searched: whether a pass that started later has read everything.
     """
 
@@ -309,7 +312,7 @@ REFUTED: KeptFigures[Refutation | None] = KeptFigures(Note.REFUTED, Refutation, 
 
 
 def refutation(state: State) -> Refutation | None:
-    """Return how the last claim was refuted; None once another one was made, or when none ever was.
+    """Return the refutation of the last claim; None: it was not refuted, or another claim was made since.
 
     Raises:
         StateError: the state could not be read.
@@ -318,13 +321,13 @@ def refutation(state: State) -> Refutation | None:
 
 
 def refute(state: State, message: str, at_ms: int) -> None:
-    """Withdraw the claim and all that it rests on, so that the next run reads everything (rule S4).
+    """Withdraw the claim and all its evidence, so that the next run reads everything (rule S4).
 
-    A run under way claims nothing any more: its earlier coverage may be wrong.
+    A current run publishes no boundary any more: its earlier coverage may be wrong.
 
     Args:
         message: the findings, as a clause.
-        at_ms: what time it is.
+        at_ms: the present time.
 
     Raises:
         StateError: the state could not be written.
@@ -337,6 +340,6 @@ def refute(state: State, message: str, at_ms: int) -> None:
 
 
 def save_searched(state: State, known: Refutation | None) -> None:
-    """Remember that a pass that started with a claim refuted has read everything."""
+    """Save that a pass that started after the refutation has read everything."""
     if known is not None:
         REFUTED.save(state, replace(known, searched=True))

@@ -1,1 +1,1 @@
-"""Questions about single rows: what they hold, and why a message is still there."""
+"""Questions about single rows: their contents, and the reasons why a message still exists."""

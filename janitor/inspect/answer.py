@@ -14,10 +14,10 @@ from tms_core.topic import TopicId
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """An entry of the ledger that speaks of a row.
+    """A ledger entry about a row.
 
     Attributes:
-        certain: whether the run took the row if it was there; otherwise it may have.
+        certain: whether the run deleted the row if it existed; otherwise it may have.
     """
 
     entry: LedgerEntry
@@ -29,14 +29,14 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A row that is in the store.
+    """A row in the store.
 
     Attributes:
-        time_ms: what its age is measured from: publish time, or the payload's write time.
-        pointer: the write pointer as it is stored; None outside transactions.
-        transaction: its state, as ``janitor inspect`` names it; empty outside transactions, ``unreadable`` for a row
-            whose value cannot be read.
-        refers: a message that takes its payload from the payload table.
+        time_ms: the start of its age: publish time, or the payload's write time.
+        pointer: the stored write pointer; None: outside transactions.
+        transaction: its state, as ``janitor inspect`` names it; empty: outside transactions; ``unreadable``: the value
+            cannot be read.
+        refers: whether a message takes its payload from the payload table.
         inverted: runs that may have negated its pointer.
     """
 
@@ -70,7 +70,7 @@ class Missing:
 
     Attributes:
         key: None for a message row: its generation is not known.
-        taken: runs that took it, or may have; newest first.
+        taken: runs that deleted it, or may have; newest first.
     """
 
     table: DataTable
@@ -84,11 +84,11 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class LedgerReach:
-    """How far back the ledger can be relied on.
+    """The reliable extent of the ledger.
 
     Attributes:
-        created_ms: when this state started; None when that is not recorded.
-        complete_since_ms: from when on every deletion of this janitor's is in the ledger; None when it is not known.
+        created_ms: when this state started; None: not recorded.
+        complete_since_ms: the time since which the ledger has every deletion of this janitor; None: not known.
         history_days: how long entries are kept.
     """
 
@@ -99,15 +99,15 @@ class LedgerReach:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """Why a message is there, or which run took it.
+    """The reason why a message exists, or the run that deleted it.
 
     Attributes:
-        generation, ttl_seconds: the topic's metadata; None where there is none that can be read.
-        problem: why it cannot be read; empty where it can, or where there is no row.
-        found: rows that are there, each message row before its payload row.
-        missing: rows that are not.
-        resume: the patterns to resume that pause the topic.
-        consumed: whether rows go once all consumers have processed them (rule L7).
+        generation, ttl_seconds: the topic's metadata; None: there is no readable metadata.
+        problem: the reason why it cannot be read; empty if it can, or if there is no row.
+        found: existing rows, each message row before its payload row.
+        missing: missing rows.
+        resume: the patterns that pause the topic, to be resumed.
+        consumed: whether rows are deleted once all consumers have processed them (rule L7).
     """
 
     topic: TopicId

@@ -1,7 +1,7 @@
-"""What becomes of one row: the rules, asked for the present and for the future.
+"""The future of one row: the rules, applied to the present and to later times.
 
-Nothing here says when a row goes but ``decide``: it is asked as the next run would ask it, and again as the row will
-stand when it is due and when a held cut-off has come to it. So there is no second copy of the rules that could differ.
+Only ``decide`` says when a row is deleted. It is called for the next run, for the time when the row is due, and for the
+time when a held cutoff has reached the row. So there is no second copy of the rules that could differ.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tms_core.transaction.model import transaction_ms
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What the rules do with a row, now or later.
+    """The decision of the rules on a row, now or later.
 
     Attributes:
-        action: what the next run does with it.
-        reason: why it stays; None where it goes.
-        rule: the rule that takes it, now or in time; None: none ever does, as things are.
-        due_ms: the first moment at which that rule takes it; None where time has nothing to do with it.
-        hold: what keeps the rule from it.
-        until_ms: when the hold ends by itself; None: never, or not known.
-        goes_ms: the first moment at which a run takes it, if no operator does anything; None: not by time alone.
-        invert: its transaction is invalid, so its pointer is to be negated as long as the row stays.
+        action: the action of the next run.
+        reason: the reason why it stays; None: it is deleted.
+        rule: the rule that deletes it, now or later; None: no rule ever does, as things are.
+        due_ms: the first time at which that rule deletes it; None: it does not depend on time.
+        hold: the hold that delays the rule.
+        until_ms: the time when the hold ends by itself; None: never, or not known.
+        goes_ms: the first time at which a run deletes it if no operator acts; None: not by time alone.
+        invert: whether its transaction is invalid, so its pointer is to be negated while the row exists.
     """
 
     action: Literal["delete", "invert", "keep"]
@@ -56,13 +56,13 @@ def judge(
     message: Fate | None = None,
     probe_ms: int | None = None,
 ) -> Fate:
-    """What becomes of a row.
+    """Return the future of a row.
 
     Args:
         row, key: the row, and its key.
-        referenced: whether a message that stays refers to this payload row (L5).
-        message: what becomes of a message that refers to it.
-        probe_ms: when its topic is tried again, if it is quarantined.
+        referenced: whether a remaining message refers to this payload row (L5).
+        message: the future of a message that refers to it.
+        probe_ms: the time of the next probe of a quarantined topic.
     """
     work = run.topics.get(key.topic.prefix)
     topic, frontier = (work.topic, work.frontier) if work else (None, None)
@@ -91,24 +91,24 @@ def _now(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
 
 
 def _stopped(run: Run, topic: TopicId) -> Hold | None:
-    """Return the hold that keeps runs from changing anything in a topic; None for none."""
+    """Return the hold that forbids all changes in a topic; None: there is none."""
     if run.is_paused(topic.prefix):
         return Hold.PAUSED
     return Hold.QUARANTINED if run.is_quarantined(topic.prefix) else run.label
 
 
 def _inverts(run: Run, row: Row) -> bool:
-    """Return whether the rules would negate the row's pointer, if no other rule took it."""
+    """Return whether the rules would negate the row's pointer if no other rule deleted it."""
     return isinstance(decide(row, None, None, run.transactions, False, None), Invert)
 
 
 def _due_ms(key: MessageKey | PayloadKey, work: TopicWork) -> int:
-    """Return the first moment whose cut-off lies behind the row's time: a row exactly at the cut-off lives."""
+    """Return the first time whose cutoff is behind the row's time: a row exactly at the cutoff lives."""
     return key.time_ms + work.topic.ttl_seconds * 1000 + 1
 
 
 def _rule_in_time(run: Run, key: MessageKey | PayloadKey, work: TopicWork) -> Rule | None:
-    """Return the rule that takes the row once it is due and nothing holds it or needs it."""
+    """Return the rule that deletes the row once it is due, without any hold or reference."""
     if key.time_ms == LONG_MAX:
         return None
     ripe = Frontier.open(max(run.now_ms, _due_ms(key, work)), work.topic)
@@ -118,7 +118,7 @@ def _rule_in_time(run: Run, key: MessageKey | PayloadKey, work: TopicWork) -> Ru
 
 
 def _in_time(run: Run, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, goes: bool) -> Fate:
-    """When time alone takes the row: when it is due, or when the hold on the frontier (S8) has come to its end."""
+    """Return the future with the time of deletion: when the row is due, or when the hold on the frontier (S8) ends."""
     ripe_ms = max(run.now_ms, fate.due_ms or 0)
     if work.frontier.hold is Hold.CONSUMER and not goes and fate.due_ms is not None and fate.due_ms <= run.now_ms:
         end_ms = fate.due_ms + (run.terms.consumer_hold_seconds or 0) * 1000
@@ -142,7 +142,7 @@ def _in_time(run: Run, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate
 
 
 def _with_message(run: Run, key: PayloadKey, fate: Fate, message: Fate | None) -> Fate:
-    """L5: a payload waits for its transaction, and for the messages that refer to it."""
+    """Apply L5: a payload waits for its transaction, and for the messages that refer to it."""
     goes_ms = fate.goes_ms
     if run.transactions.snapshot is None and fate.rule is Rule.EXPIRED and goes_ms is not None:
         goes_ms = max(goes_ms, transaction_ms(key.write_pointer) + run.transactions.undecided_ms)

@@ -1,7 +1,7 @@
 """Decodes the rows of the tables, and checks the boundary against every row. It only reads.
 
-Everything is read page by page, so the size of a table does not matter; only the first rows are kept to be shown,
-the rest is counted.
+Everything is read page by page, so the size of a table does not matter. Only the first rows are kept; the rest is
+counted.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ V = TypeVar("V")
 
 
 class Inspected(NamedTuple):
-    """Rows of one table, the first of them decoded, and figures over all.
+    """Rows of one table, the first of them decoded, and totals of all.
 
     Attributes:
         rows: decoded rows, as JSON values.
-        counts: how many rows there are of each kind.
-        min_transaction_ms: when the oldest transaction with a row started; None without any.
+        counts: the numbers of rows of each kind.
+        min_transaction_ms: the start of the oldest transaction with a row; None: there is none.
     """
 
     rows: list[dict[str, Any]]
@@ -57,16 +57,16 @@ class Inspected(NamedTuple):
 
 @dataclass(slots=True)
 class Audit:
-    """What reading every transactional row has shown.
+    """The result of an audit, which reads every transactional row.
 
     Attributes:
-        bound: the boundary that was claimed; None without one.
-        cells: transactional rows read.
-        unrecognized: of these, rows under keys that are none of ours, which the janitor leaves as they are.
-        open_cells: rows that carry the positive pointer of an invalid transaction, below the boundary or not.
-        refuted: such rows at or below the boundary.
-        sample_keys: the first of those.
-        withdrawn: how the boundary that was claimed before turned out to be false, until there is another one.
+        bound: the claimed boundary; None: there is none.
+        cells: the number of transactional rows read.
+        unrecognized: how many of these have unrecognized keys; the janitor leaves them unchanged.
+        open_cells: the number of rows with the positive pointer of an invalid transaction, at any pointer.
+        refuted: how many of these are at or below the boundary.
+        sample_keys: the first keys of those.
+        withdrawn: how the previous claim was refuted, until there is another one.
     """
 
     bound: int | None
@@ -79,7 +79,7 @@ class Audit:
 
     @property
     def refutation(self) -> str:
-        """Return how it refutes the boundary, as a clause; only where it does."""
+        """Return the refutation of the boundary, as a clause; only call it if the boundary is refuted."""
         return (
             f"the boundary {self.bound} is refuted, and withdrawn: {self.refuted} rows carry the pointer "
             f"of an invalid transaction, the first one is {self.sample_keys[0].hex()}; the invalid list must stay as "
@@ -105,8 +105,8 @@ def audit(
 
     Args:
         tables: the message table, or its parts.
-        bound: the boundary claimed.
-        is_invalid: whether a pointer is, or was when it was last seen, in the invalid list.
+        bound: the claimed boundary.
+        is_invalid: returns whether a pointer is in the invalid list, or was when it was last seen.
 
     Raises:
         StoreError: the table could not be read.
@@ -139,8 +139,8 @@ def messages(
     """Decode the message table.
 
     Args:
-        snapshot: tells committed from undecided and invalid; without it they are all ``positive``.
-        limit: how many rows to decode; all are counted, those whose value cannot be read as ``unreadable``.
+        snapshot: distinguishes committed, undecided and invalid; without it they are all ``positive``.
+        limit: how many rows to decode; all are counted. Rows with an unreadable value count as ``unreadable``.
     """
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -183,7 +183,7 @@ def payloads(
 
 
 def metadata(store: Reads, patterns: tuple[str, ...]) -> Inspected:
-    """Decode the metadata table, deleted topics and rows that do not parse among them."""
+    """Decode the metadata table, with deleted topics and rows that do not parse."""
     rows = []
     counts: Counter[str] = Counter()
     for key, value in store.metadata.rows():
@@ -226,7 +226,7 @@ def snapshot_figures(state: VisibilityState, name: str, limit: int) -> dict[str,
 
 
 def pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
-    """The facts about the transaction behind a row's pointer, in the words of ``janitor inspect`` and ``why``."""
+    """Return the state of the transaction of a row's pointer, in the words of ``janitor inspect`` and ``why``."""
     if pointer is None:
         return ""
     if pointer < 0:
@@ -239,7 +239,9 @@ def pointer_state(pointer: int | None, snapshot: VisibilityState | None) -> str:
 
 
 def _ranges(table: KeyReads, patterns: tuple[str, ...]) -> Iterator[tuple[bytes, bytes | None]]:
-    """Yield the key ranges of the topics asked for, also of those without metadata; the whole table for no patterns."""
+    """Yield the key ranges of the requested topics, also of those without metadata; without patterns the whole
+    table.
+    """
     if not patterns:
         yield b"", None
         return

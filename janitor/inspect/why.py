@@ -1,9 +1,9 @@
-"""Find what an answer is made of: the rows in the store, and what the state has of those that are gone.
+"""Find the parts of an answer: rows in the store, and records in the state about deleted rows.
 
-An id names no generation (``docs/reference/formats/rows.md``, "Message ids"), so every one that has rows is looked at.
-Of a row that
-is gone only the ledger can tell, and only of ranges. That a run took *this* row is certain of message rows, which go
-without gaps; payload rows lie scattered, and of a run that died nothing is known but what it had set out to do.
+A message id has no generation (``docs/reference/formats/rows.md``, "Message ids"), so every generation with rows is
+read. Only the ledger knows of deleted rows, and only by ranges. It is certain that a run deleted *this* row only for
+message rows, which are deleted without gaps. Payload rows are scattered; and of a run that died only its announcements
+are known.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def why(
     now_ms: int,
     history_days: int,
 ) -> Why:
-    """Return which rule will take a message, when, and what holds it; or which run has taken it. Nothing is written.
+    """Return the rule that will delete a message, the time, and its hold; or the run that has deleted it. Only reads.
 
     Args:
-        run: as a full plan judges, its topics loaded.
-        now_ms: the moment of the question.
+        run: the run of a full plan, with loaded topics.
+        now_ms: the time of the question.
         history_days: how long the state keeps its ledger.
 
     Raises:
@@ -72,7 +72,7 @@ def why(
 
 
 def remembered(state: State, now_ms: int, history_days: int) -> LedgerReach:
-    """Return how far back the state's ledger can be relied on.
+    """Return the reliable extent of the state's ledger.
 
     Raises:
         StateError: the state could not be read.
@@ -112,7 +112,7 @@ class _Question:
         return found, missing
 
     def _messages(self) -> Iterator[tuple[MessageKey, MessageValue | None]]:
-        """Yield the rows of every generation under the id's time and sequence; None for a value that cannot be read."""
+        """Yield the rows of every generation under the id's time and sequence; None: the value cannot be read."""
         table, prefix = self.store.message, self.topic.prefix
         start, stop = prefix, topic_stop(prefix)
         while start < stop and (first := table.first(start, stop)) is not None:
@@ -158,7 +158,9 @@ class _Question:
         )
 
     def _is_referenced(self, key: PayloadKey) -> bool:
-        """Return whether another message that stays refers to the row; looked for only where the rules ask."""
+        """Return whether another remaining message refers to the row; messages are searched only if the rules depend
+        on it.
+        """
         work = self.run.topics.get(self.topic.prefix)
         if work is None:
             return False
@@ -173,17 +175,17 @@ class _Question:
         return bool(returned(find_referenced(self.store.message, windows, {key.write_pointer}, PAGE_ROWS)))
 
     def _candidates(self) -> list[MessageKey]:
-        """Return the keys the message may have had, by what the ledger and the announcements know of generations."""
+        """Return the possible keys of the message in all generations that the ledger and the announcements name."""
         known = {*self.state.ledger_generations(self.topic), *(entry.generation for entry in self._announced())}
         return [MessageKey(self.topic, generation, *self.message_id[:2]) for generation in sorted(known)]
 
     def _announced(self) -> list[LedgerEntry]:
-        """What runs have set out to do in the topic that have not ended."""
+        """Return the announcements of unfinished runs in the topic."""
         going_on = {run.id for run in self.state.unfinished_runs()}
         return [entry for entry in self.state.intents() if entry.topic == self.topic and entry.run_id in going_on]
 
     def _traces(self, keys: Sequence[MessageKey | PayloadKey], rules: Collection[Rule]) -> tuple[Trace, ...]:
-        """Entries of these rules that may speak of one of the keys, newest first."""
+        """Return the entries of these rules that may be about one of the keys, newest first."""
         table = "payload" if any(isinstance(key, PayloadKey) for key in keys) else "message"
         announced = self._announced()
         traces = []
@@ -199,7 +201,7 @@ class _Question:
 
 
 def _may_have(entry: LedgerEntry, time_ms: int) -> bool:
-    """Return whether a row of that time can have been among those of an entry."""
+    """Return whether a row of that time can be among the rows of an entry."""
     if entry.oldest_ms is not None and entry.newest_ms is not None:
         return entry.oldest_ms <= time_ms <= entry.newest_ms
     return entry.rule != Rule.EXPIRED or Cutoff(entry.cutoff_ms).expires(time_ms)

@@ -1,7 +1,7 @@
-"""Collects the status that operators see: from the state, and from the daemon where one runs.
+"""Collects the status for operators from the state, and from a running daemon.
 
-The state alone is enough for all but what is happening this moment, so the figures are there when the process is
-down, and where sweeps are CronJobs and only an exporter runs. Nothing here reads the store.
+Only the present activity needs the daemon. So the status also exists when the process is down, and when sweeps are
+CronJobs and only an exporter runs. Nothing here reads the store.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ DAEMON_NOTE = Note.DAEMON
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What does not change while a process lives.
+    """The constant facts of a process.
 
     Attributes:
-        store: which store it is, for people.
-        arguments: options that lead to it, to be typed after a command.
-        schedule: when sweeps run, in words.
-        every_seconds: how often they do; None by a crontab.
+        store: the name of the store, for people.
+        arguments: the command options that select it.
+        schedule: the schedule of sweeps, in words.
+        every_seconds: their interval; None: by a crontab.
     """
 
     store: str
@@ -84,10 +84,10 @@ class Live:
 
 
 def collect(state: State, deployment: Deployment, clock: Clock, live: Live | None = None) -> Status:
-    """Collect the status at this moment.
+    """Return the present status.
 
     Args:
-        live: what the daemon adds; None where none runs.
+        live: the facts of the daemon; None: there is no daemon.
 
     Raises:
         StateError: the state cannot be read.
@@ -149,7 +149,9 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
 def _process(
     state: State, runs: Sequence[RunRecord], now_ms: int, sign_ms: int | None
 ) -> Literal["between_runs", "down"]:
-    """Return whether a janitor should be running now: the last daemon, or else runs that are started from outside."""
+    """Return whether a janitor should be running now, judged by the last daemon or by runs that are started from
+    outside.
+    """
     starts = _in_order([run.started_ms for run in reversed(runs) if run.started_ms <= now_ms])
     longest_ms = max((later - earlier for earlier, later in pairwise(starts)), default=0)
     if state.note(DAEMON_NOTE) or sign_ms is None or now_ms - sign_ms > max(SILENT_MS, 2 * longest_ms):
@@ -158,8 +160,8 @@ def _process(
 
 
 def _in_order(times: Iterable[int]) -> list[int]:
-    """Return the longest part of recorded times that leads to the last without a step back: without those of a wrong
-    clock.
+    """Return the longest sequence of recorded times that leads to the last without a step back, to skip times of a
+    wrong clock.
     """
     parts: list[list[int]] = []
     for ms in times:
@@ -168,7 +170,7 @@ def _in_order(times: Iterable[int]) -> list[int]:
 
 
 def summary(run: RunRecord) -> RunSummary:
-    """Return one run in a line."""
+    """Return the summary of one run."""
     report = report_of(run)
     totals = report.get("totals", {})
     return RunSummary(
@@ -192,16 +194,16 @@ def summary(run: RunRecord) -> RunSummary:
 
 
 def report_of(run: RunRecord | None) -> dict[str, Any]:
-    """Return a run's report as it is remembered; empty where there is none."""
+    """Return a run's saved report; empty: there is none."""
     found = json.loads(run.report) if run is not None and run.report else {}
     return found if isinstance(found, dict) else {}
 
 
 def _last_sign(state: State, runs: Sequence[RunRecord], latest_ms: int) -> int | None:
-    """Return when the run recorded last showed that it was alive; None: by a clock that was wrong, or there is no run.
+    """Return the last heartbeat of the last recorded run; None: it is of a wrong clock, or there is no run.
 
     Args:
-        latest_ms: the latest time that is believed.
+        latest_ms: the latest time that counts as plausible.
     """
     last = runs[0] if runs and runs[0].id != state.note(Note.RETIRED) else None
     signs = (last.finished_ms, last.heartbeat_ms, last.started_ms) if last else ()
@@ -219,7 +221,7 @@ def _quarantined(state: State) -> list[Quarantined]:
 def _held(
     state: State, deployment: Deployment, overdue: Sequence[HeldRows], counts: Mapping[TopicId, TopicCount]
 ) -> list[HeldTopic]:
-    """Topics whose deletions wait: those a frontier holds, and those with rows that a run found held."""
+    """Return the topics with held deletions: by a frontier, or with rows that a run found held."""
     frontiers = {str(topic): record for topic, record in state.frontiers().items()}
     approved = {name for name, record in frontiers.items() if record.approved is not None}
     waiting: dict[str, list[HeldRows]] = defaultdict(list)
@@ -252,7 +254,7 @@ def _held(
 
 
 def _with_cause(held: HeldTopic, changed: Sequence[Change], arguments: str) -> HeldTopic:
-    """What became of the topic whose cut-off jumped, and what keeps its rows."""
+    """Return the held topic with the cause of its jump, and the commands that keep its rows."""
     if held.reason != Hold.FRONTIER:
         return held
     pause = complete(f"janitor pause {held.topic}", arguments)
@@ -272,7 +274,7 @@ def _late(found: BlockedReaders, arguments: str) -> BlockedReaders:
 
 
 def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:
-    """Return when its oldest row goes, where that waits for a consumer."""
+    """Return the held topic with the time when its oldest row is deleted, if it waits for a consumer."""
     longest = terms.consumer_hold_seconds
     if held.reason != Hold.CONSUMER or held.oldest_ms is None or ttl_seconds is None or longest is None:
         return held
@@ -287,7 +289,7 @@ def _held_topic(
     arguments: str,
     count: TopicCount | None,
 ) -> HeldTopic | None:
-    """Return one topic; None when what held it in the last run does so no longer."""
+    """Return one held topic; None: its hold in the last run has ended."""
     reason = str(Hold.FRONTIER) if until_ms is not None else items[0].held
     pattern = next((pause for pause in pauses if TopicId.parse(name).matches((pause,))), None)
     if pattern is not None:
@@ -311,8 +313,8 @@ def _held_topic(
 
 
 def _held_bytes(items: Sequence[HeldRows], count: TopicCount | None) -> int:
-    """About how large held rows are, measured as their topic is (:mod:`janitor.stats.topic_sizes`): those of the living
-    generation by their part of what was counted, the rest as the run that found them has it.
+    """Return the approximate size of held rows, in the unit of topic sizes (:mod:`janitor.stats.topic_sizes`). Rows
+    of the current generation get their share of the counted size; other rows have the size that the run found.
     """
     living = [item for item in items if item.rule != Rule.OLD_GENERATION]
     messages = sum(item.rows for item in living if item.table == "message")

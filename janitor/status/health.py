@@ -1,8 +1,8 @@
-"""Whether a person has to act, in one word and the reasons for it.
+"""Whether an operator must act, as one word with reasons.
 
-A person on call reads one line first. It is made from the status here and not in the page, so that it is tested
-like anything else and every reader of the API gets the same one. Each reason says what is wrong, not how it is shown.
-The metrics export the same reasons by condition, and alerts take them from there, so no alert contradicts the status.
+A person on call reads one line first. It is made from the status here, not in the page, so that it is tested and is the
+same for every reader of the API. Each reason states a problem. The metrics export the same reasons by condition, and
+alerts use them, so no alert contradicts the status.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Condition(StrEnum):
 
 
 class HealthReason(NamedTuple):
-    """A sentence, and the part of the status page that says more; empty for none."""
+    """A sentence, and the section of the status page with details; empty: none."""
 
     text: str
     about: str = ""
@@ -64,11 +64,12 @@ class HealthReason(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a person on call needs to know first.
+    """The summary for a person on call.
 
     Attributes:
-        level: ``well``; ``attention``: the janitor works, and a person has to check something; ``down``: it does not.
-        reasons: the gravest first; never empty.
+        level: ``well``; ``attention``: the janitor works, but an operator must check something; ``down``: it does not
+            work.
+        reasons: most severe first; never empty.
     """
 
     level: Literal["well", "attention", "down"]
@@ -79,12 +80,12 @@ class Health:
 
 
 def judge(status: Status, alive: str = "", ready: str = "") -> Health:
-    """Return the health that a status amounts to.
+    """Return the health of a status.
 
     Args:
-        status: what is seen.
-        alive: why the janitor does not live; empty when it does.
-        ready: why it is not ready; empty when it is.
+        status: the status.
+        alive: the reason why the janitor is not alive; empty: it is alive.
+        ready: the reason why it is not ready; empty: it is ready.
     """
     down, attention = tuple(_down(status, alive)), tuple(find_problems(status))
     if ready and not down and not attention:
@@ -104,7 +105,9 @@ def _down(status: Status, alive: str) -> Iterator[HealthReason]:
 
 
 def find_problems(status: Status) -> Iterator[HealthReason]:
-    """Yield what somebody has to check while the janitor works, the gravest first; each reason has its condition."""
+    """Yield the problems that an operator must check while the janitor works, most severe first, each with its
+    condition.
+    """
     if status.boundary.refuted:
         text = f"The prune boundary was refuted: {status.boundary.refuted}."
         yield HealthReason(text, "boundary", Condition.BOUNDARY_REFUTED)
@@ -139,7 +142,7 @@ def find_problems(status: Status) -> Iterator[HealthReason]:
 
 
 def _waits(status: Status, reason: str) -> bool:
-    """Return whether held rows waits for a person to check it; the other holds are wanted, or told of already."""
+    """Return whether held rows wait for an operator; other holds are intended, or reported elsewhere."""
     return reason == "frontier" or (reason == "first_contact" and status.adopted_ms is not None)
 
 
@@ -157,7 +160,7 @@ def _stuck(status: Status) -> Iterator[HealthReason]:
 
 
 def _no_run(status: Status) -> Iterator[HealthReason]:
-    """Yield a daemon in which no run stops any more."""
+    """Yield a reason if no run of a daemon ends any more."""
     if status.process != "running" or status.every_seconds is None or not status.leader:
         return
     last_ms = status.last_run.finished_ms if status.last_run else None

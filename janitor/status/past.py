@@ -1,6 +1,6 @@
-"""What became of a store and of one topic over time, for the status page, its API and ``janitor topic``.
+"""The history of a store and of one topic, for the status page, its API and ``janitor topic``.
 
-Made from the state when it is asked for, since it is long and seldom looked at; the store is not read.
+It is read from the state on request, since it is long and rarely used. The store is not read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MINUTE_MS, _HOUR_MS, _DAY_MS = 60_000, 3_600_000, 86_400_000
 
 
 class Period(NamedTuple):
-    """A stretch of time that ends now, in steps of the same length."""
+    """A period that ends now, in steps of equal length."""
 
     length_ms: int
     step_ms: int
@@ -48,10 +48,10 @@ RANGES = {
 
 @dataclass(slots=True)
 class Step:
-    """What the runs took that started in one stretch of time.
+    """The deletions of the runs that started in one step.
 
     Attributes:
-        runs, bad: how many started, and how many of them did not end as they should.
+        runs, bad: how many runs started, and how many of them failed in any way.
     """
 
     at_ms: int
@@ -63,7 +63,7 @@ class Step:
     invalid_transaction: int = 0
 
     def add(self, other: Step) -> None:
-        """Add what another stretch has."""
+        """Add the numbers of another step."""
         self.runs += other.runs
         self.bad += other.bad
         self.expired += other.expired
@@ -73,9 +73,9 @@ class Step:
 
 
 class RunHistory:
-    """What runs took in the last 30 days, by the minute: read from the state once, and continued from there.
+    """The deletions of runs in the last 30 days, by the minute.
 
-    Reading the reports of 30 days takes seconds, so it is done when it is asked for first, and then only what is new.
+    To read the reports of 30 days takes seconds, so this is done on the first request; then only new runs are read.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class RunHistory:
         self._counted: str | None = None
 
     def range(self, state: State, name: str, now_ms: int) -> dict[str, Any]:
-        """Return a range of time in steps. One with runs that only planned and none that applied tells of the plans.
+        """Return a period in steps. If all its runs only planned, the numbers are those of the plans.
 
         Args:
             name: of ``RANGES``.
@@ -117,7 +117,7 @@ class RunHistory:
         return list(found.values())
 
     def _read(self, state: State, now_ms: int) -> None:
-        """Add the runs that are over since, and drop what is too old."""
+        """Add the runs that have finished since, and remove those that are too old."""
         oldest_ms = now_ms - RANGES["30d"].length_ms
         found = list(_ended(state, oldest_ms, self._counted))
         for run in reversed(found):
@@ -133,11 +133,11 @@ class RunHistory:
 
 
 def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunSummary]:
-    """Runs that are over, the last recorded first; a page of reports in memory at a time.
+    """Yield finished runs, the last recorded first; one page of reports is in memory at a time.
 
     Args:
-        from_ms: the reading stops with a page of runs that all started before.
-        counted: the run at which it stops; None: it was never read.
+        from_ms: reading stops after a page of runs that all started before this time.
+        counted: the run at which reading stops; None: no run was read yet.
     """
     before_run = None
     while page := state.runs(PAGE_RUNS, before_run=before_run):
@@ -152,10 +152,10 @@ def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunSumma
 
 
 def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: int | None = None) -> list[RunSummary]:
-    """Return the last ``limit`` runs that started in a half-open stretch of time, the last recorded first.
+    """Return the last ``limit`` runs that started in a half-open period, the last recorded first.
 
     Args:
-        from_ms, to_ms: None for no bound.
+        from_ms, to_ms: None: no bound.
 
     Raises:
         StateError: the state cannot be read.
@@ -164,7 +164,7 @@ def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: in
 
 
 def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
-    """Return one run with its report; None when it is unknown or was forgotten.
+    """Return one run with its report; None: it is unknown, or was forgotten.
 
     Raises:
         StateError: the state cannot be read.
@@ -176,10 +176,10 @@ def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
 
 
 def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any] | None:
-    """Return all that is known of one topic; None when the janitor has not met it.
+    """Return all facts about one topic; None: the janitor does not know it.
 
     Args:
-        status: as it was taken last.
+        status: the last status.
 
     Raises:
         StateError: the state cannot be read.

@@ -1,8 +1,8 @@
-"""What an operator sees of a janitor, as one frozen value.
+"""The status of a janitor for operators, as one frozen value.
 
-The status page, ``janitor status``, the API and the metrics are all drawn from it, so that they cannot contradict each
-other (rule S15). It is taken now and then, by the daemon or from the state alone, and handed out on request: a
-reader never waits for a sweep and never makes the janitor read a table.
+The status page, ``janitor status``, the API and the metrics all use it, so they cannot contradict each other (rule
+S15). The daemon collects it from time to time, or it is collected from the state alone. A reader never waits for a
+sweep and never makes the janitor read a table.
 
 Times are milliseconds since the epoch. In JSON, write pointers are decimal strings.
 """
@@ -23,14 +23,14 @@ _BAD_RESULTS = frozenset({"failed", "lost", "blocked", "partial"})
 
 @dataclass(frozen=True, slots=True)
 class TopicFigures:
-    """One topic's queue, and how far behind its cleaning is.
+    """One topic's queue, and the delay of its deletions.
 
     Attributes:
         generation: the metadata's, signed.
-        messages, size_bytes, oldest_ms, newest_ms, counted_ms: as the background count found them; None before it did.
-        overdue_rows: rows that were due in the last run and stayed; of both tables.
-        oldest_overdue_ms: the time of the oldest of them; None without any.
-        sizes: its sizes so far as pairs of time and bytes, oldest first, at most 24; only of the 200 largest topics.
+        messages, size_bytes, oldest_ms, newest_ms, counted_ms: from the background count; None: not counted yet.
+        overdue_rows: rows of both tables that were due in the last run and stayed.
+        oldest_overdue_ms: the time of the oldest of them; None: there are none.
+        sizes: past sizes as pairs of time and bytes, oldest first, at most 24; only of the 200 largest topics.
     """
 
     tms_namespace: str
@@ -53,15 +53,15 @@ class TopicFigures:
 
 @dataclass(frozen=True, slots=True)
 class HeldTopic:
-    """Deletions of one topic that wait.
+    """Held deletions of one topic.
 
     Attributes:
         reason: a ``Hold``.
-        rows, size_bytes, oldest_ms: what waited in the last run.
-        until_ms: when it goes by itself; None: never.
-        command: what lets it go; empty where nothing has to be done.
-        cause: what has happened to the topic, in words, where that is known; empty otherwise.
-        keep: what keeps the rows, as commands: each alone is enough.
+        rows, size_bytes, oldest_ms: the held rows in the last run.
+        until_ms: the time when the hold ends by itself; None: never.
+        command: the command that releases them; empty: no action is required.
+        cause: the change of the topic that caused the hold, in words; empty: not known.
+        keep: commands that keep the rows; each alone is enough.
     """
 
     topic: str
@@ -88,17 +88,17 @@ class Quarantined:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """One run in a line.
+    """The summary of one run.
 
     Attributes:
         mode: ``plan`` or ``apply``.
         result: ``done``, ``partial``, ``blocked`` (by a guard), ``interrupted`` (by a signal or a pause), ``failed`` or
-            ``lost``; empty while it goes on.
-        deleted_bytes: of the rows that were deleted; about, since values are estimated.
+            ``lost``; empty: not finished.
+        deleted_bytes: the approximate size of the deleted rows, since values are estimated.
         messages: as of :class:`janitor.report.MessagesLeft`; empty for a run of an older version.
-        store_bytes: what the store took on its disk "before" and "after"; empty for a run of an older version.
-        error: why it failed, empty otherwise.
-        blocked_by: the guards that stopped it.
+        store_bytes: the size of the store on its disk "before" and "after"; empty for a run of an older version.
+        error: the error of a failed run; empty otherwise.
+        blocked_by: the guards that blocked it.
     """
 
     id: str
@@ -123,18 +123,19 @@ class RunSummary:
 
     @property
     def bad(self) -> bool:
-        """Return whether it has not done its work, and that is no matter of adoption, which is said elsewhere."""
+        """Return whether the run failed in any way, except that the store is not adopted, which is reported
+        separately.
+        """
         return self.result in _BAD_RESULTS and tuple(self.blocked_by) != ("adoption",)
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A run under way.
+    """A current run.
 
     Attributes:
-        rows: how many were read.
-        done, expected: how many messages that are due were read, and about how many there were, as far as topics were
-            counted before; 0: that is not known.
+        rows: the number of read rows.
+        done, expected: the number of due messages read, and their approximate total in counted topics; 0: not known.
     """
 
     id: str
@@ -158,7 +159,7 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFigures(SnapshotRead):
-    """The transaction snapshot, and the invalid transactions that are open by it.
+    """The transaction snapshot, and its open invalid transactions.
 
     Attributes:
         oldest_open: the transactions that have been open longest, at most ten.
@@ -173,11 +174,11 @@ NO_SNAPSHOT = SnapshotFigures()
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFigures:
-    """The prune boundary: the claim in force, and what holds back one made now.
+    """The prune boundary: the claim in force, and the limits of a present claim.
 
     Attributes:
-        refuted: how the last claim turned out to be false, until there is another one; empty otherwise.
-        last: the boundary that was claimed last, in force or not; None where none is wanted.
+        refuted: the refutation of the last claim, until there is another claim; empty otherwise.
+        last: the last claimed boundary, in force or not; None: no boundary is wanted.
     """
 
     bound: str | None = None
@@ -190,14 +191,14 @@ class BoundaryFigures:
 
 
 class AheadTopic(NamedTuple):
-    """A topic whose messages are dated ahead of the clock, and so outlive their ttl."""
+    """A topic with messages dated in the future, which therefore outlive their TTL."""
 
     topic: str
     newest_ms: int
 
 
 class Overdue(NamedTuple):
-    """Rows of one table and rule that are due and still there."""
+    """Rows of one table and rule that are due and still exist."""
 
     table: str
     rule: str
@@ -210,22 +211,21 @@ class Status:
     """The whole status of a janitor.
 
     Attributes:
-        process: ``running`` in a daemon; ``between_runs`` when it was taken from the state alone and runs are started
-            from outside, the last one not long ago; ``down`` otherwise.
+        process: ``running``: a daemon; ``between_runs``: collected from the state alone, and runs are started from
+            outside, the last one recently; ``down`` otherwise.
         mode: ``apply`` or ``plan_only`` (``janitor.apply: false``).
         schedule: in words, as in ``every 60 s``.
-        every_seconds: how often sweeps run; None by a crontab, or from outside.
-        started_ms: when the daemon started; None when none runs.
-        heartbeat_ms: when the daemon, or else the last run, last showed that it was alive.
+        every_seconds: the interval of sweeps; None: by a crontab, or from outside.
+        started_ms: when the daemon started; None: there is no daemon.
+        heartbeat_ms: the last heartbeat of the daemon, or else of the last run.
         history_since_ms: when the state started; nothing older is known.
         leader: whether this process has the lease.
-        lease_holder: who has it; empty for none.
+        lease_holder: the holder of the lease; empty: there is none.
         skew_seconds: how far wall time is ahead, by the clock it was compared with.
-        late: transactions that readers have waited for longest first; known while a daemon runs that can ask.
-        statistics: None before the store was ever counted on Spark.
-        ahead: topics whose newest message, as far as they were counted, is dated ahead of the clock by more than its
-            allowance.
-        failing: jobs of the daemon that failed when they were last done, and why.
+        late: transactions that readers have waited for longest, first; known only from a daemon that can ask.
+        statistics: None: the store was never counted on Spark.
+        ahead: counted topics whose newest message is dated ahead of the clock by more than its allowance.
+        failing: the errors of jobs of the daemon that failed last time.
         counters: every counter since the state started, without the prefix.
     """
 
@@ -275,7 +275,7 @@ class Status:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of the status as JSON has it."""
+    """Return a value of the status as JSON."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return value._asdict()
     if isinstance(value, (list, tuple)):
