@@ -1,11 +1,12 @@
 """P3: rows that an HBase sweep deletes per second, beside a bare happybase loop and HBase's own Java client.
 
 All three read keys only and delete the same rows salt by salt, over as many connections, in batches of the same size.
-Each turn has new tables, whose rows are in files. The time of a sweep is all of ``run_once`` but asking for compaction,
+Each sweep has tables of its own, whose rows are in files: clones of one snapshot. The time of a sweep is all of ``run_once`` but asking for compaction,
 which happens in the background and which the loops do not do. HBase runs on the same machine.
 
 The three take turns on one server. Turns are measured only after two turns of the sweep differ by less than 5 %: the
-JVM of a server that has just started compiles for several turns, and that would be measured otherwise.
+JVM of a server that has just started compiles for several turns, and that would be measured otherwise. On a machine
+with other load they may never be as close; then ``steady`` is false, and the ratios scatter.
 
 A topic has some thousand rows under each salt. The same rows in ten times as many topics are a sweep of many small
 batches, each of which reads its topic's metadata again (rule S2), while the loop knows no topics; the details have that
@@ -39,7 +40,7 @@ ROWS = size("TMS_BENCH_HBASE_ROWS", 200_000)
 TOPICS = max(1, ROWS // 100_000)
 SMALL_TOPICS = 10 * TOPICS
 WORKERS = 4
-TURNS = 6
+TURNS = size("TMS_BENCH_TURNS", 6)
 #: How much the sweep's seconds in two turns may differ once the server is warm, and how many turns that may take.
 STEADY, WARM_TURNS = 0.05, 10
 
