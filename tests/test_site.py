@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,3 +61,17 @@ def test_page_has_at_most_250_lines() -> None:
     lengths = {path: path.read_text(encoding="utf-8").count("\n") for path in ROOT.glob("docs/**/*.md")}
     long = {path.name for path, lines in lengths.items() if lines > LONGEST_PAGE_LINES}
     assert long - LONG_PAGES == set()
+
+
+def test_heading_of_a_page_written_by_hand_is_unique() -> None:
+    found = Counter(
+        heading
+        for path in ROOT.glob("docs/**/*.md")
+        if path.name not in LONG_PAGES | {"configuration.md"}
+        for heading in re.findall(r"^#+ (.+)$", without_code(path.read_text(encoding="utf-8")), flags=re.MULTILINE)
+    )
+    assert [heading for heading, number in found.items() if number > 1] == []
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)
