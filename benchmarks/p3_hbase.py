@@ -1,8 +1,9 @@
 """P3: rows that an HBase sweep deletes per second, beside a bare happybase loop and HBase's own Java client.
 
 All three read keys only and delete the same rows salt by salt, over as many connections, in batches of the same size.
-Each sweep has tables of its own, whose rows are in files: clones of one snapshot. The time of a sweep is all of ``run_once`` but asking for compaction,
-which happens in the background and which the loops do not do. HBase runs on the same machine.
+Each sweep has tables of its own, whose rows are in files: clones of one snapshot. The time of a sweep is all of
+``run_once`` but asking for compaction, which happens in the background and which the loops do not do. HBase runs on the
+same machine.
 
 The three take turns on one server. Turns are measured only after two turns of the sweep differ by less than 5 %: the
 JVM of a server that has just started compiles for several turns, and that would be measured otherwise. On a machine
