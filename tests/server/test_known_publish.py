@@ -28,6 +28,8 @@ from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, TmsError, Unavailable
 from tms_core.server.auth.gate import Rules
 from tms_core.server.auth.tokens import new_token, token_line
+from tms_core.server.codec.avro import AvroCodec
+from tms_core.server.codec.bodies import PublishRequest
 from tms_core.tables.base import MESSAGES, MessageValue, read_all
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
@@ -668,6 +670,33 @@ def test_write_that_fails_is_answered_as_one_that_was_parsed_and_is_not_repeated
     assert status(answers[0]) == code
     assert written == [3, 3]
     assert len(served) == 2
+
+
+def test_check_that_fails_unexpectedly_is_answered_500_and_no_other_publish_fails(
+    monkeypatch: pytest.MonkeyPatch, served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
+) -> None:
+    server, connection, data, may = held
+    broken = data.replace(b"a\0", b"b\0")
+    read = AvroCodec.read_publish
+
+    def fail(codec: AvroCodec, body: bytes) -> PublishRequest:
+        if body in broken:
+            raise RuntimeError("a defect of the server")
+        return read(codec, body)
+
+    monkeypatch.setattr(AvroCodec, "read_publish", fail)
+    with Connection(server.port) as first, Connection(server.port) as second:
+        for other in (first, second):
+            other.send(data)
+        wait_until_read(server)
+        first.send(broken)
+        wait_until_read(server)
+        may.set()
+        assert [status(first.answer()) for _ in range(2)] == [200, 500]
+        assert status(second.answer()) == 200
+    assert status(connection.answer()) == 200
+    assert served == [data] * 3
+    assert len(server.store.message.read(MESSAGES, b"", b"\xff", 10).items) == 4
 
 
 def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> None:

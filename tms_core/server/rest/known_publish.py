@@ -6,8 +6,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from starlette.exceptions import HTTPException
-
 from tms_core.errors import TmsError
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.publish.workers import Answer
@@ -51,11 +49,14 @@ class KnownPublish:
                 if context.gate.quotas.of(principal) is not None:
                     return False
             pointer, messages, ttl_seconds = self._codec.read_publish(body)
-            if pointer is not None or ttl_seconds is not None:
-                return False
-            began = time.perf_counter()
+        except Exception:  # noqa: BLE001 whatever it is, the application raises it again and answers
+            return False
+        if pointer is not None or ttl_seconds is not None:
+            return False
+        began = time.perf_counter()
+        try:
             written = context.service.submit_publish(topic, messages)
-        except (TmsError, HTTPException):
+        except TmsError:  # nothing was submitted, so the application may repeat it
             return False
         when_done(written, partial(self._end, connection, written, messages, started, began))
         return True
