@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from janitor.cli.main import execute
 from janitor.state.hbase.state import HBaseState
 from tests.builders import DAY, NOW_MS
 from tests.hbase.moments import Moments
@@ -16,6 +18,7 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
 from tests.server.test_protocol import make_certificate, make_keystore
 from tms_core.clock import ManualClock
+from tms_core.errors import StoreUnavailable
 from tms_core.settings.models import ClientTlsSettings, HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.hbase.wire.http import HttpSocket
@@ -92,3 +95,29 @@ def test_sweep_over_https_whose_certificate_is_rotated_inside_it_is_complete(
         assert scene.due_is_gone
         scene.check_nothing_is_lost()
         assert state.claim() is not None
+
+
+def test_doctor_over_https_reaches_both_interfaces(
+    settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "janitor.yaml"
+    storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
+    config.write_text(json.dumps({"storage": storage, "transactions": {"source": "none"}}), encoding="utf-8")
+    execute(["doctor", "--config", str(config), "--format", "json"])
+    found = {each["check"]: (each["status"], each["message"]) for each in json.loads(capsys.readouterr().out)}
+    assert found["hbase tls"][1].startswith(f"servers are checked by {tmp_path / 'authorities.pem'}")
+    assert [found[check][0] for check in ("hbase tls", "store", "tables", "regions")] == ["ok"] * 4
+
+
+@pytest.mark.parametrize("transport", ["http", "tcp"])
+def test_transport_that_the_server_does_not_speak_is_reported(
+    hbase: HBaseServer, thrift: HttpsThrift, settings: HBaseSettings, transport: str
+) -> None:
+    port = hbase.address.thrift if transport == "http" else thrift.ports["thrift"]
+    update: dict[str, object] = {"thrift": (f"localhost:{port}",), "transport": transport}
+    if transport == "http":
+        update["tls"] = None
+    with pytest.raises(
+        StoreUnavailable, match=r"The connection to HBase's .* broke during .*storage\.hbase\.transport"
+    ):
+        HBaseStore(settings.model_copy(update=update))
