@@ -114,7 +114,7 @@ class Costs:
         if isinstance(event, Read):
             self._deps.observer(event.phase, event.topic, event.rows)
         elif isinstance(event, StepStarted):
-            self.start(event.parts[0].step)
+            self.start(event.step)
 
     def start(self, name: str) -> None:
         """Start a phase, which ends the previous phase; an empty name starts no phase."""

@@ -213,9 +213,9 @@ class SweepRun:
         """Consume an event of the pass: show progress, and save covered intervals."""
         self._costs.see(event)
         match event:
-            case StepStarted([Part(step="invert"), *_]) if self._run.proves:
+            case StepStarted("invert") if self._run.proves:
                 self._begin_round(event.parts)
-            case StepStarted([Part(step="payload") as part]) if self._round is not None and self._is_whole:
+            case StepStarted("payload", [part]) if self._round is not None and self._is_whole:
                 part.search = part.search._replace(covered=self._round.payloads_from)
             case Advance():
                 self._save_advance(event)

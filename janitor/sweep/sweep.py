@@ -36,8 +36,9 @@ REPLANS = 3
 
 
 class StepStarted(NamedTuple):
-    """A step starts. The caller may still change the search of its parts."""
+    """A step starts, also in a store without parts. The caller may still change the search of the parts."""
 
+    step: str
     parts: Sequence[Part]
 
 
@@ -99,7 +100,7 @@ def sweep_store(
                 for part, done in zip(workers.parts, outcomes, strict=True):
                     part.step, part.undone, part.expiries = step, frozenset(done.failed), expiries
                     part.search = SearchScope(since_ms)
-                yield StepStarted(workers.parts)
+                yield StepStarted(step, workers.parts)
                 yield from workers.take(outcomes)
                 if step == "message" and expiries is not None and not _has_ended(outcomes):
                     # A topic that any part gave up is left alone here too: its messages lie in all parts.

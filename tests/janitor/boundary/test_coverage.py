@@ -133,6 +133,17 @@ def test_given_a_store_in_parts_when_a_pass_is_complete_then_each_part_is_eviden
     assert rig.engine.verify().refuted == 0
 
 
+def test_pass_over_a_store_without_parts_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HBase has one part for each salt that rows have, so an empty table has no part."""
+    store = Parts()
+    monkeypatch.setattr(store, "parts", list)
+    rig = janitor(store)
+    rig.snapshots.invalid = [OLD]
+    rig.engine.adopt()
+    assert rig.engine.run_once().boundary == OLD
+    assert spans(rig) == [(b"", None)]
+
+
 @pytest.mark.parametrize("name", ["cells", "keys", "invert", "delete"])
 def test_given_a_part_that_fails_when_run_then_the_others_are_evidence_and_the_next_run_searches_that_one_only(
     name: str,
