@@ -235,6 +235,24 @@ def test_key_that_is_missing_or_open_to_others_is_refused(
         TransactionService(manager, "127.0.0.1:0", certificate=of(tls)).start()
 
 
+def test_key_that_others_can_read_later_is_reported_once_and_stays_in_force(
+    tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
+    server, client = of(tls), ClientTls("transactions.", tls.certificate, tls.certificate, tls.key)
+    trusted = client.context()
+    tls.key.chmod(0o644)
+    for _ in range(2):
+        server.renew()
+        assert client.context() is trusted
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.count(f"{tls.key} can be read or written by other users") for text in said] == [1, 1]
+    assert all(f"chmod g-w,o-rwx {tls.key} Until then the previous contents are in force" in text for text in said)
+    tls.key.chmod(0o600)
+    server.renew()
+    assert len(caplog.records) == 2
+
+
 def test_ca_file_that_is_missing_names_the_setting(tmp_path: Path) -> None:
     settings = TransactionSettings(source="thrift", ca_file=tmp_path / "nothing.pem")
     with pytest.raises(ConfigurationError, match=r"transactions\.ca_file"):

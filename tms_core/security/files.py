@@ -38,13 +38,14 @@ class WatchedFiles(Generic[T]):
         parse: returns the value of the contents, one argument for each file. It raises ``ConfigurationError``, or
             ``OSError`` as Python's ssl does. Neither may quote the contents.
         refuse_writers: whether a file that other users can write is refused.
+        secret: the setting of a file that is also refused if other users can read it, except its group.
 
     Attributes:
         name: settings and files, for messages.
         value: the value of the contents in force.
 
     Raises:
-        ConfigurationError: a file cannot be read, others can write it, or ``parse`` refuses it.
+        ConfigurationError: a file cannot be read, other users have permissions on it, or ``parse`` refuses it.
     """
 
     def __init__(
@@ -54,12 +55,14 @@ class WatchedFiles(Generic[T]):
         clock: Clock | None = None,
         *,
         refuse_writers: bool = False,
+        secret: str = "",
     ) -> None:
         self.name = " and ".join(f"{setting} {path}" for setting, path in files.items())
         self._files = files
         self._parse = parse
         self._clock = clock or SystemClock()
         self._refuse_writers = refuse_writers
+        self._secret = secret
         self._lock = Lock()
         self._complaint = ""
         self._looked_ms = self._clock.monotonic_ms()
@@ -98,9 +101,10 @@ class WatchedFiles(Generic[T]):
             ) from error
 
     def _read(self) -> list[bytes]:
-        return [self._contents_of(f"{setting} {path}", path) for setting, path in self._files.items()]
+        return [self._contents_of(setting, path) for setting, path in self._files.items()]
 
-    def _contents_of(self, name: str, path: Path) -> bytes:
+    def _contents_of(self, setting: str, path: Path) -> bytes:
+        name = f"{setting} {path}"
         try:
             with path.open("rb") as file:
                 # The mode of the same file, even while another is put in its place.
@@ -111,6 +115,8 @@ class WatchedFiles(Generic[T]):
             raise ConfigurationError(
                 f"{name} can be written by other users, who could give themselves access.", f"chmod go-w {path}"
             )
+        if setting == self._secret:
+            _check_secret_mode(name, path, mode)
         return contents
 
 
@@ -124,8 +130,12 @@ def check_secret_file(setting: str, path: Path) -> None:
         mode = path.stat().st_mode
     except OSError as error:
         raise _unreadable(f"{setting} {path}", error) from error
+    _check_secret_mode(f"{setting} {path}", path, mode)
+
+
+def _check_secret_mode(name: str, path: Path, mode: int) -> None:
     if mode & (stat.S_IWGRP | stat.S_IRWXO):
-        raise ConfigurationError(f"{setting} {path} can be read or written by other users.", f"chmod g-w,o-rwx {path}")
+        raise ConfigurationError(f"{name} can be read or written by other users.", f"chmod g-w,o-rwx {path}")
 
 
 def read_token(setting: str, path: Path, shortest: int = TOKEN_BYTES) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from tms_core.security.files import WatchedFiles, check_secret_file
+from tms_core.security.files import WatchedFiles
 
 
 class ClientTls:
@@ -31,10 +31,10 @@ class ClientTls:
     ) -> None:
         self.server_name = server_name
         self._ca_file = ca_file
-        self._pair = None if certificate is None or key is None else (f"{prefix}key", certificate, key)
+        self._pair = None if certificate is None or key is None else (certificate, key)
         given = {"ca_file": ca_file, "certificate": certificate, "key": key}
         files = {f"{prefix}{name}": path for name, path in given.items() if path is not None}
-        self._files = WatchedFiles(files, self._load)
+        self._files = WatchedFiles(files, self._load, secret=f"{prefix}key")
 
     def context(self) -> ssl.SSLContext:
         """Return the context of a new connection, by the files of now."""
@@ -45,7 +45,7 @@ class ClientTls:
         # A new context each time, because a context trusts loaded authorities as long as it lives.
         context = ssl.create_default_context(cafile=self._ca_file)
         if self._pair is not None:
-            _load_pair(context, *self._pair)
+            context.load_cert_chain(*self._pair, _refuse_passphrase)
         return context
 
 
@@ -66,8 +66,9 @@ class ServerCertificate:
 
     def __init__(self, prefix: str, certificate: Path, key: Path) -> None:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._pair = (f"{prefix}key", certificate, key)
-        self._files = WatchedFiles({f"{prefix}certificate": certificate, f"{prefix}key": key}, self._load)
+        self._pair = (certificate, key)
+        files = {f"{prefix}certificate": certificate, f"{prefix}key": key}
+        self._files = WatchedFiles(files, self._load, secret=f"{prefix}key")
 
     def renew(self) -> None:
         """Show a renewed certificate to connections from now on."""
@@ -76,12 +77,7 @@ class ServerCertificate:
     def _load(self, *_: bytes) -> None:
         # First elsewhere: of a pair that does not fit, half would be in force.
         for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self.context):
-            _load_pair(context, *self._pair)
-
-
-def _load_pair(context: ssl.SSLContext, setting: str, certificate: Path, key: Path) -> None:
-    check_secret_file(setting, key)
-    context.load_cert_chain(certificate, key, _refuse_passphrase)
+            context.load_cert_chain(*self._pair, _refuse_passphrase)
 
 
 def _refuse_passphrase() -> str:
