@@ -37,7 +37,7 @@ from tests.kit.proxy import HONEST, Conduct, Fault, Kind, Proxy
 from tests.processes.machine import Machine
 from tests.processes.programs import DEAD, FENCED, OPTIONS, ORDERS, Order, bills_of, published_by
 from tests.server.process import Serve, configure
-from tms_core.client import Client, TmsError, TopicId
+from tms_core.client import Client, MessageId, TmsError, TopicId
 
 PRODUCERS = ("ann", "ben")
 #: How many workers each group has.
@@ -159,6 +159,9 @@ class History:
         self._client.create_topic(ORDERS, properties={"partitions": "2", "retention": "consumed"})
         for group in GROUPS:
             self._client.create_topic(bills_of(group), properties={"retention": "consumed"})
+            # Before the first order: what all known groups have processed is deleted.
+            for partition in range(2):
+                self._client.set_position(f"{ORDERS}-{partition}", group, MessageId(0, 0))
         self._workers = [self._worker(group) for group, number in GROUPS.items() for _ in range(number)]
         self._producers = [self._producer(name) for name in PRODUCERS]
         #: Instances that a newer one has replaced while they were paused.
@@ -286,8 +289,8 @@ class History:
         self._later(self._random.uniform(0.2, 3), lambda: self._machine.limit_disk(None))
 
     def _step_clock(self) -> None:
-        """Within what a janitor forgives: a larger jump needs an operator."""
-        self._machine.set_clock(self._random.choice((-100, -10, -2, 0, 2, 10, 100)) * 1000)
+        """Step far back, or a little ahead: messages dated ahead are deleted only when the real time has come there."""
+        self._machine.set_clock(self._random.choice((-3600, -100, -10, -2, 0, 2, 10)) * 1000)
 
     def _change_partitions(self) -> None:
         with suppress(TmsError):
