@@ -14,8 +14,8 @@ Intervals are of stored keys, so they start with the salt if there is one. No ot
 regions are split, merged and moved.
 
 To prove a large table takes hours. In that time a process may die, or one of many salts may fail. Therefore each part
-of a store is evidence as soon as it was covered (rule S4), and a *round* ends when every part was covered. A run that
-continues a round searches the covered parts only as a frequent run does.
+of a store is evidence as soon as it was covered (rule S4), and a *round* is complete when every part was covered. A run
+that continues a round searches the covered parts only as a frequent run does.
 
 A store of one part is covered from its first key to its last, and progress is saved on the way. So a run that is killed
 at the same time every night gets further every night.
@@ -110,7 +110,7 @@ def in_force(claim: Claim, evidence: Iterable[Evidence], now_ms: int, lifetime: 
     """Return whether a claim is in force: not dated by a clock set back since, and not made with a shorter lifetime.
 
     Args:
-        evidence: the present evidence; a round of passes ends later than its claim is dated.
+        evidence: the present evidence; a round of passes completes later than its claim is dated.
     """
     is_past = all(began_ms <= now_ms for began_ms in (claim.made_ms, *(item.started_ms for item in evidence)))
     return is_past and claim.bound <= newest_settled(claim.made_ms, lifetime)
@@ -188,7 +188,7 @@ def _interval(item: Evidence) -> KeyRange:
 
 #: The note that asks the next run to read everything: since when it is there, in ms.
 WANTED = Note.WANTED
-#: A round that has not ended so long after it began begins anew; one run every night may need several nights.
+#: A round that is not complete after this time starts again; one run every night may need several nights.
 ROUND_MS = 7 * 24 * 3600 * 1000
 
 
@@ -249,7 +249,7 @@ def is_whole(parts: Sequence[Reads]) -> bool:
 
 
 def continue_round(state: State, run_id: str, now_ms: int, snapshot_ms: int) -> Round:
-    """Begin a round, or continue the current round.
+    """Start a round, or continue the current round.
 
     Only evidence from runs of the same round counts, and only if its snapshot is not newer than this run's.
     ``since_ms`` is the start of the first of these runs; None: nothing is covered.

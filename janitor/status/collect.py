@@ -289,7 +289,7 @@ def _held_topic(
     arguments: str,
     count: TopicCount | None,
 ) -> HeldTopic | None:
-    """Return one held topic; None: its hold in the last run has ended."""
+    """Return one held topic; None: its hold in the last run was released since."""
     reason = str(Hold.FRONTIER) if until_ms is not None else items[0].held
     pattern = next((pause for pause in pauses if TopicId.parse(name).matches((pause,))), None)
     if pattern is not None:

@@ -160,7 +160,7 @@ def _stuck(status: Status) -> Iterator[HealthReason]:
 
 
 def _no_run(status: Status) -> Iterator[HealthReason]:
-    """Yield a reason if no run of a daemon ends any more."""
+    """Yield a reason if a daemon's runs no longer finish."""
     if status.process != "running" or status.every_seconds is None or not status.leader:
         return
     last_ms = status.last_run.finished_ms if status.last_run else None

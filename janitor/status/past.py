@@ -85,7 +85,7 @@ class RunHistory:
         self._counted: str | None = None
 
     def range(self, state: State, name: str, now_ms: int) -> dict[str, Any]:
-        """Return a period in steps. If all its runs only planned, the numbers are those of the plans.
+        """Return a period in steps. If all its runs only planned, the plans' numbers are returned.
 
         Args:
             name: of ``RANGES``.
@@ -117,7 +117,7 @@ class RunHistory:
         return list(found.values())
 
     def _read(self, state: State, now_ms: int) -> None:
-        """Add the runs that have finished since, and remove those that are too old."""
+        """Add the runs that have finished since, and remove runs that are too old."""
         oldest_ms = now_ms - RANGES["30d"].length_ms
         found = list(_ended(state, oldest_ms, self._counted))
         for run in reversed(found):
