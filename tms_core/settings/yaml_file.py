@@ -25,7 +25,7 @@ class _UniqueKeys(yaml.SafeLoader):
 
 
 _READ_HINT = "Give an existing file that this user may read: --config FILE."
-_YAML_HINT = "Correct the file. `janitor config show` prints every setting as YAML."
+_YAML_HINT = "Correct the file. conf/standalone.yaml has every setting with its default."
 
 
 def read(file: Path) -> dict[Any, object]:
