@@ -1,8 +1,8 @@
 """Programs that run inside ``tms serve``, such as the embedded janitor.
 
 The server knows no companion by name. An installed distribution names one in the entry-point group ``tms.companions``.
-The server calls it with a :class:`CompanionContext` when all its resources are open, before the first request, and gets an object
-that it can stop. Therefore the server works with any companion, or alone.
+When all its resources are open, before the first request, the server calls it with a :class:`CompanionContext` and gets
+an object that it can stop. Therefore the server works with any companion, or alone.
 
 If several servers share a store, each tries to run its janitor, and the store's own lease admits one of them (rule
 S12). The janitors of the other servers start when that one is gone. Leadership of the servers is independent: a janitor
