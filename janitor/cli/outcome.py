@@ -40,7 +40,7 @@ def adoption(current: Session) -> str:
 
 
 def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
-    """What lets held topics of a report go; nothing where that is not a person's to say.
+    """Return the commands that release held topics of a report; empty if an operator cannot release them.
 
     Args:
         holds: why topics of the report stay.
@@ -48,7 +48,7 @@ def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
     topics = report.held_topics()
     if Hold.FRONTIER in holds:
         topic = min(topic for topic, hold in topics.items() if hold is Hold.FRONTIER)
-        return f"{typed(current, f'approve {topic}')}\nor wait: it is let go by itself"
+        return f"{typed(current, f'approve {topic}')}\nor wait: the janitor releases it later"
     if Hold.PAUSED in holds:
         return typed(current, f"resume{_paused(current)}")
     if Hold.QUARANTINED in holds:

@@ -387,7 +387,7 @@ class Run:
         if record is None or frontier.hold is not None or record.generation != topic.generation:
             return False
         if record.pending is not None or record.approved is not None:
-            return False  # an operator waits for it to be let go
+            return False  # an operator waits for its release
         ttl_ms = topic.ttl_seconds * 1000
         window_ms = min(ttl_ms, max(LEAST_WINDOW_MS, ttl_ms // 100))
         return 0 <= frontier.cutoff.ms - record.cutoff_ms < window_ms

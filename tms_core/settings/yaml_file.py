@@ -29,7 +29,7 @@ _YAML_HINT = "Correct the file. conf/standalone.yaml has every setting with its 
 
 
 def read(file: Path) -> dict[Any, object]:
-    """Return the mapping a YAML file holds; an empty file is an empty one.
+    """Return the mapping of a YAML file; an empty file gives an empty mapping.
 
     Raises:
         ConfigurationError: it cannot be read, is not YAML, is not a mapping, or names a key twice.

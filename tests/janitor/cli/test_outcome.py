@@ -34,13 +34,13 @@ _NAMED = re.compile(
 #: What is said of a program, or has no options that lead anywhere; all else is to be typed.
 _SAID = (
     "The commands that write are", "The janitor that holds the store ended", "the first janitor run",
-    "Open the store itself", "for janitor apply", "janitor spark needs", "the manager inside `tms serve`",
-    "with source manager where `tms serve` listens", "that the transaction service of `tms serve` demands",
+    "for janitor apply", "janitor spark needs", "the manager inside `tms serve`",
+    "the address on which `tms serve` listens", "that the transaction service of `tms serve` requires",
     "that of tms serve", "let tms serve create", "CDAP, tms serve", "as tms serve does", "another tms serve",
     "as tms poll prints it", "serve without it", "Usage: ", "--help",
-    "`tms serve` may listen on an address",
+    "allow the transaction service of `tms serve`", "runs the manager in `tms serve`",
     "or start tms serve with its janitor", "of the transaction service of `tms serve`;",
-    "tms serve gives up their claims", "1 where janitor status asks",
+    "tms serve gives up their claims", "1 where janitor status asks", "`janitor config show` prints",
 )  # fmt: skip
 _OPTIONS = "--config janitor.yaml"
 

@@ -36,7 +36,7 @@ def read(place: Place, orders: Topic, message: MessageId, name: str = "billing")
 def counter(place: Place, *, rate: int | None = None, **options: Any) -> LagCount:
     store, side, clock = place.store, place.side, place.clock
     floor = Floor(Positions(side), store, options.pop("hold_seconds")) if "hold_seconds" in options else None
-    is_stopping = options.pop("interrupted", lambda: False)
+    is_stopping = options.pop("is_stopping", lambda: False)
 
     def ending() -> None:
         if is_stopping():
