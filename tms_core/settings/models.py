@@ -305,7 +305,7 @@ class TransactionSettings(Section):
     )
     thrift: ListenAddress = setting(
         "127.0.0.1:15165",
-        "HOST:PORT of the transaction service; with source manager, the address on which `tms serve` listens "
+        "HOST:PORT of the transaction service; with source manager, the address on which the server listens "
         "(port 0: a free port, printed)",
         reason="Tephra's default port",
     )
