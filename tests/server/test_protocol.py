@@ -102,8 +102,11 @@ class KnownBefore:
 
 
 @contextmanager
-def listening(app: Echo, tls: TlsSettings | None = None, max_connections: int = 500) -> Iterator[int]:
-    listener = Listener(app, "127.0.0.1", 0, tls, ListenerOptions(max_connections=max_connections), heads=app.heads)
+def listening(
+    app: Echo, tls: TlsSettings | None = None, max_connections: int = 500, stop_seconds: int = 30
+) -> Iterator[int]:
+    options = ListenerOptions(max_connections, stop_seconds)
+    listener = Listener(app, "127.0.0.1", 0, tls, options, heads=app.heads)
     listener.start()
     try:
         yield listener.port
@@ -512,6 +515,24 @@ def test_given_a_client_that_closes_its_half_in_the_middle_then_nothing_is_done(
 @pytest.fixture
 def tls(tmp_path: Path) -> TlsSettings:
     return make_certificate(tmp_path / "certificate.pem", tmp_path / "key.pem")
+
+
+def test_stop_does_not_wait_for_idle_clients_that_do_not_read(
+    echo: Echo, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(protocol, "_IDLE_SECONDS", 0.1)
+    context = ssl.create_default_context(cafile=tls.certificate)
+    with ExitStack() as stack:
+        with listening(echo, tls, stop_seconds=3) as port:
+            for sends in (True, False):
+                plain = stack.enter_context(socket.create_connection(("localhost", port), timeout=PATIENCE_SECONDS))
+                client = stack.enter_context(context.wrap_socket(plain, server_hostname="localhost"))
+                if sends:
+                    client.sendall(request("GET", "/", b""))
+                    assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        # The server has closed both before it gave up waiting.
+        assert "were not ready in time" not in caplog.text
+        assert client.recv(1000) == b""
 
 
 def make_certificate(certificate: Path, key: Path) -> TlsSettings:

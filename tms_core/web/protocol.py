@@ -235,8 +235,19 @@ class HttpProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         if self._served:
             self._half_closed = True  # its response is the last
+        elif self._is_slow_to_close:
+            self.transport.abort()
         else:
             super().shutdown()
+
+    @property
+    def _is_slow_to_close(self) -> bool:
+        """Return whether all is sent and closed, and only TLS still waits for an idle client to close, too.
+
+        A client that reads nothing while it is idle, as pools of connections do, never closes.
+        """
+        is_silent = self.loop.time() - self._said_at >= _IDLE_SECONDS
+        return is_silent and self.transport.is_closing() and not self.transport.get_write_buffer_size()
 
     def cancel(self) -> None:
         """Close the connection, whose request was not answered in time; uvicorn's tasks have the same method."""
