@@ -35,12 +35,12 @@ _NAMED = re.compile(
 _SAID = (
     "The commands that write are", "The janitor that holds the store ended", "the first janitor run",
     "for janitor apply", "janitor spark needs", "the manager inside `tms serve`",
-    "the address on which `tms serve` listens", "that the transaction service of `tms serve` requires",
+    "that the transaction service of `tms serve` requires",
     "that of tms serve", "let tms serve create", "CDAP, tms serve", "as tms serve does", "another tms serve",
     "as tms poll prints it", "serve without it", "Usage: ", "--help",
     "allow the transaction service of `tms serve`", "runs the manager in `tms serve`",
     "or start tms serve with its janitor", "of the transaction service of `tms serve`;",
-    "tms serve gives up their claims", "1 where janitor status asks", "`janitor config show` prints",
+    "tms serve gives up their claims", "1 where janitor status asks",
 )  # fmt: skip
 _OPTIONS = "--config janitor.yaml"
 
