@@ -36,12 +36,12 @@ settings.load_profile("fuzz" if "TMS_TEST_FUZZ" in os.environ else "fixed")
 #: reach a disk, for which they would wait at every sync.
 MEMORY, MEMORY_BYTES = Path("/dev/shm"), 6 << 30  # noqa: S108
 
-#: Rooms and files that play the same code again and again, each line of which has tests in a room of its own: to trace
-#: them would double their time, and would hide what has none.
+#: Packages and files that repeat code with tests elsewhere. To trace them would double their time, and hide lines
+#: without tests of their own.
 UNTRACED = (
     "disasters", "hostile", "interop", "kafka", "processes", "simulation", "test_docs.py", "test_tms_hints.py",
-    "janitor/cli/test_hints.py", "janitor/cli/test_sample_stores.py", "janitor/rules/test_differential.py",
-    "janitor/test_patience.py", "server/test_manager_log_model.py",
+    "janitor/cli/test_sample_stores.py", "janitor/rules/test_differential.py", "janitor/test_patience.py",
+    "server/test_manager_log_model.py",
 )  # fmt: skip
 
 
