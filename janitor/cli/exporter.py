@@ -13,8 +13,8 @@ from tms_core.cli.help import Command
 def command() -> None:
     """Serve metrics and the status page without a daemon.
 
-    For sites whose sweeps are CronJobs: they are drawn from the state, and the store is not read.
-    The daemon, janitor run, serves them itself and needs no exporter. SIGTERM or Ctrl-C ends it.
+    Use it if CronJobs run the sweeps. It reads the state of the janitor, not the store. The daemon,
+    janitor run, serves both itself and needs no exporter. SIGTERM or Ctrl-C stops it.
 
     \b
     Example:

@@ -54,10 +54,10 @@ logger = logging.getLogger(__name__)
 def command(check: bool, watch: bool) -> int:
     """Show what the janitor does, what waits, and why.
 
-    Asks the janitor that holds the store; where none runs, it shows what is remembered of the last
-    one. Reads nothing of the store.
+    It asks the janitor that holds the store. If no janitor runs, it shows the last known status.
+    It does not read the store.
 
-    With --check: 0 well, 1 an operator has to look at something, 2 it does not work, 3 not known.
+    With --check: 0 healthy, 1 action required, 2 it does not work, 3 unknown.
 
     \b
     Examples:

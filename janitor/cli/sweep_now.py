@@ -16,8 +16,8 @@ from tms_core.errors import StoreError
 def command() -> None:
     """Start a sweep in the process that holds the store.
 
-    Asks the janitor that answers in the state folder: of janitor run, or inside tms serve. Its next
-    sweep starts now, or after the sweep under way, and leaves no topic for later. Returns at once.
+    The janitor of janitor run, or inside tms serve, then starts its next sweep now, or after the
+    current sweep. That sweep leaves no topic for later. The command returns at once.
 
     \b
     Example:
