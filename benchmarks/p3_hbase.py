@@ -10,8 +10,8 @@ JVM of a server that has just started compiles for several turns, and that would
 with other load they may never be as close; then ``steady`` is false, and the ratios scatter.
 
 A topic has some thousand rows under each salt. The same rows in ten times as many topics are a sweep of many small
-batches, each of which reads its topic's metadata again (rule S2), while the loop knows no topics; the details have that
-ratio.
+batches, each of which reads its topic's metadata again (invariant S2), while the loop knows no topics; the details have
+that ratio.
 """
 
 from __future__ import annotations

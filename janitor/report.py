@@ -1,7 +1,7 @@
 """The result of a plan or a run, as one frozen value; and its progress for observers.
 
 The report is the only source of numbers: the printed table, the JSON, the saved history and the metrics all use it
-(rule S15). It is made from a pass's outcome (:mod:`janitor.sweep.outcome`).
+(invariant S15). It is made from a pass's outcome (:mod:`janitor.sweep.outcome`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The clocks of a machine.
 
 Every function that depends on time gets a ``Clock``, so that tests and plans can use any time without waiting. Three
-readings matter: wall time, by which rows are judged; the monotonic clock since boot, which checks wall time (rule S7);
-and the boot id, which tells whether two monotonic readings are comparable.
+readings matter: wall time, by which rows are judged; the monotonic clock since boot, which checks wall time (invariant
+S7); and the boot id, which tells whether two monotonic readings are comparable.
 """
 
 from __future__ import annotations
@@ -132,10 +132,10 @@ CLOCK_ALLOWANCE_MS = 300_000
 class HonestClock:
     """A wall clock that is checked against the monotonic clock; threads may share it.
 
-    It does not follow a clock that jumps forward (rule S7). Wall time is compared with the monotonic clock since the
-    wall clock was last right. Small forward steps are forgiven over time, because the daily correction of a drifting
-    clock makes many of them. A backward step is believed at once, and so is the way back: a clock that shows the time
-    as if it had never been set back was right before. Anything between the two is a jump.
+    It does not follow a clock that jumps forward (invariant S7). Wall time is compared with the monotonic clock since
+    the wall clock was last right. Small forward steps are forgiven over time, because the daily correction of a
+    drifting clock makes many of them. A backward step is believed at once, and so is the way back: a clock that shows
+    the time as if it had never been set back was right before. Anything between the two is a jump.
 
     A clock that was behind when the program started, as on a machine without a battery, is believed once it is set. The
     conditions are: by the monotonic clock, it shows a time before the time that had certainly passed

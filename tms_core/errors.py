@@ -208,7 +208,7 @@ class StoreBusy(StoreError):
 
 
 class LeaseHeld(StoreBusy):
-    """Another process has the lease on the store (rule S12)."""
+    """Another process has the lease on the store (invariant S12)."""
 
     code = "TMS-LEASE-HELD"
 
@@ -423,7 +423,7 @@ class QuotaExceeded(Unavailable):
 
 
 class ClockJumped(Unavailable):
-    """The wall clock is ahead of the clocks it is checked against (rule S7)."""
+    """The wall clock is ahead of the clocks it is checked against (invariant S7)."""
 
     code = "TMS-CLOCK-JUMPED"
 
@@ -514,7 +514,7 @@ class StopRequested(Interrupted):
 
 
 class LeaseLost(Interrupted):
-    """Another process has the lease now, so this one may not write (rule S12)."""
+    """Another process has the lease now, so this one may not write (invariant S12)."""
 
     code = "TMS-LEASE-LOST"
 
@@ -526,13 +526,13 @@ class Refused(TmsError):
 
 
 class NotAdopted(Refused):
-    """The store was never adopted by this janitor's state (rule S8, S13)."""
+    """The store was never adopted by this janitor's state (invariants S8, S13)."""
 
     code = "TMS-NOT-ADOPTED"
 
 
 class GuardTripped(Refused):
-    """A guard (clock, identity) stopped the run before it wrote anything (rule S7, S13)."""
+    """A guard (clock, identity) stopped the run before it wrote anything (invariants S7, S13)."""
 
     code = "TMS-GUARD"
 

@@ -4,7 +4,7 @@ It is the daemon of ``janitor run``, with the store, transaction manager, clock 
 signal handlers: the server starts and stops it. Commands of other processes reach it through its control socket as
 usual. A store that the server has just created is adopted at once; any other store is a first contact, and unchanged
 until it is adopted. The same applies to topics: an empty topic that this server created under an unused name is not
-held like an unknown topic (rule S8).
+held like an unknown topic (invariant S8).
 
 Its deletes use the same LevelDB as publishes, and a publish waits for the batch before it. Therefore its batches are
 small, and without a configured rate it uses one that leaves most of the disk to publishers. A sweep takes a few times

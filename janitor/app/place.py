@@ -68,7 +68,7 @@ class Place(Protocol):
         ...
 
     def readable(self) -> AbstractContextManager[Reads]:
-        """Return the store's contents, with nothing that could write (rule S5).
+        """Return the store's contents, with nothing that could write (invariant S5).
 
         Raises:
             StoreBusy: another process has it open.
@@ -144,7 +144,7 @@ def held(
 
 
 def _wait_for(lease: Lease, end: Event) -> None:
-    """Wait until the lease is free; watching that it is not renewed needs no wall clock (rule S12)."""
+    """Wait until the lease is free; watching that it is not renewed needs no wall clock (invariant S12)."""
     told = False
     while True:
         try:

@@ -182,7 +182,7 @@ def _assemble(
     read = current.source()
     source = Refreshed(read) if read is not None else None
     engine = current.engine(
-        # What only plans gets no object that could write (rule S5).
+        # What only plans gets no object that could write (invariant S5).
         store if wanted.apply else read_only(store),
         state,
         source=source,
@@ -267,7 +267,7 @@ def _answer(
     unknown_row_log = daemon.engine.deps.unknown_row_log
 
     def reader(observer: Observer, is_stopping: Callable[[], bool]) -> Questions:
-        # What only reads gets no object that could write (rule S5).
+        # What only reads gets no object that could write (invariant S5).
         face = read_only(store)
         return Questions(
             current.deps(

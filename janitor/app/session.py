@@ -221,7 +221,7 @@ class Session:
 
     @contextmanager
     def reading(self, *, records: bool = False) -> Iterator[AnyEngine]:
-        """Yield an engine for questions: the janitor that holds the store, or an engine on a clone (rule S5).
+        """Yield an engine for questions: the janitor that holds the store, or an engine on a clone (invariant S5).
 
         Args:
             records: write to the side table itself, which records an adoption.
@@ -339,7 +339,7 @@ class Session:
     def lease(
         self, state: State, store: Reads, standby: Event | None = None, until: Event | None = None
     ) -> AbstractContextManager[Lease]:
-        """Return the lease on the store, held while the block runs (rule S12).
+        """Return the lease on the store, held while the block runs (invariant S12).
 
         Args:
             standby: for one that may wait where several can have the store open, until this is set.

@@ -1,4 +1,4 @@
-"""Conflicts between archived rows and rows in the target of a restore (rule S16).
+"""Conflicts between archived rows and rows in the target of a restore (invariant S16).
 
 A row is found by its key, and a message's payloads by its transaction: all rows of the payload table with the
 transaction's pointer, from any client. Two conflicts are possible if rows return to another topic or generation.

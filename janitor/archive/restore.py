@@ -1,4 +1,4 @@
-"""The restore of archived rows (rule S16: a restore never shows a row that readers must not see).
+"""The restore of archived rows (invariant S16: a restore never shows a row that readers must not see).
 
 A row returns unchanged, with two exceptions. Its key gets the current generation of its topic, because older
 generations are not read. Its write pointer stays positive only if its transaction was known to be committed when the
@@ -313,7 +313,7 @@ class _Restore:
         return found
 
     def _refuse_if_moved(self) -> None:
-        """Check the target again before each write, as a sweep does (rule S2)."""
+        """Check the target again before each write, as a sweep does (invariant S2)."""
         present = self._target(self._topic.topic)
         if present.generation != self._topic.generation:
             raise Refused(

@@ -1,4 +1,5 @@
-"""The archive: rows are written to Parquet files before they are deleted, so that a deletion can be undone (rule S16).
+"""The archive: rows are written to Parquet files before they are deleted, so that a deletion can be undone (invariant
+S16).
 
 A batch is deleted only after its file is complete, synced and renamed, and the name is synced, too. Therefore a row is
 in the store, in the archive, or in both, whatever dies in between. Each row is archived with the facts about its
@@ -67,7 +68,7 @@ def commit_state(pointer: int | None, snapshot: VisibilityState | None, rule: Ru
 
     Args:
         pointer: as stored; None outside transactions.
-        snapshot: a usable snapshot (rule S14), or None.
+        snapshot: a usable snapshot (invariant S14), or None.
         rule: the rule that deletes the row.
     """
     if pointer is None:

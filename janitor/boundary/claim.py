@@ -14,8 +14,8 @@ Intervals are of stored keys, so they start with the salt if there is one. No ot
 regions are split, merged and moved.
 
 To prove a large table takes hours. In that time a process may die, or one of many salts may fail. Therefore each part
-of a store is evidence as soon as it was covered (rule S4), and a *round* is complete when every part was covered. A run
-that continues a round searches the covered parts only as a frequent run does.
+of a store is evidence as soon as it was covered (invariant S4), and a *round* is complete when every part was covered.
+A run that continues a round searches the covered parts only as a frequent run does.
 
 A store of one part is covered from its first key to its last, and progress is saved on the way. So a run that is killed
 at the same time every night gets further every night.
@@ -321,7 +321,7 @@ def refutation(state: State) -> Refutation | None:
 
 
 def refute(state: State, message: str, at_ms: int) -> None:
-    """Withdraw the claim and all its evidence, so that the next run reads everything (rule S4).
+    """Withdraw the claim and all its evidence, so that the next run reads everything (invariant S4).
 
     A current run publishes no boundary any more: its earlier coverage may be wrong.
 

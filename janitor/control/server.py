@@ -6,8 +6,8 @@ A few clients at a time are enough for an operator and a timer; further clients 
 status page and its API.
 
 No client can stop the janitor or delay its work: requests are checked, and unread responses are dropped. Questions use
-a separate engine over the store's read-only interface, so they cannot change anything or wait for a sweep (rule S5).
-Decisions use the sweeping engine, which does one thing at a time.
+a separate engine over the store's read-only interface, so they cannot change anything or wait for a sweep (invariant
+S5). Decisions use the sweeping engine, which does one thing at a time.
 """
 
 from __future__ import annotations

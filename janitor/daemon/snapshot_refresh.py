@@ -2,7 +2,7 @@
 
 A sweep must not wait for a slow file system or transaction service. A snapshot that is unreadable for a moment must not
 prevent inversions while an older one is fresh. Therefore a job reads snapshots, and sweeps use the last one. They check
-its age when they use it (rule S14).
+its age when they use it (invariant S14).
 """
 
 from __future__ import annotations

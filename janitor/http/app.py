@@ -1,8 +1,8 @@
 """The routes: the status page, its API, health and metrics.
 
 All responses use a status that the daemon keeps current. Therefore no number of requests makes the janitor read a
-table, and no failure here reaches a sweep (rule S15). Handlers that may wait for a lock run in a thread. Health does
-not, so a probe gets its response even if every thread hangs.
+table, and no failure here reaches a sweep (invariant S15). Handlers that may wait for a lock run in a thread. Health
+does not, so a probe gets its response even if every thread hangs.
 
 The page has no password, and shows names and errors written by others. Therefore its content security policy allows
 only its one script and its one style sheet, by their hashes. On the loopback address, a web site that resolves its own

@@ -101,7 +101,7 @@ class Audit:
 def audit(
     tables: Iterable[MessageReads], bound: int | None, is_invalid: Callable[[int], bool], heartbeat: Heartbeat
 ) -> Audit:
-    """Read every transactional row and check it against the boundary (rule S4).
+    """Read every transactional row and check it against the boundary (invariant S4).
 
     Args:
         tables: the message table, or its parts.

@@ -1,4 +1,4 @@
-"""The limit of each topic's deletions in this run (rule S8).
+"""The limit of each topic's deletions in this run (invariant S8).
 
 Time moves a cutoff forward by exactly the time that passed. Anything that moves it further, or makes a generation old,
 has another cause: a TTL was shortened, a topic was deleted, a clock jumped, a store was restored. Most of these are

@@ -64,7 +64,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The limit of one topic's deletions in this run (rule S8), and the limit of the rules.
+    """The limit of one topic's deletions in this run (invariant S8), and the limit of the rules.
 
     Attributes:
         now_ms: the time that the run judges by.

@@ -1,4 +1,4 @@
-"""Removes proven ids from the transaction manager's invalid list (rule S4).
+"""Removes proven ids from the transaction manager's invalid list (invariant S4).
 
 The invalid list is part of every transaction, and only the janitor can prove that an id may leave it. Afterwards, every
 row that still has the id is readable for good. Therefore a claim alone is not enough:

@@ -2,15 +2,15 @@
 
 A janitor judges by the clock and by its state. If either is wrong, everything looks old. The wall clock is compared
 with clocks that do not step: this machine's monotonic clock, saved between runs; and, if the state is on a cluster, the
-clock of the cluster, since the last run may have been on another machine (rule S7). Times in rows and snapshots are not
-clocks, since their writers choose them. A snapshot's time can only show that our clock is behind, and then less is
-deleted.
+clock of the cluster, since the last run may have been on another machine (invariant S7). Times in rows and snapshots
+are not clocks, since their writers choose them. A snapshot's time can only show that our clock is behind, and then less
+is deleted.
 
-Topics that fail repeatedly are quarantined, so that the other topics are done and the log stays readable (rule S9).
-Every run retries a failure. After three failures in a row, nothing of the topic is read or written for an hour. Then it
-is probed, again after two hours, and so on up to a day. Failures do not count in a run in which no topic was done. They
-also do not count if several topics could not be written and nothing was written elsewhere, as with a full disk: the
-cause is then the store.
+Topics that fail repeatedly are quarantined, so that the other topics are done and the log stays readable (invariant
+S9). Every run retries a failure. After three failures in a row, nothing of the topic is read or written for an hour.
+Then it is probed, again after two hours, and so on up to a day. Failures do not count in a run in which no topic was
+done. They also do not count if several topics could not be written and nothing was written elsewhere, as with a full
+disk: the cause is then the store.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def ahead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
 
 
 def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Return a note if wall time is ahead of, or behind, the time that the saved clocks predict (rule S7)."""
+    """Return a note if wall time is ahead of, or behind, the time that the saved clocks predict (invariant S7)."""
     if anchor is None:
         return None
     if not _same_boot(anchor, now):
@@ -91,7 +91,7 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
 
 
 def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Return a note if wall time differs from any clock that it can be compared with (rule S7).
+    """Return a note if wall time differs from any clock that it can be compared with (invariant S7).
 
     Args:
         state: the state, with the clock of its server.
@@ -105,7 +105,7 @@ def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote
 
 
 def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: int) -> GuardNote | None:
-    """Return a note if wall time is ahead of the clock of the state's server (rule S7); behind it, fewer rows are
+    """Return a note if wall time is ahead of the clock of the state's server (invariant S7); behind it, fewer rows are
     deleted.
 
     Args:
@@ -155,7 +155,7 @@ def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
 
 
 def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
-    """Return a note if the store is not the store of this state (rule S13)."""
+    """Return a note if the store is not the store of this state (invariant S13)."""
     if record.identity == identity:
         return None
     message = f"the state is about {record.identity}, this store is {identity}: a copy, a restored or another store"
@@ -163,7 +163,7 @@ def check_store(record: StoreRecord, identity: str) -> GuardNote | None:
 
 
 def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[StoreRecord, GuardNote | None]:
-    """Withdraw the adoption if the store was put back since its last saved facts (rule S13).
+    """Withdraw the adoption if the store was put back since its last saved facts (invariant S13).
 
     The evidence may be gone by the next run, because the store is being written to. Therefore the adoption, all
     knowledge and the claim are withdrawn at once.
@@ -194,7 +194,9 @@ def successor_mark(mark: str, identity: str) -> str:
 
 
 def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | None) -> GuardNote | None:
-    """Return a note if the snapshot is of another transaction system: pointers of one system only grow (rule S13)."""
+    """Return a note if the snapshot is of another transaction system: pointers of one system only grow (invariant
+    S13).
+    """
     known = record.snapshot_write_pointer
     if snapshot is None or known is None or snapshot.write_pointer >= known:
         return None
@@ -207,7 +209,7 @@ def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | No
 
 
 def check_recorded(recorded: Recorded | None, tx: TxState) -> GuardNote | None:
-    """Return a note if the snapshot is not of the transaction system that the store itself records (rule S13).
+    """Return a note if the snapshot is not of the transaction system that the store itself records (invariant S13).
 
     Args:
         recorded: read before the snapshot was; None: the store records none.
@@ -223,7 +225,7 @@ def check_recorded(recorded: Recorded | None, tx: TxState) -> GuardNote | None:
 
 
 def check_state(recorded: Recorded | None, record: StoreRecord) -> GuardNote | None:
-    """Return a note if another state has adopted the store, as the store itself records it (rule S13)."""
+    """Return a note if another state has adopted the store, as the store itself records it (invariant S13)."""
     if recorded is None or recorded.id == record.mark:
         return None
     message = f"another state has adopted this store, {recorded.place}, and this one has none of its holds and pauses"
@@ -233,7 +235,7 @@ def check_state(recorded: Recorded | None, record: StoreRecord) -> GuardNote | N
 def check_history(
     before: InProgressThen | None, snapshot: VisibilityState, known: KnownIds, new: Iterable[int]
 ) -> GuardNote | None:
-    """Return a note if the snapshot cannot follow the previous snapshot (rule S13).
+    """Return a note if the snapshot cannot follow the previous snapshot (invariant S13).
 
     A pointer issued by then was in progress, invalid, or finally decided. So it can be invalid now only if it was
     invalid or in progress. It can be in progress now only if it was either of these: a manager that recovers from its
@@ -267,7 +269,7 @@ def _expected_ms(anchor: ClockAnchor, now: ClockAnchor) -> int:
     return anchor.wall_ms + now.monotonic_ms - anchor.monotonic_ms
 
 
-# -- topics that are put aside (rule S9) -------------------------------------------------------------------------------
+# -- topics that are put aside (invariant S9) --------------------------------------------------------------------------
 
 
 def strike(known: Strikes | None, error: str, now_ms: int) -> Strikes:

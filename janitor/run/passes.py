@@ -37,7 +37,7 @@ def is_finished(run: Run, outcome: Outcome) -> bool:
 
 
 def is_complete(run: Run, outcome: Outcome) -> bool:
-    """Return whether a pass covered every topic (rule S4)."""
+    """Return whether a pass covered every topic (invariant S4)."""
     return is_finished(run, outcome) and not run.has_aside
 
 

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedObserver:
-    """An observer whose errors do not affect a run (rule S15): an error is logged, and the observer is not called
+    """An observer whose errors do not affect a run (invariant S15): an error is logged, and the observer is not called
     again.
     """
 
@@ -76,7 +76,7 @@ class UnknownRowLog:
         """
         unknown = outcome.unknown - self._named
         if unknown:
-            # One call, however many there are: a run shows between its calls that it lives (rule S10).
+            # One call, however many there are: a run shows between its calls that it lives (invariant S10).
             prefixes = {topic.prefix for topic in unknown}
             unknown -= {found.topic for found in readable_topics(row for row in metadata.rows() if row[0] in prefixes)}
         for found in outcome.unrecognized:
@@ -127,7 +127,7 @@ class Deps:
         terms: the settings.
         token_hex: returns random bytes as hex (``secrets.token_hex``).
         division: the parts of the store in a pass, and the threads or tasks that run its steps.
-        observer: told about progress; after an error it is not called again, and nothing stops (rule S15).
+        observer: told about progress; after an error it is not called again, and nothing stops (invariant S15).
         is_stopping: whether to stop before the next page or batch.
         unknown_row_log: the subjects already logged; shared within a process.
         side: has messages with TTLs of their own (L6), consumers and their claims; None: there are none.
@@ -177,7 +177,7 @@ class Deps:
         return Floor(Positions(self.side), read_only(self.store), seconds)
 
     def writable_store(self) -> Store:
-        """Return the store for writing; questions never call this (rule S5).
+        """Return the store for writing; questions never call this (invariant S5).
 
         Raises:
             StoreError: it was opened for reading only.
@@ -304,7 +304,8 @@ def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None
 
 
 def remember_snapshot(state: State, ready: Preparation) -> None:
-    """Save the facts for the check of the next snapshot (rule S13), and withdraw a boundary that this snapshot refutes.
+    """Save the facts for the check of the next snapshot (invariant S13), and withdraw a boundary that this snapshot
+    refutes.
 
     The invalid list is saved with the ids; call it inside the state's transaction, with them.
     """

@@ -2,7 +2,7 @@
 
 Every question starts the same way (``prepare``): it reads the clocks, the state and the snapshot, and runs the guards.
 A plan then goes over the store as a run does, with an executor that changes nothing. Questions get a clone of the store
-or a read-only store, so no object at hand can write (rule S5).
+or a read-only store, so no object at hand can write (invariant S5).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run as the state records it: begun, closed or recovered after its process died, with its counters and notes.
 
-Counters and notes are made from the run's report and from nothing else (rule S15). Counters live in the state and not
-in a process, so that they mean the same in a daemon, in a CronJob's runs and after a restart. Notes are small facts
+Counters and notes are made from the run's report and from nothing else (invariant S15). Counters live in the state and
+not in a process, so that they mean the same in a daemon, in a CronJob's runs and after a restart. Notes are small facts
 that the status page and the metrics show between runs.
 """
 

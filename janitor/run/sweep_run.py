@@ -165,7 +165,7 @@ class SweepRun:
 
     def _free_void_claims(self) -> None:
         """Free the claims of invalid transactions, and mark their producers' batches, before their ids can leave the
-        invalid list (rule S4). Also forget idle producers.
+        invalid list (invariant S4). Also forget idle producers.
 
         A pass that proves something does this before it saves its first evidence, so the evidence covers claims too.
         """
@@ -207,7 +207,8 @@ class SweepRun:
         store.message.sync()
         store.payload.sync()
 
-    # -- what is proven on the way (rule S4) -----------------------------------------------------------------------
+    # -- what is proven on the way (invariant S4)
+    # -----------------------------------------------------------------------
 
     def _consume(self, event: Event) -> None:
         """Consume an event of the pass: show progress, and save covered intervals."""
@@ -242,7 +243,7 @@ class SweepRun:
                 part.search = SearchScope(part.search.since_ms, True, covered, progress.since_ms)
 
     def _save_advance(self, event: Advance) -> None:
-        """Save from time to time how far a store of one part was searched, or its payloads were read (rule S4)."""
+        """Save from time to time how far a store of one part was searched, or its payloads were read (invariant S4)."""
         progress = self._round
         if progress is None or not self._is_whole or event.part.step == "ttl" or not self._is_due():
             return
@@ -261,7 +262,7 @@ class SweepRun:
             self._save_evidence([KeyRange(start, event.key)], min(met, default=None))
 
     def _save_finished(self, event: StepFinished) -> None:
-        """Save that a part was covered, if it was covered completely (rule S4)."""
+        """Save that a part was covered, if it was covered completely (invariant S4)."""
         progress, store, outcome = self._round, event.part.store, event.outcome
         if progress is None or outcome.undone or progress.has_done(store):
             return
@@ -298,7 +299,7 @@ class SweepRun:
     # -- what is concluded -----------------------------------------------------------------------------------------
 
     def _conclude(self) -> bool:
-        """Save the results of the pass, if this process still has the lease (rules S4, S12)."""
+        """Save the results of the pass, if this process still has the lease (invariants S4, S12)."""
         deps, run, state = self._deps, self._run, self._deps.state
         barred = obstacles(deps, run.ready) if self._round is not None else ()
         clocks = guards.read_clocks(deps.clock)
@@ -355,7 +356,7 @@ class SweepRun:
     # -- what follows ----------------------------------------------------------------------------------------------
 
     def _feed_back(self, told: Feedback) -> None:
-        """Report proven ids to the transaction manager after a complete run without obstacles (rule S4)."""
+        """Report proven ids to the transaction manager after a complete run without obstacles (invariant S4)."""
         try:
             heartbeat = partial(self._alive, "audit")
             feedback.hand_over(self._deps, told, self._run, self._outcome, self._permission, heartbeat)

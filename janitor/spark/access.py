@@ -1,7 +1,7 @@
 """Access to the store from a task, wherever it runs.
 
-Settings travel to executors, never connections. On LevelDB each task opens its own clone (rule S5): a folder can be
-open in one process only, and hard links cost little. On HBase each task has its own connections.
+Settings travel to executors, never connections. On LevelDB each task opens its own clone (invariant S5): a folder can
+be open in one process only, and hard links cost little. On HBase each task has its own connections.
 
 The trade on LevelDB: no process may hold the store while tasks clone it, and each task sees it as of its start.
 """
@@ -74,7 +74,7 @@ class Access:
 
     @contextmanager
     def reading(self) -> Iterator[Reads]:
-        """Yield the store's contents, without methods that write (rule S5).
+        """Yield the store's contents, without methods that write (invariant S5).
 
         Raises:
             StoreBusy: another process has the LevelDB store open.
@@ -168,7 +168,7 @@ class Access:
         return HBaseStore(self.settings.storage.hbase)
 
     def transactions(self, now_ms: int, clock: Clock | None = None) -> TransactionView:
-        """Return a view by the newest usable snapshot, or without a snapshot (rule S14).
+        """Return a view by the newest usable snapshot, or without a snapshot (invariant S14).
 
         Args:
             now_ms: the time by which rows are judged.

@@ -1,9 +1,9 @@
 """The janitor's state from one run to the next.
 
 Nearly all of it makes a deletion *less* likely. Without state, the janitor could not distinguish a cutoff jump from the
-passing of time (rule S8), a copy of a store from the store (rule S13), or an invalid transaction whose client may still
-write from a finished one. Lost state is never dangerous: the store is a first contact again. Wrong state would be
-dangerous. Therefore related values are written together (:meth:`State.transaction`).
+passing of time (invariant S8), a copy of a store from the store (invariant S13), or an invalid transaction whose client
+may still write from a finished one. Lost state is never dangerous: the store is a first contact again. Wrong state
+would be dangerous. Therefore related values are written together (:meth:`State.transaction`).
 
 Times are milliseconds since the epoch; write pointers, bounds and times are signed 64-bit numbers.
 """
@@ -111,7 +111,9 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._save("anchor", anchor)
 
     def clock_ms(self) -> int | None:
-        """Return the time of a clock that runs where the state is stored (rule S7); None: there is no such clock."""
+        """Return the time of a clock that runs where the state is stored (invariant S7); None: there is no such
+        clock.
+        """
         return self.driver.clock_ms()
 
     def frontiers(self) -> dict[TopicId, FrontierRecord]:
@@ -181,7 +183,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         """Save failures of topics (None deletes them); other topics are unchanged."""
         self._save_by_topic("strikes", changed)
 
-    # -- the lease (rule S12): never part of a transaction, whose end might come too late for it ----------------------
+    # -- the lease (invariant S12): never part of a transaction, whose end might come too late for it -----------------
 
     def lease(self) -> bytes | None:
         """Return the lease as its holder wrote it; None when there never was one. Cheap: it is read before every

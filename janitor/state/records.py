@@ -51,7 +51,7 @@ class Note(StrEnum):
 #: Later than any clock shows: where the wall time of readings lies of a boot whose clock is known to be wrong.
 UNKNOWN_MS = 2**62
 
-#: The note with the store's lineage as it was remembered last (rule S13): ``Store.lineage``.
+#: The note with the store's lineage as it was remembered last (invariant S13): ``Store.lineage``.
 LINEAGE = Note.LINEAGE
 #: The note that says how it showed that the store was restored; until it is adopted anew.
 RESTORED = Note.RESTORED
@@ -62,7 +62,7 @@ MARK_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """The one store this state is about (rule S13).
+    """The one store this state is about (invariant S13).
 
     Attributes:
         mark: a random name given at first contact; another mark is another store.
@@ -91,7 +91,7 @@ class StoreRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClockAnchor:
-    """A reading of a machine's clocks (``tms_core.clock.Clock``) to measure elapsed time from (rule S7).
+    """A reading of a machine's clocks (``tms_core.clock.Clock``) to measure elapsed time from (invariant S7).
 
     Attributes:
         wall_ms: wall time; from ``UNKNOWN_MS`` on it can only be compared with other readings of the same boot.
@@ -126,7 +126,7 @@ class PendingJump:
 
 @dataclass(frozen=True, slots=True)
 class FrontierRecord:
-    """How far deleting has come in one topic (rule S8).
+    """How far deleting has come in one topic (invariant S8).
 
     Attributes:
         generation: the metadata generation last applied, signed; 0 before the first.
@@ -186,7 +186,7 @@ class RunRecord:
     """One run, as ``janitor history`` shows it; ``result`` and ``report`` are empty until it has finished.
 
     Attributes:
-        heartbeat_ms: when it last showed that it was alive (rule S10).
+        heartbeat_ms: when it last showed that it was alive (invariant S10).
     """
 
     id: str
@@ -212,7 +212,7 @@ EVERYTHING = "*:*"
 
 @dataclass(frozen=True, slots=True)
 class Strikes:
-    """Failures of one topic in a row (rule S9).
+    """Failures of one topic in a row (invariant S9).
 
     Attributes:
         count: how many runs in a row failed in it.
@@ -305,7 +305,7 @@ class TopicCount:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One key interval ``[start, stop)`` of the message table that a pass left clean (rule S4).
+    """One key interval ``[start, stop)`` of the message table that a pass left clean (invariant S4).
 
     Attributes:
         stop: None is the last row of the table.

@@ -77,7 +77,7 @@ class HeldTopic:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A topic that failed too often (rule S9)."""
+    """A topic that failed too often (invariant S9)."""
 
     topic: str
     since_ms: int

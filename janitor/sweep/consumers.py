@@ -1,9 +1,9 @@
 """What a pass knows about consumers: the messages that they have not read, and those that all have processed.
 
 Messages that a registered consumer has not read are held (``server.consumers.floor``). The rules do not change: these
-rows are due, but the run's frontier stops before them, as it does for other reasons (rule S8). Only the cutoff of the
-current generation is lowered, since messages of an old generation cannot be read any longer. The saved frontier is the
-one without consumers. Therefore rows are deleted at once, without a jump, when the consumer has read them or is
+rows are due, but the run's frontier stops before them, as it does for other reasons (invariant S8). Only the cutoff of
+the current generation is lowered, since messages of an old generation cannot be read any longer. The saved frontier is
+the one without consumers. Therefore rows are deleted at once, without a jump, when the consumer has read them or is
 deleted. Positions are read once, when a pass starts. That is enough, because a row that is not held then will never be
 held (``tms_core.consumers``).
 

@@ -4,14 +4,14 @@ inverts, batch by batch.
 A Spark task that only reads has its own executor (``janitor/spark/sweep/task.py``).
 
 Between the planning of a topic and the deletion of its rows, the topic may be deleted, created again or given another
-TTL. Therefore the executor reads the metadata again before each batch, and drops the batch if it differs (rule S2). A
-reader then loses at most what the metadata allowed an instant before. Before that, the executor checks whether this run
-may still write (rule S12): its lease may be lost, the topic paused, or a stop requested. After each page, a run renews
-its lease and heartbeat (rule S10). A run that hangs in a call does not; its lease expires, and the next holder closes
-the run.
+TTL. Therefore the executor reads the metadata again before each batch, and drops the batch if it differs (invariant
+S2). A reader then loses at most what the metadata allowed an instant before. Before that, the executor checks whether
+this run may still write (invariant S12): its lease may be lost, the topic paused, or a stop requested. After each page,
+a run renews its lease and heartbeat (invariant S10). A run that hangs in a call does not; its lease expires, and the
+next holder closes the run.
 
 The rate limit is an account of rows and time. A run waits for each batch after it has written it, while nothing is open
-(rule S11), for as long as the rate requires. Idle time does not add up to a later burst.
+(invariant S11), for as long as the rate requires. Idle time does not add up to a later burst.
 """
 
 from __future__ import annotations

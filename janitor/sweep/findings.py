@@ -117,7 +117,7 @@ class Failed:
 
     Attributes:
         reason: ``store`` or ``moved``.
-        refused: whether the store refused to write, as it refuses all; the topic is not to blame (rule S9).
+        refused: whether the store refused to write, as it refuses all; the topic is not to blame (invariant S9).
     """
 
     prefix: bytes
@@ -152,7 +152,7 @@ class Done(NamedTuple):
         cells: the rows with negated pointers.
         at_ms: the time; None: nothing is recorded, as in a plan.
         found: the range with work, from an executor that only reads.
-        stop: the reason to leave the rest of the topic: ``moved``: its metadata differs from the plan (rule S2);
+        stop: the reason to leave the rest of the topic: ``moved``: its metadata differs from the plan (invariant S2);
             ``withheld``: nothing may be deleted in it now; ``unsure``: the store failed during the batch, so the
             deleted rows are not known.
         error: the error of the archive or of the store.

@@ -6,13 +6,13 @@ known as well. The actual deletions are counted in the run's outcome; the ledger
 (:func:`janitor.sweep.outcome.ledger_entries`).
 
 Sums of deletions are saved about once a second. So counters change while a run works, and the deletions of a killed run
-are counted when it is recovered. A failure to save them stops no sweep (rule S15).
+are counted when it is recovered. A failure to save them stops no sweep (invariant S15).
 
 The last part compacts deleted rows, which frees their disk space.
 
 A deleted row takes space until LevelDB compacts its table files, and LevelDB does that only when it must. Therefore a
 run compacts its deletions itself, in slices: a compaction cannot be interrupted, and a run must renew its heartbeat in
-between (rule S10). HBase's tables get the same slices, but decide themselves where and when to compact
+between (invariant S10). HBase's tables get the same slices, but decide themselves where and when to compact
 (``tms_core/tables/hbase/regions.py``).
 
 LevelDB compacts a slice while the pass continues elsewhere: a separate thread requests it as soon as its rows are all

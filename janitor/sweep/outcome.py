@@ -1,4 +1,4 @@
-"""The results of a pass: one value that can be merged and sent, and the only place that counts (rule S15).
+"""The results of a pass: one value that can be merged and sent, and the only place that counts (invariant S15).
 
 Report, ledger, metrics and the evidence for a boundary are made from it only. Each part of a store, each thread and
 each Spark task fills its own outcome; they are merged afterwards.

@@ -8,7 +8,7 @@ keys need no call.
 The number of keys adapts: it doubles if the extra keys were used or saved more calls than they cost, fits the need if
 there were slightly too few, and is halved otherwise. So a table of many small topics is soon read page by page, and a
 table of a few large topics by seeks. The read data may be a moment old, but not older than a page of the same size, and
-a run reads the topic's metadata again before each batch (rule S2).
+a run reads the topic's metadata again before each batch (invariant S2).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The data of one run: id, mode, clock, store, settings, transactions, and all topics.
 
-They are read once and then not changed, with one exception: a topic whose metadata changed is read again (rule S2). A
-plan and a run use the same data and so come to the same decisions.
+They are read once and then not changed, with one exception: a topic whose metadata changed is read again (invariant
+S2). A plan and a run use the same data and so come to the same decisions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class TopicWork:
     """One topic in a pass.
 
     Attributes:
-        raw: the value of the metadata row when it was read; rule S2 compares it.
+        raw: the value of the metadata row when it was read; invariant S2 compares it.
         record: the frontier record to save once the pass has applied the frontier.
         counts_held: whether held rows are counted. An incremental pass counts them only for a new hold, or if the rows
             that wait for a consumer have grown much.
@@ -157,7 +157,7 @@ class Preparation:
 
     @property
     def first_contact(self) -> bool:
-        """Return whether this store, or its transaction system, is not the one that was adopted (rule S13)."""
+        """Return whether this store, or its transaction system, is not the one that was adopted (invariant S13)."""
         return not self.adopted or any(note.guard == "identity" for note in self.notes)
 
     def speaks_against(self, claim: Claim | None) -> bool:
@@ -177,7 +177,7 @@ class Run:
         store: the whole store.
         terms: the settings.
         transactions: the facts about transactions.
-        records: the saved frontiers (rule S8).
+        records: the saved frontiers (invariant S8).
         ready: the basis of the run.
         record: the record of the run in the state; without an id for a question, which is not a run.
         kind: ``full``: also read rows that no rule deletes, and payloads of all pointers; ``incremental``: skip topics
@@ -187,7 +187,7 @@ class Run:
         patterns: the topics in scope; empty: all.
         limits: the ranges of a plan file; None: no plan file.
         paused: patterns of topics in which nothing is changed.
-        quarantined: topics that are skipped, because they failed too often (rule S9).
+        quarantined: topics that are skipped, because they failed too often (invariant S9).
         consumers: hold their unread messages; None: no message is held for consumers.
         processed: the messages that all consumers have processed (rule L7); None: not known.
         newborn: returns whether a topic is known to be created without rows, and is unchanged since.

@@ -9,7 +9,7 @@ need not be inverted.
 
 :func:`sweep_store` is a generator of events. Its caller consumes them to show progress and to save what was covered;
 the outcome is filled meanwhile. :func:`run_step` is one step in one part, for threads of the driver and tasks of Spark.
-Only it counts what an executor did (rule S15), so the numbers of plans and runs are comparable.
+Only it counts what an executor did (invariant S15), so the numbers of plans and runs are comparable.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _events(part: Part, undone: set[bytes]) -> Iterator[PartEvent]:
 
 
 def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterator[Read | Advance]:
-    """Process one topic, again if its metadata changes meanwhile (rule S2); yield the progress.
+    """Process one topic, again if its metadata changes meanwhile (invariant S2); yield the progress.
 
     Args:
         before: the results of this step before this topic.

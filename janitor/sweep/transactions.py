@@ -2,7 +2,7 @@
 
 The rules ask two questions about transactions: is this pointer invalid (then its rows are inverted), and may this
 transaction still commit (then its payloads stay). Both need a snapshot that is complete, of this transaction system and
-fresh (rule S14). Without one, no pointer is invalid, and the second question is decided by age.
+fresh (invariant S14). Without one, no pointer is invalid, and the second question is decided by age.
 
 The client of an invalid transaction may not know that it is invalid, and may publish until the lifetime ends. Therefore
 a pointer is *open* from the time it is first seen in an invalid list. It is closed after a pass that started later has
@@ -91,7 +91,7 @@ class TxState:
 def refresh(
     source: SnapshotSource | None, now_ms: int, *, interval_seconds: int, allowance_ms: int, wanted: bool = True
 ) -> TxState:
-    """Read the newest valid snapshot, and decide whether it may be used (rule S14).
+    """Read the newest valid snapshot, and decide whether it may be used (invariant S14).
 
     Args:
         source: the source of snapshots; None: none is configured.

@@ -177,7 +177,7 @@ def false_claim(folder: Path, store: Store, state: SqliteState) -> Iterator[str]
 
 
 def not_closed(engine: Engine, state: SqliteState) -> Iterator[str]:
-    """Whether the next holder closes what the dead one left open, once (rule S10)."""
+    """Whether the next holder closes what the dead one left open, once (invariant S10)."""
     unfinished = [record.id for record in state.unfinished_runs()]
     if engine.recover() != unfinished or engine.recover() or state.unfinished_runs() or state.intents():
         yield "what the dead process left open was not closed"

@@ -87,7 +87,7 @@ def sweeper(store: Store, **options: Any) -> Rig:
 def complaints(rig: Rig) -> tuple[list[str], Report | None]:
     """What a run complains of, in its report or by failing as a whole, and its report.
 
-    No run with errors makes a claim (rule S4).
+    No run with errors makes a claim (invariant S4).
     """
     before = rig.state.claim()
     try:

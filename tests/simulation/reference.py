@@ -31,7 +31,7 @@ def _kept_from(current: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How far deleting may have come in one topic, in honest time (rule S8).
+    """How far deleting may have come in one topic, in honest time (invariant S8).
 
     Attributes:
         generation: the metadata generation that was let go last; 0 for none.

@@ -1,4 +1,4 @@
-"""The face of a store for reading: it shows what the store holds, and nothing can be written through it (rule S5)."""
+"""A store for reading: it shows what the store holds, and nothing can be written through it (invariant S5)."""
 
 from __future__ import annotations
 

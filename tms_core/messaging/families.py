@@ -203,7 +203,8 @@ class Families:
     def is_newborn(self, topic: TopicMetadata) -> bool:
         """Return whether this process created the topic in its first generation, without rows, and it is unchanged.
 
-        Rows of such a topic become due by time alone, never by a changed setting. Therefore rule S8 does not hold them.
+        Rows of such a topic become due by time alone, never by a changed setting. Therefore invariant S8 does not hold
+        them.
         """
         # The lock waits for a topic that exists but whose creation is not noted yet.
         with self._making:

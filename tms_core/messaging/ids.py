@@ -9,7 +9,7 @@ Readers and publishers share one clock that never goes back. Otherwise a message
 time.
 
 Ids do not follow a *forward* jump of the clock (:class:`tms_core.clock.HonestClock`): ids cannot go back, and messages
-from the future would outlive their TTL (rule S7).
+from the future would outlive their TTL (invariant S7).
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class RecordedStorage:
         recorded = recorded_transactions(side)
         system = system_of(path) or secrets.token_hex(_ID_BYTES)
         if recorded is None or not recorded.pointer:
-            # First the row, then the file: a file without a row proves that the side table was lost (rule S13).
+            # First the row, then the file: a file without a row proves that the side table was lost (invariant S13).
             record_transactions(side, Recorded(system, str(path)))
         storage.name_system(system)
         self._system = system

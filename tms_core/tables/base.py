@@ -369,7 +369,7 @@ class MessageTable(MessageReads, KeyTable):
 
     @abstractmethod
     def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
-        """Store the negated pointer in each row that still carries exactly ``cell.pointer`` (rule S6).
+        """Store the negated pointer in each row that still carries exactly ``cell.pointer`` (invariant S6).
 
         Durable on return. Payload, other cells and key stay. A row that is gone or carries another pointer is left
         as it is.
@@ -505,7 +505,7 @@ class Reads(ABC):
 
     @abstractmethod
     def identity(self) -> str:
-        """Return the identity of the store, which changes when the store is copied or replaced (rule S13)."""
+        """Return the identity of the store, which changes when the store is copied or replaced (invariant S13)."""
 
     @abstractmethod
     def lineage(self) -> Mapping[str, Any]:

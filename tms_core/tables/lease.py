@@ -1,4 +1,4 @@
-"""A lease: one holder at a time, with a fence that only grows (rule S12).
+"""A lease: one holder at a time, with a fence that only grows (invariant S12).
 
 A lease is a cell with compare-and-set: in the janitor's state, or in a table of the store. The process that writes the
 cell holds the lease. Every holder gets a higher *fence* than the previous one, so that late writes of a former holder
@@ -213,7 +213,7 @@ class Lease:
                 self.renew()
 
     def check(self) -> None:
-        """Check that the lease is still held; call it before every batch (rule S12).
+        """Check that the lease is still held; call it before every batch (invariant S12).
 
         Raises:
             LeaseLost: another process has taken it.

@@ -1,7 +1,7 @@
 """A store that can only be read, over a store that the same process also writes.
 
 A LevelDB store that is open for writing cannot be cloned, because its files change all the time. Therefore readers (a
-plan, an audit, the background count) get this store, whose tables cannot write (rule S5).
+plan, an audit, the background count) get this store, whose tables cannot write (invariant S5).
 
 The trade against a clone: this store shows the rows as they are while one reads, not as they were at one moment.
 """

@@ -7,7 +7,7 @@
     rows.groupBy("topic", "action", "rule").count().show()
 
 Rows come as Arrow batches that were made by the page. They are judged as of one moment, chosen when the query is
-planned, by the rules alone: no frontier holds anything back (rule S8 is about what a run may do).
+planned, by the rules alone: no frontier holds anything back (invariant S8 is about what a run may do).
 ``docs/how-to/spark.md`` has
 the options and columns.
 """

@@ -34,7 +34,7 @@ class Wanted:
         table: which.
         patterns: shell patterns of topics; none for all, and for rows of no topic too.
         namespaces, names: of the topics, exactly; None for any.
-        from_ms, to_ms: of the row's own time, half-open (rule S1); None for no such bound.
+        from_ms, to_ms: of the row's own time, half-open (invariant S1); None for no such bound.
         salts: only under these; None for all.
     """
 

@@ -147,7 +147,7 @@ class _TaskWorkers:
         self._state = state
 
     def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
-        """Take a step in all parts, and once more in topics that have moved meanwhile (rule S2)."""
+        """Take a step in all parts, and once more in topics that have moved meanwhile (invariant S2)."""
         run, step = self.parts[0].run, self.parts[0].step
         taken = [Outcome() for _ in self.parts]
         searches = step != "invert" or any(part.search.since_ms is not None for part in self.parts)

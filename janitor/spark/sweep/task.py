@@ -1,8 +1,8 @@
 """What one task of a sweep does: one step of a pass, in one part of the store, by the rules of the driver's run.
 
 A task gets a :class:`~janitor.sweep.scan.Part`, as Spark serializes it, opens it, and takes the same step as a thread
-would; its outcome returns as JSON. Before each batch it reads again what a driver's thread would (rules S2, S12): the
-topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or go on
+would; its outcome returns as JSON. Before each batch it reads again what a driver's thread would (invariants S2, S12):
+the topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or go on
 after its run is over: deletes are the same when they are repeated, and a *zombie* stops at its next batch.
 """
 

@@ -32,7 +32,7 @@ _BINARY, _CLOSED = "ids.", "ids.closed."
 #: Bytes of one row of a block.
 _PART_BYTES = 1 << 20
 _TOKEN_BYTES = 6
-#: What was learnt about the store: only who has the lease, or never had one, may say so (rules S4 and S12).
+#: What was learnt about the store: only who has the lease, or never had one, may say so (invariants S4 and S12).
 _FENCED = ("store", "anchor", "frontiers", "ids", "evidence", "claim", "full_pass", "strikes")
 #: Rows of history that have the same key when they are written again; all others are written once.
 _RENEWED = (b"r", b"o", b"q")

@@ -1,4 +1,4 @@
-"""Evidence part by part: a pass that takes several runs, and what it may claim at its end (rule S4)."""
+"""Evidence part by part: a pass that takes several runs, and what it may claim at its end (invariant S4)."""
 
 from __future__ import annotations
 

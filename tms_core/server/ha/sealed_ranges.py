@@ -45,7 +45,7 @@ from tms_core.tables.side import SideTable
 FRAME_ROWS = 2000
 #: How far ids may be ahead of their leader's clock, in milliseconds: a batch and more.
 _SLACK_MS = 1_000
-#: How far the former leader's clock may be ahead of this one, in milliseconds, as for all clocks (rule S7).
+#: How far the former leader's clock may be ahead of this one, in milliseconds, as for all clocks (invariant S7).
 _CLOCKS_MS = 300_000
 #: How long an empty gap is kept, in milliseconds: no write is under way for a month. With many gaps, each time their
 #: number has doubled, only those within the reach of a former leader are kept.

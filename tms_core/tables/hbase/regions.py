@@ -36,7 +36,7 @@ FLUSHED_MS = 70 * 60_000
 _TOGETHER_MS = 10 * 60_000
 #: Between two compactions that are asked for, so that those HBase finds urgent itself are not last in a long queue.
 PAUSE_SECONDS = 2.0
-#: After so long the rest is left for the next time: who asks has to show in between that it is alive (rule S10).
+#: After so long the rest is left for the next time: who asks has to show in between that it is alive (invariant S10).
 LONGEST_MS = 15_000
 
 #: Counts rows of a range, up to a limit.

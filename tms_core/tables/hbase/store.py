@@ -11,7 +11,7 @@ A table that was restored, or dropped and cloned from a snapshot, keeps its name
 (``docs/how-to/hbase.md``, "What a restored table keeps"). But both operations disable a table or create one, and HBase
 then writes the state of the table again: a cell in ``hbase:meta`` with the time. Nothing else writes it: not a stop of
 a server, a split, a move, or an ``alter``. The trade: a table that was only disabled and enabled looks like a restored
-one (rule S13). HBase 1 has no such cell, so a restore is not noticed there.
+one (invariant S13). HBase 1 has no such cell, so a restore is not noticed there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A copy of a store's files for a plan, so that reading a store changes nothing in it (rule S5).
+"""A copy of a store's files for a plan, so that reading a store changes nothing in it (invariant S5).
 
 LevelDB has no read-only mode: opening a folder rewrites its log, its MANIFEST and its names. Therefore a plan opens a
 clone. Tables are hard links, because LevelDB never changes a finished table; logs, MANIFEST and CURRENT are copies. The

@@ -1,6 +1,6 @@
 """One open LevelDB folder as raw bytes: pages, single rows, batches.
 
-Reading and writing are separate classes: a plan gets the reading class, so it has no method that writes (rule S5).
+Reading and writing are separate classes: a plan gets the reading class, so it has no method that writes (invariant S5).
 
 If several threads write at once, this module combines their writes, not LevelDB. After a failed write, LevelDB would
 accept the next one into a torn log (:mod:`tms_core.tables.leveldb.handle`).
@@ -248,7 +248,7 @@ class WritableDatabase(Database):
     def __init__(self, folder: Path, *, create: bool = False) -> None:
         super().__init__(folder, create=create)
         # LevelDB has no compare-and-set. Between the read and the write of a row, no other thread may delete it, or the
-        # write would bring it back (rule S6).
+        # write would bring it back (invariant S6).
         self._rewriting = Lock()
         self._gathering = Lock()
         self._waiting: list[_Write] = []
@@ -407,7 +407,7 @@ def _value(db: plyvel.DB, rows: plyvel._Rows, key: bytes) -> bytes | None:
 
 
 def _check_end(db: plyvel.DB, at: bytes) -> None:
-    """Check that reading really reached the last row at this key (rule S3).
+    """Check that reading really reached the last row at this key (invariant S3).
 
     plyvel treats an iterator that LevelDB stopped on an error as exhausted, so rows of a damaged table would silently
     be missing. Its raw iterator does check the error.

@@ -26,7 +26,7 @@ _CDAP_6 = re.compile(r"(v2\.)?\w+\.tms\.(message|payload)\.[\w-]+\.-?\d+", re.AS
 
 
 def identity(path: Path) -> str:
-    """Return the identity of a store: its resolved path, and the inode of its metadata folder (rule S13).
+    """Return the identity of a store: its resolved path, and the inode of its metadata folder (invariant S13).
 
     A copy has another path; another store moved to the same path has another inode.
     :mod:`tms_core.tables.leveldb.lineage` checks whether the folders have their recorded contents. The device is

@@ -2,7 +2,7 @@
 
 Path and inode do not suffice: a backup can be copied into the same folders, and another volume at the same path may
 issue the same inode numbers. But each write increases a folder's sequence number, each opening increases the number of
-its MANIFEST, and no file number is issued twice. Therefore three marks of each folder are recorded (rule S13): its
+its MANIFEST, and no file number is issued twice. Therefore three marks of each folder are recorded (invariant S13): its
 inode and file system, its numbers, and its tables. A folder with lower numbers was restored. So was a folder with a
 table that is older than the record and not in it: it was restored, and written to since.
 
@@ -117,7 +117,7 @@ class StoreTrace:
         trace = trace_folder(folder)
         with translated(folder):
             # Sync before the number is recorded: if a crash undid a recorded sequence number, the store would look
-            # restored (rule S13).
+            # restored (invariant S13).
             sync_logs(folder)
         self._known[folder] = (files, trace)
         return trace

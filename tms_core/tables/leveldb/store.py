@@ -432,7 +432,9 @@ def _is_transactional(raw: bytes) -> bool:
 
 @lru_cache(maxsize=64)
 def _negation(pointer: int) -> Change:
-    """Return the change that inverts a pointer if the value still has it (rule S6); rows of a transaction share it."""
+    """Return the change that inverts a pointer if the value still has it (invariant S6); rows of a transaction share
+    it.
+    """
     plain, after = _TX_TAG + _TX_POINTER.pack(pointer), _TX_POINTER.pack(-pointer)
 
     def negated(raw: bytes | None) -> bytes | None:

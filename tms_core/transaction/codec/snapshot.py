@@ -63,7 +63,7 @@ def read_snapshot(stream: Readable) -> Snapshot:
 
 
 def read_complete_visibility(stream: Readable) -> VisibilityState:
-    """Read a visibility state as :func:`read_visibility`, and also the rest, to detect any truncation (rule S14).
+    """Read a visibility state as :func:`read_visibility`, and also the rest, to detect any truncation (invariant S14).
 
     Change sets are freed one by one, so memory does not grow with them.
 

@@ -68,7 +68,7 @@ class TransactionManager(DurableState):
     Args:
         storage: the storage of the state; closed with the manager. If another manager has it now, this one answers
             nothing until :meth:`begin`.
-        clock: its wall time determines ids, its monotonic time timeouts. Ids do not follow a jump (rule S7).
+        clock: its wall time determines ids, its monotonic time timeouts. Ids do not follow a jump (invariant S7).
         offset: the offset of an id in its millisecond, from 0 to below ``TX_PER_MS``; random for each id, so that ids
             cannot be guessed. None: 0, as in Tephra.
         release: voids rows that would count after ids have left the invalid list, such as claims; called before that,

@@ -2,7 +2,7 @@
 
 A source returns the newest usable snapshot, and the skipped ones. Another process writes the folder: it adds, renames
 and deletes files at any time, so a listing may be outdated. An unusable file is not an error if an older file is
-usable. The source reports it, and the caller decides by the snapshot's time whether it is fresh enough (rule S14).
+usable. The source reports it, and the caller decides by the snapshot's time whether it is fresh enough (invariant S14).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Rejected:
 
 
 class ImplausibleSnapshot(SnapshotError):
-    """A snapshot has ids that no transaction manager gives out, so nothing in it can be relied on (rule S13).
+    """A snapshot has ids that no transaction manager gives out, so nothing in it can be relied on (invariant S13).
 
     Args:
         wrong: what no manager can have written, in a few words.
