@@ -93,7 +93,9 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
         click.echo(f"the sample store {SAMPLE} is missing; it comes with a checkout, not with a package", err=True)
         return 1
     if in_use(folder / "messaging"):
-        click.echo(f"a server is at work in {folder}: end that one first, or look at what it shows", err=True)
+        click.echo(
+            f"error: another server uses {folder}\nhint: Stop it with Ctrl-C, or open its status page.", err=True
+        )
         return 1
     store, _ = unpack(folder, clock)
     _furnish(store, clock)
@@ -111,7 +113,7 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
         with serving(settings, os.environ, {}, clock=clock) as started:
             _visit(started, shown)
     except TmsError as error:
-        click.echo(str(error), err=True)
+        click.echo(f"error: {error.message} [{error.code}]\nhint: {error.hint}", err=True)
         return 1
     _say("all that was accepted is written, and the store is closed")
     return 0

@@ -211,7 +211,9 @@ def test_given_a_tour_under_way_when_run_again_then_the_first_one_is_left_alone(
     running = start()
     running.hear("swept: ")
     assert tour.main(running.folder) == 1
-    assert "a server is at work in" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("error: another server uses ")
+    assert "hint: Stop it with Ctrl-C" in error
     assert running.get("/healthz") == (200, "ok")
 
 

@@ -175,10 +175,11 @@ class ThreadedServer:
 
     def _refusal(self, error: OSError) -> ConfigurationError:
         name, port = self._setting, self.port
+        variable = f"TMS_{name.upper().replace('.', '__')}__PORT"
         if error.errno == errno.EADDRINUSE:
             return ConfigurationError(
                 f"{name}.port is {port}, and another program listens there already.",
-                f"Stop it ({self._other}?), or set {name}.port to a free port; 0 takes any.",
+                f"Stop it ({self._other}?), or set {name}.port to a free port ({variable}=PORT); 0 selects any.",
             )
         if error.errno == errno.EACCES:
             return ConfigurationError(
