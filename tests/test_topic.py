@@ -59,7 +59,9 @@ def test_given_a_name_when_parsed_and_written_then_it_is_the_same(text: str) -> 
     ],
 )
 def test_given_what_cdap_would_not_accept_when_parsed_as_a_name_then_it_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a topic: write namespace:topic"):
+    with pytest.raises(
+        ValueError, match="is not a topic: write namespace:topic in letters, digits and '_', in a topic also '-'"
+    ):
         TopicId.parse(text)
 
 

@@ -64,7 +64,9 @@ class TopicId:
         """
         topic = cls.from_prefix(text.encode("utf-8", "surrogatepass") + b":")
         if topic is None:
-            raise ValueError(f"{quoted(text)} is not a topic: write namespace:topic in letters, digits and '_'")
+            raise ValueError(
+                f"{quoted(text)} is not a topic: write namespace:topic in letters, digits and '_', in a topic also '-'"
+            )
         return topic
 
     @classmethod

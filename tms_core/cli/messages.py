@@ -193,9 +193,10 @@ def poll(
 ) -> None:
     """Print the messages of a topic.
 
-    From the start, or from a place of your choice. Reading changes nothing: not the topic, and
-    not how far any consumer has read, unless --commit says so. With --format json each line is an
-    object with id, time_ms and payload, which is {"base64": ...} if it is no text.
+    The command starts at the first message, or where --since, --from, --after or --consumer
+    points. It changes neither the topic nor the position of a consumer, unless you add --commit.
+    With --format json each line is an object with id, time_ms and payload, which is
+    {"base64": ...} if it is not text.
 
     \b
     Examples:

@@ -111,7 +111,10 @@ class Families:
         with self._lock:
             with suppress(TopicNotFound):
                 self._topics.get(topic)
-                raise TopicExists(f"There is a topic {topic} already.", "Choose another name, or change it.")
+                raise TopicExists(
+                    f"There is a topic {topic} already.",
+                    f"Choose another name, or change its properties: tms topic update {topic} --help",
+                )
             self._check_free(made, permit)
             for one in made:
                 self._make_anew(*one)

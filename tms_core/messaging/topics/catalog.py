@@ -139,7 +139,8 @@ class TopicRegistry:
             row = self._row(topic)
             if row.lives:
                 raise TopicExists(
-                    f"There is a topic {topic} already.", "Choose another name, or change its properties."
+                    f"There is a topic {topic} already.",
+                    f"Choose another name, or change its properties: tms topic update {topic} --help",
                 )
             generation = 1 - row.topic.generation if row.topic else 1
             if generation > INT_MAX:
