@@ -113,7 +113,7 @@ class Families:
                 self._topics.get(topic)
                 raise TopicExists(
                     f"There is a topic {topic} already.",
-                    f"Choose another name, or change its properties: tms topic update {topic} --help",
+                    f"Choose another name, or look at its properties: tms topic show {topic}",
                 )
             self._check_free(made, permit)
             for one in made:

@@ -140,7 +140,7 @@ class TopicRegistry:
             if row.lives:
                 raise TopicExists(
                     f"There is a topic {topic} already.",
-                    f"Choose another name, or change its properties: tms topic update {topic} --help",
+                    f"Choose another name, or look at its properties: tms topic show {topic}",
                 )
             generation = 1 - row.topic.generation if row.topic else 1
             if generation > INT_MAX:
