@@ -159,7 +159,7 @@ def _show_restored(done: Restored) -> None:
         )
     )
     for figure, meaning in (
-        (done.negated, "of them negated, since their transactions are not known to be committed"),
+        (done.negated, "of them inverted, because the janitor does not know that their transactions committed"),
         (done.already_there, "already there, left as they are"),
         (done.skipped, "not asked for"),
     ):

@@ -7,6 +7,7 @@ import click
 from janitor.boundary.claim import Limit
 from janitor.cli import render
 from janitor.cli.options import common_options, session
+from janitor.cli.outcome import typed
 from janitor.run import feedback
 from tms_core.cli.help import Command
 
@@ -46,12 +47,14 @@ def command(explain: bool) -> None:
         return
     out = render.console()
     if claim is None:
-        out.print("no boundary has been claimed")
+        out.print("no boundary is published yet")
+        if not explain:
+            out.print(f"next: {typed(current, 'boundary --explain')}")
     else:
         out.print(f"{claim.bound}, transactions of {render.moment(claim.bound // 10**6)}, by run {claim.run_id}")
     if explain:
         for obstacle in present.obstacles:
-            out.print(f"no claim now: {obstacle}")
+            out.print(f"obstacle: {obstacle}")
         for unseen in current.place.unseen:
             out.print(f"not known: {unseen}")
         if not_handed:

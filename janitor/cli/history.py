@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RUNNING, LOST = "running", "lost"
 
-_COLUMNS = ("run", "began", "took", "mode", "result", "expired", "old gen", "processed", "inverted", "held", "")
+_COLUMNS = ("run", "started", "took", "mode", "result", "expired", "old gen", "processed", "inverted", "held", "")
 _FIGURES = (5, 6, 7, 8, 9)
 
 
@@ -128,7 +128,7 @@ def _show_run(current: Session, run_id: str) -> None:
         return
     out = render.console()
     state_word = _status(current, run)
-    out.print(f"run {run.id}, {run.mode}, {state_word}; began {render.moment(run.started_ms)}")
+    out.print(f"run {run.id}, {run.mode}, {state_word}; started {render.moment(run.started_ms)}")
     if "topics" not in report:
         out.print(complete(_note(run, state_word), current.arguments()))
         return

@@ -284,7 +284,7 @@ def _transactions(status: Status) -> Iterator[Text]:
         bound = f"clean up to {boundary.bound}, transactions of {render.moment(int(boundary.bound) // 10**6)}"
         yield render.line("boundary", bound, *(f"held by: {reason}" for _, reason in boundary.limits[:1]))
     else:
-        yield render.line("boundary", "none claimed", *boundary.obstacles[:1])
+        yield render.line("boundary", "not published yet", *boundary.obstacles[:1])
 
 
 def _consumers(status: Status) -> Iterator[Text]:

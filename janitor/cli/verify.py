@@ -14,8 +14,9 @@ from tms_core.cli.help import Command
 def command() -> int:
     """Verify the prune boundary.
 
-    Reads every transactional row. Refuted is exit code 1: the boundary is withdrawn,
-    and the next run looks at everything. Until another one is claimed it stays so.
+    The command reads every transactional row. If a row refutes the boundary, the exit code is 1,
+    the boundary is withdrawn until a run publishes another boundary, and the next run inspects
+    everything.
 
     \b
     Example:
@@ -34,7 +35,7 @@ def command() -> int:
         if found.bound is None and found.withdrawn:
             out.print(f"no boundary is published: {found.withdrawn}")
         elif found.bound is None:
-            out.print("no boundary has been claimed, so there is nothing to prove")
+            out.print("no boundary is published yet, so there is nothing to verify")
         elif found.refuted:
             out.print(
                 f"refuted: {found.refuted:,} rows up to {found.bound} carry the pointer of an invalid transaction"

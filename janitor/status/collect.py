@@ -356,7 +356,9 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     limits = [(str(limit.bound), limit.reason) for limit in present.limits]
     obstacles = list(present.obstacles)
     if not terms.lifetime_known:
-        obstacles.append("transactions.max_lifetime_seconds is not set, so it is not known how long one may write")
+        obstacles.append(
+            "transactions.max_lifetime_seconds is not set, so it is not known how long a transaction may write"
+        )
     refuted = boundary.refutation(state)
     if refuted is not None:
         obstacles.insert(0, refuted.message)

@@ -257,7 +257,7 @@ def test_given_an_observer_when_asked_then_doctor_and_boundary_say_so_or_that_th
         assert execute([*line.split(), "--config", str(config)], ManualClock(NOW_MS, monotonic_ms=MINUTE)) == 0
         return capsys.readouterr().out
 
-    for line, label in (("doctor", "cdap"), ("boundary --explain", "no claim now:" if has_thrift2 else "not known:")):
+    for line, label in (("doctor", "cdap"), ("boundary --explain", "obstacle:" if has_thrift2 else "not known:")):
         [said] = [shown for shown in asked(line).splitlines() if shown.startswith(label) and "observer" in shown]
         assert ("still carries" in said) is has_thrift2
         assert ("takes a Thrift 2 server" in said) is not has_thrift2

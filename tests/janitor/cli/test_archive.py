@@ -119,7 +119,7 @@ def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_inval
     done = archived.janitor("archive restore default:billing")
     assert done.code == 0
     assert done.out.startswith("2 rows restored to default:billing, generation 1")
-    assert "1 of them negated" in done.out
+    assert "1 of them inverted" in done.out
     assert "first set the ttl of the topic to 3d" in done.out
     assert billing(archived) == [(OLD_MS, None), (OLD_MS + HOUR, -INVALID)]
     again = archived.janitor("archive restore default:billing --format json").json

@@ -169,7 +169,7 @@ def test_given_a_run_that_has_not_ended_then_its_silence_tells_whether_it_goes_o
 def test_given_a_run_then_its_report_can_be_read_again(site: Site) -> None:
     printed = site.janitor("run --once --adopt --format json").json
     shown = site.janitor(f"history {printed['id']}").out
-    assert f"run {printed['id']}, apply, done; began 2023-11-14 22:13:20 UTC" in shown
+    assert f"run {printed['id']}, apply, done; started 2023-11-14 22:13:20 UTC" in shown
     assert "default:orders" in shown
     assert "2 expired, 1 old generation, 0 processed, 1 invalid transaction" in shown
     document = site.janitor(f"history {printed['id']} --format json").json
