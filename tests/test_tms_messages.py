@@ -288,7 +288,7 @@ def test_given_a_shorter_ttl_then_it_is_said_at_once_what_it_hides_and_how_to_ke
         clock.advance(61_000)
         client.publish("default:orders", [b"three"])
         code, out, err = typed("topic", "update", "default:orders", "--ttl", "1m")
-        assert (code, out.splitlines()[1:]) == (0, ["  2 of 3 messages are older than that, and not read any more"])
+        assert (code, out.splitlines()[1:]) == (0, ["  2 of 3 messages are older; readers no longer see them"])
         assert err.splitlines()[0] == f"The janitor {said}"
         commands = re.findall(r": +((?:tms|janitor) .+)", err)
         keep = "tms topic update default:orders --ttl 604800"

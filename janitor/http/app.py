@@ -257,7 +257,7 @@ def _probe(reason: str) -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    known = {"Not Found": "there is nothing here", "Method Not Allowed": "nothing can be changed here"}
+    known = {"Not Found": "this server has no such page", "Method Not Allowed": "this page is read-only: use GET"}
     sentence = known.get(error.detail, error.detail)
     return problem.response(error.status_code, code_of_status(error.status_code), sentence, error.headers)
 

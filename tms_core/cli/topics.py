@@ -261,6 +261,6 @@ def _print(
         if hidden is not None:
             more = "at least " if hidden.at_least else ""
             counts = f"{more}{hidden.older:,} of {more}{hidden.messages:,}"
-            yield f"  {counts} messages are older than that, and not read any more"
+            yield f"  {counts} messages are older; readers no longer see them"
 
     options.print(value, lines)

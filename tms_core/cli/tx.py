@@ -190,7 +190,9 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
     with options.client() as client:
         entry = _entry(client.state(), transaction_id)
         if entry is None or entry.type is InProgressType.CHECKPOINT:
-            raise NotInProgress(f"Transaction {transaction_id} is not in progress.", "See those that are: tms tx list")
+            raise NotInProgress(
+                f"Transaction {transaction_id} is not in progress.", "List the transactions in progress: tms tx list"
+            )
         if not yes:
             click.confirm(
                 "Has everything it wrote been rolled back? What was not becomes readable", abort=True, err=True

@@ -210,7 +210,10 @@ class ConsumerRegistry:
         check_name(name)
         found = self._positions.get(topic, name)
         if found is None:
-            hint = f"Say where it begins (--since 0: with all): tms consumer set {topic.topic} {name} --since now"
+            hint = (
+                f"Create it at the newest message (--since 0: at the first): "
+                f"tms consumer set {topic.topic} {name} --since now"
+            )
             raise ConsumerNotFound(f"Topic {topic.topic} has no consumer {name}.", hint)
         return found
 

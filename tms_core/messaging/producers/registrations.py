@@ -236,7 +236,7 @@ class Producers:
         if known is None or (known.instance == NO_INSTANCE and not (deleting and not known.settled)):
             raise ProducerNotFound(
                 f"Topic {producer.home} has no producer {producer.name}.",
-                f"See those there are: tms producer list {producer.home}",
+                f"List the producers: tms producer list {producer.home}",
             )
         return known
 

@@ -245,7 +245,7 @@ class _Reader:
         return self.wrong("it is cut short")
 
     def wrong(self, reason: str) -> BadRequest:
-        return BadRequest(f"The body is no Avro {self._record}: {reason}.")
+        return BadRequest(f"The body is not an Avro {self._record}: {reason}.")
 
 
 class _Lengths(dict[int, bytes]):

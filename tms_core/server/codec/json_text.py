@@ -176,9 +176,9 @@ def _parse(body: bytes, **options: Any) -> dict[str, Any]:
     try:
         given = json.loads(body.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_no_number, **options)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"The body is no JSON: {error}.") from error
+        raise BadRequest(f"The body is not JSON: {error}.") from error
     if not isinstance(given, dict):
-        raise BadRequest("The body is no JSON object.")
+        raise BadRequest("The body is not a JSON object.")
     return given
 
 

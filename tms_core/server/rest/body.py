@@ -97,11 +97,11 @@ def unpacked(body: bytes, limit: BodyLimit) -> bytes:
         # One byte more, to see whether there is more than is allowed.
         found = member.decompress(body, limit.bytes + 1)
     except zlib.error as error:
-        raise BadRequest(f"The body is no gzip: {error}.") from error
+        raise BadRequest(f"The body is not gzip: {error}.") from error
     if len(found) > limit.bytes:
         raise _too_large(limit)
     if not member.eof or member.unused_data:
-        raise BadRequest("The body is no gzip: it is cut short, or something follows it.")
+        raise BadRequest("The body is not gzip: it is cut short, or something follows it.")
     return found
 
 

@@ -199,7 +199,7 @@ class ServerContext:
         known = self._codecs.get(named) or self._codecs.get(json_name(named))
         if known is None:
             choices = " or ".join(name.decode() for name in self._codecs)
-            raise BadRequest("The Content-Type is neither of those that are read.", f"Send {choices}.")
+            raise BadRequest("The request has no supported Content-Type.", f"Send {choices}.")
         return known
 
     async def read(
