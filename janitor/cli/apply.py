@@ -20,9 +20,9 @@ from tms_core.cli.help import Command
 def command(file: Path, adopt: bool) -> int:
     """Carry out a plan file.
 
-    It deletes and inverts only rows that the plan lists and that the deletion rules still allow.
-    If the store, a topic's generation or ttl, or a setting has changed since, it names the change
-    and exits with code 3.
+    The command deletes and inverts only rows that the plan lists and that the deletion rules still
+    allow. If the store, a topic's generation or ttl, or a setting has changed since the plan, the
+    command names the change and exits with code 3.
 
     \b
     Example:

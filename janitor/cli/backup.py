@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def command(folder: Path) -> None:
     """Back up the store to a new folder.
 
-    The backup has the three tables, the side table (positions of consumers, claims, producers), the
-    transaction log and the janitor's state, all of the same time. It works while tms serve or a
-    janitor holds the store: that process blocks writes until the tables are linked. For a store in
-    HBase it prints the commands for the HBase shell; FOLDER then names the snapshots.
+    The backup contains the three tables, the side table (positions of consumers, claims, producers),
+    the transaction log and the janitor's state, all of the same time. The command works while tms
+    serve or a janitor holds the store: that process blocks writes until the tables are linked. For a
+    store in HBase, the command prints the commands for the HBase shell; FOLDER names the snapshots.
 
     \b
     Examples:

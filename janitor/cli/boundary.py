@@ -1,4 +1,4 @@
-"""``janitor boundary``: up to which transaction the store is proven clean."""
+"""``janitor boundary``: the prune boundary and its limits."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tms_core.cli.help import Command
 @click.option("--explain", is_flag=True, help="Show what limits the boundary.")
 @common_options
 def command(explain: bool) -> None:
-    """Show the transaction up to which the store is proven clean.
+    """Show the prune boundary, up to which the store is proven clean.
 
-    Up to this prune boundary, no row has the write pointer of an invalid transaction. Transactions
-    limit it, and the keys that were searched longest ago: in HBase the keys of one salt, shown with
-    the region in which they start.
+    Up to this prune boundary, no row has the write pointer of an invalid transaction. With --explain,
+    the command shows the transactions and keys that limit the boundary. These are the keys that were
+    searched longest ago: in HBase the keys of one salt, with the region in which they start.
 
     \b
     Examples:

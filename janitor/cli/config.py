@@ -17,9 +17,10 @@ def command() -> None:
 @command.command("show")
 @common_options
 def show() -> None:
-    """Show every setting in force, and where its value came from.
+    """Show each setting with its present value and its source.
 
-    Flags win over TMS_... variables, these over the file, that over the defaults.
+    Options override TMS_... variables, variables override the file, and the file overrides the
+    defaults.
 
     \b
     Example:

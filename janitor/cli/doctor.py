@@ -1,4 +1,4 @@
-"""``janitor doctor``: is everything in place for a run?"""
+"""``janitor doctor``: checks of the preconditions of a run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _FREE_SHARE = 0.05
 
 
 class Finding(NamedTuple):
-    """One thing looked at: what, how it is, and in a sentence why or what to do."""
+    """A check with its result, and a sentence with the reason or the remedy."""
 
     check: str
     status: Literal["ok", "warn", "fail"]
@@ -51,7 +51,8 @@ class Finding(NamedTuple):
 def command() -> int:
     """Check the preconditions of a run.
 
-    Settings, store and permissions, state, snapshots, clocks, disk. Exit code 1 when something is broken.
+    The command checks settings, store and permissions, state, snapshots, clocks and disk. The exit code
+    is 1 if a check fails.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``janitor history``: the runs of the past, and what each of them did."""
+"""``janitor history``: past runs and their reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FIGURES = (5, 6, 7, 8, 9)
 def command(run_id: str | None, limit: int, since: Moment | None) -> None:
     """Show past runs, or the report of one run.
 
-    Reads what the janitor remembers and not the store, so it works while a daemon runs.
+    The command reads the janitor's state, not the store, so it works while a daemon runs.
 
     \b
     Examples:

@@ -19,7 +19,7 @@ row_limit = click.option("--limit", type=click.IntRange(0), default=20, show_def
 
 @click.group("inspect", cls=CommandGroup)
 def command() -> None:
-    """Show the tables and the transaction snapshot. Nothing is consumed or changed."""
+    """Show the tables and the transaction snapshot, without changing them."""
 
 
 @command.command("message")

@@ -1,4 +1,4 @@
-"""``janitor ledger``: which range of which topic went, by which rule and policy, in which run."""
+"""``janitor ledger``: deleted key ranges by topic, with their rule, policy and run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _PARTS = {
 def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
     """Show which key ranges were deleted, and by which rule.
 
-    Newest first. Reads what the janitor remembers and not the store, so it works while a daemon runs. Rows that a
-    rule did not take may lie between the two keys of an entry.
+    The newest entry is first. The command reads the janitor's state, not the store, so it works while a
+    daemon runs. Rows that the rule did not delete may lie between the two keys of an entry.
 
     \b
     Examples:

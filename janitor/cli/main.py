@@ -26,17 +26,17 @@ _CODES = ((Refused, REFUSED), *outcome.CODES)
 #: The verbs by the sections of the help, each a module of its own, with the first sentence of its help.
 _VERBS = {
     "Clean": {
-        "plan": "Show what a run would do.",
+        "plan": "Show the rows that a run would delete or invert.",
         "run": "Delete expired rows, once or on a schedule.",
         "apply": "Carry out a plan file.",
         "sweep-now": "Start a sweep in the process that holds the store.",
         "spark": "Count and clean a large store on Spark.",
     },
     "Inspect": {
-        "status": "Show what the janitor does, what waits, and why.",
+        "status": "Show the status of the janitor, held topics and required actions.",
         "topic": "Show one topic: size, ttl, holds, consumers and deletions.",
         "why": "Explain why a message is still stored, or which run deleted it.",
-        "inspect": "Show the tables and the transaction snapshot.",
+        "inspect": "Show the tables and the transaction snapshot, without changing them.",
         "history": "Show past runs, or the report of one run.",
         "doctor": "Check the preconditions of a run.",
     },
@@ -45,13 +45,13 @@ _VERBS = {
         "backup": "Back up the store to a new folder.",
         "restore": "Restore a backup to the configured place.",
         "ledger": "Show which key ranges were deleted, and by which rule.",
-        "boundary": "Show the transaction up to which the store is proven clean.",
+        "boundary": "Show the prune boundary, up to which the store is proven clean.",
         "verify": "Verify the prune boundary.",
     },
     "Administer": {
         "adopt": "Adopt the store in its present state.",
         "approve": "Release held topics, or accept the machine's clock.",
-        "pause": "Pause topics, so that nothing of them is deleted.",
+        "pause": "Pause deletions and inversions in topics.",
         "resume": "Resume paused and quarantined topics.",
         "config": "Show the settings.",
         "exporter": "Serve metrics and the status page without a daemon.",
@@ -89,7 +89,7 @@ def cli() -> None:
 
     \b
     Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 a guard stopped it or the store
-    is not adopted, 4 another process holds the store, 5 something was left undone.
+    is not adopted, 4 another process holds the store, 5 some work was not done.
     """
     context = click.get_current_context()
     context.ensure_object(dict)["verb"] = context.invoked_subcommand

@@ -1,4 +1,4 @@
-"""``janitor pause``: stop, within one batch."""
+"""``janitor pause``: a stop of deletions and inversions within one batch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tms_core.cli.help import Command
 @click.argument("topic", type=PatternType(), required=False, shell_complete=complete_topics)
 @common_options
 def command(topic: str | None) -> None:
-    """Pause topics, so that nothing of them is deleted.
+    """Pause deletions and inversions in topics.
 
-    Without TOPIC everything is paused. A current run stops before its next batch, and later runs
-    skip the topics until janitor resume. It works while another process holds the store.
+    Without TOPIC, the command pauses everything. A current run stops before its next batch, and later
+    runs skip the topics until janitor resume. The command works while another process holds the store.
 
     \b
     Examples:
@@ -47,7 +47,7 @@ def command(topic: str | None) -> None:
 
 
 def names(pauses: list[Pause]) -> str:
-    """What is paused, in a few words."""
+    """Return the paused patterns as text."""
     return ", ".join("everything" if pause.pattern == EVERYTHING else pause.pattern for pause in pauses)
 
 

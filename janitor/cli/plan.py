@@ -32,7 +32,7 @@ LAST_MS = 2**63 - 1
 @topic_patterns
 @common_options
 def command(at: Moment | None, what_if: str, out: Path | None, summary: bool, patterns: tuple[str, ...]) -> None:
-    """Show what a run would do. Nothing in the store is changed.
+    """Show the rows that a run would delete or invert. The command does not change the store.
 
     \b
     Examples:

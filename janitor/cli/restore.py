@@ -1,4 +1,4 @@
-"""``janitor restore``: a backup back to where the settings have the store."""
+"""``janitor restore``: a copy of a backup to the configured folders."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tms_core.errors import ConfigurationError
 def command(folder: Path) -> None:
     """Restore a backup to the configured place.
 
-    Copies store, side table, transaction log and state to the folders of the settings, which must be
-    empty or not there: move away the rest of the store first. The restored store is a first
-    contact: nothing is deleted in it until it is adopted.
+    The command copies store, side table, transaction log and state to the configured folders. These
+    folders must be empty or must not exist, so move the old store away first. The janitor deletes
+    nothing from the restored store until you adopt it.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``janitor resume``: go on where an operator said to stop, or where a topic was put aside."""
+"""``janitor resume``: resuming paused and quarantined topics."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from tms_core.cli.outcome import DONE, FAILED
 def command(topic: str | None) -> int:
     """Resume paused and quarantined topics.
 
-    Those of one topic (or of a pattern and all within it), or all of them. The next run then does
-    due rows. Exit code 1 when the topic stays paused, because a wider pattern was.
+    With TOPIC, the command resumes one topic, or all topics and patterns within a pattern. Without
+    TOPIC, it resumes everything. The next run then cleans the topics. The exit code is 1 if a wider
+    pattern still pauses the topic.
 
     \b
     Examples:

@@ -32,13 +32,13 @@ logger = logging.getLogger(__name__)
 def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, ...]) -> int:
     """Delete expired rows, once or on a schedule.
 
-    A run also inverts rows of invalid transactions. It changes no store before you adopt the
-    store; with --once the exit code is then 3.
+    A run also inverts rows of invalid transactions. It changes nothing until you adopt the store;
+    until then, a run with --once exits with code 3.
 
-    The daemon serves a status page and metrics, and answers the other commands while it holds the
-    store. SIGTERM or Ctrl-C stops it after the current batch, and SIGHUP starts a sweep. On HBase it
-    waits while another janitor has the lease, and takes over when the lease expires. With --once it
-    waits for one lease time at most.
+    The daemon serves a status page and metrics, and responds to other commands while it holds the
+    store. SIGTERM or Ctrl-C stops the daemon after the current batch, and SIGHUP starts a sweep. If
+    another janitor has the lease on HBase, the daemon waits, and takes over when the lease expires.
+    With --once, a run waits for one lease time at most.
 
     \b
     Examples:

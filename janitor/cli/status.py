@@ -1,4 +1,4 @@
-"""``janitor status``: what the janitor does, what waits, and whether an operator has to look at something."""
+"""``janitor status``: the status of the janitor, held topics and required actions."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ logger = logging.getLogger(__name__)
 @click.option("--watch", is_flag=True, help=f"Show it again every {WATCH_SECONDS} s, until Ctrl-C.")
 @common_options
 def command(check: bool, watch: bool) -> int:
-    """Show what the janitor does, what waits, and why.
+    """Show the status of the janitor, held topics and required actions.
 
-    It asks the janitor that holds the store. If no janitor runs, it shows the last known status.
-    It does not read the store.
+    The janitor that holds the store returns the status. If no janitor runs, the command shows the
+    last known status. The command does not read the store.
 
-    With --check: 0 healthy, 1 action required, 2 it does not work, 3 unknown.
+    Exit codes with --check: 0 healthy, 1 action required, 2 not working, 3 unknown.
 
     \b
     Examples:

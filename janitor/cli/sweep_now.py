@@ -16,8 +16,8 @@ from tms_core.errors import StoreError
 def command() -> None:
     """Start a sweep in the process that holds the store.
 
-    The janitor of janitor run, or inside tms serve, then starts its next sweep now, or after the
-    current sweep. That sweep leaves no topic for later. The command returns at once.
+    The daemon, or the janitor inside tms serve, starts its next sweep now, or after the current
+    sweep. The new sweep skips no topic. The command returns at once.
 
     \b
     Example:

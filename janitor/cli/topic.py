@@ -1,4 +1,4 @@
-"""``janitor topic``: all that is known of one topic."""
+"""``janitor topic``: size, ttl, holds, consumers and deletions of one topic."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 def command(topic: TopicId) -> None:
     """Show one topic: size, ttl, holds, consumers and deletions.
 
-    Reads what the janitor remembers and not the store, so it works while a daemon runs. The status
-    page shows the same under /topics/NS:TOPIC.
+    The command reads the janitor's state, not the store, so it works while a daemon runs. The status
+    page shows the same values under /topics/NS:TOPIC.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``janitor why``: which rule will take a message, when, and what holds it; or which run took it."""
+"""``janitor why``: the rule that deletes a message, the time and any hold; or the run that deleted it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ _TRANSACTIONS = {
 def command(topic: TopicId, message_id: MessageId) -> None:
     """Explain why a message is still stored, or which run deleted it.
 
-    Which rule takes it, when, and what holds it; of one that is gone, which run's range took it.
+    For a stored message, the command shows the rule that deletes it, the time, and any hold. For a
+    deleted message, it shows the run whose range contains the message.
 
     \b
     Example:
