@@ -115,9 +115,9 @@ def create_hbase_tables(
 def make_token(principal: str, token_file: Path | None) -> None:
     """Create a token for PRINCIPAL, a name in server.auth.rules.
 
-    The token is shown this once; the server keeps its SHA-256 only. The line goes into
-    server.auth.tokens_file, which a running server reads again by itself. To replace a token, add
-    the line of a new one, hand it out, and take the old line away.
+    The command shows the token only once, because the server keeps only its SHA-256. Add the printed
+    line to server.auth.tokens_file; a running server reads a changed file again. To replace a token,
+    add the line of a new token, distribute the token, and remove the old line.
 
     \b
     Examples:
@@ -196,8 +196,8 @@ admin.add_command(make_token)
 def release_store(folder: Path) -> None:
     """Release a LevelDB store, so that CDAP can read it again.
 
-    A sweep does this when it stops. After one that was killed, tables may still carry names that
-    CDAP's Java library does not know; this puts them right and changes nothing else.
+    A sweep releases the store when it stops. After a sweep was killed, table files may have names that
+    CDAP's Java library does not know. The command renames these files and changes nothing else.
 
     \b
     Example:

@@ -42,10 +42,10 @@ def consumer() -> None:
 def list_consumers(options: Remote, pattern: str) -> None:
     """List consumers with their positions and lags.
 
-    The lag counts what a reader outside a transaction sees. "many" is more than the 100,000
-    rows of a topic that are counted for one answer, and null in JSON: the janitor's metrics
-    count all of them. This command moves no position. Topics of a pattern that you may not
-    consume, or that are gone by now, are left out.
+    The lag counts the messages that a reader outside transactions sees. The server counts at most
+    100,000 rows of a topic; a longer lag is shown as "many", in JSON as null. The janitor's metrics
+    count all rows. The command does not change positions. It omits topics that you may not consume
+    or that no longer exist.
 
     \b
     Examples:
@@ -84,9 +84,9 @@ def list_consumers(options: Remote, pattern: str) -> None:
 def show(options: Remote, topic: TopicId, name: str) -> None:
     """Show a consumer: last message read, open claims, and failed messages.
 
-    The message is an ID for tms poll --after. A claim is a batch that a transaction in progress
-    has: it is read once that is committed. Messages that failed were given to a program and not
-    processed; once a message that always fails is alone, its ID is named.
+    You can pass the ID of the message to tms poll --after. A claim is a batch of a transaction in
+    progress; the batch counts as read after the commit. Failed messages were delivered to a program
+    and not processed. After a message has failed alone, the command shows its ID.
 
     \b
     Example:
@@ -122,9 +122,9 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 def release(options: Remote, topic: TopicId, name: str) -> None:
     """Release the open claims of a consumer, so that other workers get their messages.
 
-    The transactions that hold them are invalidated: nothing of theirs is ever visible, and
-    their workers get an error when they commit. For workers that hang; the claims of one that
-    died are free by themselves when its transaction has timed out.
+    The command invalidates the transactions of the claims: their writes never become visible, and
+    their workers get an error when they commit. Use it for workers that hang. The claims of a
+    crashed worker are released when its transaction times out.
 
     \b
     Example:
@@ -146,9 +146,10 @@ def release(options: Remote, topic: TopicId, name: str) -> None:
 def redrive(options: Remote, topic: TopicId, limit: int | None) -> None:
     """Publish the dead letters of a topic to the topic again.
 
-    They are read from NS:TOPIC-dead as the consumer group "redrive" and published to NS:TOPIC in
-    the same transactions, so each is put back once, whatever fails. All consumers of NS:TOPIC get
-    them, with new ids and without keys. They also stay in NS:TOPIC-dead until its ttl takes them.
+    The command reads NS:TOPIC-dead as the consumer group "redrive" and publishes to NS:TOPIC in the
+    same transactions, so it publishes each message once, whatever fails. All consumers of NS:TOPIC
+    get the messages, with new ids and without keys. The messages also stay in NS:TOPIC-dead until
+    they expire.
 
     \b
     Examples:

@@ -81,8 +81,8 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 def fence(options: Remote, topic: TopicId, name: str) -> None:
     """Fence the running instance of a producer, and invalidate its open transactions.
 
-    For a program that hangs or that was forgotten somewhere. The next one that is started takes
-    over as always, and is told what became of the last transaction.
+    Use this for a program that hangs or that you cannot find. The next instance starts as usual and
+    gets the outcome of the last transaction.
 
     \b
     Example:

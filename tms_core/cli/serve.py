@@ -67,9 +67,9 @@ def serve(
 ) -> None:
     """Serve messages and transactions.
 
-    REST on server.port, the transaction service on transactions.thrift, and the janitor inside.
-    The first SIGTERM or Ctrl-C finishes what was accepted, the second ends it at once. SIGHUP has
-    the janitor sweep now.
+    The server listens for REST on server.port and for transactions on transactions.thrift, and runs
+    the janitor inside. The first SIGTERM or Ctrl-C stops it after the accepted requests are finished,
+    the second stops it at once. SIGHUP starts a sweep.
 
     \b
     Examples:

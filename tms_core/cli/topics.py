@@ -145,9 +145,10 @@ def update(
 ) -> None:
     """Change properties of a topic.
 
-    A shorter ttl hides messages at once, and it is said how many. The janitor holds them for a while
-    (janitor.hold_seconds), in which the change can be undone, before it deletes them.
-    Another number of partitions begins new ones; groups read the old ones to their ends first.
+    A shorter ttl hides messages at once, and the command prints their number. The janitor holds these
+    messages for janitor.hold_seconds before it deletes them; until then you can revert the change.
+    With another number of partitions, the server creates new partitions, and ordered groups read the
+    old partitions completely first.
 
     \b
     Examples:

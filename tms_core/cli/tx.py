@@ -156,9 +156,9 @@ def show(options: CommandOptions, transaction_id: int) -> None:
 @click.argument("transaction_ids", metavar="ID...", type=TransactionId, nargs=-1, required=True)
 @common
 def invalidate(options: CommandOptions, transaction_ids: tuple[int, ...]) -> None:
-    """Invalidate transactions: hide for good what they wrote.
+    """Invalidate transactions: hide their writes permanently.
 
-    This is always safe: a client that still holds one of them is refused when it commits.
+    Invalidation is always safe: if a client later commits the transaction, the commit is rejected.
 
     \b
     Example:
@@ -210,10 +210,10 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
 def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: Moment | None, *, yes: bool) -> None:
     """Remove transactions from the invalid list.
 
-    What they wrote becomes readable wherever it still lies, in every table that uses these
-    transactions. tms serve first gives up the claims of consumer groups and the producers'
-    transactions among it; another transaction service does not, and a group then loses what was
-    claimed. The janitor does this by itself for what it has proven (janitor.boundary.feedback).
+    Rows of these transactions that still exist become visible, in every table that uses these
+    transactions. tms serve first voids the claims of consumer groups and the producers' transactions;
+    another transaction service does not, and a group then loses the claimed messages. The janitor
+    can remove transactions that it has proven safe (janitor.boundary.feedback).
 
     \b
     Examples:
