@@ -1,4 +1,4 @@
-"""``janitor approve``: let a held frontier go, or accept the machine's clock.
+"""``janitor approve``: release held topics, or accept the machine's clock.
 
 And the option ``--once-for``: what a person decided, carried out once (``janitor.state.decided``).
 """
@@ -87,7 +87,7 @@ def command(topic: str | None, everything: bool, clock: bool, once_for: str | No
 
 
 def _lines(topics: list[TopicId], topic: str | None, *, named: bool, clock: bool) -> Iterator[str]:
-    """What was approved."""
+    """Yield the approvals as text."""
     if clock:
         yield "the clock is accepted"
     if topics:

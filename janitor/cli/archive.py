@@ -104,7 +104,7 @@ def bring_back(
 
 
 def _meant(folder: Path, request: Request) -> list[archived.Group]:
-    """What of the archive a restore would look at, by day and run."""
+    """Return the parts of the archive that a restore reads, by day and run."""
     return archived.groups(archived.find_topic(folder, request.source), request.selection)
 
 

@@ -216,7 +216,7 @@ def _store(current: Session) -> Finding:
 
 
 def _look_inside(current: Session) -> tuple[int, str, str]:
-    """Return how many topics the store has, whether plans have to copy its files, and who holds it."""
+    """Return the number of topics, whether plans must copy the store's files, and the holder of the store."""
     holder = current.holder()
     if holder is not None:
         topics = sum(holder.inspect("metadata", (), 0).counts.values())
@@ -300,14 +300,14 @@ def _leveldb() -> Finding:
 
 
 def _cdap(place: Place) -> Finding:
-    """Return whether CDAP still does by itself, in HBase, what this janitor does."""
+    """Return whether CDAP itself still cleans the tables in HBase."""
     with place.readable() as store:
         found = [*store.obstacles(), *place.unseen]
     return _of("cdap", found, "", "neither its observers nor its pruning are at work on these tables")
 
 
 def _tables(place: Place) -> Finding:
-    """Return whether HBase keeps what a sweep deletes, or deletes what it keeps."""
+    """Return whether table settings make HBase keep deleted rows, or delete rows without the janitor."""
     from tms_core.tables.hbase.described import NEEDED  # noqa: PLC0415 HBase's Thrift is not for a help text
 
     found = [
@@ -324,7 +324,7 @@ def _tables(place: Place) -> Finding:
 
 
 def _regions(place: Place) -> Finding:
-    """Return whether each bucket has a region of its own, so that buckets are swept and compacted by themselves."""
+    """Return whether each bucket has a separate region, so that buckets are swept and compacted one by one."""
     found = [
         f"{table.name} has no region that begins at {', '.join(f'x{start.hex()}' for start in table.missing_starts)}"
         for table in place.table_settings()

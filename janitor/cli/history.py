@@ -106,7 +106,7 @@ def _cells(current: Session, run: RunRecord) -> list[str | Text]:
 
 
 def _note(run: RunRecord, state: str) -> str:
-    """What else there is to say of a run, in one line."""
+    """Return a remark on a run, in one line."""
     if run.finished_ms is None:
         sign = render.moment(_last_sign_ms(run))
         return f"last sign of life {sign}" + ("; the next run closes it" if state == LOST else "")

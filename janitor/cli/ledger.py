@@ -61,7 +61,7 @@ def command(patterns: tuple[str, ...], run_id: str | None, limit: int) -> None:
 
 
 def parts(entry: LedgerEntry, key: bytes) -> dict[str, int]:
-    """Return the numbers in a key of an entry, by name; of a bound that ends early only those it has."""
+    """Return the numbers in a key of an entry, by name; a short key has only the first of them."""
     rest = key[len(entry.topic.prefix) :]
     found = {}
     for name, size, signed in (("generation", GENERATION_BYTES, True), *_PARTS[entry.table]):
@@ -92,7 +92,7 @@ def cells(entry: LedgerEntry) -> list[str]:
 
 
 def policy(entry: LedgerEntry) -> str:
-    """Return the policy that an entry was taken by, in words."""
+    """Return the policy by which the rows of an entry were deleted, as text."""
     if entry.rule == Rule.EXPIRED:
         return f"ttl {duration(entry.ttl_seconds * 1000)}, cut-off {render.moment(entry.cutoff_ms)}"
     if entry.rule == Rule.PROCESSED:

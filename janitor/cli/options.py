@@ -75,7 +75,7 @@ _COMMON = together(
 
 
 def common_options(command: Command) -> Command:
-    """Add the options every verb takes; they end up in the :class:`Common` of the context."""
+    """Add the options that every verb takes; the context stores them in :class:`Common`."""
 
     @wraps(command)
     def taken(*args: Any, **given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a command stops with: a run's report, its exit code, and what a person types next."""
+"""The result of a command: the report of a run, the exit code, and the next command."""
 
 from __future__ import annotations
 

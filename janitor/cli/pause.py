@@ -52,5 +52,5 @@ def names(pauses: list[Pause]) -> str:
 
 
 def as_json(pauses: list[Pause]) -> list[dict[str, object]]:
-    """What is paused, as the status has it."""
+    """Return the pauses as JSON values, in the form of the status."""
     return [{"pattern": pause.pattern, "since_ms": pause.since_ms} for pause in pauses]

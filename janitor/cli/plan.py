@@ -56,7 +56,7 @@ def command(at: Moment | None, what_if: str, out: Path | None, summary: bool, pa
 
 
 def _next_step(current: Session, report: Report, out: Path | None, what_if: bool) -> str:
-    """What one would type after looking at this plan."""
+    """Return the command that follows this plan."""
     holds = set(report.held_topics().values())
     if what_if or not report.entries:
         return ""

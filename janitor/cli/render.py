@@ -54,14 +54,14 @@ PIPE_COLUMNS = 10_000
 
 
 class _PlainConsole(Console):
-    """A console that shows what is in a line: nothing that somebody has stored moves the cursor or makes lines."""
+    """A console that shows control characters of stored data instead of executing them."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(_shown(each) for each in objects), **options)
 
 
 class _PlainTable(Table):
-    """A table whose cells show what is in them."""
+    """A table that shows control characters in its cells."""
 
     def add_row(self, *renderables: Any, **options: Any) -> None:
         super().add_row(*(_shown(each) for each in renderables), **options)
@@ -87,7 +87,7 @@ def console() -> Console:
 
 
 def print_table(table: Table) -> None:
-    """A table; where the terminal is too narrow for its columns, one row after the other, so that no cell is cut."""
+    """Print a table; on a narrow terminal, print one row after the other, so that no cell is cut."""
     out = console()
     natural = out.measure(table, options=out.options.update(max_width=PIPE_COLUMNS)).maximum
     if len(table.columns) <= FEW_COLUMNS or natural <= out.width:
@@ -175,7 +175,7 @@ moment = printable.moment
 
 
 def size(count: int) -> str:
-    """Bytes, rounded to what a person compares."""
+    """Return a number of bytes as text, rounded."""
     amount = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if amount < 1000:
@@ -185,7 +185,7 @@ def size(count: int) -> str:
 
 
 def gain(before: int | None = None, after: int | None = None) -> str:
-    """What a run has changed in the store's size; empty where that is not known, as of old runs."""
+    """Return the change of the store's size by a run, as text; empty if unknown, as for old runs."""
     return "" if before is None or after is None else f"the store: {size(before)} before, {size(after)} after"
 
 
@@ -247,7 +247,7 @@ def _verb(report: Report) -> str:
 
 
 def _by_entry(report: Report) -> Table:
-    """What goes and what waits, by topic, generation, table and rule."""
+    """Return due and waiting rows by topic, generation, table and rule."""
     table = grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "waits"], right=(1, 4, 5))
     for key, entry in report.sorted_entries():
         oldest, newest = age(entry.oldest_ms, report), age(entry.newest_ms, report)
@@ -258,7 +258,7 @@ def _by_entry(report: Report) -> Table:
 
 
 def _by_topic(report: Report) -> Table:
-    """What goes and what waits of each topic, the most bytes first."""
+    """Return due and waiting rows of each topic, the topic with the most bytes first."""
     found: dict[str, list[int]] = {}
     for key, entry in report.sorted_entries():
         row = found.setdefault(str(key.topic), [0, 0, 0])

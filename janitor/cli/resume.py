@@ -50,7 +50,7 @@ def command(topic: str | None) -> int:
 
 
 def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
-    """Take back what is within the pattern; returns the pauses taken back, and the topics that are tried again."""
+    """Remove pauses within the pattern; return the removed pauses, and the topics that are tried again."""
     with state.transaction():
         resumed = [pause.pattern for pause in state.pauses() if _within(pause.pattern, pattern)]
         for taken_back in resumed:

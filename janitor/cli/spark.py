@@ -153,7 +153,7 @@ def sweep(
 
 
 def source_options(current: Session, patterns: tuple[str, ...], partitions: int | None) -> dict[str, str]:
-    """Options of the source that lead to the store of a command, also from another folder."""
+    """Return options of the source for the store of a command, valid in any folder."""
     common, found = current.common, {}
     if common.config is not None:
         found["config"] = str(common.config.absolute())
@@ -176,7 +176,7 @@ def _absolute(place: str) -> str:
 
 
 def show_stats(found: list[GenerationStats], now_ms: int) -> None:
-    """Statistics as a person reads them."""
+    """Print statistics as text."""
     out = render.console()
     if not found:
         out.print("nothing lies in this store")

@@ -79,7 +79,7 @@ def command(check: bool, watch: bool) -> int:
 
 
 def _show(current: Session, *, clear: bool = False) -> None:
-    """The whole status; on a terminal in the place of what is there, if that is to be cleared."""
+    """Print the whole status; on a terminal, replace the previous output if ``clear`` is true."""
     # What is shown every few seconds must not make the other process collect it as often.
     status = _status(current, fresh=not clear)
     health = judge(status)
@@ -111,7 +111,7 @@ def _check(current: Session) -> int:
 
 
 def _status(current: Session, *, fresh: bool = True) -> Status:
-    """Return the status of the janitor that runs, or else what the state has.
+    """Return the status of the running janitor, or else the status in the state.
 
     Args:
         fresh: whether the janitor that runs collects it again first.
@@ -253,7 +253,7 @@ def _command(status: Status, about: str) -> str:
 
 
 def _aside(status: Status) -> Iterator[Text]:
-    """Return what is paused, held and quarantined."""
+    """Return paused, held and quarantined topics."""
     for pattern, since_ms in status.paused[:_NAMED]:
         what = "everything" if pattern == EVERYTHING else pattern
         yield render.line("paused", what, f"since {render.when(since_ms, status.now_ms)}", style="yellow")
@@ -288,7 +288,7 @@ def _transactions(status: Status) -> Iterator[Text]:
 
 
 def _consumers(status: Status) -> Iterator[Text]:
-    """Yield those that are furthest behind."""
+    """Yield the consumers with the longest lag."""
     behind = sorted((one for one in status.consumers if one.lag_messages), key=lambda one: -one.lag_messages)
     for one in behind[:_NAMED]:
         oldest = one.oldest_unread_ms

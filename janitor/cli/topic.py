@@ -56,7 +56,7 @@ def command(topic: TopicId) -> None:
 
 
 def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterator[Text]:
-    """What ``topic_detail`` found, in lines."""
+    """Yield the result of ``topic_detail`` as lines."""
     now_ms, figures = found["now_ms"], found["figures"]
     deleted = ", deleted" if figures["generation"] < 0 else ""
     yield Text(f"{topic}", style="bold")
@@ -107,7 +107,7 @@ def lag(consumer: Mapping[str, Any], now_ms: int) -> str:
 
 
 def claimed(open_claims: int, redelivered: int) -> str:
-    """What is open of a consumer group, in words; empty where nothing is."""
+    """Return the open claims of a consumer group as text; empty if it has none."""
     parts = [
         f"{open_claims:,} open {'claim' if open_claims == 1 else 'claims'}" if open_claims else "",
         f"{redelivered:,} redelivered" if redelivered else "",
@@ -133,7 +133,7 @@ def _size(figures: Mapping[str, Any], sizes: Sequence[Mapping[str, Any]], now_ms
 
 
 def _curve(figures: Sequence[int]) -> tuple[str, int]:
-    """Figures as blocks in a line, and the highest of them."""
+    """Return numbers as blocks in a line, and the highest number."""
     most = max(figures)
     return "".join(_BLOCKS[figure * (len(_BLOCKS) - 1) // (most or 1)] for figure in figures), most
 

@@ -151,7 +151,7 @@ _WAITING = {Reason.UNDECIDED: "its transaction may still commit", Reason.REFEREN
 
 
 def _hold(answer: Why, fate: Fate, arguments: str) -> str:
-    """What keeps the janitor from it, and the command that lets it go."""
+    """Return the reason of a hold, and the command that releases it."""
     until = "" if fate.until_ms is None else render.moment(fate.until_ms)
     if fate.hold is Hold.FRONTIER:
         goes = "" if fate.goes_ms is None else f" until {render.moment(fate.goes_ms)}"

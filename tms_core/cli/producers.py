@@ -104,7 +104,7 @@ def fence(options: Remote, topic: TopicId, name: str) -> None:
 def delete(options: Remote, topic: TopicId, name: str) -> None:
     """Delete a producer: fence its instance, and invalidate its open transactions.
 
-    One that does nothing for a week is forgotten by itself.
+    The server forgets a producer that is idle for a week.
 
     \b
     Example:

@@ -91,7 +91,7 @@ class Remote(Answering):
         )
 
     def urls(self) -> list[str]:
-        """Return the URLs of the options, or that of the settings.
+        """Return the URLs of the options, or the URL of the settings.
 
         Raises:
             ConfigurationError: a setting is wrong.

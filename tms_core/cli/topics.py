@@ -28,7 +28,7 @@ ALLOWANCE = timedelta(minutes=5)
 
 
 def _changes(command: Command) -> Command:
-    """Return the options that say what a topic shall be like."""
+    """Return the options for properties of a topic."""
     for option in (
         click.option("--partitions", type=int, metavar="N", help="Number of partitions."),
         click.option(
