@@ -61,7 +61,7 @@ def test_given_two_servers_that_share_topics_when_histories_are_played_then_ever
 # --- planted bugs ----------------------------------------------------------------------------------------------------
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-true_truth = claims.claim_outcome
+true_outcome = claims.claim_outcome
 
 
 def counts_as(wrong: ClaimOutcome) -> Plant:
@@ -69,13 +69,13 @@ def counts_as(wrong: ClaimOutcome) -> Plant:
 
     def plant(monkeypatch: pytest.MonkeyPatch) -> None:
         def claim_outcome(pointer: int, reader: Any) -> ClaimOutcome:
-            found = true_truth(pointer, reader)
+            found = true_outcome(pointer, reader)
             return wrong if found is ClaimOutcome.OPEN else found
 
         monkeypatch.setattr(
-            claims, "truths", lambda pointers, reader: {one: claim_outcome(one, reader) for one in pointers}
+            claims, "claim_outcomes", lambda pointers, reader: {one: claim_outcome(one, reader) for one in pointers}
         )
-        monkeypatch.setattr(groups, "truth", claim_outcome)
+        monkeypatch.setattr(groups, "claim_outcome", claim_outcome)
 
     return plant
 

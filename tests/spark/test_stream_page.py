@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/spark.md").read_text(encoding="utf-8")
-SECTION = PAGE
+SECTION = PAGE[PAGE.index("## Stream a topic with Spark") :]
 
 
 @pytest.fixture
