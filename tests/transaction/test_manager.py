@@ -499,6 +499,17 @@ def test_restart_after_a_transaction_of_a_clock_set_back_leaves_it_its_time(cloc
         assert manager.expire() == 1
 
 
+def test_restart_with_a_clock_set_back_twice_times_a_transaction_out(clock: ManualClock, tmp_path: Path) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
+        former.start_short(60)
+        clock.step(-3600 * SECOND)
+        former.start_short(30)
+        clock.step(-600 * SECOND)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        clock.advance(30 * SECOND + 1)
+        assert manager.expire() == 1
+
+
 @pytest.mark.parametrize("ends", ["aborted", "invalidated", "timed out"])
 @pytest.mark.parametrize("writes", ["transaction", "checkpoint"])
 @pytest.mark.parametrize("written", [True, False], ids=["written", "being written"])

@@ -23,6 +23,8 @@ from operator import lt
 TX_PER_MS = 1_000_000
 #: What stands for "the first transaction in progress" when there is none, and for the pointers of a dummy transaction.
 NO_TX_IN_PROGRESS = 2**63 - 1
+#: The timeout of a short transaction for which none is requested, as in Tephra.
+DEFAULT_TIMEOUT_SECONDS = 30
 #: The longest timeout that a short transaction may ask for, in seconds (``data.tx.max.timeout``).
 MAX_TIMEOUT_SECONDS = 2**31 - 1
 #: The client of a transaction whose client did not give its name.

@@ -36,6 +36,7 @@ from tms_core.transaction.manager.state import InvalidList, ManagerState
 from tms_core.transaction.manager.storage import Storage
 from tms_core.transaction.manager.writes import WriteLedger
 from tms_core.transaction.model import (
+    DEFAULT_TIMEOUT_SECONDS,
     MAX_TIMEOUT_SECONDS,
     TX_PER_MS,
     UNKNOWN_CLIENT,
@@ -46,8 +47,6 @@ from tms_core.transaction.model import (
 )
 from tms_core.transaction.source.source import Loaded, SourceUnreachable
 
-#: The default timeout of a short transaction, in seconds (``data.tx.timeout``).
-_TIMEOUT_SECONDS = 30
 #: The most characters that are kept of a client's name.
 MAX_CLIENT_CHARACTERS = 255
 #: The most checkpoints of an abort: each is looked up while all other calls wait.
@@ -483,7 +482,7 @@ class TransactionManager(DurableState):
         self._writes.prune(len(invalid) + len(in_progress), lambda one: one in in_progress or one in invalid)
 
     def _timeout_ms(self, seconds: int | None) -> int:
-        seconds = _TIMEOUT_SECONDS if seconds is None else seconds
+        seconds = DEFAULT_TIMEOUT_SECONDS if seconds is None else seconds
         if seconds <= 0:
             raise BadArgument(f"timeout must be positive but is {seconds} seconds")
         if seconds > self._max_timeout_seconds:

@@ -20,6 +20,7 @@ from tms_core.errors import FormatError
 from tms_core.transaction.codec.edits import Edit, EditState
 from tms_core.transaction.manager.conflicts import CommittedChanges, first_short
 from tms_core.transaction.model import (
+    DEFAULT_TIMEOUT_SECONDS,
     TX_PER_MS,
     InProgress,
     InProgressType,
@@ -118,11 +119,14 @@ class ManagerState:
         parents = {child: parent for parent, entry in self.in_progress.items() for child in entry.checkpoints}
         for pointer, entry in self.in_progress.items():
             started_ms = transaction_ms(parents.get(pointer, pointer))
+            left_ms = entry.expiration_ms - max(now_ms, started_ms)
             if started_ms >= entry.expiration_ms:
-                # The clock was set back before the start, and ids go on above those given before: they tell no time.
-                started_ms = now_ms
-            left_ms = max(0, entry.expiration_ms - max(now_ms, started_ms))
-            self.deadlines.setdefault(pointer, monotonic_ms + left_ms)
+                # The clock was set back before the start, so the id does not show when that was. Since then the clock
+                # may have been set back further: too early an end is safe, and a late one holds up all readers.
+                left_ms = entry.expiration_ms - now_ms
+                if not entry.is_long:
+                    left_ms = min(left_ms, DEFAULT_TIMEOUT_SECONDS * 1000)
+            self.deadlines.setdefault(pointer, monotonic_ms + max(0, left_ms))
 
     # --- what happened -----------------------------------------------------------------------------------------------
 
