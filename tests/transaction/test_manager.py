@@ -510,6 +510,18 @@ def test_restart_with_a_clock_set_back_twice_times_a_transaction_out(clock: Manu
         assert manager.expire() == 1
 
 
+def test_restart_with_a_clock_set_back_twice_keeps_a_long_transaction_whole(clock: ManualClock, tmp_path: Path) -> None:
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
+        former.start_short(60)
+        clock.step(-2 * 86400 * SECOND)
+        long = former.checkpoint(former.start_long())
+        clock.step(-600 * SECOND)
+    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
+        clock.advance(60 * SECOND + 1)
+        assert manager.expire() == 1
+        assert in_progress(manager) == [long.transaction_id, long.write_pointer]
+
+
 @pytest.mark.parametrize("ends", ["aborted", "invalidated", "timed out"])
 @pytest.mark.parametrize("writes", ["transaction", "checkpoint"])
 @pytest.mark.parametrize("written", [True, False], ids=["written", "being written"])

@@ -118,14 +118,15 @@ class ManagerState:
         """
         parents = {child: parent for parent, entry in self.in_progress.items() for child in entry.checkpoints}
         for pointer, entry in self.in_progress.items():
-            started_ms = transaction_ms(parents.get(pointer, pointer))
-            left_ms = entry.expiration_ms - max(now_ms, started_ms)
-            if started_ms >= entry.expiration_ms:
+            transaction = self.in_progress[parents.get(pointer, pointer)]
+            own_ms = entry.expiration_ms - transaction_ms(transaction.write_pointer)
+            left_ms = entry.expiration_ms - now_ms
+            if own_ms > 0:
+                left_ms = min(left_ms, own_ms)
+            elif not transaction.is_long:
                 # The clock was set back before the start, so the id does not show when that was. Since then the clock
                 # may have been set back further: too early an end is safe, and a late one holds up all readers.
-                left_ms = entry.expiration_ms - now_ms
-                if not entry.is_long:
-                    left_ms = min(left_ms, DEFAULT_TIMEOUT_SECONDS * 1000)
+                left_ms = min(left_ms, DEFAULT_TIMEOUT_SECONDS * 1000)
             self.deadlines.setdefault(pointer, monotonic_ms + max(0, left_ms))
 
     # --- what happened -----------------------------------------------------------------------------------------------
