@@ -192,15 +192,14 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
     hbase: HBaseServer, namespace: str
 ) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
-    with HBaseStore(
-        HBaseSettings(
-            thrift=(hbase.thrift,),
-            namespace=namespace,
-            buckets=2,
-            thrift2=(str(hbase.thrift2),),
-            timeout_seconds=PATIENCE_SECONDS,
-        )
-    ) as store:
+    wanted = HBaseSettings(
+        thrift=(hbase.thrift,),
+        namespace=namespace,
+        buckets=2,
+        thrift2=(str(hbase.thrift2),),
+        timeout_seconds=PATIENCE_SECONDS,
+    )
+    with HBaseStore(wanted) as store:
         scene = Scene.on(store)
         rig = scene.rig()
         report = rig.engine.run_once(adopt=True)
@@ -214,15 +213,7 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
         assert read_only(store).obstacles() == store.obstacles()
 
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
-    with HBaseStore(
-        HBaseSettings(
-            thrift=(hbase.thrift,),
-            namespace=namespace,
-            buckets=2,
-            thrift2=(str(hbase.thrift2),),
-            timeout_seconds=PATIENCE_SECONDS,
-        )
-    ) as store:
+    with HBaseStore(wanted) as store:
         rig = scene.rig(store)
         assert rig.engine.run_once(adopt=True).errors == []
         assert rig.engine.boundary()[1].obstacles == ()

@@ -60,6 +60,15 @@ def rows_of(store: Reads) -> tuple[Any, Any]:
     return every(store.message, MESSAGES), every(store.payload, PAYLOADS)
 
 
+def adopted(scene: Scene) -> tuple[SaltedStore, SqliteState]:
+    """Return a store with the rows of a scene, and the state of a janitor that has adopted the store."""
+    store, state = SaltedStore(), SqliteState.in_memory()
+    scene.fill(store)
+    state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
+    state.save_frontiers(scene.records)
+    return store, state
+
+
 # --- the same as one process -----------------------------------------------------------------------------------------
 
 
@@ -71,11 +80,8 @@ def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those
 ) -> None:
     outcomes = []
     for on_tasks in (True, False):
-        store, state, clock = SaltedStore(), SqliteState.in_memory(), ManualClock(scene.now_ms)
-        scene.fill(store)
-        state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
-        state.save_frontiers(scene.records)
-        source = FixedSource(scene.snapshot) if scene.snapshot else None
+        store, state = adopted(scene)
+        clock, source = ManualClock(scene.now_ms), FixedSource(scene.snapshot) if scene.snapshot else None
         options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": batch_rows, "side": scene.side()}
         if on_tasks:
             rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, **options)
@@ -105,11 +111,8 @@ def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, 
 
     outcomes = []
     for on_tasks in (True, False):
-        store, state, clock = SaltedStore(), SqliteState.in_memory(), ManualClock(scene.now_ms)
-        scene.fill(store)
-        state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
-        state.save_frontiers(scene.records)
-        source = FixedSource(scene.snapshot) if scene.snapshot else None
+        store, state = adopted(scene)
+        clock, source = ManualClock(scene.now_ms), FixedSource(scene.snapshot) if scene.snapshot else None
         options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 3, "side": scene.side()}
         if on_tasks:
             report = local_rig(
