@@ -40,7 +40,7 @@ _LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Work:
-    """What a server of ours and CDAP's did in turns.
+    """The work of this server and of CDAP's, in turns.
 
     Args:
         pid: the process of our server.
@@ -79,7 +79,7 @@ class Work:
 
 @contextmanager
 def servers(folder: Path) -> Iterator[tuple[Work, int, int | None]]:
-    """A server of ours and one of CDAP's, each with an empty topic."""
+    """Start this server and CDAP's, each with an empty topic."""
     (folder / "ours").mkdir()
     with Serve(configure(folder / "ours")) as process, cdap_server(folder / "cdap") as cdap_port:
         with Client(process.port) as client:

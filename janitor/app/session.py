@@ -59,7 +59,7 @@ logger = logging.getLogger(__name__)
 
 
 class Session:
-    """The settings of a command, and methods that open what they name."""
+    """The settings of a command, and methods that open the store, the state and the snapshots."""
 
     def __init__(self, common: Common, clock: Clock, environ: Mapping[str, str] = os.environ) -> None:
         self.common = common

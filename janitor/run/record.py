@@ -84,7 +84,7 @@ def close(
     state = deps.state
     with state.transaction():
         known = state.run(run.id)
-        # S10: the next holder has closed this run as lost, and counted what it had taken.
+        # S10: the next holder has closed this run as lost, and counted its deletions.
         if known is None or known.finished_ms is not None:
             return
         if report is None:

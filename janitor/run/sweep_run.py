@@ -207,7 +207,7 @@ class SweepRun:
         store.message.sync()
         store.payload.sync()
 
-    # -- what is proven on the way (invariant S4)
+    # -- evidence of covered intervals (invariant S4)
     # -----------------------------------------------------------------------
 
     def _consume(self, event: Event) -> None:

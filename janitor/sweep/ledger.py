@@ -43,7 +43,7 @@ from tms_core.topic import TopicId
 
 #: How many entries are remembered at most, whatever ``history_days`` says: about 250 MB.
 KEPT_ENTRIES = 1_000_000
-#: How often what was taken is written down, in milliseconds of monotonic time.
+#: How often deletions are saved, in milliseconds of monotonic time.
 BOOK_MS = 1_000
 
 #: Rows and bytes, by table and rule.
@@ -303,7 +303,7 @@ class DeletedRanges:
 
     def no_more(self, name: TableName) -> None:
         """Start the last compactions of a table whose deletions are finished."""
-        # Of a copy, since another thread may end the deleting in another part of the table meanwhile.
+        # Iterate over a copy: another thread may finish its part of the table at the same time.
         for table in [table for table in list(self._last) if table.name == name]:
             with self._lock:
                 self._begin(self._last.pop(table, None))

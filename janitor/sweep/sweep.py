@@ -233,7 +233,7 @@ def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterat
             outcome.merge(attempt.taking() if has_moved else attempt)
         if not (has_moved and part.replans):
             return
-        # S2: drop what was read ahead before the topic is planned again, or old keys meet new rules.
+        # S2: drop the keys read ahead before the topic is planned again, or old keys meet new rules.
         part.forget()
         part.run.reread(found.prefix)
         if not found.again:

@@ -660,7 +660,7 @@ def test_given_300_orders_and_three_copies_side_by_side_of_which_one_crashes_the
                 for tx, batch in work:
                     tx.publish(BILLS, [b"bill of " + one.payload for one in batch])
                     if next(batches) == 7:
-                        # The process is gone, and what it says is not heard any more: its transaction times out.
+                        # The process is gone and its calls get no response: its transaction times out.
                         site.manager.invalidate(tx.transaction.transaction_id)
                         crashed.append(work)
                         return

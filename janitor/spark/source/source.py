@@ -263,14 +263,14 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _expiring(expiries: Expiries | None, keys: list[bytes]) -> Longs | None:
-    """Return when a ttl of its own takes each message (rule L6); ``NEVER_MS`` without one.
+    """Return when each message expires by a TTL of its own (rule L6); ``NEVER_MS`` without one.
 
-    It is asked after a page was read, since a server writes it down before the message: so of no message that was read
-    it is missing. In HBase the writes down has no salt, so a task also reads that of the other salts' messages.
+    Call it after the page was read. A server saves the TTL before the message, so the TTL of a message that was read is
+    never missing. In HBase the saved TTLs have no salt, so a task also reads the TTLs of messages of other salts.
 
     Args:
-        expiries: None: there are none.
-        keys: of messages, in key order.
+        expiries: the saved TTLs; None: the store has none.
+        keys: the keys of the messages, in order.
 
     Returns:
         None where no message has one.
