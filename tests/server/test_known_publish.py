@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from itertools import count, pairwise
 from pathlib import Path
 from threading import Event, Thread
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,8 +26,9 @@ from tests.server.identities import JwtIdentities, gate_of
 from tests.server.test_avro import block
 from tests.server.test_protocol import until
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreError, TmsError, Unavailable
-from tms_core.server.auth.gate import Rules
+from tms_core.errors import Forbidden, StoreError, TmsError, Unavailable
+from tms_core.messaging.service import MessagingService
+from tms_core.server.auth.gate import Need, Rules
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import PublishRequest
@@ -185,6 +187,28 @@ def _chunked(body: bytes) -> Callable[[str], bytes]:
     return lambda topic: publishing(topic, chunks, AVRO, "Transfer-Encoding: chunked")
 
 
+def _numbered_publish(
+    messages: Sequence[bytes], line: str, more: tuple[str, ...] = (), generation: int = NOW_MS
+) -> Callable[[str], bytes]:
+    """A request of the producer that each topic has; the line has its number."""
+    return lambda topic: publishing(
+        topic,
+        avro(*messages),
+        AVRO,
+        f"X-TMS-Producer: default:{topic.removesuffix('x')}/p",
+        f"X-TMS-Generation: {generation}",
+        line,
+        *more,
+    )
+
+
+def _registration(instance: int) -> Callable[[str], bytes]:
+    body = json.dumps({"instance": f"{instance:032x}"}).encode()
+    return lambda topic: request(
+        "POST", f"{TOPICS}/{topic}/producers/p", body, "Host: localhost", f"Content-Type: {JSON}"
+    )
+
+
 def _on_topic(method: str, properties: dict[str, str] | None, suffix: str = "") -> Callable[[str], bytes]:
     body = b"" if properties is None else json.dumps(properties).encode()
     return lambda topic: request(method, f"{TOPICS}/{topic}{suffix}", body, "Host: localhost")
@@ -194,6 +218,31 @@ def _of_another(make: Callable[[str], bytes]) -> Callable[[str], bytes]:
     return lambda topic: make(f"{topic}x")
 
 
+#: The number of a producer's request, as clients may write it.
+numbers = st.one_of(
+    st.integers(1, 12).map(lambda number: f"X-TMS-Sequence: {number}"),
+    st.sampled_from(
+        [
+            "x-tms-sequence: 3",
+            "X-TMS-Sequence:4",
+            "X-TMS-Sequence: 5 ",
+            "X-TMS-Sequence:\t6",
+            "X-TMS-Sequence: 07",
+            "X-TMS-Sequence: -1",
+            "X-TMS-Sequence: 99999999999999999999",
+            "X-TMS-Sequence: 8\r\nX-TMS-Sequence: 9",
+            "X-TMS-Sequence: 9\r\nx-tms-sequence:\t8",
+            "X-TMS-Sequences: 9",
+        ]
+    ),
+)
+numbered = st.builds(
+    _numbered_publish,
+    st.sampled_from([[b"a"], [b"a"], [b"a", b"b"], []]),
+    numbers,
+    st.one_of(st.just(()), lines),
+    st.sampled_from([NOW_MS, NOW_MS, NOW_MS, NOW_MS + 1]),
+)
 publishes = st.one_of(
     st.builds(_avro_publish, payloads, lines),
     st.builds(_avro_publish, payloads, st.just(())),
@@ -210,6 +259,7 @@ changes = st.one_of(
     st.just(_on_topic("PUT", {"ttl": "60"}, "/properties")),
     st.just(_on_topic("PUT", {"partitions": "2"}, "/properties")),
     st.just(_on_topic("GET", None, "/nothing")),
+    st.just(_registration(2)),
 )
 makes = st.one_of(publishes, publishes, publishes, changes, st.builds(_of_another, publishes))
 #: Publishes that are served by their heads from the second time on.
@@ -221,7 +271,7 @@ streams = st.tuples(usual, st.lists(makes, min_size=1, max_size=4)).flatmap(
     lambda pool: st.lists(
         st.builds(
             Step,
-            st.one_of(st.just(pool[0]), st.sampled_from(pool[1])),
+            st.one_of(st.just(pool[0]), st.sampled_from(pool[1]), numbered),
             st.one_of(st.just([]), st.just([]), st.just([]), st.lists(st.floats(0, 1), max_size=3)),
             st.sampled_from([True, True, True, False]),
         ),
@@ -238,6 +288,7 @@ lasts = st.sampled_from(
         publishing("{}", avro(b"a"), AVRO, "Connection: close"),
         publishing("{}", avro(b"a"), AVRO).replace(b"1.1", b"1.0", 1),
         publishing("{}", avro(b"a"), AVRO, "Content-Length: 1"),
+        _numbered_publish([b"a"], "X-TMS-Sequence: 9\r\n 1")("{}"),
         publishing("{}", avro(b"a"), AVRO, "Transfer-Encoding: chunked", "Content-Length: 4"),
     ]
 )
@@ -258,8 +309,9 @@ def played(server: Serving, topic: str, stream: Sequence[Step], last: bytes) -> 
     """Return the answers to a stream of requests on one connection."""
     answers, owed = [], 0
     with Connection(server.port) as connection:
-        connection.send(_on_topic("PUT", {})(topic))
-        answers.append(connection.answer())
+        for first in (_on_topic("PUT", {}), _registration(1)):
+            connection.send(first(topic))
+            answers.append(connection.answer())
         for step in stream:
             data, owed = step.make(topic), owed + 1
             places = [0, *sorted(round(cut * len(data)) for cut in step.cuts), len(data)]
@@ -697,6 +749,107 @@ def test_check_that_fails_unexpectedly_is_answered_500_and_no_other_publish_fail
     assert status(connection.answer()) == 200
     assert served == [data] * 3
     assert len(server.store.message.read(MESSAGES, b"", b"\xff", 10).items) == 4
+
+
+def test_error_of_an_accepted_request_is_answered_500_and_the_request_is_not_repeated(
+    monkeypatch: pytest.MonkeyPatch, served: list[bytes]
+) -> None:
+    submit, defects = MessagingService.submit_publish, [False, True]
+
+    def submitted(service: MessagingService, *given: Any, **named: Any) -> object:
+        answer = submit(service, *given, **named)
+        if defects.pop(0):
+            raise RuntimeError("a defect of the server")
+        return answer
+
+    monkeypatch.setattr(MessagingService, "submit_publish", submitted)
+    with serving() as server, topic_on(server) as (connection, topic):
+        data = publishing(topic, avro(b"a"))
+        connection.send(data)
+        assert status(connection.answer()) == 200
+        connection.send(data)
+        assert status(connection.answer()) == 500
+        assert served == [data]
+        until(lambda: len(stored(server, topic)[0]) == 2)
+
+
+# --- requests of producers -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def producer_on(server: Serving) -> Iterator[tuple[Connection, str, Callable[..., int]]]:
+    """A connection, a topic, and a function that publishes as its producer with a number, and returns the status."""
+    with topic_on(server) as (connection, topic):
+        connection.send(_registration(1)(topic))
+        generation = int(json.loads(connection.answer().partition(b"\r\n\r\n")[2])["generation"])
+
+        def publish(line: str) -> int:
+            connection.send(_numbered_publish([b"a"], line, generation=generation)(topic))
+            return status(connection.answer())
+
+        yield connection, topic, publish
+
+
+def test_requests_of_a_producer_are_served_by_their_head_whatever_their_number(served: list[bytes]) -> None:
+    with serving() as server, producer_on(server) as (_, topic, publish):
+        found = [publish(f"X-TMS-Sequence: {number}") for number in (1, 2, 2, 30, 7)]
+        assert len(stored(server, topic)[0]) == 3
+    assert found == [200, 200, 200, 200, 400]
+    assert [data.count(b"X-TMS-Sequence") for data in served] == [1] * 4
+
+
+def test_fenced_producer_is_refused_though_its_head_is_known(served: list[bytes]) -> None:
+    with serving() as server, producer_on(server) as (connection, topic, publish):
+        assert [publish(f"X-TMS-Sequence: {number}") for number in (1, 2)] == [200, 200]
+        connection.send(_registration(2)(topic))
+        assert status(connection.answer()) == 200
+        assert publish("X-TMS-Sequence: 3") == 409
+        assert len(stored(server, topic)[0]) == 2
+    assert len(served) == 2
+
+
+def test_permission_for_the_home_of_a_producer_is_checked_though_the_head_is_known(
+    tmp_path: Path, served: list[bytes]
+) -> None:
+    jwt = JwtIdentities(tmp_path)
+    bearer = f"Authorization: Bearer {jwt.good('publisher')}"
+    with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
+        topics = [TopicId("default", name) for name in ("t", "home")]
+        for topic in topics:
+            server.service.create_topic(topic)
+        generation = server.service.producers.register(topics[1], "p", UUID(int=1)).generation
+        lines = ["X-TMS-Producer: default:home/p", f"X-TMS-Generation: {generation}", bearer]
+
+        def publish(number: int) -> int:
+            connection.send(publishing("t", avro(b"a"), AVRO, *lines, f"X-TMS-Sequence: {number}"))
+            return status(connection.answer())
+
+        assert [publish(number) for number in (1, 2)] == [200, 200]
+        require = jwt.gate.require
+
+        def refuse(principal: str, topic: TopicId, need: Need, name: str = "") -> None:
+            if topic == topics[1]:
+                raise Forbidden("Not there.", "Ask.")
+            require(principal, topic, need, name)
+
+        jwt.gate.require = refuse  # type: ignore[method-assign]
+        assert publish(3) == 403
+    assert len(served) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "X-TMS-Sequence: {}\r\nX-TMS-Sequence: 90",
+        "X-TMS-Sequence: {}\r\nX-Tms-Sequence:\t90",
+        "X-TMS-Sequence: 90\r\nX-TMS-Sequence: {}",
+        "X-TMS-Sequence:\t{}",
+    ],
+)
+def test_head_whose_number_is_not_the_only_one_the_parser_finds_is_not_known(served: list[bytes], line: str) -> None:
+    with serving() as server, producer_on(server) as (_, _, publish):
+        assert [publish(line.format(number)) for number in (1, 2, 3)] == [200] * 3
+    assert served == []
 
 
 def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> None:

@@ -94,8 +94,8 @@ class KnownBefore:
         usual = self._USUAL.fullmatch(head)
         return None if usual is None else KnownHead(int(usual[1]), partial(self._serve, int(usual[1])))
 
-    def _serve(self, size: int, connection: HttpProtocol, body: bytes) -> bool:
-        assert len(body) == size
+    def _serve(self, size: int, connection: HttpProtocol, number: bytes, body: bytes) -> bool:
+        assert (number, len(body)) == (b"", size)
         self.served += 1
         connection.loop.call_soon(connection.fail, RuntimeError("no error to an echo"))
         return True

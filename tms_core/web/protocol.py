@@ -15,9 +15,10 @@
 * **A client that has said all and closes its half** is answered (not over TLS, which has no halves).
 * **An answer's head goes with the first piece of its body**, which uvicorn writes one after the other.
 * **A known head is not parsed again.** The application may hand over a function that serves requests with the same head
-  (:func:`know`). The function serves a request if its head is the known one, byte for byte. As many bytes must follow
-  as the parser read after that head, and nothing else may be pending on the connection. So no request can hide in
-  another request. Requests that the function declines, and requests that fail, pass parser and application.
+  (:func:`know`). The function serves a request if its head is the known one, byte for byte, except for the digits of
+  :data:`SEQUENCE`. As many bytes must follow as the parser read after that head, and nothing else may be pending on the
+  connection. So no request can hide in another request. Requests that the function declines, and requests that fail,
+  pass parser and application.
 
 Traded: it overrides what uvicorn's protocol calls and keeps, so that a new version of uvicorn has to pass
 ``tests/server/test_protocol.py``.
@@ -28,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import resource
 from collections.abc import Callable
 from operator import itemgetter
@@ -41,7 +43,7 @@ from tms_core.errors import code_of_status
 from tms_core.logs.loggers import SeldomLogger, get_logger
 from tms_core.web import problem
 
-Serve: TypeAlias = "Callable[[HttpProtocol, bytes], bool]"
+Serve: TypeAlias = "Callable[[HttpProtocol, bytes, bytes], bool]"
 
 logger = get_logger(__name__)
 
@@ -53,6 +55,9 @@ _ABORT, _PROBE = "abort", "probe"
 _KNOW, _FAILURE = "know", "failure"
 #: The longest head that becomes known, and the largest body after it, in bytes.
 _KNOWN_HEAD_BYTES, KNOWN_BODY_BYTES = 2 << 10, 64 << 10
+#: The header with the number of a producer's request. It differs in each request, so known heads do not contain it.
+SEQUENCE = b"x-tms-sequence"
+_NUMBER = re.compile(rb"\r\n%b: *([0-9]{1,19})\r\n" % SEQUENCE, re.IGNORECASE)
 _BUSY = b"There are too many connections (server.max_connections)."
 #: How many more connections there may be that ask for nothing but /ping.
 _PING_CONNECTIONS = 16
@@ -120,8 +125,9 @@ def know(scope: Scope, serve: Serve) -> None:
     """Have a function serve the requests that have the same head as this one, if they can be recognized by it.
 
     Args:
-        serve: gets the connection and the body, and returns whether it serves the request. If so, it calls
-            :meth:`HttpProtocol.confirm` or :meth:`HttpProtocol.fail` later, in the event loop. It must not wait.
+        serve: gets the connection, the digits of :data:`SEQUENCE` (empty: the head has none) and the body, and
+            returns whether it serves the request. If so, it calls :meth:`HttpProtocol.confirm` or
+            :meth:`HttpProtocol.fail` later, in the event loop. It must not wait.
     """
     if _KNOW in scope["state"]:
         scope["state"][_KNOW](serve)
@@ -131,6 +137,12 @@ def failure_of(scope: Scope) -> BaseException | None:
     """Return why the function that served a request by its head has failed; None: no function did."""
     error: BaseException | None = scope["state"].get(_FAILURE)
     return error
+
+
+def _without_number(head: bytes) -> tuple[bytes, bytes]:
+    """Return a head without the number of its request, and the number; empty: it has none."""
+    found = _NUMBER.search(head)
+    return (head, b"") if found is None else (head[: found.start(1)] + head[found.end(1) :], found[1])
 
 
 class KnownHead(NamedTuple):
@@ -146,7 +158,7 @@ class KnownHead(NamedTuple):
 
 
 class Heads(Protocol):
-    """The known heads, by their bytes."""
+    """The known heads, by their bytes without the number of the request."""
 
     def get(self, head: bytes, /) -> KnownHead | None: ...
 
@@ -362,11 +374,12 @@ class HttpProtocol(HttpToolsProtocol):
     def _serve(self, heads: Heads, data: bytes) -> bool:
         """Return whether a function serves a request by its head."""
         end = data.find(_HEAD_END) + len(_HEAD_END)
-        known = heads.get(data[:end])
+        head, number = _without_number(data[:end])
+        known = heads.get(head)
         if known is None or len(data) - end != known.body_bytes:
             return False
         self._served = data
-        if not known.serve(self, data[end:]):
+        if not known.serve(self, number, data[end:]):
             self._served = b""
             return False
         self._said_at, self._owing_since = self.loop.time(), None
@@ -414,8 +427,10 @@ class HttpProtocol(HttpToolsProtocol):
         if not (0 < body_bytes <= KNOWN_BODY_BYTES and end <= _KNOWN_HEAD_BYTES and len(data) == end + body_bytes):
             return
         if self._owes() and self.cycle.keep_alive and not (self.pipeline or self.expect_100_continue):
-            head = data[:end]
-            self.scope["state"][_KNOW] = lambda serve: heads.__setitem__(head, KnownHead(body_bytes, serve))
+            head, number = _without_number(data[:end])
+            # The parser must have found the same number. It differs if the header occurs twice, or in unusual form.
+            if [value for name, value in self.scope["headers"] if name == SEQUENCE] == ([number] if number else []):
+                self.scope["state"][_KNOW] = lambda serve: heads.__setitem__(head, KnownHead(body_bytes, serve))
 
     def _receive(self, data: bytes) -> None:
         """Have data parsed."""

@@ -6,58 +6,64 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from tms_core.errors import TmsError
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.publish.workers import Answer
 from tms_core.server.auth.gate import Need
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.rest.body import Headers
 from tms_core.server.rest.context import ServerContext, when_done
+from tms_core.server.rest.producers import sent_by
 from tms_core.topic import TopicId
-from tms_core.web.protocol import HttpProtocol
+from tms_core.web.protocol import SEQUENCE, HttpProtocol
 
 #: How many heads are known at once: a client has one for each topic, token and size of its bodies.
 KNOWN_HEADS = 2048
 
 
 class KnownPublish:
-    """Requests that publish with a known head, which names neither a producer nor a ttl nor a compression.
+    """Requests that publish with a known head, which names neither a ttl nor a compression.
 
     The head decides the route, the host, the topic and the codec, so they were checked when it was parsed. The token,
-    the permission, the body and the topic are checked for each request.
+    the permissions, the body, the topic and the number of a producer's request are checked for each request.
 
     Args:
         headers: of the head.
     """
 
-    __slots__ = ("_codec", "_context", "_headers", "_topic")
+    __slots__ = ("_authorization", "_codec", "_context", "_headers", "_topic")
 
     def __init__(self, context: ServerContext, topic: TopicId, codec: Codec, headers: Headers) -> None:
         self._context = context
         self._topic = topic
         self._codec = codec
-        self._headers = tuple(header for header in headers.items() if header[0] == b"authorization")
+        self._headers = headers
+        self._authorization = tuple(header for header in headers.items() if header[0] == b"authorization")
 
-    def __call__(self, connection: HttpProtocol, body: bytes) -> bool:
+    def __call__(self, connection: HttpProtocol, number: bytes, body: bytes) -> bool:
         """Publish a body; returns False for a request that needs more than that, or that is refused."""
         context, topic = self._context, self._topic
         started = time.perf_counter()
+        principal = sent = None
         try:
             if context.gate is not None:
-                principal = context.gate.principal(self._headers)
+                principal = context.gate.principal(self._authorization)
                 context.gate.require(principal, topic, Need.PUBLISH)
                 if context.gate.quotas.of(principal) is not None:
                     return False
             pointer, messages, ttl_seconds = self._codec.read_publish(body)
+            if number:
+                sent = sent_by(context, principal, {**self._headers, SEQUENCE: number})
         except Exception:  # noqa: BLE001 whatever it is, the application raises it again and answers
             return False
         if pointer is not None or ttl_seconds is not None:
             return False
         began = time.perf_counter()
         try:
-            written = context.service.submit_publish(topic, messages)
-        except TmsError:  # nothing was submitted, so the application may repeat it
-            return False
+            written = context.service.submit_publish(topic, messages, sent=sent)
+        except Exception as error:  # noqa: BLE001 whatever it is, the application raises it again and answers
+            # Not repeated, because it may be submitted already. Later, because the connection is still in this call.
+            connection.loop.call_soon(connection.fail, error)
+            return True
         when_done(written, partial(self._end, connection, written, messages, started, began))
         return True
 

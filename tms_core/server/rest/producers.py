@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 from urllib.parse import unquote_to_bytes
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Scope
 
 from tms_core.errors import BadRequest
 from tms_core.messaging.producers.requests import Sent
@@ -17,11 +16,12 @@ from tms_core.server.codec.json_text import read_registration
 from tms_core.server.rest.body import BodyLimit, Headers
 from tms_core.server.rest.context import ContextRoute, ServerContext, named_topic, topic_of
 from tms_core.topic import TopicId, remembered
+from tms_core.web.protocol import SEQUENCE
 
 #: The producer of a request, ``namespace:topic/name``; the generation that registering it was answered; the request's
 #: number; what it calls its transaction, percent-encoded; and before which one all of its own have ended.
 PRODUCER, GENERATION = b"x-tms-producer", b"x-tms-generation"
-SEQUENCE, LABEL, OLDEST_OPEN = b"x-tms-sequence", b"x-tms-label", b"x-tms-oldest-open"
+LABEL, OLDEST_OPEN = b"x-tms-label", b"x-tms-oldest-open"
 #: The header of a refusal that is final, because a newer instance of the producer counts.
 FENCED = b"x-tms-fenced"
 #: The largest body of a registration: the number of an instance, and how transactions have ended, in 30 bytes each.
@@ -54,11 +54,11 @@ class ProducerRoutes(ContextRoute):
         return JSONResponse(_described(*await context.in_thread(producers.get, topic, name)))
 
 
-def sent_by(context: ServerContext, scope: Scope, headers: Headers, *, numbered: bool = True) -> Sent | None:
+def sent_by(context: ServerContext, principal: str | None, headers: Headers, *, numbered: bool = True) -> Sent | None:
     """Return the producer headers of a request; None: it has no producer.
 
     Args:
-        context: its gate checks that the sender may publish to the producer's topic.
+        context: its gate checks that the principal may publish to the producer's topic.
         numbered: whether the request needs a number, as writes do.
 
     Raises:
@@ -72,7 +72,7 @@ def sent_by(context: ServerContext, scope: Scope, headers: Headers, *, numbered:
         return None
     found, name, generation = _instance(named, headers.get(GENERATION, b""))
     if context.gate is not None:
-        context.gate.require(scope["principal"], found, Need.PUBLISH, name)
+        context.gate.require(cast(str, principal), found, Need.PUBLISH, name)
     sequence = _number(headers.get(SEQUENCE, b""), "X-TMS-Sequence") if numbered else 0
     oldest_open = _number(headers[OLDEST_OPEN], "X-TMS-Oldest-Open") if OLDEST_OPEN in headers else 0
     return Sent(found, name, generation, sequence, _label(headers) if LABEL in headers else "", oldest_open)

@@ -42,8 +42,8 @@ class Publish(ContextRoute):
                 scope, headers, receive, codec.read_publish, share, cost=codec.publish_cost
             )
             context.sizes.note(topic, messages, share.size)
-            ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(context, scope, headers)
-            principal = None if pointer is None else scope.get("principal")
+            principal = scope.get("principal")
+            ttl_seconds, sent = _ttl(headers, ttl_seconds), sent_by(context, principal, headers)
             began = time.perf_counter()
             written = await outcome(
                 context.service.submit_publish(
@@ -54,7 +54,7 @@ class Publish(ContextRoute):
         try:
             if written is None:
                 await answer(send, 200)
-                if sent is None and TTL not in headers and not is_packed(headers):
+                if TTL not in headers and not is_packed(headers):
                     know(scope, KnownPublish(context, topic, codec, headers))
             else:
                 await answer(send, 200, codec.write_published(written), codec.content_type)
@@ -84,7 +84,8 @@ class StorePayloads(ContextRoute):
                     "Give the ttl with the publish that makes it visible.",
                 )
             context.sizes.note(topic, messages, share.size)
-            sent, principal = sent_by(context, scope, headers), scope.get("principal")
+            principal = scope.get("principal")
+            sent = sent_by(context, principal, headers)
             if not messages and sent is not None and sent.home == topic:
                 await context.in_thread(context.service.note_begun, sent, pointer, principal)
             else:
@@ -108,8 +109,8 @@ class Rollback(ContextRoute):
         codec = self._json if json_name(headers.get(b"content-type", b"")) else self._avro
         with context.memory.share(abort_of(scope)) as share:
             written = await context.read(scope, headers, receive, codec.read_rollback, share, limit=_ROLLBACK)
-        sent = sent_by(context, scope, headers, numbered=False)
         principal = scope.get("principal")
+        sent = sent_by(context, principal, headers, numbered=False)
         await context.in_thread(context.service.rollback, topic, written, sent=sent, principal=principal)
         await answer(send, 200)
 
