@@ -102,7 +102,7 @@ def test_given_a_row_that_is_no_position_when_read_then_that_is_said() -> None:
     Positions(table).put(ORDERS, at(READ_NONE))
     [(key, value)] = table.rows(b"", None, 1).items
     table.put([(key, value + b"x")])
-    with pytest.raises(FormatError, match="consumer billing has 37 bytes"):
+    with pytest.raises(FormatError, match=r"billing .*37 bytes"):
         Positions(table).get(ORDERS, "billing")
     table.put([(key, value), (b"cno topic", value)])
     assert list(Positions(table).all()) == [(ORDERS.topic, 1)]

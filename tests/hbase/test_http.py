@@ -117,7 +117,5 @@ def test_transport_that_the_server_does_not_speak_is_reported(
     update: dict[str, object] = {"thrift": (f"localhost:{port}",), "transport": transport}
     if transport == "http":
         update["tls"] = None
-    with pytest.raises(
-        StoreUnavailable, match=r"The connection to HBase's .* broke during .*storage\.hbase\.transport"
-    ):
+    with pytest.raises(StoreUnavailable, match=r"storage\.hbase\.transport"):
         HBaseStore(settings.model_copy(update=update))

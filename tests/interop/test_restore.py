@@ -99,7 +99,7 @@ def test_given_a_transaction_that_wrote_to_two_topics_when_one_is_restored_to_th
         house.service.publish(topic, [], pointer=COMMITTED)
     house.rig.clock.advance(HOUR)
     house.rig.engine.run_once(adopt=True)
-    with pytest.raises(Refused, match=f"other payloads there than in the archive: {COMMITTED}"):
+    with pytest.raises(Refused, match=str(COMMITTED)):
         house.restore(ORDERS, FOUND)
     read = house.read_by_cdap()
     assert read[True] == read[False] == {said(FOUND, b"B0")}

@@ -110,5 +110,5 @@ def source(place: str, ca_file: Path, kerberos: KerberosSettings | None) -> Snap
 def test_snapshot_is_read_from_httpfs_after_a_login(httpfs: tuple[str, Path], realm: Realm) -> None:
     reader = KerberosSettings(keytab=realm.keytab("httpreader"))
     assert source(*httpfs, reader).latest().snapshot.write_pointer == 5000
-    with pytest.raises(NoSnapshot, match="demands a Kerberos login, and refuses this one or got none"):
+    with pytest.raises(NoSnapshot, match="Kerberos"):
         source(*httpfs, None).latest()

@@ -140,7 +140,7 @@ def test_keytab_that_this_user_may_not_read_is_named(realm: Realm) -> None:
     os.seteuid(65534 if user == 0 else user)
     try:
         said = failure(one)
-        with pytest.raises(ConfigurationError, match=r"keytab .*private.keytab cannot be read: Permission denied"):
+        with pytest.raises(ConfigurationError, match=r"private\.keytab .*Permission denied"):
             login(keytab=keytab).exchange("hbase/localhost")
     finally:
         os.seteuid(user)
@@ -176,7 +176,7 @@ def test_realm_that_is_gone_when_a_ticket_expires_is_named_and_used_again_when_i
 
 
 def test_keytab_that_is_missing_or_open_to_others_is_refused_at_the_start(realm: Realm, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"storage.hbase.kerberos.keytab .*none cannot be read: No such file"):
+    with pytest.raises(ConfigurationError, match=r"storage\.hbase\.kerberos\.keytab .*none .*No such file"):
         login(keytab=tmp_path / "none")
     keytab = realm.keytab("open")
     keytab.chmod(0o644)

@@ -136,9 +136,7 @@ def test_given_as_many_consumers_as_a_topic_may_have_then_no_other_name_is_taken
     for name in ("a", "b", "c"):
         put(kit, READ_NONE, name)
     for _ in range(2):
-        with pytest.raises(
-            BadRequest, match=r"has 3 consumers, the most there may be\..*tms consumer delete default:orders NAME"
-        ):
+        with pytest.raises(BadRequest, match=r"3 consumers.*tms consumer delete default:orders NAME"):
             put(kit, READ_NONE, "d")
         # One that is there is moved as ever, and another topic has its own.
         put(kit, MessageId(NOW_MS, 0), "a")
@@ -236,7 +234,7 @@ def orders() -> Iterator[Kit]:
 def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Kit, name: str) -> None:
     service = orders.service.consumers
     for call in (lambda: service.put(ORDERS, name, READ_NONE), lambda: service.get(ORDERS, name)):
-        with pytest.raises(BadRequest, match="cannot be a consumer"):
+        with pytest.raises(BadRequest, match="consumer"):
             call()
     with pytest.raises(BadRequest):
         service.delete(ORDERS, name)
@@ -245,7 +243,7 @@ def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Kit, name: 
 
 @pytest.mark.parametrize("message", [MessageId(-1, 0), MessageId(0, 0, -1, 0)])
 def test_given_an_id_of_a_negative_time_then_it_is_refused(orders: Kit, message: MessageId) -> None:
-    with pytest.raises(BadRequest, match="lie before 1970"):
+    with pytest.raises(BadRequest, match="1970"):
         orders.service.consumers.put(ORDERS, "billing", message)
 
 

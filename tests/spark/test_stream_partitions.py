@@ -193,9 +193,9 @@ def test_given_partitions_that_are_gone_when_planned_then_what_expired_in_them_i
         f"{EVENTS}-f2-",
         f"{EVENTS}-f3-",
     }
-    with pytest.raises(Refused, match=rf"Messages of {EVENTS}-\d from .* on have expired before the query"):
+    with pytest.raises(Refused, match=rf"{EVENTS}-\d .*expired"):
         full.plan()
-    with pytest.raises(Refused, match=rf"A batch of {EVENTS}-\d was planned with 12 messages .* and 0 of them"):
+    with pytest.raises(Refused, match=rf"{EVENTS}-\d .* 12 messages .* 0 "):
         strict.rows(0)
     assert patient.rows(0) == []
 
@@ -208,7 +208,7 @@ def test_given_a_topic_with_partitions_that_is_made_again_when_planned_then_that
     at.client.delete_topic(EVENTS)
     at.client.create_topic(EVENTS, properties={"partitions": "3"})
     publish(at, 2)
-    with pytest.raises(Refused, match=rf"{EVENTS} was deleted and made again: .* of generation 1 is gone"):
+    with pytest.raises(Refused, match=f"{EVENTS} .*generation 1 "):
         strict.plan()
     patient.plan()
     [row] = patient.rows(len(patient.offsets) - 1)
@@ -217,7 +217,7 @@ def test_given_a_topic_with_partitions_that_is_made_again_when_planned_then_that
 
 def test_given_a_topic_with_routes_when_streamed_then_the_routes_are_named(at: Scene) -> None:
     at.client.create_topic("default:clicks", properties={"routes": '{"users": 2, "pages": 3}'})
-    with pytest.raises(Refused, match=r"Set topic to one of default:clicks-users, default:clicks-pages"):
+    with pytest.raises(Refused, match=r"topic .*default:clicks-users, default:clicks-pages"):
         at.query(topic="default:clicks").plan()
     query = at.query(topic="default:clicks-users")
     at.client.publish("default:clicks", texts(1), key={"users": b"u", "pages": b"p"})

@@ -99,7 +99,7 @@ def says(text: bytes) -> Respond:
 )
 def test_response_that_is_no_answer_closes_the_connection(front: HttpFront, response: bytes, message: str) -> None:
     front.respond = says(response)
-    with pool_of(front.address) as pool, pytest.raises(ConnectionLost, match=f"broke during getRow: .*({message})"):
+    with pool_of(front.address) as pool, pytest.raises(ConnectionLost, match=f"getRow: .*({message})"):
         get(pool, b"a")
 
 

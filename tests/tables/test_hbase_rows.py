@@ -186,7 +186,7 @@ def test_given_a_row_that_comes_back_every_time_when_deleted_then_that_is_an_err
         table.value = OLD
         table(request)
 
-    with rows_of(stubborn) as rows, pytest.raises(StoreError, match=r"1 rows of ns:t are still there .* 00726f77"):
+    with rows_of(stubborn) as rows, pytest.raises(StoreError, match=r"^1 .*ns:t .*00726f77"):
         rows.delete([b"\x00row"], None)
 
 
@@ -348,7 +348,7 @@ def test_buckets_that_no_table_has_are_an_error(value: bytes) -> None:
 
     with FakeThrift(conduct, service="HbaseAdmin") as server:
         pool = HBasePool([server.address], clock=ManualClock(NOW_MS), service="HbaseAdmin")
-        with closing(pool), pytest.raises(StoreError, match="not a number from 1 to 256") as caught:
+        with closing(pool), pytest.raises(StoreError, match="1 to 256") as caught:
             buckets_of(pool, "n", "message")
     assert len(caught.value.message) < 400
 

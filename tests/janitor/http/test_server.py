@@ -92,12 +92,12 @@ def test_given_a_port_in_use_then_the_error_names_the_setting_and_what_to_do() -
 
 def test_given_a_port_this_user_may_not_open_then_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "create_server", raising(PermissionError(13, "Permission denied")))
-    with pytest.raises(ConfigurationError, match=r"janitor\.http\.port is 80, and this user may not open it"):
+    with pytest.raises(ConfigurationError, match=r"janitor\.http\.port is 80"):
         HttpServer(hello, "127.0.0.1", 80).start()
 
 
 def test_given_an_address_of_another_machine_then_the_error_names_the_host() -> None:
-    with pytest.raises(ConfigurationError, match=r"janitor\.http\.host is 192\.0\.2\.1, which cannot be listened on"):
+    with pytest.raises(ConfigurationError, match=r"janitor\.http\.host is 192\.0\.2\.1"):
         HttpServer(hello, "192.0.2.1", 0).start()
 
 

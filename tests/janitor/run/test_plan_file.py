@@ -371,7 +371,7 @@ def test_plan_file_may_be_a_device(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_given_a_what_if_plan_when_read_then_it_is_for_looking_only(store: MemoryStore, tmp_path: Path) -> None:
     path = write(tmp_path / "plan", world_of(store), about(), what_if=True)
-    with pytest.raises(ConfigurationError, match="is a what-if plan") as refused:
+    with pytest.raises(ConfigurationError, match="what-if") as refused:
         plan.read(path)
     assert "without --at" in refused.value.hint
 
@@ -385,7 +385,7 @@ def test_given_some_other_file_when_read_then_it_is_no_plan(tmp_path: Path, cont
 
 
 def test_given_no_file_when_read_then_the_reason_is_the_systems(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"cannot read .*/missing: No such file"):
+    with pytest.raises(ConfigurationError, match="/missing: No such file"):
         plan.read(tmp_path / "missing")
 
 
@@ -403,7 +403,7 @@ def test_given_nothing_has_moved_when_checked_then_it_may_be_applied(store: Memo
 
 
 def test_given_another_store_when_checked_then_it_is_refused(store: MemoryStore, made: PlanFile) -> None:
-    with pytest.raises(PlanRefused, match="made for another store"):
+    with pytest.raises(PlanRefused, match="store"):
         made.check("cd" * 16, TERMS, world_of(store))
 
 
@@ -422,7 +422,7 @@ def test_given_another_store_when_checked_then_it_is_refused(store: MemoryStore,
 def test_given_settings_that_moved_when_checked_then_they_are_named(
     store: MemoryStore, made: PlanFile, terms: Terms, names: str
 ) -> None:
-    with pytest.raises(PlanRefused, match=rf"these settings have changed since the plan was made: {names}\."):
+    with pytest.raises(PlanRefused, match=rf": {names}\."):
         made.check(MARK, terms, world_of(store))
 
 

@@ -61,12 +61,12 @@ def test_figures_that_have_not_changed_are_not_written(state: SqliteState) -> No
 @pytest.mark.parametrize("kept", [ROUND, REFUTED, DECIDED, IN_PROGRESS, TOPICS, CHANGES, SIZES])
 def test_figures_of_a_pass_in_another_layout_are_an_error(state: SqliteState, kept: KeptFigures[Any]) -> None:
     state.save_note(kept._note, [["odd"]])
-    with pytest.raises(StateError, match=f"the state's value {kept._note} has the layout of another version"):
+    with pytest.raises(StateError, match=str(kept._note)):
         kept.read(state)
 
 
 @pytest.mark.parametrize("value", [[{"topic": "orders"}], [["default", "orders"]], {"rows": 3}])
 def test_figures_in_another_layout_are_named_in_an_error(state: SqliteState, value: object) -> None:
     state.save_note(Note.OVERDUE, value)
-    with pytest.raises(StateError, match="the state's value overdue has the layout of another version"):
+    with pytest.raises(StateError, match="overdue"):
         HELD.read(state)

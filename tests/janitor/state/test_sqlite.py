@@ -123,7 +123,7 @@ def test_given_another_process_inside_a_transaction_when_writing_then_it_is_busy
         one.save_claim(Claim(1, 1, "r"))
         with one.transaction():
             one.save_claim(Claim(2, 2, "s"))
-            with pytest.raises(StateBusy, match="being written by another process"):
+            with pytest.raises(StateBusy):
                 two.save_last_full_pass_ms(1)
             assert two.claim() == Claim(1, 1, "r")
         two.save_last_full_pass_ms(1)
@@ -187,7 +187,7 @@ def test_given_a_file_of_a_newer_layout_when_opened_then_it_is_refused_with_both
     with sqlite3.connect(file_of(tmp_path)) as connection:
         connection.execute("PRAGMA user_version = 6")
     connection.close()
-    with pytest.raises(StateError, match=r"newer janitor \(layout 6; this one knows 5\)"):
+    with pytest.raises(StateError, match=r"layout 6.* 5"):
         SqliteState(tmp_path)
 
 
@@ -200,9 +200,7 @@ def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then
         connection.execute(f"PRAGMA user_version = {layout}")
     connection.close()
     before = file_of(tmp_path).read_bytes()
-    with pytest.raises(
-        StateError, match=rf"layout {layout}, which no released janitor wrote \(this one knows 5\)"
-    ) as caught:
+    with pytest.raises(StateError, match=rf"layout {layout}.* 5") as caught:
         SqliteState(tmp_path)
     assert "nothing is deleted until it is adopted" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before
