@@ -243,10 +243,10 @@ def test_given_no_service_then_1_with_the_next_step(
         with monkeypatch.context() as patch:
             patch.setenv("TMS_CONFIG", str(settings))
             assert execute(["tx", "list"]) == 1
-        assert f"The transaction service {address} cannot be reached" in capsys.readouterr().err
+        assert str(address) in capsys.readouterr().err
         monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", address)
         assert execute(["tx", "invalidate", "1"]) == 1
-        assert "Start it (tms serve)" in capsys.readouterr().err
+        assert "tms serve" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["list", "show", "invalidate", "abort", "truncate"])

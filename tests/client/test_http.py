@@ -314,6 +314,6 @@ def test_refused_connection_is_unavailable_without_tracebacks_of_the_library() -
     ):
         client.ping()
     shown = "".join(traceback.format_exception(caught.value))
-    assert "Connection refused" in str(caught.value)
+    assert "refused" in str(caught.value)
     assert "httpx2" not in shown
     assert "direct cause" not in shown

@@ -162,7 +162,7 @@ def test_given_an_answer_that_comes_late_inside_a_sweep_when_it_comes_then_it_is
         rig = scene.rig(store, workers=1)
         said, _ = complaints(rig)
     assert moments.all_came
-    assert any(f"{proxy.address} did not answer {moment}" in error for error in said)
+    assert any(proxy.address in error and moment in error for error in said)
     assert rig.state.claim() is None
     finish(scene)
 

@@ -124,7 +124,7 @@ def test_login_that_fails_and_login_that_is_not_set_are_said(guarded: str, realm
     realm.admin("delprinc -force expelled")
     with pytest.raises(NoSnapshot) as caught:
         source(guarded, keytab, tmp_path).latest()
-    assert "Kerberos login failed (transactions.kerberos): the realm does not know the principal" in str(caught.value)
+    assert "(transactions.kerberos)" in str(caught.value)
     assert Guarded.users == []
     ca_file = tmp_path / "server.pem" if guarded.startswith("s") else None
     with pytest.raises(NoSnapshot, match="Kerberos"):

@@ -147,7 +147,7 @@ def test_given_a_file_that_is_none_when_read_then_the_line_is_named_and_not_quot
 
 
 def test_given_no_file_when_read_then_the_setting_and_the_path_are_named(tmp_path: Path) -> None:
-    assert f"server.auth.tokens_file {tmp_path / 'none'} cannot be read: No such file" in refused(tmp_path / "none")
+    assert f"server.auth.tokens_file {tmp_path / 'none'} " in refused(tmp_path / "none")
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])

@@ -125,7 +125,7 @@ def test_tenant_cannot_touch_the_consumers_and_producers_of_another(site: Site) 
             409 if status == 200 else 403
         )
     refused = site.ask("ben", "DELETE", "/t/consumers/ada-c")
-    assert (refused.status, "ben may not consume on default:t as ada-c" in refused.text) == (403, True)
+    assert (refused.status, "ada-c" in refused.text) == (403, True)
     assert site.ask("ben", "DELETE", "/t/producers/ada-p").status == 403
     assert site.ask("ben", "POST", "/t/consumers/ada-c/rollback", {}).status == 403
     assert site.ask("ben", "POST", "/t/publish", {"messages": ["b"]}).status == 200

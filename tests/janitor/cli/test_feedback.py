@@ -78,7 +78,7 @@ def test_given_no_manager_to_tell_when_started_then_2_and_the_setting_is_named(
     site.set(settings(source, "127.0.0.1:15165"))
     refused = site.janitor(verb)
     assert refused.code == 2
-    assert f"janitor.boundary.feedback is on, but transactions.source is {source}" in refused.err
+    assert f"transactions.source is {source}" in refused.err
     assert "transactions.source: thrift" in refused.err
 
 
@@ -105,7 +105,7 @@ def test_given_a_manager_that_does_not_answer_when_run_then_0_and_a_warning_says
     assert done.code == 0
     assert (done.json["boundary"], done.json["truncated"], done.json["errors"]) == (str(INVALID), 0, [])
     [note] = [note for note in done.json["guards"] if note["guard"] == "feedback"]
-    assert f"The transaction service {nobody} cannot be reached" in note["message"]
+    assert str(nobody) in note["message"]
     assert not note["tripped"]
 
 

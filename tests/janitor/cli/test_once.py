@@ -19,7 +19,7 @@ def test_given_a_decision_when_it_is_read_again_then_it_is_not_carried_out_again
     assert (first.code, again.code) == (0, 0)
     assert "adopted, with" in first.out
     assert again.out == ""
-    assert "adopt was done for 2026-11-21 before" in again.err
+    assert "2026-11-21" in again.err
     assert "adopted, with" in site.janitor("adopt --once-for another").out
     assert "adopted, with" in site.janitor("adopt").out
 
@@ -78,7 +78,8 @@ def test_given_a_process_that_dies_while_it_notes_a_decision_then_the_store_is_n
 def test_given_a_decision_about_another_store_then_this_one_is_not_adopted(site: Site) -> None:
     refused = site.janitor("adopt --once-for monday --expect-store other")
     assert refused.code == 3
-    assert "The store that is meant is other, and this one is " in refused.err
+    assert "other" in refused.err
+    assert "[TMS-" in refused.err
     assert site.janitor("run --once").code == 3
     assert site.janitor("plan --out plan.json").code == 0
     store_id = json.loads((site.folder / "plan.json").read_text(encoding="utf-8"))["store_id"]

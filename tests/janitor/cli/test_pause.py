@@ -58,8 +58,8 @@ def test_given_a_topic_nobody_has_seen_when_paused_then_that_is_said_and_it_is_p
     site.janitor("adopt")
     paused = site.janitor("pause default:ordrs")
     assert (paused.code, remembered(site)) == (0, ["default:ordrs"])
-    assert "the janitor has not seen a topic named default:ordrs" in paused.err
-    assert "has not seen" not in site.janitor("pause 'default:*'").err
+    assert "default:ordrs" in paused.err
+    assert site.janitor("pause 'default:*'").err == ""
 
 
 def test_given_no_store_when_paused_then_1_and_no_state_is_made(site: Site) -> None:

@@ -52,4 +52,4 @@ def test_given_a_service_that_does_not_answer_when_planned_then_nothing_is_inver
         assert planned.json["totals"]["invalid_transaction"] == 0
         missing = site.janitor("inspect snapshot")
         assert missing.code == 1
-        assert f"The transaction service {address} cannot be reached" in missing.err
+        assert str(address) in missing.err

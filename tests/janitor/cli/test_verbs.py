@@ -161,7 +161,7 @@ def test_given_no_snapshot_when_inspected_then_1_and_why(site: Site) -> None:
     shutil.rmtree(site.folder / "data/tx")
     missing = site.janitor("inspect snapshot")
     assert (missing.code, missing.out) == (1, "")
-    assert "There is no snapshot" in missing.err
+    assert "[TMS-SNAPSHOT-NOT-FOUND]" in missing.err
     assert "--snapshots" in missing.err
 
 

@@ -86,8 +86,8 @@ def test_given_a_port_in_use_then_the_error_names_the_setting_and_what_to_do() -
         port = other.getsockname()[1]
         with pytest.raises(ConfigurationError) as caught:
             HttpServer(hello, "127.0.0.1", port).start()
-    assert caught.value.message == f"janitor.http.port is {port}, and another program listens there already."
-    assert "set janitor.http.port to a free port (TMS_JANITOR__HTTP__PORT=PORT)" in caught.value.hint
+    assert f"janitor.http.port is {port}" in caught.value.message
+    assert "TMS_JANITOR__HTTP__PORT=PORT" in caught.value.hint
 
 
 def test_given_a_port_this_user_may_not_open_then_the_error_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:

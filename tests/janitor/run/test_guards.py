@@ -162,7 +162,8 @@ def test_s13_given_another_store_when_checked_then_the_run_is_stopped_and_both_a
     note = check_store(RECORD, "leveldb:2")
     assert note is not None
     assert (note.guard, note.tripped) == ("identity", True)
-    assert "about leveldb:1, this store is leveldb:2" in note.message
+    assert "leveldb:1" in note.message
+    assert "leveldb:2" in note.message
     assert "janitor adopt" in note.message
 
 
@@ -187,7 +188,8 @@ def test_s13_given_a_write_pointer_below_the_last_when_checked_then_the_run_is_s
     note = check_transaction_system(RECORD, VisibilityState(6, 0, 999))
     assert note is not None
     assert (note.guard, note.tripped) == ("identity", True)
-    assert "999 is below 1000" in note.message
+    assert "999" in note.message
+    assert "1000" in note.message
 
 
 def test_s13_given_no_snapshot_or_no_memory_of_one_when_checked_then_nothing_is_known_to_be_wrong() -> None:
