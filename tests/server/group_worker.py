@@ -39,12 +39,16 @@ def bills(server: Serve) -> list[bytes]:
         return [message.payload for message in tx.poll(BILLS)]
 
 
-def billed(server: Serve, orders: int) -> list[bytes]:
-    """All bills, once there are enough and no order has come again for as long as a transaction may be left open."""
+def billed(server: Serve, orders: set[bytes]) -> list[bytes]:
+    """All bills, once all of these orders are billed, or there was time enough for it.
+
+    Their number proves nothing: orders that nobody acknowledged may be billed, too, while others wait for the end of a
+    killed worker's transaction.
+    """
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
         assert worker(server, str(IDLE_SECONDS)).wait(timeout=PATIENCE_SECONDS) == 0
-        if len(found := bills(server)) >= orders or time.monotonic() > until:
+        if orders <= set(found := bills(server)) or time.monotonic() > until:
             return found
 
 
