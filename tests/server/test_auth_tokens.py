@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import os
 import tracemalloc
 from collections.abc import Callable
 from hashlib import sha256
@@ -18,6 +19,7 @@ from tests.builders import NOW_MS
 from tests.server.identities import bearer, gate_of
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, Forbidden, Unauthorized
+from tms_core.security.files import read_token
 from tms_core.server.auth import gate as auth
 from tms_core.server.auth.gate import Gate, Identity, Need, Rules, is_principal
 from tms_core.server.auth.tokens import Tokens, new_token, token_line
@@ -452,3 +454,10 @@ def test_given_no_rule_when_required_then_the_refusal_names_principal_right_and_
     _, _, gate = counting()
     with pytest.raises(Forbidden, match=r"ada .*consume.* a:b"):
         gate.require("ada", TopicId("a", "b"), Need.CONSUME)
+
+
+def test_file_that_is_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    assert str(tmp_path / "pipe") in refused(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match=r"server\.token .*pipe"):
+        read_token("server.token", tmp_path / "pipe")

@@ -43,6 +43,7 @@ class WatchedFiles(Generic[T]):
     Attributes:
         name: settings and files, for messages.
         value: the value of the contents in force.
+        is_public: whether every user of the machine could read one of the files when they were read last.
 
     Raises:
         ConfigurationError: a file cannot be read, other users have permissions on it, or ``parse`` refuses it.
@@ -66,6 +67,7 @@ class WatchedFiles(Generic[T]):
         self._lock = Lock()
         self._complaint = ""
         self._looked_ms = self._clock.monotonic_ms()
+        self.is_public = False
         self._contents = self._read()
         self.value = self._parsed(self._contents)
 
@@ -101,23 +103,20 @@ class WatchedFiles(Generic[T]):
             ) from error
 
     def _read(self) -> list[bytes]:
-        return [self._contents_of(setting, path) for setting, path in self._files.items()]
+        files = [self._contents_of(setting, path) for setting, path in self._files.items()]
+        self.is_public = any(mode & stat.S_IROTH for _, mode in files)
+        return [contents for contents, _ in files]
 
-    def _contents_of(self, setting: str, path: Path) -> bytes:
+    def _contents_of(self, setting: str, path: Path) -> tuple[bytes, int]:
         name = f"{setting} {path}"
-        try:
-            with path.open("rb") as file:
-                # The mode of the same file, even while another is put in its place.
-                contents, mode = file.read(), os.fstat(file.fileno()).st_mode
-        except OSError as error:
-            raise _unreadable(name, error) from error
+        contents, mode = _read_regular(name, path)
         if self._refuse_writers and mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ConfigurationError(
                 f"{name} can be written by other users, who could give themselves access.", f"chmod go-w {path}"
             )
         if setting == self._secret:
             _check_secret_mode(name, path, mode)
-        return contents
+        return contents, mode
 
 
 def check_secret_file(setting: str, path: Path) -> None:
@@ -148,10 +147,7 @@ def read_token(setting: str, path: Path, shortest: int = TOKEN_BYTES) -> bytes:
     Raises:
         ConfigurationError: it cannot be read, or has no token of this length.
     """
-    try:
-        token = path.read_bytes().strip()
-    except OSError as error:
-        raise _unreadable(f"{setting} {path}", error) from error
+    token = _read_regular(f"{setting} {path}", path)[0].strip()
     if not token:
         raise ConfigurationError(f"{setting} {path} is empty.", "Put a token into it.")
     if len(token) < shortest:
@@ -174,6 +170,24 @@ def token_reader(setting: str, path: Path) -> Callable[[], bytes]:
     read = partial(read_token, setting, path)
     read()
     return read
+
+
+def _read_regular(name: str, path: Path) -> tuple[bytes, int]:
+    """Return contents and mode of a regular file; a pipe would block the caller until somebody writes to it.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or is not a regular file.
+    """
+    try:
+        # O_NONBLOCK opens a pipe without a writer at once, and does not change how a regular file is read.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123 a descriptor
+            # The mode of the same file, even while another is put in its place.
+            mode = os.fstat(file.fileno()).st_mode
+            if stat.S_ISREG(mode):
+                return file.read(), mode
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    raise ConfigurationError(f"{name} is not a regular file.", "Give a file, not a pipe, socket or device.")
 
 
 def _unreadable(name: str, error: OSError) -> ConfigurationError:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-import stat
 from base64 import urlsafe_b64encode
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -86,10 +84,8 @@ class Tokens:
         return Identity(found[0], None)
 
     def _warn_of_readers(self) -> None:
-        with suppress(OSError):
-            if self._path.stat().st_mode & stat.S_IROTH:
-                text = "%s can be read by every user of this machine; chmod o-r %s"
-                logger.warning(text, self._file.name, self._path)
+        if self._file.is_public:
+            logger.warning("%s can be read by every user of this machine; chmod o-r %s", self._file.name, self._path)
 
 
 def new_token(random: Callable[[int], bytes] = secrets.token_bytes) -> str:
