@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +36,7 @@ from tms_core.errors import (
     ProducerFenced,
     ProducerNotFound,
     QuotaExceeded,
+    StoreError,
     StoreFull,
     TmsError,
     TooLarge,
@@ -108,6 +110,8 @@ _AUDITED = {
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
 #: Goes with 503: when to try again, in seconds.
 _RETRY = (b"retry-after", b"1")
+#: An absolute path of this machine.
+_PATH = re.compile(r"""(?<![^\s'"(])/[^\s'",;:)]+""")
 #: Goes with 409 where messages go to other partitions now.
 _PARTITIONS = (b"x-tms-partitions", b"changed")
 
@@ -399,7 +403,11 @@ async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException) -> 
         more.append(_RETRY)
     if isinstance(error, ProducerFenced):
         more.append((FENCED, b"true"))
-    await _answer_error(scope, send, status, error.code, error.message, error.hint, *more)
+    message, hint = error.message, error.hint
+    if isinstance(error, StoreError) and status >= 500:
+        # Where the store is concerns its operator only, who reads the log.
+        message, hint = _PATH.sub("…", message), _PATH.sub("…", hint)
+    await _answer_error(scope, send, status, error.code, message, hint, *more)
 
 
 async def _answer_error(
