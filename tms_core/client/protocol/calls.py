@@ -54,12 +54,8 @@ Topic = TopicId | str
 #: Headers of a poll: the longest wait for a message; in the response the position, whether the server has waited in
 #: vain, and whether it has limited the response (docs/reference/rest.md, "Long polling").
 WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms-waited", "x-tms-limited"
-#: Response headers of topics with partitions: the topic is sealed; another partition must be read first; and, with 409,
-#: messages go to other partitions now.
-SEALED, BEHIND, PARTITIONS = "x-tms-sealed", "x-tms-behind", "x-tms-partitions"
-#: A response header with 409: a newer instance of the producer is registered (docs/reference/rest-consumers.md,
-#: "Producers").
-FENCED = "x-tms-fenced"
+#: Response headers of topics with partitions: the topic is sealed; another partition must be read first.
+SEALED, BEHIND = "x-tms-sealed", "x-tms-behind"
 #: A response header: the code of an error.
 CODE = "x-tms-error"
 #: The content type of an error in JSON (RFC 9457).
@@ -255,6 +251,10 @@ def poll_on(topic: Topic, start: Start, limit: int | None, transaction: Transact
 
 # --- what went wrong -------------------------------------------------------------------------------------------------
 
+#: Errors that share their status with others, as that of a missing topic when a consumer is asked for.
+_BY_CODE: Mapping[str, type[MessagingError]] = {
+    kind.code: kind for kind in (TopicNotFound, ProducerFenced, PartitionsChanged)
+}
 _REFUSED: Mapping[int, type[MessagingError]] = {
     401: Unauthorized,
     403: Forbidden,
@@ -286,15 +286,9 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     """
     if status == _OK:
         return
-    if status == _CONFLICT and FENCED in headers:
-        kind: type[MessagingError] | None = ProducerFenced
-    else:
-        # A request for a consumer or a producer has the same status if the whole topic is missing.
-        missing = TopicNotFound if headers.get(CODE) == TopicNotFound.code else call.missing
-        kind = {_MISSING: missing, _CONFLICT: call.conflict}.get(status) or _REFUSED.get(status)
+    by_status = {_MISSING: call.missing, _CONFLICT: call.conflict, **_REFUSED}
+    kind = _BY_CODE.get(headers.get(CODE, "")) or by_status.get(status)
     text, hint = _reason(body, headers)
-    if status == _CONFLICT and PARTITIONS in headers:
-        raise PartitionsChanged(text, hint)
     if kind is not None and issubclass(kind, Unavailable):
         raise kind(text, hint, retry_after_seconds=retry_after_seconds(headers))
     if kind is not None:
