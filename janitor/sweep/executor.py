@@ -364,7 +364,9 @@ class StoreExecutor:
         try:
             saved = keeper.save(due.work.topic.topic, batch.generation, source, batch.rule, batch.keys)
         except ArchiveError as error:
-            # S16: kept for all further batches, since without an archive nothing may be deleted.
+            # S16: kept for the rest of the run, even if the archive works again. Messages are deleted before their
+            # payloads: if messages stay because of this error, a later success must not delete their payloads, or a
+            # longer TTL would show messages without payloads. The next run tries again.
             self._archive_error = error
             return WITHHELD._replace(error=error)
         try:

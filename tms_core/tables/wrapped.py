@@ -91,6 +91,10 @@ class _Written(Wrapped[W], KeyTable):
     def check_sizes(self, values: Sequence[bytes]) -> None:
         self._table.check_sizes(values)
 
+    @property
+    def compacts_beside(self) -> bool:
+        return self._table.compacts_beside
+
     def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
         self._hook.delete(self._table, keys, origin)
 
