@@ -761,3 +761,10 @@ def test_given_the_beginning_of_a_topic_then_the_shell_can_complete_it_as_long_a
 def test_given_bash_then_its_script_keeps_a_topic_in_one_word(typed: Type) -> None:
     assert "COMP_WORDBREAKS=${COMP_WORDBREAKS//:/}" in typed("completion", "bash")[1]
     assert "COMP_WORDBREAKS" not in typed("completion", "zsh")[1]
+
+
+def test_deletion_of_a_missing_topic_hints_at_the_list_of_topics(typed: Type) -> None:
+    code, _, err = typed("topic", "delete", "shop:missing", "--yes")
+    assert (code, "[TMS-TOPIC-NOT-FOUND]" in err) == (1, True)
+    assert "tms topic list shop" in err
+    assert "create" not in err

@@ -266,3 +266,11 @@ def test_given_a_client_with_a_terminals_commands_in_its_name_when_listed_then_t
         assert "me\\n1795\\x1b[2J" in text
         assert "\x1b" not in text
     assert as_json(typed, "list")["in_progress"][0]["client"] == name
+
+
+@pytest.mark.parametrize("given", ["foo", str(2**63)])
+def test_transaction_id_that_is_not_a_number_is_wrong_usage(typed: Type, given: str) -> None:
+    code, _, err = typed("show", given)
+    assert code == 2
+    assert err.startswith(f"error: invalid transaction '{given}'")
+    assert "[TMS-USAGE]\nhint: tms tx show --help\n" in err

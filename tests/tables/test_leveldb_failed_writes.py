@@ -343,7 +343,7 @@ def test_given_no_room_to_open_it_anew_when_written_then_it_stays_open_for_readi
     disk.closed_for = AssertionError("it was closed")
     with pytest.raises(StoreError, match="No space left") as caught:
         database.put([(b"b", b"2")])
-    assert "by itself" in caught.value.hint
+    assert "continue by themselves" in caught.value.hint
     assert database.get(b"a") == b"1"
     monkeypatch.undo()
     database.put([(b"b", b"2")])

@@ -19,7 +19,7 @@ import click
 from tms_core.cli.help import CommandGroup, shared
 from tms_core.cli.outcome import completing
 from tms_core.cli.remote import Answering, config_option, format_option
-from tms_core.cli.typed import Moment, TimeType
+from tms_core.cli.typed import Moment, TimeType, TransactionIdType
 from tms_core.clock import SystemClock
 from tms_core.errors import NotInProgress
 from tms_core.logs.printable import columns, duration, moment, printable
@@ -41,7 +41,7 @@ _TIMEOUT_SECONDS = 30
 #: How many of the topics that one transaction blocks are named.
 _NAMED_TOPICS = 5
 
-TransactionId = click.IntRange(0, 2**63 - 1)
+TransactionId = TransactionIdType()
 
 
 @dataclass(frozen=True)

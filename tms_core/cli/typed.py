@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from tms_core.clock import SPAN, parse_span
-from tms_core.errors import KeyFormatError
+from tms_core.errors import KeyFormatError, quoted
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -106,6 +106,20 @@ class TopicType(click.ParamType[TopicId]):
             return TopicId.parse(str(value))
         except ValueError as error:
             self.fail(f"{error}", param, ctx)
+
+
+class TransactionIdType(click.ParamType[int]):
+    """The number of a transaction, or the write pointer of a checkpoint."""
+
+    name = "transaction_id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        text = str(value)
+        if not (re.fullmatch("[0-9]{1,19}", text) and int(text) < 2**63):
+            self.fail(f"invalid transaction {quoted(text)}: use a number from tms tx list", param, ctx)
+        return int(text)
 
 
 class MessageIdType(click.ParamType[MessageId]):

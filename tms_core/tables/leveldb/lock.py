@@ -23,9 +23,11 @@ from tms_core.tables.leveldb.library import plyvel
 
 #: Texts of errors of the library and the operating system, and their hints.
 _FULL = ("No space left", "quota exceeded", "File too large")
-_FREE = "Free some space on that disk; then it goes on by itself. Deleting rows needs a little space first."
+_FREE = (
+    "Free some space on that disk, then repeat; servers and daemons continue by themselves. Deleting needs space, too."
+)
 _READ_ONLY = "Read-only file system"
-_REMOUNT = "Check the disk and mount it for writing again; then it goes on by itself."
+_REMOUNT = "Check the disk and mount it for writing, then repeat; servers and daemons continue by themselves."
 _HINTS = (
     (
         ("Permission denied", "not permitted"),

@@ -215,8 +215,7 @@ class TransactionService:
         except OSError as error:
             raise ConfigurationError(
                 f"transactions.thrift is {self.address}, which cannot be listened on: {error.strerror}.",
-                "Stop the program that listens there, or set transactions.thrift to a free address of this machine "
-                "(TMS_TRANSACTIONS__THRIFT=HOST:PORT).",
+                "Stop the program that listens there, or set another address: TMS_TRANSACTIONS__THRIFT=HOST:PORT.",
             ) from error
 
     async def _serve(self, listener: socket.socket, started: threading.Event) -> None:
