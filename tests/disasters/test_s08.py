@@ -576,8 +576,11 @@ def die(call: Call) -> None:
 def killed(store: Store, *, ttl_seconds: int = 10 * 86400) -> tuple[Rig, Topic, Callable[[], None]]:
     """An adopted store, and runs of it that die before their end."""
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds).plain(NOW_MS - 2 * HOUR)
+    paused = topic(store, "default:first", ttl_seconds=ttl_seconds)
     rig = janitor(store, hold_seconds=3600)
     rig.engine.run_once(adopt=True)
+    # A topic without a jump of its own, which is judged before the other.
+    rig.state.pause(str(paused.id), NOW_MS)
     watch(store, before=die)
 
     def run() -> None:

@@ -228,7 +228,7 @@ def test_given_a_memory_that_cannot_be_read_when_a_batch_is_to_be_written_then_i
     assert pair.first.state.runs(1)[0].result == "failed"
 
 
-@pytest.mark.parametrize("call", ["save_frontiers", "finish_run"])
+@pytest.mark.parametrize("call", ["save_frontiers", "save_strikes", "finish_run"])
 def test_given_a_memory_that_another_writes_at_the_end_when_the_lease_is_lost_then_that_is_what_the_run_says(
     call: str,
 ) -> None:
@@ -243,7 +243,7 @@ def test_given_a_memory_that_another_writes_at_the_end_when_the_lease_is_lost_th
 
     watch_state(pair.first.state, before=refuse)
     report = pair.first.engine.run_once()
-    assert report.guards[-1].guard == "lease"
+    assert (report.guards[-1].guard, report.guards[-1].tripped) == ("lease", False)
     assert call == "finish_run" or pair.first.state.claim() == claim
 
 

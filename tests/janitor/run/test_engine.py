@@ -106,6 +106,20 @@ def test_given_another_moment_when_planned_then_a_snapshot_of_then_is_used_and_o
     assert rig.engine.preview().snapshot is None or age_ms == 0
 
 
+@pytest.mark.parametrize(("later_ms", "deleted"), [(HOUR, 0), (2 * DAY, 1)])
+def test_preview_of_a_later_time_holds_a_jump_until_its_hold_has_passed(
+    store: MemoryStore, later_ms: int, deleted: int
+) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
+    orders.plain(NOW_MS - 2 * DAY)
+    rig = janitor(store, hold_seconds=86400)
+    rig.engine.run_once(adopt=True)
+    orders.describe(ttl_seconds=60)
+    rig.engine.run_once()
+    report = rig.engine.preview(at_ms=NOW_MS + later_ms)
+    assert (report.total(Rule.EXPIRED), report.held_rows()) == (deleted, 1 - deleted)
+
+
 # --- holds that stand ------------------------------------------------------------------------------------------------
 
 

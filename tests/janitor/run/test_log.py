@@ -123,8 +123,9 @@ def test_given_an_error_that_repeats_when_written_then_it_is_said_once(caplog: p
     log = RunLog()
     failing = replace(report_of(), errors=["topic default:orders: it is broken"])
     log.write(failing)
-    log.write(failing)
     assert said(caplog, logging.ERROR) == ["topic default:orders: it is broken"]
+    log.write(failing)
+    assert said(caplog, logging.ERROR) == []
 
 
 def test_given_options_that_lead_to_the_store_then_the_command_of_a_guard_can_be_typed_as_it_is_logged(

@@ -294,6 +294,7 @@ CHANGED, NO_PLAN = "was changed after it was made", "is not a plan file"
         (False, {"sha256": "0" * 64}, CHANGED),
         (True, {"format": plan.FORMAT + 1}, NO_PLAN),
         (True, {"effective_now_ms": "soon"}, NO_PLAN),
+        (True, {"effective_now_ms": 2**63}, NO_PLAN),
         (True, {"topics": 7}, NO_PLAN),
         (True, {"topics": ["x"]}, NO_PLAN),
         (True, {"topics": [{}]}, NO_PLAN),

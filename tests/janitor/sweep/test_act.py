@@ -11,9 +11,9 @@ import pytest
 
 from janitor.archive.writer import ParquetArchive
 from janitor.rules.policy import Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, fail_at, janitor, pointer, topic, watch
 from tms_core.clock import ManualClock
-from tms_core.errors import ArchiveError
+from tms_core.errors import ArchiveError, StoreError
 from tms_core.tables.memory import MemoryStore
 
 
@@ -33,6 +33,8 @@ class Cellar:
 
     def __init__(self, *, full_after: int | None = None, leaves: bytes | None = None) -> None:
         self.kept: list[Kept] = []
+        self.asked = 0
+        self.expired: list[tuple[int, int]] = []
         self._full_after = full_after
         self._leaves = leaves
 
@@ -40,9 +42,11 @@ class Cellar:
         return self
 
     def expire(self, keep_days: int, now_ms: int) -> int:
+        self.expired.append((keep_days, now_ms))
         return 0
 
     def save(self, topic: Any, generation: int, table: Any, rule: Rule, keys: Sequence[bytes]) -> Kept:
+        self.asked += 1
         if self._full_after is not None and len(self.kept) >= self._full_after:
             raise ArchiveError("the archive's disk is full.")
         self.kept.append(Kept([key for key in keys if key != self._leaves]))
@@ -74,6 +78,7 @@ def test_given_an_archive_that_is_full_on_the_way_when_swept_then_what_it_has_is
     report = rig.engine.run_once(adopt=True)
 
     assert report.total(Rule.EXPIRED) == len(cellar.kept[0].keys) == 2
+    assert cellar.asked == 2, "the first error ends the archiving of the run"
     assert (len(events.times()), len(orders.times())) == (2, 4)
     assert report.errors == [
         "nothing more was deleted, because rows could not be archived: the archive's disk is full."
@@ -97,7 +102,7 @@ def test_given_a_row_the_archive_could_not_keep_when_swept_then_it_stays() -> No
     assert (report.total(Rule.EXPIRED), orders.times()) == (1, [NOW_MS - HOUR])
 
 
-@pytest.mark.parametrize("happens", ["moved", "paused"])
+@pytest.mark.parametrize("happens", ["moved", "paused", "unreadable"])
 def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing_goes_and_the_file_is_forgotten(
     happens: str,
 ) -> None:
@@ -112,6 +117,8 @@ def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing
         kept = save(*arguments)
         if happens == "moved":
             orders.describe(ttl_seconds=7200)
+        elif happens == "unreadable":
+            watch(store, before=fail_at("metadata.get", StoreError("it is gone")))
         else:
             rig.state.pause("default:*", NOW_MS)
         return kept
@@ -136,3 +143,13 @@ def test_given_an_archive_when_a_batch_goes_then_it_was_kept_before() -> None:
     watch(store, before=kept_already)
     rig.engine.run_once(adopt=True)
     assert (orders.times(), len(cellar.kept)) == ([], 4)
+
+
+def test_keep_house_deletes_old_archived_days_unless_the_clock_is_doubtful() -> None:
+    cellar = Cellar()
+    rig = janitor(MemoryStore(), archive=cellar)
+    rig.engine.run_once(adopt=True)
+    rig.engine.keep_house()
+    rig.clock.step(DAY)
+    rig.engine.keep_house()
+    assert cellar.expired == [(7, NOW_MS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import closing
 from threading import Event, current_thread, main_thread
 
@@ -186,6 +187,7 @@ def test_given_a_slice_that_cannot_be_compacted_beside_when_waited_for_then_the_
         deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
         deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
         deleted.no_more("payload")
+        wait([part.begun for part in deleted.slices if part.begun is not None])
         with pytest.raises(StoreError, match="no space"):
             deleted.compact(lambda: None)
     assert table.asked == 1

@@ -207,6 +207,8 @@ def test_given_a_frontier_that_is_closed_when_lowered_then_it_stays_as_it_is(sho
     lowered = holds.lower(metadata, Frontier.open(NOW_MS, metadata))
     assert (lowered.cutoff, lowered.due, lowered.hold) == (Cutoff(DUE_MS - 1), Cutoff(DUE_MS), Hold.CONSUMER)
     assert list(holds.waiting) == [shop.orders.id]
+    assert holds.lower(metadata, frontier) is frontier
+    assert holds.waiting == {}, "it does not wait any more"
     shop.positions.put(metadata, Position("billing", MessageId(NOW_MS, 0), NOW_MS, 0))
     assert ConsumerHolds(Floor(shop.positions, shop.store, HOLD_SECONDS)).lower(metadata, frontier) is frontier
 
