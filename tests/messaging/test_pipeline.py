@@ -173,13 +173,13 @@ def test_announce_of_fenced_producer_drops_entry(
     name = entries[0].admission.keys.registered if entries[0].admission else b""
     monkeypatch.setattr(context.requests, "refusal_since", fenced := raising_for(name))
     assert batch.announce(open_topic, batch.place(open_topic, entries, AT)) == [entries[1]]
-    assert entries[0].outcome is fenced(entries[0].admission, 0)
+    assert entries[0].outcome is fenced(entries[0].admission)
 
 
 def raising_for(key: bytes) -> Any:
     """Refuse the producer with this key."""
     error = ProducerFenced("Fenced.", "End.")
-    return lambda admission, _: error if admission.keys.registered == key else None
+    return lambda admission: error if admission.keys.registered == key else None
 
 
 def test_write_that_fails_takes_back_transactions_but_no_producer(

@@ -14,11 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import cast
 
 from tms_core.messaging.ids import milliseconds, position
 from tms_core.messaging.producers.last_request import LANE_ROWS, LANES, LastRequest, RememberedRequest
-from tms_core.messaging.producers.requests import Admission, Requests, Sent
+from tms_core.messaging.producers.requests import Admission, Requests
 from tms_core.messaging.producers.rows import IDLE_MS
 from tms_core.messaging.publish.entry import PublishEntry, remaining
 from tms_core.tables.side import SideChange
@@ -73,28 +72,27 @@ class Announcements:
             entries: the whole batch, with and without producers.
             at: the first free position.
         """
-        keys = [entry.admission.keys.request for entry in entries if entry.admission is not None]
+        admissions = [entry.admission for entry in entries if entry.admission is not None]
         # Rows must outlive the producer: after a crash, deleted rows could not show the last request, nor that a
         # request is new. A producer without requests for IDLE_MS is forgotten, so such a TTL is long enough.
         is_lasting = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed
         is_near = milliseconds(at) < now_ms + AHEAD_MS
-        is_alone = len(keys) == len(entries) and not any(entry.ttl_ms for entry in entries)
-        if not (is_lasting and is_near and is_alone):
-            keys = []
-        is_small = max([entry.rows for entry in entries]) <= LANE_ROWS
-        _note(ahead, keys, is_small=is_small)
+        is_alone = len(admissions) == len(entries) and not [entry for entry in entries if entry.ttl_ms]
+        is_shared = is_lasting and is_near and is_alone
+        keys = [admission.keys.request for admission in admissions] if is_shared else []
+        _note(ahead, keys, is_small=max([entry.rows for entry in entries]) <= LANE_ROWS)
         if not keys:
             return entries
-        if len(keys) > 1 and is_small:
-            entries = sorted(entries, key=lambda entry: ahead.lane(_key(entry)))
-        if self._covers(ahead, entries, at):
-            for entry in entries:
-                announced, _ = ahead.windows[_key(entry)]
-                entry.lane, entry.is_announced = announced.lane, True
+        pairs = list(zip(entries, admissions, strict=True))
+        if len(ahead.lanes) > 1:
+            pairs.sort(key=lambda pair: ahead.lanes[pair[1].keys.request])
+        if requests := self._covered(ahead, pairs, at):
+            for (entry, _), request in zip(pairs, requests, strict=True):
+                entry.announced = request
         elif len(ahead.lanes) > 1 and self._announces_ahead(ahead):
-            for entry in entries:
-                entry.lane = ahead.lane(_key(entry))
-        return entries
+            for entry, admission in pairs:
+                entry.lane = ahead.lanes[admission.keys.request]
+        return [entry for entry, _ in pairs]
 
     def withdraw(self, ahead: AnnouncedAhead, entries: Iterable[PublishEntry], at: int) -> None:
         """Reduce announcements to requests that may be written already, before other entries are written.
@@ -123,8 +121,8 @@ class Announcements:
                 found[change.key] = change.value
         ahead.windows, ahead.is_stale = {}, False
         for entry in entries:
-            if entry.admission is not None and (key := _key(entry)) in found:
-                entry.admission = entry.admission._replace(previous=found[key])
+            if (admission := entry.admission) is not None and (key := admission.keys.request) in found:
+                entry.admission = admission._replace(previous=found[key])
 
     def announce(self, entries: Sequence[PublishEntry], ahead: AnnouncedAhead | None = None) -> Sequence[PublishEntry]:
         """Store the positions of the producers' rows, and their transactions. Durable on return.
@@ -143,10 +141,15 @@ class Announcements:
         requests = self._requests
         changes: list[tuple[str, SideChange]] = []
         for entry in entries:
-            if entry.is_announced and ahead is not None:
-                self._follow(ahead, entry)
-            elif entry.admission is not None:
-                changes.append((cast(Sent, entry.sent).name, self._change(ahead, entry, entry.admission)))
+            if (admission := entry.admission) is None:
+                continue
+            if entry.announced is None or ahead is None:
+                changes.append((admission.sent.name, self._change(ahead, entry, admission)))
+            else:
+                # Before the write, because the rows may exist even if the write fails.
+                _, last = ahead.windows[admission.keys.request]
+                last.request, last.is_written = entry.announced, False
+                requests.last[admission.keys.request] = last
         if not changes:
             return entries
         requests.change(*changes)
@@ -154,71 +157,60 @@ class Announcements:
         # instance that it registers before this read is seen here; an instance that it registers later finds the
         # announcement, and aborts the transaction.
         for entry in entries:
-            if entry.admission is not None and not entry.is_announced:
-                generation = cast(Sent, entry.sent).generation
-                if error := requests.refusal_since(entry.admission, generation):
-                    entry.drop(error)
+            if (
+                entry.admission is not None
+                and entry.announced is None
+                and (error := requests.refusal_since(entry.admission))
+            ):
+                entry.drop(error)
         return remaining(entries)
 
     def note_written(self, entries: Iterable[PublishEntry]) -> None:
         """Note that the rows of entries exist, so that a repetition needs no search."""
         for entry in entries:
-            if entry.admission is not None and (last := self._requests.last.get(_key(entry))) is not None:
+            if (admission := entry.admission) is not None and (
+                last := self._requests.last.get(admission.keys.request)
+            ) is not None:
                 last.is_written = True
-
-    def _follow(self, ahead: AnnouncedAhead, entry: PublishEntry) -> None:
-        """Note that the write of an entry that is announced already starts."""
-        key = _key(entry)
-        _, last = ahead.windows[key]
-        last.request, last.is_written = _request(entry), False
-        self._requests.last[key] = last
 
     def _change(self, ahead: AnnouncedAhead | None, entry: PublishEntry, admission: Admission) -> SideChange:
         """Return the change that announces an entry, and the next entries of its producer if that is possible."""
-        key, request = admission.keys.request, _request(entry)
-        announced = request
+        key, sent = admission.keys.request, admission.sent
+        announced = request = LastRequest(sent.generation, sent.sequence, entry.first, entry.rows)
         if ahead is not None and self._announces_ahead(ahead):
             announced = request._replace(until=entry.first + position(AHEAD_MS), lane=ahead.lane(key))
         self._requests.last[key] = last = RememberedRequest(announced.pack(), request)
         if ahead is not None and announced.until:
             # Before the write, because the row may exist even if the write fails.
             ahead.windows[key] = announced, last
-        puts, deletes = self._requests.begin_change(admission, cast(Sent, entry.sent), entry.pointer)
+        puts, deletes = self._requests.begin_change(admission, entry.pointer)
         return SideChange(key, admission.previous, last.value, puts, deletes)
 
     def _announces_ahead(self, ahead: AnnouncedAhead) -> bool:
         """Return whether announcements cover the next requests: the same producers have been alone for long enough."""
         return ahead.batches > _ALONE and self._requests.announces_ahead
 
-    def _covers(self, ahead: AnnouncedAhead, entries: Sequence[PublishEntry], at: int) -> bool:
-        """Return whether earlier announcements cover all entries of a batch, from a position on."""
+    def _covered(
+        self, ahead: AnnouncedAhead, pairs: Iterable[tuple[PublishEntry, Admission]], at: int
+    ) -> list[LastRequest]:
+        """Return the requests of a batch, from a position on; empty: earlier announcements do not cover all of them."""
+        requests: list[LastRequest] = []
         if ahead.is_stale:
-            return False
-        for entry in entries:
-            admission, sent = cast(Admission, entry.admission), cast(Sent, entry.sent)
+            return requests
+        for entry, admission in pairs:
             window = ahead.windows.get(admission.keys.request)
             # A repeated request needs an announcement of its own.
             if window is None or admission.repeated is not None or admission.previous != window[1].value:
-                return False
+                return []
             # The first request of a transaction also stores the transaction, so it cannot skip the announcement.
             if entry.pointer is not None and not self._requests.has_begun(admission, entry.pointer):
-                return False
-            request = window[0].next(sent.generation, sent.sequence, at, entry.rows)
+                return []
+            request = window[0].next(admission.sent.generation, admission.sent.sequence, at, entry.rows)
             if request is None:
-                return False
+                return []
+            requests.append(request)
             at = request.first + request.number
-        return True
-
-
-def _request(entry: PublishEntry) -> LastRequest:
-    """Return an entry of a producer as its last request."""
-    sent = cast(Sent, entry.sent)
-    return LastRequest(sent.generation, sent.sequence, entry.first, entry.rows)
-
-
-def _key(entry: PublishEntry) -> bytes:
-    """Return the key of the last request of an entry's producer to the topic."""
-    return cast(Admission, entry.admission).keys.request
+        return requests
 
 
 def _note(ahead: AnnouncedAhead, keys: Sequence[bytes], *, is_small: bool) -> None:

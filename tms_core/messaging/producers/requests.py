@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.retention import announced
@@ -69,11 +69,11 @@ class _Keys(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Keys:
+def _keys(namespace: str, home: str, home_generation: int, name: str, messages: bytes) -> _Keys:
     """Return the keys of a producer for its requests to a topic.
 
     Args:
-        home: the start of the row keys of its home.
+        namespace, home: the namespace and the name of its home.
         messages: the start of the keys of the topic's messages.
 
     Raises:
@@ -81,7 +81,7 @@ def _keys(home: bytes, home_generation: int, name: str, messages: bytes) -> _Key
     """
     if not CONSUMER_NAME.fullmatch(name):
         raise BadRequest(f"{quoted(name)} cannot be a producer.", "Use at most 255 letters, digits, '_' and '-'.")
-    producer = ProducerName(cast(TopicId, TopicId.from_prefix(home)), home_generation, name)
+    producer = ProducerName(TopicId(namespace, home), home_generation, name)
     return _Keys(producer, producer.key, producer.request_key(messages), messages)
 
 
@@ -90,6 +90,7 @@ class Admission(NamedTuple):
 
     Attributes:
         keys: the keys of its producer, and of its last request to the topic.
+        sent: the producer headers of the request.
         registered: the stored registration by which it was admitted.
         previous: the stored last request; None: no request is stored.
         repeated: the last request, if this is a repetition of it.
@@ -98,6 +99,7 @@ class Admission(NamedTuple):
     """
 
     keys: _Keys
+    sent: Sent
     registered: bytes | None
     previous: bytes | None
     repeated: LastRequest | None = None
@@ -191,7 +193,7 @@ class Requests:
         """
         home = topic if sent.home == topic.topic else self._topics.get(sent.home)
         messages = generation_prefix(topic.topic.prefix, topic.generation)
-        keys = _keys(home.topic.prefix, home.generation, sent.name, messages)
+        keys = _keys(sent.home.namespace, sent.home.topic, home.generation, sent.name, messages)
         # Before the check of the generation: a registration stores its generation and then waits for noted requests. In
         # the other order, it could miss this request, which then writes after the registration.
         if not self.in_flight.begin(keys.request, keys.registered, sent.generation):
@@ -254,9 +256,8 @@ class Requests:
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: the name is invalid, or the topic does not exist.
         """
-        known = self._topics.get(home)
-        prefix = known.topic.prefix
-        return _keys(prefix, known.generation, name, generation_prefix(prefix, known.generation)).producer
+        generation = self._topics.get(home).generation
+        return _keys(home.namespace, home.topic, generation, name, generation_prefix(home.prefix, generation)).producer
 
     def is_decided(self, begun: StartedTransaction) -> bool:
         """Return whether a transaction is committed, or can no longer be committed."""
@@ -289,11 +290,9 @@ class Requests:
         """Return whether a transaction of the producer is stored."""
         return self.rows.get(admission.keys.producer.begun_key(pointer)) is not None
 
-    def begin_change(
-        self, admission: Admission, sent: Sent, pointer: int | None
-    ) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
+    def begin_change(self, admission: Admission, pointer: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Return the rows to write and the keys to delete that store a transaction; both empty if it is stored."""
-        producer = admission.keys.producer
+        producer, sent = admission.keys.producer, admission.sent
         if pointer is None or self.rows.get(key := producer.begun_key(pointer)) is not None:
             return [], []
         if self._transactions is not None:
@@ -301,12 +300,12 @@ class Requests:
         row = (key, StartedTransaction(pointer, sent.generation, void=False, label=sent.label).pack())
         return [row], self.not_needed(producer, pointer, sent)
 
-    def refusal_since(self, admission: Admission, generation: int) -> ProducerFenced | None:
+    def refusal_since(self, admission: Admission) -> ProducerFenced | None:
         """Return the error if an admitted instance was fenced since, by the current row; None: it was not."""
         key = admission.keys.registered
         if self._side.get(key) == admission.registered:
             return None
-        return _refusal(admission.keys.producer, generation, self.rows.get(key, again=True))
+        return _refusal(admission.keys.producer, admission.sent.generation, self.rows.get(key, again=True))
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
@@ -326,7 +325,7 @@ class Requests:
             )
         raw = self.rows.get(keys.request)
         if raw is None:
-            return Admission(keys, registered, None)
+            return Admission(keys, sent, registered, None)
         last = self.last.get(keys.request)
         if last is None or last.value != raw:
             self.last[keys.request] = last = self._found(raw, keys)
@@ -335,7 +334,7 @@ class Requests:
             since = last.since
             if since is not None and not LastRequest.parse(raw).announces(sent.generation, sent.sequence):
                 since = None
-            return _admission((keys, registered, raw, None, False, since))
+            return _admission((keys, sent, registered, raw, None, False, since))
         if former.sequence > sent.sequence:
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
@@ -346,7 +345,7 @@ class Requests:
                 f"Request {sent.sequence} of producer {sent.name} was sent before with another number of messages.",
                 "Repeat a request unchanged, or give the new request the next number.",
             )
-        return Admission(keys, registered, raw, former, last.is_written)
+        return Admission(keys, sent, registered, raw, former, last.is_written)
 
     def _found(self, raw: bytes, keys: _Keys) -> RememberedRequest:
         """Return the last request by its row; if that covers more requests, also by the rows of messages."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.requests import Admission, Sent
 from tms_core.messaging.publish.workers import Answer
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
@@ -29,8 +30,8 @@ class PublishEntry:
         answer: done when the rows are durable, or never will be.
         admission: the producer's state by which it was admitted, while the request is being written.
         is_begun: whether the transaction manager knows that a write is under way.
-        lane: the part of the sequence numbers in which its rows must lie; 0: any; None: it may start anywhere.
-        is_announced: whether an earlier request of the producer has announced this one.
+        lane: the part of the sequence numbers in which its rows must lie; 0: they may start anywhere.
+        announced: the request as an earlier request of the producer has announced it; None: not announced yet.
         first: the position of its first row.
         row_pointer: the write pointer in its rows; negative after an inversion.
         outcome: an error, or the rows for the response.
@@ -39,9 +40,9 @@ class PublishEntry:
 
     __slots__ = (
         "admission",
+        "announced",
         "answer",
         "first",
-        "is_announced",
         "is_begun",
         "is_dropped",
         "is_plain",
@@ -77,9 +78,9 @@ class PublishEntry:
         self.rows = len(messages) or 1
         self.answer: Answer[RollbackRange | None] = Answer()
         self.admission: Admission | None = None
-        self.is_begun = self.is_announced = self.is_dropped = False
-        self.lane: int | None = None
-        self.first = 0
+        self.announced: LastRequest | None = None
+        self.is_begun = self.is_dropped = False
+        self.lane = self.first = 0
         self.outcome: RollbackRange | BaseException | None = None
 
     @property

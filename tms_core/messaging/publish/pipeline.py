@@ -31,7 +31,6 @@ from typing import cast
 from tms_core.messaging.cache import CachedRun
 from tms_core.messaging.ids import expires_ms, milliseconds, tail
 from tms_core.messaging.producers.last_request import placed
-from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish.admission import (
     admit_by_topic,
     admit_producers,
@@ -181,9 +180,11 @@ class MessageWriteBatch(WriteBatch):
                 entry.first, at = at, at + entry.rows
             return entries
         for entry in entries:
-            if entry.lane is not None:
-                at = placed(entry.lane, cast(Sent, entry.sent).sequence, at)
-            if is_in_time(context, entry, at) and shows_all(context, self.topic, entry):
+            if entry.announced is not None:
+                at = entry.announced.first
+            elif entry.lane and entry.sent is not None:
+                at = placed(entry.lane, entry.sent.sequence, at)
+            if entry.pointer is None or (is_in_time(context, entry, at) and shows_all(context, self.topic, entry)):
                 entry.first, at = at, at + entry.rows
         return remaining(entries)
 
