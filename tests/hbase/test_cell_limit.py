@@ -88,7 +88,7 @@ def test_batch_with_a_cell_above_the_limit_fails_only_its_own_request(hbase: HBa
     ):
         service.create_topic(topic, {})
         service.publish(topic, [b"first"])
-        writer = service._writers.message(topic)
+        writer = service._queues.message(topic)
         with writer._lock:
             # As while another batch is being written: what comes now goes into one.
             writer._busy = True

@@ -15,7 +15,7 @@ def test_given_many_who_wait_when_it_comes_then_all_have_it() -> None:
     with ThreadPoolExecutor(4) as threads:
         waiting = [threads.submit(answer.result, PATIENCE_SECONDS) for _ in range(4)]
         assert not answer.done()
-        answer.set_result("written")
+        answer.settle("written")
         assert [future.result(PATIENCE_SECONDS) for future in waiting] == ["written"] * 4
     assert answer.done()
     assert answer.result() == "written"
@@ -27,7 +27,7 @@ def test_given_those_who_want_to_be_told_when_it_comes_then_each_is_called_once_
     answer.when_done(lambda: told.append(1))
     answer.when_done(lambda: told.append(2))
     assert told == []
-    answer.set_result(None)
+    answer.settle(None)
     assert told == [1, 2]
     answer.when_done(lambda: told.append(3))
     assert told == [1, 2, 3]
@@ -35,7 +35,7 @@ def test_given_those_who_want_to_be_told_when_it_comes_then_each_is_called_once_
 
 def test_given_an_error_when_asked_then_each_gets_it() -> None:
     answer: Answer[str] = Answer()
-    answer.set_exception(ZeroDivisionError("a bug"))
+    answer.settle(ZeroDivisionError("a bug"))
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="a bug"):
             answer.result()

@@ -22,7 +22,7 @@ A, B = b"a", b"b"
 
 
 def run(first: int, *payloads: bytes, pointer: int | None = None) -> CachedRun:
-    return CachedRun(first, pointer, payloads, sum(map(len, payloads)))
+    return CachedRun(first, len(payloads), pointer, payloads, sum(map(len, payloads)))
 
 
 def filled(limit_bytes: int = 1 << 20) -> MessageCache:

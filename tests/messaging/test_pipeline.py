@@ -44,7 +44,7 @@ def kit() -> Iterator[GroupKit]:
 
 @pytest.fixture
 def context(kit: GroupKit) -> WriterContext:
-    return kit.service._writers._context
+    return kit.service._queues._context
 
 
 @pytest.fixture
@@ -255,7 +255,7 @@ def test_place_of_payloads_puts_repeated_request_where_it_was(kit: GroupKit, con
     [key] = kit.store.payload.read(KEYS, b"", None, 10).items
     kit.store.payload.delete([key])
     kit.restart()
-    context = kit.service._writers._context
+    context = kit.service._queues._context
     batch = PayloadWriteBatch(context, context.topics.get(ORDERS))
     batch.now_ms = NOW_MS
     again = entry(kit, pointer=tx.write_pointer, sent=said)

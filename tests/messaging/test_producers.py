@@ -1443,7 +1443,7 @@ def test_given_a_row_that_is_forgotten_while_it_is_looked_for_then_it_is_read_an
 def test_given_a_client_that_goes_on_as_soon_as_it_is_answered_then_nothing_of_its_request_is_in_the_way(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, tx, settle = Instance(kit), kit.begin(), Answer.set_result
+    one, tx, settle = Instance(kit), kit.begin(), Answer.settle
 
     def give_up() -> None:
         one.roll_back(tx)
@@ -1456,6 +1456,6 @@ def test_given_a_client_that_goes_on_as_soon_as_it_is_answered_then_nothing_of_i
             step()
         settle(answer, result)
 
-    monkeypatch.setattr(Answer, "set_result", goes_on)
+    monkeypatch.setattr(Answer, "settle", goes_on)
     one.store(b"a", tx=tx)
     assert (kit.manager.is_in_progress(tx.write_pointer), kit.manager.invalid_size()) == (False, 0)

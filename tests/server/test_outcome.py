@@ -21,14 +21,14 @@ async def give_up(wanted: Answer[str]) -> None:
 
 def test_given_a_result_that_is_there_when_waited_for_then_it_comes_at_once() -> None:
     wanted: Answer[str] = Answer()
-    wanted.set_result("written")
+    wanted.settle("written")
     assert asyncio.run(outcome(wanted)) == "written"
 
 
 def test_given_a_result_that_comes_from_a_thread_when_waited_for_then_it_comes() -> None:
     async def wait() -> str:
         wanted: Answer[str] = Answer()
-        asyncio.get_running_loop().run_in_executor(None, wanted.set_result, "written")
+        asyncio.get_running_loop().run_in_executor(None, wanted.settle, "written")
         return await outcome(wanted)
 
     assert asyncio.run(wait()) == "written"
@@ -39,7 +39,7 @@ def test_given_somebody_who_stops_waiting_when_it_is_done_later_then_it_was_not_
 
     async def wait() -> None:
         await give_up(wanted)
-        wanted.set_result("written")
+        wanted.settle("written")
         # the loop hears of it, and nobody is there
         await asyncio.sleep(0)
 
@@ -52,5 +52,5 @@ def test_given_a_loop_that_has_ended_when_it_is_done_later_then_nobody_is_told(
 ) -> None:
     wanted: Answer[str] = Answer()
     asyncio.run(give_up(wanted))
-    wanted.set_result("written")
+    wanted.settle("written")
     assert not caplog.records

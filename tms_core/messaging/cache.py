@@ -49,6 +49,7 @@ class CachedRun(NamedTuple):
 
     Attributes:
         first: the position of the first row.
+        rows: the number of rows.
         pointer: their write pointer; negative after a rollback, None without a transaction.
         payloads: the payload of each row; None: a single row that refers to the payload table.
         size: the size of the payloads in bytes.
@@ -58,15 +59,12 @@ class CachedRun(NamedTuple):
     """
 
     first: int
+    rows: int
     pointer: int | None
     payloads: Sequence[bytes] | None
     size: int
     ttl_ms: int | None = None
     shared: dict[int, SharedList] | None = None
-
-    @property
-    def rows(self) -> int:
-        return 1 if self.payloads is None else len(self.payloads)
 
     @property
     def stop(self) -> int:

@@ -30,9 +30,9 @@ from tms_core.messaging.producers.requests import Requests, Sent
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.messaging.publish.open_topics import FirstReads, OpenTopics
+from tms_core.messaging.publish.queue import Queues
 from tms_core.messaging.publish.rollback import earlier_generations, roll_back
 from tms_core.messaging.publish.workers import Answer, PublishWorkers
-from tms_core.messaging.publish.writers import Writers
 from tms_core.messaging.topics.catalog import TopicRegistry, count_ages
 from tms_core.rowkey import LONG_MAX, generation_prefix
 from tms_core.tables.base import KEYS, Store
@@ -133,7 +133,7 @@ class MessagingService:
             Announcements(requests),
             transactions,
         )
-        self._writers = Writers(context)
+        self._queues = Queues(context)
         cached_ms = min(options.max_lifetime_seconds, options.grace_seconds) * 1000 // 2
         self.first_reads = FirstReads()
         self._read_path = ReadPath(
@@ -141,7 +141,7 @@ class MessagingService:
         )
         self.consumers = ConsumerRegistry(self._topics, self._read_path, kept, CLOCK_ALLOWANCE_MS, transactions)
         # Without the fence: groups are registered and searched in partitions that other servers lead, too.
-        self._families = Families(self._topics, store, self._open_topics, honest, side, self._writers.settle)
+        self._families = Families(self._topics, store, self._open_topics, honest, side, self._queues.settle)
         backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
         self.groups = Groups(self._topics, self._families, self.consumers, kept, self._read_path, transactions, backoff)
 
@@ -300,12 +300,13 @@ class MessagingService:
         """
         if not messages and pointer is None:
             raise BadRequest("A message outside a transaction has a payload.", "Send at least one.")
-        _check_pointer(pointer)
+        if pointer is not None:
+            _check_pointer(pointer)
         if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
             raise BadRequest(f"A ttl of {ttl_seconds} s is not possible.", f"Give whole seconds from 1 to {INT_MAX}.")
         ttl_ms = None if ttl_seconds is None else ttl_seconds * 1000
         self._store.message.check_sizes(messages)
-        return self._writers.message(topic).submit(PublishEntry(messages, pointer, ttl_ms, sent, principal))
+        return self._queues.message(topic).submit(PublishEntry(messages, pointer, ttl_ms, sent, principal))
 
     def store(self, topic: TopicId, messages: Sequence[bytes], *, pointer: int, sent: Sent | None = None) -> None:
         """Store payloads, and wait until they are durable: see :meth:`submit_store`."""
@@ -337,7 +338,7 @@ class MessagingService:
             raise BadRequest("There is nothing to store.", "Send at least one payload.")
         _check_pointer(pointer)
         self._store.payload.check_sizes(messages)
-        return self._writers.payload(topic).submit(PublishEntry(messages, pointer, None, sent, principal))
+        return self._queues.payload(topic).submit(PublishEntry(messages, pointer, None, sent, principal))
 
     def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
         """Store a producer's transaction without messages: see :meth:`Producers.note_begun`.
@@ -455,12 +456,12 @@ class MessagingService:
         self.groups.forget(concerns)
         self.consumers.forget()
         self.producers.forget()
-        return not self._writers.are_busy(concerns)
+        return not self._queues.are_busy(concerns)
 
     def close(self) -> None:
         """Reject further requests, and wait for all outcomes; a second call does nothing."""
         self.workers.close()
-        self._writers.close()
+        self._queues.close()
 
     def __enter__(self) -> Self:
         return self
@@ -484,6 +485,6 @@ class MessagingService:
             )
 
 
-def _check_pointer(pointer: int | None) -> None:
-    if pointer is not None and not 0 < pointer <= LONG_MAX:
+def _check_pointer(pointer: int) -> None:
+    if not 0 < pointer <= LONG_MAX:
         raise BadRequest(f"{pointer} is no write pointer.", "Send the one the transaction has.")

@@ -157,7 +157,7 @@ def serving(
         forwarder = member.forwarder if member else None
         listener = _listen(settings, service, gate, registry, forwarder, waiting, transactions, started, stack)
         if member is None:
-            workers.alone = lambda requests: listener.alone(requests, waiting.polls)
+            workers.alone = partial(listener.alone, waiting=waiting.polls)
         elif not member.is_alone:
             member.begin(service, listener.port, transactions.shared)
         yield Started(listener.url, transactions.address, started)

@@ -12,7 +12,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from contextlib import suppress
 from functools import partial
 from typing import Self, cast
@@ -131,13 +131,13 @@ class ThreadedServer:
         """Return the event loop that answers requests; None: none does."""
         return None if self._server is None else self._server.loop
 
-    def alone(self, requests: int, waiting: int = 0) -> bool:
-        """Return whether, of all that was received, so many requests only are not answered yet. For these to ask.
+    def alone(self, requests: int, waiting: Sized = ()) -> bool:
+        """Return whether only so many requests are not answered yet; these requests ask.
 
         Args:
-            waiting: how many others are not to count, because they only wait.
+            waiting: other requests that do not count, because they only wait.
         """
-        return self._server is not None and self._server.unanswered - waiting == requests
+        return self._server is not None and self._server.unanswered - len(waiting) == requests
 
     def start(self) -> None:
         """Listen; returns when requests are answered.

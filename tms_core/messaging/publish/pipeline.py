@@ -12,7 +12,8 @@ facts that must be durable before the rows exist. * **write** (:mod:`.rows`) sto
 are contiguous, and readers see no message of a batch
   before the whole batch is durable.
 * **recheck** rolls back the rows of transactions that are no longer in progress.
-* **publish** adds the rows to the cache, where readers find them, and records the publishes of transactions.
+* **publish** adds the rows to the cache, where readers find them, records the publishes of transactions, and wakes
+  waiting polls.
 * **answer** (:mod:`.queue`) gives each client its outcome after all notes about running writes were removed.
 
 An entry without transaction, producer and TTL of its own is *plain*; nearly all entries are plain. A batch of plain
@@ -26,7 +27,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import cast
+from operator import attrgetter
+from typing import ClassVar, cast
 
 from tms_core.messaging.cache import CachedRun
 from tms_core.messaging.ids import expires_ms, milliseconds, tail
@@ -49,6 +51,8 @@ from tms_core.messaging.publish.rows import MessageRows, PayloadRows, TopicRows
 from tms_core.messaging.topics.catalog import TRANSACTIONS
 from tms_core.topic import TopicMetadata
 
+_IS_PLAIN = attrgetter("is_plain")
+
 
 class WriteBatch(ABC):
     """A batch of requests to one topic.
@@ -56,16 +60,16 @@ class WriteBatch(ABC):
     Attributes:
         now_ms: the publish time, in milliseconds.
         is_plain: whether all entries are plain.
+        table: the class of its rows.
         rows: the rows in their table.
-        open_topic: the open topic of a batch of messages, from the stage place on.
     """
 
-    rows: TopicRows
-    open_topic: OpenTopic | None = None
+    table: ClassVar[type[TopicRows]]
 
     def __init__(self, context: WriterContext, topic: TopicMetadata) -> None:
         self.context = context
         self.topic = topic
+        self.rows = self.table(context, topic)
         self.now_ms = 0
         self.is_plain = False
 
@@ -76,7 +80,7 @@ class WriteBatch(ABC):
             TmsError: entries without an outcome were not written, or their outcome is unknown.
         """
         # Decided once, here: no stage checks an entry of a plain batch again.
-        self.is_plain = not [entry for entry in entries if not entry.is_plain]
+        self.is_plain = all(map(_IS_PLAIN, entries))
         if not self.is_plain or TRANSACTIONS in self.topic.properties:
             entries = admit_by_topic(self.topic, entries)
             if not entries:
@@ -106,11 +110,6 @@ class WriteBatch(ABC):
     def commit(self, entries: Sequence[PublishEntry]) -> None:
         """Take admitted entries through the stages place, announce, write, recheck and publish."""
 
-    def wake(self) -> None:
-        """Wake the polls that wait for messages of the topic."""
-        if self.open_topic is not None and self.open_topic.wakes:
-            self.open_topic.tell()
-
     def recheck(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
         """Roll back and reject entries whose transaction is no longer in progress.
 
@@ -127,11 +126,7 @@ class WriteBatch(ABC):
 class MessageWriteBatch(WriteBatch):
     """A batch of messages."""
 
-    rows: MessageRows
-
-    def __init__(self, context: WriterContext, topic: TopicMetadata) -> None:
-        super().__init__(context, topic)
-        self.rows = MessageRows(context, topic)
+    table = MessageRows
 
     def commit(self, entries: Sequence[PublishEntry]) -> None:
         context = self.context
@@ -140,7 +135,6 @@ class MessageWriteBatch(WriteBatch):
         entries = self.place(open_topic, entries, first)
         if not entries:
             return
-        self.open_topic = open_topic
         stop = entries[-1].stop
         # Readers stop before the first reserved position until it is released. Otherwise a reader could pass these rows
         # before they exist, and never return to them.
@@ -158,7 +152,10 @@ class MessageWriteBatch(WriteBatch):
             # The cache must have every row from its first position on, including rows that were rolled back.
             context.cache.add(
                 open_topic.prefix,
-                [CachedRun(one.first, one.row_pointer, one.messages or None, one.size, one.ttl_ms) for one in written],
+                [
+                    CachedRun(one.first, one.rows, one.row_pointer, one.messages or None, one.size, one.ttl_ms)
+                    for one in written
+                ],
             )
         except BaseException:
             # The rows may exist or not, so readers must look into the store.
@@ -169,6 +166,8 @@ class MessageWriteBatch(WriteBatch):
             open_topic.ids.release()
         if not self.is_plain:
             self.publish(entries)
+        if open_topic.wakes:
+            open_topic.tell()
 
     def place(self, open_topic: OpenTopic, entries: Sequence[PublishEntry], at: int) -> Sequence[PublishEntry]:
         """Assign positions from ``at`` on; reject entries of transactions that may not write there."""
@@ -224,11 +223,7 @@ class MessageWriteBatch(WriteBatch):
 class PayloadWriteBatch(WriteBatch):
     """A batch of stored payloads; readers see them once a message of the transaction refers to them."""
 
-    rows: PayloadRows
-
-    def __init__(self, context: WriterContext, topic: TopicMetadata) -> None:
-        super().__init__(context, topic)
-        self.rows = PayloadRows(context, topic)
+    table = PayloadRows
 
     def commit(self, entries: Sequence[PublishEntry]) -> None:
         entries = self.context.announcements.announce(self.place(entries))

@@ -8,20 +8,23 @@ meantime takes no more messages. A few threads serve all topics in turn, one bat
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
+from weakref import WeakValueDictionary
 
 from tms_core.errors import MessagingError, TooLarge, Unavailable
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry
-from tms_core.messaging.publish.pipeline import WriteBatch
+from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch, WriteBatch
 from tms_core.messaging.publish.workers import Answer
 from tms_core.topic import TopicId
 
 #: The size in bytes after which a batch takes no further request, to limit memory and waiting.
 BATCH_BYTES = 8 << 20
+#: The number of idle queues of messages that are kept.
+_RECENT = 64
 
 
 class Queue:
@@ -72,8 +75,7 @@ class Queue:
             # Answer only after `process` has removed the notes about running writes. A client may end its transaction,
             # or send the next request, at once; with a note, the one would be invalidated, the other rejected.
             for entry in entries:
-                _answer(entry)
-            batch.wake()
+                entry.answer.settle(entry.outcome)
         except BaseException as error:  # noqa: BLE001 whatever it is, each client gets an answer
             _fail(entries, error)
         self._context.workers.done(len(entries), weight)
@@ -95,12 +97,60 @@ class Queue:
         return entries, size
 
 
-def _answer(entry: PublishEntry) -> None:
-    """Give a client its outcome."""
-    if isinstance(entry.outcome, BaseException):
-        entry.answer.set_exception(entry.outcome)
-    else:
-        entry.answer.set_result(entry.outcome)
+class Queues:
+    """The queues of all topics: for each topic that is written to, one for messages and one for payloads.
+
+    A queue lives while it has requests, or while it is one of the last few created, so that unused topics cost nothing.
+    """
+
+    def __init__(self, context: WriterContext) -> None:
+        self._context = context
+        self._recent: deque[Queue] = deque(maxlen=_RECENT)
+        self._latest: Queue | None = None
+        self._messages: WeakValueDictionary[TopicId, Queue] = WeakValueDictionary()
+        self._payloads: WeakValueDictionary[TopicId, Queue] = WeakValueDictionary()
+        self._lock = Lock()
+
+    def message(self, topic: TopicId) -> Queue:
+        """Return the queue of a topic's messages."""
+        latest = self._latest
+        if latest is not None and latest.topic is topic:
+            return latest
+        with self._lock:
+            queue = self._messages.get(topic)
+            if queue is None:
+                queue = self._messages[topic] = Queue(topic, self._context, MessageWriteBatch)
+                self._recent.append(queue)
+            self._latest = queue
+            return queue
+
+    def payload(self, topic: TopicId) -> Queue:
+        """Return the queue of a topic's stored payloads."""
+        with self._lock:
+            queue = self._payloads.get(topic)
+            if queue is None:
+                queue = self._payloads[topic] = Queue(topic, self._context, PayloadWriteBatch)
+            return queue
+
+    def settle(self, topic: TopicId) -> None:
+        """Wait until earlier accepted requests of a topic are written, or failed."""
+        self.message(topic).settle()
+        self.payload(topic).settle()
+
+    def are_busy(self, concerns: Callable[[bytes], bool]) -> bool:
+        """Return whether some selected topics have requests without an outcome.
+
+        Args:
+            concerns: selects topics, by the start of their keys.
+        """
+        with self._lock:
+            queues = [*self._messages.values(), *self._payloads.values()]
+        return any(queue.is_busy and concerns(queue.topic.prefix) for queue in queues)
+
+    def close(self) -> None:
+        """Forget the idle queues."""
+        self._recent.clear()
+        self._latest = None
 
 
 def _fail(entries: Sequence[PublishEntry], error: BaseException) -> None:
@@ -111,7 +161,7 @@ def _fail(entries: Sequence[PublishEntry], error: BaseException) -> None:
             others = isinstance(error, TooLarge) and _largest(entry) < largest
             entry.drop(_try_again() if others else error)
         if not entry.answer.done():
-            _answer(entry)
+            entry.answer.settle(entry.outcome)
 
 
 def _largest(entry: PublishEntry) -> int:

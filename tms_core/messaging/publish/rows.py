@@ -23,6 +23,9 @@ class TopicRows(ABC):
     """The rows of one topic in one table."""
 
     @abstractmethod
+    def __init__(self, context: WriterContext, topic: TopicMetadata) -> None: ...
+
+    @abstractmethod
     def write(self, entries: Sequence[PublishEntry]) -> None:
         """Store the rows of entries; durable on return.
 

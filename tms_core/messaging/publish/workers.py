@@ -43,28 +43,24 @@ SMALL_BYTES = 64 << 10
 class Answer(Generic[R]):
     """A future: a result or an error that is set once; threads may share it."""
 
-    __slots__ = ("_calls", "_done", "_error", "_lock", "_result")
+    __slots__ = ("_calls", "_done", "_lock", "_outcome")
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._done = False
-        self._result: R | None = None
-        self._error: BaseException | None = None
+        self._outcome: R | BaseException | None = None
         self._calls: tuple[Callable[[], object], ...] = ()
 
     def done(self) -> bool:
         """Return whether the result or the error is set."""
         return self._done
 
-    def set_result(self, result: R) -> None:
-        """Set the result."""
-        self._result = result
-        self._settle()
-
-    def set_exception(self, error: BaseException) -> None:
-        """Set the error."""
-        self._error = error
-        self._settle()
+    def settle(self, outcome: R | BaseException) -> None:
+        """Set the result or the error."""
+        with self._lock:
+            self._outcome, self._done = outcome, True
+        for call in self._calls:
+            call()
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Register a callback for the thread that settles this; call it at once if this is settled."""
@@ -86,15 +82,9 @@ class Answer(Generic[R]):
             self.when_done(settled.set)
             if not settled.wait(timeout_seconds):
                 raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._result  # type: ignore[return-value]  # settled with a result
-
-    def _settle(self) -> None:
-        with self._lock:
-            self._done = True
-        for call in self._calls:
-            call()
+        if isinstance(self._outcome, BaseException):
+            raise self._outcome
+        return self._outcome  # type: ignore[return-value]  # settled with a result
 
 
 class PublishWorkers:

@@ -94,18 +94,14 @@ class Waiting:
 
     Attributes:
         closed: whether none may wait any more.
+        polls: for each of them a function that wakes it, which any thread may call.
     """
 
     def __init__(self, most_each: int | None = None) -> None:
         self.closed = False
         self._most_each = most_each
-        self._wakes: dict[Callable[[], None], None] = {}
+        self.polls: dict[Callable[[], None], None] = {}
         self._each: Counter[str | None] = Counter()
-
-    @property
-    def polls(self) -> int:
-        """Return how many wait."""
-        return len(self._wakes)
 
     @contextmanager
     def waiting(self, wake: Callable[[], None], principal: str | None) -> Iterator[None]:
@@ -124,12 +120,12 @@ class Waiting:
                 f"{most} polls of {principal} wait here, half of the connections that this server takes.",
                 "Try again later, wait with fewer at a time, or raise server.max_connections.",
             )
-        self._wakes[wake] = None
+        self.polls[wake] = None
         self._each[principal] += 1
         try:
             yield
         finally:
-            del self._wakes[wake]
+            del self.polls[wake]
             self._each[principal] -= 1
             if not self._each[principal]:
                 del self._each[principal]
@@ -137,7 +133,7 @@ class Waiting:
     def close(self) -> None:
         """Stop all of them, and start none; may be called by any thread."""
         self.closed = True
-        for wake in list(self._wakes):
+        for wake in list(self.polls):
             wake()
 
 
