@@ -18,7 +18,6 @@ NAMES = (
     "how-to/hbase",
     "how-to/hbase-servers",
     "how-to/adopt",
-    "operate/hbase-slow",
 )
 PAGE = "\n".join(
     (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in (*NAMES, "reference/messages/hbase")
