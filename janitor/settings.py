@@ -222,7 +222,7 @@ class AllSettings(core.Settings):
 
     @model_validator(mode="after")
     def _beside_the_store(self) -> Self:
-        """Of the janitor's writes; where the server would write is the server's to refuse."""
+        """Refuse a path inside the store that the janitor would write; the server checks its own paths."""
         self.require_beside_store("janitor.state", self.janitor.state)
         if self.janitor.archive.enabled:
             self.require_beside_store("janitor.archive.path", self.janitor.archive.path)

@@ -118,7 +118,7 @@ def _is_daemon() -> bool:
 
 
 def _refuse_namesake() -> None:
-    """The pyjanitor package is imported as ``janitor`` too; in one environment each overwrites files of the other."""
+    """Refuse to work beside pyjanitor, whose package ``janitor`` overwrites files of this one, and the reverse."""
     from importlib import metadata  # noqa: PLC0415
 
     try:

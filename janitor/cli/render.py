@@ -110,7 +110,7 @@ def print_json(value: Any) -> None:
 def print_report(
     report: Report, next_step: str = "", complete: Callable[[str], str] = str, *, summary: bool = False
 ) -> None:
-    """A plan or a run: what goes by which rule, what stays and why, what the guards say.
+    """Print a plan or a run: rows deleted by each rule, kept rows with reasons, findings of guards.
 
     Args:
         summary: one line for each topic, the largest first, and not one for each generation, table and rule.
@@ -148,7 +148,7 @@ def guard_line(guard: str, message: str, *, tripped: bool) -> Text:
 
 
 def print_next(steps: str, style: str = "") -> None:
-    """What to type next; what else there is to know of it stands in lines of its own."""
+    """Print the next command to type, and remarks about it below."""
     for step in f"next: {steps}".split("\n"):
         console().print(Text(step, style=style))
 
@@ -209,7 +209,7 @@ def messages(
 
 
 def on_disk(present: int | None) -> str:
-    """What else a plan says of the store's size, behind what would go."""
+    """Return the store's size for a plan, as text after the rows to delete."""
     return "" if present is None else f", of {size(present)} on disk"
 
 
@@ -282,7 +282,7 @@ def _totals(report: Report) -> Text:
 
 
 def _gained(report: Report) -> Iterator[str]:
-    """Yield how many of how many messages go, and what is free by that, as far as it is known."""
+    """Yield the number of deleted messages, of all messages, and the freed space if it is known."""
     if left := messages(report.mode, **report.messages._asdict(), began_ms=report.started_ms):
         yield f"messages: {left}"
     if freed := report.deleted_bytes():

@@ -71,7 +71,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
 
 
 def after_run(engine: Engine) -> None:
-    """What one run does besides, where there is no daemon: what is too old to be kept goes.
+    """Delete old records after a run without a daemon.
 
     A run that is done does not fail because of it.
     """

@@ -100,7 +100,7 @@ def beginning(state: State | None) -> dict[str, Any]:
 
 
 def explain_beginning(current: Session, state: State | None, oldest_ms: int | None = None) -> list[str]:
-    """From when on the state has records, and why it has none from before, in sentences.
+    """Return sentences about the first time that the state has records of, and why it has no earlier records.
 
     Args:
         oldest_ms: the oldest thing that is shown; a file that an earlier version started has runs of before.

@@ -107,7 +107,7 @@ class TopicSizeCounter:
             self._save_sizes()
 
     def living(self) -> Sequence[Life]:
-        """Topics that are not deleted: swept ones, then by the age of the count; the counts of others are dropped."""
+        """Return the topics that exist: swept topics, then by the age of the count; drop the counts of others."""
         unreadable, living = set(), {}
         for key, value in self._store.metadata.rows():
             try:

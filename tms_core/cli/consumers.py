@@ -82,7 +82,7 @@ def list_consumers(options: Remote, pattern: str) -> None:
 @click.argument("name")
 @remote
 def show(options: Remote, topic: TopicId, name: str) -> None:
-    """Show a consumer: last message read, open claims, and failed messages.
+    """Show the position of a consumer, its claims and failures.
 
     You can pass the ID of the message to tms poll --after. A claim is a batch of a transaction in
     progress; the batch counts as read after the commit. Failed messages were delivered to a program
@@ -120,11 +120,11 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 @click.argument("name")
 @remote
 def release(options: Remote, topic: TopicId, name: str) -> None:
-    """Release the open claims of a consumer, so that other workers get their messages.
+    """Release the open claims of a consumer.
 
-    The command invalidates the transactions of the claims: their writes never become visible, and
-    their workers get an error when they commit. Use it for workers that hang. The claims of a
-    crashed worker are released when its transaction times out.
+    Other workers then get the messages. The command invalidates the transactions of the claims: their
+    writes never become visible, and their workers get an error when they commit. Use it for workers
+    that hang. The claims of a crashed worker are released when its transaction times out.
 
     \b
     Example:
@@ -194,7 +194,9 @@ def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) 
 def set_position(
     options: Remote, topic: TopicId, name: str, position: MessageId | None, since: Moment | None, *, force: bool
 ) -> None:
-    """Set the position of a consumer, and register it if it does not exist.
+    """Set the position of a consumer.
+
+    A consumer that does not exist is registered.
 
     \b
     Examples:

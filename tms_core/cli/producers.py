@@ -54,7 +54,9 @@ def list_producers(options: Remote, pattern: str) -> None:
 @click.argument("name")
 @remote
 def show(options: Remote, topic: TopicId, name: str) -> None:
-    """Show a producer: its open transactions, and the outcome of the last one before it.
+    """Show the transactions of a producer.
+
+    The output has open transactions, and the outcome of the last one before the present instance.
 
     \b
     Example:
@@ -79,10 +81,10 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
 @click.argument("name")
 @remote
 def fence(options: Remote, topic: TopicId, name: str) -> None:
-    """Fence the running instance of a producer, and invalidate its open transactions.
+    """Fence the running instance of a producer.
 
-    Use this for a program that hangs or that you cannot find. The next instance starts as usual and
-    gets the outcome of the last transaction.
+    The server invalidates its open transactions. Use this for a program that hangs or that you cannot
+    find. The next instance starts as usual and gets the outcome of the last transaction.
 
     \b
     Example:
@@ -102,9 +104,9 @@ def fence(options: Remote, topic: TopicId, name: str) -> None:
 @click.argument("name")
 @remote
 def delete(options: Remote, topic: TopicId, name: str) -> None:
-    """Delete a producer: fence its instance, and invalidate its open transactions.
+    """Delete a producer and fence its instance.
 
-    The server forgets a producer that is idle for a week.
+    The server invalidates its open transactions. It forgets a producer by itself after an idle week.
 
     \b
     Example:

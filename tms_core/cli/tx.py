@@ -91,7 +91,9 @@ def tx() -> None:
 @click.option("--invalid", is_flag=True, help="The invalid list instead: transactions whose writes are hidden.")
 @common
 def list_transactions(options: CommandOptions, *, invalid: bool) -> None:
-    """List the transactions in progress, the oldest first, or those on the invalid list.
+    """List transactions in progress, or the invalid list.
+
+    The oldest transaction comes first.
 
     \b
     Examples:

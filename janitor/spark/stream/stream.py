@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- in the driver -----------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Says nothing: Spark does not keep it, and asks again after a crash in the first batch."""
+        """Return no position: Spark does not keep it, and requests it again after a crash in the first batch."""
         return dict(NOT_BEGUN)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802

@@ -195,13 +195,13 @@ class _TaskWorkers:
         return found
 
     def _announced(self, run: Run) -> Mapping[tuple[object, ...], LedgerEntry]:
-        """What a run has announced so far."""
+        """Return the deletions that a run has announced."""
         own = [entry for entry in self._state.intents() if entry.run_id == run.id] if run.mode == "apply" else []
         return {(e.topic, e.generation, e.table, e.rule, e.start): e for e in own}
 
 
 def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, DeletedRows]:
-    """What was announced and of which nothing is known but that."""
+    """Return the announced deletions whose outcome is unknown."""
     table: DataTable = "message" if announced.table == "message" else "payload"
     policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
     key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)

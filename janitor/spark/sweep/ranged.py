@@ -96,7 +96,7 @@ class _Ranges(Hook):
         return sum(table.estimate_bytes(*reach) for reach in self._within(start, stop))
 
     def _within(self, start: bytes, stop: bytes | None) -> Iterator[KeyRange]:
-        """What of the ranges lies between two keys."""
+        """Yield the parts of the ranges between two keys."""
         at = max(0, bisect_right(self._starts, start) - 1)
         for reach in islice(self._reaches, at, None):
             if stop is not None and stop <= reach.start:

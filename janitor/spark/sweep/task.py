@@ -114,7 +114,7 @@ class FollowedLease(Lease):
         self._run = run
 
     def renew_if_due(self) -> None:
-        """The driver does."""
+        """Do nothing: the driver renews the lease."""
 
     def check(self) -> None:
         """Look whether the run still goes on, under the same lease.

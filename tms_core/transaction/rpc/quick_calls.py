@@ -122,12 +122,12 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         self._feed(data)
 
     def eof_received(self) -> bool | None:
-        """Pass the held bytes to the stream, then close the stream."""
+        """Give the held bytes to the stream, then close the stream."""
         self._let_go()
         return super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass the held bytes to the stream, then the loss of the connection."""
+        """Give the held bytes to the stream, then the loss of the connection."""
         self._let_go()
         super().connection_lost(exc)
 
