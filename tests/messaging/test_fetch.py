@@ -385,15 +385,22 @@ def test_given_a_topic_that_was_created_again_since_when_rolled_back_then_rows_o
 ) -> None:
     published = [kit.publish("orders", b"a", pointer=P), kit.publish("orders", b"q", pointer=Q)]
     kit.store.message.put([(named("orders").prefix + b"\0\0\1", MessageValue(P, b"foreign"))])
-    for _ in range(3):
+    for generation in (2, 3, 4):
         kit.service.delete_topic(named("orders"))
         kit.create("orders")
-    published.append(kit.publish("orders", b"b", pointer=P))
-    kit.service.rollback(named("orders"), published[0]._replace(end_ms=published[2].end_ms))
+        if generation != 3:
+            published.append(kit.publish("orders", b"b", pointer=P))
+    kit.service.rollback(named("orders"), published[0]._replace(end_ms=published[3].end_ms))
     found = [
         (MessageKey.parse(key), value.pointer) for key, value in kit.store.message.read(MESSAGES, b"", None, 9).items
     ]
-    assert [(key and key.generation, pointer) for key, pointer in found] == [(1, -P), (1, Q), (4, -P), (None, P)]
+    assert [(key and key.generation, pointer) for key, pointer in found] == [
+        (1, -P),
+        (1, Q),
+        (2, -P),
+        (4, -P),
+        (None, P),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -533,6 +533,7 @@ def test_failed_messages_are_named_in_the_log_and_shown_with_their_count(
     kit.roll_back(two)
     [both] = kit.service.groups.failed(ORDERS, GROUP)
     assert (both.message, both.mark.last, both.mark.tries) == (None, other, 1)
+    assert kit.ask(kit.begin(), order=Order.NONE).messages == []
     kit.clock.advance(30 * SECOND)
     three = kit.begin()
     assert kit.any(three, 2) == [b"bad"]
@@ -781,6 +782,8 @@ def test_trap_g_given_a_topic_made_again_then_it_has_no_claims(kit: GroupKit) ->
     kit.service.create_topic(ORDERS)
     with pytest.raises(ConsumerNotFound):
         kit.poll(kit.begin())
+    with pytest.raises(ConsumerNotFound):
+        kit.service.groups.failed(ORDERS, GROUP)
     kit.service.consumers.put(ORDERS, GROUP, READ_NONE)
     assert kit.claims() == []
     kit.publish(b"b")

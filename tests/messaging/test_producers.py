@@ -119,6 +119,8 @@ def test_given_an_instance_when_it_asks_again_then_it_has_the_same_generation_an
     assert two.generation == one.generation + 1
     with pytest.raises(ProducerFenced, match=f"{two.generation} .*{one.generation} "):
         one.publish(b"late")
+    with pytest.raises(ProducerFenced):
+        one.roll_back(kit.begin())
     kit.restart()
     with pytest.raises(ProducerFenced):
         one.publish(b"late")

@@ -14,6 +14,7 @@ from tms_core.errors import (
     BadRequest,
     ClockJumped,
     StoreError,
+    TooLarge,
     TopicNotFound,
     TransactionEnded,
     TransactionExpired,
@@ -369,9 +370,10 @@ def test_given_last_rows_that_cannot_be_read_when_published_then_it_fails_until_
     assert kit.ids() == [MessageId(NOW_MS, 0), MessageId(NOW_MS, 1)]
 
 
-def test_given_a_bug_in_a_store_when_published_then_nobody_waits_for_ever(kit: Kit) -> None:
-    watch(kit.store, before=fail_at("message.put", KeyError("a bug")))
-    with pytest.raises(KeyError):
+@pytest.mark.parametrize("error", [KeyError("a bug"), TooLarge("It is too large.", "Send less.")])
+def test_given_a_bug_in_a_store_when_published_then_nobody_waits_for_ever(kit: Kit, error: Exception) -> None:
+    watch(kit.store, before=fail_at("message.put", error))
+    with pytest.raises(type(error)):
         kit.service.submit_publish(named("orders"), [b"a"], pointer=None).result(PATIENCE_SECONDS)
 
 
