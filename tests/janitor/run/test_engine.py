@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from janitor.report import HISTORY_ENTRIES
 from janitor.rules.policy import Hold, Reason, Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MESSAGES, MessageValue
@@ -24,39 +22,6 @@ def store() -> MemoryStore:
 
 
 # --- first contact ---------------------------------------------------------------------------------------------------
-
-
-def test_given_a_store_never_met_when_run_with_adopt_then_it_is_adopted_and_cleaned_in_one_pass(
-    store: MemoryStore,
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=60).plain(1, NOW_MS)
-    report = janitor(store).engine.run_once(adopt=True)
-    assert (report.tripped, report.full) == (False, True)
-    assert orders.times() == [NOW_MS]
-
-
-def test_given_a_store_never_met_when_a_plan_is_applied_with_adopt_then_it_is_adopted(
-    store: MemoryStore, tmp_path: Path
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=60).plain(1, NOW_MS)
-    rig = janitor(store)
-    rig.engine.preview(out=tmp_path / "plan.json")
-    assert rig.engine.carry_out(tmp_path / "plan.json").tripped
-    assert not rig.engine.carry_out(tmp_path / "plan.json", adopt=True).tripped
-    assert orders.times() == [NOW_MS]
-
-
-def test_given_a_known_store_when_run_with_adopt_then_nothing_of_it_is_adopted_again(store: MemoryStore) -> None:
-    topic(store, "default:orders", ttl_seconds=60)
-    rig = janitor(store)
-    rig.engine.adopt()
-    adopted = rig.state.store()
-    assert adopted is not None
-    rig.clock.advance(HOUR)
-    rig.engine.run_once(adopt=True)
-    known = rig.state.store()
-    assert known is not None
-    assert known.adopted_ms == adopted.adopted_ms == NOW_MS
 
 
 # --- what a plan may do ----------------------------------------------------------------------------------------------
@@ -135,13 +100,6 @@ def test_given_a_protected_topic_when_run_then_what_it_holds_is_counted_by_full_
     rig.clock.advance(1)
     assert rig.engine.run_once().held_rows() == 100
     assert len(orders.times()) == len(orders.stored_times()) == 50
-
-
-def test_given_a_protected_topic_when_planned_then_what_it_holds_is_shown(store: MemoryStore) -> None:
-    topic(store, "default:orders", ttl_seconds=60).plain(1)
-    rig = janitor(store, protect=("default:*",))
-    rig.engine.run_once(adopt=True)
-    assert rig.engine.preview().held_rows() == 1
 
 
 # --- a plan, and the run after it ------------------------------------------------------------------------------------
@@ -249,18 +207,6 @@ def test_given_a_message_of_a_negative_time_when_its_payload_expires_then_both_s
 
 
 # --- waiting and remembering -----------------------------------------------------------------------------------------
-
-
-def test_given_topics_without_end_when_run_then_history_keeps_those_with_the_most_rows(store: MemoryStore) -> None:
-    for number in range(HISTORY_ENTRIES + 3):
-        topic(store, f"default:t{number}", ttl_seconds=60).plain(*range(1 + (number >= 3)))
-    rig = janitor(store)
-    report = rig.engine.run_once(adopt=True)
-    assert len(report.entries) == HISTORY_ENTRIES + 3
-    remembered = json.loads(rig.state.runs(1)[0].report)
-    assert {item["rows"] for item in remembered["topics"]} == {2}
-    assert (len(remembered["topics"]), remembered["topics_omitted"]) == (HISTORY_ENTRIES, 3)
-    assert remembered["totals"] == report.to_json()["totals"]
 
 
 def test_given_a_run_when_it_compacts_then_what_it_reached_is_already_remembered(

@@ -220,22 +220,6 @@ def test_given_transactions_given_up_day_by_day_then_each_leaves_the_list_once_p
     assert [run.result for run in house.rig.state.runs(100)] == ["done"] * 13
 
 
-def test_given_ids_that_have_left_the_list_when_months_pass_then_claims_and_audits_go_on_and_they_are_forgotten(
-    ready: House,
-) -> None:
-    ready.feed_back()
-    assert ready.run().truncated == 2
-    assert sorted(ready.rig.state.open_ids()) == ready.aborted
-    for _ in range(35):
-        ready.clock.advance(DAY)
-        report = ready.run()
-        assert report.boundary is not None
-        audit = ready.rig.engine.verify()
-        assert (report.truncated, report.errors, audit.bound, audit.refuted) == (0, [], report.boundary, 0)
-    assert ready.rig.state.open_ids() == {}
-    assert ready.read() == [b"committed"]
-
-
 def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_row_is_read_for_it(ready: House) -> None:
     told = Told(ready.manager)
     ready.feed_back(told)
@@ -408,13 +392,6 @@ def test_given_the_manager_of_another_system_then_it_is_told_nothing(ready: Hous
     assert "another transaction system?" in reason
 
 
-def test_given_a_manager_whose_list_is_empty_already_then_no_row_is_read(ready: House) -> None:
-    told = Told(ready.manager, shown=VisibilityState(0, 0, ready.manager.visibility().write_pointer))
-    ready.feed_back(told)
-    before = ready.store.calls["cells"]
-    assert (ready.run().truncated, told.asked, ready.store.calls["cells"]) == (0, 1, before)
-
-
 # --- what happens meanwhile ------------------------------------------------------------------------------------------
 
 
@@ -441,26 +418,6 @@ def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list
     report = ready.run()
     assert (report.truncated, ready.invalid()) == (0, ready.aborted)
     assert "lease" in {note.guard for note in report.guards}
-
-
-def test_given_a_refuted_claim_and_a_lease_that_is_lost_then_the_next_holders_memory_is_left_alone(
-    ready: House,
-) -> None:
-    ready.plant(ready.aborted[0])
-    mine, other = (Lease(ready.rig.state, holder, 60, ready.clock) for holder in ("this one", "another"))
-    mine.acquire()
-    ready.feed_back(lease=mine, observer=during_the_audit(lambda: other.acquire(sole=True)))
-    ready.run()
-    assert ready.rig.state.claim() is not None
-
-
-def test_given_a_long_audit_then_the_lease_is_renewed_while_it_reads(ready: House) -> None:
-    lease = Lease(ready.rig.state, "this one", 60, ready.clock)
-    lease.acquire()
-    before = ready.rig.state.lease()
-    ready.feed_back(lease=lease, observer=during_the_audit(lambda: ready.clock.advance(30_000)))
-    assert ready.run().truncated == 2
-    assert ready.rig.state.lease() != before
 
 
 def test_given_a_word_to_stop_while_it_audits_then_it_reads_no_further_and_nothing_leaves_the_list(

@@ -113,16 +113,6 @@ def test_given_a_topic_that_was_made_again_when_swept_then_the_former_ones_claim
     assert house.claims() == []
 
 
-def test_given_a_plan_then_no_claim_is_touched(house: GroupHouse) -> None:
-    house.service.publish(ORDERS, [b"a"])
-    pointer, _ = house.poll()
-    house.manager.invalidate(pointer)
-    house.rig.engine.preview()
-    assert house.claims() == [(pointer, 1)]
-    house.rig.engine.run_once()
-    assert house.claims() == [(0, 0)]
-
-
 def test_given_a_producer_when_swept_then_what_failed_is_marked_and_an_idle_one_is_forgotten(house: GroupHouse) -> None:
     instance, tx = uuid4(), house.manager.start_short()
     known = house.service.producers.register(ORDERS, "importer", instance)

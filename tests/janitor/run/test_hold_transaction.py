@@ -75,15 +75,6 @@ def test_given_a_ttl_of_60_s_when_committed_after_61_s_then_it_is_seen_for_five_
     assert house.store.payload.read(KEYS, b"", None, 10).items == [] or own_ttl is not None
 
 
-def test_given_no_such_property_when_committed_after_its_ttl_then_it_is_never_seen(stack: ExitStack) -> None:
-    house = House(stack, {"ttl": "60"})
-    tx = house.manager.start_short(600)
-    house.service.publish(ORDERS, [b"late"], pointer=tx.write_pointer)
-    house.pass_time(61 * SECOND)
-    house.manager.commit(tx.transaction_id)
-    assert house.seen() == []
-
-
 def test_given_a_transaction_in_progress_when_swept_then_what_is_due_is_held_and_it_is_said(stack: ExitStack) -> None:
     house = House(stack, HOLDING)
     tx = house.manager.start_short(600)

@@ -46,11 +46,6 @@ def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot
     assert vars(record)["fields"]["snapshot"] == f"snapshot.{NOW_MS}"
 
 
-def test_given_a_run_without_a_snapshot_when_written_then_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    RunLog().write(replace(report_of(NOW_MS - HOUR), snapshot=None))
-    assert said(caplog)[-1].endswith(": 1 expired row deleted (without a transaction snapshot)")
-
-
 @pytest.mark.parametrize(
     ("taken", "held", "words"),
     [
@@ -108,15 +103,6 @@ def test_given_a_run_that_was_asked_to_stop_when_written_then_that_is_no_warning
     assert said(caplog, logging.INFO)[-1] == "interrupted: the run was asked to stop"
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
     assert said(caplog, logging.WARNING) == []
-
-
-def test_given_a_guard_that_trips_after_warning_when_written_then_it_is_an_error(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    log, calm = RunLog(), report_of()
-    log.write(replace(calm, guards=[GuardNote("clock", False, "behind")]))
-    log.write(replace(calm, guards=[GuardNote("clock", True, "ahead")]))
-    assert said(caplog, logging.ERROR) == ["clock: ahead"]
 
 
 def test_given_an_error_that_repeats_when_written_then_it_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -44,13 +44,6 @@ def test_given_counts_when_planned_and_run_then_both_tell_how_many_go_of_how_man
     assert rig.engine.run_once().messages == NOT_COUNTED, "nothing went"
 
 
-def test_given_a_pass_of_some_topics_then_only_theirs_are_told(store: MemoryStore) -> None:
-    rig = counted(janitor(store))
-    rig.state.save_counts({OTHER: None})
-    assert rig.engine.plan().report.messages == NOT_COUNTED
-    assert rig.engine.plan(patterns=("default:orders",)).report.messages == MessagesLeft(5, 2, NOW_MS)
-
-
 def test_given_a_topic_that_was_swept_after_its_count_then_nothing_is_told_until_it_is_counted_again(
     store: MemoryStore,
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from janitor.cli.why import lines
 from janitor.report import Report
 from janitor.rules.policy import Hold, Rule
-from tests.builders import DAY, HOUR, watch
+from tests.builders import HOUR, watch
 from tests.janitor.run.house import ServedStore
 from tests.kit.messaging import GROUP, ORDERS, READ_NONE
 from tests.support import raising
@@ -117,13 +117,6 @@ def test_given_claims_behind_a_gap_then_only_the_base_counts(house: House) -> No
     house.manager.invalidate(first.transaction_id)
     house.sweep()
     assert house.left() == [b"a", b"b", b"c"]
-
-
-def test_given_no_consumer_then_only_the_ttl_speaks(house: House) -> None:
-    house.publish(b"a")
-    house.sweep()
-    assert house.left() == [b"a"]
-    assert house.sweep(101 * DAY).total(Rule.EXPIRED) == 1
 
 
 def test_given_several_consumers_then_the_one_furthest_behind_counts_until_it_is_forgotten(house: House) -> None:
@@ -232,18 +225,6 @@ def test_s8_given_the_property_set_on_a_topic_in_use_then_what_it_lets_go_is_hel
     assert house.left() == []
 
 
-def test_s8_given_the_property_set_then_it_is_let_go_when_the_hold_is_over(house: House) -> None:
-    house.service.update_topic(ORDERS, {"ttl": "8640000"})
-    house.register()
-    house.publish(b"a")
-    house.process()
-    house.sweep()
-    house.service.update_topic(ORDERS, CONSUMED)
-    house.sweep(0)
-    house.sweep(HOUR)
-    assert house.left() == []
-
-
 def test_given_a_protected_or_paused_topic_then_nothing_goes_and_nothing_is_announced(house: House) -> None:
     house.register()
     house.publish(b"a")
@@ -280,19 +261,6 @@ def test_given_consumers_that_cannot_be_read_then_all_stays_and_it_is_said(house
     assert house.left() == [b"a"]
     assert any("cannot be read" in note.message for note in report.guards)
     assert not report.errors
-
-
-def test_given_a_topic_that_was_made_again_then_what_was_let_go_of_the_former_one_says_nothing(house: House) -> None:
-    house.register()
-    house.publish(b"a")
-    house.process()
-    house.sweep()
-    assert announced(house.side, house.metadata()) > 0
-    house.service.delete_topic(ORDERS)
-    house.service.create_topic(ORDERS, CONSUMED)
-    house.register()
-    assert announced(house.side, house.metadata()) == 0
-    assert house.service.consumers.get(ORDERS, GROUP).id == READ_NONE
 
 
 # -- trap f ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -110,23 +109,6 @@ def test_given_a_run_that_was_killed_when_the_next_one_recovers_then_what_it_too
     assert (counter(rig, "sweeps_total", result="lost"), counter(rig, "rows_deleted_total")) == (1, 6)
     rig.engine.run_once()
     assert counter(rig, "rows_deleted_total") == 10
-
-
-def test_given_inversions_when_they_take_long_then_counters_move_with_them(store: MemoryStore) -> None:
-    now_ms, invalid = NOW_MS, pointer(NOW_MS - MINUTE)
-    topic(store, "default:a", ttl_seconds=TTL_SECONDS).tx(invalid, *range(now_ms - MINUTE, now_ms - MINUTE + 6))
-    rig = janitor(store, batch_rows=2)
-    rig.snapshots.invalid = [invalid]
-    told: list[float] = []
-
-    def before(call: Call) -> None:
-        if call.name == "message.invert":
-            told.append(counter(rig, "rows_inverted_total"))
-            rig.clock.advance(1_000)
-
-    watch(store, before)
-    rig.engine.run_once(adopt=True)
-    assert (told, counter(rig, "rows_inverted_total")) == ([0, 2, 4], 6)
 
 
 def test_given_a_state_that_cannot_book_when_swept_then_the_run_goes_on_and_its_end_counts(
@@ -286,26 +268,6 @@ def calls_outside(store: MemoryStore) -> int:
     return store.calls["put"] + store.calls["set"] + 1 + 1
 
 
-def test_given_a_snapshot_that_cannot_be_used_when_run_then_it_is_counted_and_noted(store: MemoryStore) -> None:
-    rig = janitor(store)
-    rig.snapshots.age_ms = DAY
-    rig.snapshots.invalid, rig.snapshots.in_progress = [5, 6], [pointer(NOW_MS - DAY)]
-    rig.engine.run_once(adopt=True)
-    assert counter(rig, "snapshot_errors_total", reason="stale") == 1
-    note = rig.state.note("snapshot")
-    assert (note["timestamp_ms"], note["problem"], note["invalid"], note["in_progress"]) == (
-        NOW_MS - DAY,
-        "stale",
-        2,
-        1,
-    )
-    rig.snapshots.age_ms = 0
-    rig.clock.advance(MINUTE)
-    rig.engine.run_once()
-    assert counter(rig, "snapshot_errors_total") == 1
-    assert rig.state.note("snapshot")["problem"] == ""
-
-
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
@@ -368,18 +330,6 @@ def test_given_rows_that_are_held_when_another_run_has_no_reason_to_count_them_t
     assert summary(last).held == (0 if report.guards else 2), "history shows a hold in each run that it lasts"
 
 
-def test_given_rows_that_are_held_when_a_plan_is_applied_then_they_are_still_noted(
-    store: MemoryStore, tmp_path: Path
-) -> None:
-    rig = janitor(store)
-    held(rig)
-    kept = rig.state.note("kept")
-    rig.engine.preview(out=tmp_path / "plan.json")
-    rig.engine.carry_out(tmp_path / "plan.json")
-    assert overdue(rig) == {("default:a", "frontier"): 2}
-    assert rig.state.note("kept") == kept
-
-
 @pytest.mark.parametrize("way", ["fails", "is paused on the way"])
 def test_given_rows_that_are_held_when_their_topic_is_not_done_then_they_are_still_noted(
     store: MemoryStore, way: str
@@ -420,34 +370,6 @@ def test_given_a_paused_topic_when_time_passes_then_a_full_pass_counts_what_wait
     rig.state.resume("default:*")
     rig.engine.run_once()
     assert overdue(rig) == {}
-
-
-def test_given_a_protected_topic_when_run_then_what_it_keeps_is_not_overdue(store: MemoryStore) -> None:
-    topic(store, "default:a", ttl_seconds=60).plain(1)
-    rig = janitor(store, protect=("default:*",))
-    assert rig.engine.run_once(adopt=True).held_rows() == 1
-    assert overdue(rig) == {}
-    assert rig.state.note("kept")["held"] == 1
-
-
-def test_given_a_topic_that_is_gone_when_run_then_it_is_not_overdue_any_more(store: MemoryStore) -> None:
-    rig = janitor(store)
-    held(rig)
-    topic(store, "default:a", ttl_seconds=60).write_metadata(b"{")
-    rig.engine.run_once()
-    assert overdue(rig) == {}
-
-
-def test_given_a_run_that_is_not_full_when_it_ends_then_what_is_kept_is_as_the_full_one_counted_it(
-    store: MemoryStore,
-) -> None:
-    topic(store, "default:a", ttl_seconds=60, generation=2).at(3).plain(1)
-    rig = janitor(store)
-    assert rig.engine.run_once(adopt=True).full
-    assert rig.state.note("kept")["newer_generation"] == 1
-    rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().full
-    assert rig.state.note("kept")["newer_generation"] == 1
 
 
 def test_given_a_process_that_is_to_end_when_it_plans_then_it_says_so(store: MemoryStore) -> None:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import pyarrow.dataset as ds
 import pytest
 
-from janitor.archive.writer import ParquetArchive
 from janitor.rules.policy import Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, fail_at, janitor, pointer, topic, watch
-from tms_core.clock import ManualClock
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, fail_at, janitor, pointer, topic, watch
 from tms_core.errors import ArchiveError, StoreError
 from tms_core.tables.memory import MemoryStore
 
@@ -51,18 +47,6 @@ class Cellar:
             raise ArchiveError("the archive's disk is full.")
         self.kept.append(Kept([key for key in keys if key != self._leaves]))
         return self.kept[-1]
-
-
-def test_given_an_archive_when_rows_go_then_they_are_in_it(tmp_path: Path) -> None:
-    store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
-    orders = topic(store, "default:orders", ttl_seconds=60)
-    orders.plain(NOW_MS - HOUR, NOW_MS - 2 * MINUTE, NOW_MS, body=b"precious")
-    rig = janitor(store, clock=clock, archive=ParquetArchive(tmp_path, clock))
-    assert rig.engine.run_once(adopt=True).total(Rule.EXPIRED) == 2
-    found = ds.dataset(tmp_path, partitioning="hive").to_table().to_pylist()
-    assert sorted(row["publish_ms"] for row in found) == [NOW_MS - HOUR, NOW_MS - 2 * MINUTE]
-    assert {(row["namespace"], row["topic"], row["payload"]) for row in found} == {("default", "orders", b"precious")}
-    assert orders.times() == [NOW_MS]
 
 
 def test_given_an_archive_that_is_full_on_the_way_when_swept_then_what_it_has_is_gone_and_the_rest_stays() -> None:
@@ -127,22 +111,6 @@ def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing
     rig.engine.run_once(adopt=True)
     assert orders.times() == [NOW_MS - HOUR]
     assert [kept.discarded for kept in cellar.kept] == [True]
-
-
-def test_given_an_archive_when_a_batch_goes_then_it_was_kept_before() -> None:
-    store = MemoryStore()
-    orders = topic(store, "default:orders", ttl_seconds=60)
-    orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 10))
-    cellar = Cellar()
-    rig = janitor(store, archive=cellar, batch_rows=3)
-
-    def kept_already(call: Call) -> None:
-        if call.name == "message.delete":
-            assert list(call.arguments[0]) == list(cellar.kept[-1].keys)
-
-    watch(store, before=kept_already)
-    rig.engine.run_once(adopt=True)
-    assert (orders.times(), len(cellar.kept)) == ([], 4)
 
 
 def test_keep_house_deletes_old_archived_days_unless_the_clock_is_doubtful() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import closing
 from threading import Event, current_thread, main_thread
@@ -13,7 +12,6 @@ import pytest
 from janitor.sweep import ledger
 from janitor.sweep.ledger import GAP_BYTES, SLICE_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
 from tms_core.errors import StoreError
-from tms_core.tables.base import TableName
 from tms_core.tables.memory import MemoryPayloadTable
 
 
@@ -102,19 +100,6 @@ def test_given_a_slice_of_large_rows_when_its_files_are_full_then_it_takes_no_mo
     assert Slice(table, b"a", b"b", 2).takes(table, b"c") is taken
 
 
-@pytest.mark.parametrize(("first", "taken"), [(b"a", False), (b"b", False), (b"b\x00", True)])
-def test_given_a_batch_when_it_does_not_start_after_the_slice_then_it_is_not_added(first: bytes, taken: bool) -> None:
-    table = SlicedTable()
-    assert Slice(table, b"a", b"b", 2).takes(table, first) is taken
-
-
-def test_given_batches_of_two_tables_when_added_then_each_has_its_slices() -> None:
-    message, payload, deleted = SlicedTable(), SlicedTable(), DeletedRanges()
-    deleted.add(message, keys(b"a", b"b"))
-    deleted.add(payload, keys(b"c", b"d"))
-    assert [part.table for part in deleted.slices] == [message, payload]
-
-
 def test_given_parts_walked_side_by_side_when_their_batches_alternate_then_each_part_is_one_slice() -> None:
     one, other, deleted = SlicedTable(), SlicedTable(), DeletedRanges()
     for first, last in ((b"a", b"b"), (b"c", b"d"), (b"e", b"f")):
@@ -142,18 +127,6 @@ def test_given_a_slice_when_it_has_few_rows_then_it_is_left_to_the_store(rows: i
     deleted.add(table, keys(b"a", b"b", rows))
     deleted.compact(lambda: None)
     assert len(table.compacted) == compacted
-
-
-def test_given_a_table_that_judges_by_itself_when_a_slice_has_few_rows_then_it_is_told_of_it() -> None:
-    table, deleted = SlicedTable(), DeletedRanges()
-    table.weighs_compaction = True
-    deleted.add(table, keys(b"a", b"b"))
-    deleted.compact(lambda: None)
-    assert table.compacted == [(b"a", b"b\x00")]
-
-
-def test_given_nothing_deleted_when_compacted_then_nothing_is_asked_of_the_store() -> None:
-    DeletedRanges().compact(lambda: pytest.fail("there was nothing to show life for"))
 
 
 def test_given_a_table_that_is_compacted_beside_when_a_slice_ends_then_it_is_begun_and_waited_for_at_the_end(
@@ -191,41 +164,3 @@ def test_given_a_slice_that_cannot_be_compacted_beside_when_waited_for_then_the_
         with pytest.raises(StoreError, match="no space"):
             deleted.compact(lambda: None)
     assert table.asked == 1
-
-
-def test_given_a_pass_that_ends_early_when_closed_then_no_other_slice_is_begun() -> None:
-    table, deleted = BesideTable(), DeletedRanges()
-    deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
-    deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
-    deleted.no_more("payload")
-    second = deleted.slices[1].begun
-    assert second is not None
-    second.add_done_callback(lambda _: table.go_on.set())
-    deleted.close()
-    assert table.compacted == [(b"a", b"b\x00")]
-
-
-class NotedTable(SlicedTable):
-    """A table in whose place another thread comes, whenever it is asked for its name."""
-
-    meanwhile: Callable[[], None] = staticmethod(lambda: None)
-
-    @property
-    def name(self) -> TableName:  # type: ignore[override]
-        self.meanwhile()
-        return "message"
-
-
-def test_given_threads_that_both_end_the_deleting_in_a_table_then_neither_meets_the_other() -> None:
-    one, other, deleted = NotedTable(), NotedTable(), DeletedRanges()
-    deleted.add(one, keys(b"a", b"b"))
-    deleted.add(other, keys(b"a", b"b"))
-
-    def meanwhile() -> None:
-        one.meanwhile = lambda: None
-        deleted.no_more("message")
-
-    one.meanwhile = meanwhile
-    deleted.no_more("message")
-    deleted.add(one, keys(b"c", b"d"))
-    assert [part.table for part in deleted.slices] == [one, other, one]

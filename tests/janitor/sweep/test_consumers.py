@@ -111,17 +111,6 @@ def test_given_the_longest_hold_when_it_is_over_then_rows_go_whoever_has_not_rea
     assert len(shop.orders.times()) == left
 
 
-def test_given_a_consumer_that_is_forgotten_when_swept_then_its_rows_go_at_once_and_are_no_jump(shop: Shop) -> None:
-    shop.orders.plain(*(NOW_MS + number for number in range(5)))
-    read(shop, READ_NONE)
-    rig = rig_of(shop)
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(2 * HOUR)
-    assert held(rig.engine.run_once()) == {"consumer": 5}
-    shop.positions.delete(TopicMetadata(shop.orders.id, 1, TTL_SECONDS), "billing")
-    assert held(rig.engine.run_once()) == {"": 5}
-
-
 def test_given_no_floor_or_consumers_elsewhere_when_swept_then_nothing_is_held(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - 1)
     read(shop, READ_NONE, generation=2)
@@ -131,17 +120,6 @@ def test_given_no_floor_or_consumers_elsewhere_when_swept_then_nothing_is_held(s
     read(shop, READ_NONE)
     assert held(rig.engine.preview()) == {"consumer": 1}
     assert held(janitor(shop.store).engine.run_once(adopt=True)) == {"": 1}
-
-
-def test_given_old_generations_when_swept_then_nobody_holds_them(shop: Shop) -> None:
-    shop.orders.plain(DUE_MS - 1)
-    read(shop, READ_NONE)
-    again = shop.orders.at(2).describe(ttl_seconds=TTL_SECONDS, generation=2).plain(DUE_MS - 1)
-    gone = topic(shop.store, "default:gone", ttl_seconds=TTL_SECONDS, generation=-1).plain(DUE_MS - 1)
-    read(shop, READ_NONE, topic=gone)
-    read(shop, READ_NONE, generation=-1, topic=gone)
-    assert held(rig_of(shop).engine.run_once(adopt=True)) == {"": 3}
-    assert (shop.orders.times(), again.times(), gone.times()) == ([], [], [])
 
 
 def test_given_held_messages_when_swept_then_their_payloads_are_held_too(shop: Shop) -> None:
@@ -321,20 +299,6 @@ def test_given_a_hold_that_begins_between_two_counts_then_it_is_shown_at_once(sh
     assert held(rig.engine.run_once(incremental=True)) == {"consumer": 1}
 
 
-def test_given_held_payloads_when_a_daemon_does_not_count_then_what_was_counted_stands_for_both_tables(
-    shop: Shop,
-) -> None:
-    begin_ms = NOW_MS - 90 * MINUTE
-    shop.orders.ref(pointer(begin_ms), begin_ms + 5).stored(pointer(begin_ms), begin_ms + 6)
-    read(shop, READ_NONE)
-    rig = rig_of(shop)
-    rig.engine.run_once(adopt=True)
-    overdue = rig.state.note("overdue")
-    assert [(item["table"], item["held"]) for item in overdue] == [("message", "consumer"), ("payload", "consumer")]
-    rig.engine.run_once(incremental=True)
-    assert rig.state.note("overdue") == overdue
-
-
 def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named() -> None:
     shop = Shop(MemoryStore())
     for number in range(25):
@@ -344,15 +308,6 @@ def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named()
     assert len(notes) == 21
     assert notes[0].startswith("default:t00 keeps")
     assert notes[20] == "and 5 topics more wait for consumers"
-
-
-def test_given_several_consumers_when_reported_then_the_one_furthest_behind_is_named(shop: Shop) -> None:
-    shop.orders.plain(DUE_MS - 2, DUE_MS - 1)
-    read(shop, MessageId(NOW_MS, 0), "a")
-    read(shop, MessageId(DUE_MS - 3, 0), "b")
-    read(shop, MessageId(DUE_MS - 2, 0), "c")
-    [note] = [note.message for note in rig_of(shop).engine.preview().guards if note.guard == "consumer"]
-    assert "messages that consumer b has not read" in note
 
 
 def test_given_a_plan_when_applied_then_what_consumers_have_not_read_stays(shop: Shop, tmp_path: Path) -> None:

@@ -49,23 +49,6 @@ def adopted(store: Store, expiries: Expiries, **options: Any) -> Rig:
     return rig
 
 
-@pytest.mark.parametrize(("wait_ms", "gone"), [(-1, 0), (0, 4), (1, 4)])
-def test_given_messages_with_a_ttl_of_their_own_when_their_moment_comes_then_they_go_and_are_forgotten(
-    store: Store, expiries: Expiries, wait_ms: int, gone: int
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=3600)
-    live = [NOW_MS - AGE + number for number in range(20)]
-    orders.plain(*live)
-    early(orders, expiries, NOW_MS + HOUR // 2, *live[5:9])
-    rig = adopted(store, expiries)
-    rig.clock.advance(HOUR // 2 + wait_ms)
-    seen, report = rig.engine.preview(), rig.engine.run_once()
-    assert seen.total(Rule.EXPIRED) == report.total(Rule.EXPIRED) == gone
-    assert len(orders.times()) == 24 - gone
-    assert set(live) <= set(orders.times())
-    assert len(expiries.due(NOW_MS + DAY, 100)) == 4 - gone
-
-
 def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both_say_so_at_once(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     with MessagingService(store, clock, side=side) as service:
@@ -98,15 +81,6 @@ def test_message_ttls_of_messages_that_are_not_there_are_forgotten_and_not_count
     assert sum(entry.rows or 0 for entry in rig.state.ledger(99)) == 40 - len(lost)
     assert len(orders.times()) == 20
     assert expiries.due(NOW_MS + DAY, 100) == []
-
-
-def test_message_ttls_of_messages_that_are_not_there_leave_no_ledger_entry(store: Store, expiries: Expiries) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=3600)
-    expiries.put([(MessageKey(orders.id, 1, NOW_MS - AGE, 0).pack(), NOW_MS)])
-    rig = janitor(store, side=expiries._table)
-    rig.engine.adopt()
-    assert rig.engine.run_once().entries == {}
-    assert (rig.state.ledger(9), expiries.due(NOW_MS + DAY, 9)) == ([], [])
 
 
 def test_message_ttls_of_messages_that_are_not_there_stay_while_the_topic_is_paused(

@@ -51,15 +51,6 @@ def test_given_a_closed_transaction_when_it_has_left_the_list_then_a_full_run_fo
         assert list(rig.state.open_ids()) == left
 
 
-def test_given_a_closed_transaction_when_it_is_listed_for_a_year_then_it_stays_closed(rig: Rig) -> None:
-    before = rig.state.open_ids()[OLD]
-    rig.clock.advance(365 * DAY)
-    rig.engine.run_once()
-    rig.clock.advance(MINUTE)
-    rig.engine.run_once()
-    assert rig.state.open_ids()[OLD] == before
-
-
 def test_given_rows_of_an_invalid_transaction_over_many_pages_when_run_then_they_are_inverted_in_few_batches(
     orders: Topic,
 ) -> None:
@@ -71,25 +62,3 @@ def test_given_rows_of_an_invalid_transaction_over_many_pages_when_run_then_they
     report = rig.engine.run_once(adopt=True)
     assert report.total(Rule.INVALID_TRANSACTION) == PAGES_TOGETHER * 12 // 8
     assert orders.store.calls["invert"] - before == PAGES_TOGETHER * 12 // 8 // 4
-
-
-def test_given_a_closed_transaction_that_has_left_the_list_when_a_row_of_it_is_found_then_the_audit_refutes_the_claim(
-    rig: Rig, orders: Topic
-) -> None:
-    rig.snapshots.invalid = []
-    orders.tx(OLD, NOW_MS)
-    assert rig.engine.verify().refuted == 1
-
-
-def test_given_many_transactions_at_first_contact_when_run_again_then_only_the_open_ones_are_written() -> None:
-    orders = topic(MemoryStore(), "default:orders", ttl_seconds=86_400)
-    rig = janitor(orders.store)
-    old, young = [OLD - number for number in range(9_000, 0, -1)], [YOUNG + number for number in range(10)]
-    rig.snapshots.invalid = [*old, *young]
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(MINUTE)
-    rig.engine.run_once()
-    records = rig.state.open_ids()
-    assert records[old[0]] == OpenIdRecord(old[0], NOW_MS, NOW_MS, NOW_MS)
-    assert {each for each, record in records.items() if record.scanned_ms == NOW_MS + MINUTE} == set(young)
-    assert list(records) == rig.snapshots.invalid

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -13,7 +12,7 @@ from janitor.rules.frontier import admit
 from janitor.rules.policy import Frontier, Rule
 from janitor.state.base import ClockAnchor, LedgerEntry
 from janitor.sweep.findings import Batch, Done, Due
-from janitor.sweep.ledger import Ledger, open_announcements
+from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import Outcome, ledger_entries
 from janitor.sweep.run import TopicWork
 from tests.builders import (
@@ -21,7 +20,6 @@ from tests.builders import (
     HOUR,
     MINUTE,
     NOW_MS,
-    STATE_CALLS,
     Call,
     Rig,
     Topic,
@@ -33,7 +31,6 @@ from tests.builders import (
     watch,
     watch_state,
 )
-from tests.janitor.state.entries import entry
 from tms_core.errors import StateBusy, StateError, StoreError
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import KEYS, MESSAGES, Store
@@ -168,26 +165,6 @@ def test_given_a_row_that_went_when_asked_for_by_its_key_then_the_entry_is_found
         assert entry not in rig.state.ledger(10, topic=entry.topic, key=beside)
 
 
-def test_given_a_pass_that_takes_nothing_when_it_ends_then_nothing_is_in_the_ledger(rig: Rig, tmp_path: Path) -> None:
-    rig.engine.preview(out=tmp_path / "plan.json")
-    assert (rig.state.ledger(10), rig.state.intents()) == ([], [])
-    rig.restart(protect=("default:*",)).engine.run_once()
-    assert {entry.rule for entry in rig.state.ledger(10)} == {"invalid_transaction"}
-    rig.clock.advance(MINUTE)
-    before = len(rig.state.ledger(100))
-    rig.restart(protect=("default:*",)).engine.run_once()
-    assert len(rig.state.ledger(100)) == before
-
-
-def test_given_a_plan_file_when_applied_then_it_is_in_the_ledger_too(rig: Rig, tmp_path: Path) -> None:
-    rig.engine.preview(out=tmp_path / "plan.json")
-    spy = Spy(rig.store)
-    report = rig.engine.carry_out(tmp_path / "plan.json")
-    found = entries(rig)
-    assert {about: entry.rows for about, entry in found.items()} == {a: len(keys) for a, keys in spy.taken.items()}
-    assert {entry.run_id for entry in found.values()} == {report.id}
-
-
 def test_given_a_ttl_that_changes_in_the_middle_when_swept_then_each_policy_has_its_entry(rig: Rig) -> None:
     orders = topic(rig.store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
     orders.plain(NOW_MS - DAY + 1)
@@ -225,16 +202,6 @@ def announced(rig: Rig, call: Call) -> bool:
         any(i.table == call.name.partition(".")[0] and i.start <= key < i.stop for i in intents)
         for key in call.arguments[0]
     )
-
-
-def test_given_a_sweep_when_it_deletes_then_all_of_it_was_announced_before_with_no_number(rig: Rig) -> None:
-    seen: list[bool] = []
-    watch(rig.store, before=lambda call: seen.append(announced(rig, call)))
-    watch(rig.store, before=lambda _: seen.append(all(i.rows is None for i in rig.state.intents())))
-    rig.engine.run_once()
-    assert seen
-    assert all(seen)
-    assert rig.state.intents() == [], "the ledger has it now"
 
 
 def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(rig: Rig) -> None:
@@ -338,40 +305,6 @@ def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_tha
     assert negated > 10
 
 
-def test_given_a_process_that_dies_just_after_its_run_was_closed_when_recovered_then_nothing_is_there_twice(
-    rig: Rig,
-) -> None:
-    watch_state(rig.state, before=fail_at("state.clear_intents", Crash))
-    with pytest.raises(Crash):
-        rig.engine.run_once()
-    found = entries(rig)
-    assert rig.state.intents()
-    again = SameState(rig)
-    assert again.engine.recover() == []
-    assert entries(rig) == found
-    assert rig.state.runs(1)[0].result == "done"
-
-
-class SameState:
-    """Another process on what a dead one left, with no spies on the state."""
-
-    def __init__(self, rig: Rig) -> None:
-        for name in [name for name in vars(rig.state) if f"state.{name}" in STATE_CALLS]:
-            delattr(rig.state, name)
-        self.engine = rig.restart().engine
-
-
-def test_given_a_run_that_fails_as_a_whole_when_it_ends_then_what_it_took_is_in_the_ledger(rig: Rig) -> None:
-    spy = Spy(rig.store)
-    watch(rig.store, before=fail_at("message.sync", StoreError("Input/output error.")))
-    with pytest.raises(StoreError):
-        rig.engine.run_once()
-    assert {about: entry.rows for about, entry in entries(rig).items()} == {
-        about: len(keys) for about, keys in spy.taken.items()
-    }
-    assert rig.state.intents() == []
-
-
 def fail_once(rig: Rig, at_call: int) -> bool:
     """Sweep with a state that fails at the k-th call; returns whether it came to that."""
     calls = 0
@@ -456,25 +389,3 @@ def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_
     [taken, unsure] = ledger_entries(outcome, "run", None)
     assert (taken.start, taken.stop, taken.rows) == (early.keys[0], late.keys[-1] + b"\x00", 4)
     assert (unsure.start, unsure.stop, unsure.rows) == (last.keys[0], last.keys[-1] + b"\x00", None)
-
-
-def test_given_topics_that_were_announced_when_the_ledger_is_written_then_those_nothing_was_told_of_are_found() -> None:
-    read = 0
-
-    class Told:
-        def __init__(self, entry: LedgerEntry) -> None:
-            self._entry = entry
-
-        def __getattr__(self, name: str) -> Any:
-            nonlocal read
-            read += 1
-            return getattr(self._entry, name)
-
-    topics = [TopicId("default", f"t{number}") for number in range(100)]
-    told = [entry(topic=topic) for topic in topics[1:]] + [entry(topic=topics[0], start=b"d", stop=b"e")]
-    told += [entry(topic=topics[0], **other) for other in ({"generation": 2}, {"table": "payload"}, {"rule": "x"})]
-    announced = [entry(topic=topic, start=b"c", stop=b"z") for topic in topics]
-    taken: list[Any] = [Told(each) for each in told]
-    assert open_announcements(announced, taken) == announced[:1]
-    # Each is looked for among what was told of its own topic.
-    assert read < 10 * len(topics)

@@ -31,36 +31,12 @@ def about(held: Hold | None = None) -> EntryKey:
     return EntryKey(ORDERS.topic, 3, "message", Rule.EXPIRED, held)
 
 
-def test_given_rows_that_went_when_counted_then_report_and_ledger_have_them() -> None:
-    outcome = Outcome()
-    outcome.add(due(KEYS[:2]), Done(KEYS[:2], at_ms=7))
-    outcome.add(due(KEYS[2:]), Done(KEYS[2:], at_ms=9))
-    [entry] = outcome.entries.values()
-    assert (entry.rows, entry.size_bytes, entry.oldest_ms, entry.newest_ms) == (5, 500, 1, 5)
-    assert list(outcome.taken.values()) == [DeletedRows(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
-
-
 def test_given_some_rows_of_a_batch_that_went_when_counted_then_only_these_are() -> None:
     outcome = Outcome()
     outcome.add(due(KEYS), Done(KEYS[:1], at_ms=7))
     assert (outcome.entries[about()].rows, outcome.entries[about()].size_bytes) == (1, 100)
     outcome.add(due(KEYS), Done(at_ms=7))
     assert outcome.entries[about()].rows == 1
-
-
-def test_given_held_rows_when_counted_then_they_are_in_no_ledger() -> None:
-    outcome = Outcome()
-    outcome.add(due(KEYS, Hold.FRONTIER))
-    assert outcome.entries[about(Hold.FRONTIER)].rows == 5
-    assert outcome.taken == {}
-    assert outcome.taking().entries == {}
-
-
-def test_given_rows_that_stay_when_counted_then_live_ones_are_not() -> None:
-    outcome = Outcome()
-    for finding in (Kept(Reason.HELD, 1), Kept(Reason.HELD, 2), Kept(Reason.LIVE, 5), Kept(Reason.UNDECIDED, 0)):
-        outcome.add(finding)
-    assert outcome.kept == {Reason.HELD: 3}
 
 
 def test_given_unrecognized_keys_when_counted_then_all_are_and_the_first_are_named() -> None:

@@ -13,10 +13,10 @@ from janitor.rules.policy import Rule
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.executor import HEARTBEAT_MS, LONGEST_SLEEP_SECONDS, Pacer, Permission
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, topic
+from tests.builders import DAY, HOUR, NOW_MS, janitor, topic
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
-from tms_core.errors import LeaseLost, StopRequested
+from tms_core.errors import LeaseLost
 from tms_core.tables.lease import Lease
 from tms_core.topic import TopicId
 
@@ -50,11 +50,6 @@ def case() -> Case:
     return Case()
 
 
-def test_given_nothing_in_the_way_when_asked_then_it_may_go_on(case: Case) -> None:
-    assert case.permission.allows(ORDERS)
-    case.permission.alive()
-
-
 @pytest.mark.parametrize("paused", [EVERYTHING, "default:*", "default:orders", "*:orders", "default:order?"])
 def test_given_a_pause_that_fits_when_asked_then_nothing_is_taken_of_that_topic_and_the_run_lives_on(
     case: Case, paused: str
@@ -74,22 +69,6 @@ def test_given_a_pause_of_others_when_asked_then_it_may_go_on(case: Case, paused
     assert case.permission.allows(ORDERS)
 
 
-def test_given_a_word_to_stop_when_asked_then_the_run_is_over_whatever_is_paused(case: Case) -> None:
-    case.state.pause(EVERYTHING, NOW_MS)
-    case.is_stopping = True
-    with pytest.raises(StopRequested):
-        case.permission.allows(ORDERS)
-    with pytest.raises(StopRequested):
-        case.permission.alive()
-
-
-def test_given_a_lost_lease_when_asked_then_the_run_is_over_whatever_is_paused(case: Case) -> None:
-    case.state.pause(EVERYTHING, NOW_MS)
-    case.take_over()
-    with pytest.raises(LeaseLost):
-        case.permission.allows(ORDERS)
-
-
 def test_given_a_lost_lease_when_the_run_only_reads_then_it_learns_of_it_with_its_next_heartbeat(case: Case) -> None:
     case.permission.alive()
     case.take_over()
@@ -105,14 +84,6 @@ def test_given_a_lost_lease_when_the_run_begins_then_it_is_over(case: Case) -> N
     with pytest.raises(LeaseLost):
         case.permission.alive()
     assert case.heartbeat_ms == NOW_MS
-
-
-def test_given_no_lease_when_another_takes_one_then_the_run_goes_on() -> None:
-    case = Case(leased=False)
-    case.take_over()
-    case.clock.advance(MINUTE)
-    assert case.permission.allows(ORDERS)
-    case.permission.alive()
 
 
 def test_given_a_long_run_when_it_shows_that_it_is_alive_then_that_is_written_down_now_and_then(case: Case) -> None:
@@ -132,13 +103,6 @@ def test_given_a_wall_clock_that_is_set_back_when_alive_then_monotonic_time_says
     assert case.heartbeat_ms == NOW_MS - 3_600_000 + HEARTBEAT_MS
 
 
-def test_given_a_run_that_was_closed_by_another_when_it_is_alive_then_it_does_not_come_back(case: Case) -> None:
-    case.state.finish_run("run", NOW_MS + 1, "lost", "{}")
-    case.clock.advance(HEARTBEAT_MS)
-    case.permission.alive()
-    assert (case.heartbeat_ms, case.state.unfinished_runs()) == (NOW_MS, [])
-
-
 # --- the rate: each batch is paid for after it was written, and nothing is saved up ----------------------------------
 
 
@@ -152,21 +116,6 @@ class Sleepy(ManualClock):
     def sleep(self, seconds: float) -> None:
         self.sleeps.append(seconds)
         super().sleep(seconds)
-
-
-def test_given_no_limit_when_paid_then_nothing_is_waited_for() -> None:
-    clock = ManualClock(0)
-    assert Pacer(None, clock).pay(10**9) == 0.0
-    assert clock.monotonic_ms() == 0
-
-
-def test_given_a_limit_when_a_batch_is_paid_then_the_wait_is_what_it_is_worth() -> None:
-    clock = ManualClock(0)
-    pacer = Pacer(1000, clock)
-    assert pacer.pay(500) == 0.5
-    assert clock.monotonic_ms() == 500
-    assert pacer.pay(2000) == 2.0
-    assert clock.monotonic_ms() == 2500
 
 
 @pytest.mark.parametrize(
@@ -195,21 +144,6 @@ def test_given_a_batch_that_was_paid_when_the_next_one_is_then_what_happened_mea
     pacer.pay(rows)
     happens(clock)
     assert pacer.pay(500) == 0.5
-
-
-def test_given_no_rows_when_paid_then_nothing_is_waited_for() -> None:
-    assert Pacer(1000, ManualClock(0)).pay(0) == 0.0
-
-
-@pytest.mark.parametrize("rate", [3, 0.5, 1_000_000])
-def test_given_batches_worth_less_than_the_clock_can_wait_when_many_are_paid_then_the_rate_still_holds(
-    rate: float,
-) -> None:
-    clock = ManualClock(0)
-    pacer = Pacer(rate, clock)
-    for _ in range(1000):
-        pacer.pay(1)
-    assert clock.monotonic_ms() == pytest.approx(1_000_000 / rate, rel=0.01)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 2000)), min_size=1, max_size=20), st.integers(1, 10_000))

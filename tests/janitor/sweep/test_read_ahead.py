@@ -138,15 +138,6 @@ def test_given_ranges_of_some_hundred_rows_when_all_are_wanted_then_they_too_are
     assert store.calls["keys"] < 50
 
 
-def test_given_calls_that_cost_nothing_when_asked_then_the_table_is_asked_each_time() -> None:
-    store = DearStore(dear=False)
-    topic(store, "default:orders", ttl_seconds=3600).plain(*range(10))
-    ahead = Ahead(store.message, 1000)
-    store.calls.clear()
-    assert [ahead.first(b"") for _ in range(10)] == [store.message.first(b"")] * 10
-    assert (store.calls["keys"], ahead.take_spared()) == (11, 0)
-
-
 def test_given_a_row_that_cannot_be_read_when_it_is_ahead_then_only_whoever_comes_to_it_is_told() -> None:
     store = filled([b"a", b"b", b"c"])
     store.message.broken = b"c"
@@ -199,25 +190,6 @@ def test_given_many_small_topics_when_swept_then_keys_are_read_through_and_the_r
     assert sum(store.calls[name] for name in reads) < 500 * 2 + 100
     assert report.to_json()["seeks_spared"] > 500 * 4
     assert report.store_calls < plain.store_calls
-
-
-def test_given_a_topic_that_moves_while_it_is_read_ahead_when_swept_then_each_row_counts_once() -> None:
-    store = DearStore()
-    orders = topic(store, "default:orders", ttl_seconds=3600)
-    orders.plain(*range(NOW_MS - 3 * HOUR, NOW_MS - 3 * HOUR + 12))
-    deletes: list[int] = []
-    delete = store.message.delete
-
-    def moving(keys: list[bytes], origin: Origin | None) -> None:
-        delete(keys, origin)
-        deletes.append(len(keys))
-        if len(deletes) == 1:
-            topic(store, "default:orders", ttl_seconds=7200)
-
-    vars(store.message)["delete"] = moving
-    report = janitor(store, batch_rows=5).engine.run_once(adopt=True)
-    assert report.errors == []
-    assert (report.total(Rule.EXPIRED), sum(deletes), orders.times()) == (12, 12, [])
 
 
 def test_given_rows_of_a_new_topic_between_two_steps_when_swept_then_the_next_step_sees_them() -> None:

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.report import SnapshotUsed
 from janitor.rules.ranges import Lifetime
 from janitor.state.base import KnownIds, OpenIdRecord
 from janitor.state.sqlite.state import SqliteState
@@ -59,15 +58,6 @@ def read(source: Source | None) -> TxState:
 # --- which snapshot may be used (S14) --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("age_ms", [0, 60_000, 120_000, -1, -ALLOWANCE_MS])
-def test_s14_given_a_fresh_snapshot_when_read_then_it_is_used(age_ms: int) -> None:
-    state = read(Source(age_ms))
-    assert state.problem is None
-    assert state.message == ""
-    assert state.usable == visibility(NOW_MS - age_ms, [INVALID], [IN_PROGRESS], pointer(NOW_MS))
-    assert state.used == SnapshotUsed(NOW_MS - age_ms, "snapshot.1")
-
-
 @pytest.mark.parametrize(
     ("age_ms", "problem", "figure"),
     [
@@ -105,12 +95,6 @@ def test_s14_given_a_source_that_fails_when_read_then_there_is_no_snapshot_and_t
     assert (state.snapshot, state.usable, state.used) == (None, None, None)
 
 
-def test_s14_given_no_source_when_read_then_the_next_step_is_named() -> None:
-    state = read(None)
-    assert (state.problem, state.usable) == (Problem.NOT_CONFIGURED, None)
-    assert "--snapshots" in state.message
-
-
 @pytest.mark.parametrize("age_ms", [0, 120_001])
 def test_s14_given_newer_snapshots_that_were_passed_over_when_read_then_they_are_named(age_ms: int) -> None:
     rejected = (
@@ -131,21 +115,6 @@ def test_given_an_error_of_another_kind_when_read_then_it_is_not_hidden() -> Non
 def view(age_ms: int | None = 0) -> TransactionView:
     snapshot = None if age_ms is None else visibility(NOW_MS - age_ms, [INVALID], [IN_PROGRESS])
     return TransactionView(snapshot, NOW_MS, LIFETIME.undecided_ms)
-
-
-def test_given_a_snapshot_when_asked_then_its_invalid_list_answers() -> None:
-    asked = (INVALID - 1, INVALID, INVALID + 1, -INVALID, IN_PROGRESS)
-    assert [view().is_invalid(pointer) for pointer in asked] == [False, True, False, False, False]
-
-
-def test_given_a_snapshot_when_asked_then_what_was_in_progress_or_began_later_is_undecided() -> None:
-    newest = pointer(NOW_MS)
-    asked = (INVALID, IN_PROGRESS, IN_PROGRESS + 1, newest, newest + 1)
-    assert [view().is_undecided(pointer) for pointer in asked] == [False, True, False, False, True]
-
-
-def test_given_no_snapshot_when_asked_then_nothing_is_invalid() -> None:
-    assert not view(None).is_invalid(INVALID)
 
 
 @pytest.mark.parametrize(
@@ -183,29 +152,6 @@ def compared(ids: KnownIds, *listed: int) -> tuple[list[OpenIdRecord], list[int]
     """What is open and was known, and which pointers are new, gone, or left though they are closed."""
     observed = observe(ids, array("q", listed), NOW_MS)
     return observed.still, list(observed.new), observed.gone, list(observed.left)
-
-
-def test_given_pointers_never_seen_when_listed_then_they_are_open_from_now_on() -> None:
-    assert compared(known(), 3, 9) == ([], [3, 9], [], [])
-    observed = observe(known(OPEN), array("q", [3, 10]), NOW_MS)
-    assert list(observed.open_ids()) == [OPEN, OpenIdRecord(3, NOW_MS)]
-
-
-def test_given_open_pointers_when_still_listed_then_they_stay_as_they_are() -> None:
-    assert compared(known(OPEN), 10) == ([OPEN], [], [], [])
-
-
-def test_given_closed_pointers_when_still_listed_then_they_are_not_opened_again() -> None:
-    assert compared(known(closed=[20]), 20) == ([], [], [], [])
-
-
-def test_given_open_pointers_when_no_longer_listed_then_they_are_gone() -> None:
-    assert compared(known(OPEN)) == ([], [], [10], [])
-
-
-@pytest.mark.parametrize("closed", [known(closed=[20]), known(OpenIdRecord(20, 5, NOW_MS + 1, NOW_MS + 1))])
-def test_given_a_closed_pointer_when_taken_off_the_list_then_it_has_left_and_is_not_gone(closed: KnownIds) -> None:
-    assert compared(closed) == ([], [], [], [20])
 
 
 def test_given_all_kinds_when_compared_then_each_comes_in_order() -> None:
@@ -278,19 +224,6 @@ def test_given_any_memory_and_any_list_when_compared_then_it_is_as_if_every_poin
 # --- from when on to search ------------------------------------------------------------------------------------------
 
 
-def test_given_nothing_open_when_asked_then_nothing_is_searched() -> None:
-    assert search_since_ms([], TERM) is None
-
-
-def test_given_a_pointer_never_searched_for_when_asked_then_it_is_from_its_begin_less_the_allowance() -> None:
-    assert search_since_ms([OpenIdRecord(pointer(BEGUN_MS, 7), NOW_MS)], TERM) == BEGUN_MS - 300
-
-
-def test_given_a_pointer_that_was_searched_for_when_asked_then_only_the_tail_is_left() -> None:
-    searched = OpenIdRecord(pointer(BEGUN_MS), NOW_MS, scanned_ms=BEGUN_MS + 50_000)
-    assert search_since_ms([searched], TERM) == BEGUN_MS + 49_700
-
-
 def test_given_several_pointers_when_asked_then_the_earliest_counts() -> None:
     searched = OpenIdRecord(pointer(BEGUN_MS), NOW_MS, scanned_ms=BEGUN_MS + 50_000)
     never = OpenIdRecord(pointer(BEGUN_MS + 40_000), NOW_MS)
@@ -311,12 +244,6 @@ def test_given_a_complete_pass_when_it_was_full_and_began_after_the_last_possibl
     expected = OpenIdRecord(record.pointer, 5, began_ms, finished_ms if over and full else None)
     assert list(covered([record], began_ms, finished_ms, TERM, began_ms if full else None)) == [expected]
     assert closed_for(expected, TERM) is (over and full)
-
-
-def test_given_clocks_that_may_differ_by_more_than_the_grace_when_asked_then_that_is_how_late_a_write_may_be() -> None:
-    loose = TERM._replace(allowance_ms=20_000)
-    [record] = covered([OpenIdRecord(pointer(BEGUN_MS), 5)], END_MS + 9_999, END_MS + 10_000, loose, END_MS + 9_999)
-    assert record.closed_ms is None
 
 
 @pytest.mark.parametrize(
