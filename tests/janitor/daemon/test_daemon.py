@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,12 +14,11 @@ from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import every
 from janitor.daemon.watched import Watched
 from janitor.metrics import Metrics
-from janitor.state.base import EVERYTHING, RunRecord
+from janitor.state.base import RunRecord
 from janitor.state.records import TopicCount
 from janitor.status.collect import Deployment
 from janitor.status.health import judge
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, fail_at, janitor, pointer, topic, watch
-from tests.support import raising
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -145,14 +143,6 @@ def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_
         assert site.results == ["done", "failed", "done"]
 
 
-def test_given_a_chore_that_fails_when_time_passes_then_sweeps_go_on(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)
-    with house(jobs=(Job("count", 60, raising(StoreError("it cannot be counted."))),)) as site:
-        site.time.advance(120)
-        assert site.results == ["done"] * 3
-        assert "count failed: it cannot be counted." in caplog.messages
-
-
 @pytest.mark.parametrize(
     ("mode", "expected"), [("apply", [0, 1, 60, 120, 180, 180, 240]), ("plan_only", [0, 60, 120, 180, 240])]
 )
@@ -168,20 +158,6 @@ def test_given_a_job_that_follows_sweeps_when_one_takes_rows_then_it_is_done_at_
             site.time.advance(1)
             at += [second] * (len(done) - len(at))
         assert at == expected
-
-
-def test_given_a_store_never_adopted_when_swept_without_adopt_then_nothing_goes_and_it_is_seen() -> None:
-    store = MemoryStore()
-    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    orders.plain(NOW_MS - HOUR)
-    with house(store, adopt=False) as site:
-        site.time.advance(5)
-        assert site.results == ["blocked"]
-        assert orders.times() == [NOW_MS - HOUR]
-        assert site.daemon.status().adopted_ms is None
-        site.rig.engine.adopt()
-        site.time.advance(60)
-        assert orders.times() == []
 
 
 def test_given_a_store_never_adopted_when_adopted_then_the_jobs_beside_the_sweeps_are_done_at_once() -> None:
@@ -207,34 +183,6 @@ def test_given_apply_is_off_when_time_passes_then_it_only_plans_and_shows_what_i
         ]
 
 
-def test_given_everything_is_paused_when_time_passes_then_nothing_goes_and_after_resume_it_does() -> None:
-    store = MemoryStore()
-    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    orders.plain(NOW_MS)
-    with house(store) as site:
-        site.rig.state.pause(EVERYTHING, NOW_MS)
-        site.time.advance(600)
-        assert orders.times() == [NOW_MS]
-        assert site.daemon.ready() == ""
-        site.rig.state.resume(EVERYTHING)
-        site.time.advance(60)
-        assert orders.times() == []
-
-
-def test_given_a_halt_in_the_middle_of_a_sweep_when_it_comes_then_at_most_that_batch_is_finished() -> None:
-    store = MemoryStore()
-    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    orders.plain(*(NOW_MS + number for number in range(100)))
-    stop: list[bool] = []
-    with house(store, batch_rows=10, is_stopping=lambda: bool(stop)) as site:
-        watch(store, after=lambda call: stop.append(True) if call.name == "message.delete" else None)
-        site.time.advance(120)
-        assert len(orders.times()) == 90
-        assert site.results[-1] == "interrupted"
-        site.rig.restart(is_stopping=lambda: False).engine.run_once()
-        assert orders.times() == []
-
-
 def test_given_a_wish_to_sweep_now_when_it_is_heard_then_it_sweeps_before_its_time() -> None:
     with house() as site:
         site.time.advance(10)
@@ -248,26 +196,6 @@ def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
         assert site.lease is not None
         site.time.advance(3600)
         site.lease.check()
-        assert site.daemon.status().leader
-
-
-def test_given_a_lease_that_another_has_taken_when_time_passes_then_nothing_is_swept_until_it_is_free_again() -> None:
-    """S12."""
-    store = MemoryStore()
-    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    orders.plain(NOW_MS)
-    with house(store, leased=True) as site:
-        other = Lease(site.rig.state, "another one", 60, site.time.clock)
-        other.acquire(sole=True)
-        for _ in range(10):
-            site.time.advance(30)
-            other.renew()
-        assert orders.times() == [NOW_MS]
-        assert not site.daemon.status().leader
-        assert site.daemon.status().lease_holder == "another one"
-        other.release()
-        site.time.advance(60)
-        assert orders.times() == []
         assert site.daemon.status().leader
 
 
@@ -371,13 +299,6 @@ def test_given_a_job_that_fails_when_seen_then_it_is_said_until_it_works_again()
         broken.clear()
         site.time.advance(60)
         assert (site.daemon.status().failing, site.daemon.ready()) == ({}, "")
-
-
-def test_given_a_bug_in_a_job_when_seen_then_it_is_said() -> None:
-    with house() as site:
-        site.daemon.failed("count", ZeroDivisionError("division by zero"))
-        site.time.advance(5)
-        assert site.daemon.status().failing == {"count": "ZeroDivisionError: division by zero"}
 
 
 def test_given_a_wish_to_sweep_now_when_it_is_granted_then_no_topic_is_left_for_later() -> None:

@@ -63,22 +63,6 @@ def started(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = 
 # --- intervals -------------------------------------------------------------------------------------------------------
 
 
-def test_given_an_interval_when_time_passes_then_each_run_is_exactly_that_later(time: VirtualTime) -> None:
-    job = started(time, 60, Job(time.clock))
-    time.advance(59.999)
-    assert job.at == []
-    time.advance(0.001)
-    assert job.at == [60]
-    time.advance(180)
-    assert job.at == [60, 120, 180, 240]
-
-
-def test_given_at_once_when_started_then_it_runs_then_and_on_the_interval(time: VirtualTime) -> None:
-    job = started(time, 60, Job(time.clock), at_once=True)
-    time.advance(120)
-    assert job.at == [0, 60, 120]
-
-
 def test_given_a_day_when_it_passes_then_no_run_drifts(time: VirtualTime) -> None:
     job = started(time, 60, Job(time.clock, *[0.7] * 2000))
     time.advance(24 * 3600)

@@ -81,12 +81,6 @@ def test_given_a_message_then_it_is_decoded(store: MemoryStore) -> None:
     }
 
 
-def test_given_an_unrecognized_row_then_it_is_shown_by_its_key(store: MemoryStore) -> None:
-    for found in (inspect.messages(store, SNAPSHOT, (), 100, nobody), inspect.payloads(store, None, (), 100, nobody)):
-        [row] = [row for row in found.rows if row["topic"] is None]
-        assert row["key"] == b"unrecognized".hex()
-
-
 def test_given_a_generation_or_a_time_that_cdap_never_writes_then_the_row_counts_as_unrecognized_and_is_decoded() -> (
     None
 ):
@@ -135,10 +129,6 @@ def test_given_patterns_then_only_rows_of_those_topics_are_read(store: MemorySto
     assert {row["topic"] for row in found.rows} == {"default:orders"}
     assert inspect.messages(store, SNAPSHOT, ("*:unknown",), 100, nobody).counts == {"plain": 1}, "has no metadata"
     assert inspect.payloads(store, SNAPSHOT, ("x:*",), 100, nobody) == inspect.Inspected([], {}, None)
-
-
-def test_given_no_transaction_then_there_is_no_oldest() -> None:
-    assert inspect.messages(MemoryStore(), None, (), 1, nobody) == inspect.Inspected([], {}, None)
 
 
 def test_given_any_table_when_inspected_then_nothing_is_written_and_pages_are_told(store: MemoryStore) -> None:
@@ -210,28 +200,6 @@ def test_given_an_invalid_cell_then_it_refutes_claims_from_its_own_pointer_on(
     assert (found.cells, found.open_cells, found.refuted) == (4, 1, refuted)
     assert len(found.sample_keys) == refuted
     assert found.to_json()["boundary"] == (None if bound is None else str(bound))
-
-
-def test_given_an_inverted_cell_then_it_refutes_nothing() -> None:
-    store = MemoryStore()
-    topic(store, "default:orders", ttl_seconds=60).tx(-INVALID, NOW_MS)
-    assert inspect.audit([store.message], INVALID, lambda _: True, nobody).refuted == 0
-
-
-def test_given_rows_of_unknown_topics_and_unrecognized_keys_then_they_are_audited_too() -> None:
-    store = MemoryStore()
-    unknown_topic(store, "default:unknown").tx(INVALID, NOW_MS)
-    store.message.put([(b"unrecognized", MessageValue(INVALID, b"?"))])
-    found = inspect.audit([store.message], INVALID, SNAPSHOT.is_invalid, nobody)
-    assert (found.cells, found.refuted, found.unrecognized) == (2, 2, 1)
-
-
-def test_given_many_refuting_rows_then_all_are_counted_and_the_first_are_named() -> None:
-    store = MemoryStore()
-    topic(store, "default:orders", ttl_seconds=60).tx(INVALID, *range(1, 3001))
-    found = inspect.audit([store.message], INVALID, SNAPSHOT.is_invalid, nobody)
-    assert found.refuted == 3000
-    assert [MessageKey.parse(key).publish_ms for key in found.sample_keys] == list(range(1, 11))  # type: ignore[union-attr]
 
 
 @given(

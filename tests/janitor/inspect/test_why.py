@@ -162,12 +162,6 @@ def test_given_an_id_that_lives_in_two_generations_then_each_row_has_its_own_ans
     assert (found[2].fate.due_ms, found[2].fate.goes_ms) == (None, None)
 
 
-def test_given_a_deleted_topic_then_its_last_generation_goes_as_old(store: MemoryStore) -> None:
-    gone = topic(store, "default:gone", ttl_seconds=TTL_SECONDS, generation=-2).plain(NOW_MS)
-    fate = only(ask(gone, NOW_MS)).fate
-    assert (fate.action, fate.rule) == ("delete", Rule.OLD_GENERATION)
-
-
 def test_given_a_topic_without_metadata_or_with_none_that_parses_then_nothing_ever_takes_its_rows(
     store: MemoryStore,
 ) -> None:
@@ -188,17 +182,6 @@ def test_given_a_key_that_is_none_of_ours_then_it_stays(orders: Topic) -> None:
     for publish_ms in (-5, 5):
         fate = only(ask(orders, publish_ms)).fate
         assert (fate.action, fate.reason, fate.rule) == ("keep", Reason.UNRECOGNIZED, None)
-
-
-def test_given_other_rows_around_then_they_are_not_taken_for_it(orders: Topic) -> None:
-    orders.store.message.put(
-        [(orders.id.prefix + b"\x00", MessageValue(None, b"")), (orders.id.prefix, MessageValue(None, b""))]
-    )
-    orders.plain(NOW_MS, NOW_MS, NOW_MS + 1)
-    topic(orders.store, "default:orders-2", ttl_seconds=TTL_SECONDS).plain(NOW_MS + 2)
-    assert only(ask(orders, NOW_MS, 1)).time_ms == NOW_MS
-    assert ask(orders, NOW_MS, 2).found == ()
-    assert ask(orders, NOW_MS + 2, 0).found == ()
 
 
 def test_given_a_value_that_cannot_be_read_then_the_row_is_there_all_the_same(
@@ -268,32 +251,6 @@ def test_given_a_ttl_that_was_shortened_then_a_row_goes_when_the_hold_ends(order
     assert (fate.action, fate.reason, fate.hold) == ("keep", Reason.HELD, Hold.FRONTIER)
     assert fate.until_ms == fate.goes_ms == NOW_MS + HOLD_SECONDS * 1000
     assert goes_when_it_says(orders, PUBLISHED_MS, record, NOW_MS) == NOW_MS + HOLD_SECONDS * 1000
-
-
-def test_given_a_held_cut_off_that_comes_to_the_row_before_the_hold_ends_then_the_row_goes_then(orders: Topic) -> None:
-    record = FrontierRecord(1, PUBLISHED_MS - 20 * MINUTE, at(NOW_MS), NOW_MS - DAY)
-    orders.plain(PUBLISHED_MS)
-    assert goes_when_it_says(orders, PUBLISHED_MS, record, NOW_MS) == NOW_MS + 20 * MINUTE + 1
-
-
-def test_given_a_row_that_is_not_due_before_the_hold_ends_then_the_hold_does_not_matter(orders: Topic) -> None:
-    record = FrontierRecord(1, NOW_MS - DAY, at(NOW_MS), NOW_MS - DAY)
-    future_ms = NOW_MS + 2 * HOUR
-    orders.plain(future_ms)
-    fate = only(ask(orders, future_ms, records={orders: record})).fate
-    assert (fate.hold, fate.until_ms) == (None, None)
-    assert fate.goes_ms == fate.due_ms == future_ms + TTL_SECONDS * 1000 + 1
-
-
-def test_given_a_topic_created_again_then_its_former_rows_wait_for_the_hold_or_for_the_former_cut_off(
-    store: MemoryStore,
-) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=2)
-    record = FrontierRecord(1, NOW_MS - HOUR, at(NOW_MS), NOW_MS - DAY)
-    orders.at(1).plain(NOW_MS - HOUR + MINUTE, NOW_MS - MINUTE)
-    assert goes_when_it_says(orders, NOW_MS - HOUR + MINUTE, record, NOW_MS) == NOW_MS + MINUTE + 1
-    answer = ask(orders, NOW_MS - MINUTE, 1, records={orders: record})
-    assert only(answer).fate.goes_ms == NOW_MS + 59 * MINUTE + 1
 
 
 @given(
@@ -397,11 +354,6 @@ def test_given_a_message_that_goes_then_its_payload_goes_with_it(orders: Topic) 
     assert [(row.fate.reason, row.fate.hold) for row in unadopted] == [(Reason.HELD, Hold.FIRST_CONTACT)] * 2
 
 
-def test_given_a_message_that_was_rolled_back_then_its_payload_is_found_by_the_positive_pointer(orders: Topic) -> None:
-    orders.stored(COMMITTED, STORED_MS).ref(-COMMITTED, NOW_MS)
-    assert payload_of(ask(orders, NOW_MS, 1, (STORED_MS, 0))).pointer == COMMITTED
-
-
 def test_given_another_message_that_refers_to_the_payload_then_the_payload_stays(orders: Topic) -> None:
     asked = stored(orders, COMMITTED, STORED_MS + 1)
     orders.ref(COMMITTED, NOW_MS)
@@ -445,13 +397,6 @@ def test_given_an_id_with_a_payload_that_is_gone_then_only_runs_that_may_have_ta
     [missing] = answer.missing
     assert (missing.table, missing.key) == ("payload", wanted.pack())
     assert [(trace.entry, trace.certain) for trace in missing.taken] == [(lost, False), (wide, False)]
-
-
-def test_given_an_id_with_a_payload_and_a_message_that_carries_its_own_then_no_payload_row_is_looked_for(
-    orders: Topic,
-) -> None:
-    orders.tx(COMMITTED, NOW_MS)
-    assert not only(ask(orders, NOW_MS, 0, (STORED_MS, 4))).refers
 
 
 # --- a row that is gone ----------------------------------------------------------------------------------------------
@@ -511,12 +456,6 @@ def test_given_a_run_that_has_not_ended_then_what_it_announced_counts_and_what_o
     state.finish_run("over", 2, "done", "{}")
     [trace] = ask(orders, PUBLISHED_MS, state=state).missing[0].taken
     assert (trace.entry, trace.certain) == (announced, False)
-
-
-def test_given_a_row_that_is_there_then_the_ledger_is_not_asked_who_took_it(orders: Topic, state: SqliteState) -> None:
-    orders.plain(PUBLISHED_MS)
-    state.add_ledger([taken_range(orders, 1, PUBLISHED_MS, PUBLISHED_MS + 10)])
-    assert ask(orders, PUBLISHED_MS, state=state).missing == ()
 
 
 # --- how far back the memory goes ------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -244,22 +243,9 @@ def test_given_everything_then_every_figure_is_in_its_series() -> None:
     }
 
 
-def test_given_only_plans_are_wanted_then_it_says_so() -> None:
-    assert seen(replace(empty(), mode="plan_only"))["tms_janitor_plan_only"] == 1
-
-
-def test_given_the_janitor_has_died_then_its_times_stay_and_their_age_grows() -> None:
-    assert seen(full()) == seen(replace(full(), now_ms=NOW_MS + 60 * MINUTE))
-
-
 def test_given_a_topic_is_held_in_both_tables_then_it_is_one_topic() -> None:
     entry = HeldTopic("a:b", "frontier", 1, 1, 1, None, "")
     assert seen(empty(held=[entry, replace(entry, rows=2)]))["tms_janitor_held_topics frontier"] == 1
-
-
-def test_given_no_snapshot_then_nothing_is_said_of_it_but_open_transactions_are_remembered() -> None:
-    found = seen(empty(snapshot=SnapshotFigures(None, problem="missing", open=4)))
-    assert [name for name in found if "transactions" in name] == ["tms_janitor_open_invalid_transactions"]
 
 
 # --- counters --------------------------------------------------------------------------------------------------------
@@ -396,14 +382,6 @@ def test_given_top_then_the_largest_have_series_and_the_others_are_summed() -> N
     assert sizes(seen(empty(topics=SOME), "top", 2)) == {"a b": 300, "a c": 200, OTHER: 150}
 
 
-def test_given_none_then_all_are_summed() -> None:
-    assert sizes(seen(empty(topics=SOME), "none", 2)) == {OTHER: 650}
-
-
-def test_metrics_with_places_for_all_topics_sum_nothing() -> None:
-    assert sizes(seen(empty(topics=SOME), "top", 4)) == {"a a": 100, "a b": 300, "a c": 200, "b a": 50}
-
-
 def test_the_others_are_as_old_as_the_oldest_of_them_and_as_new_as_the_newest() -> None:
     topics = [
         queue("a:a", 1, oldest_ms=3_000, newest_ms=4_000, counted_ms=9_000),
@@ -421,11 +399,6 @@ def test_the_others_are_as_old_as_the_oldest_of_them_and_as_new_as_the_newest() 
     }
 
 
-def test_given_topics_that_were_never_counted_then_they_have_no_series_and_take_no_place() -> None:
-    topics = [queue("a:a", None), queue("a:b", None), queue("a:c", 1)]
-    assert sizes(seen(empty(topics=topics), "top", 1)) == {"a c": 1}
-
-
 @pytest.mark.parametrize("per_topic", ["top", "none"])
 def test_given_a_topic_that_is_really_named_other_then_it_is_one_of_the_others(per_topic: PerTopic) -> None:
     found = seen(empty(topics=[queue("_other:_other", 1000), queue("a:a", 1)]), per_topic, 1)
@@ -439,11 +412,6 @@ def test_given_sizes_that_change_then_a_topic_stays_until_it_is_a_fifth_smaller(
         made.update(empty(topics=[queue("n:a", a), queue("n:b", b)]))
         shown.append(next(name for name in sizes(series(parse_text(text(made)))) if name != OTHER))
     assert shown == ["n a", "n a", "n a", "n b", "n b", "n b", "n a", "n a"]
-
-
-def test_given_a_topic_that_is_gone_then_its_place_is_free() -> None:
-    a, b, c = (TopicName("n", name) for name in "abc")
-    assert largest({b: 1, c: 2}, [a, b], 2) == {b, c}
 
 
 names = st.integers(0, 12).map(lambda number: TopicName("n", str(number)))
@@ -536,16 +504,6 @@ def test_openmetrics_is_written_to_those_who_ask_for_it_and_text_to_all_others(
     assert body.endswith(b"# EOF\n") is openmetrics
 
 
-def test_both_formats_say_the_same() -> None:
-    made = metrics(full())
-    assert series(parse_openmetrics(text(made, "application/openmetrics-text"))) == series(parse_text(text(made)))
-
-
-def test_given_no_picture_yet_then_only_the_process_is_shown_so_that_no_counter_seems_to_begin_anew() -> None:
-    assert "process_resident_memory_bytes" in text(metrics())
-    assert series(parse_text(text(metrics()))) == {}
-
-
 def test_given_a_picture_then_nothing_of_it_is_read_when_metrics_are_written() -> None:
     topics, counters = [queue("a:b", 1)], counter("rows_inverted_total", 1)
     made = metrics(empty(topics=topics, counters=counters))
@@ -560,12 +518,6 @@ def test_given_a_picture_that_cannot_be_drawn_then_the_one_before_stays() -> Non
     with pytest.raises(ValueError, match="nonsense"):
         made.update(empty(boundary=BoundaryFigures("nonsense")))
     assert series(parse_text(text(made))) == seen(full())
-
-
-def test_the_registry_is_our_own() -> None:
-    made = metrics(full())
-    assert not [family.name for family in REGISTRY.collect() if family.name.startswith(OWN)]
-    assert made.registry is not metrics().registry
 
 
 @pytest.mark.parametrize(

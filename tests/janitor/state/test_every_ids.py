@@ -32,13 +32,6 @@ def both(*open_ids: OpenIdRecord, closed: list[int]) -> KnownIds:
     return KnownIds({record.pointer: record for record in open_ids}, array("q", closed))
 
 
-def test_given_open_and_closed_ids_when_asked_then_they_come_apart_and_in_order(state: State) -> None:
-    assert known(state) == both(closed=[])
-    state.save_open_ids([OTHER, OPEN, CLOSED])
-    assert known(state) == both(OPEN, closed=[7, 9])
-    assert list(state.open_ids().values()) == [OPEN, CLOSED, OTHER]
-
-
 @pytest.mark.parametrize(
     ("saved", "expected"),
     [
@@ -55,16 +48,6 @@ def test_given_closed_ids_that_were_read_when_others_are_saved_then_they_are_oth
     known(state)
     state.save_open_ids([saved])
     assert known(state) == expected
-
-
-def test_given_closed_ids_when_forgotten_by_age_then_open_ones_and_those_closed_at_the_moment_or_later_stay(
-    state: State,
-) -> None:
-    state.save_open_ids([OTHER, OPEN, CLOSED])
-    state.forget_closed_ids([5, 7, 9], 21)
-    assert known(state) == both(OPEN, closed=[7, 9])
-    state.forget_closed_ids([5, 6, 7], 22)
-    assert known(state) == both(OPEN, closed=[9])
 
 
 def test_given_closed_ids_that_were_read_when_another_process_changes_them_then_they_are_read_again(
@@ -103,17 +86,6 @@ def test_given_a_transaction_that_closes_when_it_is_undone_then_what_was_read_in
         assert known(state) == both(OPEN, closed=[7, 9])
 
 
-def test_given_a_transaction_that_closes_one_after_another_then_each_is_known_inside_at_once(state: State) -> None:
-    state.save_open_ids([OTHER, OPEN, CLOSED])
-    with state.transaction():
-        for pointer, closed in ((5, [5, 7, 9]), (8, [5, 7, 8, 9]), (10, [5, 7, 8, 9, 10])):
-            state.save_open_ids([OpenIdRecord(pointer, 1, 30, 31)])
-            assert known(state) == both(closed=closed)
-        state.forget_open_ids([7])
-        assert known(state) == both(closed=[5, 8, 9, 10])
-    assert known(state) == both(closed=[5, 8, 9, 10])
-
-
 def test_given_a_clock_set_back_or_a_longer_window_when_asked_then_what_is_not_closed_by_them_is_open_until_then(
     state: State,
 ) -> None:
@@ -127,12 +99,6 @@ def test_given_a_clock_set_back_or_a_longer_window_when_asked_then_what_is_not_c
     for now_ms, window_ms in ((19, 11), (20, 21)):
         assert state.known_ids(now_ms, window_ms) == both(OPEN, CLOSED, OTHER, late, closed=[])
     assert state.known_ids(22, 11) == everything
-
-
-def test_given_a_closing_time_without_a_search_when_asked_then_it_does_not_count(state: State) -> None:
-    never = OpenIdRecord(8, 1, None, 21)
-    state.save_open_ids([CLOSED, never])
-    assert known(state) == both(never, closed=[7])
 
 
 class Model:

@@ -53,17 +53,6 @@ def times(found: list[LedgerEntry]) -> list[int]:
     return [item.at_ms for item in found]
 
 
-def test_given_a_moment_when_runs_are_asked_for_then_only_those_that_began_before(state: State) -> None:
-    for number in range(4):
-        state.begin_run(RunRecord(f"r{number}", "apply", number))
-    for number in range(3):
-        state.finish_run(f"r{number}", 9, "done", "{}")
-    assert [run.id for run in state.runs(9)] == ["r3", "r2", "r1", "r0"]
-    assert [run.id for run in state.runs(9, 3)] == ["r2", "r1", "r0"]
-    assert [run.id for run in state.runs(1, 2)] == ["r1"]
-    assert state.runs(9, 0) == []
-
-
 def test_given_a_run_when_asked_for_by_its_id_then_it_is_that_one(state: State) -> None:
     state.begin_run(RunRecord("one", "apply", 1))
     state.begin_run(RunRecord("two", "apply", 2, heartbeat_ms=2))
@@ -124,12 +113,6 @@ def test_given_a_heartbeat_then_only_a_run_that_goes_on_takes_it(state: State) -
     assert [(run.id, run.heartbeat_ms) for run in state.runs(10)] == [("on", 9), ("over", 2)]
 
 
-def test_given_the_beginning_of_the_memory_when_said_twice_then_the_first_counts(state: State) -> None:
-    state.save_created_ms(5)
-    state.save_created_ms(3)
-    assert state.created_ms() == 5
-
-
 @FEW
 @given(st.lists(entries, max_size=6), st.integers(0, 7))
 def test_given_any_entries_when_added_then_the_last_ones_come_back_newest_first(
@@ -163,20 +146,6 @@ def test_given_a_range_when_asked_by_key_then_its_start_is_in_it_and_its_stop_is
 ) -> None:
     state.add_ledger([entry(start=b"b", stop=b"d"), entry(topic=OTHER, start=b"", stop=b"z")])
     assert state.ledger(9, topic=TOPIC, key=key) == ([entry(start=b"b", stop=b"d")] if held else [])
-
-
-def test_given_old_entries_when_pruned_by_age_then_those_of_the_moment_and_later_stay(state: State) -> None:
-    state.add_ledger(entry(at_ms=at_ms) for at_ms in (99, 101, 100, 98))
-    assert state.prune_ledger(100, keep=10) == 2
-    assert times(state.ledger(9)) == [100, 101]
-
-
-def test_given_too_many_entries_when_pruned_then_exactly_the_newest_stay(state: State) -> None:
-    state.add_ledger(entry(at_ms=at_ms) for at_ms in range(10))
-    assert state.prune_ledger(0, keep=10) == 0
-    assert state.prune_ledger(0, keep=4) == 6
-    assert times(state.ledger(99)) == [9, 8, 7, 6]
-    assert state.prune_ledger(0, keep=0) == 4
 
 
 def test_given_entries_that_went_from_the_middle_when_pruned_by_number_then_as_many_stay_as_may(state: State) -> None:
@@ -227,14 +196,6 @@ def test_given_any_amounts_when_added_then_each_series_is_their_sum(
             for key, amount in amounts_of_a_run.items():
                 sums[key] = sums.get(key, 0.0) + amount
         assert state.counters() == sums
-
-
-def test_given_labels_then_each_set_of_them_is_a_series_of_its_own(state: State) -> None:
-    plain = CounterKey("rows_deleted_total")
-    expired = CounterKey("rows_deleted_total", (("table", "message"), ("rule", "expired")))
-    state.add_counters({plain: 0.5, expired: 2})
-    state.add_counters({expired: 0.25})
-    assert state.counters() == {plain: 0.5, expired: 2.25}
 
 
 ROWS, BYTES = CounterKey("rows", (("table", "message"), ("rule", "expired"))), CounterKey("bytes")

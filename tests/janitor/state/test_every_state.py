@@ -127,28 +127,6 @@ def test_given_any_store_when_saved_then_it_comes_back(
         assert state.store() == record
 
 
-def test_given_a_memory_when_opened_again_then_everything_is_there(lasting: LastingMemories) -> None:
-    with lasting.new() as state:
-        state.save_store(STORE)
-        state.save_frontiers({TOPIC: FRONTIER})
-    with lasting.again() as state:
-        assert state.store() == STORE
-        assert state.frontiers() == {TOPIC: FRONTIER}
-
-
-def test_given_frontiers_when_some_are_saved_then_those_of_other_topics_stay(state: State) -> None:
-    other = TopicId("default", "other")
-    state.save_frontiers({TOPIC: FRONTIER, other: FRONTIER})
-    moved = FrontierRecord(-2, 600, ANCHOR, 400, PendingJump(3, 60, ANCHOR), (3, 60, True))
-    state.save_frontiers({TOPIC: moved})
-    assert state.frontiers() == {TOPIC: moved, other: FRONTIER}
-
-
-def test_given_first_contact_then_the_mark_is_random_and_nothing_is_adopted() -> None:
-    record = StoreRecord.first_contact("leveldb:/data", lambda count: "ab" * count)
-    assert record == StoreRecord("ab" * 16, "leveldb:/data", None, None, None)
-
-
 def test_given_another_store_when_saved_then_what_was_learnt_about_the_first_is_forgotten(state: State) -> None:
     state.save_store(STORE)
     state.save_frontiers({TOPIC: FRONTIER})
@@ -249,16 +227,6 @@ def test_given_two_processes_that_race_for_the_lease_then_exactly_one_gets_each_
     assert sorted(turn for turn, _ in won) == list(range(20))
 
 
-def test_given_runs_when_listed_then_the_newest_come_first_with_their_reports(state: State) -> None:
-    for number in range(3):
-        state.begin_run(RunRecord(f"run-{number}", "apply", number))
-    state.finish_run("run-1", 9, "done", '{"id": "run-1"}')
-    assert state.runs(2) == [
-        RunRecord("run-2", "apply", 2),
-        RunRecord("run-1", "apply", 1, 9, "done", '{"id": "run-1"}'),
-    ]
-
-
 @pytest.mark.parametrize("finished", [False, True])
 def test_given_old_runs_when_pruned_then_those_begun_at_the_moment_or_later_stay(state: State, finished: bool) -> None:
     for started_ms in (99, 100, 101):
@@ -291,15 +259,6 @@ def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: St
     assert (state.frontiers(), state.claim()) == ({}, None)
     state.save_claim(Claim(3, 4, "s"))
     assert state.claim() == Claim(3, 4, "s")
-
-
-def test_given_an_inner_part_when_it_raises_then_only_that_part_is_undone(state: State) -> None:
-    with state.transaction():
-        state.save_claim(Claim(1, 2, "r"))
-        with pytest.raises(StateError):
-            state.replace_evidence([Evidence(b"same", None, 1, 1, 1, "r")] * 2)
-        state.save_last_full_pass_ms(5)
-    assert (state.claim(), state.evidence(), state.last_full_pass_ms()) == (Claim(1, 2, "r"), [], 5)
 
 
 def test_given_an_inner_transaction_when_it_raises_then_what_was_changed_before_and_after_it_is_kept(

@@ -63,10 +63,3 @@ def test_figures_of_a_pass_in_another_layout_are_an_error(state: SqliteState, ke
     state.save_note(kept._note, [["odd"]])
     with pytest.raises(StateError, match=str(kept._note)):
         kept.read(state)
-
-
-@pytest.mark.parametrize("value", [[{"topic": "orders"}], [["default", "orders"]], {"rows": 3}])
-def test_figures_in_another_layout_are_named_in_an_error(state: SqliteState, value: object) -> None:
-    state.save_note(Note.OVERDUE, value)
-    with pytest.raises(StateError, match="overdue"):
-        HELD.read(state)

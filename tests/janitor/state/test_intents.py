@@ -22,25 +22,6 @@ FIRST = entry(rows=None, oldest_ms=None, newest_ms=None, snapshot_timestamp_ms=N
 SECOND = entry(at_ms=2, table="payload")
 
 
-def test_given_announcements_when_read_then_they_come_back_oldest_first_until_they_are_cleared(tmp_path: Path) -> None:
-    with SqliteState(tmp_path) as state:
-        state.intend(FIRST)
-        state.intend(SECOND)
-        assert state.intents() == [FIRST, SECOND]
-        state.clear_intents()
-        assert state.intents() == []
-        state.clear_intents()
-
-
-def test_given_a_memory_in_memory_then_announcements_work_alike() -> None:
-    with SqliteState.in_memory() as state:
-        state.intend(FIRST)
-        state.intend(SECOND)
-        assert state.intents() == [FIRST, SECOND]
-        state.clear_intents()
-        assert state.intents() == []
-
-
 CHILD = """
 import os, signal, sys
 from pathlib import Path
@@ -85,16 +66,6 @@ def test_given_lines_of_another_version_and_no_lines_at_all_then_they_are_left_o
         (tmp_path / FILE_NAME).write_bytes(b'[]\n5\n{"a": 1}\n["run", 1]\n["6e", 1]\n\xff\xfe\n')
         state.intend(SECOND)
         assert state.intents() == [SECOND]
-
-
-def test_given_an_announcement_then_only_this_user_can_read_it(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        with SqliteState(tmp_path) as state:
-            state.intend(FIRST)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / FILE_NAME).stat().st_mode) == 0o600
 
 
 def test_given_a_file_that_cannot_be_written_then_the_error_names_it_and_the_next_step(tmp_path: Path) -> None:
@@ -147,14 +118,6 @@ def test_given_the_end_of_a_run_then_the_file_goes_with_the_last_announcement(tm
         state.clear_intents()
         assert [path.name for path in tmp_path.iterdir()] == ["state.sqlite3"]
         assert state.runs(1)[0].heartbeat_ms == 2
-
-
-def test_given_a_folder_that_is_gone_when_something_is_announced_then_that_is_an_error_of_ours(tmp_path: Path) -> None:
-    with SqliteState(tmp_path / "state") as state:
-        (tmp_path / "state").rename(tmp_path / "away")
-        with pytest.raises(StateError, match=r"running\.jsonl"):
-            state.intend(FIRST)
-        assert state.intents() == []
 
 
 def test_given_threads_that_announce_while_the_file_is_written_anew_then_none_is_lost(

@@ -60,17 +60,6 @@ def both(*open_ids: OpenIdRecord, closed: list[int]) -> KnownIds:
     return KnownIds({record.pointer: record for record in open_ids}, array("q", closed))
 
 
-def test_given_open_and_closed_ids_when_asked_then_they_come_apart_and_in_order(state: Watched) -> None:
-    assert known(state) == both(OPEN, closed=[7, 9])
-    assert all(pointer in known(state) for pointer in (5, 7, 9))
-    assert not any(pointer in known(state) for pointer in (4, 6, 8, 10))
-
-
-def test_given_a_new_state_when_asked_then_no_id_is_known() -> None:
-    with SqliteState.in_memory() as state:
-        assert known(state) == both(closed=[])
-
-
 def test_given_closed_ids_that_stay_when_a_pass_saves_what_it_saw_then_they_are_not_read_again(state: Watched) -> None:
     known(state)
     for scanned_ms in (30, 31, 32):
@@ -84,24 +73,6 @@ def test_given_closed_ids_that_stay_when_a_pass_saves_what_it_saw_then_they_are_
             assert state.readings == before
         known(state)
         assert state.readings == before
-
-
-def test_given_closed_ids_that_were_read_when_some_are_forgotten_then_they_are_read_again(state: Watched) -> None:
-    known(state)
-    state.forget_closed_ids([5, 6, 7], 22)
-    assert known(state) == both(OPEN, closed=[9]), "an open one is not forgotten for being old"
-    state.forget_open_ids([9])
-    assert known(state) == both(OPEN, closed=[])
-
-
-def test_given_closed_ids_that_were_read_when_another_process_changes_them_then_they_are_read_again(
-    state: Watched, tmp_path: Path
-) -> None:
-    known(state)
-    with SqliteState(tmp_path) as other:
-        other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
-    assert known(state) == both(closed=[5, 7, 9])
-    assert state.readings == 2
 
 
 def test_given_an_id_that_is_closed_between_two_reads_when_asked_then_both_are_of_one_moment(tmp_path: Path) -> None:

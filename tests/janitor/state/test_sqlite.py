@@ -13,8 +13,7 @@ import pytest
 
 from janitor.state.records import Claim, OpenIdRecord, RunRecord
 from janitor.state.sqlite.state import SqliteState
-from tests.janitor.state.entries import entry
-from tests.janitor.state.test_every_past import end_of_run, times
+from tests.janitor.state.test_every_past import end_of_run
 from tms_core.errors import StateBusy, StateError
 from tms_core.topic import TopicId
 
@@ -220,14 +219,6 @@ def test_given_a_folder_that_cannot_be_made_when_opened_then_the_setting_is_name
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StateError, match=r"janitor\.state"):
         SqliteState(tmp_path / "file" / "state")
-
-
-def test_given_a_ledger_that_is_being_read_when_written_then_no_reader_is_in_the_way(tmp_path: Path) -> None:
-    with SqliteState(tmp_path) as state, SqliteState(tmp_path, busy_seconds=0) as another:
-        state.add_ledger(entry(at_ms=at_ms) for at_ms in range(1000))
-        assert times(state.ledger(1)) == [999]
-        another.add_ledger([entry(at_ms=1000)])
-        assert times(state.ledger(1)) == [1000]
 
 
 def test_given_the_end_of_a_run_then_all_of_it_is_one_commit() -> None:

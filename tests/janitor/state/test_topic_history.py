@@ -27,8 +27,6 @@ from janitor.state.topic_history import (
 from tests.builders import DAY, HOUR, NOW_MS
 from tms_core.topic import TopicId, TopicMetadata
 
-ORDERS = TopicId("default", "orders")
-
 
 def metadata(ttl_seconds: int, generation: int = 1, name: str = "orders") -> TopicMetadata:
     return TopicMetadata(TopicId("default", name), generation, ttl_seconds)
@@ -41,12 +39,6 @@ def test_given_a_ttl_that_changes_when_topics_are_saved_then_it_says_from_what_t
     save_topics(state, [metadata(30), metadata(9, name="other")], 3)
     save_topics(state, [metadata(30, -1), metadata(9, name="other")], 4)
     assert CHANGES.read(state) == {"default:orders": [Change(3, 60, 30, 1, 1), Change(4, 30, 30, 1, -1)]}
-
-
-def test_given_a_topic_met_for_the_first_time_then_that_is_no_change(state: State) -> None:
-    save_topics(state, [metadata(60)], 1)
-    save_topics(state, [metadata(60), metadata(9, name="other")], 2)
-    assert CHANGES.read(state) == {}
 
 
 def test_given_many_changes_then_the_last_ones_stay(state: State) -> None:

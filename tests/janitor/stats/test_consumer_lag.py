@@ -13,7 +13,6 @@ from janitor.stats.consumer_lag import LagCount
 from janitor.sweep.executor import Pacer
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, fail_at, pointer, unknown_topic, watch, watch_state
 from tests.janitor.stats.conftest import Place
-from tests.support import raising
 from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.consumers.lag import PAGE_ROWS, LagTables
@@ -152,14 +151,6 @@ def test_given_claims_of_committed_transactions_when_counted_then_what_they_did_
     assert found(place) == {"orders/billing": 3}
 
 
-def test_given_no_snapshot_when_counted_then_whatever_a_transaction_claims_is_open(place: Place) -> None:
-    orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
-    read(place, orders, READ_NONE)
-    claim(place, orders, [(NOW_MS, COMMITTED, 2), (NOW_MS + 1, 0, 2)])
-    counter(place).step()
-    assert claimed(place) == {"billing": (1, 2)}
-
-
 def test_given_claims_when_counted_then_they_are_paid_for(place: Place) -> None:
     orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
     read(place, orders, READ_NONE)
@@ -229,25 +220,6 @@ def test_given_a_process_before_this_one_when_begun_then_its_figures_stand_until
     assert found(place) == {"orders/billing": 2}
 
 
-def test_given_figures_that_an_adoption_has_removed_when_asked_again_then_they_are_back(place: Place) -> None:
-    read(place, place.topic("orders").plain(NOW_MS), READ_NONE)
-    count = counter(place)
-    count.step()
-    place.state.save_note(Note.CONSUMERS, None)
-    count.step()
-    assert found(place) == {"orders/billing": 1}
-
-
-def test_given_nothing_new_when_counted_then_nothing_is_written(place: Place) -> None:
-    place.topic("orders")
-    written: list[str] = []
-    watch_state(
-        place.state, before=lambda call: written.append(call.name) if call.name.startswith("state.save") else None
-    )
-    counter(place).step()
-    assert written == []
-
-
 # --- whose turn it is ------------------------------------------------------------------------------------------------
 
 
@@ -286,16 +258,6 @@ def test_given_a_consumer_that_is_far_behind_when_counted_then_the_others_have_t
     counter(place, rate=PAGE_ROWS // 50, refresh_seconds=40).step()
     assert seen[:2] == [{"near": 1}, {"near": 2}]
     assert seen[-1]["a-far"] == 3 * PAGE_ROWS + 1
-
-
-def test_given_a_budget_that_is_shared_when_counted_then_all_together_keep_it(place: Place) -> None:
-    orders = place.topic("orders", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 500))
-    read(place, orders, READ_NONE)
-    pacer = Pacer(100, place.clock)
-    counter(place, pacer=pacer).step()
-    assert place.clock.monotonic_ms() - DAY == 5 * SECOND
-    pacer.pay(100)
-    assert place.clock.monotonic_ms() - DAY == 6 * SECOND
 
 
 def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(place: Place) -> None:
@@ -357,12 +319,3 @@ def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and
     place.clock.advance(60 * SECOND)
     count.step()
     assert found(place)["b/billing"] == 3
-
-
-def test_given_positions_that_cannot_be_read_when_counted_then_that_is_an_error(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    count = counter(place)
-    monkeypatch.setattr(place.side, "rows", raising(StoreError("the disk is gone.")))
-    with pytest.raises(StoreError, match="the disk is gone"):
-        count.step()

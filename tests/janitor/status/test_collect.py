@@ -11,7 +11,7 @@ from janitor.cli.status import lines
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.stats.consumer_lag import LATE_MS, MOST_TOPICS, note_late
 from janitor.stats.topic_sizes import TopicSizeCounter
-from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect, summary
+from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect
 from janitor.status.health import judge
 from janitor.status.past import topic_detail
 from janitor.status.status import Status
@@ -101,15 +101,6 @@ def test_given_open_transactions_when_looked_at_then_the_oldest_are_named() -> N
     assert (snapshot.timestamp_ms, snapshot.problem) == (NOW_MS, "")
 
 
-def test_given_a_stale_snapshot_when_looked_at_then_it_says_so() -> None:
-    rig = janitor(MemoryStore())
-    rig.snapshots.age_ms = HOUR
-    rig.engine.run_once(adopt=True)
-    snapshot = seen(rig).snapshot
-    assert (snapshot.problem, snapshot.timestamp_ms) == ("stale", NOW_MS - HOUR)
-    assert "more than twice" in snapshot.message
-
-
 def test_given_a_claim_when_looked_at_then_it_is_there_until_the_clock_is_set_back_before_it() -> None:
     rig = janitor(MemoryStore(), clock=ManualClock(NOW_MS, monotonic_ms=DAY))
     rig.engine.run_once(adopt=True)
@@ -118,15 +109,6 @@ def test_given_a_claim_when_looked_at_then_it_is_there_until_the_clock_is_set_ba
     assert seen(rig).boundary.run_id is not None
     rig.clock.step(-1)
     assert (seen(rig).boundary.bound, seen(rig).boundary.last) == (None, bound)
-
-
-def test_given_a_run_that_failed_when_looked_at_then_its_error_is_there() -> None:
-    rig = janitor(MemoryStore())
-    rig.state.begin_run(RunRecord("a", "apply", NOW_MS))
-    rig.state.finish_run("a", NOW_MS + SECOND, "failed", '{"error": "the disk is full"}')
-    last = seen(rig).last_run
-    assert last is not None
-    assert (last.result, last.error) == ("failed", "the disk is full")
 
 
 def test_given_a_run_under_way_when_looked_at_then_the_last_one_is_the_one_before() -> None:
@@ -142,10 +124,6 @@ def test_given_a_daemon_when_looked_at_then_what_only_it_knows_is_there() -> Non
     status = seen(janitor(MemoryStore()), live=Live(NOW_MS - HOUR, NOW_MS, NOW_MS + MINUTE))
     assert (status.process, status.started_ms, status.next_run_ms) == ("running", NOW_MS - HOUR, NOW_MS + MINUTE)
     assert status.leader
-
-
-def test_given_a_run_whose_report_is_of_another_kind_when_summed_up_then_it_has_no_figures() -> None:
-    assert summary(RunRecord("a", "apply", NOW_MS, NOW_MS, "done", "[]")).expired == 0
 
 
 def test_given_runs_from_outside_when_looked_at_between_them_then_nobody_is_missed_until_they_stay_away() -> None:
@@ -213,19 +191,6 @@ def test_given_counts_when_looked_at_then_a_topic_has_its_sizes_and_what_is_held
     assert held.size_bytes == figures.size_bytes // 2 > 1000, "one of two messages of one size"
     assert before.size_bytes != held.size_bytes, "what the run estimated"
     assert list(figures.sizes) == [(NOW_MS, figures.size_bytes)]
-
-
-def test_given_old_generations_that_are_held_then_they_are_as_large_as_the_run_says() -> None:
-    store = MemoryStore()
-    orders = topic(store, "default:orders", ttl_seconds=86_400)
-    orders.plain(NOW_MS - HOUR, NOW_MS)
-    rig = janitor(store, hold_seconds=600)
-    rig.engine.run_once(adopt=True)
-    topic(store, "default:orders", ttl_seconds=86_400, generation=2).plain(NOW_MS)
-    rig.engine.run_once()
-    [before] = seen(rig).held
-    TopicSizeCounter(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
-    assert seen(rig).held == [before]
 
 
 def after_a_clock_ahead(*, approved: bool, ahead_ms: int = 40 * DAY) -> Rig:

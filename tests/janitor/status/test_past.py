@@ -109,13 +109,6 @@ def test_given_time_goes_on_then_what_is_older_than_every_range_is_forgotten() -
     assert not any(history._steps.values())
 
 
-def test_given_an_unknown_range_or_run_then_it_says_so() -> None:
-    with SqliteState.in_memory() as state:
-        with pytest.raises(KeyError):
-            RunHistory().range(state, "2h", NOW_MS)
-        assert run_detail(state, "none") is None
-
-
 def test_given_a_stretch_of_time_then_its_runs_come_newest_first() -> None:
     with SqliteState.in_memory() as state:
         ids = [ran(state, NOW_MS + number) for number in range(4)]
