@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.builders import DAY, MINUTE, NOW_MS, Topic, pointer
+from tests.builders import Topic
 from tests.janitor.cli.conftest import SETTINGS, Site
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
@@ -66,35 +65,6 @@ def test_given_something_moved_since_the_plan_when_applied_then_it_is_named_and_
         "hint: Make a new one: janitor plan --out FILE --config janitor.yaml\n" in refused.err
     )
     assert site.janitor("inspect message --format json").json["rows"] == before
-
-
-def test_given_a_plan_edited_by_hand_when_applied_then_it_is_refused(site: Site) -> None:
-    site.janitor("plan --out plan.json")
-    file = site.folder / "plan.json"
-    document = json.loads(file.read_text(encoding="utf-8"))
-    document["effective_now_ms"] += 30 * DAY
-    file.write_text(json.dumps(document), encoding="utf-8")
-    refused = site.janitor("apply plan.json --adopt")
-    assert (refused.code, refused.out) == (2, "")
-    assert "plan.json" in refused.err
-    assert "[TMS-CONFIGURATION]" in refused.err
-
-
-def test_given_rows_that_came_due_since_the_plan_when_applied_then_they_stay(site: Site) -> None:
-    soon_ms = NOW_MS - DAY + MINUTE - 1
-    # A payload due now and one due soon: both lie in the range the plan allows.
-    change(site, lambda orders: orders.plain(soon_ms).stored(pointer(NOW_MS - 3 * DAY), NOW_MS - 2 * DAY, soon_ms))
-    site.janitor("plan --out plan.json")
-    site.clock.advance(MINUTE)
-    assert site.janitor("apply plan.json --adopt --format json").json["totals"]["expired"] == 3
-    left = site.janitor("plan --format json").json["topics"]
-    assert [(entry["table"], entry["rows"]) for entry in left] == [("message", 1), ("payload", 1)]
-
-
-def test_given_a_plan_of_one_topic_when_applied_then_the_others_stay(site: Site) -> None:
-    site.janitor("plan --out plan.json --topic default:retired")
-    site.janitor("apply plan.json --adopt")
-    assert {entry["topic"] for entry in site.janitor("plan --format json").json["topics"]} == {"orders"}
 
 
 @pytest.mark.parametrize("line", ["plan", "run --once --adopt", "inspect message", "verify", "adopt"])

@@ -93,16 +93,6 @@ def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown
     assert (refused.code, path.name in refused.err) == (1, True)
 
 
-def test_given_a_topic_that_is_not_paused_when_restored_then_it_names_the_command(archived: Site) -> None:
-    refused = archived.janitor("archive restore default:billing")
-    assert refused.code == 3
-    assert refused.err.splitlines()[-1] == "hint: janitor pause default:billing --config janitor.yaml"
-    assert billing(archived) == []
-    looked_at = archived.janitor("archive restore default:billing --dry-run")
-    assert (looked_at.code, "2 rows would be restored to default:billing" in looked_at.out) == (0, True)
-    assert billing(archived) == []
-
-
 def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_invalid_one_is_not_visible(
     archived: Site,
 ) -> None:
@@ -136,23 +126,11 @@ def test_given_an_archived_message_when_asked_why_then_the_commands_it_prints_br
     assert "archived" not in never_there
 
 
-def test_given_another_topic_and_a_window_when_restored_then_only_that_is_there(archived: Site) -> None:
-    line = f"archive restore default:shipping --to default:billing --until {OLD_MS + 1} --run run-2"
-    done = archived.janitor(f"{line} --format json").json
-    assert (done["restored"], done["skipped"], done["source"]) == (1, 1, "default:shipping")
-    assert billing(archived) == [(OLD_MS, None)]
-
-
 @pytest.mark.parametrize(
     "line", ["restore", "restore default:*", "restore nonsense", "restore default:a --to x", "list --since never"]
 )
 def test_given_something_that_is_no_topic_or_time_then_it_is_a_wrong_usage(archived: Site, line: str) -> None:
     assert archived.janitor(f"archive {line}").code == 2
-
-
-def test_given_an_unknown_topic_when_restored_then_it_says_how_to_look(archived: Site) -> None:
-    failed = archived.janitor("archive restore default:nothing")
-    assert (failed.code, "janitor archive list" in failed.err) == (1, True)
 
 
 def test_given_an_archive_that_is_a_url_when_listed_then_it_is_a_wrong_setting(site: Site) -> None:

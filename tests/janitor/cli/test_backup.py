@@ -197,15 +197,6 @@ def test_restore_over_anything_that_is_there_is_refused_and_changes_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_backup_into_a_folder_with_something_in_it_is_refused(store: Path, tmp_path: Path) -> None:
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "mine").touch()
-    assert typed("backup", tmp_path / "saved", store) == USAGE
-    for end in ("", ".side", ".tx", ".janitor"):
-        assert typed("backup", Path(f"{store}{end}", "saved"), store) == USAGE
-    assert [path.name for path in (tmp_path / "saved").iterdir()] == ["mine"]
-
-
 def test_backup_and_restore_through_links_fill_where_these_lead(store: Path, tmp_path: Path) -> None:
     for name in ("saved", "other"):
         (tmp_path / "disk" / name).mkdir(parents=True)
@@ -318,15 +309,6 @@ def test_admin_commands_that_another_package_provides_are_known_with_their_help(
     found = {name: admin.admin.get_command(context, name) for name in provided}
     helps = {name: command.get_short_help_str(100) for name, command in found.items() if command is not None}
     assert helps == {name: known.help for name, known in admin.PROVIDED.items()}
-
-
-@pytest.mark.usefixtures("provided")
-def test_tms_admin_backup_and_restore_copy_the_store(store: Path, tmp_path: Path) -> None:
-    saved, restored = tmp_path / "saved", tmp_path / "restored"
-    assert tms.execute(["admin", "backup", str(saved), "--leveldb", str(store)]) == 0
-    assert tms.execute(["admin", "restore", str(saved), "--leveldb", str(restored)]) == 0
-    with served(restored) as client:
-        assert bill(client, 100) == [b"7", b"8", b"9"]
 
 
 def test_tms_admin_backup_without_the_janitor_names_the_package(

@@ -78,31 +78,10 @@ def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer
     assert "the next run deletes it" in consumer.janitor(f"why default:orders {UNREAD}").out
 
 
-def test_given_a_consumer_that_reads_on_when_run_then_its_messages_go(consumer: Site) -> None:
-    consumer.janitor("run --once --adopt")
-    read(consumer, UNREAD)
-    assert consumer.janitor("run --once --format json").json["totals"]["expired"] == 1
-    assert consumer.janitor("status --format json").json["held"] == []
-    assert messages(consumer) == [NOW_MS - 3 * 60 * MINUTE, NOW_MS - MINUTE]
-
-
-def test_given_no_floor_when_run_then_consumers_hold_nothing(consumer: Site) -> None:
-    consumer.set(SETTINGS)
-    assert consumer.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
-
-
 def test_given_a_store_without_consumers_when_run_then_nothing_is_held(site: Site) -> None:
     site.set(f"{SETTINGS}server: {{consumers: {{floor: true}}}}\n")
     assert site.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
     assert not beside(site.store).exists()
-
-
-def test_given_a_consumer_when_everything_is_looked_at_then_its_position_is_what_it_was(consumer: Site) -> None:
-    consumer.janitor("run --once --adopt")
-    for line in ("inspect message", "inspect meta", "plan", "status", f"why default:orders {UNREAD}", "verify"):
-        assert consumer.janitor(line).code == 0
-    with LevelDBSide(beside(consumer.store)) as side:
-        assert Positions(side).all() == {(ORDERS.topic, 1): [Position("billing", READ, NOW_MS, 0)]}
 
 
 FIGURES = {

@@ -277,15 +277,6 @@ def test_given_a_held_store_then_what_fails_fails_as_with_a_free_one(
     assert held.code == code
 
 
-def test_given_a_held_store_when_a_plan_is_applied_then_its_rows_are_gone(make_site: MakeSite, hold: Hold) -> None:
-    site = make_site()
-    hold(site)
-    site.janitor("plan --out plan.json")
-    assert site.janitor("apply plan.json --format json").json["totals"]["expired"] == 3
-    assert site.janitor("inspect message --format json").json["counts"]["plain"] == 1
-    assert [run["mode"] for run in site.janitor("history --format json").json["runs"]] == ["apply"]
-
-
 @pytest.mark.parametrize("words", ["--dry-run", "--since now-60h", ""])
 def test_given_a_held_store_when_rows_are_restored_then_as_with_a_free_one(
     make_site: MakeSite, hold: Hold, words: str
@@ -332,22 +323,6 @@ def test_sweep_now_without_a_holder_says_how_to_sweep_from_here(make_site: MakeS
     assert (refused.code, refused.out) == (1, "")
     assert "[TMS-STORE]" in refused.err
     assert "janitor run --once --config janitor.yaml" in refused.err
-
-
-def test_given_other_settings_than_the_holder_has_then_that_is_said_and_the_holders_count(
-    make_site: MakeSite, hold: Hold
-) -> None:
-    site = make_site()
-    hold(site)
-    site.janitor("plan --out theirs.json")
-    site.set(SETTINGS.replace("janitor: {", "janitor: {protect: ['*:*'], "))
-    ours = site.janitor("plan --out ours.json")
-    assert any("has other settings than this command" in sentence for sentence in sentences(ours))
-    theirs_digest, ours_digest = (
-        json.loads((site.folder / name).read_text(encoding="utf-8"))["config_digest"]
-        for name in ("theirs.json", "ours.json")
-    )
-    assert ours_digest == theirs_digest
 
 
 def test_given_one_state_folder_for_two_stores_then_the_other_one_is_refused(make_site: MakeSite, hold: Hold) -> None:
@@ -422,30 +397,6 @@ def test_given_a_pause_and_its_end_then_the_holder_shows_it_at_once(make_site: M
         assert site.janitor(f"{words} --format json").json["paused"] == paused
         holder.hear("refreshed")
         assert site.janitor("status --format json").json["paused"] == paused
-
-
-def test_given_a_holder_then_the_status_is_its_own(make_site: MakeSite, hold: Hold) -> None:
-    site = make_site()
-    assert site.janitor("status --format json").json["process"] == "down"
-    hold(site)
-    shown = site.janitor("status --format json").json
-    assert (shown["process"], shown["started_ms"]) == ("running", NOW_MS + MINUTE)
-    assert "running      since 2023-11-14 22:14:20 UTC (0 s ago)" in site.janitor("status").out
-
-
-def test_given_a_topic_without_an_approval_when_approved_through_the_holder_then_its_next_sweep_takes_it(
-    make_site: MakeSite, hold: Hold
-) -> None:
-    site = make_site()
-    with LevelDBStore(site.store) as store:
-        topic(store, "default:orders", ttl_seconds=30)
-    holder = hold(site)
-    held = site.janitor("plan --format json").json["topics"]
-    assert "frontier" in {entry["held"] for entry in held}
-    assert site.janitor("approve default:orders --format json").json == {"approved": ["default:orders"], "clock": False}
-    holder.tell("sweep")
-    holder.hear("swept")
-    assert "plain" not in site.janitor("inspect message --topic default:orders --format json").json["counts"]
 
 
 def test_given_a_daemon_when_its_page_shows_a_command_then_it_leads_to_its_store_from_any_folder(site: Site) -> None:

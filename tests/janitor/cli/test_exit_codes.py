@@ -17,7 +17,7 @@ import pytest
 from janitor.run.engine import Engine
 from janitor.state.base import CounterKey
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import DAY, HOUR, MINUTE, topic
+from tests.builders import HOUR, MINUTE
 from tests.janitor.cli.conftest import SETTINGS, Site
 from tests.support import raising
 from tms_core.errors import StoreError
@@ -45,15 +45,6 @@ def test_given_a_stale_snapshot_when_run_then_0_with_a_warning(site: Site) -> No
     assert [(note["guard"], note["tripped"]) for note in done.json["guards"]] == [("snapshot", False)]
 
 
-def test_given_a_held_topic_when_run_then_0_and_the_approval_is_proposed(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    with LevelDBStore(site.store) as store:
-        topic(store, "default:orders", ttl_seconds=30)
-    done = site.janitor("run --once")
-    assert done.code == 0
-    assert "next: janitor approve default:orders --config janitor.yaml" in done.out
-
-
 # --- 1: failed -------------------------------------------------------------------------------------------------------
 
 
@@ -64,12 +55,6 @@ def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(s
     assert "[TMS-STORE-NOT-FOUND]" in failed.err
     assert "storage.leveldb.path" in failed.err
     assert not (site.folder / "nowhere.janitor").exists()
-
-
-def test_given_a_plan_file_that_cannot_be_written_then_1(site: Site) -> None:
-    failed = site.janitor("plan --out missing/plan.json")
-    assert (failed.code, failed.out) == (1, "")
-    assert "missing/plan.json" in failed.err
 
 
 # --- 2: usage and configuration --------------------------------------------------------------------------------------
@@ -129,12 +114,6 @@ def test_given_a_plan_by_other_ttls_when_applied_then_2_and_no_policy_is_2_too(s
     assert (unread.code, "soon" in unread.err) == (2, True)
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"sha256": 1}'])
-def test_given_a_file_that_is_no_plan_when_applied_then_2(site: Site, text: str) -> None:
-    (site.folder / "plan.json").write_text(text)
-    assert site.janitor("apply plan.json").code == 2
-
-
 def test_given_no_plan_file_when_applied_then_2(site: Site) -> None:
     refused = site.janitor("apply plan.json")
     assert refused.code == 2
@@ -142,14 +121,6 @@ def test_given_no_plan_file_when_applied_then_2(site: Site) -> None:
 
 
 # --- 3: refused ------------------------------------------------------------------------------------------------------
-
-
-def test_given_a_store_never_adopted_when_run_then_3_a_report_and_what_to_do(site: Site) -> None:
-    refused = site.janitor("run --once")
-    assert refused.code == 3
-    assert "[TMS-GUARD-ADOPTION]" in refused.out
-    assert "next: janitor plan --config janitor.yaml" in refused.out
-    assert site.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
 
 
 def test_given_a_store_never_adopted_when_run_for_a_program_then_3_and_the_report_is_json(site: Site) -> None:
@@ -165,28 +136,6 @@ def test_given_a_store_never_adopted_when_a_plan_is_applied_then_3_and_with_adop
     assert site.janitor("apply plan.json --adopt").code == 0
 
 
-def test_given_a_topic_that_moved_since_the_plan_when_applied_then_3_and_it_is_named(site: Site) -> None:
-    site.janitor("adopt")
-    site.janitor("plan --out plan.json")
-    with LevelDBStore(site.store) as store:
-        topic(store, "default:orders", ttl_seconds=60)
-    refused = site.janitor("apply plan.json")
-    assert (refused.code, refused.out) == (3, "")
-    assert "default:orders" in refused.err
-    assert "60 s" in refused.err
-
-
-def test_given_a_clock_that_jumped_when_run_then_3(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    site.clock.step(2 * DAY)
-    refused = site.janitor("run --once")
-    assert refused.code == 3
-    assert "[TMS-GUARD-CLOCK]" in refused.out
-    assert "janitor approve --clock --config janitor.yaml" in refused.out
-    assert site.janitor("approve --clock").code == 0
-    assert site.janitor("run --once").code == 0
-
-
 def test_given_another_store_at_the_place_when_run_then_3_until_it_is_adopted(site: Site) -> None:
     site.janitor("run --once --adopt")
     shutil.copytree(site.store, site.folder / "copy")
@@ -197,12 +146,6 @@ def test_given_another_store_at_the_place_when_run_then_3_until_it_is_adopted(si
     assert "[TMS-GUARD-IDENTITY]" in refused.out
     assert site.janitor("adopt").code == 0
     assert site.janitor("run --once").code == 0
-
-
-def test_given_a_store_never_adopted_when_approved_then_3(site: Site) -> None:
-    refused = site.janitor("approve --all")
-    assert (refused.code, refused.out) == (3, "")
-    assert "janitor adopt" in refused.err
 
 
 # --- 4: busy ---------------------------------------------------------------------------------------------------------
@@ -298,18 +241,6 @@ def test_given_nobody_reads_the_output_then_nothing_is_complained_about(line: st
     assert process.returncode in (1, 141)
 
 
-def test_given_the_module_when_run_with_python_then_it_is_the_command() -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "janitor", "--version"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=True,
-        timeout=60,
-    )
-    assert process.stdout.startswith("janitor, version ")
-
-
 # --- runs that fail before they begin ---------------------------------------------------------------------------------
 
 
@@ -342,11 +273,6 @@ def test_run_that_cannot_open_what_it_needs_is_recorded_as_failed(
         assert state.counters()[FAILED_RUNS] == 1
 
 
-def test_run_at_a_wrong_place_makes_no_state(site: Site) -> None:
-    assert site.run("run --once --leveldb nowhere").code == 1
-    assert not (site.folder / "nowhere.janitor").exists()
-
-
 @pytest.mark.parametrize("renewed", [False, True])
 def test_run_refused_by_another_process_is_recorded_unless_that_is_a_janitor(site: Site, renewed: bool) -> None:
     assert site.janitor("run --once --adopt").code == 0
@@ -376,9 +302,3 @@ def test_error_has_message_code_and_hint_as_text_and_as_json(site: Site, line: s
     found = json.loads(site.run(f"{line} --format json").err)["error"]
     assert f"error: {found['message']} [{found['code']}]" == error
     assert [f"hint: {text}" for name, text in found.items() if name == "hint"] == hint
-
-
-def test_invalid_time_says_what_to_use_instead(site: Site) -> None:
-    error, hint = site.run("plan --at tomorrow").err.splitlines()
-    assert error.startswith("error: invalid time 'tomorrow': use 2023-11-14T22:13:20Z, 1700000000000 or now-1d12h [")
-    assert hint == "hint: janitor plan --help"

@@ -22,7 +22,7 @@ from janitor.metrics import Metrics
 from janitor.state.sqlite.state import FILE_NAME
 from janitor.status.collect import Deployment as Shown
 from janitor.sweep.run import Terms
-from tests.builders import LIFETIME, MINUTE
+from tests.builders import LIFETIME
 from tests.janitor.cli.conftest import SETTINGS, Site
 
 SWEPT = b'tms_janitor_sweeps_total{result="done"} 1.0\n'
@@ -77,13 +77,6 @@ def test_given_runs_are_made_then_they_are_shown(exporter: Exporter, site: Site)
     assert last is not None
     assert last.expired == 2
     assert exporter.metrics("application/openmetrics-text")[0].endswith(b"# EOF\n")
-
-
-def test_given_no_store_within_reach_then_the_memory_is_enough(exporter: Exporter, site: Site) -> None:
-    sweep(site)
-    shutil.rmtree(site.store)
-    exporter.refresh()
-    assert SWEPT in exporter.metrics()[0]
 
 
 def test_given_a_memory_that_cannot_be_read_then_what_was_read_last_stays_and_the_log_says_why_once(
@@ -185,18 +178,3 @@ def test_given_a_port_in_use_then_it_says_so(site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, serving(site, other.getsockname()[1]) as process:
         assert "another program listens" in process.communicate(timeout=60)[1]
         assert process.returncode != 0
-
-
-def test_the_memory_is_as_it_was_after_it_was_read(exporter: Exporter, site: Site, memory: Path) -> None:
-    sweep(site)
-    before = {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()}
-    site.clock.advance(MINUTE)
-    exporter.refresh()
-    assert {path.name: path.read_bytes() for path in memory.iterdir() if path.is_file()} == before
-
-
-def test_given_single_runs_that_a_cronjob_starts_then_the_status_says_its_schedule(site: Site) -> None:
-    site.set(SETTINGS.replace("{state: data/janitor}", '{state: data/janitor, started_by: "CronJob 10 3 * * *"}'))
-    sweep(site)
-    assert "CronJob 10 3 * * *" in site.janitor("status").out
-    assert site.janitor("status --format json").json["schedule"] == "CronJob 10 3 * * *"

@@ -62,14 +62,6 @@ def test_given_a_transaction_service_when_run_then_what_is_proven_leaves_its_lis
     assert site.janitor("verify").code == 0
 
 
-def test_given_only_plans_when_run_then_nothing_leaves_the_list(
-    site: Site, manager: TransactionManager, address: str
-) -> None:
-    site.set(settings("thrift", address, f"{ON}, apply: false"))
-    assert site.janitor("run --once").code == 0
-    assert manager.invalid_size() == 1
-
-
 @pytest.mark.parametrize("source", ["directory", "none"])
 @pytest.mark.parametrize("verb", ["run --once --adopt", "run --adopt"])
 def test_given_no_manager_to_tell_when_started_then_2_and_the_setting_is_named(

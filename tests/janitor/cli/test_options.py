@@ -64,14 +64,6 @@ def test_given_options_before_or_after_the_verb_then_they_count_and_those_after_
     assert done.json["totals"]["expired"] == 2
 
 
-@pytest.mark.parametrize("line", ["--version", "plan --version", "inspect meta --version"])
-def test_given_version_anywhere_then_it_is_printed_and_nothing_else_happens(site: Site, line: str) -> None:
-    done = site.run(line)
-    assert done.code == 0
-    assert done.out.startswith("janitor, version ")
-    assert not (site.folder / "data/janitor").exists()
-
-
 def test_given_flags_environment_and_file_when_shown_then_each_value_has_its_origin(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,15 +83,6 @@ def test_given_the_leveldb_flag_then_the_state_is_beside_that_store(site: Site) 
         "system.tms.meta",
         "system.tms.payload",
     ]
-
-
-@pytest.mark.parametrize(
-    ("patterns", "rows"),
-    [("default:orders", 3), ("'*:ret*'", 1), ("'default:*'", 4), ("a:b", 0), ("default:orders --topic '*:ret*'", 4)],
-)
-def test_given_topic_patterns_then_only_topics_that_fit_one_are_looked_at(site: Site, patterns: str, rows: int) -> None:
-    found = site.janitor(f"plan --topic {patterns} --format json").json
-    assert sum(entry["rows"] for entry in found["topics"]) == rows
 
 
 def test_given_options_as_they_were_typed_then_what_a_daemon_shows_leads_there_from_any_folder() -> None:

@@ -116,12 +116,6 @@ def test_given_a_run_that_a_guard_stopped_when_looked_back_at_then_what_it_named
         assert commands(site.janitor(line))[-2:] == ["plan --config janitor.yaml", "adopt --config janitor.yaml"]
 
 
-def test_given_what_is_paused_when_planned_then_resume_is_what_is_typed_next(site: Site) -> None:
-    paused(site)
-    shown = site.janitor("plan")
-    assert "next: janitor resume 'default:*' --config janitor.yaml\n" in shown.out
-
-
 @pytest.mark.parametrize(
     ("bare", "whole"),
     [

@@ -21,7 +21,7 @@ from janitor.app.progress import progress
 from janitor.cli import render
 from janitor.report import EXPECTED
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
-from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tests.janitor.cli.conftest import INVALID, Site
 from tests.support import raising
 from tms_core.logs.printable import duration
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -50,16 +50,6 @@ def plain(text: str) -> list[str]:
 
 def test_given_a_plan_then_it_reads_like_this(site: Site) -> None:
     assert plain(site.janitor("plan").out) == PLAN.splitlines()
-
-
-def test_given_a_table_then_no_line_ends_in_spaces(site: Site) -> None:
-    lines = [*site.janitor("plan").out.splitlines(), *site.janitor("doctor").out.splitlines()]
-    assert [line for line in lines if line != line.rstrip()] == []
-
-
-def test_given_a_plan_of_a_past_moment_then_a_later_snapshot_is_newer(site: Site) -> None:
-    first = site.janitor("plan --at now-2h").out.splitlines()[0]
-    assert first.endswith("snapshot.1699999999000, 1 h 59 min newer")
 
 
 def test_given_a_run_then_it_reads_like_its_plan(site: Site) -> None:
@@ -108,23 +98,6 @@ def test_given_a_run_of_much_then_run_history_and_plan_tell_the_size_that_the_di
     assert line in site.janitor(f"history {run['id']}").out.splitlines()
 
 
-def test_given_a_run_that_deleted_nothing_or_an_unknown_size_then_no_size_is_told(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    assert "the store:" not in site.janitor("run --once").out
-    assert render.gain() == render.gain(5) == render.on_disk(None) == ""
-
-
-def test_given_rows_kept_on_purpose_then_they_are_counted_by_reason(site: Site) -> None:
-    site.set(SETTINGS.replace("janitor: {", "janitor: {protect: ['default:orders'], "))
-    assert "kept on purpose: 2 held" in plain(site.janitor("plan").out)
-
-
-def test_given_nothing_to_do_then_no_table_and_no_next_step(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    shown = plain(site.janitor("plan").out)
-    assert [line.partition(" ")[0] for line in shown] == ["plan", "rows:", "proven"]
-
-
 def test_given_a_plan_file_then_applying_it_is_the_next_step(site: Site) -> None:
     assert "next: janitor apply plan.json --adopt --config janitor.yaml" in site.janitor("plan --out plan.json").out
     site.janitor("adopt")
@@ -157,15 +130,6 @@ def test_given_other_ttls_when_planned_then_it_is_the_plan_once_they_are_in_forc
             del report[name]
     assert supposed == planned
     assert [item["held"] for item in planned["topics"]] == ["frontier"], "and it says that it would wait"
-
-
-def test_given_brackets_in_a_path_and_in_a_pattern_then_they_are_shown_as_they_are(site: Site) -> None:
-    moved = site.folder / "data" / "[bold]old"
-    site.store.rename(moved)
-    assert "janitor run --once --adopt --leveldb 'data/[bold]old'" in site.run("plan --leveldb 'data/[bold]old'").out
-    assert str(moved) in site.run("doctor --leveldb 'data/[bold]old'").out
-    site.run("adopt --leveldb 'data/[bold]old'")
-    assert "nothing is held of default:[a-z]*" in site.run("approve 'default:[a-z]*' --leveldb 'data/[bold]old'").out
 
 
 @pytest.mark.parametrize(
@@ -231,11 +195,6 @@ def test_given_json_then_standard_output_is_one_json_value_and_logs_go_elsewhere
     assert all(isinstance(json.loads(said), dict) for said in done.err.splitlines())
 
 
-def test_given_json_then_approve_is_json_too(site: Site) -> None:
-    site.janitor("adopt")
-    assert site.janitor("approve --all --format json").json == {"approved": [], "clock": False}
-
-
 def test_given_64_bit_ids_in_json_then_they_are_strings(site: Site) -> None:
     site.janitor("run --once --adopt")
     assert site.janitor("plan --format json").json["boundary"] == str(INVALID)
@@ -246,25 +205,6 @@ def test_given_64_bit_ids_in_json_then_they_are_strings(site: Site) -> None:
     figures = site.janitor("inspect snapshot --format json").json
     assert figures["invalid"] == [str(INVALID)]
     assert figures["write_pointer"] == str(pointer(NOW_MS - SECOND))
-
-
-def test_given_a_plan_and_the_run_of_it_then_their_entries_are_the_same(site: Site) -> None:
-    planned = site.janitor("plan --format json").json
-    done = site.janitor("run --once --adopt --format json").json
-    assert [{**entry, "held": None} for entry in planned["topics"]] == done["topics"]
-    assert planned["totals"] == done["totals"]
-    assert (planned["mode"], done["mode"]) == ("plan", "apply")
-
-
-def test_given_apply_is_false_when_run_then_it_only_plans_and_says_so(site: Site) -> None:
-    site.janitor("adopt")
-    site.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
-    done = site.janitor("run --once --format json")
-    assert done.code == 0
-    assert done.json["mode"] == "plan"
-    assert "janitor.apply is false" in done.err
-    assert "2 expired" in site.janitor("run --once").out
-    assert site.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
 
 
 # --- logs ------------------------------------------------------------------------------------------------------------
@@ -296,14 +236,6 @@ def test_given_files_that_cannot_be_linked_then_it_is_said_that_they_were_copied
     site.janitor("run --once --adopt")  # leaves tables, which is what can be linked
     monkeypatch.setattr(Path, "hardlink_to", raising(PermissionError(errno.EPERM, "Operation not permitted")))
     assert "files were copied" in site.janitor("plan").err
-
-
-def test_given_a_clone_left_by_a_crash_then_the_next_command_removes_it(site: Site) -> None:
-    stale = site.folder / "data/janitor/leveldb-clone-abandoned"
-    stale.mkdir(parents=True)
-    (stale / "rest").write_bytes(b"")
-    assert site.janitor("plan").code == 0
-    assert not stale.exists()
 
 
 # --- terminals -------------------------------------------------------------------------------------------------------
@@ -360,14 +292,6 @@ def test_given_any_width_then_no_cell_is_cut_and_the_next_command_stays_in_one_p
 # --- progress --------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_pipe_then_there_is_no_progress() -> None:
-    stream = io.StringIO()
-    with progress(stream) as observer:
-        for _ in range(3):
-            observer("message", None, 2000)
-    assert stream.getvalue() == ""
-
-
 def test_given_a_terminal_then_progress_is_one_line_told_rarely_and_gone_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -405,13 +329,6 @@ def test_given_how_much_is_due_then_a_terminal_shows_the_share_and_the_time_left
         "messages, 22,500 rows read, 99% of what is due, about 0 s left",
         "payloads, 22,501 rows read",
     ]
-
-
-def test_given_work_that_is_done_at_once_then_a_terminal_shows_nothing() -> None:
-    stream = Terminal()
-    with progress(stream) as observer:
-        observer("message", None, 1)
-    assert stream.getvalue() == ""
 
 
 @pytest.mark.usefixtures("site")

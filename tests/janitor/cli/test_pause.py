@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 import shutil
-from dataclasses import replace
 
 import pytest
 
-from janitor.cli.status import lines
 from janitor.state.base import RunRecord, Strikes
 from janitor.state.sqlite.state import SqliteState
-from janitor.status.health import judge
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, topic
 from tests.janitor.cli.conftest import SETTINGS, Site
-from tests.janitor.http.statuses import full
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
@@ -40,20 +36,6 @@ def test_given_a_pause_of_one_topic_then_a_run_leaves_it_alone_and_does_the_othe
     assert (totals["expired"], totals["old_generation"], totals["kept"]["held"]) == (0, 1, 2)
 
 
-def test_given_a_pause_of_everything_then_nothing_goes(site: Site) -> None:
-    site.janitor("adopt")
-    assert site.janitor("pause").out.startswith("paused: everything; ")
-    totals = site.janitor("run --once --format json").json["totals"]
-    assert totals["expired"] + totals["old_generation"] + totals["invalid_transaction"] == 0
-
-
-def test_given_a_pause_then_it_is_since_the_first_one(site: Site) -> None:
-    site.janitor("pause default:orders")
-    site.clock.advance(MINUTE)
-    again = site.janitor("pause default:orders --format json")
-    assert again.json == {"paused": [{"pattern": "default:orders", "since_ms": NOW_MS}]}
-
-
 def test_given_a_topic_nobody_has_seen_when_paused_then_that_is_said_and_it_is_paused(site: Site) -> None:
     site.janitor("adopt")
     paused = site.janitor("pause default:ordrs")
@@ -73,20 +55,7 @@ def test_given_no_topic_then_2(site: Site) -> None:
     assert site.janitor("pause orders").code == 2
 
 
-def test_given_a_store_that_is_held_by_nobody_who_answers_then_it_is_paused_all_the_same(site: Site) -> None:
-    with LevelDBStore(site.store):
-        assert site.janitor("pause").code == 0
-    assert remembered(site) == ["*:*"]
-
-
 # --- resume ----------------------------------------------------------------------------------------------------------
-
-
-def test_given_a_resume_then_the_next_run_does_what_is_due(site: Site) -> None:
-    site.janitor("adopt")
-    site.janitor("pause default:orders")
-    assert site.janitor("resume default:orders").out == "resumed: default:orders\n"
-    assert site.janitor("run --once --format json").json["totals"]["expired"] == 2
 
 
 @pytest.mark.parametrize(
@@ -123,13 +92,6 @@ def test_given_everything_paused_when_one_topic_is_resumed_then_1_and_what_keeps
     }
 
 
-def test_given_another_topic_paused_when_one_is_resumed_then_0_and_that_one_stays(site: Site) -> None:
-    site.janitor("pause default:retired")
-    done = site.janitor("resume default:orders")
-    assert (done.code, remembered(site)) == (0, ["default:retired"])
-    assert done.out == "default:orders was not paused by itself\nstill paused: default:retired\n"
-
-
 def test_given_nothing_paused_then_that_is_said_and_no_state_is_made(site: Site) -> None:
     done = site.janitor("resume")
     assert (done.code, done.out) == (0, "nothing is paused\n")
@@ -156,11 +118,6 @@ def test_given_a_store_nobody_has_swept_then_the_status_says_so_and_makes_no_sta
     assert "This store is not adopted. Nothing is deleted until you adopt it.\n" in shown.out
     assert "last run     never\n" in shown.out
     assert not (site.folder / STATE).exists()
-
-
-def test_given_no_store_then_the_status_is_1(site: Site) -> None:
-    site.set(SETTINGS.replace("data/messaging", "data/nowhere"))
-    assert site.janitor("status").code == 1
 
 
 def test_given_a_past_run_and_things_that_wait_then_the_status_names_them_with_their_commands(site: Site) -> None:
@@ -192,14 +149,6 @@ def test_given_a_past_run_and_things_that_wait_then_the_status_names_them_with_t
     assert "\x1b" not in shown.out
 
 
-def test_given_the_status_as_json_then_it_is_the_picture_with_its_verdict(site: Site) -> None:
-    site.janitor("pause")
-    found = site.janitor("status --format json").json
-    assert found["process"] == "down"
-    assert found["paused"] == [{"pattern": "*:*", "since_ms": NOW_MS}]
-    assert "Everything is paused." in [reason["text"] for reason in found["health"]["reasons"]]
-
-
 def test_given_settings_that_only_plan_then_the_status_says_so(site: Site) -> None:
     site.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
     assert "mode         only plans; every 60 s" in site.janitor("status").out
@@ -224,11 +173,6 @@ def test_given_a_run_of_another_process_under_way_then_the_status_says_so_and_do
     assert site.janitor("status --format json").json["running"]["id"] == "at-work"
     site.clock.advance(HOUR)
     assert "under way" not in site.janitor("status").out
-
-
-def test_given_a_next_run_that_is_due_then_it_is_now() -> None:
-    found = replace(full(NOW_MS), next_run_ms=NOW_MS - SECOND)
-    assert "next run     now" in [line.plain for line in lines(found, judge(found))]
 
 
 def test_given_a_monitoring_plugin_then_status_check_is_one_line_and_its_exit_code(site: Site) -> None:

@@ -23,7 +23,6 @@ from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
 from tests.janitor.cli.conftest import Site
 from tests.janitor.state.entries import TOPIC, entry
-from tms_core.cli.typed import MessageIdType
 from tms_core.clock import SystemClock
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
 
@@ -63,16 +62,6 @@ def test_given_no_store_any_more_then_the_state_is_read_all_the_same(site: Site,
     assert site.janitor(verb).code == 0
 
 
-@pytest.mark.parametrize("verb", ["history", "ledger"])
-def test_given_another_process_that_is_writing_then_it_is_no_hindrance(
-    site: Site, state: SqliteState, verb: str
-) -> None:
-    state.begin_run(RunRecord("run", "apply", NOW_MS))
-    with state.transaction():
-        state.beat("run", NOW_MS)
-        assert site.janitor(verb).code == 0
-
-
 @pytest.mark.parametrize(
     ("created_ms", "adopted_ms", "said"),
     [
@@ -100,11 +89,6 @@ def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
         assert all(words in line for words, line in zip(said, first, strict=True)), first
 
 
-def test_given_runs_of_before_the_memory_began_then_they_are_not_denied(site: Site, state: SqliteState) -> None:
-    state.begin_run(RunRecord("old", "apply", NOW_MS - 2 * HOUR))
-    assert "known since 2023-11-14 20:13:20 UTC" in site.janitor("history").out
-
-
 # --- history ---------------------------------------------------------------------------------------------------------
 
 
@@ -118,16 +102,6 @@ def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(site: Site
     assert [line.split()[0] for line in shown[-2:]] == [second.id, first.id]
     assert " ".join(shown[-1].split()[1:]) == "2023-11-14 22:13:20 UTC 0 s apply done 2 1 0 1 0"
     assert len(site.janitor("history --limit 1").out.splitlines()) == len(shown) - 1
-
-
-def test_given_a_hold_that_lasts_then_each_run_of_the_daemon_shows_it(site: Site, state: SqliteState) -> None:
-    site.janitor("run --once --adopt")
-    report = json.loads(state.runs(9)[0].report)
-    [taken, *_] = report["topics"]
-    held = {"rows": 1, "topics": [{**taken, "rows": 1, "held": "frontier"}]}
-    state.begin_run(RunRecord("later", "apply", NOW_MS + 1))
-    state.finish_run("later", NOW_MS + 2, "done", json.dumps({**report, "held_before": held}))
-    assert "still held, as an earlier run counted: 1 rows of" in site.janitor("history later").out
 
 
 def test_given_a_run_that_a_guard_stopped_or_that_failed_then_its_line_says_why(site: Site, state: SqliteState) -> None:
@@ -197,12 +171,6 @@ def test_given_an_unknown_run_then_it_is_named_with_where_to_look(site: Site) ->
     asked = site.janitor("history nothing")
     assert asked.code == 2
     assert "janitor history --config janitor.yaml [TMS-USAGE]" in asked.err
-
-
-def test_given_a_run_that_goes_on_then_there_is_no_report_of_it_yet(site: Site, state: SqliteState) -> None:
-    state.begin_run(RunRecord("on", "apply", NOW_MS, heartbeat_ms=NOW_MS))
-    assert "last sign of life 2023-11-14 22:13:20 UTC" in site.janitor("history on").out
-    assert site.janitor("history on --format json").json["report"] is None
 
 
 # --- ledger ----------------------------------------------------------------------------------------------------------
@@ -352,11 +320,6 @@ def test_given_a_paused_topic_then_the_commands_that_resume_it_are_named() -> No
     )
 
 
-@pytest.mark.parametrize("reason", [Reason.LIVE, Reason.UNRECOGNIZED, Reason.UNKNOWN_TOPIC, Reason.NEWER_GENERATION])
-def test_given_a_row_that_no_rule_takes_then_there_are_words_for_every_reason(reason: Reason) -> None:
-    assert len(told(Fate("keep", reason))) > len("stays: ")
-
-
 def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> None:
     negated = entry(rule="invalid_transaction", run_id="r1", at_ms=NOW_MS, snapshot_timestamp_ms=None)
     rolled_back = message(LIVE, transaction="rolled_back", inverted=(Trace(negated, certain=False),))
@@ -366,18 +329,6 @@ def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> Non
     assert "message of generation 1, published 2023-11-13 22:13:20 UTC, is there" in shown
     assert "perhaps negated by run r1, 2023-11-14 22:13:20 UTC, as invalid transaction, with no snapshot" in shown
     assert shown.count("the next run negates its pointer") == 1
-
-
-def test_given_a_topic_without_metadata_or_a_deleted_one_then_that_is_said() -> None:
-    first = [
-        next(lines(answer(**changes)))
-        for changes in ({"generation": None, "ttl_seconds": None}, {"problem": "it is broken"}, {"generation": -2})
-    ]
-    assert [line.partition(";")[0].partition(", ")[2] for line in first] == [
-        "which has no metadata",
-        "it is broken",
-        "generation -2 (deleted), ttl 1 h",
-    ]
 
 
 def test_given_a_row_that_is_gone_then_the_runs_are_told_from_those_that_only_may_have_taken_it() -> None:
@@ -426,10 +377,6 @@ def test_given_a_message_before_and_after_a_run_then_why_tells_who_takes_it_and_
 @pytest.mark.parametrize("words", ["orders 00", "default:* 00", f"default:orders {'0' * 39}", "default:orders xyz"])
 def test_given_what_is_no_topic_or_no_id_then_that_is_wrong_usage(site: Site, words: str) -> None:
     assert site.janitor(f"why {words}").code == 2
-
-
-def test_given_an_id_then_it_is_read_as_it_is_written() -> None:
-    assert MessageIdType().convert(str(MESSAGE_ID), None, None) == MESSAGE_ID
 
 
 @pytest.mark.parametrize("leveldb", [None, "store", "/elsewhere/store"])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,39 +13,12 @@ from janitor.state.records import TopicCount
 from janitor.state.sqlite.state import SqliteState
 from janitor.state.topic_history import save_sizes
 from janitor.stats.topic_sizes import TopicSizeCounter
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, topic
 from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
 from tms_core.clock import ManualClock
 from tms_core.tables.leveldb import library
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
-
-
-def digests(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "plan --out plan.json",
-        "adopt",
-        "approve",
-        "inspect message",
-        "inspect payload",
-        "inspect meta",
-        "inspect snapshot",
-        "boundary --explain",
-        "verify",
-        "doctor",
-    ],
-)
-def test_given_a_question_or_a_decision_then_not_one_byte_of_the_store_changes(site: Site, line: str) -> None:
-    before = digests(site.store)
-    site.janitor(line)
-    assert digests(site.store) == before
-    assert not list((site.folder / "data/janitor").glob("leveldb-clone-*"))
-
 
 # --- adopt, approve --------------------------------------------------------------------------------------------------
 
@@ -79,15 +50,6 @@ def test_given_nothing_held_when_approved_then_that_is_said(site: Site) -> None:
     assert site.janitor("approve default:orders").out == "nothing is held of default:orders\n"
 
 
-def test_given_approve_alone_then_2_and_both_things_it_can_do_are_named(site: Site) -> None:
-    site.janitor("adopt")
-    refused = site.janitor("approve")
-    assert (refused.code, refused.out) == (2, "")
-    assert "--all" in refused.err
-    assert "--clock" in refused.err
-    assert site.janitor("approve default:orders --all").code == 2
-
-
 def test_given_a_held_topic_and_a_clock_that_jumped_then_each_is_approved_by_itself(site: Site) -> None:
     site.janitor("run --once --adopt")
     with LevelDBStore(site.store) as store:
@@ -115,21 +77,6 @@ def test_given_messages_then_they_are_decoded_counted_and_not_consumed(site: Sit
         assert (row["topic"], row["publish_ms"], row["kind"]) == ("default:orders", NOW_MS - 3 * DAY, "plain")
 
 
-def test_given_a_pattern_then_only_those_messages_are_counted(site: Site) -> None:
-    found = site.janitor("inspect message --topic '*:retired' --format json").json
-    assert found["counts"] == {"plain": 1}
-
-
-def test_given_payloads_then_they_are_decoded_and_counted(site: Site) -> None:
-    committed = pointer(NOW_MS - 2 * HOUR)
-    with LevelDBStore(site.store) as store:
-        topic(store, "default:orders", ttl_seconds=86400).stored(committed, NOW_MS - HOUR, NOW_MS - HOUR + 1)
-    shown = site.janitor("inspect payload").out
-    assert "2 committed" in shown
-    assert str(committed) in shown
-    assert "oldest transaction: 2023-11-14 20:13:20 UTC" in shown
-
-
 def test_given_an_empty_table_then_that_is_said(site: Site) -> None:
     assert site.janitor("inspect payload").out == "no rows\n"
 
@@ -152,11 +99,6 @@ def test_given_a_snapshot_then_its_transactions_are_shown_with_their_times(site:
     assert f"{INVALID}  invalid  2023-11-14 18:13:20 UTC" in shown
 
 
-def test_given_a_stale_snapshot_then_it_is_shown_with_the_problem(site: Site) -> None:
-    site.clock.advance(HOUR)
-    assert "problem: snapshot.1699999999000 is 1 h 1 s old" in site.janitor("inspect snapshot").out
-
-
 def test_given_no_snapshot_when_inspected_then_1_and_why(site: Site) -> None:
     shutil.rmtree(site.folder / "data/tx")
     missing = site.janitor("inspect snapshot")
@@ -174,12 +116,6 @@ def test_given_a_complete_run_then_the_boundary_is_shown_with_what_holds_it(site
     shown = site.janitor("boundary --explain").out.splitlines()
     assert shown[0].startswith(f"{INVALID}, transactions of 2023-11-14 18:13:20 UTC, by run 1700000000000-")
     assert shown[1].startswith(f"held at {INVALID}: snapshot 1699999999000")
-
-
-def test_given_no_known_lifetime_then_explain_names_the_setting(site: Site) -> None:
-    site.set(SETTINGS.replace("  max_lifetime_seconds: 3600\n", ""))
-    assert "transactions.max_lifetime_seconds is not set" in site.janitor("boundary --explain").out
-    assert site.janitor("boundary --format json").json["obstacles"]
 
 
 def test_given_a_true_boundary_when_audited_then_it_is_proven(site: Site) -> None:
@@ -210,17 +146,6 @@ def test_given_a_row_that_makes_the_boundary_false_when_audited_then_it_is_refut
     assert found.code == 1, "its former name is understood for a version"
     assert (found.json["boundary"], found.json["refuted"], found.json["open_cells"]) == (None, 0, 1)
     assert "was refuted" in site.janitor("status").out
-
-
-def test_given_an_invalid_row_above_the_boundary_when_audited_then_it_refutes_nothing(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    later = pointer(NOW_MS - MINUTE)
-    with LevelDBStore(site.store) as store:
-        topic(store, "default:orders", ttl_seconds=86400).tx(later, NOW_MS - MINUTE)
-    site.snapshot((INVALID, later), age_ms=500)
-    found = site.janitor("verify --format json")
-    assert found.code == 0
-    assert (found.json["refuted"], found.json["open_cells"]) == (0, 1)
 
 
 # --- doctor ----------------------------------------------------------------------------------------------------------
@@ -314,15 +239,6 @@ def test_given_a_store_that_cannot_be_written_then_the_check_fails(site: Site, m
     assert "system.tms.payload cannot be written; run as its owner" in message
 
 
-def test_given_a_store_of_another_user_then_a_warning_says_whom_to_run_as(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    status, message = checks(site)["store"]
-    assert status == "warn"
-    assert "run as its owner" in message
-
-
 def test_doctor_without_a_source_of_snapshots_names_the_setting(site: Site) -> None:
     site.set(SETTINGS.replace("source: directory", "source: manager").replace("data/tx", "data/nowhere"))
     status, message = checks(site)["snapshots"]
@@ -339,33 +255,6 @@ def test_source_none_is_a_choice_and_nothing_warns_about_it(site: Site) -> None:
     assert "no transaction snapshot" in site.janitor("plan").out
 
 
-def test_given_no_fresh_snapshot_then_a_warning(site: Site) -> None:
-    site.clock.advance(HOUR)
-    assert checks(site)["snapshots"][0] == "warn"
-
-
-def test_given_a_damaged_newest_snapshot_then_it_is_said_that_it_was_passed_over(site: Site) -> None:
-    (site.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
-    assert checks(site)["snapshots"] == ("ok", "snapshot.1699999999000, 1 passed over")
-
-
-def test_given_a_clock_that_jumped_then_the_check_fails(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    site.clock.step(2 * HOUR)
-    assert checks(site)["clock"][0] == "fail"
-
-
-def test_given_a_clock_that_stepped_back_then_a_warning(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    site.clock.step(-2 * HOUR)
-    assert checks(site)["clock"][0] == "warn"
-
-
-def test_given_no_known_lifetime_then_a_warning(site: Site) -> None:
-    site.set(SETTINGS.replace("  max_lifetime_seconds: 3600\n", ""))
-    assert checks(site)["lifetime"][0] == "warn"
-
-
 def test_given_a_disk_that_is_nearly_full_then_a_warning(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type(shutil.disk_usage("/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1_000_000_000, 960_000_000, 40_000_000))
@@ -380,18 +269,7 @@ def test_doctor_leveldb_built_without_optimization_warns(site: Site, monkeypatch
     assert "use Python 3.12 or newer" in message
 
 
-def test_given_a_setting_that_is_wrong_then_doctor_is_refused_like_every_other_command(site: Site) -> None:
-    site.set("janitor: {workers: 0}\n")
-    assert site.janitor("doctor").code == 2
-
-
 # --- config, completion ----------------------------------------------------------------------------------------------
-
-
-def test_given_config_show_then_every_setting_stands_there_with_value_and_origin(site: Site) -> None:
-    shown = site.janitor("config show").out
-    assert re.search(r"^transactions.max_lifetime_seconds +3600 +file janitor.yaml$", shown, flags=re.MULTILINE)
-    assert shown.count("\n") > 50
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -399,18 +277,6 @@ def test_given_a_shell_then_its_completion_script_names_the_command(site: Site, 
     done = site.run(f"completion {shell}")
     assert done.code == 0
     assert "_JANITOR_COMPLETE" in done.out
-
-
-def test_given_a_shell_asks_then_verbs_and_options_are_completed(
-    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("_JANITOR_COMPLETE", "bash_complete")
-    for words, expected in (("janitor ap", {"apply", "approve"}), ("janitor inspect me", {"message", "meta"})):
-        monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
-        with pytest.raises(SystemExit):
-            site.run("")
-        assert {line.partition(",")[2] for line in capsys.readouterr().out.splitlines()} == expected
 
 
 @pytest.mark.parametrize("line", ["topic", "approve", "why", "pause", "resume", "archive restore"])

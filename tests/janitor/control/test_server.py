@@ -15,8 +15,6 @@ from threading import Event
 from typing import Any
 
 import pytest
-from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
 
 from janitor.control import api, values
 from janitor.control import server as server_module
@@ -53,14 +51,6 @@ def test_given_any_umask_then_only_its_owner_may_use_the_socket(desk: Desk) -> N
     assert stat.S_IMODE(found.st_mode) == 0o600
 
 
-def test_given_a_folder_deeper_than_the_kernel_takes_then_it_answers_there(desk: Desk, tmp_path: Path) -> None:
-    desk.folder = tmp_path / ("deep" * 30)
-    desk.folder.mkdir()
-    desk.start()
-    assert desk.remote().greeting.pid == os.getpid()
-    assert (desk.folder / "control.sock").is_socket()
-
-
 def test_given_the_socket_of_a_dead_process_then_it_is_replaced(desk: Desk) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(desk.folder / "control.sock"))
@@ -95,15 +85,6 @@ def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(desk
     server.stop()
     assert not (desk.folder / "control.sock").exists()
     server.stop()
-
-
-def test_given_another_janitors_socket_in_its_place_when_stopped_then_that_one_stays(desk: Desk) -> None:
-    server = desk.start()
-    path = desk.folder / "control.sock"
-    path.rename(desk.folder / "moved")
-    path.write_text("another's", encoding="utf-8")
-    server.stop()
-    assert path.exists()
 
 
 # --- who may ask, and what -------------------------------------------------------------------------------------------
@@ -229,16 +210,6 @@ def test_given_more_clients_than_are_answered_at_once_then_one_more_is_sent_away
     assert endless.ended.wait(60)
 
 
-def test_given_a_status_page_then_the_socket_has_it_too(desk: Desk) -> None:
-    async def page(scope: Scope, receive: Receive, send: Send) -> None:
-        await PlainTextResponse(scope["path"])(scope, receive, send)
-
-    desk.start(page=page)
-    with desk.connect() as client:
-        client.say(b"GET /api/status HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        assert client.response.read() == b"/api/status"
-
-
 def test_given_a_bug_then_the_client_hears_of_it_and_the_log_says_where(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -308,16 +279,6 @@ def test_given_a_question_under_way_when_stopped_then_the_client_is_told(desk: D
         assert kind_of(client.answer()) == "StopRequested"
 
 
-def test_given_a_client_that_has_not_asked_yet_when_stopped_then_the_stop_does_not_wait_for_it(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = desk.start(request_seconds=600)
-    with desk.connect() as client:
-        server.stop()
-        assert client.hear() is None
-    assert "left behind" not in caplog.text
-
-
 def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(desk: Desk) -> None:
     def chatty(observer: Observer, _: object) -> Audit:
         for _ in range(10_000):
@@ -345,33 +306,7 @@ def test_given_a_client_that_does_not_take_its_answer_then_it_is_cut_off(
             client.response.read()
 
 
-def test_given_long_work_without_a_word_then_the_client_hears_that_it_is_not_forgotten(desk: Desk) -> None:
-    go = Event()
-
-    def silent(*_: object) -> Audit:
-        assert go.wait(60)
-        return Audit(None)
-
-    desk.act = silent
-    desk.start(pulse_seconds=0.01)
-    with desk.connect() as client:
-        client.ask("verify")
-        assert client.hear() == {"progress": {}}
-        go.set()
-        assert client.answer() is not None
-
-
 # --- decisions -------------------------------------------------------------------------------------------------------
-
-
-def test_given_decisions_then_what_is_shown_is_looked_at_anew(desk: Desk) -> None:
-    desk.start()
-    remote = desk.remote()
-    assert remote.adopt() == [ORDERS]
-    assert remote.approve((EVERYTHING,), clock=True) == []
-    assert desk.views.refreshed == 2
-    remote.refresh_status()
-    assert desk.views.refreshed == 3
 
 
 def test_control_server_asked_to_sweep_has_the_holder_do_so_once(desk: Desk) -> None:

@@ -18,8 +18,7 @@ from janitor.rules.policy import Rule
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
-from janitor.state.base import Claim, CounterKey
-from janitor.status.status import RunSummary, SnapshotFigures, Status
+from janitor.state.base import Claim
 from tests.builders import DAY, HOUR, NOW_MS, janitor, pointer, topic
 from tms_core.rowkey import MessageId
 from tms_core.tables.memory import MemoryStore
@@ -90,25 +89,6 @@ def test_given_a_plan_with_entries_of_all_kinds_then_it_comes_back_to_the_last_f
     assert answer.missing[0].taken
 
 
-def test_given_a_full_picture_then_it_comes_back() -> None:
-    status = Status(
-        "1",
-        "s",
-        "running",
-        "apply",
-        "every 60 s",
-        NOW_MS,
-        last_run=RunSummary(
-            "r", "apply", 1, 2, "done", phase_seconds={"message": 0.25}, errors=["e"], blocked_by=["clock"]
-        ),
-        snapshot=SnapshotFigures(timestamp_ms=1),
-        counters={CounterKey("rows", (("rule", "expired"),)): 5.0},
-    )
-    found = carried(Status, status)
-    assert json.dumps(found.to_json()) == json.dumps(status.to_json())
-    assert (found.last_run, found.counters) == (status.last_run, status.counters)
-
-
 @pytest.mark.parametrize(
     ("kind", "value"),
     [
@@ -141,10 +121,6 @@ def test_given_something_else_then_it_is_refused(kind: Any, value: Any) -> None:
 def test_given_a_value_of_no_known_kind_then_it_is_not_sent() -> None:
     with pytest.raises(TypeError, match="object has no form on the wire"):
         values.pack([object()])
-
-
-def test_given_another_versions_value_then_new_fields_are_passed_over_and_missing_ones_take_their_default() -> None:
-    assert values.unpack(Shape, {"name": "a", "colour": "red"}) == Shape("a")
 
 
 def test_given_any_method_of_the_desk_then_its_arguments_and_answers_have_a_form_on_the_wire() -> None:
