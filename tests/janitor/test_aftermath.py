@@ -6,9 +6,8 @@ from threading import Thread
 
 import pytest
 
-from janitor.state.base import CounterKey
 from janitor.status.collect import SILENT_MS, Deployment, collect
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, fail_at, janitor, topic, watch, watch_state
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, fail_at, janitor, topic, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.tables.lease import Lease
@@ -31,27 +30,6 @@ def test_given_a_run_whose_end_could_not_be_written_when_the_next_begins_then_it
     assert [run.result for run in rig.state.runs(5)] == ["done", "lost"]
     [entry] = rig.state.ledger(10, topic=TopicId("default", "orders"))
     assert (entry.rows, entry.rule) == (None, "expired")
-
-
-def test_given_a_clock_that_jumped_when_a_run_is_stopped_then_the_history_stays() -> None:
-    rig = janitor(MemoryStore())
-    for _ in range(3):
-        rig.engine.run_once(adopt=True)
-        rig.clock.advance(MINUTE)
-    rig.clock.step(365 * DAY)
-    assert rig.engine.run_once().tripped
-    assert len(rig.state.runs(10)) == 4
-
-
-def test_given_a_plan_that_fails_when_a_daemon_only_plans_then_it_is_a_failed_run() -> None:
-    store = MemoryStore()
-    rig = janitor(store)
-    watch(store, before=fail_at("metadata.rows", StoreError("it cannot be read.")))
-    with pytest.raises(StoreError):
-        rig.engine.rehearse()
-    [run] = rig.state.runs(5)
-    assert (run.mode, run.result) == ("plan", "failed")
-    assert rig.state.counters()[CounterKey("sweeps_total", (("result", "failed"),))] == 1
 
 
 def test_given_a_plan_when_a_daemon_only_plans_then_nothing_counts_as_deleted_and_the_snapshot_is_seen() -> None:

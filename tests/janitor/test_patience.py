@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -92,20 +91,6 @@ def test_given_topics_that_wait_when_a_transaction_is_invalid_then_its_rows_are_
     assert orders.pointers() == [None, -invalid]
 
 
-def test_given_a_topic_that_cannot_wait_when_patient_then_it_alone_is_visited(store: MemoryStore) -> None:
-    rig, orders = prepared(store)
-    fast = topic(store, "default:fast", ttl_seconds=60)
-    rig.engine.adopt()
-    rig.engine.run_once()
-    fast.plain(NOW_MS - MINUTE)
-    starts: list[bytes] = []
-    watch(store, before=lambda call: starts.append(call.arguments[0]) if call.name.endswith(".keys") else None)
-    patient(rig, LEAST_WINDOW_MS)
-    assert fast.times() == []
-    assert len(orders.times()) == 1
-    assert {start[:13] for start in starts} == {b"default:fast:"}
-
-
 def test_given_a_topic_that_waited_when_it_is_visited_then_its_frontier_is_where_time_has_brought_it(
     store: MemoryStore,
 ) -> None:
@@ -137,22 +122,6 @@ def test_given_a_topic_that_might_wait_when_a_pass_is_not_patient_then_it_does_n
     rig, orders = prepared(store)
     rig.clock.advance(1)
     run(rig)
-    assert (orders.times(), orders.stored_times()) == ([], [])
-
-
-def test_given_a_topic_that_might_wait_when_planned_and_applied_then_it_does_not(
-    store: MemoryStore, tmp_path: Path
-) -> None:
-    rig, orders = prepared(store)
-    rig.clock.advance(1)
-    assert rig.engine.preview(out=tmp_path / "plan.json").to_json()["totals"]["expired"] == 2
-    rig.engine.carry_out(tmp_path / "plan.json")
-    assert (orders.times(), orders.stored_times()) == ([], [])
-
-
-def test_given_a_full_pass_when_patient_then_no_topic_waits(store: MemoryStore) -> None:
-    rig, orders = prepared(store, ttl_seconds=10**9)
-    assert patient(rig, DAY).full
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
@@ -191,12 +160,6 @@ def test_given_a_held_jump_when_it_may_go_then_the_next_patient_pass_does_it_how
     assert patient(rig, MINUTE).held_topics() == {}
 
 
-def test_given_a_topic_never_seen_when_patient_then_it_is_looked_at_and_held(store: MemoryStore) -> None:
-    rig, _ = prepared(store)
-    late = topic(store, "default:late", ttl_seconds=TTL_SECONDS).plain(1)
-    assert patient(rig).held_topics() == {late.id: Hold.FRONTIER}
-
-
 def test_given_a_ttl_that_was_lengthened_when_patient_then_the_frontier_goes_back_at_once(store: MemoryStore) -> None:
     rig, orders = prepared(store)
     orders.describe(ttl_seconds=2 * TTL_SECONDS)
@@ -204,14 +167,6 @@ def test_given_a_ttl_that_was_lengthened_when_patient_then_the_frontier_goes_bac
     assert rig.state.frontiers()[orders.id].cutoff_ms == NOW_MS + MINUTE - 2 * TTL_SECONDS * 1000
     orders.describe(ttl_seconds=TTL_SECONDS)
     assert patient(rig, MINUTE).held_topics() == {orders.id: Hold.FRONTIER}, "or this would not be seen as a jump"
-
-
-def test_given_a_clock_that_was_set_back_when_patient_then_a_topic_does_not_wait_by_it(store: MemoryStore) -> None:
-    rig, orders = prepared(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    rig.clock.step(-HOUR)
-    patient(rig, MINUTE)
-    assert rig.state.frontiers()[orders.id].cutoff_ms == NOW_MS + MINUTE - HOUR - TTL_SECONDS * 1000
 
 
 # --- what is held ----------------------------------------------------------------------------------------------------

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from janitor.report import (
-    COUNTED_REASONS,
     HISTORY_ENTRIES,
-    SAMPLE_KEYS,
     DataTable,
     Entry,
     EntryKey,
@@ -63,24 +61,6 @@ def report(entries: dict[EntryKey, Entry] | None = None, mode: Mode = "apply", *
 # --- counting --------------------------------------------------------------------------------------------------------
 
 
-def test_given_batches_when_added_then_rows_bytes_and_the_span_of_time_are_theirs() -> None:
-    entry = Entry()
-    assert (entry.oldest_ms, entry.newest_ms) == (None, None)
-    entry.add([b"b", b"c"], 100, 20, 30)
-    entry.add([b"d"], 50, 10, 25)
-    entry.add([b"e"], 5, 15, 40)
-    assert (entry.rows, entry.size_bytes, entry.oldest_ms, entry.newest_ms) == (4, 155, 10, 40)
-
-
-def test_given_more_keys_than_are_shown_when_added_then_the_first_are() -> None:
-    entry = Entry()
-    entry.add([b"a", b"b"], 0, 0, 0)
-    entry.add([b"c", b"d"], 0, 0, 0)
-    entry.add([b"e"], 0, 0, 0)
-    assert entry.sample_keys == [b"a", b"b", b"c"]
-    assert len(entry.sample_keys) == SAMPLE_KEYS
-
-
 # --- totals ----------------------------------------------------------------------------------------------------------
 
 
@@ -123,16 +103,6 @@ def test_given_entries_of_all_rules_when_totalled_then_each_rule_has_its_own() -
     assert made.held_rows() == 48
 
 
-def test_given_held_topics_when_asked_then_each_is_named_with_its_hold() -> None:
-    entries = {about(): rows(1), about(RETURNS, held=Hold.PROTECTED): rows(2)}
-    assert report(entries).held_topics() == {RETURNS: Hold.PROTECTED}
-
-
-@pytest.mark.parametrize(("notes", "tripped"), [([], False), ([False], False), ([False, True], True)])
-def test_given_guards_when_one_has_tripped_then_the_run_was_stopped(notes: list[bool], tripped: bool) -> None:
-    assert report(guards=[GuardNote("clock", note, "") for note in notes]).tripped is tripped
-
-
 def test_given_entries_when_sorted_then_it_is_by_topic_table_generation_and_rule_without_empty_ones() -> None:
     ordered = [
         about(generation=2, rule=Rule.EXPIRED),
@@ -148,43 +118,6 @@ def test_given_entries_when_sorted_then_it_is_by_topic_table_generation_and_rule
 
 
 # --- JSON ------------------------------------------------------------------------------------------------------------
-
-
-def test_given_an_empty_report_when_written_as_json_then_every_name_is_there() -> None:
-    assert report().to_json() == {
-        "id": "1700000000000-abcd",
-        "mode": "apply",
-        "started_ms": 1_700_000_000_000,
-        "effective_now_ms": 1_700_000_000_001,
-        "snapshot": None,
-        "topics": [],
-        "totals": {
-            "expired": 0,
-            "old_generation": 0,
-            "processed": 0,
-            "invalid_transaction": 0,
-            "kept": {
-                "unknown_topic": 0,
-                "newer_generation": 0,
-                "unrecognized": 0,
-                "undecided": 0,
-                "referenced": 0,
-                "held": 0,
-            },
-        },
-        "deleted_bytes": 0,
-        "store_bytes": {"before": None, "after": None},
-        "messages": {"before": None, "left": None, "counted_ms": None},
-        "boundary": None,
-        "guards": [],
-        "errors": [],
-        "seeks_spared": 0,
-        "store_calls": 7,
-        "duration_seconds": 1.25,
-        "phase_seconds": {},
-        "full": True,
-        "truncated": 0,
-    }
 
 
 def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type() -> None:
@@ -230,20 +163,7 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
     assert json.loads(json.dumps(written)) == written
 
 
-def test_given_rows_that_are_held_when_written_as_json_then_they_are_counted_from_the_entries() -> None:
-    written = report({about(held=Hold.PROTECTED): rows(5)}, kept={Reason.UNKNOWN_TOPIC: 1, Reason.HELD: 99}).to_json()
-    assert written["totals"]["kept"]["held"] == 5
-    assert written["totals"]["kept"]["unknown_topic"] == 1
-    assert written["topics"][0]["held"] == "protected"
-
-
 # --- as it is remembered ---------------------------------------------------------------------------------------------
-
-
-def test_given_few_entries_when_remembered_then_the_report_is_as_it_is() -> None:
-    entries = {about(generation=number): rows(number) for number in range(1, HISTORY_ENTRIES + 1)}
-    made = report(entries)
-    assert made.to_history() == made.to_json()
 
 
 def test_given_very_many_entries_when_remembered_then_those_with_the_most_rows_are_and_the_totals_are_of_all() -> None:
@@ -253,7 +173,3 @@ def test_given_very_many_entries_when_remembered_then_those_with_the_most_rows_a
     assert remembered["topics_omitted"] == 5
     assert remembered["totals"] == report(entries).to_json()["totals"]
     assert "topics_omitted" not in report(entries).to_json()
-
-
-def test_given_the_reasons_a_row_stays_for_when_counted_then_only_live_rows_have_no_figure() -> None:
-    assert set(Reason) - set(COUNTED_REASONS) == {Reason.LIVE}

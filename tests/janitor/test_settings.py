@@ -8,15 +8,11 @@ from typing import Any
 
 import pytest
 
-from janitor.app.options import Common
-from janitor.app.session import Session
 from janitor.settings import AllSettings, config_digest, load
-from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError
 from tms_core.settings.fields import extra, fields, kinds
 from tms_core.settings.layers import LoadedSettings
 from tms_core.tables.leveldb.side import beside
-from tms_core.transaction.rpc.client import ServiceSource
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -71,10 +67,6 @@ def test_given_the_hbase_file_when_loaded_then_it_changes_what_a_cluster_needs_a
     }
 
 
-def test_given_the_hbase_file_then_this_version_reads_transactions_from_where_it_says() -> None:
-    assert isinstance(Session(Common(config=CONF / "hbase.yaml"), SystemClock(), {}).source(), ServiceSource)
-
-
 @pytest.mark.parametrize(("path", "field"), list(fields(AllSettings)))
 def test_given_a_setting_then_meaning_reason_and_unit_stand_beside_it(path: str, field: Any) -> None:
     assert field.description
@@ -105,23 +97,12 @@ def test_settings_of_a_store_named_in_any_way_give_it_the_same_folders(
         assert found.origin("janitor.state") == found.origin("transactions.directory") == "default"
 
 
-def test_settings_with_a_named_state_keep_it_for_a_store_by_flag(tmp_path: Path) -> None:
-    found = loaded(tmp_path, "janitor: {state: elsewhere}", leveldb="store")
-    assert found.settings.janitor.state == tmp_path / "elsewhere"
-
-
 def test_given_the_janitors_own_names_when_loaded_then_nothing_is_left_alone(tmp_path: Path) -> None:
     assert "Did you mean janitor.workers?" in refused(tmp_path, "janitor: {worker: 1}")
     assert "Did you mean janitor?" in refused(tmp_path, "janitr: {}")
     with pytest.raises(ConfigurationError, match="enableServiceLinks: false"):
         load(None, {"TMS_JANITOR_PORT": "tcp://10.0.0.1:9847"}, {})
     assert load(None, {"TMS_JANITOR__WORKERS": "7"}, {}).settings.janitor.workers == 7
-
-
-def test_given_off_and_on_when_loaded_then_they_are_what_yaml_makes_of_them(tmp_path: Path) -> None:
-    assert loaded(tmp_path, "janitor: {boundary: {feedback: on}}").settings.janitor.boundary.feedback is True
-    assert loaded(tmp_path, "", {"TMS_JANITOR__BOUNDARY__FEEDBACK": "on"}).settings.janitor.boundary.feedback is True
-    assert loaded(tmp_path, "janitor: {boundary: {feedback: off}}").settings.janitor.boundary.feedback is False
 
 
 # --- values ----------------------------------------------------------------------------------------------------------
@@ -225,11 +206,6 @@ def test_given_an_impossible_value_when_loaded_then_the_setting_is_named(
     assert refused(tmp_path, f"janitor: {{{janitor}}}").startswith(f"{path} = ")
 
 
-@pytest.mark.parametrize("janitor", ["hold_seconds: 0", "protect: ['*', 'default:a?[bc]-d']", "http: {port: 0}"])
-def test_given_a_value_at_its_limit_when_loaded_then_it_is_taken(tmp_path: Path, janitor: str) -> None:
-    assert loaded(tmp_path, f"janitor: {{{janitor}}}").origins
-
-
 def test_given_a_folder_of_ours_inside_the_store_when_loaded_then_that_is_refused(tmp_path: Path) -> None:
     assert "janitor.state" in refused(tmp_path, "janitor: {state: data/messaging/state}")
     (tmp_path / "link").symlink_to(tmp_path / "data/messaging")
@@ -276,9 +252,3 @@ def test_given_a_setting_that_decides_what_may_go_when_changed_then_the_digest_c
 )
 def test_given_any_other_setting_when_changed_then_the_digest_stays(tmp_path: Path, yaml: str) -> None:
     assert config_digest(loaded(tmp_path, yaml).settings) == config_digest(loaded(tmp_path).settings)
-
-
-def test_given_protected_patterns_when_in_another_order_then_the_digest_stays(tmp_path: Path) -> None:
-    one, other = (loaded(tmp_path, f"janitor: {{protect: {order}}}") for order in ("['a:*', 'b:*']", "['b:*', 'a:*']"))
-    assert config_digest(one.settings) == config_digest(other.settings)
-    assert len(config_digest(one.settings)) == 64

@@ -79,10 +79,3 @@ def test_given_a_signal_when_it_waits_then_it_ends(clock: ManualClock, state: Sq
     with pytest.raises(LeaseHeld), held(WANTED, state, clock, sole=False, until=until):
         pass
     assert until.seconds == 5
-
-
-def test_given_a_free_lease_when_run_once_then_nobody_waits(clock: ManualClock) -> None:
-    until = Waits(clock)
-    with held(WANTED, SqliteState.in_memory(), clock, sole=False, until=until) as lease:
-        assert lease.held
-    assert until.seconds == 0

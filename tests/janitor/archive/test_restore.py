@@ -151,17 +151,6 @@ def test_given_a_selection_when_listed_then_only_what_may_hold_such_rows_is_show
     assert [group.run_id for group in archived.groups(archived.find(undo.folder).files, selection)] == runs
 
 
-def test_given_patterns_when_listed_then_other_topics_are_left_out(undo: Undo, orders: Topic, found: Topic) -> None:
-    undo.sweep(orders.plain(OLD_MS))
-    undo.sweep(found.plain(OLD_MS))
-    listed = archived.find(undo.folder, ("default:f*", "other:*"))
-    assert [file.summary.topic for file in listed.files] == [found.id]
-
-
-def test_given_no_archive_when_listed_then_there_is_nothing(tmp_path: Path) -> None:
-    assert archived.find(tmp_path / "none") == ([], [])
-
-
 # --- damaged files ---------------------------------------------------------------------------------------------------
 
 
@@ -187,23 +176,6 @@ def damage(path: Path, how: str) -> None:
 
 
 DAMAGES = ["cut short", "empty", "text", "foreign", "other columns", "newer", "nameless"]
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_others_are_there(
-    undo: Undo, orders: Topic, how: str
-) -> None:
-    [broken] = undo.sweep(orders.plain(OLD_MS), run_id="run-1")
-    undo.sweep(orders.plain(OLD_MS + 1), run_id="run-2")
-    assert broken.path is not None
-    damage(broken.path, how)
-    listed = archived.find(undo.folder)
-    assert [file.summary.run_id for file in listed.files] == ["run-2"]
-    [error] = listed.damaged
-    assert str(broken.path) in str(error)
-    assert ("newer janitor" if how == "newer" else "cannot be read") in str(error)
-    assert error.hint
-    assert archived.find(undo.folder, ("default:found",)) == ([], [])
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -282,17 +254,6 @@ def test_archive_is_readable_by_its_owner_only(undo: Undo, orders: Topic) -> Non
     assert {path.stat().st_mode & 0o777 for path in undo.folder.rglob("*.parquet")} == {0o600}
 
 
-def test_given_rows_that_rotted_when_restored_then_that_is_noticed(undo: Undo, orders: Topic) -> None:
-    [saved] = undo.sweep(orders.plain(OLD_MS, body=b"0123456789"))
-    assert saved.path is not None
-    data = saved.path.read_bytes()
-    assert data.count(b"0123456789") == 1, "written as it is, and nowhere else"
-    saved.path.write_bytes(data.replace(b"0123456789", b"0123456780"))
-    with pytest.raises(ArchiveError, match=r"(?i)crc"):
-        undo.restore(orders)
-    assert orders.times() == []
-
-
 def test_given_a_file_with_rows_of_another_topic_when_restored_then_nothing_is_written(
     undo: Undo, orders: Topic, found: Topic
 ) -> None:
@@ -308,13 +269,6 @@ def test_given_a_file_with_rows_of_another_topic_when_restored_then_nothing_is_w
     with pytest.raises(ArchiveError, match="default:found"):
         restore(undo.store, undo.state, known, files, Request(found.id, orders.id), NOW_MS, lambda _: None)
     assert (orders.times(), found.times()) == ([], [])
-
-
-def test_given_nothing_archived_of_a_topic_when_restored_then_it_says_where_it_looked(
-    undo: Undo, orders: Topic
-) -> None:
-    with pytest.raises(ArchiveError, match=r"default:orders .*janitor archive list"):
-        undo.restore(orders)
 
 
 # --- which rows ------------------------------------------------------------------------------------------------------
@@ -343,13 +297,6 @@ def test_given_a_window_when_restored_then_rows_of_that_time_come_back(
     assert counted(done) == (len(back), 0, 0, 3 - len(back))
 
 
-def test_given_a_run_when_restored_then_what_it_deleted_comes_back(undo: Undo, orders: Topic) -> None:
-    undo.sweep(orders.plain(OLD_MS), run_id="run-1")
-    undo.sweep(orders.plain(OLD_MS + 1), run_id="run-2")
-    assert counted(undo.restore(orders, run_id="run-2")) == (1, 0, 0, 1)
-    assert orders.times() == [OLD_MS + 1]
-
-
 def test_given_a_message_that_comes_back_then_so_do_its_payloads_of_any_time_and_run(undo: Undo, orders: Topic) -> None:
     other = COMMITTED + 1
     undo.sweep(orders.stored(COMMITTED, BEGUN, BEGUN + 1).stored(other, BEGUN), run_id="run-0", snapshot=SNAPSHOT)
@@ -358,14 +305,6 @@ def test_given_a_message_that_comes_back_then_so_do_its_payloads_of_any_time_and
     assert (done.messages, done.payloads, done.skipped) == (1, 2, 2)
     assert orders.pointers() == [COMMITTED]
     assert orders.stored_times() == [BEGUN, BEGUN + 1]
-
-
-def test_given_a_negated_message_that_comes_back_then_its_payloads_do_too(undo: Undo, orders: Topic) -> None:
-    undo.sweep(orders.stored(COMMITTED, BEGUN).ref(-COMMITTED, BEGUN + HOUR), snapshot=SNAPSHOT)
-    undo.restore(orders, since_ms=BEGUN + HOUR)
-    assert orders.stored_times() == [BEGUN]
-    [key] = undo.store.payload.read(KEYS, b"", None, 9).items
-    assert PayloadKey.parse(key) == PayloadKey(orders.id, 1, COMMITTED, BEGUN, 0)
 
 
 def test_given_a_message_whose_payloads_are_nowhere_when_restored_then_that_is_said(
@@ -426,16 +365,6 @@ def test_given_a_restore_when_it_is_repeated_then_nothing_changes(undo: Undo, or
     again = undo.restore(orders)
     assert (first.restored, counted(again)) == (101, (0, 0, 101, 0))
     assert (orders.messages(), again.warnings) == (before, first.warnings)
-
-
-def test_given_a_row_that_was_archived_twice_when_restored_then_it_is_what_it_was_in_the_end(
-    undo: Undo, orders: Topic
-) -> None:
-    undo.archive(orders.tx(COMMITTED, OLD_MS), run_id="run-1")
-    undo.clock.advance(1)
-    undo.sweep(orders, run_id="run-2", snapshot=SNAPSHOT)
-    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (1, 0, 1, 0)
-    assert orders.pointers() == [COMMITTED]
 
 
 def test_given_a_dry_run_then_it_reports_what_the_real_one_does_and_writes_nothing(undo: Undo, orders: Topic) -> None:
@@ -499,14 +428,6 @@ def test_given_a_transaction_that_may_still_write_when_its_payloads_are_restored
     with pytest.raises(Refused, match=str(COMMITTED)):
         undo.restore(orders, found, snapshot=snapshot)
     assert undo.restore(orders, snapshot=snapshot).restored == 2
-
-
-def test_given_messages_of_the_same_transaction_that_carry_their_payload_when_restored_then_nothing_is_in_the_way(
-    undo: Undo, orders: Topic, found: Topic
-) -> None:
-    undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
-    found.tx(COMMITTED, OLD_MS + 4, body=b"B")
-    assert undo.restore(orders, found, snapshot=SNAPSHOT).restored == 2
 
 
 def test_given_a_payload_that_lives_on_when_the_message_is_restored_to_its_own_generation_then_they_belong_together(
@@ -618,24 +539,6 @@ def test_given_a_topic_that_moves_while_it_is_restored_to_then_no_more_is_writte
     assert orders.at(2).times() == []
 
 
-def test_given_a_store_that_fails_on_the_way_when_restored_again_then_all_is_there(undo: Undo, orders: Topic) -> None:
-    orders.ref(COMMITTED, OLD_MS).stored(COMMITTED, OLD_MS).plain(OLD_MS + 1)
-    undo.sweep(orders, snapshot=SNAPSHOT)
-    failing = [True]
-
-    def fail(call: Call) -> None:
-        if call.name == "message.put" and failing.pop():
-            failing.append(False)
-            raise StoreError("The disk is full.")
-
-    watch(undo.store, before=fail)
-    with pytest.raises(StoreError):
-        undo.restore(orders, snapshot=SNAPSHOT)
-    assert (orders.times(), orders.stored_times()) == ([], [OLD_MS])
-    assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (2, 0, 1, 0)
-    assert orders.times() == [OLD_MS, OLD_MS + 1]
-
-
 # --- rows that are due again -----------------------------------------------------------------------------------------
 
 
@@ -656,28 +559,6 @@ def test_given_rows_older_than_the_ttl_when_restored_then_it_names_the_ttl_that_
     assert "when the topic is resumed" in warning
     kept = TopicMetadata(TopicId("default", "orders"), 1, done.ttl_seconds)
     assert NOW_MS + DAY - kept.ttl_seconds * 1000 <= min(orders.times())
-
-
-def test_given_expired_rows_when_restored_to_another_topic_then_it_says_when_they_go(
-    undo: Undo, orders: Topic, found: Topic
-) -> None:
-    undo.sweep(orders.plain(0))
-    done = undo.restore(orders, found, snapshot=SNAPSHOT)
-    assert ["with the next run" in warning for warning in done.warnings] == [True]
-    assert done.ttl_seconds is not None
-    assert done.ttl_seconds < 2**31
-
-
-def test_given_no_usable_snapshot_when_restored_then_that_is_said(undo: Undo, orders: Topic) -> None:
-    undo.sweep(orders.plain(NOW_MS))
-    assert ["no usable transaction snapshot" in warning for warning in undo.restore(orders).warnings] == [True]
-
-
-def test_given_what_was_restored_then_its_json_can_be_written(undo: Undo, orders: Topic) -> None:
-    undo.sweep(orders.plain(OLD_MS))
-    done = json.loads(json.dumps(undo.restore(orders).to_json()))
-    assert (done["source"], done["target"], done["restored"]) == ("default:orders", "default:orders", 1)
-    assert (done["oldest_ms"], done["newest_ms"], done["dry_run"]) == (OLD_MS, OLD_MS, False)
 
 
 # --- any rows at all -------------------------------------------------------------------------------------------------

@@ -32,10 +32,9 @@ from janitor.rules.policy import Rule
 from tests.archives import Undo, keys_of
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Topic, pointer, topic, visibility
 from tests.support import raising
-from tms_core.clock import ManualClock
-from tms_core.errors import ArchiveError, ConfigurationError, StoreError, TmsError
+from tms_core.errors import ArchiveError, ConfigurationError
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.tables.base import MessageValue, Page
+from tms_core.tables.base import Page
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -165,13 +164,6 @@ def test_given_rows_when_saved_then_plain_readers_of_hive_folders_find_every_col
     ]
 
 
-def test_given_no_snapshot_when_saved_then_none_is_named(undo: Undo, orders: Topic) -> None:
-    orders.tx(COMMITTED, NOW_MS)
-    undo.archive(orders)
-    [row] = rows_of(undo.folder)
-    assert (row["snapshot_timestamp_ms"], row["verdict"]) == (None, "undecided")
-
-
 def test_given_a_saved_file_when_read_then_it_names_its_layout_and_is_packed_with_zstd(
     undo: Undo, orders: Topic
 ) -> None:
@@ -215,29 +207,6 @@ def test_given_rows_of_many_megabytes_when_saved_then_they_are_written_in_groups
     assert (file_found.summary.rows, file_found.summary.newest_ms) == (300, NOW_MS + 299)
 
 
-def test_given_a_row_that_is_gone_when_saved_then_the_others_are(undo: Undo, orders: Topic) -> None:
-    orders.plain(NOW_MS, NOW_MS + 1, NOW_MS + 2)
-    keys = keys_of(orders, undo.store.message)
-    undo.store.message.delete([keys[1]])
-    saved = undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
-    assert saved.keys == [keys[0], keys[2]] == [row["key"] for row in rows_of(undo.folder)]
-
-
-def test_given_rows_between_the_keys_when_saved_then_they_are_not_archived(undo: Undo, orders: Topic) -> None:
-    orders.plain(*range(NOW_MS, NOW_MS + 500))
-    keys = keys_of(orders, undo.store.message)[::7]
-    saved = undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
-    assert saved.keys == keys == [row["key"] for row in rows_of(undo.folder)]
-
-
-def test_given_only_rows_that_are_gone_when_saved_then_there_is_no_file(undo: Undo, orders: Topic) -> None:
-    gone = MessageKey(orders.id, 1, NOW_MS, 0).pack()
-    saved = undo.begin().save(orders.id, 1, undo.store.message, Rule.EXPIRED, [gone])
-    assert (saved.path, saved.keys) == (None, [])
-    saved.discard()
-    assert not undo.folder.exists()
-
-
 def test_given_a_row_that_cannot_be_read_when_saved_then_it_is_not_among_the_keys_that_may_go(tmp_path: Path) -> None:
     keys = [MessageKey(TopicId("default", "orders"), 1, NOW_MS, number).pack() for number in range(3)]
     LevelDBStore(tmp_path / "store", create=True).close()
@@ -275,14 +244,6 @@ def test_given_midnight_in_utc_when_it_passes_then_rows_go_to_the_next_day(undo:
     run.save(orders.id, 1, undo.store.message, Rule.EXPIRED, keys)
     days = [found.day for found in archive_folder.days(undo.folder)]
     assert days == [date(2023, 11, 14), date(2023, 11, 15)]
-
-
-def test_given_a_batch_that_was_dropped_when_discarded_then_its_file_is_gone(undo: Undo, orders: Topic) -> None:
-    orders.plain(NOW_MS)
-    [saved] = undo.archive(orders)
-    saved.discard()
-    saved.discard()
-    assert archived.find(undo.folder).files == []
 
 
 @pytest.mark.parametrize("run_id", ["", "../../run", "a b", "x" * 101])
@@ -471,20 +432,7 @@ def test_given_a_folder_that_may_not_be_written_when_saved_then_it_says_whose_it
         undo.archive(orders)
 
 
-def test_given_an_archive_error_when_a_store_fails_then_it_is_not_mistaken_for_one() -> None:
-    assert issubclass(ArchiveError, TmsError)
-    assert not issubclass(ArchiveError, StoreError)
-
-
 # --- without pyarrow -------------------------------------------------------------------------------------------------
-
-
-def test_given_no_pyarrow_when_an_archive_is_wanted_then_it_names_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigurationError, match=r"\.\[archive\]"):
-        ParquetArchive(tmp_path, ManualClock(NOW_MS))
 
 
 def test_given_no_pyarrow_when_an_archive_is_listed_then_it_names_what_to_install(
@@ -511,12 +459,6 @@ def test_one_module_alone_knows_pyarrow() -> None:
             if any(name.partition(".")[0] == "pyarrow" for name in names):
                 knowing.add(path.relative_to(ROOT).as_posix())
     assert {path for path in knowing if not path.startswith("janitor/spark/")} == {"janitor/archive/parquet.py"}
-
-
-def test_given_a_url_when_an_archives_folder_is_wanted_then_it_is_refused() -> None:
-    assert archive_folder.local_folder("data/archive") == Path("data/archive")
-    with pytest.raises(ConfigurationError, match="s3://bucket"):
-        archive_folder.local_folder("s3://bucket/archive")
 
 
 # --- giving days up --------------------------------------------------------------------------------------------------
@@ -588,18 +530,3 @@ def test_given_an_archive_behind_a_link_when_used_then_it_is_as_good_as_any(
     undo.archive(orders.plain(NOW_MS))
     assert len(undo.files(orders)) == len(archived.find(undo.folder).files) == 1
     assert ParquetArchive(undo.folder, undo.clock).expire(1, NOW_MS + 3 * DAY) == 1
-
-
-def test_given_no_archive_when_given_up_then_nothing_happens(undo: Undo) -> None:
-    assert ParquetArchive(undo.folder, undo.clock).expire(1, NOW_MS) == 0
-    assert not undo.folder.exists()
-
-
-def test_given_a_row_that_comes_back_to_the_store_when_it_goes_again_then_it_is_archived_again(
-    undo: Undo, orders: Topic
-) -> None:
-    orders.plain(NOW_MS)
-    [saved] = undo.sweep(orders)
-    undo.store.message.put([(saved.keys[0], MessageValue(None, b"new"))])
-    undo.sweep(orders, run_id="run-2")
-    assert sorted(row["payload"] for row in rows_of(undo.folder)) == [b"body", b"new"]

@@ -109,10 +109,6 @@ def test_given_figures_of_memory_alone_then_it_is_down_and_the_rest_follows() ->
     assert texts(health) == ["No janitor is running. This is the last recorded state.", "Everything is paused."]
 
 
-def test_given_runs_that_are_started_from_outside_then_nothing_is_missing_between_two_of_them() -> None:
-    assert judge(replace(CALM, process="between_runs")).level == "well"
-
-
 def test_given_a_janitor_that_is_not_ready_then_that_is_said_where_nothing_says_it_better() -> None:
     assert judge(CALM, ready="the store is gone") == Health("attention", (HealthReason("the store is gone"),))
     assert texts(judge(replace(CALM, paused=(("*:*", 0),)), ready="x")) == ["Everything is paused."]
@@ -131,13 +127,6 @@ def test_given_everything_wrong_then_the_gravest_comes_first() -> None:
     ]
 
 
-def test_given_reasons_then_their_json_names_the_parts() -> None:
-    assert judge(replace(CALM, adopted_ms=None)).to_json() == {
-        "level": "attention",
-        "reasons": [{"text": "This store is not adopted. Nothing is deleted until you adopt it.", "about": "adopt"}],
-    }
-
-
 def test_given_a_daemon_in_which_no_run_ends_any_more_then_it_is_said() -> None:
     hour_ms = 3_600_000
     last = replace(CALM.last_run, finished_ms=NOW_MS - 2 * hour_ms) if CALM.last_run else None
@@ -145,12 +134,6 @@ def test_given_a_daemon_in_which_no_run_ends_any_more_then_it_is_said() -> None:
     assert texts(judge(silent)) == ["No run has finished for 120 min."]
     assert judge(replace(silent, every_seconds=None)).level == "well"
     assert judge(replace(silent, started_ms=NOW_MS - hour_ms)).level == "well"
-
-
-def test_given_a_job_that_fails_then_it_is_said() -> None:
-    assert texts(judge(replace(CALM, failing={"count": "it cannot be read."}))) == [
-        "The count job fails: it cannot be read."
-    ]
 
 
 def test_judge_with_a_last_run_ahead_of_the_clock_misses_the_runs_since_the_start() -> None:

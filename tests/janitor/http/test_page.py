@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from janitor.state.base import State, TopicCount
-from janitor.state.figures import ConsumerFigures
-from janitor.state.records import Mode
 from janitor.state.topic_history import save_sizes, save_topics
 from janitor.status.status import HeldTopic, OpenTransaction, RunSummary, Status, TopicFigures
-from tests.builders import DAY, HOUR, MINUTE, SECOND
+from tests.builders import DAY, HOUR, SECOND
 from tests.janitor.http import statuses
 from tests.janitor.http.browser import Browser, Page
 from tests.janitor.http.conftest import ARGUMENTS, Site
@@ -157,31 +155,6 @@ def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_
     assert page.console == []
 
 
-def test_given_runs_that_stop_because_the_store_is_not_adopted_then_nothing_is_said_of_what_is_due(look: Look) -> None:
-    stopped = RunSummary("r-1", "apply", look.now_ms - 1000, look.now_ms, "blocked", blocked_by=("adoption",))
-    page = look.at(replace(statuses.empty(look.now_ms), last_run=stopped))
-    assert page.text("#overdue").endswith("No run has counted overdue rows yet.")
-    assert page.text("#kept").endswith("No run has read the store yet.")
-
-
-def test_given_nothing_to_do_after_a_run_then_the_parts_say_that_all_is_done(look: Look) -> None:
-    full = statuses.full(look.now_ms)
-    calm = replace(
-        full,
-        held=(),
-        overdue=(),
-        kept={},
-        guards=(),
-        topics=(TopicFigures("a", "b", 1, 60, 0, 0, None, None, look.now_ms),),
-    )
-    page = look.at(calm, statuses.runs(look.now_ms))
-    assert "No topic is held." in page.text("#held")
-    assert "No rows are overdue." in page.text("#overdue")
-    assert "The last run kept no rows." in page.text("#kept")
-    assert "No guard has tripped or warns." in page.text("#guards")
-    assert "empty" in page.text("#queues tbody")
-
-
 def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(look: Look) -> None:
     page = look.at(statuses.wrong(look.now_ms), statuses.runs(look.now_ms)[:5])
     assert page.text("h1") == "Down. No janitor is running. This is the last recorded state."
@@ -216,22 +189,6 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(loo
         f"janitor approve 'default:new' {ARGUMENTS}",
     ]
     assert page.texts("#aside code")[0] == f"janitor resume {ARGUMENTS}"
-
-
-def test_given_many_of_a_kind_then_the_first_are_shown_and_the_rest_is_counted(look: Look) -> None:
-    held = tuple(HeldTopic(f"a:{number:03d}", "frontier", 1, 1, None, None, "x") for number in range(200))
-    page = look.at(replace(statuses.full(look.now_ms), held=held))
-    assert len(page.texts("#held li")) == 20
-    assert "and 180 more, in janitor status" in page.text("#held")
-
-
-def test_given_times_no_calendar_knows_then_the_page_still_stands(look: Look) -> None:
-    held = (HeldTopic("a:b", "frontier", 1, 1, -(2**62), 2**62, ""),)
-    boundary = replace(statuses.full(look.now_ms).boundary, bound=str(2**63 - 1))
-    page = look.at(replace(statuses.full(look.now_ms), held=held, boundary=boundary))
-    assert "released automatically at no time" in page.text("#held")
-    assert str(2**63 - 1) in page.text("#boundary")
-    assert page.console == []
 
 
 # --- the plot --------------------------------------------------------------------------------------------------------
@@ -320,36 +277,6 @@ def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_f
     assert ("The store" in page.text("#detail")) is bool(told)
 
 
-@pytest.mark.parametrize(("mode", "verb"), [("apply", "deleted"), ("plan", "would be deleted")])
-def test_given_a_run_of_counted_topics_then_it_tells_how_many_messages_went_of_how_many(
-    look: Look, mode: Mode, verb: str
-) -> None:
-    first = statuses.runs(look.now_ms)[0]
-    messages = {"before": 1_000_000, "left": 533_000, "counted_ms": first.started_ms - 20 * SECOND}
-    last = replace(first, mode=mode, messages=messages)
-    page = look.at(replace(statuses.full(look.now_ms), last_run=last), (last,))
-    told = f"467,000 of about 1,000,000 {verb}, about 533,000 left"
-    assert f"messages: {told}" in page.text("#facts")
-    page.go(f"{page.run('location.origin')}/runs/{last.id}")
-    page.until("document.querySelector('#detail h2')")
-    assert f"{told} (counted 20 s before)" in page.text("#detail")
-
-
-def test_given_sizes_over_time_then_the_list_draws_them_for_each_topic_that_has_two(look: Look) -> None:
-    drawn = TopicFigures("default", "drawn", 1, 60, 5, 4000, look.now_ms, look.now_ms, look.now_ms)
-    sizes = ((look.now_ms - 2 * HOUR, 8000), (look.now_ms - HOUR, 0), (look.now_ms, 4000))
-    once = replace(drawn, topic="once", sizes=sizes[:1], size_bytes=1)
-    site = look.serve(StillViews(replace(statuses.full(look.now_ms), topics=(replace(drawn, sizes=sizes), once))))
-    page = look(site)
-    assert (
-        page.run("document.querySelector('#queues .spark polyline').getAttribute('points')")
-        == "0.0,1.0 50.0,19.0 100.0,10.0"
-    )
-    assert page.run("document.querySelector('#queues .spark').getAttribute('aria-label')") == "in 2 h at most 8.0 kB"
-    assert page.run("document.querySelectorAll('#queues .spark').length") == 1
-    assert site.recorder.paths.count("/api/topics/default:drawn") == 0
-
-
 @pytest.mark.parametrize(
     ("path", "said"), [("topics/default:gone", "no such topic"), ("runs/r-1", "no such run"), ("topics/x", "x")]
 )
@@ -361,39 +288,6 @@ def test_given_a_page_of_what_is_not_there_then_it_says_so_and_the_janitor_is_we
     page.until("document.querySelector('#detail .empty')")
     assert said in page.text("#detail .empty")
     assert page.text("h1").startswith("Healthy.")
-
-
-def test_given_a_run_that_failed_then_no_number_of_rows_is_made_up_for_it(look: Look) -> None:
-    failed = next(run for run in statuses.runs(look.now_ms) if run.error)
-    page = look.at(replace(statuses.full(look.now_ms), last_run=failed), (failed,))
-    assert "failed" in page.text("#facts")
-    assert "deleted" not in page.text("#facts .wide")
-    page.run("document.querySelector('#history').open = true")
-    assert page.text("#history-table tbody td:nth-child(3)") == "–"
-    page.go(f"{page.run('location.origin')}/runs/{failed.id}")
-    page.until("document.querySelector('#detail h2')")
-    assert "0 rows" not in page.text("#detail")
-    assert "janitor ledger" in page.text("#detail")
-
-
-def test_given_a_topic_page_then_what_needs_an_operator_leads_to_the_part_of_the_front_page(look: Look) -> None:
-    figures = TopicFigures("default", "orders", 1, 60)
-    held = HeldTopic("default:orders", "frontier", 1, 1, None, None, "janitor approve default:orders")
-    site = look.serve(StillViews(replace(statuses.full(look.now_ms), topics=(figures,), held=(held,))))
-    page = look(site, 420, prefers_reduced_motion="reduce")
-    page.go(f"{site.url}/topics/default:orders")
-    page.until("document.querySelector('#detail h2')")
-    assert "This topic is not counted yet." in page.text("#detail")
-    page.run("document.querySelector('#headline a').click()")
-    page.until("document.querySelector('#overview').checkVisibility() && document.documentElement.dataset.shown")
-    assert page.run("location.pathname + location.hash") == "/#held"
-    assert page.run("scrollY") > 100
-
-
-def test_given_a_page_that_is_left_when_it_is_watched_then_the_one_behind_it_is(look: Look) -> None:
-    page = look.at(statuses.full(look.now_ms))
-    page.run("window.left = true; setTimeout(() => location.reload(), 50)")
-    page.until("!window.left")
 
 
 def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(look: Look) -> None:
@@ -440,25 +334,6 @@ def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both
     assert page.console == []
 
 
-def test_given_groups_with_claims_then_front_and_topic_page_say_what_is_open_and_given_again(look: Look) -> None:
-    figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, look.now_ms - 2 * HOUR, look.now_ms, look.now_ms)
-    lag = (look.now_ms, 4, look.now_ms - HOUR, False, look.now_ms)
-    groups = [
-        ConsumerFigures("default", "orders", 1, "alone", look.now_ms, *lag),
-        ConsumerFigures("default", "orders", 1, "group", look.now_ms, *lag, open_claims=1200, redelivered=1),
-    ]
-    site = look.serve(StillViews(replace(statuses.full(look.now_ms), topics=(figures,), consumers=groups)))
-    page = look(site)
-    said = "1,200 open claims, 1 redelivered"
-    assert page.text("#behind").count("open claim") == 1
-    assert said in page.text("#behind")
-    page.go(f"{site.url}/topics/default:orders")
-    page.until("document.querySelector('#detail h2')")
-    assert page.text("#detail").count("open claim") == 1
-    assert said in page.text("#detail")
-    assert page.console == []
-
-
 def test_given_many_topics_then_they_are_sorted_by_any_column_and_paged(look: Look) -> None:
     page = look.at(statuses.full(look.now_ms))
     assert len(page.texts("#queues tbody tr")) == 50
@@ -488,15 +363,6 @@ def test_given_a_name_of_120_characters_then_nothing_is_wider_than_the_window(lo
         )
         == []
     )
-
-
-def test_given_plans_only_then_the_plot_says_that_nothing_was_deleted(look: Look) -> None:
-    past = tuple(replace(run, mode="plan") for run in statuses.runs(look.now_ms)[:9])
-    status = replace(statuses.full(look.now_ms), mode="plan_only", last_run=past[0])
-    page = look.at(status, past)
-    assert "only planned, nothing was deleted" in page.text("#caption")
-    assert "to invert" in page.text("#legend")
-    assert "1,400 to delete" in page.text("#facts")
 
 
 # --- strangers -------------------------------------------------------------------------------------------------------
@@ -575,13 +441,6 @@ def test_in_any_window_no_table_reaches_out_of_its_part(look: Look, width: int) 
 def test_every_text_stands_out_from_its_ground(look: Look, draw: Callable[[int], Status], scheme: str) -> None:
     page = look.at(draw(look.now_ms), statuses.runs(look.now_ms), prefers_color_scheme=scheme)
     assert page.run(LOW_CONTRAST) == []
-
-
-def test_given_a_reader_of_the_dark_then_the_page_is_dark(look: Look) -> None:
-    site = look.serve(StillViews(statuses.empty(look.now_ms)))
-    paper = "getComputedStyle(document.body).backgroundColor"
-    dark = look(site, prefers_color_scheme="dark").run(paper)
-    assert (look(site).run(paper), dark) == ("rgb(247, 246, 242)", "rgb(18, 21, 24)")
 
 
 def test_given_a_reader_who_wants_no_motion_then_nothing_moves(look: Look) -> None:
@@ -734,11 +593,6 @@ def test_given_a_janitor_that_answers_with_an_error_then_the_page_repeats_it(
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'unreachable'")
     assert "this could not be made; the janitor's log says why" in page.text("h1")
-
-
-def test_given_a_picture_nobody_has_renewed_then_its_age_is_said(look: Look) -> None:
-    page = look.at(statuses.full(look.now_ms - 10 * MINUTE - SECOND))
-    assert "Old figures. The janitor answers, but its figures are from 10 min" in page.text("#stale")
 
 
 def test_given_a_moment_to_come_that_passes_between_two_answers_then_it_is_now_and_never_ago(look: Look) -> None:
