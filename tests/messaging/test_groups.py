@@ -449,6 +449,15 @@ def test_messages_given_back_unprocessed_do_not_wait(kit: GroupKit) -> None:
     assert ([message.payload for message in found.messages], found.deliveries) == ([b"b"], 1)
 
 
+def test_transaction_gets_no_message_before_those_that_it_has_read(kit: GroupKit) -> None:
+    kit.publish(b"a", b"b")
+    one, two = kit.begin(), kit.begin()
+    assert (kit.any(one, 1), kit.any(two, 1)) == ([b"a"], [b"b"])
+    kit.roll_back(one)
+    assert kit.ask(two, order=Order.NONE).messages == []
+    assert kit.any(kit.begin()) == [b"a"]
+
+
 @pytest.mark.parametrize("end", ["given back", "failed"])
 @pytest.mark.parametrize("order", list(Order))
 def test_poll_after_many_batches_came_back_gives_them_together(kit: GroupKit, end: str, order: Order) -> None:
