@@ -32,7 +32,8 @@ from examples.demo import ROOT, SAMPLE, unpack
 from janitor.app.embedded import Embedded
 from janitor.app.session import ending
 from janitor.cli.main import execute
-from janitor.status.status import RunSummary, Status
+from janitor.state.base import RunRecord
+from janitor.status.status import Status
 from tms_core.client import Client
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, TmsError
@@ -292,7 +293,7 @@ class Narrator:
         self._told: set[str] = set()
         self._held: set[str] = set()
 
-    def tell_news(self, status: Status, runs: Sequence[RunSummary]) -> None:
+    def tell_news(self, status: Status, runs: Sequence[RunRecord]) -> None:
         """Print what is new in a status, and the runs that have ended since."""
         ended = [run for run in reversed(runs) if run.finished_ms is not None and run.id not in self._told]
         self._told.update(run.id for run in ended)

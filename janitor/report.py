@@ -7,12 +7,13 @@ The report is the only source of numbers: the printed table, the JSON, the saved
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from janitor.rules.policy import Hold, Reason, Rule
-from janitor.state.figures import HELD, GuardNote, HeldRows
-from janitor.state.records import Mode
+from janitor.state.figures import GuardNote, HeldRows
+from janitor.state.records import NO_SIZES, NOT_COUNTED, MessagesLeft, Mode, RunRecord, StoreBytes
+from janitor.state.values import pack
 from tms_core.topic import TopicId
 
 DataTable = Literal["message", "payload"]
@@ -104,34 +105,6 @@ class SnapshotUsed:
     source: str
 
 
-class StoreBytes(NamedTuple):
-    """Size of the store on its disk at the start of a pass, and after a run's compaction; None:
-    unknown.
-    """
-
-    before: int | None = None
-    after: int | None = None
-
-
-class MessagesLeft(NamedTuple):
-    """The approximate number of messages in the topics of a pass, before and after it, or after the planned run; None:
-    unknown.
-
-    A pass does not read live rows, so this is the background count, less the rows deleted since.
-
-    Attributes:
-        counted_ms: the time of the oldest count.
-    """
-
-    before: int | None = None
-    left: int | None = None
-    counted_ms: int | None = None
-
-
-NO_SIZES = StoreBytes()
-NOT_COUNTED = MessagesLeft()
-
-
 @dataclass(frozen=True, slots=True)
 class Report:
     """The outcome of a plan or a run; see ``docs/reference/formats/reports.md``."""
@@ -198,10 +171,10 @@ class Report:
             "topics": [_entry_json(key, entry) for key, entry in self.sorted_entries()],
             "totals": {**{str(rule): self.total(rule) for rule in Rule}, "kept": kept},
             "deleted_bytes": self.deleted_bytes(),
-            "store_bytes": self.store_bytes._asdict(),
-            "messages": self.messages._asdict(),
+            "store_bytes": pack(self.store_bytes),
+            "messages": pack(self.messages),
             "boundary": None if self.boundary is None else str(self.boundary),
-            "guards": [note.to_json() for note in self.guards],
+            "guards": pack(self.guards),
             "errors": list(self.errors),
             "store_calls": self.store_calls,
             "seeks_spared": self.seeks_spared,
@@ -211,16 +184,38 @@ class Report:
             "truncated": self.truncated,
         }
 
-    def to_history(self) -> dict[str, Any]:
-        """Return the report for the history: if there are very many entries, those with the most rows and the number
-        of others.
+    def to_history(self, run: RunRecord, held_before: Sequence[HeldRows]) -> tuple[RunRecord, dict[str, Any]]:
+        """Return the run with its numbers, and the report as JSON values for the history.
+
+        If there are very many entries, the report has those with the most rows and the number of others.
+
+        Args:
+            held_before: held rows that an earlier run counted, and this run did not count again.
         """
         report = self.to_json()
         topics = sorted(report["topics"], key=lambda entry: entry["rows"], reverse=True)
         if len(topics) > HISTORY_ENTRIES:
             report["topics"] = topics[:HISTORY_ENTRIES]
             report["topics_omitted"] = len(topics) - HISTORY_ENTRIES
-        return report
+        held = sorted((item for item in held_before if item.held), key=lambda item: item.rows, reverse=True)
+        rows = sum(item.rows for item in held)
+        if held:
+            report["held_before"] = {"rows": rows, "topics": pack(held[:HISTORY_ENTRIES])}
+        numbers: dict[str, Any] = {str(rule): self.total(rule) for rule in Rule}
+        run = replace(
+            run,
+            **numbers,
+            held=self.held_rows() + rows,
+            duration_seconds=report["duration_seconds"],
+            phase_seconds=report["phase_seconds"],
+            full=self.full,
+            errors=tuple(self.errors),
+            blocked_by=tuple(note.guard for note in self.guards if note.tripped),
+            deleted_bytes=self.deleted_bytes(),
+            store_bytes=self.store_bytes,
+            messages=self.messages,
+        )
+        return run, report
 
     def sorted_entries(self) -> list[tuple[EntryKey, Entry]]:
         """Return the entries with rows, by topic, table, generation and rule."""
@@ -231,13 +226,6 @@ class Report:
 def counts_as_done(mode: Mode, held: Hold | None) -> bool:
     """Return whether rows under this hold are in the totals: ``apply --adopt`` deletes a plan's first contact."""
     return held is None or (mode == "plan" and held is Hold.FIRST_CONTACT)
-
-
-def held_before(held: Sequence[HeldRows]) -> dict[str, Any]:
-    """Return held rows that an earlier run counted, for a run's history: the topics with the most rows."""
-    held = sorted((item for item in held if item.held), key=lambda item: item.rows, reverse=True)
-    rows = sum(item.rows for item in held)
-    return {"held_before": {"rows": rows, "topics": HELD.plain(held[:HISTORY_ENTRIES])}} if held else {}
 
 
 def _order(key: EntryKey) -> tuple[str, str, int, str, str]:

@@ -22,7 +22,8 @@ from threading import Thread
 import pytest
 
 from examples import tour
-from janitor.status.status import HeldTopic, RunSummary, Status
+from janitor.state.records import RunRecord
+from janitor.status.status import HeldTopic, Status
 from tests.builders import NOW_MS
 from tests.test_docs import pattern
 from tms_core.tables.base import CELLS
@@ -231,7 +232,7 @@ def test_given_a_package_without_the_sample_when_run_then_that_is_said_and_nothi
 
 def status(run: str = "", *, expired: int = 0, held: int = 0) -> Status:
     waiting = [HeldTopic("demo:orders", "frontier", held, 0, None, None, "janitor approve demo:orders")]
-    last = RunSummary(run, "apply", NOW_MS, NOW_MS, "done", expired=expired) if run else None
+    last = RunRecord(run, "apply", NOW_MS, NOW_MS, "done", expired=expired) if run else None
     return Status("0", "", "running", "apply", "", NOW_MS, last_run=last, held=waiting if held else ())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +13,7 @@ from janitor.cli.outcome import typed
 from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.rules.policy import Rule
 from janitor.state.base import RunRecord
-from janitor.status.collect import report_of, summary
+from janitor.state.values import pack
 from tms_core.cli.help import Command
 from tms_core.cli.typed import Moment, SinceType
 from tms_core.logs.printable import complete, duration
@@ -58,6 +57,7 @@ def command(run_id: str | None, limit: int, since: Moment | None) -> None:
             render.print_json({**beginning(state), "runs": [_run_json(current, run) for run in runs]})
             return
         lines = explain_beginning(current, state, runs[-1].started_ms if runs else None)
+        rows = [_cells(current, run, state.report(run.id) if state and run.blocked_by else {}) for run in runs]
     out = render.console()
     for line in lines:
         out.print(line)
@@ -65,8 +65,8 @@ def command(run_id: str | None, limit: int, since: Moment | None) -> None:
         out.print("no runs")
         return
     table = render.grid(_COLUMNS, right=_FIGURES)
-    for run in runs:
-        table.add_row(*_cells(current, run))
+    for row in rows:
+        table.add_row(*row)
     render.print_table(table)
 
 
@@ -92,27 +92,26 @@ def _status(current: Session, run: RunRecord) -> str:
 
 
 def _run_json(current: Session, run: RunRecord) -> dict[str, Any]:
-    return {**asdict(summary(run)), "status": _status(current, run), "heartbeat_ms": run.heartbeat_ms}
+    return {**pack(run), "status": _status(current, run)}
 
 
-def _cells(current: Session, run: RunRecord) -> list[str | Text]:
-    short, state = summary(run), _status(current, run)
-    figures = [f"{getattr(short, str(rule)):,}" for rule in Rule] + [f"{short.held:,}"]
-    took = duration(round(short.duration_seconds * 1000)) if short.result else ""
+def _cells(current: Session, run: RunRecord, report: dict[str, Any]) -> list[str | Text]:
+    state = _status(current, run)
+    figures = [f"{getattr(run, str(rule)):,}" for rule in Rule] + [f"{run.held:,}"]
+    took = duration(round(run.duration_seconds * 1000)) if run.result else ""
     style = {"done": "", RUNNING: "green", "blocked": "bold red", "failed": "bold red", LOST: "bold red"}
     shown = render.styled(state, style.get(state, "yellow"))
-    note = complete(_note(run, state), current.arguments())
+    note = complete(_note(run, state, report), current.arguments())
     return [run.id, render.moment(run.started_ms), took, run.mode, shown, *figures, note]
 
 
-def _note(run: RunRecord, state: str) -> str:
+def _note(run: RunRecord, state: str, report: dict[str, Any]) -> str:
     """Return a remark on a run, in one line."""
     if run.finished_ms is None:
         sign = render.moment(_last_sign_ms(run))
         return f"last sign of life {sign}" + ("; the next run closes it" if state == LOST else "")
-    short = summary(run)
-    stopped = [note["message"] for note in report_of(run).get("guards", ()) if note["tripped"]]
-    errors = [*stopped, *short.errors] if not short.error else [short.error]
+    stopped = [note["message"] for note in report.get("guards", ()) if note["tripped"]]
+    errors = [*stopped, *run.errors] if not run.error else [run.error]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return "".join(errors[:1]) + more
 
@@ -120,27 +119,27 @@ def _note(run: RunRecord, state: str) -> str:
 def _show_run(current: Session, run_id: str) -> None:
     with open_state(current) as state:
         run = state.run(run_id) if state else None
+        report = state.report(run_id) if state else {}
     if run is None:
         raise click.UsageError(f"unknown run {run_id}; list the runs: {typed(current, 'history')}")
-    report = report_of(run)
     if current.as_json:
         render.print_json({**_run_json(current, run), "report": report or None})
         return
     out = render.console()
     state_word = _status(current, run)
     out.print(f"run {run.id}, {run.mode}, {state_word}; started {render.moment(run.started_ms)}")
-    if "topics" not in report:
-        out.print(complete(_note(run, state_word), current.arguments()))
+    if not report:
+        out.print(complete(_note(run, state_word, report), current.arguments()))
         return
-    _print_report(report, current.arguments())
+    _print_report(run, report, current.arguments())
 
 
-def _print_report(report: dict[str, Any], arguments: str) -> None:
+def _print_report(run: RunRecord, report: dict[str, Any], arguments: str) -> None:
     out = render.console()
     snapshot = report["snapshot"]
     source = f"snapshot {snapshot['source']}" if snapshot else "no transaction snapshot"
-    took = duration(round(report["duration_seconds"] * 1000))
-    full = "everything was looked at" if report["full"] else "only what was due was looked at"
+    took = duration(round(run.duration_seconds * 1000))
+    full = "everything was looked at" if run.full else "only what was due was looked at"
     out.print(f"as of {render.moment(report['effective_now_ms'])}, {source}; took {took}, {full}")
     if report["topics"]:
         table = render.grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "held"], (1, 4, 5))
@@ -149,14 +148,13 @@ def _print_report(report: dict[str, Any], arguments: str) -> None:
         render.print_table(table)
     if omitted := report.get("topics_omitted"):
         out.print(f"and {omitted:,} smaller entries, which were not kept")
-    totals = report["totals"]
-    out.print(", ".join(f"{totals.get(str(rule), 0):,} {_words(rule)}" for rule in Rule))
-    if left := render.messages(report["mode"], **report.get("messages", {}), began_ms=report["started_ms"]):
+    out.print(", ".join(f"{getattr(run, str(rule)):,} {_words(rule)}" for rule in Rule))
+    if left := render.messages(run.mode, run.messages, run.started_ms):
         out.print(f"messages: {left}")
-    if report.get("deleted_bytes") and (gained := render.gain(**report.get("store_bytes", {}))):
+    if run.deleted_bytes and (gained := render.gain(run.store_bytes)):
         out.print(gained)
-    kept = ", ".join(f"{rows:,} {render.kept_words(reason)}" for reason, rows in totals["kept"].items() if rows)
-    if kept:
+    counts = report["totals"]["kept"].items()
+    if kept := ", ".join(f"{rows:,} {render.kept_words(reason)}" for reason, rows in counts if rows):
         out.print(f"kept on purpose: {kept}")
     for item in report.get("held_before", {}).get("topics", ()):
         rows = f"{item['rows']:,} rows of {item['tms_namespace']}:{item['topic']}"

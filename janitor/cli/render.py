@@ -14,6 +14,7 @@ from rich.text import Text
 
 from janitor.report import COUNTED_REASONS, Report
 from janitor.rules.policy import Hold, Reason, Rule
+from janitor.state.records import MessagesLeft, StoreBytes
 from tms_core.errors import code_of_guard
 from tms_core.logs import printable
 from tms_core.logs.printable import duration
@@ -184,28 +185,24 @@ def size(count: int) -> str:
     return f"{amount:.1f} TB"
 
 
-def gain(before: int | None = None, after: int | None = None) -> str:
-    """Return the change of the store's size by a run, as text; empty if unknown, as for old runs."""
-    return "" if before is None or after is None else f"the store: {size(before)} before, {size(after)} after"
+def gain(found: StoreBytes) -> str:
+    """Return the change of the store's size by a run, as text; empty if unknown."""
+    if found.before is None or found.after is None:
+        return ""
+    return f"the store: {size(found.before)} before, {size(found.after)} after"
 
 
-def messages(
-    mode: str,
-    before: int | None = None,
-    left: int | None = None,
-    counted_ms: int | None = None,
-    began_ms: int | None = None,
-) -> str:
+def messages(mode: str, found: MessagesLeft, began_ms: int | None = None) -> str:
     """Return how many of how many messages a run or a plan takes; empty where that is not known.
 
     Args:
         began_ms: when it started; None to say nothing of the age of the count.
     """
-    if before is None or left is None or counted_ms is None:
+    if found.before is None or found.left is None or found.counted_ms is None:
         return ""
     verb = "would be deleted" if mode == "plan" else "deleted"
-    age = "" if began_ms is None else f" (counted {duration(began_ms - counted_ms, rough=True)} before)"
-    return f"{before - left:,} of about {before:,} {verb}, about {left:,} left{age}"
+    age = "" if began_ms is None else f" (counted {duration(began_ms - found.counted_ms, rough=True)} before)"
+    return f"{found.before - found.left:,} of about {found.before:,} {verb}, about {found.left:,} left{age}"
 
 
 def on_disk(present: int | None) -> str:
@@ -283,12 +280,12 @@ def _totals(report: Report) -> Text:
 
 def _gained(report: Report) -> Iterator[str]:
     """Yield the number of deleted messages, of all messages, and the freed space if it is known."""
-    if left := messages(report.mode, **report.messages._asdict(), began_ms=report.started_ms):
+    if left := messages(report.mode, report.messages, report.started_ms):
         yield f"messages: {left}"
     if freed := report.deleted_bytes():
         about, of = ("about ", on_disk(report.store_bytes.before)) if report.mode == "plan" else ("", "")
         yield f"size: {about}{size(freed)} of rows {_verb(report)}deleted{of}"
-        if gained := gain(**report.store_bytes._asdict()):
+        if gained := gain(report.store_bytes):
             yield gained
 
 

@@ -14,7 +14,7 @@ from janitor.app.options import Common
 from janitor.app.place import Place
 from janitor.cli import render
 from janitor.state.base import State
-from janitor.state.topic_history import names
+from janitor.state.topic_history import TOPICS
 from tms_core.clock import SystemClock
 from tms_core.errors import TmsError
 from tms_core.logs.printable import complete
@@ -49,7 +49,7 @@ def complete_topics(context: click.Context, _: click.Parameter, incomplete: str)
     try:
         place = place_of(config, leveldb, hbase)
         with place.state() if place.has_state() else nullcontext() as state:
-            known = names(state) if state else []
+            known = [topic.name for topic in TOPICS.read(state)] if state else []
     except TmsError:
         return []
     return [name for name in known if name.startswith(incomplete)]

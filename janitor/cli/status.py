@@ -21,11 +21,11 @@ from janitor.cli.state import open_state
 from janitor.cli.topic import claimed
 from janitor.report import MEASURED
 from janitor.rules.policy import Hold
-from janitor.state.base import EVERYTHING, State
+from janitor.state.base import EVERYTHING, RunRecord, State
 from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import collect
 from janitor.status.health import Health, judge
-from janitor.status.status import Running, RunSummary, Status
+from janitor.status.status import Running, Status
 from tms_core.cli.help import Command
 from tms_core.cli.outcome import DONE
 from tms_core.errors import StateError, StoreError, TmsError
@@ -217,12 +217,12 @@ def _runs(status: Status) -> Iterator[Text]:
         yield render.line("next run", "now" if due else render.when(status.next_run_ms, status.now_ms))
 
 
-def _outcome(run: RunSummary) -> str:
+def _outcome(run: RunRecord) -> str:
     result = run.result
     what = f"only a plan, {result}" if run.mode == "plan" else result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
     figures += f", {run.processed:,} processed" if run.processed else ""
-    left = render.messages(run.mode, **run.messages)
+    left = render.messages(run.mode, run.messages)
     figures += f", {run.invalid_transaction:,} inverted" + (f"; messages: {left}" if left else "")
     return f"{what}: {run.error or figures}"
 

@@ -1,7 +1,7 @@
 """The questions and decisions that a janitor accepts, for an engine in this process or behind a socket.
 
 Commands use only this interface. The names of its methods are also those of the protocol, and their annotations
-determine how arguments and results are decoded (``janitor.control.values``), so there is one definition of all calls.
+determine how arguments and results are decoded (``janitor.state.values``), so there is one definition of all calls.
 
 A call is ``POST /control/METHOD`` with the body ``{"protocol", "params"}``. The response is one JSON object per line:
 any number of ``{"progress": {...}}``, then ``{"result": ...}`` or ``{"error": {"kind", "message", "hint"}}``. A
@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from janitor.archive.restore import Request, Restored
 from janitor.boundary.claim import Boundary
-from janitor.control import values
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, Inspected
 from janitor.report import Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
+from janitor.state import values
 from janitor.state.base import Claim
 from janitor.status.status import Status
 from tms_core.errors import StopRequested, StoreBusy, TmsError

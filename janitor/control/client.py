@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from janitor.archive.restore import Request, Restored
 from janitor.boundary.claim import Boundary
-from janitor.control import api, values
+from janitor.control import api, wire
 from janitor.control.api import Greeting
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, Inspected
 from janitor.report import EXPECTED, Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
+from janitor.state import values
 from janitor.state.base import Claim
 from janitor.status.status import Status
 from tms_core.errors import StoreBusy, StoreError
@@ -98,7 +99,7 @@ class Caller:
 
     def _ask(self, method: str, kind: type[T], arguments: Mapping[str, Any], answer_seconds: float) -> T:
         params = {name: values.pack(value) for name, value in arguments.items()}
-        request = values.encode({"protocol": api.PROTOCOL, "params": params})
+        request = wire.encode({"protocol": api.PROTOCOL, "params": params})
         with self._answering(method, request, answer_seconds) as answer:
             try:
                 found: T = values.unpack(kind, self._result(answer))
@@ -174,11 +175,11 @@ class Caller:
         )
 
     def _result(self, answer: httpx2.Response) -> Any:
-        for message in values.lines(answer.iter_raw()):
+        for message in wire.lines(answer.iter_raw()):
             if "result" in message:
                 return message["result"]
             if "error" in message:
-                raise values.read_error(message["error"])
+                raise wire.read_error(message["error"])
             self._observe(message.get("progress"))
         raise ConnectionResetError("the other side has hung up")
 

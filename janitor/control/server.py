@@ -32,7 +32,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from janitor.control import api, values
+from janitor.control import api, wire
 from janitor.control.api import ControlBackend
 from janitor.report import EXPECTED
 from tms_core.errors import ArchiveError, StateBusy, StateError, StopRequested, StoreBusy, StoreError, TmsError
@@ -225,17 +225,17 @@ class ControlServer:
         """Work on one question; nothing that goes wrong with it goes further than here."""
         result = "failed"
         try:
-            line = values.encode({"result": api.answer(self._behind, method, body, exchange.observe, exchange.gone)})
+            line = wire.encode({"result": api.answer(self._behind, method, body, exchange.observe, exchange.gone)})
             result = "done"
         except TmsError as error:
-            line = values.encode_error(error)
+            line = wire.encode_error(error)
             is_failure = isinstance(error, (StoreError, StateError, ArchiveError))
             result = "failed" if is_failure and not isinstance(error, (StoreBusy, StateBusy)) else "refused"
         # A bug: the client is told that there is one, the log where, and the janitor goes on.
         except Exception as error:
             logger.exception("a question could not be answered")
             bug = TmsError(f"The janitor that holds the store failed: {error!r}.", "Its log says more.")
-            line = values.encode_error(bug)
+            line = wire.encode_error(bug)
         finally:
             with self._lock:
                 del self._under_way[exchange]
@@ -274,13 +274,13 @@ async def _body(request: Request) -> bytes:
     body = bytearray()
     async for piece in request.stream():
         body += piece
-        if len(body) > values.MAX_BYTES:
-            raise ValueError(f"more than {values.MAX_BYTES} bytes")
+        if len(body) > wire.MAX_BYTES:
+            raise ValueError(f"more than {wire.MAX_BYTES} bytes")
     return bytes(body)
 
 
 def _refused(status: int, error: TmsError) -> Response:
-    return Response(values.encode_error(error), status, media_type="application/x-ndjson")
+    return Response(wire.encode_error(error), status, media_type="application/x-ndjson")
 
 
 class _RunningCall:
@@ -336,7 +336,7 @@ class _RunningCall:
             self._news.clear()
             answer, progress = self._answer, self._progress()
             if progress or answer is None:
-                yield values.encode({"progress": progress})
+                yield wire.encode({"progress": progress})
         self._limit = self._loop.call_later(ANSWER_SECONDS, self._abort)
         yield answer
 

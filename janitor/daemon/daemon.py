@@ -27,10 +27,10 @@ from janitor.report import Report
 from janitor.run.engine import Engine
 from janitor.run.plan_file import PlanFile
 from janitor.run.record import RunLog
-from janitor.state.base import State
+from janitor.state.base import RunRecord, State
 from janitor.status import collect
 from janitor.status.collect import Deployment, Live
-from janitor.status.status import RunSummary, SnapshotFigures, Status
+from janitor.status.status import SnapshotFigures, Status
 from tms_core.errors import LeaseLost, StopRequested, StoreError, TmsError
 from tms_core.topic import TopicId
 
@@ -373,9 +373,9 @@ class Daemon:
                 logger.warning("the status could not be collected: %s", error)
         return self._status
 
-    def runs(self, limit: int) -> list[RunSummary]:
+    def runs(self, limit: int) -> list[RunRecord]:
         """Return the last runs, newest first."""
-        return [collect.summary(run) for run in self._state.runs(limit)]
+        return self._state.runs(limit)
 
     def past(self) -> AbstractContextManager[State]:
         """Return the state, which has the past."""

@@ -20,7 +20,6 @@ import re
 import shlex
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any, Protocol
 
@@ -36,6 +35,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from janitor.state.base import EVERYTHING, State
+from janitor.state.values import pack
 from janitor.status import past
 from janitor.status.health import judge
 from janitor.status.status import Status
@@ -158,7 +158,7 @@ class _Routes:
         from_ms, to_ms = (_time_ms(request, name) for name in ("from_ms", "to_ms"))
         with self._views.past() as state:
             found = past.runs_between(state, limit, from_ms, to_ms) if state else []
-        return JSONResponse({"runs": [asdict(run) for run in found]})
+        return JSONResponse({"runs": pack(found)})
 
     def run(self, request: Request) -> Response:
         with self._views.past() as state:

@@ -84,7 +84,7 @@ def seconds(moment_ms: int | None) -> float | None:
 
 TABLES = ("message", "payload")
 
-#: ``RunSummary.result`` of runs that have ended.
+#: ``RunRecord.result`` of runs that have ended.
 RESULTS = ("done", "partial", "blocked", "interrupted", "failed", "lost")
 
 #: The parts of a run whose time is taken.

@@ -246,10 +246,10 @@ class Engine(OperatorDecisions):
                 report = make_plan(self.deps, run, outcome)
             except Exception as error:
                 result = "interrupted" if isinstance(error, Interrupted) else "failed"
-                record.close(self.deps, run, outcome, result, {"error": str(error)})
+                record.close(self.deps, run, outcome, result, error=str(error))
                 raise
             result = "partial" if report.errors else "done"
-            record.close(self.deps, run, outcome, result, report.to_history(), report)
+            record.close(self.deps, run, outcome, result, report)
             return report
 
     def _adopted(self, ready: Preparation, *, wanted: bool) -> Preparation:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from janitor.report import EXPECTED, NOT_COUNTED, MessagesLeft, Report, StoreBytes, counts_as_done
+from janitor.report import EXPECTED, Report, counts_as_done
 from janitor.rules.policy import Rule
 from janitor.run.prepare import Deps
 from janitor.state.base import Claim, RunRecord, State, TopicCount
 from janitor.state.figures import GuardNote
-from janitor.state.records import Mode
+from janitor.state.records import NOT_COUNTED, MessagesLeft, Mode, StoreBytes
 from janitor.sweep.findings import Read
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run, TopicWork

@@ -7,14 +7,13 @@ that the status page and the metrics show between runs.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import replace
 
-from janitor.report import DataTable, Entry, EntryKey, Report, held_before
+from janitor.report import DataTable, Entry, EntryKey, Report
 from janitor.rules.policy import Hold, Rule
 from janitor.run.passes import new_id
 from janitor.run.prepare import Deps
@@ -56,10 +55,10 @@ def fail(state: State, clock: Clock, token_hex: Callable[[int], str], mode: Mode
         StateError: the state could not be written.
     """
     now_ms = clock.now_ms()
-    run_id = new_id(now_ms, token_hex)
+    run = RunRecord(new_id(now_ms, token_hex), mode, now_ms)
     with state.transaction():
-        state.begin_run(RunRecord(run_id, mode, now_ms))
-        state.finish_run(run_id, now_ms, "failed", json.dumps({"error": str(error)}))
+        state.begin_run(run)
+        state.finish_run(replace(run, finished_ms=now_ms, result="failed", error=str(error)))
         state.add_counters(_results("failed", 1))
 
 
@@ -77,11 +76,10 @@ def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
         raise
 
 
-def close(
-    deps: Deps, run: Run, outcome: Outcome, result: str, history: dict[str, Any], report: Report | None = None
-) -> None:
+def close(deps: Deps, run: Run, outcome: Outcome, result: str, report: Report | None = None, error: str = "") -> None:
     """Record the result of a run, unless its lease was lost and the next holder has closed it already."""
     state = deps.state
+    ended = replace(run.record, finished_ms=deps.clock.now_ms(), result=result, error=error)
     with state.transaction():
         known = state.run(run.id)
         # S10: the next holder has closed this run as lost, and counted its deletions.
@@ -89,9 +87,10 @@ def close(
             return
         if report is None:
             _save_unreported(state, run, outcome, result)
+            state.finish_run(ended)
         else:
-            history = {**history, **held_before(_save_reported(state, run, outcome, report, result))}
-        state.finish_run(run.id, deps.clock.now_ms(), result, json.dumps(history))
+            held = _save_reported(state, run, outcome, report, result)
+            state.finish_run(*report.to_history(ended, held))
         state.add_ledger(_taken_entries(state, run, outcome))
         if not run.ready.is_blocked:
             # A clock in doubt would forget what is not old.
@@ -106,13 +105,13 @@ def recover(deps: Deps) -> list[str]:
     state, clock = deps.state, deps.clock
     with state.transaction():
         state.save_created_ms(clock.now_ms())
-        lost = {item.id for item in state.unfinished_runs()}
+        lost = {item.id: item for item in state.unfinished_runs()}
         # Only of these runs: announcements of a closed run may remain if its process died before it cleared them.
         state.add_ledger(entry for entry in state.intents() if entry.run_id in lost)
-        for run_id in lost:
+        for run_id, run in lost.items():
             state.add_counters(state.booked(run_id))
-            error = {"error": "the process ended before the run did"}
-            state.finish_run(run_id, clock.now_ms(), "lost", json.dumps(error))
+            error = "the process ended before the run did"
+            state.finish_run(replace(run, finished_ms=clock.now_ms(), result="lost", error=error))
         state.add_counters(_results("lost", len(lost)))
     # Last: until the commit these are the only record of what the lost runs were deleting.
     state.clear_intents()

@@ -79,7 +79,7 @@ class SweepRun:
             return self._close()
         # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
         except Exception as error:
-            record.close(deps, run, self._outcome, "failed", {"error": str(error)})
+            record.close(deps, run, self._outcome, "failed", error=str(error))
             raise
 
     def _close(self) -> Report:
@@ -89,7 +89,7 @@ class SweepRun:
         report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
         try:
             with self._as_its_holder():
-                record.close(deps, run, outcome, self._result(report), report.to_history(), report)
+                record.close(deps, run, outcome, self._result(report), report)
         except LeaseLost as error:
             outcome.ended = error
             report = passes.report(deps, run, outcome, self._costs, claim, self._counts)

@@ -1,22 +1,19 @@
 """The figures of consumers, holds, guards, snapshots and readers: one typed model each, from the state to the page.
 
-The state stores a model as JSON, and pydantic reads it back through the same type. Status, API, ``--format json``, the
-control socket, metrics and page use the value itself.
+The state stores a model as JSON and reads it back through the same type (:mod:`janitor.state.values`). Status, API,
+``--format json``, the control socket, metrics and page use the value itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from janitor.state.base import State
 from janitor.state.records import Note
+from janitor.state.values import pack, unpack
 from tms_core.errors import StateError, code_of_guard
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -27,16 +24,16 @@ class GuardNote:
 
     Attributes:
         tripped: True when the run was stopped by it; False for a warning.
+        code: as in ``docs/reference/errors.md``.
     """
 
     guard: str
     tripped: bool
     message: str
+    code: str = field(init=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the finding as JSON values, with its code (``docs/reference/errors.md``)."""
-        values = {"guard": self.guard, "tripped": self.tripped, "message": self.message}
-        return values | {"code": code_of_guard(self.guard)}
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "code", code_of_guard(self.guard))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,25 +159,19 @@ class StatisticsFigures:
     blocking_since_ms: int | None = None
 
 
+@dataclass(frozen=True)
 class KeptFigures(Generic[T]):
     """A note of the state that is read and written as a type.
 
-    Args:
+    Attributes:
         note: its name.
         kind: its type.
         absent: its value while the state has none.
     """
 
-    def __init__(self, note: Note, kind: Any, absent: T) -> None:
-        self._note = note
-        self._kind = kind
-        self._absent = absent
-
-    @cached_property
-    def _adapter(self) -> TypeAdapter[T]:
-        from pydantic import TypeAdapter  # noqa: PLC0415 a question about a command takes no pydantic
-
-        return TypeAdapter(self._kind)
+    note: Note
+    kind: Any
+    absent: T
 
     def read(self, state: State) -> T:
         """Return the value.
@@ -188,23 +179,17 @@ class KeptFigures(Generic[T]):
         Raises:
             StateError: the state cannot be read, or has the value in the layout of another version.
         """
-        found = state.note(self._note)
+        found = state.note(self.note)
         if found is None:
-            return self._absent
-        from pydantic import ValidationError  # noqa: PLC0415
-
+            return self.absent
         try:
-            return self._adapter.validate_python(found)
-        except ValidationError as error:
+            value: T = unpack(self.kind, found)
+        except (ValueError, TypeError) as error:
             raise StateError(
-                f"the state's value {self._note} has the layout of another version: {error.error_count()} fields do "
-                "not fit.",
+                f"the state's value {self.note} has the layout of another version: {error}.",
                 "Use that version, or move the state folder away (HBase: drop its table): then adopt the store again.",
             ) from error
-
-    def plain(self, value: T) -> Any:
-        """Return a value as JSON has it."""
-        return None if value is None else self._adapter.dump_python(value, mode="json", by_alias=True)
+        return value
 
     def save(self, state: State, value: T) -> None:
         """Write the value, unless the state has it already.
@@ -213,7 +198,7 @@ class KeptFigures(Generic[T]):
             StateError: the state cannot be read or written, or has the value in the layout of another version.
         """
         if value != self.read(state):
-            state.save_note(self._note, self.plain(value))
+            state.save_note(self.note, pack(value))
 
 
 CONSUMERS: KeptFigures[list[ConsumerFigures]] = KeptFigures(Note.CONSUMERS, list[ConsumerFigures], [])

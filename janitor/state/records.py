@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum, unique
 from functools import cache
 from operator import attrgetter
@@ -179,13 +179,52 @@ class KnownIds:
 
 
 Mode = Literal["plan", "apply"]
+#: The results of runs that have not done their work.
+_BAD_RESULTS = frozenset({"failed", "lost", "blocked", "partial"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBytes:
+    """Size of the store on its disk at the start of a pass, and after a run's compaction; None:
+    unknown.
+    """
+
+    before: int | None = None
+    after: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesLeft:
+    """The approximate number of messages in the topics of a pass, before and after it, or after the planned run; None:
+    unknown.
+
+    A pass does not read live rows, so this is the background count, less the rows deleted since.
+
+    Attributes:
+        counted_ms: the time of the oldest count.
+    """
+
+    before: int | None = None
+    left: int | None = None
+    counted_ms: int | None = None
+
+
+NO_SIZES = StoreBytes()
+NOT_COUNTED = MessagesLeft()
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """One run, as ``janitor history`` shows it; ``result`` and ``report`` are empty until it has finished.
+    """One run and its numbers, which are made from its report.
 
     Attributes:
+        result: ``done``, ``partial``, ``blocked`` (by a guard), ``interrupted`` (by a signal or a pause), ``failed`` or
+            ``lost``; empty: not finished.
+        error: the error of a failed run; empty otherwise.
+        expired, old_generation, processed, invalid_transaction: rows that were deleted or inverted, by rule.
+        held: due rows that a hold keeps; also those that only an earlier run counted.
+        deleted_bytes: the approximate size of the deleted rows, since values are estimated.
+        blocked_by: the guards that blocked it.
         heartbeat_ms: when it last showed that it was alive (invariant S10).
     """
 
@@ -194,8 +233,28 @@ class RunRecord:
     started_ms: int
     finished_ms: int | None = None
     result: str = ""
-    report: str = ""
+    expired: int = 0
+    old_generation: int = 0
+    processed: int = 0
+    invalid_transaction: int = 0
+    held: int = 0
+    deleted_bytes: int = 0
+    store_bytes: StoreBytes = NO_SIZES
+    messages: MessagesLeft = NOT_COUNTED
+    duration_seconds: float = 0.0
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    full: bool = False
+    errors: tuple[str, ...] = ()
+    error: str = ""
+    blocked_by: tuple[str, ...] = ()
     heartbeat_ms: int | None = None
+
+    @property
+    def bad(self) -> bool:
+        """Return whether the run failed in any way, except that the store is not adopted, which is reported
+        separately.
+        """
+        return self.result in _BAD_RESULTS and self.blocked_by != ("adoption",)
 
 
 @dataclass(frozen=True, slots=True)

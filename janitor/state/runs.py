@@ -11,18 +11,21 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import count, islice
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from janitor.state.documents import Documents, Driver, after, newest_first, oldest_first, packed
 from janitor.state.ledger import entry_of, entry_row
-from janitor.state.records import CounterKey, LedgerEntry, Mode, RunRecord, row_of
+from janitor.state.records import CounterKey, LedgerEntry, Mode, RunRecord
+from janitor.state.values import pack, unpack
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StateError
 
-#: Rows: a finished run by its id; by number; by time; a heartbeat by run; an announcement; what a run has booked.
-RUN, RUN_BY_NUMBER, RUN_BY_TIME, BEAT, INTENT, BOOKED = b"r", b"o", b"q", b"h", b"n", b"k"
+#: Rows: a finished run by its id; by number; by time; its report; a heartbeat by run; an announcement; what a run has
+#: booked.
+RUN, RUN_BY_NUMBER, RUN_BY_TIME, REPORT, BEAT, INTENT, BOOKED = b"r", b"o", b"q", b"p", b"h", b"n", b"k"
 #: Bytes of a key that leads to a run, before the run's id.
 _ID_AT = 17
 _TOKEN_BYTES = 6
@@ -70,8 +73,10 @@ class RecordedRuns(Documents):
 
         self._write(begin)
 
-    def finish_run(self, run_id: str, finished_ms: int, result: str, report: str) -> None:
-        """Save the result of a run; ``report`` is its report as JSON.
+    def finish_run(self, run: RunRecord, report: Any = None) -> None:
+        """Save the result of a run with its numbers, and its report as JSON values; None: it has no report.
+
+        Mode, start and last heartbeat stay as they are recorded.
 
         Raises:
             StateError: no such run started.
@@ -79,13 +84,15 @@ class RecordedRuns(Documents):
 
         def finish() -> None:
             number, going = self._going()
-            run, order = self._found(run_id, going)
-            if run is None:
-                raise StateError(f"{self.driver.name}: no run {run_id} began here.")
-            ended = RunRecord(run.id, run.mode, run.started_ms, finished_ms, result, report, run.heartbeat_ms)
+            known, order = self._found(run.id, going)
+            if known is None:
+                raise StateError(f"{self.driver.name}: no run {run.id} began here.")
+            ended = replace(run, mode=known.mode, started_ms=known.started_ms, heartbeat_ms=known.heartbeat_ms)
             self._put_finished(ended, order)
-            if going.pop(run_id, None) is not None:
-                self._changing().loose |= {_beat_key(run_id), _booked_key(run_id)}
+            if report is not None:
+                self._put_row(REPORT + run.id.encode(), packed(report))
+            if going.pop(run.id, None) is not None:
+                self._changing().loose |= {_beat_key(run.id), _booked_key(run.id)}
                 self._save_going(number, going)
 
         self._write(finish)
@@ -116,6 +123,11 @@ class RecordedRuns(Documents):
         _, going = self._going()
         return self._found(run_id, going)[0]
 
+    def report(self, run_id: str) -> dict[str, Any]:
+        """Return the report of a run as JSON values; empty: the run has none."""
+        row = self._row(REPORT + run_id.encode())
+        return {} if row is None else json.loads(row)
+
     def unfinished_runs(self) -> list[RunRecord]:
         """Return unfinished runs, the first recorded first."""
         _, going = self._going()
@@ -139,7 +151,7 @@ class RecordedRuns(Documents):
             old = list(self._keys(RUN_BY_TIME, _older(before_ms)))
             for key in old:
                 started, recorded, name = key[1:9], key[9:_ID_AT], key[_ID_AT:]
-                for row in (key, RUN_BY_NUMBER + recorded + started + name, RUN + name):
+                for row in (key, RUN_BY_NUMBER + recorded + started + name, RUN + name, REPORT + name):
                     self._delete_row(row)
             self._save_going(number, going)
             return len(lost) + len(old)
@@ -236,15 +248,15 @@ class RecordedRuns(Documents):
         return (None, 0) if row is None else _finished(row)
 
     def _put_finished(self, run: RunRecord, number: int) -> None:
-        self._put_row(_run_key(run.id), packed([number, *row_of(run)]))
+        self._put_row(_run_key(run.id), packed([number, pack(run)]))
         started, recorded, name = newest_first(run.started_ms), newest_first(number), run.id.encode()
         self._put_row(RUN_BY_TIME + started + recorded + name, b"")
         self._put_row(RUN_BY_NUMBER + recorded + started + name, b"")
 
 
 def _finished(row: bytes) -> tuple[RunRecord, int]:
-    number, *columns = json.loads(row)
-    return RunRecord(*columns), number
+    number, run = json.loads(row)
+    return unpack(RunRecord, run), number
 
 
 def _older(before_ms: int) -> bytes:

@@ -68,11 +68,6 @@ CHANGES: KeptFigures[dict[str, list[Change]]] = KeptFigures(Note.TOPIC_CHANGES, 
 SIZES: KeptFigures[dict[str, list[Size]]] = KeptFigures(Note.TOPIC_SIZES, dict[str, list[Size]], {})
 
 
-def names(state: State) -> list[str]:
-    """Return the names of the topics, for a shell that waits: without pydantic, which takes long to import."""
-    return [KnownTopic(*row).name for row in state.note(Note.TOPICS) or ()]
-
-
 def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> None:
     """Save the topics and their changes; costs no write when nothing has.
 

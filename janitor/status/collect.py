@@ -6,12 +6,11 @@ CronJobs and only an exporter runs. Nothing here reads the store.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from janitor.boundary import claim as boundary
 from janitor.rules.policy import Hold, Rule
@@ -20,6 +19,7 @@ from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
 from janitor.state.figures import CONSUMERS, HELD, LATE, SNAPSHOT, STATISTICS, BlockedReaders, GuardNote, HeldRows
 from janitor.state.records import Note
 from janitor.state.topic_history import CHANGES, TOPICS, Change, sketches
+from janitor.state.values import unpack
 from janitor.status.status import (
     AheadTopic,
     BoundaryFigures,
@@ -28,7 +28,6 @@ from janitor.status.status import (
     Overdue,
     Quarantined,
     Running,
-    RunSummary,
     SnapshotFigures,
     Status,
     TopicFigures,
@@ -98,7 +97,7 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
     record = state.store()
     runs = state.runs(RECENT_RUNS)
     last = next((run for run in runs if run.finished_ms is not None), None)
-    report = report_of(last)
+    report = state.report(last.id) if last else {}
     overdue = HELD.read(state)
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
     lease, counts = LeaseRecord.parse(state.lease()), state.counts()
@@ -122,14 +121,14 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
         leader=live.leader if live else False,
         lease_holder=lease.holder if lease else "",
         running=live.running if live else None,
-        last_run=summary(last) if last else None,
+        last_run=last,
         last_success_ms={table: ms for table, ms in succeeded.items() if ms <= latest_ms},
         paused=[(pause.pattern, pause.since_ms) for pause in state.pauses()],
         quarantined=_quarantined(state),
         held=_held(state, deployment, overdue, counts),
         overdue=_overdue(overdue),
         kept=state.note(Note.KEPT) or {},
-        guards=[GuardNote(note["guard"], note["tripped"], note["message"]) for note in report.get("guards", ())],
+        guards=unpack(list[GuardNote], report.get("guards", [])),
         snapshot=_snapshot(state),
         boundary=_boundary(state, deployment.terms, clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"monotonic": ahead_ms / 1000},
@@ -167,36 +166,6 @@ def _in_order(times: Iterable[int]) -> list[int]:
     for ms in times:
         parts.append([*max((part for part in parts if part[-1] <= ms), key=len, default=[]), ms])
     return parts[-1] if parts else []
-
-
-def summary(run: RunRecord) -> RunSummary:
-    """Return the summary of one run."""
-    report = report_of(run)
-    totals = report.get("totals", {})
-    return RunSummary(
-        id=run.id,
-        mode=run.mode,
-        started_ms=run.started_ms,
-        finished_ms=run.finished_ms,
-        result=run.result,
-        **{str(rule): totals.get(str(rule), 0) for rule in Rule},
-        held=totals.get("kept", {}).get("held", 0) + report.get("held_before", {}).get("rows", 0),
-        deleted_bytes=report.get("deleted_bytes", 0),
-        store_bytes=report.get("store_bytes", {}),
-        messages=report.get("messages", {}),
-        duration_seconds=report.get("duration_seconds", 0.0),
-        phase_seconds=report.get("phase_seconds", {}),
-        full=report.get("full", False),
-        errors=report.get("errors", []),
-        error=report.get("error", ""),
-        blocked_by=tuple(note["guard"] for note in report.get("guards", ()) if note["tripped"]),
-    )
-
-
-def report_of(run: RunRecord | None) -> dict[str, Any]:
-    """Return a run's saved report; empty: there is none."""
-    found = json.loads(run.report) if run is not None and run.report else {}
-    return found if isinstance(found, dict) else {}
 
 
 def _last_sign(state: State, runs: Sequence[RunRecord], latest_ms: int) -> int | None:

@@ -5,17 +5,17 @@ It is read from the state on request, since it is long and rarely used. The stor
 
 from __future__ import annotations
 
-import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from threading import Lock
 from typing import Any, NamedTuple
 
-from janitor.state.base import State
+from janitor.rules.policy import Rule
+from janitor.state.base import RunRecord, State
 from janitor.state.topic_history import CHANGES, SIZES
-from janitor.status.collect import summary
-from janitor.status.status import RunSummary, Status
+from janitor.state.values import pack
+from janitor.status.status import Status
 from tms_core.topic import TopicId
 
 #: How many ledger entries of a topic are told.
@@ -46,42 +46,20 @@ RANGES = {
 }
 
 
-@dataclass(slots=True)
-class Step:
-    """The deletions of the runs that started in one step.
-
-    Attributes:
-        runs, bad: how many runs started, and how many of them failed in any way.
-    """
-
-    at_ms: int
-    runs: int = 0
-    bad: int = 0
-    expired: int = 0
-    old_generation: int = 0
-    processed: int = 0
-    invalid_transaction: int = 0
-
-    def add(self, other: Step) -> None:
-        """Add the numbers of another step."""
-        self.runs += other.runs
-        self.bad += other.bad
-        self.expired += other.expired
-        self.old_generation += other.old_generation
-        self.processed += other.processed
-        self.invalid_transaction += other.invalid_transaction
+#: The numbers of a step: how many runs started in it, how many of them failed in any way, and their rows by rule.
+_COLUMNS = ("runs", "bad", *map(str, Rule))
 
 
 class RunHistory:
     """The deletions of runs in the last 30 days, by the minute.
 
-    To read the reports of 30 days takes seconds, so this is done on the first request; then only new runs are read.
+    All runs of 30 days are read on the first request; then only new runs are read.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._steps: dict[str, dict[int, Step]] = {"apply": {}, "plan": {}}
-        self._bad: deque[RunSummary] = deque(maxlen=KEPT_BAD)
+        self._steps: dict[str, dict[int, Counter[str]]] = {"apply": {}, "plan": {}}
+        self._bad: deque[RunRecord] = deque(maxlen=KEPT_BAD)
         self._counted: str | None = None
 
     def range(self, state: State, name: str, now_ms: int) -> dict[str, Any]:
@@ -103,18 +81,16 @@ class RunHistory:
             self._read(state, now_ms)
             every = {mode: self._sums(mode, first_ms, now_ms, step_ms) for mode in self._steps}
             bad = [run for run in reversed(self._bad) if first_ms <= run.started_ms <= now_ms][:NAMED_BAD]
-        mode = "apply" if any(step.runs for step in every["apply"]) else "plan"
+        mode = "apply" if any(step["runs"] for step in every["apply"]) else "plan"
         named = [{name: getattr(run, name) for name in _NAMED} for run in bad]
-        steps = [asdict(step) for step in every[mode]]
-        return {"range": name, "mode": mode, "step_ms": step_ms, "steps": steps, "bad_runs": named}
+        return {"range": name, "mode": mode, "step_ms": step_ms, "steps": every[mode], "bad_runs": named}
 
-    def _sums(self, mode: str, first_ms: int, now_ms: int, step_ms: int) -> list[Step]:
-        found = {at_ms: Step(at_ms) for at_ms in range(first_ms, now_ms + 1, step_ms)}
+    def _sums(self, mode: str, first_ms: int, now_ms: int, step_ms: int) -> list[dict[str, int]]:
+        found = {at_ms: Counter[str]() for at_ms in range(first_ms, now_ms + 1, step_ms)}
         for at_ms, step in self._steps[mode].items():
-            into = found.get(at_ms // step_ms * step_ms)
-            if into is not None:
-                into.add(step)
-        return list(found.values())
+            if (start_ms := at_ms // step_ms * step_ms) in found:
+                found[start_ms].update(step)
+        return [{"at_ms": at_ms, **{name: sums[name] for name in _COLUMNS}} for at_ms, sums in found.items()]
 
     def _read(self, state: State, now_ms: int) -> None:
         """Add the runs that have finished since, and remove runs that are too old."""
@@ -122,8 +98,8 @@ class RunHistory:
         found = list(_ended(state, oldest_ms, self._counted))
         for run in reversed(found):
             at_ms = run.started_ms // _MINUTE_MS * _MINUTE_MS
-            taken = (run.expired, run.old_generation, run.processed, run.invalid_transaction)
-            self._steps[run.mode].setdefault(at_ms, Step(at_ms)).add(Step(at_ms, 1, int(run.bad), *taken))
+            rows = {str(rule): getattr(run, str(rule)) for rule in Rule}
+            self._steps[run.mode].setdefault(at_ms, Counter()).update(rows, runs=1, bad=int(run.bad))
             self._counted = run.id
             if run.bad:
                 self._bad.append(run)
@@ -132,8 +108,8 @@ class RunHistory:
                 del steps[at_ms]
 
 
-def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunSummary]:
-    """Yield finished runs, the last recorded first; one page of reports is in memory at a time.
+def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunRecord]:
+    """Yield finished runs, the last recorded first.
 
     Args:
         from_ms: reading stops after a page of runs that all started before this time.
@@ -145,13 +121,13 @@ def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunSumma
             if run.id == counted:
                 return
             if run.finished_ms is not None and run.started_ms >= from_ms:
-                yield summary(run)
+                yield run
         if len(page) < PAGE_RUNS or all(run.started_ms < from_ms for run in page):
             return
         before_run = page[-1].id
 
 
-def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: int | None = None) -> list[RunSummary]:
+def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: int | None = None) -> list[RunRecord]:
     """Return the last ``limit`` runs that started in a half-open period, the last recorded first.
 
     Args:
@@ -160,7 +136,7 @@ def runs_between(state: State, limit: int, from_ms: int | None = None, to_ms: in
     Raises:
         StateError: the state cannot be read.
     """
-    return [summary(run) for run in state.runs(limit, to_ms) if from_ms is None or run.started_ms >= from_ms]
+    return [run for run in state.runs(limit, to_ms) if from_ms is None or run.started_ms >= from_ms]
 
 
 def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
@@ -172,7 +148,7 @@ def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
     run = state.run(run_id)
     if run is None:
         return None
-    return {**asdict(summary(run)), "report": json.loads(run.report) if run.report else None}
+    return {**pack(run), "report": state.report(run_id) or None}
 
 
 def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any] | None:
@@ -196,14 +172,14 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
     quarantined = next((one for one in status.quarantined if one.topic == name), None)
     return {
         "now_ms": status.now_ms,
-        "figures": {slot: getattr(figures, slot) for slot in figures.__slots__},
+        "figures": pack(figures),
         "next_due_ms": None
         if figures.oldest_ms is None or figures.generation < 0
         else figures.oldest_ms + figures.ttl_seconds * 1000 + 1,
         "ahead": any(one.topic == name for one in status.ahead),
-        "held": None if held is None else asdict(held),
-        "quarantined": None if quarantined is None else asdict(quarantined),
-        "consumers": [asdict(one) for one in status.consumers if f"{one.tms_namespace}:{one.topic}" == name],
+        "held": pack(held),
+        "quarantined": pack(quarantined),
+        "consumers": [pack(one) for one in status.consumers if f"{one.tms_namespace}:{one.topic}" == name],
         "adopted_ms": status.adopted_ms,
         "changes": [change._asdict() for change in reversed(CHANGES.read(state).get(name, []))],
         "sizes": [size._asdict() for size in SIZES.read(state).get(name, [])],

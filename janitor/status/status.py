@@ -10,15 +10,13 @@ Times are milliseconds since the epoch. In JSON, write pointers are decimal stri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from janitor.state.base import CounterKey
 from janitor.state.figures import BlockedReaders, ConsumerFigures, GuardNote, SnapshotRead, StatisticsFigures
-from janitor.state.records import Mode
-
-#: How a run ends that has not done its work.
-_BAD_RESULTS = frozenset({"failed", "lost", "blocked", "partial"})
+from janitor.state.records import RunRecord
+from janitor.state.values import pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,49 +85,6 @@ class Quarantined:
 
 
 @dataclass(frozen=True, slots=True)
-class RunSummary:
-    """The summary of one run.
-
-    Attributes:
-        mode: ``plan`` or ``apply``.
-        result: ``done``, ``partial``, ``blocked`` (by a guard), ``interrupted`` (by a signal or a pause), ``failed`` or
-            ``lost``; empty: not finished.
-        deleted_bytes: the approximate size of the deleted rows, since values are estimated.
-        messages: as of :class:`janitor.report.MessagesLeft`; empty for a run of an older version.
-        store_bytes: the size of the store on its disk "before" and "after"; empty for a run of an older version.
-        error: the error of a failed run; empty otherwise.
-        blocked_by: the guards that blocked it.
-    """
-
-    id: str
-    mode: Mode
-    started_ms: int
-    finished_ms: int | None
-    result: str
-    expired: int = 0
-    old_generation: int = 0
-    invalid_transaction: int = 0
-    held: int = 0
-    duration_seconds: float = 0.0
-    phase_seconds: Mapping[str, float] = field(default_factory=dict)
-    full: bool = False
-    errors: Sequence[str] = ()
-    error: str = ""
-    blocked_by: Sequence[str] = ()
-    deleted_bytes: int = 0
-    processed: int = 0
-    store_bytes: Mapping[str, int | None] = field(default_factory=dict)
-    messages: Mapping[str, int | None] = field(default_factory=dict)
-
-    @property
-    def bad(self) -> bool:
-        """Return whether the run failed in any way, except that the store is not adopted, which is reported
-        separately.
-        """
-        return self.result in _BAD_RESULTS and tuple(self.blocked_by) != ("adoption",)
-
-
-@dataclass(frozen=True, slots=True)
 class Running:
     """A current run.
 
@@ -190,14 +145,16 @@ class BoundaryFigures:
     last: str | None = None
 
 
-class AheadTopic(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AheadTopic:
     """A topic with messages dated in the future, which therefore outlive their TTL."""
 
     topic: str
     newest_ms: int
 
 
-class Overdue(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Overdue:
     """Rows of one table and rule that are due and still exist."""
 
     table: str
@@ -244,7 +201,7 @@ class Status:
     leader: bool = False
     lease_holder: str = ""
     running: Running | None = None
-    last_run: RunSummary | None = None
+    last_run: RunRecord | None = None
     last_success_ms: Mapping[str, int] = field(default_factory=dict)
     paused: Sequence[tuple[str, int]] = ()
     quarantined: Sequence[Quarantined] = ()
@@ -265,21 +222,7 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as JSON values; counters are for the metrics and not in it."""
-        rest = {name: getattr(self, name) for name in self.__slots__ if name not in ("counters", "topics")}
-        document = {name: _plain(value) for name, value in rest.items()}
+        document: dict[str, Any] = pack(replace(self, counters={}))
+        del document["counters"]
         document["paused"] = [{"pattern": pattern, "since_ms": since_ms} for pattern, since_ms in self.paused]
-        document["guards"] = [note.to_json() for note in self.guards]
-        # Thousands of them, and asdict copies each field by field.
-        document["topics"] = [{name: getattr(topic, name) for name in TopicFigures.__slots__} for topic in self.topics]
         return document
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of the status as JSON."""
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        return value._asdict()
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return dict(value)
-    return asdict(value) if hasattr(value, "__dataclass_fields__") else value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -71,8 +70,9 @@ def test_given_a_clock_that_jumped_when_run_then_nothing_is_written_and_everybod
     assert orders.pointers() == [None, INVALID]
     assert (rig.state.frontiers(), rig.state.anchor(), rig.state.claim(), rig.state.open_ids()) == before
     assert clock_notes(report) == [True]
-    assert rig.state.runs(1)[0].result == "blocked"
-    [guard] = json.loads(rig.state.runs(1)[0].report)["guards"]
+    [run] = rig.state.runs(1)
+    assert (run.result, run.blocked_by) == ("blocked", ("clock",))
+    [guard] = rig.state.report(run.id)["guards"]
     assert (guard["guard"], guard["tripped"]) == ("clock", True)
     assert "janitor approve" in guard["message"]
 

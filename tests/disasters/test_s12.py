@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,7 +97,7 @@ def test_given_a_lease_taken_over_at_any_call_when_swept_then_at_most_the_batch_
         run = pair.first.state.runs(1)[0]
         if run.result == "interrupted":
             seen.add(taken.at)
-            assert json.loads(run.report)["guards"][-1]["guard"] == "lease"
+            assert pair.first.state.report(run.id)["guards"][-1]["guard"] == "lease"
             assert (pair.first.state.frontiers(), pair.first.state.claim()) == (frontiers, claim)
             assert report.boundary == (claim.bound if claim else None)
         pair.second.engine.run_once()

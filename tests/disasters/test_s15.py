@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from janitor.rules.policy import Rule
 from janitor.state.base import CounterKey
 from janitor.sweep import ledger
 from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
@@ -72,7 +72,9 @@ def test_given_a_sweep_when_it_ends_then_history_holds_the_very_same_report(case
     report = rig.engine.run_once(adopt=True)
     [run] = rig.state.runs(10)
     assert (run.id, run.result) == (report.id, "done")
-    assert json.loads(run.report) == report.to_json()
+    assert rig.state.report(run.id) == report.to_json()
+    assert {rule: getattr(run, rule) for rule in Rule} == {rule: report.total(rule) for rule in Rule}
+    assert (run.held, run.deleted_bytes) == (report.held_rows(), report.deleted_bytes())
 
 
 def test_given_a_plan_when_it_is_applied_then_both_reports_count_the_same_rows(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
@@ -117,7 +116,7 @@ def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is
         # no frontier has moved beyond it,
         if run.result == "interrupted":
             stopped_in.add(stop.at)
-            assert json.loads(run.report)["guards"][-1]["guard"] == "interrupted"
+            assert rig.state.report(run.id)["guards"][-1]["guard"] == "interrupted"
             if "sync" not in stop.at and "compact" not in stop.at:
                 assert (rig.state.frontiers(), rig.state.claim()) == (frontiers, claim)
                 # What the snapshot has was seen when the run began; nothing of it counts as searched.

@@ -123,7 +123,7 @@ def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
         state.save_claim(Claim(number, 1, run_id))
         state.save_frontiers(dict.fromkeys(NINE, FrontierRecord(1, number, AT, 1)))
         state.save_open_ids([OpenIdRecord(5, 1, number), OpenIdRecord(7, 1, number, number)])
-        state.finish_run(run_id, number, "done", "{}")
+        state.finish_run(RunRecord(run_id, "apply", 1, number, "done"))
         state.add_ledger([entry(run_id=run_id), entry(run_id=run_id, topic=TopicId("default", "other"))])
         state.add_counters({ONE: 1})
         state.prune_ledger(0, 3)
@@ -207,7 +207,7 @@ def test_given_a_holder_that_lost_the_lease_when_it_writes_then_what_it_learnt_i
     for write in refused:
         with pytest.raises(StateBusy, match=r"^b |: b "):
             write()
-    one.finish_run("run", 2, "interrupted", "{}")
+    one.finish_run(RunRecord("run", "apply", 1, 2, "interrupted"))
     assert (two.claim(), two.frontiers(), two.open_ids(), two.ledger(1)) == (Claim(1, 1, "run"), {}, {}, [])
     assert two.runs(1)[0].result == "interrupted"
     two.save_claim(Claim(3, 1, "next"))
@@ -282,7 +282,7 @@ def test_given_a_process_that_dies_at_any_call_then_all_of_it_is_there_or_nothin
         if happened:
             assert len(survivor.ledger(99, run_id=run_id)) == 2, "never an effect without its history"
         outcomes.add(happened)
-        survivor.finish_run(run_id, at_call, "lost", "{}")
+        survivor.finish_run(RunRecord(run_id, "apply", 1, at_call, "lost"))
         blocks = {key.hex() for key in rows_of(survivor) if key.startswith(BLOCK)}
         assert blocks == survivor.driver.root().named(), "what did not come to count is gone"
         survivor.prune_ledger(2**62, 0)
@@ -378,8 +378,8 @@ def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_na
 def test_given_another_layout_or_a_foreign_root_when_opened_then_it_is_refused_and_stays(again: Open) -> None:
     state = again()
     for there, said in (
-        (b'{"layout":4}', "newer janitor"),
-        (b'{"layout":2}', "no released janitor"),
+        (b'{"layout":5}', "newer janitor"),
+        (b'{"layout":3}', "no released janitor"),
         (b"[]", "cannot be read"),
         (b"\xff", "cannot be read"),
     ):

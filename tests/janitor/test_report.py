@@ -18,9 +18,10 @@ from janitor.report import (
 )
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.figures import GuardNote
-from janitor.state.records import Mode
+from janitor.state.records import Mode, RunRecord
 from tms_core.topic import TopicId
 
+RUN = RunRecord("1700000000000-abcd", "apply", 1_700_000_000_000)
 ORDERS, RETURNS = TopicId("default", "orders"), TopicId("default", "returns")
 
 
@@ -168,7 +169,8 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
 
 def test_given_very_many_entries_when_remembered_then_those_with_the_most_rows_are_and_the_totals_are_of_all() -> None:
     entries = {about(generation=number): rows(number) for number in range(1, HISTORY_ENTRIES + 6)}
-    remembered = report(entries).to_history()
+    run, remembered = report(entries).to_history(RUN, ())
+    assert run.expired == remembered["totals"]["expired"]
     assert sorted(item["rows"] for item in remembered["topics"]) == list(range(6, HISTORY_ENTRIES + 6))
     assert remembered["topics_omitted"] == 5
     assert remembered["totals"] == report(entries).to_json()["totals"]

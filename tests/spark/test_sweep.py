@@ -399,7 +399,7 @@ def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_unde
     FollowedLease(state, replace(run, lease=None), clock).check()
     with pytest.raises(LeaseLost):
         FollowedLease(state, replace(run, lease=replace(held, fence=held.fence + 1)), clock).check()
-    state.finish_run("run", NOW_MS, "done", "{}")
+    state.finish_run(RunRecord("run", "apply", 1, NOW_MS, "done"))
     with pytest.raises(LeaseLost):
         followed.check()
 

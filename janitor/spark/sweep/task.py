@@ -17,10 +17,11 @@ from typing import Protocol
 
 from janitor.archive.folder import local_folder
 from janitor.archive.writer import ParquetArchive
-from janitor.control import values
+from janitor.control import wire
 from janitor.spark.access import Access
 from janitor.spark.session import plain_kind
 from janitor.spark.sweep.ranged import RangedReads, RangedStore
+from janitor.state import values
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
@@ -218,7 +219,7 @@ def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: O
 def pack(outcome: Outcome) -> str:
     """Return an outcome as JSON, with the error that stopped it."""
     ended = outcome.ended
-    error = values.pack_error(ended) if isinstance(ended, Interrupted | StateError) else None
+    error = wire.pack_error(ended) if isinstance(ended, Interrupted | StateError) else None
     return json.dumps({"outcome": values.pack(replace(outcome, ended=None)), "ended": error})
 
 
@@ -226,5 +227,5 @@ def unpack(text: str) -> Outcome:
     """Read what :func:`pack` made of an outcome."""
     found = json.loads(text)
     outcome: Outcome = values.unpack(Outcome, found["outcome"])
-    outcome.ended = None if found["ended"] is None else values.read_error(found["ended"])
+    outcome.ended = None if found["ended"] is None else wire.read_error(found["ended"])
     return outcome

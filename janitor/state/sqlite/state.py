@@ -27,7 +27,7 @@ from janitor.state.sqlite.loose import LooseFile
 from tms_core.errors import StateBusy, StateError, StateUnavailable, is_full
 
 #: What ``PRAGMA user_version`` says of a file of this layout.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 #: What ``PRAGMA application_id`` says of a file of ours ("tmsj").
 APPLICATION_ID = 0x746D736A
 

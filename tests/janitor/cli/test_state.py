@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -109,7 +108,7 @@ def test_given_a_run_that_a_guard_stopped_or_that_failed_then_its_line_says_why(
     assert "blocked" in site.janitor("history").out
     assert "this store is not adopted yet" in site.janitor("history").out
     state.begin_run(RunRecord("bad", "apply", NOW_MS + 1))
-    state.finish_run("bad", NOW_MS + 2, "failed", json.dumps({"error": "the disk is full"}))
+    state.finish_run(RunRecord("bad", "apply", NOW_MS + 1, NOW_MS + 2, "failed", error="the disk is full"))
     assert "the disk is full" in site.janitor("history --limit 1").out
     assert "the disk is full" in site.janitor("history bad").out
 
@@ -159,7 +158,7 @@ def test_given_a_run_with_errors_guards_and_entries_that_were_not_kept_then_all_
     report = {**printed, "topics_omitted": 7, "errors": ["one", "two"], "guards": notes}
     report["totals"]["kept"]["unrecognized"] = 3
     state.begin_run(RunRecord("odd", "apply", NOW_MS))
-    state.finish_run("odd", NOW_MS, "partial", json.dumps(report))
+    state.finish_run(RunRecord("odd", "apply", NOW_MS, NOW_MS, "partial", errors=("one", "two")), report)
     shown = site.janitor("history odd").out
     for words in ("and 7 smaller entries", "failed: one", "failed: two", "snapshot: old", "3 unrecognized"):
         assert words in shown

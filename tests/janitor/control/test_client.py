@@ -12,7 +12,7 @@ from threading import Thread
 
 import pytest
 
-from janitor.control import api, values
+from janitor.control import api, wire
 from janitor.control.api import Greeting
 from janitor.control.client import Caller, RemoteEngine
 from tests.support import raising
@@ -116,7 +116,7 @@ def test_given_a_server_that_dies_within_the_head_then_that_is_said(tmp_path: Pa
         remote.verify()
 
 
-@pytest.mark.parametrize(("kind", "raised"), [(name, kind) for name, kind in values.KINDS.items()])
+@pytest.mark.parametrize(("kind", "raised"), [(name, kind) for name, kind in wire.KINDS.items()])
 def test_given_an_error_then_it_is_raised_as_what_it_was(tmp_path: Path, kind: str, raised: type[TmsError]) -> None:
     said = json.dumps({"error": {"kind": kind, "message": "No.", "hint": "Try."}}).encode() + b"\n"
     with server(tmp_path, answering(said)) as remote, pytest.raises(TmsError) as found:

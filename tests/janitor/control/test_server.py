@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from janitor.control import api, values
+from janitor.control import api, wire
 from janitor.control import server as server_module
 from janitor.inspect.rows import Audit
 from janitor.report import Observer
 from janitor.rules.policy import Rule
 from janitor.run import plan_file as plan
+from janitor.state import values
 from janitor.state.base import EVERYTHING
 from tests.builders import Call, watch
 from tests.janitor.control.conftest import SETTINGS, STORE, Client, Desk
@@ -156,7 +157,7 @@ def test_given_what_is_no_question_then_it_is_refused_and_the_next_client_is_ans
 
 
 def test_given_an_endless_question_then_it_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "MAX_BYTES", 1000)
+    monkeypatch.setattr(wire, "MAX_BYTES", 1000)
     desk.start()
     with Client(desk.folder) as client:
         client.post("verify", b"x" * 1001)
@@ -167,7 +168,7 @@ def test_given_an_endless_question_then_it_is_refused(desk: Desk, monkeypatch: p
 def test_given_an_answer_longer_than_is_taken_then_that_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.start()
     remote = desk.remote()
-    monkeypatch.setattr(values, "MAX_BYTES", 300)
+    monkeypatch.setattr(wire, "MAX_BYTES", 300)
     with pytest.raises(StoreError, match="much"):
         remote.plan()
 

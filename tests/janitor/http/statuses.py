@@ -5,15 +5,14 @@ The names in the last are hostile: whoever creates topics chooses them, and erro
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from janitor.rules.policy import Rule
 from janitor.state.base import CounterKey, RunRecord, State
 from janitor.state.figures import BlockedReaders, GuardNote, StatisticsFigures
 from janitor.state.sqlite.state import SqliteState
+from janitor.state.values import pack
 from janitor.status.status import (
     BoundaryFigures,
     HeldTopic,
@@ -21,7 +20,6 @@ from janitor.status.status import (
     Overdue,
     Quarantined,
     Running,
-    RunSummary,
     SnapshotFigures,
     Status,
     TopicFigures,
@@ -37,7 +35,7 @@ class StillViews:
     """Views that stand still until a test changes them, and count how often they are asked."""
 
     shown: Status
-    runs: Sequence[RunSummary] = ()
+    runs: Sequence[RunRecord] = ()
     prepare: Callable[[State], object] = lambda _: None
     body: bytes = b"tms_janitor_heartbeat_timestamp_seconds 1\n"
     not_alive: str = ""
@@ -55,9 +53,7 @@ class StillViews:
             for run in reversed(self.runs):
                 state.begin_run(RunRecord(run.id, run.mode, run.started_ms))
                 if run.finished_ms is not None:
-                    totals = {str(rule): getattr(run, str(rule)) for rule in Rule}
-                    report = asdict(run) | {"totals": totals | {"kept": {"held": run.held}}}
-                    state.finish_run(run.id, run.finished_ms, run.result, json.dumps(report))
+                    state.finish_run(run, pack(run))
             self.prepare(state)
             yield state
 
@@ -152,7 +148,7 @@ def wrong(now_ms: int) -> Status:
         history_since_ms=now_ms - 2 * DAY,
         adopted_ms=now_ms - 2 * DAY,
         lease_holder=f"host-9:{HOSTILE}",
-        last_run=RunSummary(
+        last_run=RunRecord(
             "r-77",
             "apply",
             now_ms - 3 * HOUR,
@@ -274,7 +270,7 @@ def topics(now_ms: int, number: int = 64) -> tuple[TopicFigures, ...]:
     return tuple(sorted(found, key=lambda topic: topic.name))
 
 
-def runs(now_ms: int, number: int = 180) -> tuple[RunSummary, ...]:
+def runs(now_ms: int, number: int = 180) -> tuple[RunRecord, ...]:
     """One run a minute, newest first: a daily wave, a deleted topic, a few inverted rows, one failure, a gap."""
     past = []
     for age in range(number):
@@ -284,7 +280,7 @@ def runs(now_ms: int, number: int = 180) -> tuple[RunSummary, ...]:
         failed = age == 78
         expired = 0 if failed else 1_400 + 60 * ((age * 7) % 13) + 900 * (age % 47 > 38)
         past.append(
-            RunSummary(
+            RunRecord(
                 f"r-{20_480 - age}",
                 "apply",
                 started_ms,
@@ -292,13 +288,12 @@ def runs(now_ms: int, number: int = 180) -> tuple[RunSummary, ...]:
                 "failed" if failed else "done",
                 expired,
                 5_200 if age in (24, 25) else 0,
-                210 + age % 5 if age % 11 < 4 else 0,
-                12_400,
-                1.4 + 0.1 * (age % 3),
-                {"message": 0.61, "invert": 0.18, "payload": 0.42, "sync": 0.011, "compact": 0.2},
-                age % 60 == 30,
-                (),
-                "the store could not be read: input/output error" if failed else "",
+                invalid_transaction=210 + age % 5 if age % 11 < 4 else 0,
+                held=12_400,
+                duration_seconds=1.4 + 0.1 * (age % 3),
+                phase_seconds={"message": 0.61, "invert": 0.18, "payload": 0.42, "sync": 0.011, "compact": 0.2},
+                full=age % 60 == 30,
+                error="the store could not be read: input/output error" if failed else "",
             )
         )
     return tuple(past)

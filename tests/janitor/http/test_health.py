@@ -8,13 +8,14 @@ import pytest
 
 from janitor.metrics import Metrics
 from janitor.state.figures import GuardNote
+from janitor.state.records import RunRecord
 from janitor.status.health import GRACE_MS, STUCK_SECONDS, Health, HealthReason, find_problems, judge
-from janitor.status.status import BoundaryFigures, HeldTopic, Quarantined, Running, RunSummary, SnapshotFigures, Status
+from janitor.status.status import BoundaryFigures, HeldTopic, Quarantined, Running, SnapshotFigures, Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
 from tms_core.transaction.model import TX_PER_MS
 
-LAST = RunSummary("r-1", "apply", NOW_MS, NOW_MS, "done")
+LAST = RunRecord("r-1", "apply", NOW_MS, NOW_MS, "done")
 CALM = replace(
     statuses.empty(NOW_MS),
     adopted_ms=NOW_MS,

@@ -453,7 +453,7 @@ def test_given_a_run_that_has_not_ended_then_what_it_announced_counts_and_what_o
     assert ask(orders, PUBLISHED_MS, state=state).missing[0].taken == ()
     state.begin_run(RunRecord("on", "apply", 1))
     state.begin_run(RunRecord("over", "apply", 1))
-    state.finish_run("over", 2, "done", "{}")
+    state.finish_run(RunRecord("over", "apply", 1, 2, "done"))
     [trace] = ask(orders, PUBLISHED_MS, state=state).missing[0].taken
     assert (trace.entry, trace.certain) == (announced, False)
 

@@ -25,13 +25,13 @@ from janitor.report import COUNTED_REASONS
 from janitor.rules.policy import Hold
 from janitor.state.base import CounterKey
 from janitor.state.figures import ConsumerFigures, StatisticsFigures
+from janitor.state.records import RunRecord
 from janitor.status.health import Condition
 from janitor.status.status import (
     BoundaryFigures,
     HeldTopic,
     Overdue,
     Quarantined,
-    RunSummary,
     SnapshotFigures,
     Status,
     TopicFigures,
@@ -309,7 +309,7 @@ READS = "".join(f'self._calls["{want.call}"]' for want in (KEYS, CELLS, MESSAGES
         (GUARDS, r'GuardNote\(\s*"(\w+)", True', sources("janitor")),
         (FAILURES, r'Failed\([\w.]+, [\w.]+, "(\w+)"', sources("janitor/sweep")),
         (CALLS, r'self\._calls\["(\w+)"\]', sources("tms_core/tables") + READS),
-        (RESULTS, r"``(\w+)``", str(RunSummary.__doc__).partition("result:")[2].partition("error:")[0]),
+        (RESULTS, r"``(\w+)``", str(RunRecord.__doc__).partition("result:")[2].partition("error:")[0]),
         (CLOCKS, r'skew_seconds=.*"(\w+)"', sources("janitor")),
     ],
     ids=["guards", "failures", "calls", "results", "clocks"],

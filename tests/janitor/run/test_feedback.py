@@ -500,7 +500,7 @@ def test_given_ids_that_left_the_list_then_report_history_and_log_tell_how_many(
     ready.feed_back()
     report = ready.run()
     assert report.to_json()["truncated"] == 2
-    assert '"truncated": 2' in ready.rig.state.runs(1)[0].report
+    assert ready.rig.state.report(ready.rig.state.runs(1)[0].id)["truncated"] == 2
     with caplog.at_level(logging.INFO):
         RunLog().write(report)
         RunLog().write(ready.run())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.report import NOT_COUNTED, MessagesLeft
 from janitor.rules.policy import Reason
 from janitor.run.passes import LEDGER_ENTRIES, MESSAGES_MS
+from janitor.state.records import NOT_COUNTED, MessagesLeft
 from janitor.stats.topic_sizes import TopicSizeCounter
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, topic, unknown_topic, watch
 from tests.janitor.state.entries import entry

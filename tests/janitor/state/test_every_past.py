@@ -56,8 +56,8 @@ def times(found: list[LedgerEntry]) -> list[int]:
 def test_given_a_run_when_asked_for_by_its_id_then_it_is_that_one(state: State) -> None:
     state.begin_run(RunRecord("one", "apply", 1))
     state.begin_run(RunRecord("two", "apply", 2, heartbeat_ms=2))
-    state.finish_run("one", 3, "done", "{}")
-    assert state.run("one") == RunRecord("one", "apply", 1, 3, "done", "{}")
+    state.finish_run(RunRecord("one", "apply", 1, 3, "done"))
+    assert state.run("one") == RunRecord("one", "apply", 1, 3, "done")
     assert state.run("two") == RunRecord("two", "apply", 2, heartbeat_ms=2)
     assert state.run("three") is None
 
@@ -65,7 +65,7 @@ def test_given_a_run_when_asked_for_by_its_id_then_it_is_that_one(state: State) 
 def test_unfinished_runs_with_a_wrong_clock_come_in_the_order_of_recording(state: State) -> None:
     for number in (3, 1, 2, 0):
         state.begin_run(RunRecord(f"run-{number}", "apply", number))
-    state.finish_run("run-2", 9, "done", "{}")
+    state.finish_run(RunRecord("run-2", "apply", 1, 9, "done"))
     assert [run.id for run in state.unfinished_runs()] == ["run-3", "run-1", "run-0"]
 
 
@@ -73,7 +73,7 @@ def test_runs_after_one_of_a_clock_ahead_list_the_last_recorded_first(state: Sta
     for number, began_ms in enumerate((10, 9_000, 11, 12, 13)):
         state.begin_run(RunRecord(f"r{number}", "apply", began_ms))
         if number < 4:
-            state.finish_run(f"r{number}", began_ms, "done", "{}")
+            state.finish_run(RunRecord(f"r{number}", "apply", 1, began_ms, "done"))
     assert [run.id for run in state.runs(9)] == ["r4", "r3", "r2", "r1", "r0"]
     assert [run.id for run in state.runs(2)] == ["r4", "r3"]
     assert [run.id for run in state.runs(9, before_run="r3")] == ["r2", "r1", "r0"]
@@ -84,7 +84,7 @@ def test_runs_after_one_of_a_clock_ahead_list_the_last_recorded_first(state: Sta
 def test_prune_runs_with_one_of_a_clock_ahead_forgets_by_each_run_s_own_time(state: State) -> None:
     for number, began_ms in enumerate((10, 9_000, 11, 12)):
         state.begin_run(RunRecord(f"r{number}", "apply", began_ms))
-        state.finish_run(f"r{number}", began_ms, "done", "{}")
+        state.finish_run(RunRecord(f"r{number}", "apply", 1, began_ms, "done"))
     assert state.prune_runs(12) == 2
     assert [run.id for run in state.runs(9)] == ["r3", "r1"]
     assert state.prune_runs(10_000) == 2
@@ -106,7 +106,7 @@ def test_retire_times_drops_what_lies_ahead_and_keeps_the_rest(state: State) -> 
 def test_given_a_heartbeat_then_only_a_run_that_goes_on_takes_it(state: State) -> None:
     state.begin_run(RunRecord("over", "apply", 1))
     state.beat("over", 2)
-    state.finish_run("over", 3, "done", "{}")
+    state.finish_run(RunRecord("over", "apply", 1, 3, "done"))
     state.begin_run(RunRecord("on", "apply", 4))
     for run_id in ("over", "on", "unknown"):
         state.beat(run_id, 9)
@@ -210,14 +210,14 @@ def test_given_a_run_that_goes_on_when_it_books_then_counters_show_the_last_of_i
     assert state.counters() == {ROWS: 5, BYTES: 8}
     with state.transaction():
         state.add_counters({ROWS: 6, BYTES: 9})
-        state.finish_run("run", 2, "done", "{}")
+        state.finish_run(RunRecord("run", "apply", 1, 2, "done"))
     assert state.booked("run") == {}
     assert state.counters() == {ROWS: 6, BYTES: 10}
 
 
 def test_given_a_run_that_is_unknown_or_over_when_it_books_then_nothing_is_counted(state: State) -> None:
     state.begin_run(RunRecord("over", "apply", 1))
-    state.finish_run("over", 2, "lost", "{}")
+    state.finish_run(RunRecord("over", "apply", 1, 2, "lost"))
     for run_id in ("over", "unknown"):
         state.book(run_id, {ROWS: 5})
         assert (state.booked(run_id), state.counters()) == ({}, {})
@@ -230,7 +230,7 @@ def test_given_a_run_that_has_booked_when_its_end_is_undone_then_it_still_counts
     def undone() -> None:
         with state.transaction():
             state.add_counters({ROWS: 6})
-            state.finish_run("run", 2, "done", "{}")
+            state.finish_run(RunRecord("run", "apply", 1, 2, "done"))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -263,7 +263,7 @@ def test_given_notes_then_each_name_keeps_its_last_value_until_it_is_none(state:
 def end_of_run(state: State) -> None:
     """What is written when a run ends."""
     with state.transaction():
-        state.finish_run("run", 2, "done", "{}")
+        state.finish_run(RunRecord("run", "apply", 1, 2, "done"))
         state.add_ledger([entry(), entry()])
         state.add_counters({CounterKey("one"): 1.0, CounterKey("two"): 1.0})
         state.save_counts({TOPIC: TopicCount(1, 1, None, None, 1)})
@@ -277,7 +277,7 @@ def test_given_the_end_of_a_run_when_its_last_part_fails_then_nothing_of_it_is_k
     def failing() -> None:
         with state.transaction():
             end_of_run(state)
-            state.finish_run("unknown", 2, "done", "{}")
+            state.finish_run(RunRecord("unknown", "apply", 1, 2, "done"))
 
     with pytest.raises(StateError, match="unknown"):
         failing()
@@ -305,10 +305,10 @@ def test_given_a_run_that_goes_on_elsewhere_when_announcements_are_cleared_then_
     state.begin_run(RunRecord("run", "apply", 1))
     state.intend(entry(run_id="run"))
     state.intend(entry(run_id="other"))
-    state.finish_run("run", 2, "interrupted", "{}")
+    state.finish_run(RunRecord("run", "apply", 1, 2, "interrupted"))
     state.clear_intents()
     assert state.intents() == [entry(run_id="other")]
-    state.finish_run("other", 3, "done", "{}")
+    state.finish_run(RunRecord("other", "apply", 1, 3, "done"))
     state.clear_intents()
     assert state.intents() == []
 

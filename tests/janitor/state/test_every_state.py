@@ -232,7 +232,7 @@ def test_given_old_runs_when_pruned_then_those_begun_at_the_moment_or_later_stay
     for started_ms in (99, 100, 101):
         state.begin_run(RunRecord(str(started_ms), "plan", started_ms))
         if finished:
-            state.finish_run(str(started_ms), 200, "done", "{}")
+            state.finish_run(RunRecord(str(started_ms), "apply", 1, 200, "done"))
     assert state.prune_runs(100) == 1
     assert [run.started_ms for run in state.runs(10)] == [101, 100]
     assert state.run("99") is None
@@ -244,7 +244,7 @@ def test_given_a_run_that_began_when_it_begins_again_or_another_ends_then_that_i
     with pytest.raises(StateError):
         state.begin_run(RunRecord("one", "apply", 2))
     with pytest.raises(StateError, match="two"):
-        state.finish_run("two", 3, "done", "{}")
+        state.finish_run(RunRecord("two", "apply", 1, 3, "done"))
 
 
 def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: State) -> None:

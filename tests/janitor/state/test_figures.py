@@ -60,6 +60,6 @@ def test_figures_that_have_not_changed_are_not_written(state: SqliteState) -> No
 
 @pytest.mark.parametrize("kept", [ROUND, REFUTED, DECIDED, IN_PROGRESS, TOPICS, CHANGES, SIZES])
 def test_figures_of_a_pass_in_another_layout_are_an_error(state: SqliteState, kept: KeptFigures[Any]) -> None:
-    state.save_note(kept._note, [["odd"]])
-    with pytest.raises(StateError, match=str(kept._note)):
+    state.save_note(kept.note, [["odd"]])
+    with pytest.raises(StateError, match=str(kept.note)):
         kept.read(state)

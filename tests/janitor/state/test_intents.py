@@ -113,7 +113,7 @@ def test_given_the_end_of_a_run_then_the_file_goes_with_the_last_announcement(tm
         state.beat("run", 2)
         state.book("run", {CounterKey("rows"): 1})
         state.intend(FIRST)
-        state.finish_run("run", 3, "done", "{}")
+        state.finish_run(RunRecord("run", "apply", 1, 3, "done"))
         assert state.intents() == [FIRST]
         state.clear_intents()
         assert [path.name for path in tmp_path.iterdir()] == ["state.sqlite3"]

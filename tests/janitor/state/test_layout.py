@@ -12,7 +12,7 @@ from tests.janitor.test_report import report
 
 #: The layouts of a state file and of HBase's table, and the names that both store. Add a new name here. After a rename,
 #: raise both layouts too.
-LAYOUTS = 5, 3
+LAYOUTS = 6, 4
 NAMES = """
     blocked boundary claim consumer consumers counts daemon decided deleted_bytes done duration_seconds
     effective_now_ms errors evidence expired failed first_contact frontier frontiers full full_pass

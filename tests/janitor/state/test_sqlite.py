@@ -184,13 +184,13 @@ def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_pat
 def test_given_a_file_of_a_newer_layout_when_opened_then_it_is_refused_with_both_numbers(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute("PRAGMA user_version = 6")
+        connection.execute("PRAGMA user_version = 7")
     connection.close()
-    with pytest.raises(StateError, match=r"layout 6.* 5"):
+    with pytest.raises(StateError, match=r"layout 7.* 6"):
         SqliteState(tmp_path)
 
 
-@pytest.mark.parametrize("layout", [1, 2, 3, 4])
+@pytest.mark.parametrize("layout", [1, 2, 3, 4, 5])
 def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then_it_is_refused_and_left_as_it_is(
     tmp_path: Path, layout: int
 ) -> None:
@@ -199,7 +199,7 @@ def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then
         connection.execute(f"PRAGMA user_version = {layout}")
     connection.close()
     before = file_of(tmp_path).read_bytes()
-    with pytest.raises(StateError, match=rf"layout {layout}.* 5") as caught:
+    with pytest.raises(StateError, match=rf"layout {layout}.* 6") as caught:
         SqliteState(tmp_path)
     assert "nothing is deleted until it is adopted" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,6 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.state.topic_history import save_sizes
 from janitor.status import collect, past
 from janitor.status.past import RANGES, RunHistory, run_detail, runs_between
-from janitor.status.status import RunSummary
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, topic
 from tms_core.tables.memory import MemoryStore
 
@@ -20,7 +20,7 @@ def ran(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", 
     """A run that has ended; returns its id."""
     run_id = f"{at_ms}-{mode}"
     state.begin_run(RunRecord(run_id, mode, at_ms))
-    state.finish_run(run_id, at_ms + 1, result, json.dumps({"totals": {"expired": expired, "kept": {}}}))
+    state.finish_run(RunRecord(run_id, mode, at_ms, at_ms + 1, result, expired), {"totals": {"expired": expired}})
     return run_id
 
 
@@ -59,12 +59,14 @@ def test_given_more_runs_later_then_only_those_are_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(past, "PAGE_RUNS", 2)
     history = RunHistory()
     read: list[str] = []
+    ended = past._ended
 
-    def noting(run: RunRecord) -> RunSummary:
-        read.append(run.id)
-        return collect.summary(run)
+    def noting(*asked: Any) -> Iterator[RunRecord]:
+        for run in ended(*asked):
+            read.append(run.id)
+            yield run
 
-    monkeypatch.setattr(past, "summary", noting)
+    monkeypatch.setattr(past, "_ended", noting)
     with SqliteState.in_memory() as state:
         first = [ran(state, NOW_MS - number * HOUR) for number in range(5)]
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 5
@@ -81,7 +83,7 @@ def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:
     with SqliteState.in_memory() as state:
         state.begin_run(RunRecord("one", "apply", NOW_MS))
         assert not any(step["runs"] for step in history.range(state, "1h", NOW_MS)["steps"])
-        state.finish_run("one", NOW_MS, "failed", json.dumps({"error": "no space"}))
+        state.finish_run(RunRecord("one", "apply", NOW_MS, NOW_MS, "failed", error="no space"))
         found = history.range(state, "1h", NOW_MS)
     assert sum(step["bad"] for step in found["steps"]) == 1
     assert found["bad_runs"] == [
@@ -123,8 +125,8 @@ def test_given_runs_that_guards_stopped_then_only_the_one_before_adoption_is_no_
     with SqliteState.in_memory() as state:
         for number, guard in enumerate(["adoption", "clock"]):
             state.begin_run(RunRecord(guard, "apply", NOW_MS + number))
-            report = {"guards": [{"guard": guard, "tripped": True, "message": ""}]}
-            state.finish_run(guard, NOW_MS + number, "blocked", json.dumps(report))
+            ended_ms = NOW_MS + number
+            state.finish_run(RunRecord(guard, "apply", ended_ms, ended_ms, "blocked", blocked_by=(guard,)))
         found = RunHistory().range(state, "1h", NOW_MS + 2)
     assert [run["id"] for run in found["bad_runs"]] == ["clock"]
     assert found["bad_runs"][0]["blocked_by"] == ("clock",)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-from janitor.control import values
 from janitor.report import NAMED_KEYS, EntryKey, UnrecognizedKey
 from janitor.rules.frontier import admit
 from janitor.rules.policy import Frontier, Hold, Reason, Rule
+from janitor.state import values
 from janitor.state.base import ClockAnchor
 from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, unrecognized
 from janitor.sweep.ledger import DeletedRows

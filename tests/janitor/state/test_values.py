@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from janitor.boundary.claim import Boundary, Limit
-from janitor.control import values
 from janitor.control.api import OperatorCommands, ReadEngine, methods
 from janitor.inspect.answer import Why
 from janitor.report import Report
@@ -18,6 +17,7 @@ from janitor.rules.policy import Rule
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
+from janitor.state import values
 from janitor.state.base import Claim
 from tests.builders import DAY, HOUR, NOW_MS, janitor, pointer, topic
 from tms_core.rowkey import MessageId
@@ -119,7 +119,7 @@ def test_given_something_else_then_it_is_refused(kind: Any, value: Any) -> None:
 
 
 def test_given_a_value_of_no_known_kind_then_it_is_not_sent() -> None:
-    with pytest.raises(TypeError, match="object has no form on the wire"):
+    with pytest.raises(TypeError, match="object has no form in JSON"):
         values.pack([object()])
 
 
