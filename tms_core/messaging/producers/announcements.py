@@ -48,10 +48,6 @@ class AnnouncedAhead:
     windows: dict[bytes, tuple[LastRequest, RememberedRequest]] = field(default_factory=dict)
     is_stale: bool = False
 
-    def lane(self, key: bytes) -> int:
-        """Return the lane of a producer; 0: it has no lane."""
-        return self.lanes.get(key, 0) if len(self.lanes) > 1 else 0
-
 
 class Announcements:
     """Announces the requests of producers before their rows are written.
@@ -178,7 +174,7 @@ class Announcements:
         key, sent = admission.keys.request, admission.sent
         announced = request = LastRequest(sent.generation, sent.sequence, entry.first, entry.rows)
         if ahead is not None and self._announces_ahead(ahead):
-            announced = request._replace(until=entry.first + position(AHEAD_MS), lane=ahead.lane(key))
+            announced = request._replace(until=entry.first + position(AHEAD_MS), lane=entry.lane)
         self._requests.last[key] = last = RememberedRequest(announced.pack(), request)
         if ahead is not None and announced.until:
             # Before the write, because the row may exist even if the write fails.

@@ -101,7 +101,7 @@ class LastRequest(NamedTuple):
             positions = [at for at in positions if (at >> _PLACE_BITS) % LANES == self.lane - 1]
         if not positions:
             return self
-        bits = _place_bits(self.lane)
+        bits = _LANE_BITS if self.lane else _PLACE_BITS
         place = positions[-1] >> bits
         sequence = self.sequence + (place - self.sequence) % _PLACES
         number = sum(at >> bits == place for at in positions)
@@ -124,10 +124,6 @@ def placed(lane: int, sequence: int, at: int) -> int:
     taken = at & _TAKEN
     first = at - taken + place
     return first if taken <= place else first + position(1)
-
-
-def _place_bits(lane: int) -> int:
-    return _LANE_BITS if lane else _PLACE_BITS
 
 
 @dataclass(slots=True)

@@ -6,7 +6,6 @@ the positions of the rows. For a repeated request it reads these positions, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -177,7 +176,7 @@ class Requests:
         return self._side.private
 
     def admit(self, topic: TopicMetadata, sent: Sent, pointer: int | None, rows: int) -> Admission:
-        """Admit a request; newer instances wait until :meth:`release` is called for it.
+        """Admit a request; newer instances wait until it is no longer in flight.
 
         Args:
             pointer: the write pointer of its transaction.
@@ -203,14 +202,6 @@ class Requests:
         except BaseException:
             self.in_flight.end([keys.request])
             raise
-
-    def release(self, admissions: Sequence[Admission]) -> None:
-        """Note that requests are no longer under way."""
-        self.in_flight.end([admission.keys.request for admission in admissions])
-
-    def forget_old(self, now_ms: int) -> None:
-        """Drop cached rows that were read long ago."""
-        self.rows.forget_old(now_ms)
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Return whether a transaction was rolled back by its producer."""

@@ -76,7 +76,7 @@ def admit_producers(
 
     Newer instances of the producers wait until :func:`release` is called.
     """
-    context.requests.forget_old(now_ms)
+    context.requests.rows.forget_old(now_ms)
     for entry in entries:
         if entry.sent is None:
             continue
@@ -106,7 +106,7 @@ def admit_producers(
 
 def release(context: WriterContext, entries: Sequence[PublishEntry]) -> None:
     """Note that no write of these entries is under way any longer."""
-    context.requests.release([entry.admission for entry in entries if entry.admission is not None])
+    context.requests.in_flight.end([entry.admission.keys.request for entry in entries if entry.admission is not None])
     if (manager := context.transactions) is not None:
         for entry in entries:
             if entry.is_begun:

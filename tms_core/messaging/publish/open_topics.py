@@ -211,15 +211,16 @@ class OpenTopics:
                 del stored.pointers[next(iter(stored.pointers))]
         return stored.ids
 
-    def hide(self, topic: TopicMetadata, pointer: int) -> None:
-        """Note that a transaction has stored payloads without a message that refers to them."""
+    def note_payloads(self, topic: TopicMetadata, pointer: int, *, hidden: bool) -> None:
+        """Note whether a transaction has stored payloads without a message that refers to them."""
         with self._lock:
-            self._know(topic, pointer, hidden=True)
-
-    def show(self, topic: TopicMetadata, pointer: int) -> None:
-        """Note that a message refers to the stored payloads of a transaction."""
-        with self._lock:
-            self._know(topic, pointer, hidden=False)
+            known = self._stored_of(topic).hidden
+            known.pop(pointer, None)
+            known[pointer] = hidden
+            if len(known) > _KNOWN_POINTERS:
+                forgotten = next(iter(known))
+                del known[forgotten]
+                self._unknown = max(self._known_from(), forgotten)
 
     def hides(self, topic: TopicMetadata, pointer: int) -> bool:
         """Return whether a transaction has stored payloads without a message that refers to them.
@@ -235,18 +236,8 @@ class OpenTopics:
             if hidden is not None or pointer > self._known_from():
                 return bool(hidden)
         hidden = self._has_payloads(topic, pointer) and not self._is_referred_to(topic, pointer)
-        with self._lock:
-            self._know(topic, pointer, hidden=hidden)
+        self.note_payloads(topic, pointer, hidden=hidden)
         return hidden
-
-    def _know(self, topic: TopicMetadata, pointer: int, *, hidden: bool) -> None:
-        known = self._stored_of(topic).hidden
-        known.pop(pointer, None)
-        known[pointer] = hidden
-        if len(known) > _KNOWN_POINTERS:
-            forgotten = next(iter(known))
-            del known[forgotten]
-            self._unknown = max(self._known_from(), forgotten)
 
     def _known_from(self) -> int:
         """Return the pointer after which this process knows all stored payloads."""

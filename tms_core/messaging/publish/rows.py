@@ -109,7 +109,7 @@ class MessageRows(TopicRows):
     def conclude(self, entry: PublishEntry) -> None:
         if entry.pointer is not None:
             if not entry.messages:
-                self._open_topics.show(self._topic, entry.pointer)
+                self._open_topics.note_payloads(self._topic, entry.pointer, hidden=False)
             entry.outcome = RollbackRange(entry.pointer, *id_parts(entry.first), *id_parts(entry.stop - 1))
 
 
@@ -152,7 +152,7 @@ class PayloadRows(TopicRows):
         return len(found) == last.number
 
     def conclude(self, entry: PublishEntry) -> None:
-        self._open_topics.hide(self._topic, cast(int, entry.pointer))
+        self._open_topics.note_payloads(self._topic, cast(int, entry.pointer), hidden=True)
 
     def _keys(self, entry: PublishEntry) -> list[bytes]:
         return entry.keys(self._prefix(entry))
