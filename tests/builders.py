@@ -205,7 +205,7 @@ def make_deps(
     return Deps(store, state, source, clock, replace(terms, **settings), **options)
 
 
-class Desk(Engine):
+class FileEngine(Engine):
     """An engine whose plans go to files and come from there, as the commands' do.
 
     Args:
@@ -231,17 +231,17 @@ class Desk(Engine):
 
 
 @dataclass(frozen=True)
-class Rig:
+class Kit:
     """A janitor and all it stands on."""
 
-    engine: Desk
+    engine: FileEngine
     store: Store
     state: State
     clock: ManualClock
     snapshots: Snapshots
     options: dict[str, Any]
 
-    def restart(self, **changes: Any) -> Rig:
+    def restart(self, **changes: Any) -> Kit:
         """Return another janitor on the same store, state and clocks, with other settings: see :func:`janitor`."""
         return janitor(
             **{
@@ -273,14 +273,14 @@ def janitor(
     lifetime_known: bool = True,
     snapshot_interval_seconds: int = 60,
     **options: Any,
-) -> Rig:
-    """A janitor that has met nothing yet; ``options`` are those of ``Desk``."""
+) -> Kit:
+    """A janitor that has met nothing yet; ``options`` are those of ``FileEngine``."""
     clock = clock or ManualClock(now_ms, monotonic_ms=DAY)
     snapshots = snapshots or Snapshots(clock)
     state = state or SqliteState.in_memory()
     terms = Terms(hold_seconds, protect, lifetime, lifetime_known, snapshot_interval_seconds)
     settings = {"token_hex": secrets.token_hex, **options}
-    engine = Desk(store, state, snapshots, clock, terms, **settings)
+    engine = FileEngine(store, state, snapshots, clock, terms, **settings)
     used: dict[str, Any] = {
         "hold_seconds": hold_seconds,
         "protect": protect,
@@ -289,7 +289,7 @@ def janitor(
         "snapshot_interval_seconds": snapshot_interval_seconds,
         **options,
     }
-    return Rig(engine, store, state, clock, snapshots, used)
+    return Kit(engine, store, state, clock, snapshots, used)
 
 
 # --- watching --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from janitor.rules import frontier
 from janitor.rules.policy import Delete, Row, decide
 from janitor.state.base import EVERYTHING
 from janitor.sweep.transactions import TransactionView
-from tests.builders import HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import Store, TxCell
@@ -36,7 +36,7 @@ MOVES: dict[str, Callable[[Topic], object]] = {
 }
 
 
-def prepared(store: Store) -> tuple[Rig, Topic]:
+def prepared(store: Store) -> tuple[Kit, Topic]:
     """A store whose first pass is done, and rows that have come due since."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
@@ -50,7 +50,7 @@ def prepared(store: Store) -> tuple[Rig, Topic]:
 class Judge:
     """Asks the rules, as metadata stands at that moment, about every row that is deleted."""
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Kit) -> None:
         self.rig = rig
         self.records = rig.state.frontiers()
         self.wrong: list[bytes] = []
@@ -213,7 +213,7 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 class Pauser:
     """Pauses a topic ahead of the k-th store call, and notes what is written in it from then on."""
 
-    def __init__(self, rig: Rig, paused: Topic, at_call: int) -> None:
+    def __init__(self, rig: Kit, paused: Topic, at_call: int) -> None:
         self.rig, self.paused, self.at_call = rig, paused, at_call
         self.calls = 0
         self.at = ""

@@ -21,7 +21,7 @@ from tests.builders import (
     MINUTE,
     NOW_MS,
     Call,
-    Rig,
+    Kit,
     Topic,
     fail_at,
     janitor,
@@ -46,7 +46,7 @@ OLD = pointer(NOW_MS - 10 * HOUR)
 YOUNG = pointer(NOW_MS - 30 * MINUTE)
 
 
-def prepared(store: Store) -> tuple[Rig, Topic]:
+def prepared(store: Store) -> tuple[Kit, Topic]:
     """An adopted store with a row of an old invalid transaction, which nobody has swept yet."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS - 9 * HOUR).plain(NOW_MS - 31 * DAY)
     rig = janitor(store)
@@ -55,7 +55,7 @@ def prepared(store: Store) -> tuple[Rig, Topic]:
     return rig, orders
 
 
-def assert_true(rig: Rig) -> None:
+def assert_true(rig: Kit) -> None:
     """The audit: no row carries a positive pointer of an invalid transaction up to the claim."""
     claim = rig.state.claim()
     cells = rig.store.message.read(CELLS, b"", None, 1_000_000).items
@@ -132,7 +132,7 @@ def test_given_a_run_of_some_topics_when_it_ends_then_its_transactions_are_still
     ],
     ids=["stale", "future", "missing"],
 )
-def test_given_no_usable_snapshot_when_run_then_nothing_is_claimed(store: Store, spoil: Callable[[Rig], None]) -> None:
+def test_given_no_usable_snapshot_when_run_then_nothing_is_claimed(store: Store, spoil: Callable[[Kit], None]) -> None:
     rig, orders = prepared(store)
     spoil(rig)
     report = rig.engine.run_once()
@@ -644,7 +644,7 @@ def test_given_a_run_that_deletes_nothing_when_it_proves_something_then_the_stor
 # --- a claim that turns out to be false -------------------------------------------------------------------------------
 
 
-def refuted(store: Store) -> tuple[Rig, Topic]:
+def refuted(store: Store) -> tuple[Kit, Topic]:
     """A claim, and a row behind its back that makes it false."""
     rig, orders = prepared(store)
     rig.engine.run_once()
@@ -725,6 +725,6 @@ def test_given_a_claim_that_is_refuted_while_a_run_is_under_way_when_that_ends_t
     assert_true(rig)
 
 
-def seen(rig: Rig) -> Status:
+def seen(rig: Kit) -> Status:
     site = Deployment("a store", "apply", "every 60 s", rig.engine.deps.terms)
     return collect.collect(rig.state, site, rig.clock)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.builders import DAY, HOUR, NOW_MS, WRITES, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, NOW_MS, WRITES, Call, Kit, Topic, janitor, pointer, topic, watch
 from tms_core.errors import StoreError
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb.clone import clone
@@ -28,7 +28,7 @@ def due(store: Store) -> Topic:
     return orders
 
 
-def planner(store: Any) -> Rig:
+def planner(store: Any) -> Kit:
     rig = janitor(store)
     rig.snapshots.invalid = [INVALID]
     return rig

@@ -8,7 +8,7 @@ from threading import Thread
 
 import pytest
 
-from tests.builders import HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import HOUR, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
 from tests.disasters.spy import LevelDBSpy
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import CELLS, MessageValue, Store, TxCell
@@ -18,7 +18,7 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 OTHER = INVALID + 1
 
 
-def prepared(store: Store) -> tuple[Rig, Topic, list[bytes]]:
+def prepared(store: Store) -> tuple[Kit, Topic, list[bytes]]:
     """Three rows of one invalid transaction, and their keys."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.tx(INVALID, NOW_MS - 3, NOW_MS - 2, NOW_MS - 1)

@@ -8,7 +8,7 @@ import pytest
 
 from janitor.report import Report
 from janitor.state.base import EVERYTHING
-from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Rig, Topic, janitor, pointer, topic
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Kit, Topic, janitor, pointer, topic
 from tms_core.errors import GuardTripped
 from tms_core.tables.base import Store
 
@@ -16,7 +16,7 @@ ALLOWANCE_MS = LIFETIME.allowance_ms
 INVALID = pointer(NOW_MS - 10 * HOUR)
 
 
-def prepared(store: Store) -> tuple[Rig, Topic]:
+def prepared(store: Store) -> tuple[Kit, Topic]:
     """A store whose first pass is done, with rows that come due in an hour."""
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - DAY + HOUR)
     rig = janitor(store)

@@ -11,7 +11,7 @@ import pytest
 from janitor.report import Report
 from janitor.rules.policy import Hold, Rule
 from janitor.state.base import EVERYTHING
-from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, Call, Kit, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
 
@@ -24,7 +24,7 @@ LIVE_MS = NOW_MS - 2 * HOUR
 HOLD_SECONDS = 3600
 
 
-def prepared(store: Store, **options: object) -> tuple[Rig, Topic]:
+def prepared(store: Store, **options: object) -> tuple[Kit, Topic]:
     """A store whose first pass is done."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     rig = janitor(store, hold_seconds=HOLD_SECONDS, **options)  # type: ignore[arg-type]
@@ -334,7 +334,7 @@ def test_given_a_hold_of_zero_when_the_topic_jumps_then_nothing_is_held(
     assert orders.times() == []
 
 
-def behind(rig: Rig) -> None:
+def behind(rig: Kit) -> None:
     """The machine boots with its clock two hours in the past."""
     rig.snapshots.write_pointer = pointer(NOW_MS)
     rig.clock.step(-2 * HOUR)
@@ -509,7 +509,7 @@ def test_given_a_held_jump_when_approved_at_any_moment_of_a_run_then_this_run_or
         rig.clock.advance(MINUTE)
         calls = Counter[str]()
 
-        def approve(_: Call, rig: Rig = rig, at_call: int = at_call, calls: Counter[str] = calls) -> None:
+        def approve(_: Call, rig: Kit = rig, at_call: int = at_call, calls: Counter[str] = calls) -> None:
             calls["all"] += 1
             if calls["all"] == at_call:
                 rig.engine.approve(("default:orders",))
@@ -573,7 +573,7 @@ def die(call: Call) -> None:
         raise Death
 
 
-def killed(store: Store, *, ttl_seconds: int = 10 * 86400) -> tuple[Rig, Topic, Callable[[], None]]:
+def killed(store: Store, *, ttl_seconds: int = 10 * 86400) -> tuple[Kit, Topic, Callable[[], None]]:
     """An adopted store, and runs of it that die before their end."""
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds).plain(NOW_MS - 2 * HOUR)
     paused = topic(store, "default:first", ttl_seconds=ttl_seconds)

@@ -18,7 +18,7 @@ from tests.builders import (
     NOW_MS,
     SECOND,
     Call,
-    Rig,
+    Kit,
     Topic,
     fail_at,
     janitor,
@@ -39,20 +39,20 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 CALLS_BETWEEN = 5
 
 
-def leased(store: Store, state: SqliteState | None = None, holder: str = "a", **options: object) -> tuple[Rig, Lease]:
+def leased(store: Store, state: SqliteState | None = None, holder: str = "a", **options: object) -> tuple[Kit, Lease]:
     """A janitor that works under a lease in its memory."""
     rig = janitor(store, state=state or SqliteState.in_memory(), **options)  # type: ignore[arg-type]
     lease = Lease(rig.state, holder, LEASE_SECONDS, rig.clock)
     return rig.restart(lease=lease), lease
 
 
-def heartbeat_ms(rig: Rig) -> int:
+def heartbeat_ms(rig: Kit) -> int:
     found = rig.state.runs(1)[0].heartbeat_ms
     assert found is not None
     return found
 
 
-def beat(rig: Rig) -> int:
+def beat(rig: Kit) -> int:
     """How often the lease was renewed."""
     record = LeaseRecord.parse(rig.state.lease())
     assert record is not None
@@ -66,7 +66,7 @@ class Slow:
         most: calls between two beats, by the name of the last one.
     """
 
-    def __init__(self, rig: Rig) -> None:
+    def __init__(self, rig: Kit) -> None:
         self.rig = rig
         self.silent = 0
         self.last_ms = 0
@@ -245,7 +245,7 @@ class Hang:
         meanwhile: what the other one does once it has the lease.
     """
 
-    def __init__(self, rig: Rig, challenger: Lease, at_call: int, meanwhile: Callable[[], object]) -> None:
+    def __init__(self, rig: Kit, challenger: Lease, at_call: int, meanwhile: Callable[[], object]) -> None:
         self.rig, self.challenger, self.at_call, self.meanwhile = rig, challenger, at_call, meanwhile
         self.calls = 0
         self.hung: str | None = None
@@ -267,7 +267,7 @@ class Hang:
             self.meanwhile()
 
 
-def hanging(at_call: int) -> tuple[Rig, Rig, Hang, Topic]:
+def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
     """Two janitors with memories of their own, and a lease between them; the first one hangs in its k-th call."""
     store, cell = MemoryStore(), SqliteState.in_memory()
     orders = topic(store, "default:orders", ttl_seconds=3600)

@@ -11,7 +11,7 @@ import pytest
 
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.executor import Pacer
-from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
 from tests.disasters.spy import LevelDBSpy
 from tms_core.clock import ManualClock
 from tms_core.tables.base import Store
@@ -59,7 +59,7 @@ class WatchedState(SqliteState):
             self.clock.transactions_open -= 1
 
 
-def prepared(store: Store, clock: WatchedClock) -> tuple[Rig, Topic]:
+def prepared(store: Store, clock: WatchedClock) -> tuple[Kit, Topic]:
     """Much that is due in both tables, and rows of an invalid transaction."""
     due = [NOW_MS - 3 * HOUR + number for number in range(ROWS)]
     orders = topic(store, "default:orders", ttl_seconds=7200)

@@ -13,7 +13,7 @@ import pytest
 from janitor.rules.policy import Hold
 from janitor.state.decided import NOTE as DECIDED
 from janitor.state.records import LINEAGE
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, watch
 from tests.support import require_or_skip
 from tests.tables.test_leveldb_manifest import overstate
 from tms_core.errors import PlanRefused
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def known(folder: Path) -> Rig:
+def known(folder: Path) -> Kit:
     """A janitor that has adopted it and made one pass; its store is closed."""
     with LevelDBStore(folder) as store:
         rig = janitor(store)
@@ -57,11 +57,11 @@ def orders(store: Store) -> Topic:
     return Topic(store, topic(MemoryStore(), "default:orders", ttl_seconds=1).id)
 
 
-def identity_guards(rig: Rig) -> list[bool]:
+def identity_guards(rig: Kit) -> list[bool]:
     return [note.tripped for note in rig.engine.run_once().guards if note.guard == "identity"]
 
 
-def assert_first_contact(rig: Rig) -> None:
+def assert_first_contact(rig: Kit) -> None:
     """Nothing is deleted or claimed, the plan says why, and only a person who adopts it helps."""
     due = orders(rig.store).times()
     assert due != []
@@ -76,19 +76,19 @@ def assert_first_contact(rig: Rig) -> None:
     assert identity_guards(rig) == []
 
 
-def test_given_the_store_itself_when_opened_again_then_it_is_known(known: Rig, folder: Path) -> None:
+def test_given_the_store_itself_when_opened_again_then_it_is_known(known: Kit, folder: Path) -> None:
     with LevelDBStore(folder) as store:
         assert not known.restart(store=store).engine.run_once().tripped
         assert orders(store).times() == []
 
 
-def test_given_a_copy_at_another_path_when_run_then_it_is_a_first_contact(known: Rig, folder: Path) -> None:
+def test_given_a_copy_at_another_path_when_run_then_it_is_a_first_contact(known: Kit, folder: Path) -> None:
     copied = shutil.copytree(folder, folder.with_name("copied"))
     with LevelDBStore(copied) as store:
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_copy_put_in_the_stores_place_when_run_then_it_is_a_first_contact(known: Rig, folder: Path) -> None:
+def test_given_a_copy_put_in_the_stores_place_when_run_then_it_is_a_first_contact(known: Kit, folder: Path) -> None:
     copied = shutil.copytree(folder, folder.with_name("copied"))
     folder.rename(folder.with_name("before"))
     copied.rename(folder)
@@ -96,13 +96,13 @@ def test_given_a_copy_put_in_the_stores_place_when_run_then_it_is_a_first_contac
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_store_moved_to_another_path_when_run_then_it_is_a_first_contact(known: Rig, folder: Path) -> None:
+def test_given_a_store_moved_to_another_path_when_run_then_it_is_a_first_contact(known: Kit, folder: Path) -> None:
     moved = folder.rename(folder.with_name("moved"))
     with LevelDBStore(moved) as store:
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_the_same_store_through_a_link_when_run_then_it_is_known(known: Rig, folder: Path) -> None:
+def test_given_the_same_store_through_a_link_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
     link = folder.with_name("link")
     link.symlink_to(folder)
     with LevelDBStore(link) as store:
@@ -110,7 +110,7 @@ def test_given_the_same_store_through_a_link_when_run_then_it_is_known(known: Ri
 
 
 def test_given_a_state_folder_reused_for_another_store_when_adopted_then_nothing_of_the_former_is_believed(
-    known: Rig, tmp_path: Path
+    known: Kit, tmp_path: Path
 ) -> None:
     before = known.state.store()
     with LevelDBStore(tmp_path / "another", create=True) as store:
@@ -131,7 +131,7 @@ def test_given_a_state_folder_reused_for_another_store_when_adopted_then_nothing
 
 
 def test_given_a_plan_of_the_store_when_applied_to_a_copy_then_it_is_refused(
-    known: Rig, folder: Path, tmp_path: Path
+    known: Kit, folder: Path, tmp_path: Path
 ) -> None:
     with LevelDBStore(folder) as store:
         known.restart(store=store).engine.preview(out=tmp_path / "plan.json")
@@ -194,7 +194,7 @@ def backup(folder: Path) -> Path:
 
 
 def test_given_a_backup_put_back_in_place_when_run_then_it_is_a_first_contact(
-    backup: Path, known: Rig, folder: Path, restore: Restore
+    backup: Path, known: Kit, folder: Path, restore: Restore
 ) -> None:
     restore(backup, folder)
     with LevelDBStore(folder) as store:
@@ -202,7 +202,7 @@ def test_given_a_backup_put_back_in_place_when_run_then_it_is_a_first_contact(
 
 
 def test_given_a_backup_put_back_in_place_when_run_then_claim_and_evidence_are_withdrawn_for_good(
-    backup: Path, known: Rig, folder: Path, restore: Restore
+    backup: Path, known: Kit, folder: Path, restore: Restore
 ) -> None:
     assert known.state.claim() is not None
     restore(backup, folder)
@@ -213,7 +213,7 @@ def test_given_a_backup_put_back_in_place_when_run_then_claim_and_evidence_are_w
 
 
 def test_given_a_backup_put_back_in_place_when_a_plan_is_made_first_then_it_says_so_and_so_does_the_run(
-    backup: Path, known: Rig, folder: Path, tmp_path: Path, restore: Restore
+    backup: Path, known: Kit, folder: Path, tmp_path: Path, restore: Restore
 ) -> None:
     restore(backup, folder)
     with clone(folder, tmp_path / "clones") as cloned:
@@ -225,7 +225,7 @@ def test_given_a_backup_put_back_in_place_when_a_plan_is_made_first_then_it_says
 
 @pytest.mark.parametrize("way", [mirrored, one_table_mirrored])
 def test_given_a_backup_put_back_and_written_to_since_when_run_then_it_is_a_first_contact(
-    backup: Path, known: Rig, folder: Path, way: Restore
+    backup: Path, known: Kit, folder: Path, way: Restore
 ) -> None:
     for _ in range(3):
         assert_known(known, folder)
@@ -237,7 +237,7 @@ def test_given_a_backup_put_back_and_written_to_since_when_run_then_it_is_a_firs
 
 
 def test_given_a_backup_put_back_when_the_server_writes_before_the_first_run_then_it_is_a_first_contact(
-    backup: Path, known: Rig, folder: Path, restore: Restore
+    backup: Path, known: Kit, folder: Path, restore: Restore
 ) -> None:
     restore(backup, folder)
     with LevelDBStore(folder) as store:
@@ -246,7 +246,7 @@ def test_given_a_backup_put_back_when_the_server_writes_before_the_first_run_the
 
 
 def test_given_a_store_found_restored_when_it_is_written_to_before_it_is_adopted_then_it_stays_found_so(
-    backup: Path, known: Rig, folder: Path
+    backup: Path, known: Kit, folder: Path
 ) -> None:
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
@@ -258,7 +258,7 @@ def test_given_a_store_found_restored_when_it_is_written_to_before_it_is_adopted
 
 @pytest.mark.parametrize("name", ["inode", "birth_ns", "generation"])
 def test_given_another_volume_at_the_same_path_when_run_then_it_is_a_first_contact(
-    known: Rig, folder: Path, name: str
+    known: Kit, folder: Path, name: str
 ) -> None:
     lineage = known.state.note(LINEAGE)
     if lineage["message"][name] is None:
@@ -270,7 +270,7 @@ def test_given_another_volume_at_the_same_path_when_run_then_it_is_a_first_conta
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_table_that_is_gone_when_run_then_it_is_a_first_contact(known: Rig, folder: Path) -> None:
+def test_given_a_table_that_is_gone_when_run_then_it_is_a_first_contact(known: Kit, folder: Path) -> None:
     shutil.rmtree(folder / MESSAGE)
     with LevelDBStore(folder, create=True) as store:
         orders(store).plain(NOW_MS - 2 * DAY)
@@ -294,14 +294,14 @@ def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_claime
 # --- what a store does by itself is no restore ------------------------------------------------------------------------
 
 
-def assert_known(rig: Rig, folder: Path) -> None:
+def assert_known(rig: Kit, folder: Path) -> None:
     with LevelDBStore(folder) as store:
         assert not rig.restart(store=store).engine.run_once().tripped
         assert orders(store).times() == []
 
 
 def test_given_a_store_that_others_open_and_write_to_when_run_again_and_again_then_it_is_known(
-    known: Rig, folder: Path
+    known: Kit, folder: Path
 ) -> None:
     for number in range(12):
         with LevelDBStore(folder) as store:
@@ -312,7 +312,7 @@ def test_given_a_store_that_others_open_and_write_to_when_run_again_and_again_th
             assert_known(known, folder)
 
 
-def test_given_a_store_that_is_compacted_when_run_then_it_is_known(known: Rig, folder: Path) -> None:
+def test_given_a_store_that_is_compacted_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
     for number in range(3):
         with LevelDBStore(folder) as store:
             rig = known.restart(store=store)
@@ -323,7 +323,7 @@ def test_given_a_store_that_is_compacted_when_run_then_it_is_known(known: Rig, f
         assert_known(known, folder)
 
 
-def test_given_a_manifest_with_the_sizes_that_java_writes_when_run_then_it_is_known(known: Rig, folder: Path) -> None:
+def test_given_a_manifest_with_the_sizes_that_java_writes_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
     with LevelDBStore(folder) as store:
         orders(store).plain(*[NOW_MS - 2 * DAY] * 10)
     overstate(folder / MESSAGE)
@@ -331,7 +331,7 @@ def test_given_a_manifest_with_the_sizes_that_java_writes_when_run_then_it_is_kn
     assert_known(known, folder)
 
 
-def test_given_another_boot_and_another_device_number_when_run_then_it_is_known(known: Rig, folder: Path) -> None:
+def test_given_another_boot_and_another_device_number_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
     known.clock.reboot("boot 2")
     assert "device" not in known.state.note(LINEAGE)["message"]
     assert_known(known, folder)
@@ -356,7 +356,7 @@ def test_given_a_store_adopted_without_a_message_table_when_that_appears_then_it
 
 
 def test_given_adopt_for_good_when_a_copy_takes_the_stores_place_then_it_is_not_accepted(
-    known: Rig, folder: Path
+    known: Kit, folder: Path
 ) -> None:
     copied = shutil.copytree(folder, folder.with_name("copied"))
     with LevelDBStore(copied) as store:
@@ -375,7 +375,7 @@ def test_given_adopt_for_good_when_the_state_knows_no_adopted_store_then_the_sto
 
 
 def test_given_a_store_found_restored_when_a_plan_file_is_applied_with_adopt_then_nothing_is_done(
-    backup: Path, known: Rig, folder: Path, tmp_path: Path
+    backup: Path, known: Kit, folder: Path, tmp_path: Path
 ) -> None:
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
@@ -386,7 +386,7 @@ def test_given_a_store_found_restored_when_a_plan_file_is_applied_with_adopt_the
 
 
 def test_given_decisions_that_were_carried_out_when_the_store_is_found_restored_then_they_are_remembered(
-    backup: Path, known: Rig, folder: Path
+    backup: Path, known: Kit, folder: Path
 ) -> None:
     known.state.save_note(DECIDED, {"adopt": ["2024-01-01"]})
     mirrored(backup, folder)
@@ -400,7 +400,7 @@ def test_given_decisions_that_were_carried_out_when_the_store_is_found_restored_
 # --- another transaction system --------------------------------------------------------------------------------------
 
 
-def wrong_directory(store: Store) -> tuple[Rig, Topic]:
+def wrong_directory(store: Store) -> tuple[Kit, Topic]:
     """An adopted store, and then snapshots of another transaction system: its pointers have not come so far."""
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - DAY + MINUTE).tx(OLD, NOW_MS)
     rig = janitor(store)

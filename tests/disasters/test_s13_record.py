@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import DAY, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
+from tests.builders import DAY, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic
 from tms_core.tables.base import Store
 from tms_core.tables.record import Recorded, record_transactions, recorded_state, recorded_transactions
 from tms_core.tables.side import MemorySide
@@ -18,7 +18,7 @@ def expired(store: Store) -> Topic:
     return topic(store, "default:orders", ttl_seconds=DAY // 1000).plain(NOW_MS - 2 * DAY, NOW_MS)
 
 
-def reasons(rig: Rig, *, adopt: bool = False) -> list[str]:
+def reasons(rig: Kit, *, adopt: bool = False) -> list[str]:
     report = rig.engine.run_once(adopt=adopt)
     return [note.message for note in report.guards if note.guard == "identity" and note.tripped]
 

@@ -15,7 +15,7 @@ import pytest
 from janitor.run.guards import InProgressThen, check_history, check_transaction_system
 from janitor.state.base import KnownIds, StoreRecord
 from janitor.sweep.transactions import Problem, observe, refresh
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, visibility
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, visibility
 from tests.simulation.manager import Manager
 from tests.transaction.vectors import TEPHRA
 from tms_core.clock import ManualClock
@@ -33,7 +33,7 @@ TTL_SECONDS = 86400
 OURS, COMMITTED, OPEN = pointer(NOW_MS - 10 * HOUR), pointer(NOW_MS - 9 * HOUR), pointer(NOW_MS - 8 * HOUR)
 
 
-def known(store: Store, **said: object) -> tuple[Rig, Topic]:
+def known(store: Store, **said: object) -> tuple[Kit, Topic]:
     """A janitor that has used a snapshot of ours: one invalid transaction, and one in progress if it is so said."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.tx(OURS, NOW_MS - MINUTE).tx(COMMITTED, NOW_MS).plain(NOW_MS - 2 * DAY)
@@ -46,7 +46,7 @@ def known(store: Store, **said: object) -> tuple[Rig, Topic]:
     return rig, orders
 
 
-def reasons(rig: Rig) -> list[str]:
+def reasons(rig: Kit) -> list[str]:
     return [note.message for note in rig.engine.run_once().guards if note.guard == "identity" and note.tripped]
 
 

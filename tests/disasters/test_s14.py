@@ -17,7 +17,7 @@ from tests.builders import (
     LIFETIME,
     MINUTE,
     NOW_MS,
-    Rig,
+    Kit,
     Snapshots,
     Topic,
     janitor,
@@ -78,7 +78,7 @@ USABLE: dict[str, dict[int, bytes]] = {
 }
 
 
-def engine(rig: Rig, source: SnapshotSource | None) -> Engine:
+def engine(rig: Kit, source: SnapshotSource | None) -> Engine:
     return Engine(
         Deps(rig.store, rig.state, source, rig.clock, rig.engine.deps.terms, token_hex=lambda size: "0" * 2 * size)
     )

@@ -10,14 +10,14 @@ import pytest
 from janitor.rules.policy import Rule
 from janitor.state.base import CounterKey
 from janitor.sweep import ledger
-from tests.builders import DAY, HOUR, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
+from tests.builders import DAY, HOUR, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, unknown_topic, watch
 from tms_core.tables.base import MessageValue, Store
 
 INVALID = pointer(NOW_MS - 10 * HOUR)
 
 
 @pytest.fixture
-def case(store: Store) -> tuple[Rig, Topic]:
+def case(store: Store) -> tuple[Kit, Topic]:
     """Rows of every fate."""
     orders = topic(store, "default:orders", ttl_seconds=86400, generation=3)
     orders.plain(NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 1, NOW_MS).tx(INVALID, NOW_MS)
@@ -32,7 +32,7 @@ def case(store: Store) -> tuple[Rig, Topic]:
 
 
 def test_given_rows_of_every_fate_when_swept_then_the_report_counts_what_was_really_done(
-    case: tuple[Rig, Topic],
+    case: tuple[Kit, Topic],
 ) -> None:
     rig, _ = case
     done: Counter[str] = Counter()
@@ -67,7 +67,7 @@ def test_given_rows_of_every_fate_when_swept_then_the_report_counts_what_was_rea
     assert done == {"message.delete": 3, "payload.delete": 2, "message.invert": 1}
 
 
-def test_given_a_sweep_when_it_ends_then_history_holds_the_very_same_report(case: tuple[Rig, Topic]) -> None:
+def test_given_a_sweep_when_it_ends_then_history_holds_the_very_same_report(case: tuple[Kit, Topic]) -> None:
     rig, _ = case
     report = rig.engine.run_once(adopt=True)
     [run] = rig.state.runs(10)
@@ -78,7 +78,7 @@ def test_given_a_sweep_when_it_ends_then_history_holds_the_very_same_report(case
 
 
 def test_given_a_plan_when_it_is_applied_then_both_reports_count_the_same_rows(
-    case: tuple[Rig, Topic], tmp_path: Path
+    case: tuple[Kit, Topic], tmp_path: Path
 ) -> None:
     rig, _ = case
     planned = rig.engine.preview(out=tmp_path / "plan.json").to_json()
@@ -88,7 +88,7 @@ def test_given_a_plan_when_it_is_applied_then_both_reports_count_the_same_rows(
 
 
 def test_given_a_sweep_when_its_store_calls_are_counted_then_the_report_has_that_number(
-    case: tuple[Rig, Topic],
+    case: tuple[Kit, Topic],
 ) -> None:
     rig, _ = case
     rig.engine.adopt()
@@ -97,7 +97,7 @@ def test_given_a_sweep_when_its_store_calls_are_counted_then_the_report_has_that
     assert report.store_calls == rig.store.calls.total() - before
 
 
-def test_given_sweeps_when_they_end_then_the_counters_say_what_their_reports_say(case: tuple[Rig, Topic]) -> None:
+def test_given_sweeps_when_they_end_then_the_counters_say_what_their_reports_say(case: tuple[Kit, Topic]) -> None:
     rig, orders = case
     reports = [rig.engine.run_once(adopt=True)]
     orders.plain(NOW_MS - 3 * DAY)
@@ -119,7 +119,7 @@ def test_given_sweeps_when_they_end_then_the_counters_say_what_their_reports_say
 
 @pytest.mark.parametrize("phase", ["message", "invert", "payload", "references", "compact"])
 def test_given_an_observer_that_fails_when_swept_then_the_sweep_does_all_the_same(
-    case: tuple[Rig, Topic], phase: str, monkeypatch: pytest.MonkeyPatch
+    case: tuple[Kit, Topic], phase: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
 

@@ -10,7 +10,7 @@ import pytest
 from janitor.run import sweep_run
 from janitor.state.records import OpenIdRecord
 from janitor.sweep import ledger
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import CELLS, MessageValue, Store, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -24,7 +24,7 @@ DUE_MS = [NOW_MS - 2 * DAY + number for number in range(5)]
 CALLS = 300
 
 
-def prepared(store: Store) -> tuple[Rig, list[Topic]]:
+def prepared(store: Store) -> tuple[Kit, list[Topic]]:
     """Two topics with rows of every fate, adopted before they had any; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS, generation=2) for name in ("default:a", "default:b")]
     rig = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
@@ -77,7 +77,7 @@ class StopAt:
         return bool(self.at)
 
 
-def assert_true(rig: Rig) -> None:
+def assert_true(rig: Kit) -> None:
     """No row carries an invalid pointer up to the claim."""
     claim = rig.state.claim()
     cells: list[TxCell] = rig.store.message.read(CELLS, b"", None, 10_000).items

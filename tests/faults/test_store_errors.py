@@ -16,7 +16,7 @@ from tests.builders import (
     MINUTE,
     NOW_MS,
     Call,
-    Rig,
+    Kit,
     Topic,
     fail_at,
     janitor,
@@ -50,7 +50,7 @@ def is_done(described: Topic) -> bool:
     )
 
 
-def prepared(store: Store) -> tuple[Rig, list[Topic]]:
+def prepared(store: Store) -> tuple[Kit, list[Topic]]:
     """Three topics with the same rows, adopted a day ago, before they had any; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS) for name in NAMES]
     rig = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from janitor.report import Report
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Snapshots, Topic, janitor, pointer, topic, unknown_topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Snapshots, Topic, janitor, pointer, topic, unknown_topic
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
 from tms_core.rowkey import PayloadKey
@@ -43,7 +43,7 @@ class Scene:
         stranger = unknown_topic(store, "default:stranger").plain(*DUE[:10])
         return cls(store, orders, retired, stranger)
 
-    def rig(self, store: Store | None = None, **options: Any) -> Rig:
+    def rig(self, store: Store | None = None, **options: Any) -> Kit:
         """A janitor that has never met the store.
 
         Args:
@@ -77,14 +77,14 @@ class Scene:
         assert [key.write_ms for key in stored if key is not None and key.write_pointer == KEPT] == list(STORED)
 
 
-def sweeper(store: Store, **options: Any) -> Rig:
+def sweeper(store: Store, **options: Any) -> Kit:
     """A janitor for the store of a scene; batches are small, so that there are many moments."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     snapshots = Snapshots(clock, [DOOMED])
     return janitor(store, clock=clock, snapshots=snapshots, **{"batch_rows": 20, "workers": 4, **options})
 
 
-def complaints(rig: Rig) -> tuple[list[str], Report | None]:
+def complaints(rig: Kit) -> tuple[list[str], Report | None]:
     """What a run complains of, in its report or by failing as a whole, and its report.
 
     No run with errors makes a claim (invariant S4).
@@ -108,7 +108,7 @@ def lose_patience(store: HBaseStore) -> None:
     store.pool.timeout_seconds = SHORT_SECONDS
 
 
-def finish(scene: Scene, rig: Rig | None = None) -> None:
+def finish(scene: Scene, rig: Kit | None = None) -> None:
     """Whatever was done to a run, nothing is lost; and one more run, that nothing is done to, does all that is left."""
     scene.check_nothing_is_lost()
     said, report = complaints(rig or scene.rig())

@@ -12,7 +12,7 @@ import pytest
 
 from janitor.cli.main import execute
 from janitor.state.hbase.state import HBaseState
-from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor, pointer, topic, visibility
+from tests.builders import DAY, HOUR, NOW_MS, Kit, janitor, pointer, topic, visibility
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
@@ -50,7 +50,7 @@ def state(hbase: HBaseServer, namespace: str) -> Iterator[HBaseState]:
         yield memory
 
 
-def sweeper(store: HBaseStore, state: HBaseState) -> Rig:
+def sweeper(store: HBaseStore, state: HBaseState) -> Kit:
     rig = janitor(store, state=state, workers=4, batch_rows=10)
     rig.snapshots.invalid = [INVALID]
     rig.engine.adopt()

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.builders import DAY, HOUR, NOW_MS, Rig, Topic, janitor, pointer, topic
+from tests.builders import DAY, HOUR, NOW_MS, Kit, Topic, janitor, pointer, topic
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.tables.hbase.pool import HBasePool
@@ -29,7 +29,7 @@ class Scene(NamedTuple):
     namespace: str
     table: str
     orders: Topic
-    rig: Rig
+    rig: Kit
 
 
 @pytest.fixture

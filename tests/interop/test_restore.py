@@ -12,7 +12,7 @@ import pytest
 from janitor.archive.restore import Request
 from janitor.archive.writer import ParquetArchive
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import HOUR, MINUTE, NOW_MS, Rig, janitor, pointer, visibility
+from tests.builders import HOUR, MINUTE, NOW_MS, Kit, janitor, pointer, visibility
 from tests.interop.java import Interop
 from tms_core.clock import ManualClock
 from tms_core.errors import Refused
@@ -35,7 +35,7 @@ class House(NamedTuple):
     java: Interop
     folder: Path
     service: MessagingService
-    rig: Rig
+    rig: Kit
 
     def create(self, topic: TopicId, ttl_seconds: int = TTL_SECONDS) -> None:
         self.service.create_topic(topic, {"ttl": str(ttl_seconds)})

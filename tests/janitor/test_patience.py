@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from janitor.report import Report
 from janitor.rules.policy import Hold
 from janitor.sweep.run import LEAST_WINDOW_MS
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 
@@ -25,7 +25,7 @@ def store() -> MemoryStore:
     return MemoryStore()
 
 
-def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: int) -> tuple[Rig, Topic]:
+def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: int) -> tuple[Kit, Topic]:
     """A topic whose first pass, a full one, is done, and two rows of it that come due a moment later."""
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds)
     rig = janitor(store, **options)  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: i
     return rig, orders
 
 
-def patient(rig: Rig, wait_ms: int = 0) -> Report:
+def patient(rig: Kit, wait_ms: int = 0) -> Report:
     rig.clock.advance(wait_ms)
     return rig.engine.run_once(incremental=True)
 
@@ -117,7 +117,7 @@ def test_given_a_topic_that_waited_when_it_is_visited_then_its_frontier_is_where
     ids=["run --once", "of a topic", "--adopt"],
 )
 def test_given_a_topic_that_might_wait_when_a_pass_is_not_patient_then_it_does_not(
-    store: MemoryStore, run: Callable[[Rig], Report]
+    store: MemoryStore, run: Callable[[Kit], Report]
 ) -> None:
     rig, orders = prepared(store)
     rig.clock.advance(1)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
-from tests.builders import HOUR, MINUTE, SECOND, Rig, janitor
+from tests.builders import HOUR, MINUTE, SECOND, Kit, janitor
 from tests.kit.messaging import MAKERS, named, reader
 from tests.messaging.reference import Book, Row, Spot
 from tms_core.errors import BadRequest, ClockJumped, TransactionExpired
@@ -67,7 +67,7 @@ class History(RuleBasedStateMachine):
         self.kit.close()
         self._folder.cleanup()
 
-    def _janitor(self) -> Rig:
+    def _janitor(self) -> Kit:
         rig = janitor(self.kit.store, clock=self.kit.clock, hold_seconds=0, lifetime_known=True)
         rig.engine.adopt()
         return rig

@@ -15,7 +15,7 @@ from janitor.archive.restore import Request
 from janitor.report import Report
 from janitor.run.prepare import Feedback
 from janitor.state.base import EVERYTHING
-from tests.builders import Desk
+from tests.builders import FileEngine
 from tests.simulation import log
 from tests.simulation.invariants import Allowed, Violation, Watch, check_ledger, check_searched, describe
 from tests.simulation.model import topic_id
@@ -133,7 +133,7 @@ def notice_adoption(site: Site) -> None:
         raise Violation("no permission", "a run has adopted the store, and another one was adopted before")
 
 
-def recover(site: Site, engine: Desk) -> None:
+def recover(site: Site, engine: FileEngine) -> None:
     """What a process does first: close the run of one that has died."""
     lost = engine.recover()
     site.reached["recovered"] += len(lost)

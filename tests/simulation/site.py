@@ -19,7 +19,7 @@ from janitor.run.prepare import in_progress_then
 from janitor.state.records import LINEAGE
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Terms
-from tests.builders import Desk
+from tests.builders import FileEngine
 from tests.simulation.manager import Manager
 from tests.simulation.model import (
     ALLOWANCE_MS,
@@ -407,9 +407,9 @@ class Site:
             snapshot_interval_seconds=INTERVAL_MS // 1000,
         )
 
-    def engine(self, batch_rows: int = 2000, **options: Any) -> Desk:
+    def engine(self, batch_rows: int = 2000, **options: Any) -> FileEngine:
         """A janitor as each command makes one; ``options`` are the Engine's own."""
-        return Desk(
+        return FileEngine(
             self.store,
             self.state,
             DirectorySource(self.snapshots if self.other_manager is None else self.other_snapshots),

@@ -25,7 +25,7 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import Part
-from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, pointer, topic, watch
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, FileEngine, Snapshots, pointer, topic, watch
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.spark.local import LocalSender, PiecesGround, on_spark
 from tests.spark.test_sweep import rows_of, told, without_bytes
@@ -156,7 +156,7 @@ def swept(
     source = FixedSource(scene.snapshot) if scene.snapshot else None
     options: dict[str, Any] = {"batch_rows": batch_rows, "side": side}
     engine: Any = (
-        Desk(store, state, source, clock, TERMS, token_hex=same, **options)
+        FileEngine(store, state, source, clock, TERMS, token_hex=same, **options)
         if cuts is None
         else guided(store, state, source, clock, TERMS, cut=cut_at(cuts), **options)
     )
@@ -200,7 +200,7 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
         given: dict[str, Any] = {"token_hex": same, "batch_rows": 20, **options}
         if by_tasks:
             given |= {"sender": LocalSender(None), "cut": cutter(access, 2), "looking": looking}
-        yield (on_spark if by_tasks else Desk)(*arguments, **given), store, state, clock
+        yield (on_spark if by_tasks else FileEngine)(*arguments, **given), store, state, clock
 
 
 def test_given_a_store_in_leveldb_when_swept_with_tasks_then_the_next_run_of_one_process_has_nothing_left_to_do(
@@ -217,7 +217,7 @@ def test_given_a_store_in_leveldb_when_swept_with_tasks_then_the_next_run_of_one
             assert list((folder / "archive").rglob("*.parquet"))
             outcomes.append((told(report)["totals"], left_behind(store, state)))
             clock.advance(1000)
-            following = Desk(store, state, Snapshots(clock, [DEAD]), clock, USUAL, token_hex=secrets.token_hex)
+            following = FileEngine(store, state, Snapshots(clock, [DEAD]), clock, USUAL, token_hex=secrets.token_hex)
             again = following.run_once()
             assert (again.entries, again.full) == ({}, False), "frontiers, and when all was looked at, are known"
         assert not list((folder / "state").glob("*")) if by_tasks else True

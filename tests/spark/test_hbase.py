@@ -32,7 +32,7 @@ from janitor.stats.topic_sizes import TopicSizeCounter
 from janitor.sweep.run import NO_RUN, Run, Terms
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
-from tests.builders import DAY, LIFETIME, NOW_MS, Desk, Snapshots, every, topic
+from tests.builders import DAY, LIFETIME, NOW_MS, FileEngine, Snapshots, every, topic
 from tests.hbase.fixture import running
 from tests.hbase.scene import DOOMED, DUE, Scene
 from tests.hbase.tables import PATIENCE_SECONDS, Tables
@@ -136,7 +136,7 @@ def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_tho
                 sender, cut = SparkSender(spark, StoreEnvironment(made.access)), cutter(made.access, None)
                 engine: Any = on_spark(*arguments, sender=sender, cut=cut, **options)
             else:
-                engine = Desk(*arguments, **options)
+                engine = FileEngine(*arguments, **options)
             planned, report = engine.plan().report, engine.run_once(adopt=True)
             assert report.errors == []
             scene.check_nothing_is_lost()

@@ -26,7 +26,7 @@ from janitor.state.base import RunRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import STEPS, Part
-from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Desk, Snapshots, every, pointer, topic, watch
+from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, FileEngine, Snapshots, every, pointer, topic, watch
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.salted import BUCKETS, SaltedStore
 from tests.spark.local import EndlessGround, LocalRig, PiecesGround, local_rig
@@ -87,7 +87,7 @@ def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those
             rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, **options)
             planned, report = rig.engine.plan().report, rig.engine.run_once()
         else:
-            desk = Desk(store, state, source, clock, TERMS, **options)
+            desk = FileEngine(store, state, source, clock, TERMS, **options)
             planned, report = desk.preview(), desk.run_once()
         ledger = sorted((replace(entry, at_ms=0, run_id="") for entry in state.ledger(1000)), key=repr)
         outcomes.append((rows_of(store), told(planned), told(report), ledger, state.evidence(), state.frontiers()))
@@ -119,7 +119,7 @@ def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, 
                 store, source, terms=TERMS, state=state, clock=clock, cut=cut, **options
             ).engine.run_once()
         else:
-            report = Desk(store, state, source, clock, TERMS, **options).run_once()
+            report = FileEngine(store, state, source, clock, TERMS, **options).run_once()
         assert not report.errors
         covered = remainder(ALL_KEYS, [KeyRange(item.start, item.stop) for item in state.evidence()])
         outcomes.append((rows_of(store), without_bytes(told(report)), covered, state.claim(), state.frontiers()))
@@ -159,7 +159,7 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     environment = PiecesGround(store, state, clock)
     options: dict[str, Any] = {"batch_rows": 3, "side": scene.side()}
     rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, cut=cut, environment=environment, **options)
-    whole = Desk(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, **options)
+    whole = FileEngine(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, **options)
     assert without_bytes(told(rig.engine.plan().report)) == without_bytes(told(whole.preview()))
 
 
@@ -186,9 +186,9 @@ def filled() -> SaltedStore:
 def swept(store: Store) -> tuple[Any, Any]:
     """What one process leaves of it."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    Desk(store, SqliteState.in_memory(), Snapshots(clock, [DEAD]), clock, USUAL, token_hex=lambda n: "0" * n).run_once(
-        adopt=True
-    )
+    FileEngine(
+        store, SqliteState.in_memory(), Snapshots(clock, [DEAD]), clock, USUAL, token_hex=lambda n: "0" * n
+    ).run_once(adopt=True)
     return rows_of(store)
 
 

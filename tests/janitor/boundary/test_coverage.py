@@ -24,7 +24,7 @@ from tests.builders import (
     NOW_MS,
     STATE_CALLS,
     Call,
-    Rig,
+    Kit,
     Topic,
     fail_at,
     janitor,
@@ -96,7 +96,7 @@ def fail_in(*numbers: int, name: str = "cells") -> Hook:
     return hook
 
 
-def prepared(store: Parts, **options: Any) -> tuple[Rig, Topic]:
+def prepared(store: Parts, **options: Any) -> tuple[Kit, Topic]:
     """An adopted store with rows of an old invalid transaction in every part, which nobody has swept yet."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.tx(OLD, *many(NOW_MS - 9 * HOUR)).plain(NOW_MS - 31 * DAY)
@@ -106,7 +106,7 @@ def prepared(store: Parts, **options: Any) -> tuple[Rig, Topic]:
     return rig, orders
 
 
-def assert_true(rig: Rig, invalid: Sequence[int] = ()) -> None:
+def assert_true(rig: Kit, invalid: Sequence[int] = ()) -> None:
     """No row carries a positive pointer of an invalid transaction up to the claim."""
     claim = rig.state.claim()
     left = [cell.pointer for cell in rig.store.message.read(CELLS, b"", None, 1_000_000).items if cell.pointer > 0]
@@ -114,7 +114,7 @@ def assert_true(rig: Rig, invalid: Sequence[int] = ()) -> None:
     assert claim is None or not [each for each in left if each in invalid and each <= claim.bound]
 
 
-def spans(rig: Rig) -> list[tuple[bytes, bytes | None]]:
+def spans(rig: Kit) -> list[tuple[bytes, bytes | None]]:
     return [(item.start, item.stop) for item in rig.state.evidence()]
 
 
@@ -226,7 +226,7 @@ def test_given_a_topic_that_changes_behind_a_part_when_its_rows_come_due_by_that
 # --- over several runs -----------------------------------------------------------------------------------------------
 
 
-def die_at(rig: Rig, name: str, times: int) -> None:
+def die_at(rig: Kit, name: str, times: int) -> None:
     """Run, and die before the memory's call of that name is made for the last of so many times."""
     made: list[str] = []
 
@@ -337,7 +337,7 @@ def test_given_an_id_that_is_first_seen_in_the_second_run_of_a_round_when_it_end
     ids=["a week less 1 ms", "a week", "the clock was set back", "adopted again", "an older snapshot"],
 )
 def test_given_a_round_under_way_when_it_counts_no_more_then_the_next_run_searches_everything(
-    meanwhile: Callable[[Rig], object], goes_on: bool
+    meanwhile: Callable[[Kit], object], goes_on: bool
 ) -> None:
     store = Parts()
     rig, _ = prepared(store)
@@ -476,7 +476,7 @@ def test_given_any_story_of_runs_that_fail_and_die_when_there_is_a_claim_then_it
 class Budget:
     """Lets a run make so many calls of a kind, each of which takes a while, and then the process dies."""
 
-    def __init__(self, rig: Rig, name: str, calls: int) -> None:
+    def __init__(self, rig: Kit, name: str, calls: int) -> None:
         self.rig, self.name, self.calls = rig, name, calls
         self.left = calls
         watch(rig.store, before=self)
@@ -509,7 +509,7 @@ class Budget:
         raise AssertionError("no run gets any further than the one before")
 
 
-def in_one_piece(*, topics: int = 3) -> tuple[Rig, list[Topic]]:
+def in_one_piece(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
     """An adopted store in one piece, with aborted rows in every topic, some behind keys that are none of ours."""
     store = MemoryStore()
     described = [topic(store, f"default:t{number}", ttl_seconds=30 * 86400) for number in range(topics)]

@@ -21,7 +21,7 @@ from janitor.inspect.rows import Audit
 from janitor.report import Observer
 from janitor.run.engine import Engine
 from janitor.status.status import Status
-from tests.builders import DAY, NOW_MS, Rig, janitor, topic
+from tests.builders import DAY, NOW_MS, Kit, janitor, topic
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.read_only import read_only
 
@@ -61,7 +61,7 @@ class Auditing(Engine):
 
 
 @dataclass
-class Desk:
+class Control:
     """A server and what stands behind it.
 
     Attributes:
@@ -69,7 +69,7 @@ class Desk:
     """
 
     folder: Path
-    rig: Rig
+    rig: Kit
     observers: Observers
     views: Views = field(default_factory=Views)
     act: Act | None = None
@@ -162,13 +162,13 @@ class Client:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def desk(tmp_path: Path) -> Iterator[Control]:
     """A store with two expired messages, adopted; its server is not started yet."""
     observers = Observers()
     rig = janitor(MemoryStore(), observer=observers)
     topic(rig.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - DAY, NOW_MS - DAY + 1, NOW_MS)
     rig.engine.adopt()
-    made = Desk(tmp_path, rig, observers)
+    made = Control(tmp_path, rig, observers)
     yield made
     if made.server is not None:
         made.server.stop()

@@ -25,7 +25,7 @@ from janitor.run import plan_file as plan
 from janitor.state import values
 from janitor.state.base import EVERYTHING
 from tests.builders import Call, watch
-from tests.janitor.control.conftest import SETTINGS, STORE, Client, Desk
+from tests.janitor.control.conftest import SETTINGS, STORE, Client, Control
 from tests.support import raising
 from tms_core.errors import GuardTripped, StateError, StopRequested, StoreBusy, StoreError, TmsError
 from tms_core.logs.loggers import AUDIT
@@ -42,7 +42,7 @@ def kind_of(answer: dict[str, Any] | None) -> str:
 # --- the socket ------------------------------------------------------------------------------------------------------
 
 
-def test_given_any_umask_then_only_its_owner_may_use_the_socket(desk: Desk) -> None:
+def test_given_any_umask_then_only_its_owner_may_use_the_socket(desk: Control) -> None:
     former = os.umask(0)
     try:
         desk.start()
@@ -52,22 +52,22 @@ def test_given_any_umask_then_only_its_owner_may_use_the_socket(desk: Desk) -> N
     assert stat.S_IMODE(found.st_mode) == 0o600
 
 
-def test_given_the_socket_of_a_dead_process_then_it_is_replaced(desk: Desk) -> None:
+def test_given_the_socket_of_a_dead_process_then_it_is_replaced(desk: Control) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
         dead.bind(str(desk.folder / "control.sock"))
     desk.start()
     assert desk.remote().greeting.store == STORE
 
 
-def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(desk: Desk, tmp_path: Path) -> None:
+def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(desk: Control, tmp_path: Path) -> None:
     desk.start()
-    second = Desk(tmp_path, desk.rig, desk.observers)
+    second = Control(tmp_path, desk.rig, desk.observers)
     with pytest.raises(StoreBusy):
         second.start()
     assert desk.remote().greeting.store == STORE
 
 
-def test_given_a_file_of_that_name_then_it_is_left_alone(desk: Desk) -> None:
+def test_given_a_file_of_that_name_then_it_is_left_alone(desk: Control) -> None:
     path = desk.folder / "control.sock"
     path.write_text("mine", encoding="utf-8")
     with pytest.raises(StoreError, match="socket"):
@@ -75,13 +75,13 @@ def test_given_a_file_of_that_name_then_it_is_left_alone(desk: Desk) -> None:
     assert path.read_text(encoding="utf-8") == "mine"
 
 
-def test_given_a_folder_that_is_not_there_then_the_error_names_it(desk: Desk, tmp_path: Path) -> None:
+def test_given_a_folder_that_is_not_there_then_the_error_names_it(desk: Control, tmp_path: Path) -> None:
     desk.folder = tmp_path / "missing"
     with pytest.raises(StoreError, match=r"missing/control\.sock .*No such file"):
         desk.start()
 
 
-def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(desk: Desk) -> None:
+def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(desk: Control) -> None:
     server = desk.start()
     server.stop()
     assert not (desk.folder / "control.sock").exists()
@@ -93,7 +93,7 @@ def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(desk
 
 @pytest.mark.parametrize(("uid", "welcome"), [(4711, True), (0, True), (12345, False)])
 def test_given_a_users_process_then_it_is_answered_if_it_is_the_owners_or_roots(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, uid: int, welcome: bool
+    desk: Control, monkeypatch: pytest.MonkeyPatch, uid: int, welcome: bool
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.setattr(server_module, "peer_uid", lambda _: uid)
@@ -133,7 +133,9 @@ GOOD = b'{"protocol": 2, "params": {}}'
         ("apply", b'{"protocol": 2, "params": {"wanted": {}}}'),
     ],
 )
-def test_given_garbage_then_it_is_refused_and_the_next_client_is_answered(desk: Desk, method: str, body: bytes) -> None:
+def test_given_garbage_then_it_is_refused_and_the_next_client_is_answered(
+    desk: Control, method: str, body: bytes
+) -> None:
     desk.start()
     with desk.connect() as client:
         client.post(method, body)
@@ -148,7 +150,9 @@ def test_given_garbage_then_it_is_refused_and_the_next_client_is_answered(desk: 
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b'{"protocol": 1, "method": "hello", "params": {}}\n']
 )
-def test_given_what_is_no_question_then_it_is_refused_and_the_next_client_is_answered(desk: Desk, said: bytes) -> None:
+def test_given_what_is_no_question_then_it_is_refused_and_the_next_client_is_answered(
+    desk: Control, said: bytes
+) -> None:
     desk.start()
     with desk.connect() as client:
         client.say(said)
@@ -156,7 +160,7 @@ def test_given_what_is_no_question_then_it_is_refused_and_the_next_client_is_ans
     assert desk.remote().greeting.settings == SETTINGS
 
 
-def test_given_an_endless_question_then_it_is_refused(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_an_endless_question_then_it_is_refused(desk: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_BYTES", 1000)
     desk.start()
     with Client(desk.folder) as client:
@@ -165,7 +169,7 @@ def test_given_an_endless_question_then_it_is_refused(desk: Desk, monkeypatch: p
         assert "more than 1000 bytes" in json.dumps(client.hear())
 
 
-def test_given_an_answer_longer_than_is_taken_then_that_is_said(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_an_answer_longer_than_is_taken_then_that_is_said(desk: Control, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.start()
     remote = desk.remote()
     monkeypatch.setattr(wire, "MAX_BYTES", 300)
@@ -173,7 +177,7 @@ def test_given_an_answer_longer_than_is_taken_then_that_is_said(desk: Desk, monk
         remote.plan()
 
 
-def test_given_another_protocol_then_both_versions_are_named(desk: Desk) -> None:
+def test_given_another_protocol_then_both_versions_are_named(desk: Control) -> None:
     desk.start()
     with desk.connect() as client:
         client.post("hello", b'{"protocol": 99, "params": {}}')
@@ -184,21 +188,21 @@ def test_given_another_protocol_then_both_versions_are_named(desk: Desk) -> None
 
 
 @pytest.mark.parametrize("said", [b"", b"POST /cont", b"POST /control/verify HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"])
-def test_given_a_client_that_breaks_off_then_the_next_one_is_answered(desk: Desk, said: bytes) -> None:
+def test_given_a_client_that_breaks_off_then_the_next_one_is_answered(desk: Control, said: bytes) -> None:
     desk.start()
     with desk.connect() as client:
         client.say(said)
     assert desk.remote().verify().cells == 0
 
 
-def test_given_a_client_that_says_nothing_then_it_is_sent_away(desk: Desk) -> None:
+def test_given_a_client_that_says_nothing_then_it_is_sent_away(desk: Control) -> None:
     desk.start(request_seconds=0.01)
     with desk.connect() as client:
         assert client.hear() is None
 
 
 def test_given_more_clients_than_are_answered_at_once_then_one_more_is_sent_away(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_CLIENTS", 1)
     desk.act = endless = Endless()
@@ -212,7 +216,7 @@ def test_given_more_clients_than_are_answered_at_once_then_one_more_is_sent_away
 
 
 def test_given_a_bug_then_the_client_hears_of_it_and_the_log_says_where(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    desk: Control, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.act = raising(ZeroDivisionError("oh"))
     desk.start()
@@ -228,7 +232,7 @@ def test_given_a_bug_then_the_client_hears_of_it_and_the_log_says_where(
 # --- questions -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(desk: Desk) -> None:
+def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(desk: Control) -> None:
     desk.start()
     asked: list[str] = []
     watch(desk.rig.store, before=lambda call: asked.append(call.name))
@@ -240,7 +244,7 @@ def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(desk: D
     assert {name.partition(".")[2] for name in asked} <= {"rows", "get", "keys", "cells"}
 
 
-def test_given_a_question_then_its_progress_is_heard(desk: Desk) -> None:
+def test_given_a_question_then_its_progress_is_heard(desk: Control) -> None:
     desk.start()
     heard: list[tuple[str, TopicId | None, int]] = []
     desk.remote(lambda phase, topic, rows: heard.append((phase, topic, rows))).inspect("message", (), 1)
@@ -261,7 +265,7 @@ class Endless:
         raise StopRequested("the janitor is stopping.")
 
 
-def test_given_a_client_that_goes_away_then_its_question_ends(desk: Desk) -> None:
+def test_given_a_client_that_goes_away_then_its_question_ends(desk: Control) -> None:
     desk.act = endless = Endless()
     desk.start()
     with desk.connect() as client:
@@ -270,7 +274,7 @@ def test_given_a_client_that_goes_away_then_its_question_ends(desk: Desk) -> Non
     assert endless.ended.wait(60)
 
 
-def test_given_a_question_under_way_when_stopped_then_the_client_is_told(desk: Desk) -> None:
+def test_given_a_question_under_way_when_stopped_then_the_client_is_told(desk: Control) -> None:
     desk.act = endless = Endless()
     server = desk.start()
     with desk.connect() as client:
@@ -280,7 +284,7 @@ def test_given_a_question_under_way_when_stopped_then_the_client_is_told(desk: D
         assert kind_of(client.answer()) == "StopRequested"
 
 
-def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(desk: Desk) -> None:
+def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(desk: Control) -> None:
     def chatty(observer: Observer, _: object) -> Audit:
         for _ in range(10_000):
             observer("read", None, 1)
@@ -296,7 +300,7 @@ def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(desk
 
 
 def test_given_a_client_that_does_not_take_its_answer_then_it_is_cut_off(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    desk: Control, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "ANSWER_SECONDS", 0)
     desk.act = lambda *_: Audit(None, withdrawn="x" * 10_000_000)
@@ -310,13 +314,13 @@ def test_given_a_client_that_does_not_take_its_answer_then_it_is_cut_off(
 # --- decisions -------------------------------------------------------------------------------------------------------
 
 
-def test_control_server_asked_to_sweep_has_the_holder_do_so_once(desk: Desk) -> None:
+def test_control_server_asked_to_sweep_has_the_holder_do_so_once(desk: Control) -> None:
     desk.start()
     desk.remote().sweep_now()
     assert (desk.views.swept, desk.views.refreshed) == (1, 0)
 
 
-def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(desk: Desk) -> None:
+def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(desk: Control) -> None:
     desk.start()
     heard: list[str] = []
     remote = desk.remote(lambda phase, *_: heard.append(phase))
@@ -328,7 +332,7 @@ def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(d
     assert heard[:2] == ["expected", "message"]
 
 
-def test_given_a_client_that_goes_away_when_its_plan_is_applied_then_it_is_applied_to_the_end(desk: Desk) -> None:
+def test_given_a_client_that_goes_away_when_its_plan_is_applied_then_it_is_applied_to_the_end(desk: Control) -> None:
     desk.start()
     began, go = Event(), Event()
 
@@ -352,7 +356,7 @@ def test_given_a_client_that_goes_away_when_its_plan_is_applied_then_it_is_appli
 class Working:
     """A decider with a run under way, until the test lets it end."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Control) -> None:
         self._engine = desk.rig.engine
         self.asked, self.idle = Event(), Event()
         self.adopted = 0
@@ -369,7 +373,7 @@ class Working:
         return getattr(self._engine, name)
 
 
-def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(desk: Desk) -> None:
+def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(desk: Control) -> None:
     working = Working(desk)
     desk.start(decider=working)
     with desk.connect() as client:
@@ -380,12 +384,12 @@ def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(desk: Des
         assert client.answer() == {"result": [{"namespace": "default", "topic": "orders"}]}
 
 
-def test_given_a_run_under_way_then_an_approval_does_not_wait(desk: Desk) -> None:
+def test_given_a_run_under_way_then_an_approval_does_not_wait(desk: Control) -> None:
     desk.start(decider=Working(desk))
     assert desk.remote().approve((EVERYTHING,), clock=True) == []
 
 
-def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_taken(desk: Desk) -> None:
+def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_taken(desk: Control) -> None:
     working = Working(desk)
     server = desk.start(decider=working)
     with desk.connect() as client:
@@ -396,7 +400,7 @@ def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_t
     assert working.adopted == 0
 
 
-def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(desk: Desk) -> None:
+def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(desk: Control) -> None:
     working = Working(desk)
     server = desk.start(decider=working)
     with desk.connect() as client, ThreadPoolExecutor() as threads:
@@ -417,7 +421,7 @@ def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(desk: Desk) 
     ],
 )
 def test_decision_that_fails_is_told_from_a_refused_one_in_the_audit_log(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: TmsError, result: str
+    desk: Control, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: TmsError, result: str
 ) -> None:
     caplog.set_level(logging.INFO, AUDIT)
     answer = api.answer
@@ -436,7 +440,7 @@ def test_decision_that_fails_is_told_from_a_refused_one_in_the_audit_log(
 
 
 def test_decision_is_audited_with_the_uid_of_its_process_and_a_question_is_not(
-    desk: Desk, caplog: pytest.LogCaptureFixture
+    desk: Control, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, AUDIT)
     desk.start()

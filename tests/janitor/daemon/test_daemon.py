@@ -18,7 +18,7 @@ from janitor.state.base import RunRecord
 from janitor.state.records import TopicCount
 from janitor.status.collect import Deployment
 from janitor.status.health import judge
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, fail_at, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, fail_at, janitor, pointer, topic, watch
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -30,10 +30,10 @@ TTL_SECONDS = 60
 
 
 @dataclass
-class House:
+class DaemonKit:
     """A daemon, all it stands on, and the time it lives in."""
 
-    rig: Rig
+    rig: Kit
     daemon: Daemon
     time: VirtualTime
     watched: Watched
@@ -46,7 +46,7 @@ class House:
 
 
 @contextmanager
-def house(
+def daemon_kit(
     store: MemoryStore | None = None,
     *,
     adopt: bool = True,
@@ -54,7 +54,7 @@ def house(
     leased: bool = False,
     jobs: tuple[Job, ...] = (),
     **options: Any,
-) -> Iterator[House]:
+) -> Iterator[DaemonKit]:
     """A daemon that sweeps every minute, started; it does something when time is let pass."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     watched = Watched(clock)
@@ -75,19 +75,19 @@ def house(
         )
         time.schedule.start()
         time.advance(0)
-        yield House(rig, daemon, time, watched, lease)
+        yield DaemonKit(rig, daemon, time, watched, lease)
 
 
 def test_given_a_daemon_when_hours_pass_then_it_sweeps_every_minute_and_rows_go_when_they_are_due() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.plain(NOW_MS - HOUR, NOW_MS, NOW_MS + 30 * SECOND)
-    with house(store) as site:
+    with daemon_kit(store) as kit:
         assert orders.times() == [NOW_MS, NOW_MS + 30 * SECOND]
-        site.time.advance(59)
-        assert site.results == ["done"]
-        site.time.advance(120)
-        assert (site.results, orders.times()) == (["done"] * 3, [])
+        kit.time.advance(59)
+        assert kit.results == ["done"]
+        kit.time.advance(120)
+        assert (kit.results, orders.times()) == (["done"] * 3, [])
 
 
 def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_known_how_much_is_left() -> None:
@@ -113,34 +113,34 @@ def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_kno
 def test_given_a_sweep_that_fails_when_time_passes_then_it_is_a_failed_run_and_the_next_one_comes() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    with house(store) as site:
+    with daemon_kit(store) as kit:
         watch(
             store,
             before=fail_at(
                 "metadata.rows",
                 StoreError("the disk is gone."),
-                lambda _: NOW_MS + 60 * SECOND <= site.time.clock.now_ms() < NOW_MS + 120 * SECOND,
+                lambda _: NOW_MS + 60 * SECOND <= kit.time.clock.now_ms() < NOW_MS + 120 * SECOND,
             ),
         )
-        site.time.advance(60)
-        assert site.results == ["done", "failed"]
-        site.time.advance(60)
-        assert site.results == ["done", "failed", "done"]
-        assert site.time.errors == []
+        kit.time.advance(60)
+        assert kit.results == ["done", "failed"]
+        kit.time.advance(60)
+        assert kit.results == ["done", "failed", "done"]
+        assert kit.time.errors == []
 
 
 def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_dead_daemon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with house() as site:
+    with daemon_kit() as kit:
         with monkeypatch.context() as patch:
             patch.setattr("janitor.sweep.sweep.messages", lambda *_: 1 / 0)
-            site.time.advance(60)
-        assert site.results == ["done", "failed"]
-        assert [name for name, _ in site.time.errors] == ["sweep"]
-        assert site.watched.running is None
-        site.time.advance(60)
-        assert site.results == ["done", "failed", "done"]
+            kit.time.advance(60)
+        assert kit.results == ["done", "failed"]
+        assert [name for name, _ in kit.time.errors] == ["sweep"]
+        assert kit.watched.running is None
+        kit.time.advance(60)
+        assert kit.results == ["done", "failed", "done"]
 
 
 @pytest.mark.parametrize(
@@ -152,21 +152,21 @@ def test_given_a_job_that_follows_sweeps_when_one_takes_rows_then_it_is_done_at_
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR, NOW_MS + 100 * SECOND)
     done: list[int] = []
-    with house(store, mode=mode, jobs=(Job("count", 60, lambda: done.append(1), after_sweeps=True),)) as site:
+    with daemon_kit(store, mode=mode, jobs=(Job("count", 60, lambda: done.append(1), after_sweeps=True),)) as kit:
         at = [0] * len(done)
         for second in range(1, 241):
-            site.time.advance(1)
+            kit.time.advance(1)
             at += [second] * (len(done) - len(at))
         assert at == expected
 
 
 def test_given_a_store_never_adopted_when_adopted_then_the_jobs_beside_the_sweeps_are_done_at_once() -> None:
     done: list[int] = []
-    with house(adopt=False, jobs=(Job("count", 60, lambda: done.append(1)),)) as site:
-        site.time.advance(5)
+    with daemon_kit(adopt=False, jobs=(Job("count", 60, lambda: done.append(1)),)) as kit:
+        kit.time.advance(5)
         before = len(done)
-        site.daemon.adopt()
-        site.time.advance(1)
+        kit.daemon.adopt()
+        kit.time.advance(1)
         assert len(done) == before + 1
 
 
@@ -174,29 +174,29 @@ def test_given_apply_is_off_when_time_passes_then_it_only_plans_and_shows_what_i
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.plain(NOW_MS - HOUR)
-    with house(store, mode="plan_only") as site:
-        site.time.advance(65)
+    with daemon_kit(store, mode="plan_only") as kit:
+        kit.time.advance(65)
         assert orders.times() == [NOW_MS - HOUR]
-        assert {(run.mode, run.result) for run in site.rig.state.runs(10)} == {("plan", "done")}
-        assert [(item.table, item.rule, item.rows) for item in site.daemon.status().overdue] == [
+        assert {(run.mode, run.result) for run in kit.rig.state.runs(10)} == {("plan", "done")}
+        assert [(item.table, item.rule, item.rows) for item in kit.daemon.status().overdue] == [
             ("message", "expired", 1)
         ]
 
 
 def test_given_a_wish_to_sweep_now_when_it_is_heard_then_it_sweeps_before_its_time() -> None:
-    with house() as site:
-        site.time.advance(10)
-        site.daemon.sweep_now()
-        site.time.advance(1)
-        assert site.results == ["done", "done"]
+    with daemon_kit() as kit:
+        kit.time.advance(10)
+        kit.daemon.sweep_now()
+        kit.time.advance(1)
+        assert kit.results == ["done", "done"]
 
 
 def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
-    with house(leased=True) as site:
-        assert site.lease is not None
-        site.time.advance(3600)
-        site.lease.check()
-        assert site.daemon.status().leader
+    with daemon_kit(leased=True) as kit:
+        assert kit.lease is not None
+        kit.time.advance(3600)
+        kit.lease.check()
+        assert kit.daemon.status().leader
 
 
 def test_given_rows_of_a_long_ttl_when_time_passes_then_a_sweep_waits_until_it_is_worth_it() -> None:
@@ -204,20 +204,20 @@ def test_given_rows_of_a_long_ttl_when_time_passes_then_a_sweep_waits_until_it_i
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=100 * 600)
     orders.plain(NOW_MS - 100 * 600 * SECOND)
-    with house(store) as site:
-        site.time.advance(540)
+    with daemon_kit(store) as kit:
+        kit.time.advance(540)
         assert len(orders.times()) == 1
-        site.time.advance(120)
+        kit.time.advance(120)
         assert orders.times() == []
 
 
 def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    with house(store) as site:
-        site.rig.snapshots.invalid = [pointer(NOW_MS)]
-        site.time.advance(125)
-        status = site.daemon.status()
+    with daemon_kit(store) as kit:
+        kit.rig.snapshots.invalid = [pointer(NOW_MS)]
+        kit.time.advance(125)
+        status = kit.daemon.status()
     assert (status.process, status.schedule, status.next_run_ms) == ("running", "every 60 s", NOW_MS + 180 * SECOND)
     assert (status.snapshot.invalid, status.snapshot.open) == (1, 1)
     assert [entry.pointer for entry in status.snapshot.oldest_open] == [str(pointer(NOW_MS))]
@@ -227,87 +227,87 @@ def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() 
 
 
 def test_given_a_snapshot_that_was_read_between_two_sweeps_when_seen_then_it_is_that_one() -> None:
-    with house() as site:
-        site.rig.snapshots.invalid = [pointer(NOW_MS - HOUR)]
-        site.time.advance(59)
-        assert site.results == ["done"]
-        seen = site.daemon.status().snapshot
+    with daemon_kit() as kit:
+        kit.rig.snapshots.invalid = [pointer(NOW_MS - HOUR)]
+        kit.time.advance(59)
+        assert kit.results == ["done"]
+        seen = kit.daemon.status().snapshot
         assert (seen.timestamp_ms, seen.source) == (NOW_MS + 30 * SECOND, f"snapshot.{NOW_MS + 30 * SECOND}")
         assert (seen.invalid, seen.problem) == (1, "")
 
 
 def test_given_a_tick_that_stays_away_when_asked_then_the_process_is_not_alive() -> None:
     """S10: a hung loop is not alive."""
-    with house() as site:
-        assert site.daemon.alive() == ""
-        site.time.clock.advance(LATE_TICK_MS + 1)
-        assert "60 s" in site.daemon.alive()
+    with daemon_kit() as kit:
+        assert kit.daemon.alive() == ""
+        kit.time.clock.advance(LATE_TICK_MS + 1)
+        assert "60 s" in kit.daemon.alive()
 
 
 def test_given_a_run_without_a_sign_of_life_when_asked_then_the_process_is_not_alive() -> None:
-    with house() as site:
-        with site.watched.run():
-            site.time.clock.advance(HUNG_RUN_MS)
-            site.daemon.tick()
-            assert site.daemon.alive() == ""
-            site.time.clock.advance(1)
-            assert "the current run" in site.daemon.alive()
-            site.watched("message", None, 10)
-            assert site.daemon.alive() == ""
-            running = site.watched.running
+    with daemon_kit() as kit:
+        with kit.watched.run():
+            kit.time.clock.advance(HUNG_RUN_MS)
+            kit.daemon.tick()
+            assert kit.daemon.alive() == ""
+            kit.time.clock.advance(1)
+            assert "the current run" in kit.daemon.alive()
+            kit.watched("message", None, 10)
+            assert kit.daemon.alive() == ""
+            running = kit.watched.running
             assert running is not None
             assert (running.phase, running.rows) == ("message", 10)
-        assert site.watched.running is None
+        assert kit.watched.running is None
 
 
 def test_given_a_halt_when_asked_then_it_is_not_ready() -> None:
-    with house() as site:
-        assert site.daemon.ready() == ""
-        site.daemon.request_stop()
-        assert site.daemon.ready() == "the janitor is stopping"
+    with daemon_kit() as kit:
+        assert kit.daemon.ready() == ""
+        kit.daemon.request_stop()
+        assert kit.daemon.ready() == "the janitor is stopping"
 
 
 def test_given_a_daemon_when_metrics_are_asked_for_then_they_are_those_of_the_picture() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR)
-    with house(store) as site:
-        site.time.advance(5)
-        body, content_type = site.daemon.metrics()
+    with daemon_kit(store) as kit:
+        kit.time.advance(5)
+        body, content_type = kit.daemon.metrics()
         assert content_type.startswith("text/plain")
         assert b'tms_janitor_rows_deleted_total{rule="expired",table="message"} 1.0' in body
-        assert [run.expired for run in site.daemon.runs(5)] == [1]
+        assert [run.expired for run in kit.daemon.runs(5)] == [1]
 
 
 def test_given_a_job_that_fails_when_seen_then_it_is_said_until_it_works_again() -> None:
     """A failure that leaves no run behind, such as a memory that cannot be written, must not look like all is well."""
     broken: list[bool] = []
-    with house() as site:
-        begin_run = site.rig.state.begin_run
+    with daemon_kit() as kit:
+        begin_run = kit.rig.state.begin_run
 
         def fail(run: RunRecord) -> None:
             if broken:
                 raise StoreError("the state cannot be written.")
             begin_run(run)
 
-        site.rig.state.begin_run = fail  # type: ignore[method-assign]
+        kit.rig.state.begin_run = fail  # type: ignore[method-assign]
         broken.append(True)
-        site.time.advance(60)
-        assert site.daemon.status().failing == {"sweep": "the state cannot be written."}
-        assert judge(site.daemon.status()).level == "attention"
-        assert site.daemon.ready() == "sweep fails: the state cannot be written."
-        assert site.daemon.alive() == ""
+        kit.time.advance(60)
+        assert kit.daemon.status().failing == {"sweep": "the state cannot be written."}
+        assert judge(kit.daemon.status()).level == "attention"
+        assert kit.daemon.ready() == "sweep fails: the state cannot be written."
+        assert kit.daemon.alive() == ""
         broken.clear()
-        site.time.advance(60)
-        assert (site.daemon.status().failing, site.daemon.ready()) == ({}, "")
+        kit.time.advance(60)
+        assert (kit.daemon.status().failing, kit.daemon.ready()) == ({}, "")
 
 
 def test_given_a_wish_to_sweep_now_when_it_is_granted_then_no_topic_is_left_for_later() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=100 * 600)
     orders.plain(NOW_MS - 100 * 600 * SECOND)
-    with house(store) as site:
-        site.time.advance(61)
+    with daemon_kit(store) as kit:
+        kit.time.advance(61)
         assert len(orders.times()) == 1
-        site.daemon.sweep_now()
-        site.time.advance(2)
+        kit.daemon.sweep_now()
+        kit.time.advance(2)
         assert orders.times() == []

@@ -31,7 +31,7 @@ from janitor.state.base import ClockAnchor, FrontierRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.run import Terms
 from janitor.sweep.transactions import TransactionView
-from tests.builders import Desk, every
+from tests.builders import FileEngine, every
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Position, Positions
@@ -338,7 +338,7 @@ def sweep(scene: Scene, store: Store, batch_rows: int, workers: int = 1) -> tupl
     state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
     state.save_frontiers(scene.records)
     source = FixedSource(scene.snapshot) if scene.snapshot else None
-    engine = Desk(
+    engine = FileEngine(
         store,
         state,
         source,
@@ -474,7 +474,7 @@ def test_given_a_swept_store_when_swept_again_at_once_then_nothing_is_left_to_do
         state.save_store(StoreRecord("mark", store.identity(), adopted_ms=0))
         state.save_frontiers(scene.records)
         source = FixedSource(scene.snapshot) if scene.snapshot else None
-        engine = Desk(
+        engine = FileEngine(
             store, state, source, ManualClock(scene.now_ms), TERMS, token_hex=lambda n: "0" * n, side=scene.side()
         )
         again = engine.run_once()
@@ -493,7 +493,7 @@ def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_
         state.save_frontiers(scene.records)
         clock = ManualClock(scene.now_ms)
         source = FixedSource(scene.snapshot) if scene.snapshot else None
-        engine = Desk(
+        engine = FileEngine(
             store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, batch_rows=batch_rows, side=scene.side()
         )
         planned = engine.preview(out=Path(folder) / "plan.json")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from janitor.rules.policy import Hold, Reason, Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
 from tms_core.tables.base import MESSAGES, MessageValue
 from tms_core.tables.memory import MemoryStore
 
@@ -163,7 +163,7 @@ def strangers(store: MemoryStore, number: int) -> None:
         store.payload.put([(key, b"?") for key in keys])
 
 
-def swept(store: MemoryStore, number: int) -> tuple[Rig, list[Topic], int]:
+def swept(store: MemoryStore, number: int) -> tuple[Kit, list[Topic], int]:
     """A pass over two topics with so many strangers around them; how many store calls it made."""
     topics = [topic(store, name, ttl_seconds=60) for name in ("default:orders", "default:returns")]
     for described in topics:

@@ -21,7 +21,7 @@ from janitor.run.record import RunLog
 from janitor.state.base import EVERYTHING
 from janitor.status.collect import Deployment, collect
 from janitor.sweep.executor import never
-from tests.builders import DAY, HOUR, NOW_MS, Rig, janitor
+from tests.builders import DAY, HOUR, NOW_MS, Kit, janitor
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot, StoreError
 from tms_core.messaging.model import FetchRequest
@@ -56,7 +56,7 @@ class House:
     clock: ManualClock
     manager: TransactionManager
     service: MessagingService
-    rig: Rig
+    rig: Kit
     aborted: list[int] = field(default_factory=list)
 
     def give_up(self, body: bytes = b"aborted") -> int:
@@ -94,7 +94,7 @@ class House:
         self.store.message.put([(key, MessageValue(pointer, b"planted"))])
         self.clock.advance(1000)
 
-    def feed_back(self, manager: Truncator | None = None, *participants: str, **options: Any) -> Rig:
+    def feed_back(self, manager: Truncator | None = None, *participants: str, **options: Any) -> Kit:
         """The janitor, from now on with feedback."""
         told = Feedback(manager or self.manager, participants or ("messaging",))
         self.rig = self.rig.restart(feedback=told, **options)

@@ -10,7 +10,7 @@ import pytest
 
 from janitor.run.prepare import Feedback
 from tests.builders import DAY, HOUR
-from tests.janitor.run.house import ServedStore
+from tests.janitor.run.served_store import ServedStore
 from tests.kit.messaging import GROUP, ORDERS, READ_NONE
 from tests.support import raising
 from tms_core.consumers.claim_rows import claims_of

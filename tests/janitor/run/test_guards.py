@@ -86,6 +86,10 @@ def test_given_a_boot_whose_clock_is_in_the_past_when_time_is_measured_then_only
 # --- the store -------------------------------------------------------------------------------------------------------
 
 
+def test_given_no_memory_when_remembered_then_it_is_this_moment() -> None:
+    assert next_anchor(None, ANCHOR) == ANCHOR
+
+
 def test_s13_given_a_store_in_anothers_place_when_marked_then_the_mark_is_its_own_and_stays_the_same() -> None:
     marks = [successor_mark(RECORD.mark, identity) for identity in ("leveldb:2", "leveldb:2", "leveldb:3")]
     assert marks[0] == marks[1]

@@ -12,7 +12,7 @@ import pytest
 from janitor.rules.policy import Frontier, Hold
 from janitor.sweep.transactions import SEEN_MS, Decided, decided, until_decided
 from tests.builders import HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, pointer, visibility
-from tests.janitor.run.house import ServedStore
+from tests.janitor.run.served_store import ServedStore
 from tests.kit.messaging import ORDERS
 from tms_core.messaging.model import FetchRequest
 from tms_core.rowkey import LONG_MAX, Cutoff

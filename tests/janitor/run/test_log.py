@@ -12,7 +12,7 @@ from janitor.rules.policy import Hold, Rule
 from janitor.run.passes import NOT_ADOPTED
 from janitor.run.record import RunLog
 from janitor.state.figures import GuardNote
-from tests.builders import HOUR, NOW_MS, Call, Rig, janitor, topic, unknown_topic, watch
+from tests.builders import HOUR, NOW_MS, Call, Kit, janitor, topic, unknown_topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -124,7 +124,7 @@ def test_given_options_that_lead_to_the_store_then_the_command_of_a_guard_can_be
 # --- rows that are left alone ----------------------------------------------------------------------------------------
 
 
-def rig(unknown_row_log: int) -> Rig:
+def rig(unknown_row_log: int) -> Kit:
     store = MemoryStore()
     unknown_topic(store, "default:lost").plain(1, NOW_MS)
     store.message.put([(b"#%04d" % number, MessageValue(None, b"?")) for number in range(unknown_row_log)])

@@ -8,7 +8,7 @@ from janitor.rules.policy import Reason
 from janitor.run.passes import LEDGER_ENTRIES, MESSAGES_MS
 from janitor.state.records import NOT_COUNTED, MessagesLeft
 from janitor.stats.topic_sizes import TopicSizeCounter
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, topic, unknown_topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, Topic, janitor, topic, unknown_topic, watch
 from tests.janitor.state.entries import entry
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -27,7 +27,7 @@ def store() -> MemoryStore:
     return store
 
 
-def counted(rig: Rig, age_ms: int = 20 * SECOND) -> Rig:
+def counted(rig: Kit, age_ms: int = 20 * SECOND) -> Kit:
     """The rig some time after its topics were counted."""
     TopicSizeCounter(rig.store, rig.state, rig.clock, rows_per_second=1_000_000).step()
     rig.clock.advance(age_ms)

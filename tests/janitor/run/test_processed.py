@@ -12,7 +12,7 @@ from janitor.cli.why import lines
 from janitor.report import Report
 from janitor.rules.policy import Hold, Rule
 from tests.builders import HOUR, watch
-from tests.janitor.run.house import ServedStore
+from tests.janitor.run.served_store import ServedStore
 from tests.kit.messaging import GROUP, ORDERS, READ_NONE
 from tests.support import raising
 from tms_core.consumers.retention import announce, announced

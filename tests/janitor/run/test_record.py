@@ -20,7 +20,7 @@ from tests.builders import (
     MINUTE,
     NOW_MS,
     Call,
-    Rig,
+    Kit,
     Topic,
     fail_at,
     janitor,
@@ -38,13 +38,13 @@ TTL_SECONDS = 3600
 NAMES = ("default:a", "default:b")
 
 
-def counter(rig: Rig, name: str, **labels: str) -> float:
+def counter(rig: Kit, name: str, **labels: str) -> float:
     """Of all series of a counter with these labels among theirs."""
     found = rig.state.counters()
     return sum(value for key, value in found.items() if key.name == name and set(labels.items()) <= set(key.labels))
 
 
-def overdue(rig: Rig) -> dict[tuple[str, str], int]:
+def overdue(rig: Kit) -> dict[tuple[str, str], int]:
     """Rows that are due and stay, by topic and why."""
     items: list[dict[str, Any]] = rig.state.note("overdue") or []
     rows: Counter[tuple[str, str]] = Counter()
@@ -65,7 +65,7 @@ class Killed(BaseException):
     """The process is gone; nothing catches this."""
 
 
-def slow(rig: Rig, told: list[float], killed_at: int | None = None) -> None:
+def slow(rig: Kit, told: list[float], killed_at: int | None = None) -> None:
     """Each delete takes a second from now on; what counters say after it is written down."""
 
     def after(call: Call) -> None:
@@ -128,23 +128,23 @@ def test_given_a_state_that_cannot_book_when_swept_then_the_run_goes_on_and_its_
 # --- counters --------------------------------------------------------------------------------------------------------
 
 
-def described(rig: Rig, name: str) -> Topic:
+def described(rig: Kit, name: str) -> Topic:
     return unknown_topic(rig.store, name)
 
 
-def approve(rig: Rig, name: str) -> None:
+def approve(rig: Kit, name: str) -> None:
     with suppress(GuardTripped):
         rig.engine.approve((name,))
 
 
-def publish_invalid(rig: Rig, name: str) -> None:
+def publish_invalid(rig: Kit, name: str) -> None:
     invalid = pointer(rig.clock.now_ms())
     rig.snapshots.invalid = [*rig.snapshots.invalid, invalid]
     described(rig, name).tx(invalid, rig.clock.now_ms())
 
 
 #: What may happen between two runs, to one of the topics.
-HAPPENINGS: dict[str, Callable[[Rig, str], object]] = {
+HAPPENINGS: dict[str, Callable[[Kit, str], object]] = {
     "publish": lambda rig, name: described(rig, name).plain(*range(rig.clock.now_ms() - 3, rig.clock.now_ms())),
     "store": lambda rig, name: described(rig, name).stored(pointer(rig.clock.now_ms()), rig.clock.now_ms()),
     "invalid": publish_invalid,
@@ -269,7 +269,7 @@ def calls_outside(store: MemoryStore) -> int:
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
-def success_ms(rig: Rig) -> int | None:
+def success_ms(rig: Kit) -> int | None:
     note: dict[str, int] = rig.state.note("success_ms") or {}
     return note.get("message")
 
@@ -294,7 +294,7 @@ def test_given_runs_that_do_not_end_well_when_they_end_then_the_last_success_sta
     assert [counter(rig, "sweeps_total", result=result) for result in results] == [2, 1, 1]
 
 
-def held(rig: Rig) -> None:
+def held(rig: Kit) -> None:
     """Two rows of a topic are held."""
     orders = topic(rig.store, "default:a", ttl_seconds=DAY)
     rig.engine.run_once(adopt=True)
@@ -315,7 +315,7 @@ def held(rig: Rig) -> None:
     ids=["patient", "of others", "interrupted", "plain"],
 )
 def test_given_rows_that_are_held_when_another_run_has_no_reason_to_count_them_then_they_are_still_noted(
-    store: MemoryStore, run: Callable[[Rig], Report]
+    store: MemoryStore, run: Callable[[Kit], Report]
 ) -> None:
     rig = janitor(store)
     topic(store, "default:other", ttl_seconds=60)

@@ -15,7 +15,7 @@ from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, col
 from janitor.status.health import judge
 from janitor.status.past import topic_detail
 from janitor.status.status import Status
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Rig, janitor, pointer, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Kit, janitor, pointer, topic
 from tms_core.clock import ManualClock
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -23,7 +23,7 @@ from tms_core.topic import TopicId
 ARGUMENTS = "--config janitor.yaml --snapshots tx"
 
 
-def seen(rig: Rig, **options: Any) -> Status:
+def seen(rig: Kit, **options: Any) -> Status:
     site = Deployment("memory", "apply", "every 60 s", rig.engine.deps.terms, arguments=ARGUMENTS)
     return collect(rig.state, site, rig.clock, **options)
 
@@ -193,7 +193,7 @@ def test_given_counts_when_looked_at_then_a_topic_has_its_sizes_and_what_is_held
     assert list(figures.sizes) == [(NOW_MS, figures.size_bytes)]
 
 
-def after_a_clock_ahead(*, approved: bool, ahead_ms: int = 40 * DAY) -> Rig:
+def after_a_clock_ahead(*, approved: bool, ahead_ms: int = 40 * DAY) -> Kit:
     """A janitor that ran every hour, once with a clock that was ahead, and whose clock is right again."""
     rig = janitor(MemoryStore())
     for _ in range(3):

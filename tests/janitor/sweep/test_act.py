@@ -24,7 +24,7 @@ class Kept:
         self.discarded = True
 
 
-class Cellar:
+class MemoryArchive:
     """An archive in memory; fails from the n-th batch on, if told so, and keeps only what it is told to."""
 
     def __init__(self, *, full_after: int | None = None, leaves: bytes | None = None) -> None:
@@ -34,7 +34,7 @@ class Cellar:
         self._full_after = full_after
         self._leaves = leaves
 
-    def begin(self, run_id: str, transactions: Any) -> Cellar:
+    def begin(self, run_id: str, transactions: Any) -> MemoryArchive:
         return self
 
     def expire(self, keep_days: int, now_ms: int) -> int:
@@ -55,7 +55,7 @@ def test_given_an_archive_that_is_full_on_the_way_when_swept_then_what_it_has_is
     doomed = pointer(NOW_MS - 30 * SECOND)
     events.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 3)).tx(doomed, NOW_MS - 20 * SECOND)
     orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 3)).tx(doomed, NOW_MS - 20 * SECOND)
-    cellar = Cellar(full_after=1)
+    cellar = MemoryArchive(full_after=1)
     rig = janitor(store, archive=cellar, batch_rows=2)
     rig.snapshots.invalid = [doomed]
 
@@ -82,7 +82,7 @@ def test_given_a_row_the_archive_could_not_keep_when_swept_then_it_stays() -> No
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - HOUR, NOW_MS - HOUR + 1)
     [first, _] = [key.pack() for key, _ in orders.messages()]
-    report = janitor(store, archive=Cellar(leaves=first)).engine.run_once(adopt=True)
+    report = janitor(store, archive=MemoryArchive(leaves=first)).engine.run_once(adopt=True)
     assert (report.total(Rule.EXPIRED), orders.times()) == (1, [NOW_MS - HOUR])
 
 
@@ -93,7 +93,7 @@ def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - HOUR)
-    cellar = Cellar()
+    cellar = MemoryArchive()
     rig = janitor(store, archive=cellar)
     save = cellar.save
 
@@ -114,7 +114,7 @@ def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing
 
 
 def test_keep_house_deletes_old_archived_days_unless_the_clock_is_doubtful() -> None:
-    cellar = Cellar()
+    cellar = MemoryArchive()
     rig = janitor(MemoryStore(), archive=cellar)
     rig.engine.run_once(adopt=True)
     rig.engine.keep_house()

@@ -12,7 +12,7 @@ from janitor.report import Report
 from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state.base import EVERYTHING
 from janitor.sweep.consumers import ConsumerHolds
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Rig, Topic, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, Topic, janitor, pointer, topic, watch
 from tests.salted import SaltedStore
 from tests.support import raising
 from tms_core.clock import ManualClock
@@ -60,7 +60,7 @@ def read(
     shop.positions.put(metadata, Position(name, message, NOW_MS, 0))
 
 
-def rig_of(shop: Shop, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Rig:
+def rig_of(shop: Shop, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Kit:
     """A janitor that holds unread messages, on a store it has adopted."""
     return janitor(shop.store, side=shop.side, consumer_hold_seconds=hold_seconds, batch_rows=3, **options)
 

@@ -10,7 +10,7 @@ import pytest
 
 from janitor.report import EntryKey, Report
 from janitor.rules.policy import Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic, unknown_topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, unknown_topic, watch
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -43,7 +43,7 @@ def early(orders: Topic, expiries: Expiries, expires_ms: int, *times_ms: int) ->
     expiries.put([(key.pack(), expires_ms) for key in new])
 
 
-def adopted(store: Store, expiries: Expiries, **options: Any) -> Rig:
+def adopted(store: Store, expiries: Expiries, **options: Any) -> Kit:
     rig = janitor(store, side=expiries._table, batch_rows=3, **options)
     rig.engine.run_once(adopt=True)
     return rig

@@ -7,7 +7,7 @@ import pytest
 from janitor.rules.policy import Rule
 from janitor.state.records import OpenIdRecord
 from janitor.sweep.steps import PAGES_TOGETHER
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic
 from tms_core.tables.memory import MemoryStore
 
 #: Its lifetime and grace have ended; the other's have not.
@@ -20,7 +20,7 @@ def orders() -> Topic:
 
 
 @pytest.fixture
-def rig(orders: Topic) -> Rig:
+def rig(orders: Topic) -> Kit:
     """A janitor that has closed one transaction and knows another that is open."""
     rig = janitor(orders.store)
     rig.snapshots.invalid = [OLD, YOUNG]
@@ -30,7 +30,7 @@ def rig(orders: Topic) -> Rig:
     return rig
 
 
-def test_given_an_open_transaction_when_it_has_left_the_list_then_the_next_run_forgets_it(rig: Rig) -> None:
+def test_given_an_open_transaction_when_it_has_left_the_list_then_the_next_run_forgets_it(rig: Kit) -> None:
     rig.snapshots.invalid = [OLD]
     rig.clock.advance(MINUTE)
     rig.engine.run_once()
@@ -38,7 +38,7 @@ def test_given_an_open_transaction_when_it_has_left_the_list_then_the_next_run_f
 
 
 def test_given_a_closed_transaction_when_it_has_left_the_list_then_a_full_run_forgets_it_after_a_month(
-    rig: Rig,
+    rig: Kit,
 ) -> None:
     rig.snapshots.invalid = []
     for elapsed_ms, full, left in (

@@ -21,7 +21,7 @@ from tests.builders import (
     MINUTE,
     NOW_MS,
     Call,
-    Rig,
+    Kit,
     Topic,
     fail_at,
     janitor,
@@ -73,7 +73,7 @@ def fill(store: Store) -> Topic:
     return orders
 
 
-def filled(store: Store) -> Rig:
+def filled(store: Store) -> Kit:
     """An adopted store with rows of every fate, none of which has gone yet."""
     fill(store)
     rig = janitor(store, batch_rows=2)
@@ -88,7 +88,7 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-def rig(store: MemoryStore) -> Rig:
+def rig(store: MemoryStore) -> Kit:
     return filled(store)
 
 
@@ -117,14 +117,14 @@ class Spy:
         return About(str(key.topic), key.generation, table, rule)
 
 
-def entries(rig: Rig) -> dict[About, LedgerEntry]:
+def entries(rig: Kit) -> dict[About, LedgerEntry]:
     found = rig.state.ledger(1000)
     by_about = {About(str(e.topic), e.generation, e.table, e.rule): e for e in found}
     assert len(by_about) == len(found)
     return by_about
 
 
-def test_given_rows_of_every_fate_when_swept_then_entries_cover_exactly_the_keys_that_went(rig: Rig) -> None:
+def test_given_rows_of_every_fate_when_swept_then_entries_cover_exactly_the_keys_that_went(rig: Kit) -> None:
     spy = Spy(rig.store)
     report = rig.engine.run_once()
     found = entries(rig)
@@ -138,7 +138,7 @@ def test_given_rows_of_every_fate_when_swept_then_entries_cover_exactly_the_keys
     assert sum(entry.rows or 0 for entry in found.values()) == sum(entry.rows for entry in report.entries.values())
 
 
-def test_given_a_sweep_when_it_ends_then_each_entry_names_the_policy_and_the_snapshot_it_went_by(rig: Rig) -> None:
+def test_given_a_sweep_when_it_ends_then_each_entry_names_the_policy_and_the_snapshot_it_went_by(rig: Kit) -> None:
     rig.snapshots.age_ms, rig.snapshots.write_pointer = 7, pointer(NOW_MS)
     rig.engine.run_once()
     found = entries(rig)
@@ -153,7 +153,7 @@ def test_given_a_sweep_when_it_ends_then_each_entry_names_the_policy_and_the_sna
 
 
 def test_given_a_row_that_went_when_asked_for_by_its_key_then_the_entry_is_found_and_not_for_its_neighbours(
-    rig: Rig,
+    rig: Kit,
 ) -> None:
     spy = Spy(rig.store)
     rig.engine.run_once()
@@ -165,7 +165,7 @@ def test_given_a_row_that_went_when_asked_for_by_its_key_then_the_entry_is_found
         assert entry not in rig.state.ledger(10, topic=entry.topic, key=beside)
 
 
-def test_given_a_ttl_that_changes_in_the_middle_when_swept_then_each_policy_has_its_entry(rig: Rig) -> None:
+def test_given_a_ttl_that_changes_in_the_middle_when_swept_then_each_policy_has_its_entry(rig: Kit) -> None:
     orders = topic(rig.store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
     orders.plain(NOW_MS - DAY + 1)
     shorter = TTL_SECONDS - 60
@@ -193,7 +193,7 @@ def test_given_a_ttl_that_changes_in_the_middle_when_swept_then_each_policy_has_
 # --- announced before it goes ----------------------------------------------------------------------------------------
 
 
-def announced(rig: Rig, call: Call) -> bool:
+def announced(rig: Kit, call: Call) -> bool:
     """Whether all that a call deletes was announced."""
     if not call.name.endswith(".delete"):
         return True
@@ -204,7 +204,7 @@ def announced(rig: Rig, call: Call) -> bool:
     )
 
 
-def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(rig: Rig) -> None:
+def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(rig: Kit) -> None:
     made: dict[About, LedgerEntry] = {}
 
     def note(call: Call) -> None:
@@ -224,7 +224,7 @@ def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_delet
         assert made[about].stop >= found.stop
 
 
-def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Rig) -> None:
+def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Kit) -> None:
     spy = Spy(rig.store)
     watch_state(
         rig.state,
@@ -242,7 +242,7 @@ def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_
 # --- runs that do not end well ---------------------------------------------------------------------------------------
 
 
-def die(rig: Rig, at_call: int) -> bool:
+def die(rig: Kit, at_call: int) -> bool:
     """Sweep, and die at the k-th store call; returns whether it came to that."""
     calls = 0
 
@@ -305,7 +305,7 @@ def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_tha
     assert negated > 10
 
 
-def fail_once(rig: Rig, at_call: int) -> bool:
+def fail_once(rig: Kit, at_call: int) -> bool:
     """Sweep with a state that fails at the k-th call; returns whether it came to that."""
     calls = 0
 
@@ -340,7 +340,7 @@ def test_given_a_state_that_fails_once_at_any_call_when_swept_again_then_all_tha
 
 
 def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_then_the_ledger_says_so(
-    rig: Rig,
+    rig: Kit,
 ) -> None:
     deletes = 0
 
@@ -368,7 +368,7 @@ def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_t
 
 
 def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_each_is_announced_and_counted(
-    rig: Rig,
+    rig: Kit,
 ) -> None:
     orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
     frontier = Frontier.open(NOW_MS, orders)

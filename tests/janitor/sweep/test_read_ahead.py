@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from janitor.report import Report
 from janitor.rules.policy import Rule
 from janitor.sweep.read_ahead import Ahead
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Rig, Topic, janitor, pointer, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic
 from tms_core.errors import StoreError, StoreUnavailable
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, TxCell, Want
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
@@ -165,7 +165,7 @@ def small_topics(store: MemoryStore, number: int) -> list[Topic]:
 INVALID, FREE = pointer(NOW_MS - DAY), pointer(NOW_MS - 2 * HOUR)
 
 
-def sweep(store: MemoryStore) -> tuple[Rig, Report]:
+def sweep(store: MemoryStore) -> tuple[Kit, Report]:
     rig = janitor(store)
     rig.snapshots.invalid = [INVALID]
     return rig, rig.engine.run_once(adopt=True)

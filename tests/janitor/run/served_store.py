@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
-from tests.builders import DAY, NOW_MS, Rig, janitor
+from tests.builders import DAY, NOW_MS, Kit, janitor
 from tests.kit.messaging import ORDERS
 from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService, ServiceOptions
@@ -37,6 +37,6 @@ class ServedStore:
         )
         self.service.create_topic(ORDERS, properties)
 
-    def made(self, **options: Any) -> Rig:
+    def made(self, **options: Any) -> Kit:
         """A janitor of it; takes what :func:`tests.builders.janitor` takes besides."""
         return janitor(self.store, clock=self.clock, snapshots=self.manager, side=self.side, **options)
