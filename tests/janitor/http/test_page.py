@@ -176,7 +176,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(loo
         "#overdue": [
             "111,013 message rows (expired), 8,100 payload rows (of old generations) and 3 message rows (to invert)"
         ],
-        "#late": ["default:audit, 3 more", "for transaction 1699990000000000001 of import@", "tms tx invalidate 16999"],
+        "#late": ["default:audit, 3 more", " by transaction 1699990000000000001 of import@", "tms tx invalidate 16999"],
         "#snapshot": ["Snapshot stale. it is older than twice its interval"],
         "#boundary": ["No boundary is published yet.", "no complete pass has covered the message table yet"],
         "#guards": ["× clock tripped: the clock is 7200 s ahead", "! identity warns:"],
