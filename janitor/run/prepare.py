@@ -62,11 +62,16 @@ class GuardedObserver:
             self._observer = ignore_progress
 
 
+#: How many logged rows and topics a process remembers, the last ones.
+REMEMBERED_KEYS = 10_000
+
+
 class UnknownRowLog:
-    """Logs unrecognized rows (rules L0 and L1), each once in the life of a process."""
+    """Logs unrecognized rows (rules L0 and L1), each once in the life of a process, as long as it remembers the row."""
 
     def __init__(self) -> None:
-        self._named: set[UnrecognizedKey | TopicId] = set()
+        # In the order in which they were logged.
+        self._named: dict[UnrecognizedKey | TopicId, None] = {}
 
     def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
         """Log findings of a pass that were not logged before, except topics that were created after the pass started.
@@ -74,7 +79,7 @@ class UnknownRowLog:
         Args:
             metadata: the present metadata table.
         """
-        unknown = outcome.unknown - self._named
+        unknown = outcome.unknown - self._named.keys()
         if unknown:
             # One call, however many there are: a run shows between its calls that it lives (invariant S10).
             prefixes = {topic.prefix for topic in unknown}
@@ -84,7 +89,9 @@ class UnknownRowLog:
                 logger.warning("left alone: a row of the %s table with an unrecognized key: %s", *found)
         for topic in sorted(unknown):
             logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
-        self._named.update(outcome.unrecognized, unknown)
+        self._named |= dict.fromkeys([*outcome.unrecognized, *unknown])
+        for forgotten in list(self._named)[:-REMEMBERED_KEYS]:
+            del self._named[forgotten]
 
 
 class Truncator(SnapshotSource, Protocol):

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.report import NAMED_KEYS, Entry, EntryKey, Report
+from janitor.report import NAMED_KEYS, Entry, EntryKey, Report, UnrecognizedKey
 from janitor.rules.policy import Hold, Rule
+from janitor.run import prepare
 from janitor.run.passes import NOT_ADOPTED
 from janitor.run.record import RunLog
 from janitor.state.figures import GuardNote
+from janitor.sweep.outcome import Outcome
 from tests.builders import HOUR, NOW_MS, Call, Kit, janitor, topic, unknown_topic, watch
 from tms_core.tables.base import MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -179,3 +181,15 @@ def test_given_a_topic_that_is_made_while_a_run_is_under_way_then_it_is_not_said
     site.engine.run_once(adopt=True)
     lost = "left alone: rows of topic default:lost, which has no metadata that can be read"
     assert named(caplog) == [lost]
+
+
+def test_unknown_row_log_with_other_rows_in_every_run_remembers_the_last_ones(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare, "REMEMBERED_KEYS", 3)
+    log, metadata = prepare.UnknownRowLog(), MemoryStore().metadata
+    for number in range(10):
+        log.name(Outcome(unrecognized=[UnrecognizedKey("message", f"{number:02}")]), metadata)
+    log.name(Outcome(unrecognized=[UnrecognizedKey("message", "09")]), metadata)
+    assert len(named(caplog)) == 10
+    assert [*log._named] == [UnrecognizedKey("message", key) for key in ("07", "08", "09")]
