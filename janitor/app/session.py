@@ -404,7 +404,7 @@ class Session:
     def _engine(
         self, store: Reads, state: State, side: SideTable | None, lease: Lease | None = None, **options: Any
     ) -> Iterator[Engine]:
+        # A question deletes nothing, so it must not need what only the archive needs.
+        archive = self.archive() if isinstance(store, Store) else None
         with progress(sys.stderr) as observer:
-            yield self.engine(
-                store, state, observer=observer, side=side, lease=lease, archive=self.archive(), **options
-            )
+            yield self.engine(store, state, observer=observer, side=side, lease=lease, archive=archive, **options)

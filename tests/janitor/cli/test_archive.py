@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from janitor.archive import parquet
 from janitor.cli import archive
 from janitor.cli.main import cli
 from janitor.state.sqlite.state import SqliteState
@@ -136,3 +137,13 @@ def test_given_something_that_is_no_topic_or_time_then_it_is_a_wrong_usage(archi
 def test_given_an_archive_that_is_a_url_when_listed_then_it_is_a_wrong_setting(site: Site) -> None:
     site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {path: 's3://bucket/archive'}, "))
     assert site.janitor("archive list").code == 2
+
+
+@pytest.mark.parametrize("verb", ["plan", "boundary"])
+def test_question_with_an_archive_but_without_pyarrow_is_answered(
+    site: Site, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: archive}, "))
+    monkeypatch.setattr(parquet, "find_spec", lambda _: None)
+    answered, run = site.janitor(verb), site.janitor("run --once --adopt")
+    assert (answered.code, "pyarrow" in answered.err, run.code, "pyarrow" in run.err) == (0, False, 2, True)
