@@ -123,7 +123,7 @@ def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
         state.save_claim(Claim(number, 1, run_id))
         state.save_frontiers(dict.fromkeys(NINE, FrontierRecord(1, number, AT, 1)))
         state.save_open_ids([OpenIdRecord(5, 1, number), OpenIdRecord(7, 1, number, number)])
-        state.finish_run(RunRecord(run_id, "apply", 1, number, "done"))
+        state.finish_run(RunRecord(run_id, "apply", 1, number, "done"), {"topics": []})
         state.add_ledger([entry(run_id=run_id), entry(run_id=run_id, topic=TopicId("default", "other"))])
         state.add_counters({ONE: 1})
         state.prune_ledger(0, 3)
