@@ -232,6 +232,7 @@ numbers = st.one_of(
             "X-TMS-Sequence: 99999999999999999999",
             "X-TMS-Sequence: 8\r\nX-TMS-Sequence: 9",
             "X-TMS-Sequence: 9\r\nx-tms-sequence:\t8",
+            "X-TMS-Sequence: ",
             "X-TMS-Sequences: 9",
         ]
     ),
@@ -796,6 +797,13 @@ def test_requests_of_a_producer_are_served_by_their_head_whatever_their_number(s
         assert len(stored(server, topic)[0]) == 3
     assert found == [200, 200, 200, 200, 400]
     assert [data.count(b"X-TMS-Sequence") for data in served] == [1] * 4
+
+
+def test_producer_that_leaves_its_number_empty_is_refused_though_its_head_is_known(served: list[bytes]) -> None:
+    with serving() as server, producer_on(server) as (_, topic, publish):
+        assert [publish(f"X-TMS-Sequence: {number}") for number in (1, 2, "")] == [200, 200, 400]
+        assert len(stored(server, topic)[0]) == 2
+    assert len(served) == 1
 
 
 def test_fenced_producer_is_refused_though_its_head_is_known(served: list[bytes]) -> None:

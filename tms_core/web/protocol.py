@@ -140,9 +140,10 @@ def failure_of(scope: Scope) -> BaseException | None:
 
 
 def _without_number(head: bytes) -> tuple[bytes, bytes]:
-    """Return a head without the number of its request, and the number; empty: it has none."""
+    """Return a head with 0 as the number of its request, and the number; empty: it has none."""
     found = _NUMBER.search(head)
-    return (head, b"") if found is None else (head[: found.start(1)] + head[found.end(1) :], found[1])
+    # Not without any digit: a head that leaves its number empty is another head, and its request is refused.
+    return (head, b"") if found is None else (b"%b0%b" % (head[: found.start(1)], head[found.end(1) :]), found[1])
 
 
 class KnownHead(NamedTuple):
@@ -158,7 +159,7 @@ class KnownHead(NamedTuple):
 
 
 class Heads(Protocol):
-    """The known heads, by their bytes without the number of the request."""
+    """The known heads, by their bytes with 0 as the number of the request."""
 
     def get(self, head: bytes, /) -> KnownHead | None: ...
 
