@@ -78,6 +78,7 @@ class KnownBefore:
 
     Attributes:
         served: how many there were.
+        at_once: whether a request is confirmed before the function returns, as if its write were already done.
     """
 
     _USUAL = re.compile(
@@ -86,6 +87,7 @@ class KnownBefore:
 
     def __init__(self) -> None:
         self.served = 0
+        self.at_once = False
 
     def __setitem__(self, head: bytes, known: KnownHead) -> None:
         """It is known already."""
@@ -97,7 +99,10 @@ class KnownBefore:
     def _serve(self, size: int, connection: HttpProtocol, number: bytes, body: bytes) -> bool:
         assert (number, len(body)) == (b"", size)
         self.served += 1
-        connection.loop.call_soon(connection.fail, RuntimeError("no error to an echo"))
+        if self.at_once:
+            connection.confirm()
+        else:
+            connection.loop.call_soon(connection.fail, RuntimeError("no error to an echo"))
         return True
 
 
@@ -451,6 +456,25 @@ def test_given_a_body_that_the_server_does_not_take_yet_then_its_client_is_not_t
         echo.may_read.set()
         sender.join()
         assert client.answer().body == body
+
+
+def test_request_that_is_confirmed_before_its_function_returns_is_not_waited_for() -> None:
+    echo = Echo(knows_heads=True)
+    assert echo.heads is not None
+    echo.heads.at_once = True
+    listener = Listener(echo, "127.0.0.1", 0, options=ListenerOptions(), heads=echo.heads)
+    listener.start()
+    try:
+        with Client(listener.port) as client:
+            for _ in range(2):
+                client.socket.sendall(request("POST", "/a", b"b"))
+                assert client.answer().status == 200
+            client.socket.sendall(request("GET", "/c"))
+            assert client.answer().status == 200
+            until(lambda: listener.alone(0))
+    finally:
+        listener.stop()
+    assert (echo.heads.served, len(echo.asked)) == (2, 1)
 
 
 def test_echo_that_knows_heads_serves_whole_requests_by_them_and_no_parts(echo: Echo, port: int) -> None:

@@ -379,15 +379,16 @@ class HttpProtocol(HttpToolsProtocol):
         known = heads.get(head)
         if known is None or len(data) - end != known.body_bytes:
             return False
+        # Among the requests without an answer, so that a stop of the server waits for this one. Before the call: if a
+        # thread has written the body by then, the call itself confirms the request.
         self._served = data
-        if not known.serve(self, number, data[end:]):
-            self._served = b""
-            return False
-        self._said_at, self._owing_since = self.loop.time(), None
-        # Among the requests without an answer, so that a stop of the server waits for this one.
         task: Any = self
         self.tasks.add(task)
-        return True
+        self._said_at, self._owing_since = self.loop.time(), None
+        if known.serve(self, number, data[end:]):
+            return True
+        self._end_serving()
+        return False
 
     def confirm(self) -> None:
         """Answer the request that a function serves: 200, without a body."""
