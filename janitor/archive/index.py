@@ -7,7 +7,7 @@ files are listed separately.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import date
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from janitor.archive import folder as archive_folder
 from janitor.archive import parquet
 from janitor.archive.parquet import Summary
+from janitor.state.values import pack
 from tms_core.errors import ArchiveError
 from tms_core.rowkey import MessageKey
 from tms_core.topic import TopicId
@@ -99,9 +100,7 @@ class Group:
     newest_ms: int
 
     def to_json(self) -> dict[str, Any]:
-        figures = asdict(self)
-        figures.update(day=self.day.isoformat(), topic=self.topic.topic)
-        return {"tms_namespace": self.topic.namespace, **figures}
+        return {"tms_namespace": self.topic.namespace, **pack(self), "topic": self.topic.topic}
 
 
 def find(folder: Path, patterns: tuple[str, ...] = ()) -> Listing:

@@ -194,8 +194,8 @@ def show_stats(found: list[GenerationStats], now_ms: int) -> None:
             _age(one.oldest_ms, now_ms),
             _age(one.newest_ms, now_ms),
             f"{sum(one.overdue.values()):,}",
-            f"{one.orphans:,}",
-            f"{one.missing:,}",
+            f"{one.orphan_payloads:,}",
+            f"{one.missing_payloads:,}",
             _age(one.to_json()["blocking_since_ms"], now_ms),
         )
     render.print_table(table)
@@ -205,10 +205,10 @@ def show_stats(found: list[GenerationStats], now_ms: int) -> None:
         **{str(rule): sum(one.overdue[rule] for one in found) for rule in (Rule.EXPIRED, Rule.OLD_GENERATION)},
     }
     out.print(", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in totals.items()))
-    blocked = [one for one in found if one.blocking is not None]
+    blocked = [one for one in found if one.blocking_transaction is not None]
     if blocked:
-        worst = min(blocked, key=lambda one: one.blocking or 0)
-        out.print(f"readers of {worst.topic} are held up longest, by transaction {worst.blocking}")
+        worst = min(blocked, key=lambda one: one.blocking_transaction or 0)
+        out.print(f"readers of {worst.topic} are held up longest, by transaction {worst.blocking_transaction}")
 
 
 def _age(ms: int | None, now_ms: int) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from janitor.inspect.fate import Fate
 from janitor.report import DataTable
 from janitor.state.base import LedgerEntry
+from janitor.state.values import pack
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
@@ -51,15 +52,13 @@ class Found:
     inverted: tuple[Trace, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
+        shown = pack(self)
+        fate = shown.pop("fate")
         return {
-            "table": self.table,
-            "key": self.key.hex(),
-            "generation": self.generation,
-            "time_ms": self.time_ms,
+            **shown,
+            **fate,
             "pointer": None if self.pointer is None else str(self.pointer),
             "transaction": self.transaction or None,
-            "refers": self.refers,
-            **asdict(self.fate),
             "inverted": [trace.to_json() for trace in self.inverted],
         }
 
@@ -78,8 +77,7 @@ class Missing:
     taken: tuple[Trace, ...]
 
     def to_json(self) -> dict[str, Any]:
-        key = self.key and self.key.hex()
-        return {"table": self.table, "key": key, "taken": [trace.to_json() for trace in self.taken]}
+        return {**pack(self), "taken": [trace.to_json() for trace in self.taken]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,17 +124,12 @@ class Why:
         """Return the answer as JSON values; keys and ids are in hex, write pointers are decimal strings."""
         return {
             "tms_namespace": self.topic.namespace,
+            **pack(self),
             "topic": self.topic.topic,
             "message_id": str(self.message_id),
             "publish_ms": self.message_id.publish_ms,
             "sequence": self.message_id.sequence,
-            "now_ms": self.now_ms,
-            "generation": self.generation,
-            "ttl_seconds": self.ttl_seconds,
-            "consumed": self.consumed,
             "problem": self.problem or None,
             "found": [found.to_json() for found in self.found],
             "missing": [missing.to_json() for missing in self.missing],
-            "resume": list(self.resume),
-            "ledger_reach": asdict(self.ledger_reach),
         }

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from janitor.rules.policy import is_unrecognized
 from janitor.rules.ranges import topic_stop
+from janitor.state.values import pack
 from tms_core.errors import MetadataError
 from tms_core.rowkey import MessageKey, PayloadKey, topic_prefix
 from tms_core.tables.base import (
@@ -87,15 +88,9 @@ class Audit:
         )
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "boundary": None if self.bound is None else str(self.bound),
-            "cells": self.cells,
-            "unrecognized": self.unrecognized,
-            "open_cells": self.open_cells,
-            "refuted": self.refuted,
-            "sample_keys": [key.hex() for key in self.sample_keys],
-            "withdrawn": self.withdrawn,
-        }
+        shown = pack(self)
+        bound = shown.pop("bound")
+        return {"boundary": None if bound is None else str(bound), **shown}
 
 
 def audit(

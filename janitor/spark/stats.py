@@ -21,6 +21,7 @@ from janitor.spark.session import translated
 from janitor.spark.source.options import NAME
 from janitor.state.base import State, TopicCount
 from janitor.state.figures import STATISTICS, StatisticsFigures
+from janitor.state.values import pack
 from janitor.stats.topic_sizes import POINTER_BYTES
 from janitor.sweep.run import parse_or_none
 from janitor.sweep.transactions import TransactionView
@@ -57,11 +58,11 @@ class GenerationStats:
         oldest_ms, newest_ms: publish times; None without messages.
         ages: messages by age, by the names of ``AGES``.
         overdue: rows of both tables that the rules delete, by rule.
-        invalid: messages whose pointer is to be inverted.
-        orphans: payload rows that no message refers to, as if their message was never published.
-        missing: references to payloads of which there is no row.
-        blocking: the oldest undecided write pointer among the messages, which holds up every transactional reader;
-            None without one.
+        invalid_transaction: messages whose pointer is to be inverted.
+        orphan_payloads: payload rows that no message refers to, as if their message was never published.
+        missing_payloads: references to payloads of which there is no row.
+        blocking_transaction: the oldest undecided write pointer among the messages, which holds up every transactional
+            reader; None without one.
     """
 
     topic: TopicId
@@ -73,31 +74,23 @@ class GenerationStats:
     newest_ms: int | None = None
     ages: Mapping[str, int] = field(default_factory=dict)
     overdue: Mapping[str, int] = field(default_factory=dict)
-    invalid: int = 0
-    orphans: int = 0
-    missing: int = 0
-    blocking: int | None = None
+    invalid_transaction: int = 0
+    orphan_payloads: int = 0
+    missing_payloads: int = 0
+    blocking_transaction: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; 64-bit ids are decimal strings."""
-        total = self.rows + self.payload_rows
+        shown = pack(self)
+        total, blocking = self.rows + self.payload_rows, self.blocking_transaction
         return {
             "tms_namespace": self.topic.namespace,
+            "bytes": shown.pop("size_bytes"),
+            **shown,
             "topic": self.topic.topic,
-            "generation": self.generation,
-            "rows": self.rows,
-            "payload_rows": self.payload_rows,
-            "bytes": self.size_bytes,
-            "oldest_ms": self.oldest_ms,
-            "newest_ms": self.newest_ms,
-            "ages": dict(self.ages),
-            "overdue": dict(self.overdue),
             "overdue_share": {rule: rows / total for rule, rows in self.overdue.items()},
-            "invalid_transaction": self.invalid,
-            "orphan_payloads": self.orphans,
-            "missing_payloads": self.missing,
-            "blocking_transaction": None if self.blocking is None else str(self.blocking),
-            "blocking_since_ms": None if self.blocking is None else transaction_ms(self.blocking),
+            "blocking_transaction": None if blocking is None else str(blocking),
+            "blocking_since_ms": None if blocking is None else transaction_ms(blocking),
         }
 
 
@@ -148,19 +141,19 @@ def save(
 
 def summary(found: list[GenerationStats], now_ms: int) -> StatisticsFigures:
     """Return the results for the whole store."""
-    blocked = [one for one in found if one.blocking is not None]
-    worst = min(blocked, key=lambda one: one.blocking or 0, default=None)
+    blocked = [one for one in found if one.blocking_transaction is not None]
+    worst = min(blocked, key=lambda one: one.blocking_transaction or 0, default=None)
     return StatisticsFigures(
         counted_ms=now_ms,
         rows=sum(one.rows for one in found),
         payload_rows=sum(one.payload_rows for one in found),
         size_bytes=sum(one.size_bytes for one in found),
         overdue={str(rule): sum(one.overdue.get(rule, 0) for one in found) for rule in _OVERDUE},
-        orphans=sum(one.orphans for one in found),
-        missing=sum(one.missing for one in found),
-        blocking=None if worst is None else str(worst.blocking),
+        orphans=sum(one.orphan_payloads for one in found),
+        missing=sum(one.missing_payloads for one in found),
+        blocking=None if worst is None else str(worst.blocking_transaction),
         blocking_topic=None if worst is None else f"{worst.topic}, generation {worst.generation}",
-        blocking_since_ms=None if worst is None or worst.blocking is None else transaction_ms(worst.blocking),
+        blocking_since_ms=None if worst is None else worst.to_json()["blocking_since_ms"],
     )
 
 
@@ -290,10 +283,10 @@ def _of_row(row: Mapping[str, Any]) -> GenerationStats:
         newest_ms=row["newest_ms"],
         ages={name: number(name) for name in (*(name for _, name in AGES), OLDEST)},
         overdue={str(rule): number(f"message_{rule}") + number(f"payload_{rule}") for rule in _OVERDUE},
-        invalid=number("invalid"),
-        orphans=number("orphans"),
-        missing=number("missing"),
-        blocking=row["blocking"],
+        invalid_transaction=number("invalid"),
+        orphan_payloads=number("orphans"),
+        missing_payloads=number("missing"),
+        blocking_transaction=row["blocking"],
     )
 
 

@@ -14,6 +14,7 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+from janitor.state.values import pack
 from tms_core.topic import TopicId
 
 
@@ -318,24 +319,9 @@ class LedgerEntry:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON values; keys are in hex."""
-        return {
-            "run": self.run_id,
-            "at_ms": self.at_ms,
-            "tms_namespace": self.topic.namespace,
-            "topic": self.topic.topic,
-            "generation": self.generation,
-            "table": self.table,
-            "rule": self.rule,
-            "start": self.start.hex(),
-            "stop": self.stop.hex(),
-            "rows": self.rows,
-            "oldest_ms": self.oldest_ms,
-            "newest_ms": self.newest_ms,
-            "metadata_generation": self.metadata_generation,
-            "ttl_seconds": self.ttl_seconds,
-            "cutoff_ms": self.cutoff_ms,
-            "snapshot_timestamp_ms": self.snapshot_timestamp_ms,
-        }
+        shown = pack(self)
+        names = {"run": shown.pop("run_id"), "tms_namespace": self.topic.namespace}
+        return {**names, **shown, "topic": self.topic.topic}
 
 
 class CounterKey(NamedTuple):

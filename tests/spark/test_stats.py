@@ -77,10 +77,10 @@ def test_given_a_store_when_counted_then_each_figure_is_right(
     big, old, orders, stranger = found.values()
     assert (orders.rows, orders.payload_rows, orders.oldest_ms, orders.newest_ms) == (7, 0, NOW_MS - 40 * DAY, NOW_MS)
     assert dict(orders.ages) == {"under_1h": 3, "under_1d": 1, "under_7d": 1, "under_30d": 1, "older": 1}
-    assert orders.invalid == 1
-    assert (dict(orders.overdue), orders.blocking) == ({"expired": 3, "old_generation": 0}, OPEN)
+    assert orders.invalid_transaction == 1
+    assert (dict(orders.overdue), orders.blocking_transaction) == ({"expired": 3, "old_generation": 0}, OPEN)
     assert dict(old.overdue) == {"expired": 0, "old_generation": 2}
-    assert (big.rows, big.payload_rows, big.orphans, big.missing) == (2, 4, 2, 1)
+    assert (big.rows, big.payload_rows, big.orphan_payloads, big.missing_payloads) == (2, 4, 2, 1)
     assert dict(big.overdue) == {"expired": 1, "old_generation": 0}, "of two that are due one is referred to by nobody"
     assert dict(stranger.overdue) == {"expired": 0, "old_generation": 0}
     shown = orders.to_json()

@@ -83,14 +83,14 @@ def test_given_rows_of_several_runs_when_listed_then_each_topic_day_and_run_is_o
     shown = [group.to_json() for group in archived.groups(files, archived.ANY)]
     sizes = [line.pop("size_bytes") for line in shown]
     assert sum(sizes) == sum(file.path.stat().st_size for file in files)
-    one = {"tms_namespace": "default", "payloads": 0, "files": 1, "messages": 1, "rules": ("expired",)}
+    one = {"tms_namespace": "default", "payloads": 0, "files": 1, "messages": 1, "rules": ["expired"]}
     assert shown == [
         {
             **one,
             "topic": "found",
             "day": "2023-11-15",
             "run_id": "run-1",
-            "generations": (5,),
+            "generations": [5],
             "oldest_ms": OLD_MS,
             "newest_ms": OLD_MS,
         },
@@ -99,8 +99,8 @@ def test_given_rows_of_several_runs_when_listed_then_each_topic_day_and_run_is_o
             "topic": "orders",
             "day": "2023-11-14",
             "run_id": "run-1",
-            "generations": (1, 2),
-            "rules": ("expired", "old_generation"),
+            "generations": [1, 2],
+            "rules": ["expired", "old_generation"],
             "messages": 3,
             "payloads": 1,
             "files": 3,
@@ -112,7 +112,7 @@ def test_given_rows_of_several_runs_when_listed_then_each_topic_day_and_run_is_o
             "topic": "orders",
             "day": "2023-11-14",
             "run_id": "run-2",
-            "generations": (1,),
+            "generations": [1],
             "oldest_ms": OLD_MS + 30,
             "newest_ms": OLD_MS + 30,
         },
@@ -121,7 +121,7 @@ def test_given_rows_of_several_runs_when_listed_then_each_topic_day_and_run_is_o
             "topic": "orders",
             "day": "2023-11-15",
             "run_id": "run-2",
-            "generations": (1,),
+            "generations": [1],
             "oldest_ms": OLD_MS + 40,
             "newest_ms": OLD_MS + 40,
         },
