@@ -7,10 +7,10 @@ path, and so does a repeated request. ``docs/explanation/architecture.md`` has a
 
 * **admit** (:mod:`.admission`) checks that the topic accepts the request, that its transaction is in progress, and that
   the newest instance of its producer sends it.
-* **place** assigns each entry its position, and with it the ids of its messages. * **announce** stores, synced, the
-facts that must be durable before the rows exist. * **write** (:mod:`.rows`) stores the rows. Messages of one request
-are contiguous, and readers see no message of a batch
-  before the whole batch is durable.
+* **place** assigns each entry its position, and with it the ids of its messages.
+* **announce** stores, synced, the facts that must be durable before the rows exist.
+* **write** (:mod:`.rows`) stores the rows. Messages of one request are contiguous, and readers see no message of a
+  batch before the whole batch is durable.
 * **recheck** rolls back the rows of transactions that are no longer in progress.
 * **publish** adds the rows to the cache, where readers find them, records the publishes of transactions, and wakes
   waiting polls.
