@@ -186,9 +186,7 @@ _BAD_RESULTS = frozenset({"failed", "lost", "blocked", "partial"})
 
 @dataclass(frozen=True, slots=True)
 class StoreBytes:
-    """Size of the store on its disk at the start of a pass, and after a run's compaction; None:
-    unknown.
-    """
+    """Size of the store on its disk at the start of a pass, and after a run's compaction; None: unknown."""
 
     before: int | None = None
     after: int | None = None
@@ -251,9 +249,10 @@ class RunRecord:
     heartbeat_ms: int | None = None
 
     @property
-    def bad(self) -> bool:
-        """Return whether the run failed in any way, except that the store is not adopted, which is reported
-        separately.
+    def is_bad(self) -> bool:
+        """Return whether the run failed in any way.
+
+        A store that is not adopted is no failure; the status reports it separately.
         """
         return self.result in _BAD_RESULTS and self.blocked_by != ("adoption",)
 

@@ -99,9 +99,9 @@ class RunHistory:
         for run in reversed(found):
             at_ms = run.started_ms // _MINUTE_MS * _MINUTE_MS
             rows = {str(rule): getattr(run, str(rule)) for rule in Rule}
-            self._steps[run.mode].setdefault(at_ms, Counter()).update(rows, runs=1, bad=int(run.bad))
+            self._steps[run.mode].setdefault(at_ms, Counter()).update(rows, runs=1, bad=int(run.is_bad))
             self._counted = run.id
-            if run.bad:
+            if run.is_bad:
                 self._bad.append(run)
         for steps in self._steps.values():
             for at_ms in [at_ms for at_ms in steps if at_ms < oldest_ms]:
