@@ -232,9 +232,9 @@ def test_given_no_message_and_payload_folder_when_opened_then_they_are_empty_and
             table.sync()
             table.compact(b"a", b"b")
         assert store.message.invert([TxCell(b"k", 1, False)]) == [False]
-        with pytest.raises(StoreError, match="message"):
+        with pytest.raises(StoreError, match="no message table"):
             store.message.put([(b"k", MessageValue(None, b""))])
-        with pytest.raises(StoreError, match="payload"):
+        with pytest.raises(StoreError, match="no payload table"):
             store.payload.put([(b"k", b"")])
         assert store.identity().startswith("leveldb:")
     assert [entry.name for entry in tmp_path.iterdir()] == ["system.tms.meta"]
@@ -314,7 +314,7 @@ def test_given_a_store_this_process_holds_when_opened_again_then_the_lock_is_not
     sample: Path, hold: Callable[[Path], Any]
 ) -> None:
     with LevelDBStore(sample):
-        with pytest.raises(StoreBusy):
+        with pytest.raises(StoreBusy, match="in this process"):
             LevelDBStore(sample)
         for table in TABLES:
             assert hold(sample / table).said.startswith("failed")
@@ -472,7 +472,7 @@ def test_given_a_last_write_cut_short_when_opened_then_the_writes_before_it_are_
         (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/x/CURRENT"), "Free some space"),
         (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), "/x/CURRENT"), "Free some space"),
         (plyvel.IOError(b"IO error: /x/LOCK: Permission denied"), "Run as the user"),
-        (OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/LOCK"), "mount it for writing again"),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS), "/x/LOCK"), "mount it for writing, then repeat"),
         (plyvel.CorruptionError(b"Corruption: bad block"), "Restore the store from a backup"),
         (plyvel.IOError(b"IO error: /x/000012.ldb: Input/output error"), "Look at the disk"),
     ],
