@@ -45,7 +45,7 @@ ORDERS = TopicId.parse("default:orders")
 
 
 @dataclass
-class House:
+class FeedbackKit:
     """A server and a janitor on one store, by one manager, at one clock.
 
     Attributes:
@@ -118,8 +118,8 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture
-def make_house(stack: ExitStack) -> Callable[[Store], House]:
-    def make(store: Store) -> House:
+def make_kit(stack: ExitStack) -> Callable[[Store], FeedbackKit]:
+    def make(store: Store) -> FeedbackKit:
         clock = ManualClock(NOW_MS, monotonic_ms=DAY)
         stack.enter_context(store)
         manager = stack.enter_context(TransactionManager(MemoryStorage(), clock))
@@ -134,24 +134,24 @@ def make_house(stack: ExitStack) -> Callable[[Store], House]:
         service.create_topic(ORDERS, {"ttl": str(365 * 86_400)})
         rig = janitor(store, clock=clock, snapshots=manager, hold_seconds=0)
         rig.engine.adopt()
-        return House(store, clock, manager, service, rig)
+        return FeedbackKit(store, clock, manager, service, rig)
 
     return make
 
 
 @pytest.fixture
-def house(make_house: Callable[[Store], House]) -> House:
-    return make_house(MemoryStore())
+def kit(make_kit: Callable[[Store], FeedbackKit]) -> FeedbackKit:
+    return make_kit(MemoryStore())
 
 
 @pytest.fixture
-def ready(house: House) -> House:
+def ready(kit: FeedbackKit) -> FeedbackKit:
     """Two transactions are proven clean, and still on the list."""
-    house.commit()
-    house.give_up()
-    house.give_up()
-    house.prove()
-    return house
+    kit.commit()
+    kit.give_up()
+    kit.give_up()
+    kit.prove()
+    return kit
 
 
 @dataclass
@@ -198,29 +198,31 @@ def said(report: Report) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["memory", "leveldb"])
 def test_given_transactions_given_up_day_by_day_then_each_leaves_the_list_once_proven_and_its_rows_stay_unseen(
-    make_house: Callable[[Store], House], kind: str, tmp_path: Path
+    make_kit: Callable[[Store], FeedbackKit], kind: str, tmp_path: Path
 ) -> None:
-    house = make_house(MemoryStore() if kind == "memory" else LevelDBStore(tmp_path / "messaging", create=True))
-    house.feed_back()
+    kit = make_kit(MemoryStore() if kind == "memory" else LevelDBStore(tmp_path / "messaging", create=True))
+    kit.feed_back()
     for day in range(4):
-        house.commit(b"committed on day %d" % day)
-        first = house.give_up()
-        second = house.give_up()
-        report = house.run()
+        kit.commit(b"committed on day %d" % day)
+        first = kit.give_up()
+        second = kit.give_up()
+        report = kit.run()
         # What was given up today has been negated, and may still be written to.
-        assert (report.truncated, house.invalid()) == (2 * bool(day), [first, second])
-        assert house.run().truncated == 0
-        house.clock.advance(DAY - HOUR)
-        assert house.run().truncated == 0
-        house.clock.advance(HOUR)
-    report = house.run()
-    assert (report.truncated, house.invalid(), report.errors, said(report)) == (2, [], [], [])
-    assert sorted(filter(lambda pointer: pointer < 0, house.pointers())) == sorted(-each for each in house.aborted)
-    assert house.read() == [b"committed on day %d" % day for day in range(4)]
-    assert [run.result for run in house.rig.state.runs(100)] == ["done"] * 13
+        assert (report.truncated, kit.invalid()) == (2 * bool(day), [first, second])
+        assert kit.run().truncated == 0
+        kit.clock.advance(DAY - HOUR)
+        assert kit.run().truncated == 0
+        kit.clock.advance(HOUR)
+    report = kit.run()
+    assert (report.truncated, kit.invalid(), report.errors, said(report)) == (2, [], [], [])
+    assert sorted(filter(lambda pointer: pointer < 0, kit.pointers())) == sorted(-each for each in kit.aborted)
+    assert kit.read() == [b"committed on day %d" % day for day in range(4)]
+    assert [run.result for run in kit.rig.state.runs(100)] == ["done"] * 13
 
 
-def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_row_is_read_for_it(ready: House) -> None:
+def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_row_is_read_for_it(
+    ready: FeedbackKit,
+) -> None:
     told = Told(ready.manager)
     ready.feed_back(told)
     assert (ready.run().truncated, told.asked) == (2, 1)
@@ -230,7 +232,9 @@ def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_r
     assert ready.store.calls["cells"] - before <= 1, "the search for the open transaction, and no audit"
 
 
-def test_given_an_id_that_no_full_run_has_closed_when_it_lies_within_the_claim_then_it_stays(ready: House) -> None:
+def test_given_an_id_that_no_full_run_has_closed_when_it_lies_within_the_claim_then_it_stays(
+    ready: FeedbackKit,
+) -> None:
     first, last = ready.aborted
     seen = ready.manager.visibility()
     never_met = first + 1
@@ -245,7 +249,7 @@ def test_given_a_closed_id_beyond_the_claim_when_handed_over_then_it_stays() -> 
 
 
 def test_given_many_proven_ids_then_they_are_handed_over_in_batches(
-    ready: House, monkeypatch: pytest.MonkeyPatch
+    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(5):
         ready.give_up()
@@ -257,7 +261,9 @@ def test_given_many_proven_ids_then_they_are_handed_over_in_batches(
     assert (told.batches, told.ids, ready.invalid()) == ([3, 3, 1], ready.aborted, [])
 
 
-def test_given_a_transaction_service_then_the_ids_leave_its_list_over_thrift(ready: House, stack: ExitStack) -> None:
+def test_given_a_transaction_service_then_the_ids_leave_its_list_over_thrift(
+    ready: FeedbackKit, stack: ExitStack
+) -> None:
     service = TransactionService(ready.manager, "127.0.0.1:0")
     service.start()
     stack.callback(service.stop)
@@ -270,7 +276,7 @@ def test_given_a_transaction_service_then_the_ids_leave_its_list_over_thrift(rea
 # --- what stands in the way ------------------------------------------------------------------------------------------
 
 
-def test_given_another_participant_then_nothing_leaves_the_list_and_every_report_says_why(ready: House) -> None:
+def test_given_another_participant_then_nothing_leaves_the_list_and_every_report_says_why(ready: FeedbackKit) -> None:
     told = Told(ready.manager)
     ready.feed_back(told, "messaging", "datasets")
     for _ in range(2):
@@ -293,7 +299,7 @@ def test_given_participants_then_any_but_messaging_is_a_reason(participants: tup
 
 
 def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the_claim_is_withdrawn_until_proven_anew(
-    ready: House,
+    ready: FeedbackKit,
 ) -> None:
     ready.plant(ready.aborted[1])
     told = Told(ready.manager)
@@ -320,7 +326,7 @@ def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the
 
 
 def test_given_a_row_of_an_id_that_has_left_the_list_then_it_refutes_the_claim_for_those_that_come_after(
-    ready: House,
+    ready: FeedbackKit,
 ) -> None:
     ready.feed_back()
     assert ready.run().truncated == 2
@@ -332,7 +338,7 @@ def test_given_a_row_of_an_id_that_has_left_the_list_then_it_refutes_the_claim_f
     assert (report.truncated, len(report.errors), ready.invalid()) == (0, 1, ready.aborted[2:])
 
 
-def test_given_only_plans_then_nothing_leaves_the_list(ready: House, tmp_path: Path) -> None:
+def test_given_only_plans_then_nothing_leaves_the_list(ready: FeedbackKit, tmp_path: Path) -> None:
     told = Told(ready.manager)
     ready.feed_back(told)
     assert ready.rig.engine.rehearse().truncated == 0
@@ -341,24 +347,24 @@ def test_given_only_plans_then_nothing_leaves_the_list(ready: House, tmp_path: P
     assert told.asked == 0
 
 
-def test_given_a_run_of_some_topics_then_nothing_leaves_the_list(ready: House) -> None:
+def test_given_a_run_of_some_topics_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
     ready.feed_back()
     assert ready.rig.engine.run_once(patterns=("default:*",)).truncated == 0
     assert ready.invalid() == ready.aborted
 
 
-def test_given_no_claim_when_ids_are_closed_then_they_stay(house: House) -> None:
-    house.give_up()
-    house.clock.advance(DAY)
-    house.feed_back(lifetime_known=False)
-    report = house.run()
-    assert (report.boundary, report.truncated, house.invalid()) == (None, 0, house.aborted)
-    [record] = house.rig.state.open_ids().values()
+def test_given_no_claim_when_ids_are_closed_then_they_stay(kit: FeedbackKit) -> None:
+    kit.give_up()
+    kit.clock.advance(DAY)
+    kit.feed_back(lifetime_known=False)
+    report = kit.run()
+    assert (report.boundary, report.truncated, kit.invalid()) == (None, 0, kit.aborted)
+    [record] = kit.rig.state.open_ids().values()
     assert record.closed_ms is not None
 
 
 def test_given_an_obstacle_that_came_after_the_claim_then_nothing_leaves_the_list(
-    ready: House, monkeypatch: pytest.MonkeyPatch
+    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ready.store, "obstacles", lambda: ["another janitor is at work"])
     ready.feed_back()
@@ -367,14 +373,14 @@ def test_given_an_obstacle_that_came_after_the_claim_then_nothing_leaves_the_lis
     assert (report.truncated, ready.invalid()) == (0, ready.aborted)
 
 
-def test_given_something_paused_then_nothing_leaves_the_list(ready: House) -> None:
+def test_given_something_paused_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
     ready.rig.state.pause("default:nothing", ready.clock.now_ms())
     ready.feed_back()
     assert (ready.run().truncated, ready.invalid()) == (0, ready.aborted)
 
 
 def test_given_a_clock_set_back_while_it_audits_then_the_claim_counts_no_more_and_nothing_leaves_the_list(
-    ready: House,
+    ready: FeedbackKit,
 ) -> None:
     told = Told(ready.manager, meanwhile=lambda: ready.clock.step(-3 * DAY))
     ready.feed_back(told)
@@ -382,7 +388,7 @@ def test_given_a_clock_set_back_while_it_audits_then_the_claim_counts_no_more_an
     assert (told.asked, told.ids, report.truncated, report.errors) == (1, [], 0, [])
 
 
-def test_given_the_manager_of_another_system_then_it_is_told_nothing(ready: House) -> None:
+def test_given_the_manager_of_another_system_then_it_is_told_nothing(ready: FeedbackKit) -> None:
     other = VisibilityState(0, 0, ready.manager.visibility().write_pointer - 1, array("q", ready.aborted[:1]))
     told = Told(ready.manager, shown=other)
     ready.feed_back(told)
@@ -405,13 +411,13 @@ def during_the_audit(happen: Callable[[], object]) -> Callable[..., None]:
     return observer
 
 
-def test_given_a_pause_while_it_audits_then_nothing_leaves_the_list(ready: House) -> None:
+def test_given_a_pause_while_it_audits_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
     ready.feed_back(observer=during_the_audit(lambda: ready.rig.state.pause(EVERYTHING, ready.clock.now_ms())))
     report = ready.run()
     assert (report.truncated, report.errors, said(report), ready.invalid()) == (0, [], [], ready.aborted)
 
 
-def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list(ready: House) -> None:
+def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
     mine, other = (Lease(ready.rig.state, holder, 60, ready.clock) for holder in ("this one", "another"))
     mine.acquire()
     ready.feed_back(lease=mine, observer=during_the_audit(lambda: other.acquire(sole=True)))
@@ -421,7 +427,7 @@ def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list
 
 
 def test_given_a_word_to_stop_while_it_audits_then_it_reads_no_further_and_nothing_leaves_the_list(
-    ready: House, monkeypatch: pytest.MonkeyPatch
+    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspect, "PAGE_ROWS", 1)
     pages: list[int] = []
@@ -432,7 +438,7 @@ def test_given_a_word_to_stop_while_it_audits_then_it_reads_no_further_and_nothi
 
 
 def test_given_a_word_to_stop_between_two_batches_then_what_was_handed_over_is_told_and_the_rest_stays(
-    ready: House, monkeypatch: pytest.MonkeyPatch
+    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feedback, "BATCH_IDS", 1)
     told = Told(ready.manager)
@@ -457,7 +463,7 @@ def test_given_a_word_to_stop_between_two_batches_then_what_was_handed_over_is_t
     ids=["no list", "no service", "no log"],
 )
 def test_given_a_manager_that_fails_then_the_run_is_done_and_says_so_and_the_next_one_tries_again(
-    ready: House, failing: str, error: Exception
+    ready: FeedbackKit, failing: str, error: Exception
 ) -> None:
     told = Told(ready.manager)
     setattr(told, failing, error)
@@ -473,7 +479,7 @@ def test_given_a_manager_that_fails_then_the_run_is_done_and_says_so_and_the_nex
 
 
 def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the_list_and_the_run_is_done(
-    ready: House, monkeypatch: pytest.MonkeyPatch
+    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready.feed_back()
     read = ready.store.message.read
@@ -495,7 +501,7 @@ def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the
 
 
 def test_given_ids_that_left_the_list_then_report_history_and_log_tell_how_many(
-    ready: House, caplog: pytest.LogCaptureFixture
+    ready: FeedbackKit, caplog: pytest.LogCaptureFixture
 ) -> None:
     ready.feed_back()
     report = ready.run()

@@ -22,7 +22,7 @@ from tms_core.messaging.producers.rows import LastTransaction, TransactionOutcom
 from tms_core.transaction.model import TX_PER_MS
 
 
-class GroupHouse(ServedStore):
+class ClaimKit(ServedStore):
     """A server with a group, and a janitor that hands back what is proven, on one store at one clock."""
 
     def __init__(self, stack: ExitStack) -> None:
@@ -51,79 +51,79 @@ class GroupHouse(ServedStore):
 
 
 @pytest.fixture
-def house() -> Iterator[GroupHouse]:
+def kit() -> Iterator[ClaimKit]:
     with ExitStack() as stack:
-        yield GroupHouse(stack)
+        yield ClaimKit(stack)
 
 
 def test_trap_b_given_a_void_claim_when_its_id_leaves_the_invalid_list_then_it_was_freed_before(
-    house: GroupHouse,
+    kit: ClaimKit,
 ) -> None:
-    house.service.publish(ORDERS, [b"a", b"b"])
-    pointer, payloads = house.poll()
+    kit.service.publish(ORDERS, [b"a", b"b"])
+    pointer, payloads = kit.poll()
     assert payloads == [b"a", b"b"]
-    house.manager.invalidate(pointer)
-    house.pass_days()
-    assert house.invalid() == []
-    assert house.claims() == [(0, 0)]
+    kit.manager.invalidate(pointer)
+    kit.pass_days()
+    assert kit.invalid() == []
+    assert kit.claims() == [(0, 0)]
     # Readers would take the claim for done by now.
-    assert house.poll()[1] == [b"a", b"b"]
+    assert kit.poll()[1] == [b"a", b"b"]
 
 
 def test_trap_b_given_claims_that_cannot_be_freed_then_no_id_leaves_the_list(
-    house: GroupHouse, monkeypatch: pytest.MonkeyPatch
+    kit: ClaimKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.service.publish(ORDERS, [b"a"])
-    pointer, _ = house.poll()
-    house.manager.invalidate(pointer)
+    kit.service.publish(ORDERS, [b"a"])
+    pointer, _ = kit.poll()
+    kit.manager.invalidate(pointer)
     with monkeypatch.context() as failing:
-        failing.setattr(house.side, "exchange", raising(StoreError("broken")))
+        failing.setattr(kit.side, "exchange", raising(StoreError("broken")))
         for _ in range(3):
-            house.clock.advance(DAY)
+            kit.clock.advance(DAY)
             with pytest.raises(StoreError):
-                house.rig.engine.run_once()
+                kit.rig.engine.run_once()
             # What was proven on the way would outlive the run.
-            evidence = house.rig.state.evidence()
+            evidence = kit.rig.state.evidence()
             assert all(interval.started_ms <= pointer // TX_PER_MS for interval in evidence)
-    assert house.invalid() == [pointer]
-    house.pass_days()
-    assert (house.invalid(), house.claims()) == ([], [(0, 0)])
+    assert kit.invalid() == [pointer]
+    kit.pass_days()
+    assert (kit.invalid(), kit.claims()) == ([], [(0, 0)])
 
 
-def test_given_claims_that_are_open_or_done_when_swept_then_they_stay(house: GroupHouse) -> None:
-    house.service.publish(ORDERS, [b"a"])
-    done, _ = house.poll()
-    house.manager.commit(done)
-    house.clock.advance(HOUR)
-    house.rig.engine.run_once()
-    assert house.claims() == [(done, 1)]
-    house.service.publish(ORDERS, [b"b"])
-    opened, payloads = house.poll()
-    house.rig.engine.run_once()
+def test_given_claims_that_are_open_or_done_when_swept_then_they_stay(kit: ClaimKit) -> None:
+    kit.service.publish(ORDERS, [b"a"])
+    done, _ = kit.poll()
+    kit.manager.commit(done)
+    kit.clock.advance(HOUR)
+    kit.rig.engine.run_once()
+    assert kit.claims() == [(done, 1)]
+    kit.service.publish(ORDERS, [b"b"])
+    opened, payloads = kit.poll()
+    kit.rig.engine.run_once()
     assert payloads == [b"b"]
-    assert house.claims() == [(opened, 1)]
+    assert kit.claims() == [(opened, 1)]
 
 
-def test_given_a_topic_that_was_made_again_when_swept_then_the_former_ones_claims_are_gone(house: GroupHouse) -> None:
-    house.service.publish(ORDERS, [b"a"])
-    house.poll()
-    house.service.delete_topic(ORDERS)
-    house.service.create_topic(ORDERS)
-    house.rig.engine.run_once()
-    assert house.claims() == []
+def test_given_a_topic_that_was_made_again_when_swept_then_the_former_ones_claims_are_gone(kit: ClaimKit) -> None:
+    kit.service.publish(ORDERS, [b"a"])
+    kit.poll()
+    kit.service.delete_topic(ORDERS)
+    kit.service.create_topic(ORDERS)
+    kit.rig.engine.run_once()
+    assert kit.claims() == []
 
 
-def test_given_a_producer_when_swept_then_what_failed_is_marked_and_an_idle_one_is_forgotten(house: GroupHouse) -> None:
-    instance, tx = uuid4(), house.manager.start_short()
-    known = house.service.producers.register(ORDERS, "importer", instance)
+def test_given_a_producer_when_swept_then_what_failed_is_marked_and_an_idle_one_is_forgotten(kit: ClaimKit) -> None:
+    instance, tx = uuid4(), kit.manager.start_short()
+    known = kit.service.producers.register(ORDERS, "importer", instance)
     sent = Sent(ORDERS, "importer", known.generation, 1, "file 17")
-    house.service.publish(ORDERS, [b"a"], pointer=tx.write_pointer, sent=sent)
-    house.manager.invalidate(tx.transaction_id)
-    house.pass_days()
-    assert house.invalid() == []
-    heir = house.service.producers.register(ORDERS, "importer", uuid4())
+    kit.service.publish(ORDERS, [b"a"], pointer=tx.write_pointer, sent=sent)
+    kit.manager.invalidate(tx.transaction_id)
+    kit.pass_days()
+    assert kit.invalid() == []
+    heir = kit.service.producers.register(ORDERS, "importer", uuid4())
     assert heir.former == LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.ABORTED)
     for days, there in ((6, 1), (2, 0)):
-        house.clock.advance(days * DAY)
-        house.rig.engine.run_once()
-        assert len(house.service.producers.of(ORDERS)) == there
+        kit.clock.advance(days * DAY)
+        kit.rig.engine.run_once()
+        assert len(kit.service.producers.of(ORDERS)) == there

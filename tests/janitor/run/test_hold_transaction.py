@@ -21,7 +21,7 @@ from tms_core.tables.base import KEYS
 HOLDING = {"ttl": "60", "hold": "transaction"}
 
 
-class House(ServedStore):
+class HoldKit(ServedStore):
     """A server and a janitor that sweeps every minute, with a topic whose messages live a minute."""
 
     def __init__(self, stack: ExitStack, properties: dict[str, str]) -> None:
@@ -58,48 +58,48 @@ def stack() -> Iterator[ExitStack]:
 def test_given_a_ttl_of_60_s_when_committed_after_61_s_then_it_is_seen_for_five_minutes_and_then_goes(
     stack: ExitStack, own_ttl: int | None, stored: bool
 ) -> None:
-    house = House(stack, HOLDING if own_ttl is None else {**HOLDING, "ttl": "864000"})
-    tx = house.manager.start_short(600)
+    kit = HoldKit(stack, HOLDING if own_ttl is None else {**HOLDING, "ttl": "864000"})
+    tx = kit.manager.start_short(600)
     if stored:
-        house.service.store(ORDERS, [b"late"], pointer=tx.write_pointer)
-        house.clock.advance(1)
-    house.service.publish(ORDERS, [] if stored else [b"late"], pointer=tx.write_pointer, ttl_seconds=own_ttl)
-    house.pass_time(61 * SECOND)
-    house.manager.commit(tx.transaction_id)
-    assert house.seen() == [b"late"]
-    house.pass_time(SEEN_MS - MINUTE)
-    assert house.seen() == [b"late"]
-    house.pass_time(20 * MINUTE)
-    assert house.seen() == []
-    assert house.store.message.read(KEYS, b"", None, 10).items == []
-    assert house.store.payload.read(KEYS, b"", None, 10).items == [] or own_ttl is not None
+        kit.service.store(ORDERS, [b"late"], pointer=tx.write_pointer)
+        kit.clock.advance(1)
+    kit.service.publish(ORDERS, [] if stored else [b"late"], pointer=tx.write_pointer, ttl_seconds=own_ttl)
+    kit.pass_time(61 * SECOND)
+    kit.manager.commit(tx.transaction_id)
+    assert kit.seen() == [b"late"]
+    kit.pass_time(SEEN_MS - MINUTE)
+    assert kit.seen() == [b"late"]
+    kit.pass_time(20 * MINUTE)
+    assert kit.seen() == []
+    assert kit.store.message.read(KEYS, b"", None, 10).items == []
+    assert kit.store.payload.read(KEYS, b"", None, 10).items == [] or own_ttl is not None
 
 
 def test_given_a_transaction_in_progress_when_swept_then_what_is_due_is_held_and_it_is_said(stack: ExitStack) -> None:
-    house = House(stack, HOLDING)
-    tx = house.manager.start_short(600)
-    house.service.publish(ORDERS, [b"late"], pointer=tx.write_pointer)
-    house.clock.advance(2 * MINUTE)
-    report = house.rig.engine.run_once()
+    kit = HoldKit(stack, HOLDING)
+    tx = kit.manager.start_short(600)
+    kit.service.publish(ORDERS, [b"late"], pointer=tx.write_pointer)
+    kit.clock.advance(2 * MINUTE)
+    report = kit.rig.engine.run_once()
     assert [(key.held, entry.rows) for key, entry in report.sorted_entries()] == [(Hold.TRANSACTION, 1)]
 
 
 def test_given_no_snapshots_for_longer_than_a_transaction_lasts_then_what_is_due_goes(stack: ExitStack) -> None:
-    house = House(stack, HOLDING)
-    house.service.publish(ORDERS, [b"a"])
+    kit = HoldKit(stack, HOLDING)
+    kit.service.publish(ORDERS, [b"a"])
 
     class NoSnapshots:
         def latest(self) -> Any:
             raise OSError("none")
 
-    blind = house.rig.restart(snapshots=NoSnapshots())
+    blind = kit.rig.restart(snapshots=NoSnapshots())
     longest_ms = HOUR + LIFETIME.allowance_ms + SEEN_MS
-    house.clock.advance(longest_ms)
+    kit.clock.advance(longest_ms)
     blind.engine.run_once()
-    assert len(house.store.message.read(KEYS, b"", None, 10).items) == 1
-    house.clock.advance(1)
+    assert len(kit.store.message.read(KEYS, b"", None, 10).items) == 1
+    kit.clock.advance(1)
     blind.engine.run_once()
-    assert house.store.message.read(KEYS, b"", None, 10).items == []
+    assert kit.store.message.read(KEYS, b"", None, 10).items == []
 
 
 # -- what is known -----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from tms_core.transaction.model import Transaction
 CONSUMED = {"ttl": "8640000", "retention": "consumed"}
 
 
-class House(ServedStore):
+class ProcessedKit(ServedStore):
     """A server with a topic whose messages go once they are processed, and a janitor, at one clock."""
 
     def __init__(self, stack: ExitStack, side: SideTable | None = None) -> None:
@@ -73,96 +73,96 @@ class House(ServedStore):
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
+def kit() -> Iterator[ProcessedKit]:
     with ExitStack() as stack:
-        yield House(stack)
+        yield ProcessedKit(stack)
 
 
 def test_given_a_group_that_is_idle_after_its_commit_then_what_it_has_processed_goes_and_the_next_stays(
-    house: House,
+    kit: ProcessedKit,
 ) -> None:
-    house.register()
-    house.publish(b"a", b"b", b"c")
-    house.process(limit=2)
-    planned = house.rig.engine.preview()
+    kit.register()
+    kit.publish(b"a", b"b", b"c")
+    kit.process(limit=2)
+    planned = kit.rig.engine.preview()
     assert planned.total(Rule.PROCESSED) == 0
-    house.clock.advance(2 * HOUR)
-    planned, report = house.rig.engine.preview(), house.sweep(0)
+    kit.clock.advance(2 * HOUR)
+    planned, report = kit.rig.engine.preview(), kit.sweep(0)
     assert (planned.total(Rule.PROCESSED), report.total(Rule.PROCESSED)) == (2, 2)
-    assert house.left() == [b"c"]
-    [entry] = [entry for entry in house.rig.state.ledger(10) if entry.rule == "processed"]
+    assert kit.left() == [b"c"]
+    [entry] = [entry for entry in kit.rig.state.ledger(10) if entry.rule == "processed"]
     assert (entry.rows, entry.table) == (2, "message")
 
 
 @pytest.mark.parametrize("end", ["open", "invalid", "rolled back"])
-def test_given_a_claim_that_is_not_done_then_its_messages_stay(house: House, end: str) -> None:
-    house.register()
-    house.publish(b"a")
-    house.clock.advance(2 * HOUR)
-    tx = house.claim()
+def test_given_a_claim_that_is_not_done_then_its_messages_stay(kit: ProcessedKit, end: str) -> None:
+    kit.register()
+    kit.publish(b"a")
+    kit.clock.advance(2 * HOUR)
+    tx = kit.claim()
     if end == "invalid":
-        house.manager.invalidate(tx.transaction_id)
+        kit.manager.invalidate(tx.transaction_id)
     elif end == "rolled back":
-        house.service.groups.roll_back(ORDERS, GROUP, tx.transaction_id)
-        house.manager.abort(tx)
-    house.sweep(0)
-    assert house.left() == [b"a"]
+        kit.service.groups.roll_back(ORDERS, GROUP, tx.transaction_id)
+        kit.manager.abort(tx)
+    kit.sweep(0)
+    assert kit.left() == [b"a"]
 
 
-def test_given_claims_behind_a_gap_then_only_the_base_counts(house: House) -> None:
-    house.register()
-    house.publish(b"a", b"b", b"c")
-    first = house.claim(limit=1)
-    house.process(limit=1)
-    house.manager.invalidate(first.transaction_id)
-    house.sweep()
-    assert house.left() == [b"a", b"b", b"c"]
+def test_given_claims_behind_a_gap_then_only_the_base_counts(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"a", b"b", b"c")
+    first = kit.claim(limit=1)
+    kit.process(limit=1)
+    kit.manager.invalidate(first.transaction_id)
+    kit.sweep()
+    assert kit.left() == [b"a", b"b", b"c"]
 
 
-def test_given_several_consumers_then_the_one_furthest_behind_counts_until_it_is_forgotten(house: House) -> None:
-    house.register()
-    house.register("slow")
-    house.publish(b"a")
-    house.publish(b"b")
-    house.process()
-    house.register("slow", house.ids()[0])
-    house.sweep()
-    assert house.left() == [b"b"]
-    house.service.consumers.delete(ORDERS, "slow")
-    house.sweep(0)
-    assert house.left() == []
+def test_given_several_consumers_then_the_one_furthest_behind_counts_until_it_is_forgotten(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.register("slow")
+    kit.publish(b"a")
+    kit.publish(b"b")
+    kit.process()
+    kit.register("slow", kit.ids()[0])
+    kit.sweep()
+    assert kit.left() == [b"b"]
+    kit.service.consumers.delete(ORDERS, "slow")
+    kit.sweep(0)
+    assert kit.left() == []
 
 
-def test_given_a_row_that_is_not_older_than_the_hold_then_it_stays(house: House) -> None:
-    house.register()
-    house.publish(b"a")
-    house.process()
-    house.sweep(HOUR - 1)  # of which one millisecond has passed
-    assert house.left() == [b"a"]
-    house.sweep(1)
-    assert house.left() == []
+def test_given_a_row_that_is_not_older_than_the_hold_then_it_stays(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"a")
+    kit.process()
+    kit.sweep(HOUR - 1)  # of which one millisecond has passed
+    assert kit.left() == [b"a"]
+    kit.sweep(1)
+    assert kit.left() == []
 
 
-def test_given_a_transaction_in_progress_then_rows_of_its_time_stay(house: House) -> None:
-    house.register()
-    house.publish(b"before")
-    tx = house.manager.start_long("job")
-    house.publish(b"since")
-    house.process()
-    house.sweep()
-    assert house.left() == [b"since"]
-    house.manager.commit(tx.transaction_id)
-    house.sweep(0)
-    assert house.left() == []
+def test_given_a_transaction_in_progress_then_rows_of_its_time_stay(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"before")
+    tx = kit.manager.start_long("job")
+    kit.publish(b"since")
+    kit.process()
+    kit.sweep()
+    assert kit.left() == [b"since"]
+    kit.manager.commit(tx.transaction_id)
+    kit.sweep(0)
+    assert kit.left() == []
 
 
-def test_given_no_usable_snapshot_then_nothing_goes(house: House) -> None:
-    house.register()
-    house.publish(b"a")
-    house.process()
-    house.clock.advance(2 * HOUR)
-    house.rig.restart(snapshots=_NoSnapshots()).engine.run_once()
-    assert house.left() == [b"a"]
+def test_given_no_usable_snapshot_then_nothing_goes(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"a")
+    kit.process()
+    kit.clock.advance(2 * HOUR)
+    kit.rig.restart(snapshots=_NoSnapshots()).engine.run_once()
+    assert kit.left() == [b"a"]
 
 
 class _NoSnapshots:
@@ -170,95 +170,97 @@ class _NoSnapshots:
         raise OSError("none")
 
 
-def test_given_stored_payloads_then_they_go_with_their_message(house: House) -> None:
-    house.register()
+def test_given_stored_payloads_then_they_go_with_their_message(kit: ProcessedKit) -> None:
+    kit.register()
     for _ in range(2):
-        tx = house.manager.start_short()
-        house.service.store(ORDERS, [b"x", b"y"], pointer=tx.write_pointer)
-        house.clock.advance(1)
-        house.service.publish(ORDERS, [], pointer=tx.write_pointer)
-        house.manager.commit(tx.transaction_id)
-        house.clock.advance(1)
-    house.process(limit=3)
-    house.clock.advance(2 * HOUR)
-    planned, report = house.rig.engine.preview(), house.sweep(0)
+        tx = kit.manager.start_short()
+        kit.service.store(ORDERS, [b"x", b"y"], pointer=tx.write_pointer)
+        kit.clock.advance(1)
+        kit.service.publish(ORDERS, [], pointer=tx.write_pointer)
+        kit.manager.commit(tx.transaction_id)
+        kit.clock.advance(1)
+    kit.process(limit=3)
+    kit.clock.advance(2 * HOUR)
+    planned, report = kit.rig.engine.preview(), kit.sweep(0)
     assert planned.total(Rule.PROCESSED) == report.total(Rule.PROCESSED) == 3
-    assert len(house.store.payload.read(KEYS, b"", None, 10).items) == 2
-    assert [message.payload for message in _read(house)] == [b"x", b"y"]
+    assert len(kit.store.payload.read(KEYS, b"", None, 10).items) == 2
+    assert [message.payload for message in _read(kit)] == [b"x", b"y"]
 
 
-def _read(house: House) -> list[Any]:
-    return [one for page in house.service.fetch(ORDERS, FetchRequest(None)) for one in page]
+def _read(kit: ProcessedKit) -> list[Any]:
+    return [one for page in kit.service.fetch(ORDERS, FetchRequest(None)) for one in page]
 
 
 def test_given_a_message_with_a_ttl_of_its_own_when_processed_then_its_note_is_forgotten_when_it_is_due(
-    house: House,
+    kit: ProcessedKit,
 ) -> None:
-    house.register()
-    house.service.publish(ORDERS, [b"short"], ttl_seconds=7 * 3600)
-    house.process()
-    assert house.sweep().total(Rule.PROCESSED) == 1
-    report = house.sweep(6 * HOUR)
+    kit.register()
+    kit.service.publish(ORDERS, [b"short"], ttl_seconds=7 * 3600)
+    kit.process()
+    assert kit.sweep().total(Rule.PROCESSED) == 1
+    report = kit.sweep(6 * HOUR)
     assert (report.total(Rule.EXPIRED), report.total(Rule.PROCESSED)) == (0, 0)
-    assert house.side.rows(b"e", b"f", 10).items == []
+    assert kit.side.rows(b"e", b"f", 10).items == []
 
 
 # -- guards ------------------------------------------------------------------------------------------------------------
 
 
-def test_s8_given_the_property_set_on_a_topic_in_use_then_what_it_lets_go_is_held_or_approved(house: House) -> None:
-    house.service.update_topic(ORDERS, {"ttl": "8640000"})
-    house.register()
-    house.publish(b"a")
-    house.process()
-    house.sweep()
-    house.service.update_topic(ORDERS, CONSUMED)
-    planned = house.rig.engine.preview()
+def test_s8_given_the_property_set_on_a_topic_in_use_then_what_it_lets_go_is_held_or_approved(
+    kit: ProcessedKit,
+) -> None:
+    kit.service.update_topic(ORDERS, {"ttl": "8640000"})
+    kit.register()
+    kit.publish(b"a")
+    kit.process()
+    kit.sweep()
+    kit.service.update_topic(ORDERS, CONSUMED)
+    planned = kit.rig.engine.preview()
     [(key, entry)] = planned.sorted_entries()
     assert (key.rule, key.held, entry.rows) == (Rule.PROCESSED, Hold.FRONTIER, 1)
-    assert house.sweep(0).held_rows() == 1
-    assert announced(house.side, house.metadata()) == 0
-    assert house.sweep(HOUR - 1).held_rows() == 1
-    assert house.left() == [b"a"]
-    assert house.rig.engine.approve((str(ORDERS),)) == [ORDERS]
-    house.sweep(0)
-    assert house.left() == []
+    assert kit.sweep(0).held_rows() == 1
+    assert announced(kit.side, kit.metadata()) == 0
+    assert kit.sweep(HOUR - 1).held_rows() == 1
+    assert kit.left() == [b"a"]
+    assert kit.rig.engine.approve((str(ORDERS),)) == [ORDERS]
+    kit.sweep(0)
+    assert kit.left() == []
 
 
-def test_given_a_protected_or_paused_topic_then_nothing_goes_and_nothing_is_announced(house: House) -> None:
-    house.register()
-    house.publish(b"a")
-    house.process()
-    house.clock.advance(2 * HOUR)
-    house.rig.restart(protect=("default:*",)).engine.run_once()
-    house.rig.state.pause(str(ORDERS), house.clock.now_ms())
-    house.rig.engine.run_once()
-    assert (house.left(), announced(house.side, house.metadata())) == ([b"a"], 0)
+def test_given_a_protected_or_paused_topic_then_nothing_goes_and_nothing_is_announced(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"a")
+    kit.process()
+    kit.clock.advance(2 * HOUR)
+    kit.rig.restart(protect=("default:*",)).engine.run_once()
+    kit.rig.state.pause(str(ORDERS), kit.clock.now_ms())
+    kit.rig.engine.run_once()
+    assert (kit.left(), announced(kit.side, kit.metadata())) == ([b"a"], 0)
 
 
 def test_given_a_plan_then_nothing_is_announced_and_applied_it_takes_what_it_showed(
-    house: House, tmp_path: Any
+    kit: ProcessedKit, tmp_path: Any
 ) -> None:
-    house.register()
-    house.publish(b"a")
-    house.process()
-    house.clock.advance(2 * HOUR)
-    house.publish(b"b")
-    house.rig.engine.preview(out=tmp_path / "plan")
-    assert announced(house.side, house.metadata()) == 0
-    house.process()
-    house.clock.advance(2 * HOUR)
-    house.rig.engine.carry_out(tmp_path / "plan")
-    assert house.left() == [b"b"]
+    kit.register()
+    kit.publish(b"a")
+    kit.process()
+    kit.clock.advance(2 * HOUR)
+    kit.publish(b"b")
+    kit.rig.engine.preview(out=tmp_path / "plan")
+    assert announced(kit.side, kit.metadata()) == 0
+    kit.process()
+    kit.clock.advance(2 * HOUR)
+    kit.rig.engine.carry_out(tmp_path / "plan")
+    assert kit.left() == [b"b"]
 
 
-def test_given_consumers_that_cannot_be_read_then_all_stays_and_it_is_said(house: House) -> None:
-    house.register()
-    house.publish(b"a")
-    house.process()
-    house.side.put([(b"c" + ORDERS.prefix + b"\0\0\0\1broken", b"?")])
-    report = house.sweep()
-    assert house.left() == [b"a"]
+def test_given_consumers_that_cannot_be_read_then_all_stays_and_it_is_said(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"a")
+    kit.process()
+    kit.side.put([(b"c" + ORDERS.prefix + b"\0\0\0\1broken", b"?")])
+    report = kit.sweep()
+    assert kit.left() == [b"a"]
     assert any("cannot be read" in note.message for note in report.guards)
     assert not report.errors
 
@@ -298,16 +300,16 @@ def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
     """
     with ExitStack() as stack:
         side = BusySide()
-        house = House(stack, side)
-        house.register()
-        house.publish(b"a")
-        house.publish(b"b")
-        house.publish(b"c")
-        house.process(limit=2)
-        ids = house.ids()
+        kit = ProcessedKit(stack, side)
+        kit.register()
+        kit.publish(b"a")
+        kit.publish(b"b")
+        kit.publish(b"c")
+        kit.process(limit=2)
+        ids = kit.ids()
         if former:
-            house.register("late", ids[1])
-        house.clock.advance(2 * HOUR)
+            kit.register("late", ids[1])
+        kit.clock.advance(2 * HOUR)
         done: list[MessageId] = []
         count = 0
 
@@ -316,16 +318,16 @@ def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
             count += 1
             if count == moment:
                 side.told = None
-                house.register("late")
-                done.append(house.service.consumers.get(ORDERS, "late").id)
+                kit.register("late")
+                done.append(kit.service.consumers.get(ORDERS, "late").id)
                 side.told = tick
 
         side.told = tick
-        watch(house.store, before=tick)
-        house.rig.engine.run_once()
+        watch(kit.store, before=tick)
+        kit.rig.engine.run_once()
         side.told = None
         begun = done[0] if done else MessageId(2**62, 0)
-        there = house.ids()
+        there = kit.ids()
         return count, bool(done), [str(one).encode() for one in ids if one > begun and one not in there]
 
 
@@ -341,91 +343,93 @@ def test_trap_f_given_a_consumer_that_registers_at_any_moment_of_a_pass_then_not
 
 
 def test_trap_f_given_what_was_let_go_when_a_consumer_registers_or_goes_back_then_it_begins_behind_that(
-    house: House,
+    kit: ProcessedKit,
 ) -> None:
-    house.register()
-    house.publish(b"a", b"b")
-    house.process()
-    last = house.ids()[-1]
-    house.sweep()
-    house.register("new")
-    house.register(GROUP, READ_NONE)
-    assert [house.service.consumers.get(ORDERS, name).id for name in ("new", GROUP)] == [last, last]
+    kit.register()
+    kit.publish(b"a", b"b")
+    kit.process()
+    last = kit.ids()[-1]
+    kit.sweep()
+    kit.register("new")
+    kit.register(GROUP, READ_NONE)
+    assert [kit.service.consumers.get(ORDERS, name).id for name in ("new", GROUP)] == [last, last]
 
 
 def test_given_a_side_table_that_fails_while_it_is_announced_then_nothing_goes(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house.register()
-    house.publish(b"a")
-    house.process()
+    kit.register()
+    kit.publish(b"a")
+    kit.process()
     with monkeypatch.context() as failing:
-        failing.setattr(house.side, "exchange", raising(StoreError("broken")))
-        house.sweep()
-    assert house.left() == [b"a"]
-    house.sweep(0)
-    assert house.left() == []
+        failing.setattr(kit.side, "exchange", raising(StoreError("broken")))
+        kit.sweep()
+    assert kit.left() == [b"a"]
+    kit.sweep(0)
+    assert kit.left() == []
 
 
-def test_fetch_of_rows_deleted_as_consumed_returns_none_from_cache(house: House) -> None:
-    house.register()
-    house.publish(b"a", b"b")
-    house.publish(b"c")
-    house.process(limit=1)
-    house.sweep()
-    assert house.left() == house.fetched() == [b"b", b"c"]
+def test_fetch_of_rows_deleted_as_consumed_returns_none_from_cache(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"a", b"b")
+    kit.publish(b"c")
+    kit.process(limit=1)
+    kit.sweep()
+    assert kit.left() == kit.fetched() == [b"b", b"c"]
     # Released rows that no janitor has deleted yet are still there for plain readers.
-    announce(house.side, house.metadata(), 1 << 62)
-    assert house.left() == house.fetched() == [b"b", b"c"]
+    announce(kit.side, kit.metadata(), 1 << 62)
+    assert kit.left() == kit.fetched() == [b"b", b"c"]
 
 
-def test_fetch_after_retention_is_unset_returns_no_deleted_rows(house: House) -> None:
-    house.register()
-    house.publish(b"a")
-    house.publish(b"b")
-    house.process(limit=1)
-    house.sweep()
-    house.service.update_topic(ORDERS, {"ttl": CONSUMED["ttl"]})
-    assert house.left() == house.fetched() == [b"b"]
+def test_fetch_after_retention_is_unset_returns_no_deleted_rows(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"a")
+    kit.publish(b"b")
+    kit.process(limit=1)
+    kit.sweep()
+    kit.service.update_topic(ORDERS, {"ttl": CONSUMED["ttl"]})
+    assert kit.left() == kit.fetched() == [b"b"]
 
 
-def test_fetch_at_tail_of_consumed_topic_reads_no_side_row(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    house.register()
-    house.publish(b"a")
-    assert house.fetched() == [b"a"]
-    monkeypatch.setattr(house.side, "get", raising(StoreError("read")))
-    assert house.fetched(house.ids()[-1]) == []
+def test_fetch_at_tail_of_consumed_topic_reads_no_side_row(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.register()
+    kit.publish(b"a")
+    assert kit.fetched() == [b"a"]
+    monkeypatch.setattr(kit.side, "get", raising(StoreError("read")))
+    assert kit.fetched(kit.ids()[-1]) == []
 
 
-def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_when_gone_its_run(house: House) -> None:
-    house.register()
-    house.publish(b"a")
-    house.publish(b"b")
-    house.process(limit=1)
-    house.clock.advance(2 * HOUR)
-    first, second = house.ids()
-    asked = house.rig.engine.why(ORDERS, first)
+def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_when_gone_its_run(
+    kit: ProcessedKit,
+) -> None:
+    kit.register()
+    kit.publish(b"a")
+    kit.publish(b"b")
+    kit.process(limit=1)
+    kit.clock.advance(2 * HOUR)
+    first, second = kit.ids()
+    asked = kit.rig.engine.why(ORDERS, first)
     [text] = [line for line in lines(asked) if "consumers;" in line]
     assert text.strip() == "has been processed by all consumers; the next run deletes it"
     assert "at most until all consumers have processed it" in next(lines(asked))
-    [found] = house.rig.engine.why(ORDERS, second).found
+    [found] = kit.rig.engine.why(ORDERS, second).found
     assert (found.fate.rule, found.fate.action) == (Rule.EXPIRED, "keep")
-    house.sweep(0)
-    [missing] = house.rig.engine.why(ORDERS, first).missing
+    kit.sweep(0)
+    [missing] = kit.rig.engine.why(ORDERS, first).missing
     assert [(trace.entry.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
 
 
 def test_given_two_janitors_that_announce_then_the_further_one_counts(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic, exchange = house.metadata(), house.side.exchange
+    topic, exchange = kit.metadata(), kit.side.exchange
 
     def beaten(*given: Any) -> bool:
-        monkeypatch.setattr(house.side, "exchange", exchange)
-        announce(house.side, topic, 7)
+        monkeypatch.setattr(kit.side, "exchange", exchange)
+        announce(kit.side, topic, 7)
         return exchange(*given)
 
-    monkeypatch.setattr(house.side, "exchange", beaten)
-    announce(house.side, topic, 9)
-    announce(house.side, topic, 8)
-    assert announced(house.side, topic) == 9
+    monkeypatch.setattr(kit.side, "exchange", beaten)
+    announce(kit.side, topic, 9)
+    announce(kit.side, topic, 8)
+    assert announced(kit.side, topic) == 9
