@@ -360,14 +360,14 @@ class Hangs(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 def test_given_a_limit_when_nothing_is_answered_then_no_wait_is_longer(site: InProcess, network: Network) -> None:
     with (
         client_of(site, network, transport=Hangs()) as client,
-        pytest.raises(Unanswered) as caught,
+        pytest.raises(Unanswered, match="did not answer") as caught,
     ):
         client.within(2.5).publish(ORDERS, [b"1"])
     assert "within 2.5" in str(caught.value.__cause__)
 
     async def go() -> None:
         async with site.async_client(transport=Hangs()) as client:
-            with pytest.raises(Unanswered):
+            with pytest.raises(Unanswered, match="in time"):
                 await client.within(0.01).publish(ORDERS, [b"1"])
 
     asyncio.run(go())
@@ -382,7 +382,7 @@ def test_given_a_limit_when_an_answer_drips_then_the_call_ends(site: InProcess) 
         def handle_request(self, _: httpx2.Request) -> httpx2.Response:
             return httpx2.Response(200, content=drips())
 
-    with site.client(transport=Dripping()) as client, pytest.raises(Unanswered):
+    with site.client(transport=Dripping()) as client, pytest.raises(Unanswered, match="in time"):
         client.within(0.01).topic(ORDERS)
 
 

@@ -76,7 +76,7 @@ def test_given_a_reader_that_leaves_early_when_the_block_ends_then_it_does_not_w
         left = client.poll(ORDERS)
         assert len(next(left).payload) == 1_000_000
         client.close()
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="cannot be reached"):
         site.client(retry=SOON).topics()
 
 

@@ -53,7 +53,7 @@ def test_given_a_folder_that_another_process_has_when_opened_then_the_error_says
         )
         assert other.returncode != 0
         assert f"process {os.getpid()}" in other.stderr
-        with pytest.raises(StoreBusy):
+        with pytest.raises(StoreBusy, match="already open in this process"):
             tms_core.client.open(tmp_path)
         assert client.topics() != []
 

@@ -111,7 +111,7 @@ def test_given_blocks_that_say_their_size_when_decoded_then_it_is_passed_over() 
 def test_given_an_answer_that_is_cut_short_when_it_ends_then_that_is_told(body: bytes) -> None:
     decoder = MessageDecoder()
     decoder.feed(body)
-    with pytest.raises(Unanswered):
+    with pytest.raises(Unanswered, match="cut short"):
         decoder.end()
 
 
@@ -119,7 +119,7 @@ def test_given_an_answer_that_is_cut_short_when_it_ends_then_that_is_told(body: 
     "body", [b"\x02\x26" + bytes(40), b"\x02\x28" + bytes(20) + b"\x01", b"\0\0", b"\xff" * 11, b"<html>" + b"a" * 40]
 )
 def test_given_an_answer_that_makes_no_sense_when_decoded_then_that_is_told(body: bytes) -> None:
-    with pytest.raises(Unanswered):
+    with pytest.raises(Unanswered, match="cannot be read"):
         MessageDecoder().feed(body)
 
 

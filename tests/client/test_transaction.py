@@ -207,7 +207,7 @@ def test_everything_after_a_roll_back_is_refused(client: Client, site: InProcess
             tx.checkpoint,
         ]
         for call in calls:
-            with pytest.raises(NotInProgress):
+            with pytest.raises(NotInProgress, match="is to be rolled back"):
                 call()
     assert (visible(site), site.manager.invalid_size()) == ([], 0)
 
@@ -302,12 +302,12 @@ def test_given_a_transaction_when_it_reads_then_it_sees_what_was_committed_when_
 
 def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Client) -> None:
     tx = client.transaction()
-    with pytest.raises(NotInProgress):
+    with pytest.raises(NotInProgress, match="not begun"):
         tx.publish(ORDERS, [b"a"])
     with tx:
         pass
     for ask in (lambda: tx.publish(ORDERS, [b"a"]), lambda: tx.poll(ORDERS), tx.checkpoint):
-        with pytest.raises(NotInProgress):
+        with pytest.raises(NotInProgress, match="has ended"):
             ask()
 
 
@@ -915,7 +915,7 @@ def test_given_a_pointer_that_was_not_issued_when_published_then_it_is_refused_a
     with client.transaction() as tx:
         tx.publish(ORDERS, [b"1"])
     made_up = replace(site.manager.start_short(), write_pointer=2**62)
-    with pytest.raises(TransactionEnded):
+    with pytest.raises(TransactionEnded, match="is not in progress"):
         client.publish(ORDERS, [b"x"], transaction=made_up)
     with client.transaction() as tx:
         tx.publish(ORDERS, [b"2"])

@@ -271,7 +271,7 @@ def test_given_a_clock_in_doubt_when_one_topic_is_approved_then_it_is_refused_an
     orders.describe(ttl_seconds=3600)
     before = rig.state.frontiers()
     rig.clock.step(30 * DAY)
-    with pytest.raises(GuardTripped, match="ahead"):
+    with pytest.raises(GuardTripped, match=r"clock .* ahead"):
         rig.engine.approve(("default:orders",))
     assert rig.state.frontiers() == before
     # Without a topic the clock itself is approved.

@@ -221,7 +221,7 @@ def test_given_a_memory_that_cannot_be_read_when_a_batch_is_to_be_written_then_i
     pair.leases[0].acquire()
     before = pair.orders.messages()
     pair.cell.lease = raising(StateError("the state cannot be read."))  # type: ignore[method-assign]
-    with pytest.raises(StateError, match="read"):
+    with pytest.raises(StateError, match="cannot be read"):
         pair.first.engine.run_once()
     assert pair.orders.messages() == before
     assert pair.first.state.runs(1)[0].result == "failed"

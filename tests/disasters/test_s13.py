@@ -137,7 +137,7 @@ def test_given_a_plan_of_the_store_when_applied_to_a_copy_then_it_is_refused(
         known.restart(store=store).engine.preview(out=tmp_path / "plan.json")
     copied = shutil.copytree(folder, folder.with_name("copied"))
     with LevelDBStore(copied) as store:
-        with pytest.raises(PlanRefused, match="store"):
+        with pytest.raises(PlanRefused, match="another store"):
             known.restart(store=store).engine.carry_out(tmp_path / "plan.json", adopt=True)
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 

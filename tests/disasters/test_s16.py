@@ -199,7 +199,7 @@ def test_given_a_live_message_of_a_transaction_when_its_rows_elsewhere_are_resto
 ) -> None:
     found = topic(undo.store, "default:found", ttl_seconds=86_400).ref(COMMITTED, BEGUN).stored(COMMITTED, BEGUN)
     undo.sweep(orders.ref(COMMITTED, BEGUN + 1).stored(COMMITTED, BEGUN + 1), snapshot=THEN)
-    with pytest.raises(Refused, match=str(COMMITTED)):
+    with pytest.raises(Refused, match=f"have other payloads there .*: {COMMITTED}"):
         undo.restore(orders, found, snapshot=THEN)
     assert found.stored_times() == [BEGUN]
 
@@ -239,7 +239,7 @@ def test_given_a_topic_that_was_deleted_since_when_restored_then_it_is_refused_u
 ) -> None:
     undo.sweep(orders.plain(BEGUN).tx(COMMITTED, BEGUN), snapshot=THEN)
     orders.describe(ttl_seconds=86_400, generation=-1)
-    with pytest.raises(Refused, match="deleted"):
+    with pytest.raises(Refused, match="is deleted"):
         undo.restore(orders)
     orders.describe(ttl_seconds=86_400, generation=2)
     undo.restore(orders, snapshot=THEN)

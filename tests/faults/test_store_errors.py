@@ -242,7 +242,7 @@ def test_given_a_state_that_cannot_be_written_at_all_when_swept_then_no_row_is_t
             raise StoreError("the state cannot be written.")
 
     watch_state(rig.state, before=fail)
-    with pytest.raises(StoreError, match="written"):
+    with pytest.raises(StoreError, match="cannot be written"):
         rig.engine.run_once()
     assert [described.messages() for described in topics] == before
 

@@ -80,7 +80,7 @@ def test_given_nothing_when_tables_are_made_then_they_have_cdaps_names_attribute
         assert store.metadata.rows() == [(b"a:b:", b"{}")]
 
     assert execute([*call, "--buckets", "8"]) == 1
-    assert "made_system:tms.message" in capsys.readouterr().err
+    assert "made_system:tms.message is there with 16 buckets, not 8" in capsys.readouterr().err
     for name in names:
         hbase.command("drop", name)
 

@@ -147,7 +147,7 @@ def test_wrong_token_of_the_transaction_service_is_audited(lines: Lines, tmp_pat
         try:
             with (
                 TransactionClient(service.address, token_file=shown) as client,
-                pytest.raises(ServiceUnavailable, match="token"),
+                pytest.raises(ServiceUnavailable, match="refuses the token"),
             ):
                 client.start_short()
         finally:

@@ -234,7 +234,7 @@ def orders() -> Iterator[Kit]:
 def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Kit, name: str) -> None:
     service = orders.service.consumers
     for call in (lambda: service.put(ORDERS, name, READ_NONE), lambda: service.get(ORDERS, name)):
-        with pytest.raises(BadRequest, match="consumer"):
+        with pytest.raises(BadRequest, match="cannot be a consumer"):
             call()
     with pytest.raises(BadRequest):
         service.delete(ORDERS, name)

@@ -138,7 +138,7 @@ def test_given_a_server_that_does_not_lead_when_asked_then_it_says_so_and_nothin
         lambda: service.rollback(TOPIC, RollbackRange(pointer(NOW_MS), 0, 0, NOW_MS, 0)),
     ]
     for ask in refused:
-        with pytest.raises(Unavailable):
+        with pytest.raises(Unavailable, match="does not lead"):
             ask()
     assert site.rows() == [b"a"]
     assert site.one.payloads() == [b"a"]
@@ -196,7 +196,7 @@ def test_given_a_leader_stopped_in_a_write_when_it_is_woken_after_another_began_
 
     site.one.interrupted(lambda rows: rows[done], meanwhile)
     batch = [b"%d" % number for number in range(messages)]
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="lost the lead"):
         site.one.service.publish(TOPIC, batch)
     assert len(site.rows()) == messages + 2, "the late rows are there"
     assert read == [seen]
@@ -212,7 +212,7 @@ def test_given_a_leader_stopped_between_two_pieces_of_a_batch_when_it_is_woken_t
     site: Site,
 ) -> None:
     site.one.interrupted(lambda rows: rows, site.other.leads)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="not known"):
         site.one.service.publish(TOPIC, [b"m"] * (FRAME_ROWS + 1))
     assert len(site.rows()) == FRAME_ROWS
     assert site.other.payloads() == [b"m"] * FRAME_ROWS
@@ -236,7 +236,7 @@ def test_given_late_payloads_when_the_leader_is_woken_then_they_are_not_acknowle
         put(rows)
 
     site.one.payload.put = late
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="lost the lead"):
         site.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))
 
 
@@ -644,7 +644,7 @@ def test_given_gaps_that_another_server_has_written_when_a_failed_write_is_to_be
         return value
 
     site.side.get = changed  # type: ignore[method-assign]
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="changed meanwhile"):
         site.one.payloads()
 
 
@@ -711,7 +711,7 @@ def test_given_a_thread_of_a_former_term_when_it_is_to_seal_then_it_does_not(sit
     site.other.leads()
     site.one.leads()
     site.one.service.publish(TOPIC, [b"x"])
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="lost the lead"):
         site.sealed_ranges.settle(term, PREFIX, site.one.leadership.confirm)
     site.one.service.publish(TOPIC, [b"y"])
     site.one.service.forget(TOPIC)
@@ -753,7 +753,7 @@ def test_given_a_leader_stopped_while_it_reads_when_it_is_woken_then_nobody_gets
         return page
 
     site.one.message.read = slowly
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="does not lead"):
         site.one.payloads()
 
 
@@ -778,7 +778,7 @@ def test_given_a_leader_stopped_in_a_rollback_when_it_is_woken_then_it_says_that
 
 
 def test_given_a_server_that_does_not_lead_when_rows_are_to_be_taken_back_then_it_does_not_know(site: Site) -> None:
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="lost the lead"):
         site.other.fenced.payload.delete([b"k"])
 
 

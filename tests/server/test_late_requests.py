@@ -227,5 +227,5 @@ def test_given_payloads_of_a_part_of_another_request_when_stored_under_its_numbe
     site.one.payload.put = lambda rows: site.store.payload.put(rows[:1])
     store(site.one, sent, b"a", b"b")
     site.other.leads()
-    with pytest.raises(BadRequest, match="contents"):
+    with pytest.raises(BadRequest, match="sent before with other contents"):
         store(site.other, sent, b"c", b"d")

@@ -77,7 +77,7 @@ def takes_over(node: Node) -> None:
 def test_given_nobody_when_it_looks_then_it_leads_at_once_and_nothing_is_under_way(node: Nodes) -> None:
     first = node("a")
     assert (first.leadership.leads, first.leadership.fence) == (False, 0)
-    with pytest.raises(Unavailable):
+    with pytest.raises(Unavailable, match="does not lead"):
         first.leadership.term()
     assert first.step()
     assert first.leadership.term() == Term(1, None)
@@ -329,7 +329,7 @@ def test_given_a_machine_whose_clocks_stood_while_another_took_over_when_a_write
     term = first.leadership.term()
     takes_over(second)
     assert first.leadership.leads, "by its own clock"
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="lost the lead"):
         first.leadership.confirm(term)
     assert (first.leadership.leads, first.leader) == (False, "http://b:1")
     assert not first.step()
@@ -342,7 +342,7 @@ def test_given_a_write_of_a_former_term_when_it_is_confirmed_in_a_later_one_then
     takes_over(second)
     first.step()
     takes_over(first)
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="not known"):
         first.leadership.confirm(term)
     first.leadership.confirm(first.leadership.term())
 

@@ -186,7 +186,7 @@ def test_given_a_deposed_manager_when_it_is_asked_then_it_answers_nothing_and_no
     begun = former.start_short().transaction_id
     manager = TransactionManager(shared(), clock)
     expected = state(manager)
-    with pytest.raises(LogFailed):
+    with pytest.raises(LogFailed, match="taken over"):
         former.commit(begun)
     assert not former.running
     assert state(TransactionManager(shared(), clock)) == expected
@@ -197,7 +197,7 @@ def test_given_a_deposed_manager_that_believes_it_leads_when_it_writes_then_its_
 ) -> None:
     former = manager_of(side, clock)
     manager = manager_of(side, clock)
-    with pytest.raises(LogFailed):
+    with pytest.raises(LogFailed, match="taken over"):
         former.start_short()
     manager.start_short()
     assert manager.status(BASE + 1) == "in progress"
@@ -244,7 +244,7 @@ def test_given_a_server_that_does_not_lead_when_its_manager_is_made_then_it_wait
     assert not manager.running
     assert manager.last_pointer == 0
     for ask in (manager.start_short, manager.begin, manager.expire):
-        with pytest.raises(StoreUnavailable):
+        with pytest.raises(StoreUnavailable, match="does not lead"):
             ask()
     assert rows(side) == []
     leads = True
@@ -415,7 +415,7 @@ def test_given_a_write_held_back_until_its_place_was_taken_and_forgotten_when_it
             manager.take_snapshot()
 
     late.before = meanwhile
-    with pytest.raises(LogFailed):
+    with pytest.raises(LogFailed, match="taken over"):
         former.start_short()
 
 
@@ -434,7 +434,7 @@ def test_given_a_snapshot_held_back_while_another_takes_over_when_both_are_kept_
             expected.append(manager.start_short().transaction_id)
 
     late.before = meanwhile
-    with pytest.raises(StoreUnavailable):
+    with pytest.raises(StoreUnavailable, match="taken over"):
         former.take_snapshot()
     manager = TransactionManager(shared(), clock)
     assert [manager.status(one) for one in (begun, *expected)] == ["in progress"] * 2

@@ -510,7 +510,7 @@ def test_given_a_token_for_transactions_when_served_then_it_is_demanded_and_the_
     with serving(config, {}, {}, janitor=False) as started:
         assert started.transactions is not None
         assert execute(["tx", "list", "--tx-server", started.transactions]) == 1
-        assert "token" in capsys.readouterr().err
+        assert "demands a token" in capsys.readouterr().err
         assert execute(["tx", "list", "--config", str(config), "--tx-server", started.transactions]) == 0
     (tmp_path / "token").unlink()
     with pytest.raises(TmsError, match="cannot be read"), serving(config, {}, {}, janitor=False):

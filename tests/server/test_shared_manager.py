@@ -199,16 +199,16 @@ def test_given_a_leader_that_is_gone_when_the_other_is_asked_then_nothing_was_do
     servers.clients[1].start_short()
     servers.first.service.stop()
     for _ in range(2):
-        with pytest.raises(ServiceUnavailable):
+        with pytest.raises(ServiceUnavailable, match="cannot be asked"):
             servers.clients[1].start_short()
 
 
 def test_given_no_leader_when_asked_then_it_says_so(servers: Servers) -> None:
     servers.clock.advance(OVER_MS)
-    with pytest.raises(ServiceUnavailable):
+    with pytest.raises(ServiceUnavailable, match="No server manages"):
         servers.clients[0].start_short()
     # The other one asks the first, which passes it on no further.
-    with pytest.raises(ServiceUnavailable):
+    with pytest.raises(ServiceUnavailable, match="not managed here now"):
         servers.clients[1].start_short()
 
 
@@ -221,7 +221,7 @@ def test_given_a_connection_to_a_leader_that_is_one_no_more_when_asked_then_the_
         servers.change()
         # As if it had been looked for at this moment.
         third.shared._looked_ms = servers.clock.monotonic_ms()
-        with pytest.raises(ServiceUnavailable):
+        with pytest.raises(ServiceUnavailable, match="not manage them any more"):
             client.start_short()
         assert client.start_short().transaction_id > begun
     third.stop()
@@ -265,7 +265,7 @@ def test_given_no_log_yet_when_a_server_that_does_not_lead_is_asked_then_it_says
     node = Node(MemorySide(), "a", ManualClock(NOW_MS))
     with (
         TransactionClient(node.service.address) as client,
-        pytest.raises(ServiceUnavailable),
+        pytest.raises(ServiceUnavailable, match="No server manages"),
     ):
         client.start_short()
     node.stop()
@@ -311,7 +311,7 @@ def test_given_a_damaged_log_when_a_server_is_asked_or_is_to_lead_then_it_says_s
     side = MemorySide()
     side.put([(b"xr", b"{}")])
     node = Node(side, "a", ManualClock(NOW_MS))
-    with TransactionClient(node.service.address) as client, pytest.raises(ServiceUnavailable, match="read"):
+    with TransactionClient(node.service.address) as client, pytest.raises(ServiceUnavailable, match="cannot be read"):
         client.start_short()
     with caplog.at_level(logging.ERROR):
         assert not node.look()
@@ -398,7 +398,7 @@ def test_given_a_call_that_a_paused_leader_has_when_another_server_leads_then_it
                 servers.clock.advance(OVER_MS)
                 assert third.look()
                 servers.clients[1].start_short()
-            with pytest.raises(OutcomeUnknown):
+            with pytest.raises(OutcomeUnknown, match="closed the connection"):
                 waiting.result()
         finally:
             goes_on.set()
@@ -443,7 +443,7 @@ def test_given_the_manager_of_another_log_at_the_address_when_calls_are_to_be_pa
         if expected:
             assert wire.read_message(other.ask(frame)).number == 7
         else:
-            with pytest.raises(ServiceUnavailable):
+            with pytest.raises(ServiceUnavailable, match="not managed here"):
                 other.ask(frame)
         other.close()
         other.close()
@@ -549,7 +549,7 @@ def test_given_several_servers_when_made_then_requests_ask_the_manager_where_it_
 def test_managed_on_the_network_without_a_token_is_refused_unless_allowed(tmp_path: Path, slots: int) -> None:
     settings = settings_of(tmp_path, slots, "0.0.0.0:0")
     refused = settings.transactions.model_copy(update={"allow_without_token": False})
-    with ExitStack() as stack, pytest.raises(ConfigurationError, match="token") as caught:
+    with ExitStack() as stack, pytest.raises(ConfigurationError, match="without a token everyone") as caught:
         made(settings.model_copy(update={"transactions": refused}), MemorySide(), stack)
     assert "transactions.allow_without_token" in caught.value.hint
     (tmp_path / "token").write_bytes(b"0123456789abcdef0123456789abcdef")
@@ -667,7 +667,7 @@ def test_administrative_token_that_is_refused_is_named_by_its_setting(tmp_path: 
 
 def test_given_a_place_for_the_log_that_is_no_folder_when_made_then_it_is_refused() -> None:
     settings = settings_with("leveldb", source="manager", directory="webhdfs://a:1/tx")
-    with ExitStack() as stack, pytest.raises(ConfigurationError, match="folder"):
+    with ExitStack() as stack, pytest.raises(ConfigurationError, match="in a folder of this machine"):
         managed_alone(settings, stack)
 
 
@@ -709,7 +709,7 @@ def test_given_messages_of_transactions_and_no_folder_when_a_server_is_to_begin_
     elsewhere = settings.model_copy(
         update={"transactions": settings.transactions.model_copy(update={"directory": "webhdfs://a:1/tx"})}
     )
-    with ExitStack() as stack, pytest.raises(ConfigurationError, match="folder"):
+    with ExitStack() as stack, pytest.raises(ConfigurationError, match="no folder here"):
         made(elsewhere, side, stack, store=store)
     (tmp_path / "tx").mkdir()
     with ExitStack() as stack:

@@ -296,7 +296,7 @@ class History(RuleBasedStateMachine):
             return
         if (tx, topic) in self.hidden:
             # Readers would take these messages for all there is.
-            with pytest.raises(BadRequest, match="published"):
+            with pytest.raises(BadRequest, match="not published"):
                 self.server.client.publish(name, payloads, transaction=tx.transaction)
             return
         written = self.server.client.publish(name, payloads, transaction=tx.transaction)
@@ -323,7 +323,7 @@ class History(RuleBasedStateMachine):
             return
         if tx in self.interrupted:
             # The service would not know that it was told of changes.
-            with pytest.raises(Conflict):
+            with pytest.raises(Conflict, match="forgotten by a restart"):
                 self.server.transactions.commit(tx.transaction.transaction_id)
             self.server.transactions.can_commit(tx.transaction.transaction_id, ())
         self.server.transactions.commit(tx.transaction.transaction_id)

@@ -316,7 +316,7 @@ def test_given_a_store_that_is_open_when_copied_at_rest_then_clones_of_the_copy_
             with access.at(copied).reading() as first, access.at(copied).reading() as second:
                 assert rows_of(first) == rows_of(second) == before
         assert not copied.exists()
-        with pytest.raises(StoreError, match="store"), still(place, place / "state"):
+        with pytest.raises(StoreError, match="cannot lie in the store"), still(place, place / "state"):
             pass
 
 

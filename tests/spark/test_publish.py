@@ -547,7 +547,7 @@ def test_given_a_column_that_cannot_be_published_when_a_batch_comes_then_it_is_n
 
 def test_given_rows_without_a_value_when_published_then_nothing_is(site: Site) -> None:
     batch: Any = Batch([b"1", None])
-    with pytest.raises(ConfigurationError, match="payload"):
+    with pytest.raises(ConfigurationError, match="Column payload has a row"):
         site.publisher()(batch, 0)
     assert site.bills == []
 

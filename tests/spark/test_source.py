@@ -399,7 +399,7 @@ def test_given_a_side_table_somebody_holds_when_a_task_comes_to_it_then_the_erro
     place = filled(sample)
     found = reader(place)
     [part] = found.partitions()
-    with LevelDBSide(beside(place)), pytest.raises(StoreBusy):
+    with LevelDBSide(beside(place)), pytest.raises(StoreBusy, match="while it read message rows of keys"):
         list(found.read(part))
 
 

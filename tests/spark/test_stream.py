@@ -444,7 +444,7 @@ def test_given_a_message_that_came_while_a_query_ended_when_it_expires_before_th
     query.kill()
     at.commit(came)
     at.clock.advance(TTL_SECONDS * 1000 - 50_000)
-    with pytest.raises(Refused, match="expired"):
+    with pytest.raises(Refused, match="has expired before the query"):
         query.plan()
 
 

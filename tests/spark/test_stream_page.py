@@ -83,7 +83,7 @@ def test_given_no_such_topic_when_spark_plans_then_the_error_is_ours(
 
     with pytest.raises(TopicNotFound, match="default:none"):
         persistently(run)
-    with pytest.raises(ConfigurationError, match="url"), translated():
+    with pytest.raises(ConfigurationError, match="url is missing"), translated():
         spark.readStream.format("tms").option("topic", "default:none").load()
 
 

@@ -397,10 +397,10 @@ def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_unde
     clock.advance(40_000)
     followed.renew_if_due()
     FollowedLease(state, replace(run, lease=None), clock).check()
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost, match="lease of this task's run"):
         FollowedLease(state, replace(run, lease=replace(held, fence=held.fence + 1)), clock).check()
     state.finish_run(RunRecord("run", "apply", 1, NOW_MS, "done"))
-    with pytest.raises(LeaseLost):
+    with pytest.raises(LeaseLost, match="has ended"):
         followed.check()
 
 

@@ -114,7 +114,7 @@ def test_given_a_store_this_process_holds_when_cloned_then_it_is_busy_and_keeps_
     sample: Path, state: Path, hold: Callable[[Path], Any]
 ) -> None:
     with LevelDBStore(sample):
-        with pytest.raises(StoreBusy):
+        with pytest.raises(StoreBusy, match="in this process"):
             clone(sample, state)
         for table in TABLES:
             assert hold(sample / table).said.startswith("failed")

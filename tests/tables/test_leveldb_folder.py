@@ -107,7 +107,7 @@ def test_given_a_folder_open_here_when_locked_then_the_librarys_lock_survives(
 ) -> None:
     database = plyvel.DB(str(folder))
     for shared in (False, True):
-        with pytest.raises(StoreBusy), locked(folder, shared=shared):
+        with pytest.raises(StoreBusy, match="in this process"), locked(folder, shared=shared):
             pass
     assert hold(folder).said.startswith("failed")
     database.close()

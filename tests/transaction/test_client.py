@@ -108,7 +108,7 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
     with pytest.raises(BadArgument, match="2147483647"):
         client.commit_and_start(second.transaction_id, timeout_seconds=2**31)
     for commit in (client.commit, client.commit_and_start):
-        with pytest.raises(NotInProgress):
+        with pytest.raises(NotInProgress, match="that is not in progress"):
             commit(first.transaction_id)
     assert list(client.clients()) == [second.transaction_id]
     with pytest.raises(ChangesTooLarge, match=" 1"):
@@ -124,7 +124,7 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
     assert client.status() == "NOTOK"
     with pytest.raises(CannotSnapshot):
         client.encoded_snapshot()
-    with pytest.raises(NoSnapshot):
+    with pytest.raises(NoSnapshot, match="has stopped"):
         client.latest()
     with pytest.raises(ServiceUnavailable, match="startShortClientId"):
         client.start_short()
@@ -247,7 +247,7 @@ def test_given_a_connection_that_breaks_once_then_what_may_be_done_twice_is_repe
 
 def test_given_connections_that_always_break_then_it_is_given_up_after_the_second() -> None:
     with misbehaving(hang_up) as (service, client):
-        with pytest.raises(OutcomeUnknown, match="status"):
+        with pytest.raises(OutcomeUnknown, match="has done status"):
             client.status()
         assert len(service.calls) == 2
 
@@ -272,7 +272,7 @@ def test_given_nobody_at_the_address_then_nothing_was_done() -> None:
         with TransactionClient(f"127.0.0.1:{nobody.getsockname()[1]}") as client:
             with pytest.raises(ServiceUnavailable, match="tms serve"):
                 client.commit(7)
-            with pytest.raises(NoSnapshot):
+            with pytest.raises(NoSnapshot, match="cannot be reached"):
                 client.latest()
 
 
@@ -376,7 +376,7 @@ def test_given_an_answer_without_a_transaction_then_the_outcome_is_unknown() -> 
     def empty(call: RpcMessage) -> bytes:
         return reply(call, wire.structure(0))
 
-    with misbehaving(empty) as (_, client), pytest.raises(OutcomeUnknown):
+    with misbehaving(empty) as (_, client), pytest.raises(OutcomeUnknown, match="is not the number"):
         client.start_short()
 
 
@@ -391,7 +391,7 @@ def test_given_an_answer_without_what_was_asked_for_then_the_outcome_is_unknown(
 def test_given_a_snapshot_that_is_none_then_there_is_no_snapshot() -> None:
     with (
         misbehaving(lambda call: reply(call, wire.string(0, b"\x08\x02"))) as (_, client),
-        pytest.raises(NoSnapshot),
+        pytest.raises(NoSnapshot, match="the snapshot ends"),
     ):
         client.latest()
 

@@ -838,7 +838,7 @@ def test_given_a_manager_that_was_closed_when_called_then_it_says_so(clock: Manu
             call()
     with pytest.raises(CannotSnapshot):
         manager.encoded_snapshot()
-    with pytest.raises(NoSnapshot):
+    with pytest.raises(NoSnapshot, match="has stopped"):
         manager.latest()
     assert storage.happened[-1] == "close"
 

@@ -233,7 +233,7 @@ class Histories(RuleBasedStateMachine):
             with pytest.raises(Conflict):
                 commit(known.id)
         elif known.changes is None and known.id <= self.model.recovered:
-            with pytest.raises(Conflict, match="restarted"):
+            with pytest.raises(Conflict, match="was restarted since"):
                 commit(known.id)
         else:
             self.model.commit(known)

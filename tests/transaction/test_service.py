@@ -766,7 +766,7 @@ def test_given_a_service_that_demands_a_token_when_another_is_shown_then_nothing
 ) -> None:
     (tmp_path / "mine").write_bytes(token)
     settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "mine")
-    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="token"):
+    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="refuses the token"):
         client.start_short()
     assert not manager.visibility().in_progress
 
@@ -777,7 +777,7 @@ def test_given_a_service_that_demands_a_token_when_none_is_shown_then_nothing_is
     pointer = manager.start_short().transaction_id
     with TransactionClient(guarded.address) as client:
         for _ in range(2):
-            with pytest.raises(ServiceUnavailable, match="token"):
+            with pytest.raises(ServiceUnavailable, match="demands a token"):
                 client.invalidate(pointer)
     assert [entry.write_pointer for entry in manager.visibility().in_progress] == [pointer]
 
@@ -877,7 +877,7 @@ def test_given_a_token_file_that_is_gone_or_empty_then_that_is_said(
         client.start_short()
     (tmp_path / "none").write_bytes(b"secret")
     (tmp_path / "token").unlink()
-    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="token"):
+    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="refuses the token"):
         client.start_short()
     assert "cannot be read" in caplog.text
 

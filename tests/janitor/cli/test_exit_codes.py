@@ -117,7 +117,7 @@ def test_given_a_plan_by_other_ttls_when_applied_then_2_and_no_policy_is_2_too(s
 def test_given_no_plan_file_when_applied_then_2(site: Site) -> None:
     refused = site.janitor("apply plan.json")
     assert refused.code == 2
-    assert "plan.json" in refused.err
+    assert "cannot read plan.json" in refused.err
 
 
 # --- 3: refused ------------------------------------------------------------------------------------------------------

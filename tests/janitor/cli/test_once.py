@@ -79,7 +79,7 @@ def test_given_a_decision_about_another_store_then_this_one_is_not_adopted(site:
     refused = site.janitor("adopt --once-for monday --expect-store other")
     assert refused.code == 3
     assert "other" in refused.err
-    assert "[TMS-" in refused.err
+    assert "[TMS-NOT-ADOPTED]" in refused.err
     assert site.janitor("run --once").code == 3
     assert site.janitor("plan --out plan.json").code == 0
     store_id = json.loads((site.folder / "plan.json").read_text(encoding="utf-8"))["store_id"]

@@ -79,7 +79,7 @@ def test_given_a_silent_server_then_it_is_not_waited_for_for_ever(tmp_path: Path
         while connection.recv(1 << 20):
             pass
 
-    with server(tmp_path, silent, 0.05) as remote, pytest.raises(StoreBusy):
+    with server(tmp_path, silent, 0.05) as remote, pytest.raises(StoreBusy, match="does not answer"):
         remote.verify()
 
 
@@ -138,7 +138,7 @@ def test_given_a_server_that_refuses_before_it_has_read_all_then_its_reason_is_h
         connection.sendall(b"HTTP/1.1 503 Busy\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
         end(connection)
 
-    with server(tmp_path, refuse) as remote, pytest.raises(StoreBusy):
+    with server(tmp_path, refuse) as remote, pytest.raises(StoreBusy, match="Too many"):
         remote.approve(("default:" + "x" * (1 << 20),))
 
 
@@ -147,5 +147,5 @@ def test_given_another_users_socket_then_who_has_to_ask_is_said(
 ) -> None:
     (tmp_path / api.SOCKET_NAME).touch()
     monkeypatch.setattr(api, "address", raising(PermissionError(errno.EACCES, "Permission denied")))
-    with pytest.raises(StoreBusy, match="user"):
+    with pytest.raises(StoreBusy, match="runs as another user"):
         Caller(tmp_path).greeting()

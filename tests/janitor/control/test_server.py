@@ -62,7 +62,7 @@ def test_given_the_socket_of_a_dead_process_then_it_is_replaced(desk: Control) -
 def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(desk: Control, tmp_path: Path) -> None:
     desk.start()
     second = Control(tmp_path, desk.rig, desk.observers)
-    with pytest.raises(StoreBusy):
+    with pytest.raises(StoreBusy, match="Another janitor answers"):
         second.start()
     assert desk.remote().greeting.store == STORE
 
@@ -70,7 +70,7 @@ def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(desk: 
 def test_given_a_file_of_that_name_then_it_is_left_alone(desk: Control) -> None:
     path = desk.folder / "control.sock"
     path.write_text("mine", encoding="utf-8")
-    with pytest.raises(StoreError, match="socket"):
+    with pytest.raises(StoreError, match="is no socket"):
         desk.start()
     assert path.read_text(encoding="utf-8") == "mine"
 
@@ -173,7 +173,7 @@ def test_given_an_answer_longer_than_is_taken_then_that_is_said(desk: Control, m
     desk.start()
     remote = desk.remote()
     monkeypatch.setattr(wire, "MAX_BYTES", 300)
-    with pytest.raises(StoreError, match="much"):
+    with pytest.raises(StoreError, match="too much to be handed"):
         remote.plan()
 
 

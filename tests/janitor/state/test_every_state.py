@@ -243,7 +243,7 @@ def test_given_a_run_that_began_when_it_begins_again_or_another_ends_then_that_i
     state.begin_run(RunRecord("one", "apply", 1))
     with pytest.raises(StateError):
         state.begin_run(RunRecord("one", "apply", 2))
-    with pytest.raises(StateError, match="two"):
+    with pytest.raises(StateError, match="no run two began"):
         state.finish_run(RunRecord("two", "apply", 1, 3, "done"))
 
 

@@ -85,7 +85,7 @@ def test_given_a_disk_that_takes_only_part_of_a_line_then_that_is_an_error(
     with SqliteState(tmp_path) as state:
         state.intend(SECOND)
         monkeypatch.setattr("janitor.state.sqlite.loose.os.write", lambda handle, data: write(handle, data[:9]))
-        with pytest.raises(StateError):
+        with pytest.raises(StateError, match="cannot be written"):
             state.intend(FIRST)
         monkeypatch.undo()
         assert state.intents() == [SECOND]
