@@ -154,22 +154,24 @@ class Report:
     def held_rows(self) -> int:
         return sum(entry.rows for key, entry in self.entries.items() if not self.counts_as_done(key.held))
 
+    def kept_rows(self) -> dict[str, int]:
+        """Return rows that stayed, by reason."""
+        kept = {**self.kept, Reason.HELD: self.held_rows()}
+        return {str(reason): kept.get(reason, 0) for reason in COUNTED_REASONS}
+
     def held_topics(self) -> dict[TopicId, Hold]:
         return {key.topic: key.held for key in self.entries if key.held is not None}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values; 64-bit ids are decimal strings."""
-        kept = {str(reason): self.kept.get(reason, 0) for reason in COUNTED_REASONS}
-        kept[str(Reason.HELD)] = self.held_rows()
-        snapshot = self.snapshot
         return {
             "id": self.id,
             "mode": self.mode,
             "started_ms": self.started_ms,
             "effective_now_ms": self.effective_now_ms,
-            "snapshot": snapshot and {"timestamp_ms": snapshot.timestamp_ms, "source": snapshot.source},
+            "snapshot": pack(self.snapshot),
             "topics": [_entry_json(key, entry) for key, entry in self.sorted_entries()],
-            "totals": {**{str(rule): self.total(rule) for rule in Rule}, "kept": kept},
+            "totals": {**{str(rule): self.total(rule) for rule in Rule}, "kept": self.kept_rows()},
             "deleted_bytes": self.deleted_bytes(),
             "store_bytes": pack(self.store_bytes),
             "messages": pack(self.messages),

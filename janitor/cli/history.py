@@ -153,9 +153,8 @@ def _print_report(run: RunRecord, report: dict[str, Any], arguments: str) -> Non
         out.print(f"messages: {left}")
     if run.deleted_bytes and (gained := render.gain(run.store_bytes)):
         out.print(gained)
-    counts = report["totals"]["kept"].items()
-    if kept := ", ".join(f"{rows:,} {render.kept_words(reason)}" for reason, rows in counts if rows):
-        out.print(f"kept on purpose: {kept}")
+    for line in render.kept(report["totals"]["kept"]):
+        out.print(line)
     for item in report.get("held_before", {}).get("topics", ()):
         rows = f"{item['rows']:,} rows of {item['tms_namespace']}:{item['topic']}"
         why = f"{item['table']}, {_words(item['rule'])}, {_words(item['held'])}"

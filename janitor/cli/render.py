@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from janitor.report import COUNTED_REASONS, Report
+from janitor.report import Report
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.records import MessagesLeft, StoreBytes
 from tms_core.errors import code_of_guard
@@ -25,7 +25,7 @@ _RULES = {
     Rule.PROCESSED: "processed",
     Rule.INVALID_TRANSACTION: "invert",
 }
-_REASONS = {
+_REASONS: Mapping[str, str] = {
     Reason.UNKNOWN_TOPIC: "of unknown topics",
     Reason.NEWER_GENERATION: "of newer generations",
     Reason.UNRECOGNIZED: "unrecognized",
@@ -122,7 +122,7 @@ def print_report(
     if any(entry.rows for entry in report.entries.values()):
         print_table(_by_topic(report) if summary else _by_entry(report))
     out.print(_totals(report))
-    for line in [*_gained(report), *_kept(report)]:
+    for line in [*_gained(report), *kept(report.kept_rows())]:
         out.print(line)
     if report.boundary is not None:
         out.print(f"proven clean up to transaction {report.boundary} ({moment(report.boundary // 10**6)})")
@@ -136,9 +136,11 @@ def print_report(
         print_next(next_step, style="bold")
 
 
-def kept_words(reason: str) -> str:
-    """Return the words for a reason for which rows were kept, as a report names it."""
-    return _REASONS[Reason(reason)] if reason in _REASONS else reason.replace("_", " ")
+def kept(rows: Mapping[str, int]) -> list[str]:
+    """Return the line about rows that stayed, by the reasons of a report; none if there are none."""
+    words = ((_REASONS.get(reason, reason.replace("_", " ")), count) for reason, count in rows.items() if count)
+    shown = ", ".join(f"{count:,} {name}" for name, count in words)
+    return [f"kept on purpose: {shown}"] if shown else []
 
 
 def guard_line(guard: str, message: str, *, tripped: bool) -> Text:
@@ -287,10 +289,3 @@ def _gained(report: Report) -> Iterator[str]:
         yield f"size: {about}{size(freed)} of rows {_verb(report)}deleted{of}"
         if gained := gain(report.store_bytes):
             yield gained
-
-
-def _kept(report: Report) -> list[str]:
-    counts = [(_REASONS[reason], report.kept.get(reason, 0)) for reason in COUNTED_REASONS if reason != Reason.HELD]
-    counts.append((_REASONS[Reason.HELD], report.held_rows()))
-    shown = ", ".join(f"{count:,} {name}" for name, count in counts if count)
-    return [f"kept on purpose: {shown}"] if shown else []

@@ -143,7 +143,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
     if run.limits is not None:
         return ()  # a plan file says nothing of what else is due
     if report.full and not run.patterns:
-        state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
+        state.save_note(Note.KEPT, report.kept_rows())
     counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
     known = _still_held(HELD.read(state), run, outcome, {str(key.topic) for key, _ in counted})
     HELD.save(state, [*known, *(_held_rows(key, entry) for key, entry in _most(counted))])
@@ -153,7 +153,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
 def _save_plan(state: State, run: Run, report: Report) -> None:
     """Save the plan of a daemon that only plans; all its due rows are overdue."""
     if report.full:
-        state.save_note(Note.KEPT, report.to_json()["totals"]["kept"])
+        state.save_note(Note.KEPT, report.kept_rows())
         state.save_note(REHEARSED, run.ready.now.wall_ms)
     due = [(key, entry) for key, entry in report.entries.items() if entry.rows and key.held is not Hold.PROTECTED]
     HELD.save(state, [_held_rows(key, entry) for key, entry in _most(due)])
