@@ -33,6 +33,16 @@ def test_given_those_who_want_to_be_told_when_it_comes_then_each_is_called_once_
     assert told == [1, 2, 3]
 
 
+def test_answer_with_a_callback_that_fails_is_settled_and_calls_the_others(capfd: pytest.CaptureFixture[str]) -> None:
+    answer: Answer[str] = Answer()
+    told: list[int] = []
+    answer.when_done(lambda: told.append(1 // 0))
+    answer.when_done(lambda: told.append(2))
+    answer.settle("written")
+    assert (told, answer.result()) == ([2], "written")
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
 def test_given_an_error_when_asked_then_each_gets_it() -> None:
     answer: Answer[str] = Answer()
     answer.settle(ZeroDivisionError("a bug"))

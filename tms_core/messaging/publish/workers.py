@@ -27,6 +27,7 @@ from time import perf_counter
 from typing import Generic, TypeVar
 
 from tms_core.errors import Unavailable
+from tms_core.logs.loggers import harmless
 
 #: The number of threads, and the most topics that are written at the same time.
 THREADS = 4
@@ -60,7 +61,8 @@ class Answer(Generic[R]):
         with self._lock:
             self._outcome, self._done = outcome, True
         for call in self._calls:
-            call()
+            # The caller is the write path: an error would leave the rest of its batch without an outcome, for ever.
+            harmless(call)
 
     def when_done(self, call: Callable[[], object]) -> None:
         """Register a callback for the thread that settles this; call it at once if this is settled."""
