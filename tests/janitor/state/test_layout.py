@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from janitor.metrics.catalogue import RESULTS
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.base import _OF_STORE
 from janitor.state.hbase.root import LAYOUT
-from janitor.state.records import Note
+from janitor.state.records import MessagesLeft, Note, RunRecord, StoreBytes
 from janitor.state.sqlite.state import SCHEMA_VERSION
 from tests.janitor.test_report import report
 
@@ -14,17 +16,19 @@ from tests.janitor.test_report import report
 #: raise both layouts too.
 LAYOUTS = 6, 4
 NAMES = """
-    blocked boundary claim consumer consumers counts daemon decided deleted_bytes done duration_seconds
-    effective_now_ms errors evidence expired failed first_contact frontier frontiers full full_pass
-    full_pass_wanted_ms guards held id ids in_progress interrupted invalid_transaction kept late_transactions
-    lineage live lost messages mode newer_generation note old_generation overdue partial paused phase_seconds
-    processed protected quarantined referenced refuted rehearsed_ms restored retired_run round seeks_spared
-    snapshot started_ms statistics store_bytes store_calls strikes success_ms topic_changes topic_sizes topics
-    totals transaction transactions_decided truncated undecided unknown_topic unrecognized
+    after before blocked blocked_by boundary claim consumer consumers counted_ms counts daemon decided
+    deleted_bytes done duration_seconds effective_now_ms error errors evidence expired failed finished_ms
+    first_contact frontier frontiers full full_pass full_pass_wanted_ms guards heartbeat_ms held id ids
+    in_progress interrupted invalid_transaction kept late_transactions left lineage live lost messages mode
+    newer_generation note old_generation overdue partial paused phase_seconds processed protected quarantined
+    referenced refuted rehearsed_ms restored result retired_run round seeks_spared snapshot started_ms
+    statistics store_bytes store_calls strikes success_ms topic_changes topic_sizes topics totals transaction
+    transactions_decided truncated undecided unknown_topic unrecognized
 """
 
 
 def test_names_of_stored_values_are_those_of_the_layouts() -> None:
-    names = {*Note, *_OF_STORE, *Rule, *Reason, *Hold, *RESULTS, *report().to_json()}
+    recorded = {field.name for kind in (RunRecord, StoreBytes, MessagesLeft) for field in fields(kind)}
+    names = {*Note, *_OF_STORE, *Rule, *Reason, *Hold, *RESULTS, *report().to_json(), *recorded}
     assert (SCHEMA_VERSION, LAYOUT) == LAYOUTS
     assert names == set(NAMES.split())
