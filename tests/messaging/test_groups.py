@@ -558,6 +558,17 @@ def test_failed_messages_are_named_in_the_log_and_shown_with_their_count(
     assert all(one.mark.retry_ms > kit.clock.now_ms() for one in kit.service.groups.failed(ORDERS, GROUP))
 
 
+def test_roll_back_of_a_message_that_was_given_alone_logs_its_failure(
+    kit: GroupKit, caplog: pytest.LogCaptureFixture
+) -> None:
+    kit.publish(b"bad")
+    for _ in range(2):
+        tx = kit.begin()
+        assert kit.poll(tx) == [b"bad"]
+        kit.roll_back(tx)
+    assert f"message {kit.ids()[0]} of default:orders has failed 2 times for consumer billing" in caplog.text
+
+
 # --- what a turn costs -----------------------------------------------------------------------------------------------
 
 

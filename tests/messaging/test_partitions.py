@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from threading import Event, Thread
+from threading import Event, Thread, Timer
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +23,7 @@ from tms_core.errors import (
 )
 from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.producers.requests import Sent
+from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch
 from tms_core.messaging.service import MessagingService
 from tms_core.messaging.topics.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
 from tms_core.rowkey import MessageId
@@ -324,7 +325,8 @@ def test_given_a_message_on_its_way_to_the_disk_when_the_number_changes_twice_th
     service.create_topic(ORDERS, {"partitions": "1"})
     manager: TransactionManager = service.manager  # type: ignore[attr-defined]
     tx, table = manager.start_short(), store.payload if stored else store.message
-    waits, put = Event(), table.put
+    batch = PayloadWriteBatch if stored else MessageWriteBatch
+    waits, commit = Event(), batch.commit
     settle = service._families._settle
 
     def change() -> None:
@@ -332,18 +334,19 @@ def test_given_a_message_on_its_way_to_the_disk_when_the_number_changes_twice_th
         service.update_topic(ORDERS, {"partitions": "3"})
         waits.set()
 
-    def slow(rows: Any) -> None:
+    def slow(*given: Any) -> None:
         monkeypatch.undo()
         changing.start()
         waits.wait()
-        put(rows)
+        commit(*given)
 
     def settled(topic: TopicId) -> None:
-        waits.set()
+        # Not at once: without a wait for the write, the change is over before it.
+        Timer(0.05, waits.set).start()
         settle(topic)
 
     changing = Thread(target=change)
-    monkeypatch.setattr(table, "put", slow)
+    monkeypatch.setattr(batch, "commit", slow)
     service._families._settle = settled
     if stored:
         service.store(named("orders-0"), [b"a"], pointer=tx.write_pointer)
@@ -413,6 +416,28 @@ def test_given_groups_that_read_a_sealed_partition_to_its_end_at_the_same_time_t
     assert polled(service, "orders-0", "billing").drained
     for group in ("billing", "audit"):
         assert payloads(polled(service, "orders-f2-0", group)) == [b"new"], group
+
+
+def test_poll_of_a_new_partition_waits_for_the_last_transaction_that_read_an_old_partition(
+    service: MessagingService,
+) -> None:
+    manager: TransactionManager = service.manager  # type: ignore[attr-defined]
+    service.create_topic(ORDERS, {"partitions": "2"})
+    service.publish(named("orders-0"), [b"a"])
+    service.publish(named("orders-1"), [b"b"])
+    service.update_topic(ORDERS, {"partitions": "3"})
+    for topic in ("orders-0", "orders-1", "orders-f2-0"):
+        service.consumers.put(named(topic), GROUP, MessageId(0, 0))
+
+    def read(topic: str) -> None:
+        assert polled(service, topic).messages
+        assert polled(service, topic).drained
+
+    read("orders-0")
+    early = manager.start_short()
+    read("orders-1")
+    assert service.groups.poll(named("orders-f2-0"), GROUP, GroupPoll(early, 1)).behind == named("orders-1")
+    assert polled(service, "orders-f2-0").behind is None
 
 
 def test_given_more_groups_than_a_topic_s_properties_have_room_for_then_each_leaves_the_sealed_partition(

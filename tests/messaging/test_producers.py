@@ -534,17 +534,21 @@ def test_given_as_many_other_messages_under_the_same_number_then_the_former_are_
     assert seen(kit) == [b"a", b"b"]
 
 
-def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not_known_is_said(kit: GroupKit) -> None:
-    kit.service.create_topic(named("short"), {"ttl": "60"})
+@pytest.mark.parametrize(("properties", "options"), [({"ttl": "60"}, {}), ({}, {"ttl_seconds": 60})])
+def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not_known_is_said(
+    kit: GroupKit, properties: dict[str, str], options: dict[str, Any]
+) -> None:
+    kit.service.create_topic(named("short"), properties)
     one = Instance(kit)
-    one.publish(b"a", topic=named("short"))
-    one.publish(b"a", topic=named("short"), again=True)
+    publish = partial(one.publish, b"a", topic=named("short"), **options)
+    publish()
+    publish(again=True)
     kit.clock.advance(61 * SECOND)
-    one.publish(b"a", topic=named("short"), again=True)
+    publish(again=True)
     kit.store.message.delete(kit.store.message.read(KEYS, b"", None, 10).items)
     kit.restart()
     with pytest.raises(MessagingError, match="no longer known"):
-        one.publish(b"a", topic=named("short"), again=True)
+        publish(again=True)
 
 
 def test_given_a_repetition_after_all_consumers_have_processed_then_it_is_not_done_again(kit: GroupKit) -> None:
@@ -1349,6 +1353,7 @@ def test_given_a_producer_that_does_nothing_for_a_week_then_it_is_forgotten_unle
     busy.publish(b"c")
     kit.clock.advance(2 * DAY)
     assert clean(kit) == (0, 1)
+    assert len(kit.side.rows(b"q", b"r", 10).items) == 2
     kit.clock.advance(5 * DAY + HOUR)
     busy.publish(b"d")
     assert clean(kit) == (0, 0)
@@ -1393,6 +1398,7 @@ def test_given_a_home_that_is_made_again_when_an_instance_is_registered_then_not
         heir = Instance(kit)
         assert heir.generation > one.generation
         assert heir.former is None
+        assert kit.side.rows(b"t", b"u", 10).items == []
         with pytest.raises(NotInProgress):
             kit.commit(tx)
         if swept:

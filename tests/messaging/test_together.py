@@ -196,6 +196,8 @@ def test_given_more_transactions_than_are_remembered_when_they_store_then_nothin
             kit.put("orders", P + number, b"%d %d" % (number, round_number))
     kit.publish("orders", pointer=P + 1)
     assert kit.payloads() == [b"1 0", b"1 1", b"1 2"]
+    [stored] = kit.service._open_topics._stored.values()
+    assert (len(stored.pointers), len(stored.hidden)) == (2, 2)
 
 
 def test_given_a_service_when_its_block_ends_then_it_is_closed(kit: Kit) -> None:

@@ -453,7 +453,7 @@ class MessagingService:
             False if earlier accepted requests are not written yet; they would use outdated ids.
         """
         self._open_topics.forget(concerns)
-        self.groups.forget(concerns)
+        self.groups.forget()
         self.consumers.forget()
         self.producers.forget()
         return not self._queues.are_busy(concerns)

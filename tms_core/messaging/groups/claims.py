@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -357,13 +357,9 @@ class Groups:
         )
         return list(takewhile(lambda found: rank(found) <= rank(mark.last), ids))
 
-    def forget(self, concerns: Callable[[bytes], bool]) -> None:
-        """Drop cached data of some topics, because another process may have written.
-
-        Args:
-            concerns: selects topics, by the start of their keys.
-        """
-        self._merged = {group: at for group, at in list(self._merged.items()) if not concerns(group.topic.prefix)}
+    def forget(self) -> None:
+        """Drop cached data, because another process may have written."""
+        # Not the merged transactions: they stay merged, and `_forgotten` covers those that another process has merged.
         self._forgotten = self._interrupted = self._last_pointer()
         self._rows.clear()
         self._drained_history.forget()
