@@ -37,13 +37,15 @@ def test_given_a_plan_when_a_daemon_only_plans_then_nothing_counts_as_deleted_an
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
     rig = janitor(store)
     rig.engine.adopt()
-    assert [rig.engine.rehearse().full, rig.engine.rehearse().full] == [True, False]
+    report = rig.engine.rehearse()
+    assert [report.full, rig.engine.rehearse().full] == [True, False]
     names = {key.name for key in rig.state.counters()}
     assert "rows_deleted_total" not in names
     assert {"sweeps_total", "rows_scanned_total", "sweep_phase_duration_seconds_sum"} <= names
     status = collect(rig.state, Deployment("memory", "plan_only", "every 60 s", rig.engine.deps.terms), rig.clock)
     assert status.snapshot.timestamp_ms == NOW_MS
     assert [(item.rule, item.rows) for item in status.overdue] == [("expired", 1)]
+    assert status.kept == report.to_json()["totals"]["kept"] != {}
 
 
 def test_given_a_run_under_way_when_the_lease_is_looked_after_then_nobody_waits_for_anybody() -> None:

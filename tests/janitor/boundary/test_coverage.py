@@ -564,6 +564,16 @@ def test_given_runs_that_are_all_killed_among_payloads_when_repeated_then_a_full
     assert not rig.engine.run_once().full
 
 
+def test_adoption_after_a_run_died_among_payloads_starts_with_the_first_topic_again() -> None:
+    rig, topics = in_one_piece(topics=6)
+    assert Budget(rig, "payload.keys", 20).run() is None
+    rig.engine.adopt()
+    # Payloads that only a search of everything finds: their transaction is newer than their time.
+    topics[0].stored(pointer(rig.clock.now_ms()), NOW_MS - 60 * DAY)
+    assert rig.engine.run_once().full
+    assert NOW_MS - 60 * DAY not in topics[0].stored_times()
+
+
 def test_given_a_run_that_is_killed_when_its_deletes_are_evidence_then_they_were_synced_before() -> None:
     rig, _ = in_one_piece()
     calls: list[str] = []

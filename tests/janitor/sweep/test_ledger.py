@@ -224,6 +224,15 @@ def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_delet
         assert made[about].stop >= found.stop
 
 
+def test_announcement_of_payloads_of_processed_messages_covers_them(rig: Kit) -> None:
+    orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
+    work = TopicWork(orders, b"", Frontier.open(NOW_MS, orders), admit(orders, ClockAnchor(NOW_MS, 0, "")))
+    batch = Batch("payload", 3, Rule.PROCESSED, [PayloadKey(orders.topic, 3, pointer(NOW_MS), NOW_MS, 0).pack()])
+    Ledger(rig.state, rig.clock, "run", None).announce(work, batch)
+    [made] = rig.state.intents()
+    assert made.start <= batch.keys[0] < made.stop
+
+
 def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Kit) -> None:
     spy = Spy(rig.store)
     watch_state(

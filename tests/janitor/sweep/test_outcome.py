@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import cast
 
 from janitor.report import NAMED_KEYS, EntryKey, UnrecognizedKey
 from janitor.rules.frontier import admit
@@ -10,10 +12,12 @@ from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state import values
 from janitor.state.base import ClockAnchor
 from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, unrecognized
-from janitor.sweep.ledger import DeletedRows
+from janitor.sweep.ledger import DeletedRanges, DeletedRows
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import TopicWork
 from tests.builders import NOW_MS
+from tests.support import raising
+from tms_core.errors import StopRequested
 from tms_core.rowkey import MessageKey
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata
@@ -74,3 +78,9 @@ def test_given_an_outcome_when_it_travels_as_json_then_it_arrives_as_it_was() ->
     outcome.add(Failed(b"a:b:", "payload", "store", "broken"))
     outcome.add(due(KEYS), Done(KEYS))
     assert values.unpack(Outcome, values.pack(outcome)) == outcome
+
+
+def test_stop_during_a_compaction_interrupts_the_pass() -> None:
+    outcome, stopped = Outcome(), StopRequested("stopping")
+    outcome.compact(cast(DeletedRanges, SimpleNamespace(compact=raising(stopped))), lambda: None)
+    assert outcome.interruption is stopped
