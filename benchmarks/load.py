@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import NamedTuple, Self
 
-from tests.server.client import AVRO, PATIENCE_SECONDS
+from tests.server.client import AVRO
 from tests.server.test_avro import block
+from tests.support import PATIENCE_SECONDS
 
 #: Connections, so as many requests as may be under way at once.
 CONNECTIONS = 16

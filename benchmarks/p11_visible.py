@@ -30,11 +30,11 @@ from typing import Any, NamedTuple
 from benchmarks.figure import Figure, report
 from benchmarks.load import TOPIC, Sample, milliseconds, offer, publishing
 from benchmarks.p5_latency import page
-from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
+from tests.server.client import AVRO, Client, TopicClient
 from tests.server.process import Serve, configure
 from tests.server.test_avro import decoded
 from tests.server.test_messages import MAX_INT
-from tests.support import size
+from tests.support import PATIENCE_SECONDS, size
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.store import LevelDBStore

@@ -17,9 +17,8 @@ from queue import SimpleQueue
 from benchmarks.figure import Figure, report
 from tests.hostile import attacks
 from tests.hostile.attacks import INVISIBLE, milliseconds
-from tests.server.client import PATIENCE_SECONDS
 from tests.server.process import Serve, configure
-from tests.support import size
+from tests.support import PATIENCE_SECONDS, size
 from tms_core.client import Client
 
 ROWS = size("TMS_BENCH_INVISIBLE_ROWS", 500_000)

@@ -31,9 +31,9 @@ from benchmarks.figure import Figure, report
 from benchmarks.load import TOPIC, Sample, milliseconds, offer, publishing, top_rate
 from benchmarks.stores import BODY
 from tests.hbase.tables import Tables
-from tests.server.client import PATIENCE_SECONDS, Client, TopicClient
+from tests.server.client import Client, TopicClient
 from tests.server.process import Serve, configure
-from tests.support import size
+from tests.support import PATIENCE_SECONDS, size
 from tms_core.rowkey import MessageKey
 from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import MessageValue, Store

@@ -10,10 +10,14 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
+
+#: How long a test waits for an answer or another thread before it fails: longer than anything takes that ends at all.
+PATIENCE_SECONDS = 120
 
 
 def in_ci() -> bool:
@@ -61,6 +65,14 @@ def seeds(default: int) -> range:
     """
     first = size("TMS_TEST_FIRST_SEED", 0)
     return range(first, first + size("TMS_TEST_SEEDS", default))
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until a condition is true, or fail after :data:`PATIENCE_SECONDS`."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "the test lost its patience"
+        time.sleep(0.005)
 
 
 def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ import pytest
 from tests.client.faults import Faults, faulty_async_client, faulty_client
 from tests.client.test_outcomes import BILLS, ORDERS
 from tests.server.conftest import serving
+from tests.support import PATIENCE_SECONDS
 from tms_core.client import (
     BadRequest,
     Buffer,
@@ -33,8 +34,6 @@ from tms_core.client.testing import InProcess
 from tms_core.errors import TmsError
 from tms_core.topic import TopicId
 
-#: How long a test waits for what has to happen, in seconds.
-PATIENCE_SECONDS = 120
 A, B = TopicId.parse("x:a"), TopicId.parse("x:b")
 SOON = Retry(attempts=3, first_seconds=0.001, longest_seconds=0.001)
 

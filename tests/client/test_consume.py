@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from tests.client.faults import ATTEMPTS, Faults, ToSite, When, faulty_async_client, faulty_client
 from tests.client.test_outcomes import ORDERS
+from tests.support import PATIENCE_SECONDS
 from tms_core.client import (
     AsyncClient,
     AsyncConsumption,
@@ -30,9 +31,6 @@ from tms_core.server.rest.app import make_app
 from tms_core.server.rest.context import PollLimit
 from tms_core.server.rest.context import ServerContext as Server
 from tms_core.web.listener import Listener
-
-#: How long a test waits for what has to happen, in seconds.
-PATIENCE_SECONDS = 120
 
 
 @pytest.fixture(autouse=True)

@@ -26,9 +26,6 @@ from tms_core.messaging.fetcher import Fetch
 from tms_core.messaging.model import FetchedMessage as Stored
 from tms_core.tables.memory import MemoryStore
 
-#: How long a test waits for what has to happen, in seconds.
-PATIENCE_SECONDS = 120
-
 
 def test_given_a_server_when_the_block_ends_then_no_thread_is_left_and_nothing_listens() -> None:
     before = set(threading.enumerate())

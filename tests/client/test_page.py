@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.conftest import serving
+from tests.support import PATIENCE_SECONDS
 from tms_core import client as package
 from tms_core.client import AsyncClient, Client, MessagingError
 from tms_core.client.protocol import calls
@@ -23,8 +24,6 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.service import TransactionService
 
-#: How long a test waits for what has to happen, in seconds.
-PATIENCE_SECONDS = 120
 DOCS = Path(__file__).parents[2] / "docs"
 CLIENT = ("python-client.md", "transactions.md", "client-errors.md")
 PAGE = "\n".join((DOCS / "how-to" / name).read_text(encoding="utf-8") for name in CLIENT)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.client.faults import Faults, faulty_async_client, faulty_client
 from tests.client.test_outcomes import BILLS, ORDERS, Changes, time_out, visible
+from tests.support import PATIENCE_SECONDS
 from tms_core.client import (
     BadRequest,
     Client,
@@ -32,9 +33,6 @@ from tms_core.client import (
 )
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
-
-#: How long a test waits for what has to happen, in seconds.
-PATIENCE_SECONDS = 120
 
 
 class Recorder(Participant):

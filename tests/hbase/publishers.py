@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import httpx2
 
-from tests.server.client import PATIENCE_SECONDS
 from tests.server.group_worker import ORDERS
 from tests.server.process import Serve
+from tests.support import PATIENCE_SECONDS
 from tms_core.client import (
     Client,
     MessagingError,

@@ -15,8 +15,8 @@ import pytest
 
 from tests.hbase.tables import Tables
 from tests.hbase.test_two_servers import Pair, leader_of, leads, until
-from tests.server.client import PATIENCE_SECONDS
 from tests.server.process import TMS, Serve
+from tests.support import PATIENCE_SECONDS
 from tms_core.errors import Conflict, TransactionError
 from tms_core.server.managing import PAGE_ROWS, may_have_undecided
 from tms_core.tables.base import MessageValue

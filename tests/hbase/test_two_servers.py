@@ -25,8 +25,9 @@ import pytest
 import yaml
 
 from tests.hbase.tables import Tables
-from tests.server.client import JSON, PATIENCE_SECONDS, Answer, Client, TopicClient
+from tests.server.client import JSON, Answer, Client, TopicClient
 from tests.server.process import TMS, Serve
+from tests.support import PATIENCE_SECONDS
 from tms_core.cli.main import execute
 from tms_core.server.ha.slot_assignment import slot_of
 from tms_core.tables.base import KEYS, MESSAGES

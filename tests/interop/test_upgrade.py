@@ -6,9 +6,8 @@ import json
 import subprocess
 from pathlib import Path
 
-from tests.server.client import PATIENCE_SECONDS
 from tests.server.conftest import serving
-from tests.support import require_or_skip, require_tool
+from tests.support import PATIENCE_SECONDS, require_or_skip, require_tool
 
 PROGRAM = Path(__file__).with_name("Upgrade.java")
 #: The first JDK that has the client, and runs a program from its source.

@@ -39,9 +39,6 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import Transaction
 
-#: How long a test waits for another thread before it fails.
-PATIENCE_SECONDS = 120
-
 HOUR_SECONDS = 3600
 P = pointer(NOW_MS - 1000)
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.kit.messaging import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS
 from tms_core.messaging.publish.workers import Answer
 
 

@@ -9,7 +9,8 @@ from threading import Event
 import pytest
 
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, fail_at, pointer, watch
-from tests.kit.messaging import PATIENCE_SECONDS, Kit, P, named, reader
+from tests.kit.messaging import Kit, P, named, reader
+from tests.support import PATIENCE_SECONDS
 from tms_core.errors import (
     BadRequest,
     ClockJumped,

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, janitor, watch
-from tests.kit.messaging import HOUR_SECONDS, PATIENCE_SECONDS, Kit, P, named, reader
+from tests.kit.messaging import HOUR_SECONDS, Kit, P, named, reader
+from tests.support import PATIENCE_SECONDS
 from tms_core.clock import SystemClock
 from tms_core.errors import TopicNotFound, Unavailable
 from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange

@@ -8,8 +8,8 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-#: How long a test waits for any answer, in seconds.
-PATIENCE_SECONDS = 120
+from tests.support import PATIENCE_SECONDS
+
 AVRO, JSON = "avro/binary", "application/json"
 
 

@@ -9,8 +9,8 @@ import subprocess
 import sys
 import time
 
-from tests.server.client import PATIENCE_SECONDS
 from tests.server.process import Serve
+from tests.support import PATIENCE_SECONDS
 from tms_core.client import Client
 
 ORDERS, BILLS, GROUP = "default:orders", "default:bills", "billing"

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import yaml
 
-from tests.server.client import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS
 
 TMS = Path(sys.executable).with_name("tms")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 
-from tests.server.client import AVRO, PATIENCE_SECONDS, Client
+from tests.server.client import AVRO, Client
 from tests.server.test_messages import avro
+from tests.support import PATIENCE_SECONDS
 
 
 class Producer:

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from tests.builders import Call, fail_at, watch
-from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
+from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_messages import EVERYTHING, avro
+from tests.support import PATIENCE_SECONDS
 from tms_core.clock import SystemClock
 from tms_core.messaging.publish import workers
 from tms_core.messaging.publish.workers import SMALL_BYTES, EventLoopWorkers

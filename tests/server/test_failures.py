@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.builders import NOW_MS, Call, fail_at, watch
-from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
+from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_avro import decoded
 from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro, reading
-from tests.server.test_protocol import until
-from tests.support import raising
+from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreFull, StoreUnavailable
 from tms_core.messaging import fetcher
@@ -280,9 +279,9 @@ def test_given_a_poll_that_finds_nothing_when_its_client_has_left_then_no_more_i
         body = json.dumps({"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}).encode()
         with Client(server.port) as leaving:
             leaving.send("POST", f"{topic.path}/poll", body, content_type="application/json")
-            until(lambda: reads)
+            wait_until(lambda: reads)
         left.set()
-        until(lambda: 'code="499",route="poll"' in other.ask("GET", "/metrics").text)
+        wait_until(lambda: 'code="499",route="poll"' in other.ask("GET", "/metrics").text)
         assert 0 < len(reads) < 4000
 
 

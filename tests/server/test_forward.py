@@ -6,7 +6,6 @@ import gzip
 import json
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,10 +16,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.builders import NOW_MS
-from tests.server.client import PATIENCE_SECONDS, Client, TopicClient
+from tests.server.client import Client, TopicClient
 from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
 from tests.server.test_leadership import Node
 from tests.server.test_protocol import make_certificate
+from tests.support import PATIENCE_SECONDS, wait_until
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
@@ -187,14 +187,14 @@ def test_given_a_request_that_the_leader_refuses_before_it_was_sent_when_passed_
 def test_what_a_server_says_of_itself_is_not_passed_on(client: Client) -> None:
     TopicClient(client, "t").create()
     assert client.ask("GET", "/ping").text == "OK."
+
     # What was forwarded is counted once both connections are done with, so perhaps after its answer is here.
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        metrics = client.ask("GET", "/metrics").text
-        if 'tms_requests_total{code="200",route="forwarded"}' in metrics and 'route="ping"' in metrics:
-            break
-        assert time.monotonic() < deadline, metrics
-    assert 'tms_requests_total{code="200",route="forwarded"} 1.0' in metrics
+    def metrics() -> str:
+        return client.ask("GET", "/metrics").text
+
+    wait_until(
+        lambda: 'tms_requests_total{code="200",route="forwarded"} 1.0' in metrics() and 'route="ping"' in metrics()
+    )
 
 
 @pytest.mark.usefixtures("leader")

@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.builders import NOW_MS, Call, watch
-from tests.server.client import AVRO, JSON, PATIENCE_SECONDS
+from tests.server.client import AVRO, JSON
 from tests.server.conftest import Serving, serving
 from tests.server.identities import JwtIdentities, gate_of
 from tests.server.test_avro import block
-from tests.server.test_protocol import until
+from tests.support import PATIENCE_SECONDS, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import Forbidden, StoreError, TmsError, Unavailable
 from tms_core.messaging.service import MessagingService
@@ -580,7 +580,7 @@ def test_requests_that_come_meanwhile_are_answered_in_their_turn(
     connection.send(request("GET", path, b"", "Host: localhost"))
     assert status(connection.answer()) == 200
     assert len(served) == 2
-    until(lambda: server.listener.alone(0))
+    wait_until(lambda: server.listener.alone(0))
 
 
 def test_request_with_a_known_head_after_one_that_was_parsed_is_answered_after_it(served: list[bytes]) -> None:
@@ -641,7 +641,7 @@ def test_client_that_leaves_meanwhile_has_published(
     server, connection, _, may = held
     connection.__exit__()
     may.set()
-    until(lambda: server.listener.alone(0))
+    wait_until(lambda: server.listener.alone(0))
     assert len(server.store.message.read(MESSAGES, b"", b"\xff", 10).items) == 2
     assert len(served) == 1
 
@@ -653,7 +653,7 @@ def test_server_that_stops_meanwhile_answers(
     stopping = Thread(target=server.listener.stop)
     stopping.start()
     # It no longer accepts connections once it stops.
-    until(lambda: not _is_open(server.port))
+    wait_until(lambda: not _is_open(server.port))
     may.set()
     assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     stopping.join()
@@ -682,7 +682,7 @@ def test_silence_meanwhile_does_not_end_the_connection(monkeypatch: pytest.Monke
         connection.send(data)
         assert status(connection.answer()) == 200
         connection.send(data)
-        until(lambda: served)
+        wait_until(lambda: served)
         time.sleep(0.4)
         may.set()
         assert status(connection.answer()) == 200
@@ -771,7 +771,7 @@ def test_error_of_an_accepted_request_is_answered_500_and_the_request_is_not_rep
         connection.send(data)
         assert status(connection.answer()) == 500
         assert served == [data]
-        until(lambda: len(stored(server, topic)[0]) == 2)
+        wait_until(lambda: len(stored(server, topic)[0]) == 2)
 
 
 # --- requests of producers -------------------------------------------------------------------------------------------
@@ -865,10 +865,10 @@ def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> N
         for _ in range(3):
             connection.send(publishing(topic, avro(b"a", b"b")))
             assert status(connection.answer()) == 200
-        until(lambda: server.metrics.registry.get_sample_value("tms_messages_published_total") == 6)
+        wait_until(lambda: server.metrics.registry.get_sample_value("tms_messages_published_total") == 6)
         value = server.metrics.registry.get_sample_value
         labels = {"tms_namespace": "default", "topic": topic}
-        until(lambda: value("tms_requests_total", {"route": "publish", "code": "200"}) == 3)
+        wait_until(lambda: value("tms_requests_total", {"route": "publish", "code": "200"}) == 3)
         assert value("tms_topic_messages_published_total", labels) == 6
         assert value("tms_topic_publish_duration_seconds_count", labels) == 3
         assert value("tms_request_duration_seconds_count", {"route": "publish"}) == 3

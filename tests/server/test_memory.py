@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.server.client import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS
 from tms_core.errors import Unavailable
 from tms_core.server.memory import LentMemory, Memory, Share
 

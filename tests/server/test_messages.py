@@ -14,7 +14,7 @@ from tests.builders import NOW_MS
 from tests.server.client import AVRO, JSON, Client, TopicClient
 from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
 from tests.server.test_avro import block, decoded, long
-from tests.server.test_protocol import until
+from tests.support import wait_until
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.server.codec.bodies import MESSAGE_BYTES
 from tms_core.server.codec.json_text import POLL_MESSAGES
@@ -385,7 +385,7 @@ def test_given_a_poll_that_waits_when_a_message_comes_then_it_is_answered_with_i
             waiting.send("POST", f"{topic.path}/poll", EVERYTHING, **headers)
         else:
             waiting.send("POST", f"{topic.path}/poll", b'{"waitSeconds": 60}', content_type="application/json")
-        until(lambda: shared.site.waiting.polls)
+        wait_until(lambda: shared.site.waiting.polls)
         topic.publish("a")
         found = waiting.answer()
         assert b"a" in found.body
@@ -402,7 +402,7 @@ def test_given_a_poll_that_waits_when_a_message_comes_that_is_not_decided_then_i
     view = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1, open_=(NOW_POINTER,)), "waitSeconds": 60}
     with Client(shared.port) as waiting:
         waiting.send("POST", f"{topic.path}/poll", json.dumps(view).encode(), content_type="application/json")
-        until(lambda: shared.site.waiting.polls)
+        wait_until(lambda: shared.site.waiting.polls)
         topic.publish("a", transactionWritePointer=str(NOW_POINTER))
         assert waiting.answer().json == []
 
@@ -415,9 +415,9 @@ def test_given_a_poll_that_waits_when_its_client_leaves_or_the_server_stops_then
         topic = TopicClient(client, "t").create()
         for one in (client, staying):
             one.send("POST", f"{topic.path}/poll", b'{"waitSeconds": 60}', content_type="application/json")
-        until(lambda: len(server.site.waiting.polls) == 2)
+        wait_until(lambda: len(server.site.waiting.polls) == 2)
         client.__exit__()
-        until(lambda: len(server.site.waiting.polls) == 1)
+        wait_until(lambda: len(server.site.waiting.polls) == 1)
         server.listener.stop()
         assert staying.answer().json == []
 

@@ -7,9 +7,8 @@ import threading
 import time
 from pathlib import Path
 
-from tests.server.client import PATIENCE_SECONDS
 from tests.server.process import Serve, configure
-from tests.support import free_port, size
+from tests.support import PATIENCE_SECONDS, free_port, size
 from tms_core.client import Client, MessagingError, Options, Producer, Retry, TransactionError
 
 TOPIC = "default:bills"

@@ -8,20 +8,18 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from http.client import HTTPSConnection
 from pathlib import Path
 
 import pytest
 
-from tests.server.client import AVRO, PATIENCE_SECONDS, Client, TopicClient
+from tests.server.client import AVRO, Client, TopicClient
 from tests.server.process import TMS, Serve, configure
 from tests.server.producers import Producer, check
 from tests.server.test_avro import decoded
 from tests.server.test_messages import EVERYTHING, avro
-from tests.support import require_tool
+from tests.support import require_tool, wait_until
 from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.store import LevelDBStore
 
@@ -127,13 +125,6 @@ def test_status_after_a_topic_update_has_the_new_ttl_at_once(tmp_path: Path) -> 
                 figures = shown["figures"] if "figures" in shown else shown["topics"][0]
                 assert figures["ttl_seconds"] == int(ttl)
         server.end()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_given_another_source_of_transactions_when_served_then_none_are_managed_here(tmp_path: Path) -> None:

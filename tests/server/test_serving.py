@@ -23,9 +23,9 @@ from prometheus_client import Gauge
 from starlette.types import Receive, Scope, Send
 
 from tests.builders import NOW_MS
-from tests.server.client import JSON, PATIENCE_SECONDS, Client, TopicClient
+from tests.server.client import JSON, Client, TopicClient
 from tests.server.process import configure, port_of
-from tests.support import raising
+from tests.support import PATIENCE_SECONDS, raising
 from tms_core.cli import serve as command
 from tms_core.cli.entry import ending
 from tms_core.cli.main import execute

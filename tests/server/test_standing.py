@@ -9,6 +9,7 @@ from threading import Event
 import pytest
 
 from tests.builders import NOW_MS
+from tests.support import PATIENCE_SECONDS
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreError
 from tms_core.messaging.service import MessagingService
@@ -18,9 +19,6 @@ from tms_core.settings.models import LeaderSettings, load
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
-
-PATIENCE_SECONDS = 120
-
 
 # --- settings --------------------------------------------------------------------------------------------------------
 

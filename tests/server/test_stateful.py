@@ -26,7 +26,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from janitor.app.embedded import Embedded
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
 from tests.server.told import Reader, Topic, Tx
-from tests.support import size
+from tests.support import PATIENCE_SECONDS, size
 from tms_core.client import (
     Client,
     ConsumerNotFound,
@@ -47,7 +47,6 @@ NAMES = ("default:a", "default:a-b")
 #: The consumer group, and where it begins.
 GROUP, BEGINNING = "worker", MessageId(0, 0)
 TIMEOUT_SECONDS = 300
-PATIENCE_SECONDS = 60
 EMPTY = Transaction(0, 0, 0)
 #: A ttl, and how far time goes at once.
 TTLS = (5 * MINUTE, HOUR, 2 * DAY)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.server.client import Client, TopicClient
-from tests.server.test_protocol import until
+from tests.support import wait_until
 
 ROLLBACK = (
     b'{"transactionWritePointer":"1","rollbackRange":'
@@ -162,7 +162,7 @@ def test_metrics_after_a_topic_is_deleted_lose_its_series(topic: TopicClient) ->
     own = f'topic="{topic.path.rpartition("/")[2]}"'
     assert own in topic.client.ask("GET", "/metrics").text
     assert topic.client.ask("DELETE", topic.path).status == 200
-    until(lambda: own not in topic.client.ask("GET", "/metrics").text)
+    wait_until(lambda: own not in topic.client.ask("GET", "/metrics").text)
 
 
 def test_given_a_scraper_that_wants_openmetrics_then_it_gets_that(client: Client) -> None:

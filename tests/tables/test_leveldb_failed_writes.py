@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -16,7 +15,7 @@ import pytest
 
 from tests.builders import NOW_MS
 from tests.kit.messaging import P, leveldb, named, reader
-from tests.support import raising
+from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tests.tables.conftest import Child
 from tms_core.errors import StoreError, TopicNotFound, WriteRefused
 from tms_core.messaging.model import RollbackRange
@@ -28,8 +27,6 @@ from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
-
-PATIENCE_SECONDS = 60.0
 
 #: A compaction whose new tables cannot be written; says how it ended, what was written next, and what is there.
 NO_ROOM_TO_COMPACT = """
@@ -268,7 +265,7 @@ def test_given_writes_that_wait_when_one_goes_on_then_they_are_written_together_
             disk.before = lambda: None
             others = [threads.submit(database.put, [(key, b"1")]) for key in (b"b", b"c")]
             others.append(threads.submit(database.delete, [b"d"]))
-            wait_for(lambda: len(database._waiting) == 3)
+            wait_until(lambda: len(database._waiting) == 3)
             # The first is in its write; what it does is known by now.
             disk.failing = failing
             go_on.set()
@@ -288,7 +285,7 @@ def test_given_somebody_who_reads_when_the_folder_is_to_be_opened_anew_then_that
     with ThreadPoolExecutor(2) as threads:
         with database._handle as db, db.iterator() as found:
             writing = threads.submit(database.put, [(b"b", b"2")])
-            wait_for(lambda: database._handle._closing)
+            wait_until(lambda: database._handle._closing)
             reading = threads.submit(database.get, b"b")
             assert list(found) == [(b"a", b"1")]
         writing.result(PATIENCE_SECONDS)
@@ -442,13 +439,6 @@ def broken(folder: Path, disk: Disk) -> WritableDatabase:
         database.put([(b"a", b"0"), (b"c", b"3")])
     disk.failing = False
     return database
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    ends = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < ends
-        time.sleep(0.01)
 
 
 # --- what a failed delete costs ---------------------------------------------------------------------------------------

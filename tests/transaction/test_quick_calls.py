@@ -12,7 +12,8 @@ from typing import cast
 
 import pytest
 
-from tests.transaction.test_service import PATIENCE_SECONDS, connected, is_closed, received, wait_for
+from tests.support import PATIENCE_SECONDS, wait_until
+from tests.transaction.test_service import connected, is_closed, received
 from tms_core.clock import ManualClock
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
@@ -219,7 +220,7 @@ def test_given_what_begins_like_a_quick_call_and_is_none_then_it_is_cut_off(
         broken = call()[LENGTH.size : -1]
         connection.sendall(LENGTH.pack(len(broken)) + broken)
         assert is_closed(connection)
-        wait_for(lambda: not service._connections)
+        wait_until(lambda: not service._connections)
     with connected(service) as connection:
         assert doers.last(connection) == WORKER
 

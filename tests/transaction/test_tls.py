@@ -19,8 +19,8 @@ from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TFramedTransportFactory
 
 import tms_core.client
-from tests.server.client import PATIENCE_SECONDS
 from tests.server.test_protocol import make_certificate, shown
+from tests.support import PATIENCE_SECONDS
 from tests.transaction.test_thrift import interface
 from tms_core.cli.main import execute
 from tms_core.clock import ManualClock
