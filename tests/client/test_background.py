@@ -89,30 +89,11 @@ def test_given_no_room_when_another_comes_then_it_waits_until_there_is(buffer: B
     assert waiting.figures == PublishFigures(waiting=3)
 
 
-def test_given_no_room_when_the_newest_are_dropped_then_they_are_counted() -> None:
-    waiting = filled(Buffer(messages=2, when_full=WhenFull.DROP_NEWEST), (A, b"1"), (A, b"2"), (A, b"3"), (B, b"4"))
-    assert waiting.take() == MessageBatch(A, 0, [b"1", b"2"])
-    assert waiting.figures == PublishFigures(waiting=2, dropped=2)
-
-
-def test_given_no_room_when_the_oldest_are_dropped_then_they_are_counted() -> None:
-    buffer = Buffer(messages=3, when_full=WhenFull.DROP_OLDEST)
-    waiting = filled(buffer, (A, b"1"), (B, b"2"), (A, b"3"), (A, b"4"), (B, b"5"))
-    assert waiting.take() == MessageBatch(A, 2, [b"3", b"4"])
-    assert waiting.take() == MessageBatch(B, 4, [b"5"])
-    assert waiting.figures.dropped == 2
-
-
 def test_given_no_room_when_that_is_an_error_then_the_message_is_not_taken() -> None:
     waiting = filled(Buffer(messages=1, when_full=WhenFull.RAISE), (A, b"1"))
     with pytest.raises(BufferFull, match=r"^1 "):
         waiting.offer(A, b"2")
     assert waiting.figures == PublishFigures(waiting=1)
-
-
-def test_given_a_message_larger_than_the_buffer_when_nothing_else_waits_then_it_is_taken() -> None:
-    waiting = filled(Buffer(size_bytes=10), (A, bytes(50)))
-    assert not waiting.offer(A, b"1")
 
 
 def test_what_was_given_before_a_mark_is_settled_when_it_is_sent_and_answered() -> None:
@@ -161,17 +142,6 @@ def test_given_messages_when_flushed_then_they_are_there_in_order_and_the_thread
     assert payloads(client, BILLS) == [b"x", b"y"]
 
 
-def test_given_a_server_that_fails_for_a_while_when_flushed_then_all_is_there(
-    site: InProcess, client: Client, faults: Faults
-) -> None:
-    faults.at("publish", "before", times=2)
-    with faulty_client(site, faults, buffer=Buffer(retry=SOON)) as producer:
-        producer.publish_async(ORDERS, [b"1", b"2"])
-        producer.flush()
-        assert producer.publish_figures == PublishFigures(published=2, retries=2)
-    assert payloads(client, ORDERS) == [b"1", b"2"]
-
-
 def test_given_an_answer_that_is_lost_when_sent_again_then_it_is_there_twice_and_not_missing(
     site: InProcess, client: Client, faults: Faults
 ) -> None:
@@ -194,13 +164,6 @@ def test_given_a_server_that_never_answers_when_flushed_and_closed_then_each_los
         with pytest.raises(NotPublished, match=r"^1 "):
             producer.close()
     assert "2 messages for default:orders are not published" in caplog.text
-
-
-def test_given_no_such_topic_when_flushed_then_it_is_told_at_once(client: Client) -> None:
-    client.publish_async("default:missing", [b"1"])
-    with pytest.raises(NotPublished, match="default:missing"):
-        client.flush()
-    assert client.publish_figures == PublishFigures(failed=1)
 
 
 def hold(faults: Faults) -> tuple[threading.Event, threading.Event]:
@@ -353,12 +316,6 @@ def test_given_a_server_that_hangs_when_closed_then_the_time_is_over_and_what_is
     assert producer.publish_figures == PublishFigures(failed=3)
 
 
-def test_given_messages_that_wait_for_company_when_closed_then_they_go_alone(site: InProcess, client: Client) -> None:
-    with site.client(buffer=Buffer(linger_seconds=10 * PATIENCE_SECONDS)) as producer:
-        producer.publish_async(ORDERS, [b"1"])
-    assert payloads(client, ORDERS) == [b"1"]
-
-
 def test_given_another_process_when_it_publishes_then_it_begins_with_nothing(
     site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,14 +376,6 @@ def test_given_an_event_loop_when_closed_then_all_is_there_in_order(
     assert payloads(client, ORDERS) == [*(b"%d" % number for number in range(20)), b"last"]
 
 
-def test_given_an_event_loop_and_a_server_that_never_answers_when_flushed_then_the_loss_is_told(
-    site: InProcess, faults: Faults
-) -> None:
-    faults.at("publish", "before")
-    with pytest.raises(NotPublished, match="20 messages"):
-        in_loop(site, faults, buffer=Buffer(retry=SOON))()
-
-
 def test_given_an_event_loop_when_a_flush_takes_too_long_then_that_is_told(site: InProcess, faults: Faults) -> None:
     faults.at("publish", "before", times=1)
 
@@ -442,19 +391,6 @@ def test_given_an_event_loop_when_a_flush_takes_too_long_then_that_is_told(site:
                 await producer.flush(timeout_seconds=0.01)
             assert producer.publish_figures.waiting == 1
             stuck.set()
-
-    asyncio.run(main())
-
-
-def test_given_a_task_that_is_cancelled_when_closed_then_what_it_did_not_publish_is_told(site: InProcess) -> None:
-    async def main() -> None:
-        producer = site.async_client()
-        await producer.publish_async(ORDERS, [b"1", b"2"])
-        [task] = [task for task in asyncio.all_tasks() if task.get_name() == "tms-publish"]
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(NotPublished, match=r"^2 "):
-            await producer.close()
 
     asyncio.run(main())
 

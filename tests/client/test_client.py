@@ -6,7 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import httpx2
@@ -30,7 +30,6 @@ from tms_core.client import (
     Unavailable,
 )
 from tms_core.client.testing import InProcess
-from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchedMessage as Row
 from tms_core.server.codec.avro import AvroCodec
 
@@ -44,28 +43,11 @@ def payloads(messages: Iterator[Message]) -> list[bytes]:
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_when_made_then_it_can_be_looked_at_changed_and_deleted(client: Client) -> None:
-    client.create_topic("shop:carts", ttl=timedelta(hours=1), properties={"owner": "ann"})
-    found = client.topic("shop:carts")
-    assert (found.topic, found.ttl_seconds, found.generation) == (TopicId("shop", "carts"), 3600, 1)
-    assert found.properties["owner"] == "ann"
-    client.update_topic(TopicId("shop", "carts"), ttl=60)
-    assert client.topic("shop:carts").ttl_seconds == 60
-    assert "owner" not in client.topic("shop:carts").properties
-    client.delete_topic("shop:carts")
-    assert client.topics("shop") == []
-
-
 def test_topics_are_listed_by_namespace(client: Client) -> None:
     client.create_topic("shop:carts")
     assert client.topics("shop") == [TopicId("shop", "carts")]
     assert client.topics() == [TopicId("default", "bills"), TopicId("default", "orders")]
     assert client.topics(None) == [TopicId("default", "bills"), TopicId("default", "orders"), TopicId("shop", "carts")]
-
-
-def test_positions_of_a_missing_topic_are_an_error(client: Client) -> None:
-    with pytest.raises(TopicNotFound):
-        client.positions("default:missing")
 
 
 @pytest.mark.parametrize("name", ["orders", "a:b:c", "a b:c", ""])
@@ -77,62 +59,9 @@ def test_given_a_name_that_is_none_when_used_then_nothing_is_asked(client: Clien
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def test_given_messages_when_published_then_they_are_read_in_order_as_they_were(client: Client) -> None:
-    client.publish(TOPIC, [b"a", b"", b"\xff\x00"])
-    found = list(client.poll(TOPIC))
-    assert payloads(iter(found)) == [b"a", b"", b"\xff\x00"]
-    assert [message.id.sequence for message in found] == [0, 1, 2]
-    assert found[0].time == datetime.fromtimestamp(NOW_MS / 1000, UTC)
-
-
-def test_a_poll_begins_where_it_is_told_and_ends_at_its_limit(client: Client, clock: ManualClock) -> None:
-    client.publish(TOPIC, [b"a", b"b"])
-    clock.advance(1000)
-    client.publish(TOPIC, [b"c", b"d"])
-    first, *_ = client.poll(TOPIC)
-    later = datetime.fromtimestamp((NOW_MS + 1000) / 1000, UTC)
-    assert payloads(client.poll(TOPIC, start=first.id)) == [b"a", b"b", b"c", b"d"]
-    assert payloads(client.poll(TOPIC, start=first.id, inclusive=False, limit=2)) == [b"b", b"c"]
-    assert payloads(client.poll(TOPIC, start=later)) == [b"c", b"d"]
-    assert payloads(client.poll(TOPIC, limit=1)) == [b"a"]
-
-
 def test_given_no_zone_when_polled_from_a_time_then_it_is_refused(client: Client) -> None:
     with pytest.raises(BadRequest, match="time zone"):
         client.poll(TOPIC, start=datetime(2026, 1, 1))  # noqa: DTZ001 that is the point
-
-
-def test_given_a_ttl_of_its_own_when_it_is_over_then_the_message_is_gone(client: Client, clock: ManualClock) -> None:
-    client.publish(TOPIC, [b"short", b"\xff"], ttl=timedelta(seconds=10))
-    client.publish(TOPIC, [b"long"])
-    assert payloads(client.poll(TOPIC)) == [b"short", b"\xff", b"long"]
-    clock.advance(10_001)
-    assert payloads(client.poll(TOPIC)) == [b"long"]
-
-
-def test_given_no_message_when_published_then_it_is_refused(client: Client) -> None:
-    with pytest.raises(BadRequest):
-        client.publish(TOPIC, [])
-
-
-def test_given_more_than_the_server_takes_when_published_then_the_error_says_how_much_it_takes(client: Client) -> None:
-    with pytest.raises(BadRequest, match=r"413: .*10485760"):
-        client.publish(TOPIC, [bytes(11 << 20)])
-
-
-def test_given_a_transaction_by_hand_when_rolled_back_then_its_messages_are_not_seen_in_one(site: InProcess) -> None:
-    with site.transactions() as service, site.client() as client:
-        writer = service.start_short()
-        client.store(TOPIC, [b"stored"], transaction=writer)
-        published = client.publish(TOPIC, [], transaction=writer)
-        with_ttl = client.publish(TOPIC, [b"short"], transaction=writer, ttl=60)
-        assert {published.pointer, with_ttl.pointer} == {writer.write_pointer}
-        assert payloads(client.poll(TOPIC, transaction=writer)) == [b"stored", b"short"]
-        client.rollback(TOPIC, published)
-        client.rollback(TOPIC, with_ttl)
-        service.abort(writer)
-        assert payloads(client.poll(TOPIC, transaction=service.start_short())) == []
-        assert payloads(client.poll(TOPIC)) == [b"stored", b"short"]
 
 
 def test_given_many_messages_when_polled_then_they_are_read_while_they_come(site: InProcess) -> None:
@@ -175,27 +104,6 @@ def test_given_an_answer_that_ends_too_early_when_read_then_that_is_told(site: I
         assert next(messages).payload == b"hi"
         with pytest.raises(Unanswered, match="cut short"):
             next(messages)
-
-
-# --- positions -------------------------------------------------------------------------------------------------------
-
-
-def test_given_a_consumer_when_its_position_is_set_then_it_can_be_looked_at_and_forgotten(client: Client) -> None:
-    client.publish(TOPIC, [b"a", b"b"])
-    first, *_ = client.poll(TOPIC)
-    client.set_position(TOPIC, "billing", first.id)
-    assert client.position(TOPIC, "billing") == first.id
-    [found] = client.positions(TOPIC)
-    assert (found.name, found.position, found.lag_messages, found.expired) == ("billing", first.id, 1, False)
-    assert (found.lag_is_at_least, found.lag_seconds, found.updated) == (False, 0, first.time)
-    client.delete_position(TOPIC, "billing")
-    assert client.positions(TOPIC) == []
-
-
-def test_given_a_name_of_a_consumer_that_is_none_when_used_then_it_is_refused(client: Client) -> None:
-    for name in ("a/b", "?", "x" * 256, ""):
-        with pytest.raises(BadRequest, match="cannot be a consumer"):
-            client.set_position(TOPIC, name, MessageId(0, 0))
 
 
 # --- again -----------------------------------------------------------------------------------------------------------
@@ -376,22 +284,6 @@ def test_given_an_event_loop_when_everything_is_asked_then_it_is_answered(site: 
     asyncio.run(main())
 
 
-def test_given_tasks_when_they_share_a_client_then_each_gets_its_own_answers(site: InProcess) -> None:
-    async def main() -> None:
-        async with site.async_client() as client:
-
-            async def work(number: int) -> None:
-                topic = f"t{number}:x"
-                await client.create_topic(topic)
-                async with client.transaction() as tx:
-                    await tx.publish(topic, [b"%d" % number])
-                assert [message.payload async for message in client.poll(topic)] == [b"%d" % number]
-
-            await asyncio.gather(*(work(number) for number in range(16)))
-
-    asyncio.run(main())
-
-
 def test_given_a_running_loop_when_the_plain_client_is_used_inside_it_then_it_works(client: Client) -> None:
     async def main() -> None:
         client.publish(TOPIC, [b"a"])
@@ -421,36 +313,3 @@ def test_given_a_client_of_one_event_loop_when_used_in_another_then_the_error_sa
                 asyncio.run(use())
         assert len(home.run(poll())) == 1
         home.run(client.close())
-
-
-def test_given_a_time_when_polled_exclusively_then_that_millisecond_is_left_out(
-    client: Client, clock: ManualClock
-) -> None:
-    client.publish(TOPIC, [b"1"])
-    clock.advance(1)
-    client.publish(TOPIC, [b"2"])
-    first = next(client.poll(TOPIC))
-    assert payloads(client.poll(TOPIC, start=first.time)) == [b"1", b"2"]
-    assert payloads(client.poll(TOPIC, start=first.time, inclusive=False)) == [b"2"]
-
-
-@pytest.mark.parametrize(
-    ("ttl", "seconds"),
-    [("7d", 604_800), ("1h30m", 5400), ("90", 90), ("1500ms", 2), (timedelta(days=1), 86_400), (5, 5)],
-)
-def test_create_topic_takes_a_ttl_as_the_command_line_does(
-    client: Client, ttl: timedelta | int | str, seconds: int
-) -> None:
-    client.create_topic("default:lasting", ttl=ttl)
-    assert client.topic("default:lasting").ttl_seconds == seconds
-
-
-@pytest.mark.parametrize("ttl", ["", "soon", "7 d", "0d", "-1d", "9" * 15 + "d"])
-def test_create_topic_with_text_that_is_not_a_ttl_is_refused(client: Client, ttl: str) -> None:
-    with pytest.raises(BadRequest, match="ttl"):
-        client.create_topic("default:lasting", ttl=ttl)
-
-
-def test_ping_of_a_server_that_answers_returns(client: Client) -> None:
-    client.ping()
-    client.within(5).ping()

@@ -19,7 +19,6 @@ from tms_core.client import (
     AsyncConsumption,
     Client,
     ConsumerNotFound,
-    Consumption,
     Message,
     Retry,
     TopicNotFound,
@@ -73,14 +72,6 @@ def test_given_messages_that_come_while_it_waits_when_consumed_then_all_are_give
     happenings = Happenings(nothing, lambda: client.publish(ORDERS, [b"3"]), lambda: client.publish(ORDERS, [b"4"]))
     with site.client(pause=happenings) as reader, reader.consume(ORDERS) as messages:
         assert take(messages, 4) == [b"1", b"2", b"3", b"4"]
-
-
-def test_given_a_place_to_begin_when_consumed_then_it_begins_there(client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2", b"3"])
-    first, second, _ = client.poll(ORDERS)
-    assert take(client.consume(ORDERS, start=second.id), 2) == [b"2", b"3"]
-    assert take(client.consume(ORDERS, start=first.id, inclusive=False), 2) == [b"2", b"3"]
-    assert take(client.consume(ORDERS, start=first.time), 3) == [b"1", b"2", b"3"]
 
 
 def test_given_nothing_when_it_waits_then_pauses_grow_and_begin_anew_after_a_message(
@@ -142,16 +133,6 @@ def test_given_answers_that_are_cut_short_when_consumed_then_nothing_is_missing_
     assert cut.polls > 2
 
 
-def test_given_messages_that_came_meanwhile_when_it_asks_again_then_it_does_not_wait(
-    site: InProcess, client: Client
-) -> None:
-    client.publish(ORDERS, [b"1"])
-    with site.client(pause=Happenings()) as reader, reader.consume(ORDERS) as messages:
-        for payload in (b"1", b"2", b"3"):
-            assert take(messages, 1) == [payload]
-            client.publish(ORDERS, [b"%d" % (int(payload) + 1)])
-
-
 def test_given_no_such_topic_when_consumed_then_it_does_not_wait_for_one(client: Client) -> None:
     with pytest.raises(TopicNotFound):
         next(client.consume("default:missing"))
@@ -188,17 +169,6 @@ def test_given_a_consumer_that_waits_when_it_is_blocked_by_another_thread_then_i
     client.close()
 
 
-def test_given_a_stop_in_the_loop_when_the_next_is_asked_for_then_it_ends(client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2", b"3"])
-    found = []
-    with client.consume(ORDERS) as messages:
-        for message in messages:
-            found.append(message.payload)
-            if len(found) == 2:
-                messages.stop()
-    assert found == [b"1", b"2"]
-
-
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
@@ -219,15 +189,6 @@ def test_given_a_consumer_by_name_when_started_again_then_it_goes_on_behind_what
         messages.stop()
         assert list(messages) == []
     assert client.position(ORDERS, "billing") == third.id
-
-
-def test_given_a_consumer_without_a_position_when_started_then_it_begins_where_it_is_told(client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2"])
-    _, second = client.poll(ORDERS)
-    with client.consume(ORDERS, consumer="billing", start=second.id) as messages:
-        assert take(messages, 1) == [b"2"]
-    with pytest.raises(ConsumerNotFound):
-        client.position(ORDERS, "billing")
 
 
 def test_given_a_batch_when_it_is_done_with_then_the_position_is_stored_before_the_next(
@@ -257,17 +218,6 @@ def test_given_a_position_that_cannot_be_stored_when_it_goes_on_then_a_later_one
         messages.stop()
         assert list(messages) == []
     assert client.position(ORDERS, "billing") == list(client.poll(ORDERS))[-1].id
-
-
-def test_given_a_position_that_is_stored_when_nothing_new_is_done_then_it_is_not_stored_again(
-    site: InProcess, client: Client, faults: Faults
-) -> None:
-    client.publish(ORDERS, [b"1"])
-    with faulty_client(site, faults) as reader, reader.consume(ORDERS, consumer="billing") as messages:
-        take(messages, 1)
-        messages.commit()
-        messages.commit()
-    assert faults.seen["PUT billing"] == 1
 
 
 def test_given_a_consumer_when_its_client_is_closed_then_it_ends_quietly_and_the_log_says_what_is_not_stored(
@@ -344,36 +294,6 @@ def test_given_an_event_loop_when_consumed_then_it_waits_goes_on_after_errors_an
         return [message async for message in reader.poll(ORDERS)][-1]
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("by_closing", [False, True])
-def test_given_a_task_that_waits_when_it_is_blocked_by_another_then_it_ends(site: InProcess, by_closing: bool) -> None:
-    async def main() -> None:
-        waiting = asyncio.Event()
-
-        async def pause(event: asyncio.Event, _: float) -> None:
-            waiting.set()
-            await event.wait()
-
-        async with site.async_client(pause=pause) as client:
-            consumption = client.consume(ORDERS)
-
-            async def read() -> list[Message]:
-                return [message async for message in consumption]
-
-            task = asyncio.create_task(read())
-            await waiting.wait()
-            if by_closing:
-                await client.close()
-            else:
-                consumption.stop()
-            assert await asyncio.wait_for(task, PATIENCE_SECONDS) == []
-
-    asyncio.run(main())
-
-
-def test_a_consumption_is_what_both_clients_give(client: Client) -> None:
-    assert isinstance(client.consume(ORDERS), Consumption)
 
 
 # --- waiting at the server -------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from tms_core.client import (
 )
 from tms_core.client.protocol.calls import retry_after_seconds
 from tms_core.client.testing import InProcess
-from tms_core.clock import ManualClock, SystemClock
+from tms_core.clock import SystemClock
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.service import TransactionService
@@ -133,23 +133,6 @@ def test_given_a_server_that_is_away_for_less_than_two_minutes_when_published_so
     assert max(network.pauses) <= 5, "it is asked all the time, and not only at the end"
 
 
-def test_given_a_server_that_is_away_for_less_than_two_minutes_when_published_in_a_loop_then_nothing_is_lost(
-    site: InProcess, client: Client, network: Network
-) -> None:
-    network.away = lambda _, now: now < 119.9
-
-    async def go() -> None:
-        transport = Roads(network, site)
-        async with site.async_client(
-            transport=transport, monotonic=network.monotonic, pause=network.async_pause
-        ) as producer:
-            await producer.publish_async(ORDERS, [b"1", b"2"])
-            await producer.flush()
-
-    asyncio.run(go())
-    assert payloads(client) == [b"1", b"2"]
-
-
 def test_given_a_server_that_stays_away_when_the_time_is_over_then_what_is_lost_is_told(
     site: InProcess, network: Network
 ) -> None:
@@ -236,18 +219,6 @@ def test_given_a_program_that_publishes_when_told_then_it_may_but_not_wait(
     assert payloads(client, BILLS) == [b"of 1", b"x"]
 
 
-def test_given_a_ttl_when_published_some_time_then_it_is_that_of_these_messages(
-    site: InProcess, client: Client, network: Network, clock: ManualClock
-) -> None:
-    with client_of(site, network) as producer:
-        producer.publish_async(ORDERS, [b"1"])
-        producer.publish_async(ORDERS, [b"2"], ttl=60)
-        producer.publish_async(ORDERS, [b"3"])
-    assert payloads(client) == [b"1", b"2", b"3"]
-    clock.advance(60_001)
-    assert payloads(client) == [b"1", b"3"]
-
-
 # --- who is asked, and when ------------------------------------------------------------------------------------------
 
 
@@ -264,19 +235,6 @@ def test_given_a_server_that_says_when_to_ask_again_then_no_request_comes_earlie
         client.publish_async(ORDERS, [b"2"])
         client.flush()
         assert [pause for pause in network.pauses[2:] if pause >= 1] == [7, 7]
-
-
-def test_given_a_server_that_asks_for_an_hour_then_that_is_too_long_and_its_error_says_so(
-    site: InProcess, network: Network
-) -> None:
-    network.refuses = lambda _: httpx2.Response(503, headers={"retry-after": "3600"}, text="Not today.")
-    with (
-        client_of(site, network, retry=Retry(attempts=2)) as client,
-        pytest.raises(Unavailable, match="Not today") as caught,
-    ):
-        client.publish(ORDERS, [b"1"])
-    assert caught.value.retry_after_seconds == 3600
-    assert network.pauses == [60]
 
 
 @pytest.mark.parametrize(
@@ -450,23 +408,6 @@ def test_given_a_request_that_cannot_be_written_down_then_it_is_refused_and_not_
     with pytest.raises(BadRequest, match=r"GET /v1/\S+"):
         asyncio.run(ask())
     assert len(tried) == 2
-
-
-def test_given_a_hook_in_a_loop_when_requests_are_sent_then_it_is_around_each(site: InProcess) -> None:
-    seen: list[int | None] = []
-
-    @contextmanager
-    def hook(attempt: Attempt) -> Iterator[None]:
-        yield
-        seen.append(attempt.status)
-
-    async def go() -> None:
-        async with site.async_client(hook=hook) as client:
-            await client.publish(ORDERS, [b"1"])
-            assert [message.payload async for message in client.poll(ORDERS)] == [b"1"]
-
-    asyncio.run(go())
-    assert seen == [200, 200]
 
 
 def test_clients_with_a_list_of_transaction_services_use_the_one_that_answers() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import ssl
@@ -18,13 +17,10 @@ from tests.client.faults import SOON
 from tests.server.conftest import serving
 from tests.support import free_port
 from tms_core.client import (
-    AsyncClient,
     Client,
     ConfigurationError,
     Limits,
     Options,
-    OutcomeUnknown,
-    ServiceUnavailable,
     Timeouts,
     Unanswered,
     Unauthorized,
@@ -98,20 +94,6 @@ def test_given_nobody_who_listens_when_asked_then_nothing_was_done() -> None:
         client.publish(TOPIC, [b"x"])
 
 
-def test_given_a_server_that_hangs_up_when_asked_then_nobody_knows() -> None:
-    with peer() as server, Client(url(server.port), options=Options(retry=SOON)) as client:
-        with pytest.raises(Unanswered, match="POST /v1/namespaces/default/topics/orders/publish"):
-            client.publish(TOPIC, [b"x"])
-        assert len(server.heard) == 1
-
-
-def test_given_a_server_that_says_nothing_when_time_is_over_then_nobody_knows() -> None:
-    with peer(hangs=True) as server:
-        client = Client(url(server.port), options=Options(retry=SOON, timeouts=Timeouts(answer_seconds=0.01)))
-        with client, pytest.raises(Unanswered, match="in time"):
-            client.publish(TOPIC, [b"x"])
-
-
 def test_given_an_answer_that_is_cut_short_when_read_then_that_is_told() -> None:
     item = b"\x02\x28" + bytes(20) + b"\x04hi"
     with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server, Client(url(server.port)) as client:
@@ -119,15 +101,6 @@ def test_given_an_answer_that_is_cut_short_when_read_then_that_is_told() -> None
         assert next(messages).payload == b"hi"
         with pytest.raises(Unanswered):
             next(messages)
-
-
-def test_given_something_that_is_no_http_when_asked_then_nobody_knows() -> None:
-    with (
-        peer(b"hello\r\n\r\n") as server,
-        Client(url(server.port), options=Options(retry=SOON)) as client,
-        pytest.raises(Unanswered),
-    ):
-        client.topics()
 
 
 def test_given_all_connections_busy_when_another_is_wanted_for_too_long_then_nothing_was_done() -> None:
@@ -147,51 +120,6 @@ def test_given_all_connections_busy_when_another_is_wanted_for_too_long_then_not
         client.topics()
 
 
-def test_given_an_event_loop_when_the_same_goes_wrong_then_the_errors_are_the_same() -> None:
-    async def main() -> None:
-        async with AsyncClient(url(free_port()), options=Options(retry=SOON)) as client:
-            with pytest.raises(Unavailable):
-                await client.publish(TOPIC, [b"x"])
-        with peer() as server:
-            async with AsyncClient(url(server.port), options=Options(retry=SOON)) as client:
-                with pytest.raises(Unanswered):
-                    await client.publish(TOPIC, [b"x"])
-        item = b"\x02\x28" + bytes(20) + b"\x04hi"
-        with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server:
-            async with AsyncClient(url(server.port)) as client:
-                messages = client.poll(TOPIC)
-                assert (await anext(messages)).payload == b"hi"
-                with pytest.raises(Unanswered):
-                    await anext(messages)
-
-    asyncio.run(main())
-
-
-def test_given_an_event_loop_when_a_pause_is_due_then_it_is_waited_for() -> None:
-    async def main() -> None:
-        async with AsyncClient(url(free_port()), options=Options(retry=SOON)) as client:
-            with pytest.raises(Unavailable):
-                await client.topics()
-
-    asyncio.run(main())
-
-
-def test_given_no_transaction_service_when_one_begins_then_the_error_says_where_it_was_looked_for() -> None:
-    address = f"127.0.0.1:{free_port()}"
-    with (
-        Client(transactions=address, options=Options(retry=SOON)) as client,
-        pytest.raises(ServiceUnavailable, match=address),
-    ):
-        client.transaction().__enter__()
-
-
-def test_given_a_transaction_service_that_hangs_up_when_one_begins_then_nobody_knows() -> None:
-    with peer() as server, Client(transactions=f"127.0.0.1:{server.port}", options=Options(retry=SOON)) as client:
-        tx = client.transaction()
-        with pytest.raises(OutcomeUnknown):
-            tx.__enter__()
-
-
 # --- where to --------------------------------------------------------------------------------------------------------
 
 
@@ -207,10 +135,6 @@ def test_given_a_url_that_is_none_when_made_then_the_error_shows_one(wrong: str)
 def test_given_an_address_that_is_none_when_made_then_the_error_shows_one(wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=r"127\.0\.0\.1:15165"):
         Client(transactions=wrong)
-
-
-def test_given_an_address_of_version_6_when_made_then_it_is_taken() -> None:
-    Client(transactions="[::1]:15165").close()
 
 
 def test_given_a_password_in_the_url_when_made_then_it_is_refused_and_not_shown() -> None:
@@ -272,12 +196,6 @@ def test_given_a_token_file_when_it_is_replaced_then_the_next_request_has_the_ne
             [b"authorization: Bearer first"],
             [b"authorization: Bearer second"],
         ]
-
-
-def test_given_a_function_when_asked_then_its_token_goes_along() -> None:
-    tokens = iter(["a", "b"])
-    token = Token(lambda: next(tokens))
-    assert [token.headers(), token.headers()] == [{"authorization": "Bearer a"}, {"authorization": "Bearer b"}]
 
 
 def test_given_no_token_when_asked_then_none_goes_along() -> None:

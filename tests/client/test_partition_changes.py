@@ -8,7 +8,6 @@ at any write of metadata; groups that are set back to the beginning.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -38,8 +37,8 @@ EVENTS, BILLS, GROUP = "default:events", "default:bills", "billing"
 WORKERS = (GROUP, GROUP, "audit", "stock")
 WHOLE = TopicId("default", "events")
 SEEDS = seeds(6)
-#: What each producer with a thread of its own publishes, and to how many keys.
-EACH, KEYS = 60, 3
+#: The number of different keys that producers use.
+KEYS = 3
 QUICK = Retry(first_seconds=0.002, factor=1.5, longest_seconds=0.02)
 
 
@@ -342,44 +341,3 @@ def test_given_a_planted_bug_when_histories_are_played_then_one_of_them_finds_it
 
     with pytest.raises(Broken):
         any_of_them()
-
-
-def produce_in_thread(site: InProcess, name: int, marks: list[threading.Event]) -> None:
-    with site.client() as producer:
-        for number in range(EACH):
-            key = b"%d.%d" % (name, number % KEYS)
-            if number % 3:
-                producer.publish(EVENTS, [key + b" %d" % number], key=key)
-            else:
-                with producer.transaction() as tx:
-                    tx.publish(EVENTS, [key + b" %d" % number], key=key)
-            if number in (EACH // 3, 2 * EACH // 3):
-                marks[number // (2 * EACH // 3)].set()
-
-
-def work_in_thread(site: InProcess) -> None:
-    with site.client() as client:
-        for tx, batch in client.work(EVENTS, GROUP, batch=7, idle_seconds=2):
-            tx.publish(BILLS, [message.payload for message in batch])
-
-
-def test_given_threads_when_the_number_goes_from_2_to_3_to_1_then_every_event_is_billed_once_and_in_order(
-    site: InProcess, client: Client
-) -> None:
-    client.create_topic(EVENTS, properties={"partitions": "2"})
-    marks = [threading.Event() for _ in range(2)]
-    threads = [threading.Thread(target=produce_in_thread, args=(site, name, marks)) for name in range(2)]
-    threads += [threading.Thread(target=work_in_thread, args=(site,)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for mark, number in zip(marks, (3, 1), strict=True):
-        assert mark.wait(60)
-        change(client, number)
-    for thread in threads:
-        thread.join()
-    with client.transaction() as tx:
-        bills = [message.payload for message in tx.poll(BILLS)]
-    assert len(bills) == 2 * EACH
-    for start in (b"%d.%d " % (name, key) for name in range(2) for key in range(KEYS)):
-        numbers = [int(bill.split()[1]) for bill in bills if bill.startswith(start)]
-        assert numbers == sorted(set(numbers))

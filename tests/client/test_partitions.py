@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -65,32 +64,6 @@ def test_given_a_key_then_its_messages_are_in_one_partition_and_without_one_part
         for _ in range(3):
             tx.publish("default:turns", [b"y"])
     assert [payloads(client, f"default:turns-{at}") for at in range(3)] == [[b"x", b"x", b"y"]] * 3
-
-
-def test_given_an_ordinary_topic_then_a_key_changes_nothing(client: Client) -> None:
-    client.publish(BILLS, [b"1"], key="anything")
-    with client.transaction() as tx:
-        tx.publish(BILLS, [b"2"], key=b"anything")
-    assert payloads(client, BILLS) == [b"1", b"2"]
-
-
-def test_given_messages_published_in_the_background_then_they_are_in_partitions(client: Client) -> None:
-    with_partitions(client, 2)
-    client.publish_async(EVENTS, [b"1", b"2"])
-    client.flush(30)
-    assert sorted(payloads(client, f"{EVENTS}-0") + payloads(client, f"{EVENTS}-1")) == [b"1", b"2"]
-
-
-def test_given_a_producer_then_what_it_publishes_is_in_partitions_once(client: Client) -> None:
-    with_partitions(client, 2)
-    with client.producer(BILLS, "importer") as producer:
-        producer.publish([b"1"], topic=EVENTS, key=b"k")
-        change(client, 3)
-        producer.publish([b"2"], topic=EVENTS, key=b"k")
-        with producer.transaction() as tx:
-            tx.publish(EVENTS, [b"3"], key=b"k")
-    assert consumed(client) == [b"1"]
-    assert consumed(client) == [b"2", b"3"]
 
 
 def test_given_partitions_that_are_gone_when_published_then_messages_go_where_they_go_now(
@@ -174,17 +147,6 @@ def test_given_partitions_that_others_hold_then_a_consumer_takes_those_that_are_
     assert consumed(client, order=order) == [b"3"]
 
 
-def test_given_many_partitions_of_which_all_but_one_are_held_then_a_worker_finds_that_one(client: Client) -> None:
-    with_partitions(client, 10)
-    for number in range(10):
-        client.publish(EVENTS, [b"%d" % number])
-    with client.transaction() as tx:
-        held = {message.payload for message in tx.consume(EVENTS, GROUP, limit=9)}
-        found = [batch[0].payload for _, batch in client.work(EVENTS, GROUP, idle_seconds=1)]
-    assert len(held) == 9
-    assert {*found, *held} == {b"%d" % number for number in range(10)}
-
-
 def test_given_a_consumer_then_it_begins_with_the_partition_that_it_had_last(client: Client) -> None:
     with_partitions(client, 3)
     client.publish(EVENTS, [b"a"], key=b"k")
@@ -217,24 +179,6 @@ def test_given_a_pattern_then_a_consumer_has_all_topics_that_fit(client: Client)
         client.work("orders*", GROUP)
 
 
-def test_given_the_asynchronous_client_then_it_does_the_same(site: InProcess, client: Client) -> None:
-    with_partitions(client, 3)
-
-    async def played() -> list[bytes]:
-        async with site.async_client() as client:
-            for number in range(6):
-                await client.publish(EVENTS, [b"%d" % number], key=b"%d" % number)
-            async with client.transaction() as tx:
-                await tx.publish(EVENTS, [b"6"], key="6")
-            async with client.transaction() as tx:
-                found = [message.payload async for message in tx.consume(EVENTS, GROUP, limit=2)]
-            async for _, batch in client.work("default:events-?", GROUP, idle_seconds=IDLE):
-                found += [message.payload for message in batch]
-            return found
-
-    assert sorted(asyncio.run(played())) == [b"%d" % number for number in range(7)]
-
-
 @pytest.mark.parametrize("order", ["partition", "none"])
 def test_given_partitions_that_are_set_back_then_a_consumer_that_runs_reads_them_again(
     client: Client, order: str
@@ -260,18 +204,3 @@ def test_given_a_consumer_deleted_from_a_sealed_partition_then_one_that_runs_rea
     client.delete_position(f"{EVENTS}-0", GROUP)
     client.publish(EVENTS, [b"new"])
     assert [consumed(client) for _ in range(2)] == [[b"old"], [b"new"]]
-
-
-def test_given_a_message_that_cannot_be_processed_then_it_goes_to_the_dead_of_the_whole_topic(client: Client) -> None:
-    with_partitions(client, 2)
-    client.publish(EVENTS, [b"bad"])
-
-    def fail() -> None:
-        for _ in client.work(EVENTS, GROUP, max_deliveries=2, idle_seconds=IDLE):
-            raise ZeroDivisionError
-
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            fail()
-    assert list(client.work(EVENTS, GROUP, max_deliveries=2, idle_seconds=IDLE)) == []
-    assert consumed(client, "default:events-dead") == [b"bad"]

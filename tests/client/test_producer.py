@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import nullcontext, suppress
 from typing import Any
-from uuid import UUID
 
 import pytest
 
@@ -20,15 +19,10 @@ from tms_core.client import (
     Participant,
     PreviousTransaction,
     ProducerFenced,
-    ProducerNotFound,
     TmsError,
-    TransactionEnded,
     Unanswered,
 )
 from tms_core.client.testing import InProcess
-from tms_core.clock import ManualClock
-from tms_core.messaging.producers.requests import Sent
-from tms_core.topic import TopicId
 from tms_core.transaction.rpc.client import TransactionClient
 
 ORDERS, BILLS = "default:orders", "default:bills"
@@ -47,19 +41,6 @@ def last(client: Client) -> PreviousTransaction | None:
     """What became of the last transaction, as another instance is told."""
     with client.producer(BILLS, "importer") as producer:
         return producer.previous
-
-
-def test_given_a_producer_when_another_one_comes_then_the_former_is_refused_for_good(client: Client) -> None:
-    with client.producer(BILLS, "importer") as one, client.producer(BILLS, "importer") as two:
-        assert two.generation > one.generation
-        two.publish([b"a"])
-        for _ in range(2):
-            with pytest.raises(ProducerFenced):
-                one.publish([b"b"])
-        with pytest.raises(ProducerFenced), one.transaction() as tx:
-            tx.publish(BILLS, [b"c"])
-        two.publish([b"d"], topic=ORDERS)
-    assert (committed(client), committed(client, ORDERS)) == ([b"a"], [b"d"])
 
 
 def test_given_a_newer_instance_when_the_former_sends_in_its_transaction_then_it_is_fenced_and_not_only_late(
@@ -201,20 +182,6 @@ def test_given_a_transaction_that_only_reads_when_no_answer_says_that_it_is_know
         assert [message.payload for message in tx.consume(ORDERS, "billing")] == ([] if times == 1 else [b"1"])
 
 
-@pytest.mark.parametrize(
-    "properties", [{"partitions": "2"}, {"transactions": "forbidden"}, {"transactions": "required"}]
-)
-def test_given_a_home_to_which_nothing_is_published_then_transactions_that_only_read_are_known_all_the_same(
-    client: Client, properties: dict[str, str]
-) -> None:
-    client.create_topic("default:home", properties=properties)
-    client.publish(ORDERS, [b"1"])
-    with client.producer("default:home", "importer") as producer, producer.transaction("x") as tx:
-        list(tx.consume(ORDERS, "billing"))
-    with client.producer("default:home", "importer") as producer:
-        assert producer.previous == PreviousTransaction(tx.transaction.transaction_id, "x", "committed")
-
-
 # --- labels ----------------------------------------------------------------------------------------------------------
 
 
@@ -342,34 +309,6 @@ def test_given_an_instance_that_dies_while_it_ends_what_is_open_when_the_next_be
     assert committed(client) == []
 
 
-def test_given_a_checkpoint_that_is_open_and_a_manager_elsewhere_when_the_next_begins_then_its_transaction_is_ended(
-    site: InProcess, client: Client
-) -> None:
-    elsewhere(site)
-    older = site.service.producers.register(TopicId.parse(BILLS), "importer", UUID(int=1))
-    begun = site.manager.start_short()
-    pointer = site.manager.checkpoint(begun).write_pointer
-    sent = Sent(TopicId.parse(BILLS), "importer", older.generation, 1, "one")
-    site.service.publish(TopicId.parse(BILLS), [b"one"], pointer=pointer, sent=sent)
-    found = last(client)
-    assert found is not None
-    assert (found.label, found.outcome) == ("one", "aborted")
-    with pytest.raises(NotInProgress):
-        site.manager.commit(begun.transaction_id)
-
-
-def test_given_a_producer_that_is_deleted_and_a_manager_elsewhere_then_its_next_instance_ends_what_was_open(
-    site: InProcess, client: Client
-) -> None:
-    elsewhere(site)
-    with site.client(limits=SMALL) as other:
-        contexts = left_open(other, "one")
-        client.delete_producer(BILLS, "importer")
-        assert last(client) is not None
-        refuse_to_commit(contexts)
-    assert committed(client) == []
-
-
 @pytest.mark.parametrize("ends", ["commit", "roll back", "leave"])
 def test_given_many_transactions_and_a_manager_elsewhere_then_those_that_have_ended_do_not_pile_up(
     site: InProcess, client: Client, ends: str
@@ -399,23 +338,6 @@ def test_given_many_transactions_and_a_manager_elsewhere_then_those_that_have_en
         assert site.service.side.rows(b"t", b"u", 100).items == []
     assert len(committed(client)) == 20
     assert len(committed(client, ORDERS)) == (20 if ends == "commit" else 0)
-
-
-def test_given_a_transaction_that_is_open_while_others_are_committed_and_a_manager_elsewhere_then_it_is_ended(
-    site: InProcess, client: Client
-) -> None:
-    elsewhere(site)
-    with site.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
-        left = producer.transaction("left")
-        left.__enter__().publish(BILLS, [b"never"])
-        for number in range(3):
-            with producer.transaction(str(number)) as tx:
-                tx.publish(BILLS, [b"%d" % number])
-        found = last(client)
-        assert found is not None
-        assert (found.label, found.outcome) == ("2", "committed")
-        refuse_to_commit([left])
-    assert committed(client) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
@@ -500,55 +422,6 @@ def test_given_payloads_that_others_have_stored_when_committed_then_those_asked_
     assert committed(client, ORDERS) == ([b"0a", b"0b", b"2a", b"2b"] if end == "commit" else [])
     found = last(client)
     assert (found.label if found else None) == ("batch 1" if end == "commit" else None)
-
-
-def test_given_a_ttl_when_what_others_have_stored_is_published_then_it_lives_so_long(
-    site: InProcess, client: Client, clock: ManualClock
-) -> None:
-    with client.transaction() as tx:
-        part = site.transactions().checkpoint(tx.transaction)
-        client.store(ORDERS, [b"a", b"b"], transaction=part)
-        tx.publish_stored(ORDERS, [part.write_pointer], ttl=60)
-    clock.advance(60_000)
-    assert committed(client, ORDERS) == [b"a", b"b"]
-    clock.advance(1)
-    assert committed(client, ORDERS) == []
-
-
-def test_given_a_loop_then_a_producer_does_the_same_in_it(site: InProcess) -> None:
-    async def main() -> None:
-        async with site.async_client(limits=SMALL) as client, client.producer(BILLS, "importer") as producer:
-            await asyncio.gather(*(producer.publish([b"%d" % number]) for number in range(5)))
-            async with producer.transaction("x") as tx:
-                await tx.publish(ORDERS, [b"a"])
-            [state] = await client.producers(BILLS)
-            assert (state.name, state.generation, state.open) == ("importer", producer.generation, {})
-            assert await client.producer_state(BILLS, "importer") == state
-            async with client.producer(BILLS, "importer") as heir:
-                assert heir.previous == PreviousTransaction(tx.transaction.transaction_id, "x", "committed")
-            await client.delete_producer(BILLS, "importer")
-            with pytest.raises(ProducerFenced):
-                await producer.publish([b"late"])
-
-    asyncio.run(main())
-    with site.client() as client:
-        assert sorted(committed(client)) == [b"0", b"1", b"2", b"3", b"4"]
-        assert client.producers(BILLS) == []
-        for call in (client.producer_state, client.delete_producer):
-            with pytest.raises(ProducerNotFound):
-                call(BILLS, "importer")
-
-
-def test_given_a_transaction_that_has_ended_when_published_in_then_that_is_the_error(
-    client: Client, site: InProcess
-) -> None:
-    with client.transaction() as tx:
-        pass
-    with site.client() as other:
-        with pytest.raises(TransactionEnded, match="not in progress"):
-            other.publish(BILLS, [b"late"], transaction=tx.transaction)
-        with pytest.raises(TransactionEnded):
-            other.store(BILLS, [b"late"], transaction=tx.transaction)
 
 
 def test_given_partitions_and_routes_when_a_producer_publishes_with_keys_then_each_message_is_there_once(

@@ -8,12 +8,11 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 
 from tests.client.faults import Faults, faulty_async_client, faulty_client
-from tests.client.test_outcomes import BILLS, ORDERS, Changes, time_out, visible
+from tests.client.test_outcomes import BILLS, ORDERS, Changes, visible
 from tests.support import PATIENCE_SECONDS
 from tms_core.client import (
     BadRequest,
@@ -21,13 +20,10 @@ from tms_core.client import (
     Conflict,
     Invalidated,
     Limits,
-    MessageId,
     NotInProgress,
     Participant,
     PostCommitFailed,
-    TopicNotFound,
     Transaction,
-    TransactionEnded,
     TransactionError,
     Unanswered,
 )
@@ -74,32 +70,6 @@ class Recorder(Participant):
             raise LookupError(name)
 
 
-def test_given_a_transaction_when_the_block_ends_then_its_messages_are_visible_and_not_before(
-    client: Client, site: InProcess
-) -> None:
-    with client.transaction() as tx:
-        tx.publish(ORDERS, [b"a"])
-        tx.publish(BILLS, [b"x"])
-        tx.publish(ORDERS, [b"b"])
-        tx.publish(ORDERS, [])
-        assert list(client.poll(ORDERS)) == []
-    assert visible(site) == [b"a", b"b", b"x"]
-
-
-def test_given_an_error_when_the_block_ends_then_it_is_aborted_and_the_error_goes_on(
-    client: Client, site: InProcess
-) -> None:
-    def work() -> None:
-        with client.transaction() as tx:
-            tx.publish(ORDERS, [b"a"])
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        work()
-    assert visible(site) == []
-    assert site.manager.invalid_size() == 0
-
-
 @pytest.mark.parametrize("ends", ["error", "roll back"])
 def test_publish_of_the_client_in_a_failed_transaction_is_taken_back(
     client: Client, site: InProcess, ends: str
@@ -120,14 +90,6 @@ def test_publish_of_the_client_in_a_failed_transaction_is_taken_back(
     assert visible(site) == []
     # All of it was taken back, so nothing has to stay on the list.
     assert site.manager.invalid_size() == 0
-
-
-def test_publish_of_the_client_that_is_refused_is_for_the_program_to_judge(client: Client, site: InProcess) -> None:
-    with client.transaction() as tx:
-        client.publish(ORDERS, [b"a"], transaction=tx.transaction)
-        with suppress(TopicNotFound):
-            client.publish("default:nowhere", [b"a"], transaction=tx.transaction)
-    assert visible(site) == [b"a"]
 
 
 def test_publish_of_the_client_without_an_answer_cannot_be_committed(site: InProcess, faults: Faults) -> None:
@@ -152,30 +114,6 @@ def test_publish_of_the_client_that_is_not_answered_invalidates_the_transaction(
             client.publish(ORDERS, [b"a"], transaction=tx.transaction)
         assert site.manager.status(tx.transaction.transaction_id) == "invalid"
     assert visible(site) == []
-
-
-def test_publish_of_the_async_client_in_a_failed_transaction_is_taken_back(site: InProcess) -> None:
-    async def main() -> None:
-        async with site.async_client() as client:
-            with suppress(ZeroDivisionError):
-                async with client.transaction() as tx:
-                    await client.publish(ORDERS, [b"never seen"], transaction=tx.transaction)
-                    await client.store(BILLS, [b"never seen"], transaction=tx.transaction)
-                    await client.publish(BILLS, [], transaction=tx.transaction)
-                    raise ZeroDivisionError
-            async with client.transaction() as tx:
-                await client.publish(ORDERS, [b"seen"], transaction=tx.transaction)
-
-    asyncio.run(main())
-    assert (visible(site), site.manager.invalid_size()) == ([b"seen"], 0)
-
-
-def test_publish_of_another_client_in_a_failed_transaction_is_never_seen(client: Client, site: InProcess) -> None:
-    with site.client() as other, client.transaction() as tx:
-        other.publish(ORDERS, [b"never seen"], transaction=tx.transaction)
-        tx.roll_back()
-    assert visible(site) == []
-    assert site.manager.status(tx.transaction.transaction_id) == "invalid"
 
 
 @pytest.mark.parametrize("ended", ["committed", "rolled back"])
@@ -246,17 +184,6 @@ def test_transaction_in_a_forked_child_is_refused_and_stays_the_parents() -> Non
     assert ended.stdout == "4 [b'1']\n", ended.stderr
 
 
-def test_given_a_roll_back_when_the_block_ends_then_there_is_no_error(client: Client, site: InProcess) -> None:
-    recorder = Recorder()
-    with client.transaction() as tx:
-        tx.register(recorder)
-        tx.publish(ORDERS, [b"a"])
-        tx.roll_back()
-    assert visible(site) == []
-    assert recorder.names == ["start", "rollback"]
-    assert site.manager.invalid_size() == 0
-
-
 def test_given_more_than_it_keeps_when_published_then_the_order_is_that_of_the_program(site: InProcess) -> None:
     limits = Limits(transaction_bytes=1000, request_bytes=300)
     expected = [b"%03d" % number * 30 for number in range(50)]
@@ -270,14 +197,6 @@ def test_given_more_than_it_keeps_when_published_then_the_order_is_that_of_the_p
         assert site.store.payload.first(b"") is not None
 
 
-def test_given_more_than_a_request_holds_when_published_then_several_are_sent(site: InProcess, faults: Faults) -> None:
-    limits = Limits(request_bytes=300)
-    with faulty_client(site, faults, limits=limits) as client, client.transaction() as tx:
-        tx.publish(ORDERS, [bytes(200)] * 4)
-    assert faults.seen["publish"] == 4
-    assert len(visible(site)) == 4
-
-
 def test_given_many_small_messages_when_published_then_no_request_has_more_than_a_server_takes(
     site: InProcess, faults: Faults
 ) -> None:
@@ -285,17 +204,6 @@ def test_given_many_small_messages_when_published_then_no_request_has_more_than_
         tx.publish(ORDERS, [b""] * 8)
     assert faults.seen["publish"] == 3
     assert len(visible(site)) == 8
-
-
-def test_given_a_transaction_when_it_reads_then_it_sees_what_was_committed_when_it_began(
-    client: Client, site: InProcess
-) -> None:
-    with client.transaction() as tx:
-        tx.publish(ORDERS, [b"before"])
-    with client.transaction() as tx, site.client() as other:
-        with other.transaction() as later:
-            later.publish(ORDERS, [b"after"])
-        assert [message.payload for message in tx.poll(ORDERS)] == [b"before"]
 
 
 def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Client) -> None:
@@ -309,19 +217,6 @@ def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Clien
             ask()
 
 
-def test_given_too_long_a_time_when_it_commits_then_it_is_refused_and_not_visible(
-    client: Client, site: InProcess, clock: ManualClock
-) -> None:
-    def work() -> None:
-        with client.transaction(timeout_seconds=10) as tx:
-            tx.publish(ORDERS, [b"a"])
-            time_out(site, clock)
-
-    with pytest.raises(NotInProgress):
-        work()
-    assert visible(site) == []
-
-
 def test_given_a_long_one_when_it_fails_then_it_is_invalidated(client: Client, site: InProcess) -> None:
     def work() -> None:
         with client.transaction(long=True):
@@ -330,11 +225,6 @@ def test_given_a_long_one_when_it_fails_then_it_is_invalidated(client: Client, s
     with pytest.raises(ZeroDivisionError):
         work()
     assert site.manager.invalid_size() == 1
-
-
-def test_who_holds_a_transaction_is_known_to_the_service(client: Client, site: InProcess) -> None:
-    with client.transaction() as tx:
-        assert "@" in site.manager.clients()[tx.transaction.transaction_id]
 
 
 # --- participants ----------------------------------------------------------------------------------------------------
@@ -349,27 +239,6 @@ def test_participants_are_told_in_order_and_messages_are_published_last(site: In
         tx.register(recorder)
     assert recorder.names == ["start", "changes", "commit", "post"]
     assert steps == ["start after []", "publish after ['commit']", "commit after ['commit']"]
-
-
-def test_given_a_checkpoint_when_written_then_it_is_with_another_pointer_and_all_becomes_visible(
-    client: Client, site: InProcess
-) -> None:
-    recorder = Recorder()
-    with client.transaction() as tx:
-        first = tx.transaction
-        tx.publish(ORDERS, [b"a"])
-        tx.register(recorder)
-        tx.checkpoint()
-        tx.publish(ORDERS, [b"b"])
-        second = tx.transaction
-    assert first.write_pointer < second.write_pointer
-    assert recorder.told[:3] == [
-        ("start", first.write_pointer),
-        ("commit", first.write_pointer),
-        ("update", second.write_pointer),
-    ]
-    assert visible(site) == [b"a", b"b"]
-    assert len(site.manager.visibility().in_progress) == 0
 
 
 @pytest.mark.parametrize("where", ["start", "changes", "commit"])
@@ -770,23 +639,6 @@ def test_given_thousands_that_take_part_when_it_ends_then_all_are_told(client: C
     assert site.manager.invalid_size() == 0
 
 
-def test_given_a_commit_that_was_not_done_when_a_participant_cannot_roll_back_then_the_others_do(
-    site: InProcess, faults: Faults
-) -> None:
-    last = Recorder()
-
-    def work() -> None:
-        with faulty_client(site, faults) as client, client.transaction() as tx:
-            tx.register(Recorder("rollback"))
-            tx.register(last)
-
-    faults.at("commit", "before")
-    with pytest.raises(LookupError):
-        work()
-    assert last.names[-1] == "rollback"
-    assert site.manager.invalid_size() == 1
-
-
 def test_given_a_transaction_when_it_is_entered_again_then_that_is_refused(client: Client, site: InProcess) -> None:
     context = client.transaction()
 
@@ -846,81 +698,6 @@ def bills(client: Client) -> list[bytes]:
     return [message.payload for message in client.poll(BILLS)]
 
 
-def test_given_orders_when_billed_in_transactions_then_each_is_billed_once(client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2", b"3"])
-    bill(client, limit=2)
-    assert client.positions(ORDERS)[0].lag_messages == 1
-    bill(client)
-    bill(client)
-    client.publish(ORDERS, [b"4"])
-    bill(client)
-    assert bills(client) == [b"bill of 1", b"bill of 2", b"bill of 3", b"bill of 4"]
-
-
-def test_given_an_error_when_billing_then_the_position_stays(client: Client, site: InProcess) -> None:
-    client.publish(ORDERS, [b"1", b"2"])
-
-    def work() -> None:
-        with client.transaction() as tx:
-            for order in tx.consume(ORDERS, "billing"):
-                tx.publish(BILLS, [order.payload])
-                raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        work()
-    assert client.position(ORDERS, "billing") == MessageId(0, 0)
-    assert client.claims(ORDERS, "billing") == []
-    bill(client)
-    assert visible(site) == [b"1", b"2", b"bill of 1", b"bill of 2"]
-
-
-def test_given_a_position_when_consumed_twice_in_one_transaction_then_it_goes_on(client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2", b"3"])
-    with client.transaction() as tx:
-        first = [message.payload for message in tx.consume(ORDERS, "billing", limit=1)]
-        rest = [message.payload for message in tx.consume(ORDERS, "billing")]
-    assert (first, rest) == ([b"1"], [b"2", b"3"])
-    with client.transaction() as tx:
-        assert list(tx.consume(ORDERS, "billing")) == []
-
-
-def test_given_two_copies_of_a_program_when_they_bill_at_once_then_the_second_finds_nothing(client: Client) -> None:
-    client.publish(ORDERS, [b"1"])
-    with client.transaction() as tx:
-        for order in tx.consume(ORDERS, "billing"):
-            tx.publish(BILLS, [order.payload])
-        bill(client)
-    assert bills(client) == [b"1"]
-
-
-def test_given_an_event_loop_when_billed_then_each_is_billed_once(site: InProcess, client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2"])
-
-    async def main() -> None:
-        async with site.async_client() as loop:
-            for _ in range(2):
-                async with loop.transaction() as tx:
-                    async for order in tx.consume(ORDERS, "billing"):
-                        await tx.publish(BILLS, [order.payload])
-
-    asyncio.run(main())
-    assert bills(client) == [b"1", b"2"]
-
-
-def test_given_a_pointer_that_was_not_issued_when_published_then_it_is_refused_and_readers_go_on(
-    site: InProcess, client: Client
-) -> None:
-    with client.transaction() as tx:
-        tx.publish(ORDERS, [b"1"])
-    made_up = replace(site.manager.start_short(), write_pointer=2**62)
-    with pytest.raises(TransactionEnded, match="is not in progress"):
-        client.publish(ORDERS, [b"x"], transaction=made_up)
-    with client.transaction() as tx:
-        tx.publish(ORDERS, [b"2"])
-    with client.transaction() as tx:
-        assert [message.payload for message in tx.poll(ORDERS)] == [b"1", b"2"]
-
-
 def test_given_a_transaction_when_rolled_back_by_its_pointer_then_nothing_of_it_is_visible_in_that_topic(
     site: InProcess, client: Client
 ) -> None:
@@ -952,16 +729,3 @@ def test_given_ttls_when_published_in_a_transaction_then_each_message_has_its_ow
         with other.transaction() as tx:
             assert [message.payload for message in tx.poll(ORDERS)] == [b"1", b"2", b"4", b"6"]
             assert [message.payload for message in tx.poll(BILLS)] == []
-
-
-@pytest.mark.parametrize("transaction_bytes", [1, 1000])
-def test_given_ttls_when_a_transaction_is_rolled_back_then_nothing_of_it_is_visible(
-    site: InProcess, transaction_bytes: int
-) -> None:
-    with site.client(limits=Limits(transaction_bytes=transaction_bytes)) as other:
-        with other.transaction() as tx:
-            tx.publish(ORDERS, [b"1"])
-            tx.publish(ORDERS, [b"2", b"3"], ttl=60)
-            tx.roll_back()
-        with other.transaction() as tx:
-            assert [message.payload for message in tx.poll(ORDERS)] == []

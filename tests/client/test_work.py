@@ -11,13 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from tests.builders import NOW_MS
 from tests.client.faults import Faults, When, faulty_client
 from tms_core.client import (
     AsyncClient,
     BadRequest,
     Client,
-    ConsumerConflict,
     GroupWork,
     MessageId,
     NotInProgress,
@@ -32,9 +30,7 @@ from tms_core.client import (
 )
 from tms_core.client.testing import InProcess
 from tms_core.clock import ManualClock
-from tms_core.consumers.claim_rows import claims_of
-from tms_core.consumers.claims import Backoff, ConsumerGroup
-from tms_core.topic import TopicId
+from tms_core.consumers.claims import Backoff
 from tms_core.transaction.rpc import calls
 
 ORDERS, BILLS, DEAD = "default:orders", "default:bills", "default:orders-dead"
@@ -89,45 +85,6 @@ def test_given_a_loop_that_is_left_early_when_committed_then_what_was_not_handed
     assert bill(client) == 2
     assert committed(client) == [b"1", b"bill of 2", b"bill of 3"]
     assert client.claims(ORDERS, "billing") == []
-
-
-def test_given_two_copies_of_a_program_when_one_has_the_messages_then_the_other_gets_none_of_them(
-    client: Client,
-) -> None:
-    client.publish(ORDERS, [b"1", b"2"])
-    with client.transaction() as tx:
-        assert [order.payload for order in tx.consume(ORDERS, "billing")] == [b"1", b"2"]
-        assert bill(client) == 0
-        [claim] = client.claims(ORDERS, "billing")
-        assert (claim.transaction, claim.after, claim.deliveries) == (tx.transaction.transaction_id, START, 1)
-        with pytest.raises(ConsumerConflict):
-            client.delete_position(ORDERS, "billing")
-        with pytest.raises(ConsumerConflict):
-            client.set_position(ORDERS, "billing", START)
-    assert client.claims(ORDERS, "billing") == []
-    assert bill(client) == 0
-
-
-def test_given_no_order_when_two_transactions_overlap_then_they_share_the_messages(client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2", b"3"])
-    with client.transaction() as tx:
-        assert [order.payload for order in tx.consume(ORDERS, "billing", limit=1, order="none")] == [b"1"]
-        assert bill(client, order="none") == 2
-    assert bill(client, order="none") == 0
-
-
-def test_given_a_forced_position_then_the_transaction_that_held_it_cannot_be_committed(client: Client) -> None:
-    client.publish(ORDERS, [b"1"])
-
-    def work() -> None:
-        with client.transaction() as tx:
-            tx.publish(BILLS, [order.payload for order in tx.consume(ORDERS, "billing")])
-            client.set_position(ORDERS, "billing", START, force=True)
-
-    with pytest.raises(Exception, match="not in progress"):
-        work()
-    assert committed(client) == []
-    assert bill(client) == 1
 
 
 def test_given_bad_input_then_it_is_said_before_anything_is_done(client: Client) -> None:
@@ -206,18 +163,6 @@ def test_given_an_error_in_the_loop_or_a_break_then_the_batch_comes_again(client
         tx.publish(BILLS, [batch[0].payload])
         work.stop()
     assert committed(client) == [b"1"]
-
-
-def test_given_a_batch_that_the_program_rolls_back_then_it_comes_again_without_an_error(client: Client) -> None:
-    client.publish(ORDERS, [b"1"])
-    given = []
-    for tx, batch in client.work(ORDERS, "billing", idle_seconds=IDLE):
-        given.append([order.payload for order in batch])
-        tx.publish(BILLS, [b"x"])
-        if len(given) == 1:
-            tx.roll_back()
-    assert given == [[b"1"], [b"1"]]
-    assert committed(client) == [b"x"]
 
 
 def test_given_a_message_that_always_fails_then_it_goes_to_the_dead_ones_and_all_others_are_processed(
@@ -311,17 +256,6 @@ def test_work_after_a_cut_that_hides_the_roll_back_too_counts_no_delivery(
             tx.publish(BILLS, [order.payload for order in batch])
     assert committed(client) == [b"1"]
     assert site.manager.clients() == {}
-
-
-def test_consume_counts_deliveries_of_the_messages_that_were_handed_over(site: InProcess, client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2", b"3"])
-    with client.transaction() as tx:
-        for order in tx.consume(ORDERS, "billing"):
-            if order.payload == b"2":
-                tx.roll_back()
-                break
-    marks = claims_of(site.service.side, ConsumerGroup(TopicId("default", "orders"), 1, "billing"))
-    assert [(mark.last, mark.tries) for _, mark in marks] == [(MessageId(NOW_MS, 1), 1)]
 
 
 @pytest.mark.parametrize("pattern", [False, True])
@@ -606,23 +540,6 @@ def test_given_a_client_that_is_closed_while_its_worker_commits_then_the_loop_en
     assert site.manager.clients() == {}
 
 
-def test_given_an_event_loop_when_worked_through_then_it_is_the_same(site: InProcess, client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2", b"3"])
-
-    async def main() -> None:
-        async with site.async_client() as loop:
-            work = loop.work(ORDERS, "billing", batch=2, idle_seconds=IDLE)
-            async for tx, batch in work:
-                await tx.publish(BILLS, [order.payload for order in batch])
-            [position] = await loop.positions(ORDERS)
-            assert await loop.claims(ORDERS, "billing") == []
-            await loop.set_position(ORDERS, "billing", position.position, force=True)
-            await loop.delete_position(ORDERS, "billing", force=True)
-
-    asyncio.run(main())
-    assert committed(client) == [b"1", b"2", b"3"]
-
-
 def test_given_an_event_loop_when_the_loop_fails_then_the_batch_comes_again(site: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1"])
 
@@ -699,31 +616,9 @@ def test_given_a_message_that_is_not_decided_when_read_unordered_then_the_others
     assert not site.manager.visibility().in_progress
 
 
-def test_given_a_reader_that_ends_in_a_batch_when_read_unordered_then_only_the_rest_comes_again(client: Client) -> None:
-    client.publish(ORDERS, [b"1", b"2", b"3"])
-    with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
-        assert [next(messages).payload, next(messages).payload] == [b"1", b"2"]
-    with client.consume(ORDERS, consumer="printer", read="unordered") as messages:
-        assert next(messages).payload == b"2", "it was not said that it is done with"
-
-
 @pytest.mark.parametrize(
     "options", [{"read": "dirty"}, {"read": "unordered"}, {"read": "unordered", "consumer": "x", "start": START}]
 )
 def test_given_a_way_to_read_that_is_none_then_it_says_what_to_give(client: Client, options: dict[str, Any]) -> None:
     with pytest.raises(BadRequest):
         client.consume(ORDERS, **options)
-
-
-def test_given_a_topic_that_is_deleted_when_read_unordered_then_no_transaction_stays_open(
-    site: InProcess, client: Client
-) -> None:
-    client.publish(ORDERS, [b"1"])
-
-    def reads() -> None:
-        for _ in client.consume(ORDERS, consumer="audit", read="unordered"):
-            client.delete_topic(ORDERS)
-
-    with pytest.raises(TopicNotFound):
-        reads()
-    assert site.manager.clients() == {}
