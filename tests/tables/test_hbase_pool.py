@@ -82,14 +82,6 @@ def forgotten(request: Request) -> None:
     request.send(request.failure(ia=HBASE.IllegalArgument(message=b"scanner ID is invalid")))
 
 
-def test_given_a_server_when_asked_again_and_again_then_one_connection_does(pools: Pools) -> None:
-    with FakeThrift() as server:
-        pool = pools(server)
-        assert [get(pool, row) for row in (b"a", b"b", b"c")] == [b"a", b"b", b"c"]
-        assert server.connections == 1
-        assert pool.calls == {"getRow": 3}
-
-
 def test_given_an_answer_that_comes_late_when_the_next_question_is_asked_then_it_gets_its_own(pools: Pools) -> None:
     gave_up = threading.Event()
 
@@ -139,14 +131,6 @@ def test_given_an_answer_under_a_wrong_number_when_happybase_asked_then_it_is_as
     with FakeThrift(nth(misled, lambda request: request.reply([]))) as server:
         assert pools(server).run(lambda connection: connection.table(b"table").row(b"mine")) == {}
         assert server.connections == 2
-
-
-def test_given_a_time_out_when_it_happens_then_the_call_is_not_repeated_by_itself(pools: Pools) -> None:
-    with FakeThrift(silent) as server:
-        pool = pools(server, timeout_seconds=SHORT_SECONDS)
-        with pytest.raises(ThriftTimeout):
-            get(pool, b"once")
-        assert pool.calls == {"getRow": 1}
 
 
 @pytest.mark.parametrize("wrong", [{"number": 0}, {"name": "getRows"}], ids=["number", "name"])
@@ -294,15 +278,6 @@ def test_given_two_servers_when_one_hangs_then_the_next_calls_go_to_the_other(po
         assert (hung.asked[b"b"], server.asked[b"b"]) == (0, 4)
 
 
-def test_given_two_servers_when_both_are_well_then_connections_are_spread(pools: Pools) -> None:
-    with FakeThrift() as one, FakeThrift() as other:
-        pool = pools(one, other, connections=4)
-        with ExitStack() as lent:
-            for row in (b"a", b"b", b"c", b"d"):
-                lent.enter_context(pool.connection()).call("getRow", b"table", row, {})
-        assert (one.connections, other.connections) == (2, 2)
-
-
 @pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt()])
 def test_given_any_exception_while_a_connection_is_lent_when_asked_again_then_it_is_another_one(
     pools: Pools, error: BaseException
@@ -348,15 +323,6 @@ def test_given_many_threads_when_they_ask_then_each_gets_its_own_and_no_call_is_
         assert list(threads.map(lambda row: get(pool, row), rows)) == rows
         assert server.connections <= 3
         assert pool.calls == {"getRow": 400}
-
-
-def test_given_a_closed_pool_when_a_connection_comes_back_then_it_is_closed_too(pools: Pools) -> None:
-    with FakeThrift() as server:
-        pool = pools(server)
-        with pool.connection() as connection:
-            pool.close()
-        with pytest.raises(ConnectionLost):
-            connection.call("getRow", b"table", b"a", {})
 
 
 STACK = "\n\tat org.apache.hadoop.hbase.Deep.inside(Deep.java:17)\nCaused by: java.io.IOException: the reason\n\tat x"

@@ -27,7 +27,7 @@ from tms_core.tables.base import (
     cells_of,
 )
 from tms_core.tables.leveldb.library import plyvel
-from tms_core.tables.leveldb.store import LevelDBStore, decode, encode, release
+from tms_core.tables.leveldb.store import LevelDBStore, decode, encode
 
 TABLES = ("system.tms.meta", "system.tms.message", "system.tms.payload")
 OWN_FILES = re.compile(r"CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+|\d+\.(log|sst|ldb)")
@@ -128,13 +128,6 @@ def test_given_a_killed_writer_when_opened_again_then_all_rows_are_there_and_tab
     assert [name for name in names(path) if not READABLE_BY_JAVA.fullmatch(name)] == []
 
 
-def test_given_a_killed_writer_when_released_then_tables_are_renamed(child: Callable[..., Any], tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    child(WRITE_FOR_EVER, path).kill()
-    release(path)
-    assert [name for name in names(path) if not READABLE_BY_JAVA.fullmatch(name)] == []
-
-
 @pytest.mark.parametrize(
     ("value", "stored"),
     [
@@ -208,16 +201,6 @@ def test_given_any_tag_that_cdap_reads_as_a_reference_when_read_and_inverted_the
         assert store.calls["unreadable"] == 0
         assert store.message.invert([TxCell(b"k", pointer, refers=True)]) == [True]
     assert raw_rows(folder) == {b"k": bytes([tag]) + inverted}
-
-
-def test_given_a_reference_with_bytes_behind_it_when_inverted_then_they_stay(tmp_path: Path) -> None:
-    LevelDBStore(tmp_path, create=True).close()
-    database = plyvel.DB(str(tmp_path / "system.tms.message"))
-    database.put(b"k", b"\x02" + (5).to_bytes(8, "big") + b"more")
-    database.close()
-    with LevelDBStore(tmp_path) as store:
-        assert store.message.invert(store.message.read(CELLS, *EVERYTHING).items) == [True]
-    assert raw_rows(tmp_path / "system.tms.message") == {b"k": b"\x02" + (-5).to_bytes(8, "big", signed=True) + b"more"}
 
 
 def test_given_no_message_and_payload_folder_when_opened_then_they_are_empty_and_are_not_made(tmp_path: Path) -> None:
@@ -432,26 +415,6 @@ def test_given_rows_behind_a_range_when_it_is_searched_then_they_prove_its_end_a
         again = store.message.read(wanted, b"0-00080", b"0~", 1000)
     assert (again.items, again.rows_read, again.resume) == (found.items, 120, None)
     assert len(found.items) == found.rows_read
-
-
-def test_given_a_damaged_metadata_table_when_listed_then_it_is_an_error(tmp_path: Path) -> None:
-    with LevelDBStore(tmp_path, create=True) as store:
-        store.metadata.compare_and_set(b"ns:t:", None, b"{}")
-    release(tmp_path)
-    for table in (tmp_path / "system.tms.meta").glob("*.sst"):
-        overwrite(table, 0, 0)
-    with LevelDBStore(tmp_path) as store, pytest.raises(StoreError):
-        store.metadata.rows()
-
-
-def test_given_a_damaged_table_of_one_row_when_that_row_is_asked_for_then_it_is_an_error(tmp_path: Path) -> None:
-    with LevelDBStore(tmp_path, create=True) as store:
-        store.message.put([(b"k", MessageValue(7, b""))])
-        store.message.compact(b"a", b"z")
-    [table] = (tmp_path / "system.tms.message").glob("*.sst")
-    overwrite(table, 0, 0)
-    with LevelDBStore(tmp_path) as store, pytest.raises(StoreError):
-        store.message.read(KEYS, b"k", b"l", 10)
 
 
 def test_given_a_last_write_cut_short_when_opened_then_the_writes_before_it_are_there(tmp_path: Path) -> None:

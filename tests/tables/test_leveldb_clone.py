@@ -51,13 +51,6 @@ def test_given_cdaps_stores_when_cloned_then_all_rows_are_there_and_the_original
     assert list(state.iterdir()) == []
 
 
-def test_given_a_clone_when_named_then_it_is_the_originals_identity(sample: Path, state: Path) -> None:
-    with clone(sample, state) as cloned:
-        identity = cloned.identity()
-    with LevelDBStore(sample) as store:
-        assert store.identity() == identity
-
-
 def test_given_tables_when_cloned_then_they_are_links_and_only_the_rest_is_copied(sample: Path, state: Path) -> None:
     with clone(sample, state) as cloned:
         assert isinstance(cloned, ClonedStore)
@@ -143,26 +136,6 @@ def test_given_a_clone_when_it_is_being_made_then_nobody_can_open_any_table(
     assert [words.split()[0] for words in said] == ["failed"] * 3
 
 
-def test_given_an_original_without_lock_files_when_cloned_then_none_is_made(sample: Path, state: Path) -> None:
-    """A backup, or a store on a file system that cannot be written."""
-    for lock in sample.rglob("LOCK"):
-        lock.unlink()
-    before = fingerprint(sample)
-    with clone(sample, state) as cloned:
-        assert len(cloned.message.read(KEYS, *EVERYTHING).items) == 9897
-    assert fingerprint(sample) == before
-
-
-def test_given_missing_tables_when_cloned_then_they_are_empty_and_stay_missing(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    LevelDBStore(path, create=True).close()
-    shutil.rmtree(path / "system.tms.payload")
-    before = fingerprint(path)
-    with clone(path, tmp_path / "state") as cloned:
-        assert cloned.payload.read(KEYS, *EVERYTHING).items == []
-    assert fingerprint(path) == before
-
-
 def test_given_no_store_or_another_layout_when_cloned_then_it_is_refused_and_nothing_is_made(
     tmp_path: Path, state: Path
 ) -> None:
@@ -209,8 +182,3 @@ def test_given_a_killed_plan_when_stale_clones_are_removed_then_only_those_of_th
     alive.kill()
     assert remove_stale(state) == 1
     assert [entry.name for entry in state.iterdir()] == ["leveldb-clone-notes.txt"]
-
-
-def test_given_no_state_folder_when_stale_clones_are_removed_then_there_are_none(state: Path) -> None:
-    assert remove_stale(state) == 0
-    assert not state.exists()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -27,36 +25,6 @@ from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.side import LevelDBSide
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
-
-#: A compaction whose new tables cannot be written; says how it ended, what was written next, and what is there.
-NO_ROOM_TO_COMPACT = """
-import os, resource, signal, sys
-from pathlib import Path
-from tms_core.errors import StoreError
-from tms_core.tables.leveldb.database import WritableDatabase
-
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-database = WritableDatabase(Path(sys.argv[1]), create=True)
-keys = [b"%05d" % number for number in range(10_000)]
-for begin in range(0, len(keys), 1_000):
-    database.put((key, os.urandom(1_000)) for key in keys[begin : begin + 1_000])
-# All is in tables then, and the log is empty.
-database.compact(keys[0], keys[-1])
-database.close()
-database = WritableDatabase(Path(sys.argv[1]))
-soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
-database.delete(keys[::2])
-try:
-    database.compact(keys[0], keys[-1])
-    print("compacted")
-except StoreError as error:
-    print(type(error).__name__)
-resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-database.delete(keys[:5_000])
-print(len(database.keys(b"", None, 20_000).items))
-database.close()
-"""
 
 #: Writes to a store whose files may not grow for a while; says what was acknowledged and what failed, and waits.
 FULL_DISK = """
@@ -231,20 +199,6 @@ def test_given_a_write_that_failed_when_the_next_one_comes_then_the_folder_is_op
         assert rows(store) == after
 
 
-def test_given_a_topics_row_that_could_not_be_changed_when_opened_anew_then_it_is_as_it_was(
-    tmp_path: Path, disk: Disk
-) -> None:
-    with LevelDBStore(tmp_path, create=True) as store:
-        store.metadata.compare_and_set(b"k", None, b"1")
-        disk.failing = True
-        with pytest.raises(StoreError):
-            store.metadata.compare_and_set(b"k", b"1", b"2")
-        disk.failing = False
-        assert not store.metadata.compare_and_set(b"k", b"2", b"3")
-        assert store.metadata.compare_and_set(b"k", b"1", b"4")
-        assert store.metadata.get(b"k") == b"4"
-
-
 def test_given_writes_that_wait_when_one_goes_on_then_they_are_written_together_and_fail_together(
     tmp_path: Path, disk: Disk
 ) -> None:
@@ -365,30 +319,6 @@ def test_given_a_sync_that_failed_when_synced_again_then_the_folder_is_opened_an
     database.close()
 
 
-def test_given_a_write_that_failed_when_closed_then_it_is_taken_back_if_that_can_be_done(
-    tmp_path: Path, disk: Disk
-) -> None:
-    broken(tmp_path / "well again", disk).close()
-    database = WritableDatabase(tmp_path / "well again")
-    assert database.rows(b"", None, 9).items == [(b"a", b"1")]
-    database.close()
-    database = broken(tmp_path / "not", disk)
-    disk.closed_for = plyvel.IOError(b"IO error: lock LOCK: already held by process")
-    database.close()
-    database.close()
-
-
-def test_given_something_that_is_no_row_when_put_then_whoever_waited_with_it_is_not_told_it_was_written(
-    tmp_path: Path,
-) -> None:
-    database = WritableDatabase(tmp_path, create=True)
-    with pytest.raises(TypeError):
-        database.put([(b"a", None)])  # type: ignore[list-item]
-    database.put([(b"a", b"1")])
-    assert database.get(b"a") == b"1"
-    database.close()
-
-
 def test_given_a_disk_that_was_full_for_a_while_when_published_then_consumers_see_what_was_acknowledged_and_no_more(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -490,19 +420,6 @@ def test_given_a_disk_with_no_room_for_what_is_to_be_undone_when_opened_anew_the
     database.put([(b"b", b"2")])
     assert database.get(b"a") == b"v" * 20_000
     database.close()
-
-
-def test_given_no_room_for_new_tables_when_compacted_then_it_says_so_and_the_next_write_is_done(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", NO_ROOM_TO_COMPACT, str(tmp_path)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True)
-    assert said.stdout.split() == ["StoreFull", "2500"]
-
-
-def test_given_a_log_that_becomes_a_table_meanwhile_when_the_room_is_checked_then_it_needs_none(tmp_path: Path) -> None:
-    # Listed with the others, and not there any more when its size is asked for.
-    (tmp_path / "000003.log").symlink_to(tmp_path / "gone")
-    leveldb_handle._require_room(tmp_path, 1)
-    assert [path.name for path in tmp_path.iterdir()] == ["000003.log"]
 
 
 # --- what is durable --------------------------------------------------------------------------------------------------

@@ -67,10 +67,6 @@ def test_given_fragments_that_no_writer_leaves_when_read_then_they_are_damage(
     assert words in damage.reason
 
 
-def test_given_a_beginning_without_a_byte_when_another_follows_then_an_old_writer_had_no_room_left() -> None:
-    assert find_damage(fragments((0, FIRST), (5, FULL))) is None
-
-
 @pytest.mark.parametrize("padding", [0, MIB - 2000])
 def test_given_any_single_flipped_bit_when_read_then_it_is_damage_unless_it_is_in_the_last_record(padding: int) -> None:
     rng = random.Random(4)
@@ -82,15 +78,6 @@ def test_given_any_single_flipped_bit_when_read_then_it_is_damage_unless_it_is_i
         assert (damage is None) is (bit // 8 >= last)
         if damage is not None:
             assert damage.offset <= bit // 8 < damage.stop <= len(log)
-
-
-def test_given_a_flipped_bit_in_a_record_of_several_blocks_when_read_then_it_is_damage() -> None:
-    rng = random.Random(5)
-    whole = write_records([rng.randbytes(3 * BLOCK_BYTES), b"behind"])
-    for bit in rng.sample(range(8 * len(whole)), 200):
-        damage = find_damage(flipped(whole, bit))
-        assert damage is not None
-        assert damage.offset <= bit // 8
 
 
 # --- stores ----------------------------------------------------------------------------------------------------------
@@ -169,25 +156,6 @@ def test_given_a_log_whose_last_record_is_cut_short_when_opened_then_all_others_
     os.truncate(log, last + left)
     with LevelDBStore(folder) as store:
         assert store.message.read(KEYS, b"", None, 2 * ROWS).items == [key(number) for number in range(ROWS - 1)]
-
-
-def test_given_a_damaged_log_that_is_no_longer_read_when_opened_then_it_does_not_matter(folder: Path) -> None:
-    old = log_of(folder).with_name("000001.log")
-    shutil.copyfile(log_of(folder), old)
-    flip(old, 1000)
-    with LevelDBStore(folder) as store:
-        assert len(store.message.read(KEYS, b"", None, 2 * ROWS).items) == ROWS
-
-
-def test_given_a_flipped_bit_in_the_side_tables_log_when_opened_then_it_is_refused(tmp_path: Path) -> None:
-    with closing(LevelDBSide(tmp_path / "open")) as side:
-        side.put([(b"a", b"1")])
-        side.put([(b"b", b"2")])
-        shutil.copytree(tmp_path / "open", tmp_path / "side")
-    [log] = (tmp_path / "side").glob("*.log")
-    flip(log, 20)
-    with pytest.raises(StoreError, match="byte 0"):
-        LevelDBSide(tmp_path / "side")
 
 
 def files(*folders: Path) -> dict[str, bytes]:

@@ -73,14 +73,6 @@ def test_given_hundreds_of_wrong_sizes_when_cured_then_cpp_reads_every_row(large
     assert read_all(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}
 
 
-def test_given_a_cured_folder_when_cured_again_then_not_one_byte_changes(large: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(large, tmp_path / "database")
-    repair(folder)
-    before = snapshot(folder)
-    assert repair(folder) == 0
-    assert snapshot(folder) == before
-
-
 def test_given_wrong_sizes_when_cured_then_every_other_field_is_kept(sample: Path) -> None:
     folder = sample / MESSAGE
     old = [parse_edit(record) for record in read_records(current_manifest(folder).read_bytes())]
@@ -95,16 +87,6 @@ def test_given_wrong_sizes_when_cured_then_every_other_field_is_kept(sample: Pat
     # 17 was promised to the next file, so 18 is the MANIFEST's and 19 comes next.
     assert current_manifest(folder).name == "MANIFEST-000018"
     assert new[-1] == [(3, (19,), ())]
-
-
-def test_given_a_corrected_manifest_when_the_store_has_opened_then_the_old_one_is_gone(sample: Path) -> None:
-    folder = sample / MESSAGE
-    prepare(folder)
-    assert sorted(file.name for file in folder.glob("MANIFEST-*")) == ["MANIFEST-000002", "MANIFEST-000018"]
-    LevelDBStore(sample).close()
-    [manifest] = folder.glob("MANIFEST-*")
-    assert manifest == current_manifest(folder)
-    assert manifest.name > "MANIFEST-000018"
 
 
 class Crash(BaseException):
@@ -179,14 +161,6 @@ def test_given_a_full_disk_when_cured_then_the_folder_is_as_it_was(
     with pytest.raises(StoreError, match="Free some space"):
         prepare(folder)
     assert snapshot(folder) == before
-
-
-def test_given_the_padding_of_a_java_crash_when_cured_then_it_is_read_past(sample: Path) -> None:
-    manifest = current_manifest(sample / MESSAGE)
-    manifest.write_bytes(manifest.read_bytes().ljust(1 << 20, b"\0"))
-    assert repair(sample / MESSAGE) == 1
-    with LevelDBStore(sample) as store:
-        assert len(store.message.read(KEYS, b"", None, 100_000).items) == 9897
 
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
@@ -264,14 +238,6 @@ def test_given_both_names_of_a_live_table_when_opened_then_the_one_the_manifest_
     stale(folder, "000005.sst")
     with LevelDBStore(sample) as store:
         assert every(store.message, MESSAGES) == expected
-    assert not list(folder.glob("*.ldb"))
-
-
-def test_given_both_names_and_the_same_bytes_when_opened_then_one_remains(sample: Path) -> None:
-    folder = sample / MESSAGE
-    shutil.copy(folder / "000016.sst", folder / "000016.ldb")
-    with LevelDBStore(sample) as store:
-        assert len(store.message.read(KEYS, b"", None, 100_000).items) == 9897
     assert not list(folder.glob("*.ldb"))
 
 

@@ -136,15 +136,3 @@ def damage(folder: Path) -> None:
     database = plyvel.DB(str(folder / FOLDERS["message"]))
     database.put(ORDERS + b"\x00\x00\x00\x01" + b"\x00" * 10, b"\x01")
     database.close()
-
-
-def test_given_a_face_when_closed_then_the_store_stays_open(store: Store) -> None:
-    with read_only(store) as face:
-        assert face.metadata.get(ORDERS)
-    assert store.metadata.get(ORDERS)
-
-
-def test_given_a_face_then_it_shows_what_was_written_since(store: Store) -> None:
-    face = read_only(store)
-    store.message.delete(store.message.read(KEYS, b"", None, 10).items)
-    assert face.message.read(KEYS, b"", None, 10).items == []

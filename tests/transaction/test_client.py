@@ -128,23 +128,6 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
         client.start_short()
 
 
-def test_given_a_service_that_was_started_again_then_the_client_goes_on(
-    service: TransactionService, manager: TransactionManager, client: TransactionClient
-) -> None:
-    one = client.start_short()
-    service.stop()
-    again = TransactionService(manager, service.address)
-    again.start()
-    client.commit(one.transaction_id)
-    again.stop()
-
-
-def test_given_a_client_that_is_closed_when_it_is_used_then_it_keeps_no_connection(client: TransactionClient) -> None:
-    client.close()
-    assert client.status() == "OK"
-    client.close()
-
-
 # --- with one that misbehaves ----------------------------------------------------------------------------------------
 
 
@@ -241,13 +224,6 @@ def test_given_a_connection_that_breaks_once_then_what_may_be_done_twice_is_repe
     with misbehaving(lambda call: None if next(answers) is None else reply(call)) as (service, client):
         client.abort(Transaction(7, 7, 7))
         assert service.calls == ["abortById", "abortById"]
-
-
-def test_given_connections_that_always_break_then_it_is_given_up_after_the_second() -> None:
-    with misbehaving(hang_up) as (service, client):
-        with pytest.raises(OutcomeUnknown, match="has done status"):
-            client.status()
-        assert len(service.calls) == 2
 
 
 def test_given_no_answer_in_time_then_nothing_is_repeated() -> None:
@@ -361,15 +337,6 @@ def test_given_a_snapshot_that_is_none_when_asked_what_is_in_progress_then_that_
         client.in_progress()
 
 
-def test_given_a_service_that_does_not_understand_then_nothing_was_done() -> None:
-    def refused(call: RpcMessage) -> bytes:
-        fields = (wire.string(1, "no"), wire.i32(2, Failure.PROTOCOL_ERROR))
-        return framed(wire.message(MessageKind.EXCEPTION, call.name, call.number, *fields))
-
-    with misbehaving(refused) as (_, client), pytest.raises(ServiceUnavailable, match="commitOrThrow: no"):
-        client.commit(7)
-
-
 def test_given_an_answer_without_a_transaction_then_the_outcome_is_unknown() -> None:
     def empty(call: RpcMessage) -> bytes:
         return reply(call, wire.structure(0))
@@ -384,14 +351,6 @@ def test_given_an_answer_without_what_was_asked_for_then_the_outcome_is_unknown(
         for ask in (client.start_short, client.status, client.latest, client.invalid_size, client.clients):
             with pytest.raises((OutcomeUnknown, NoSnapshot)):
                 ask()
-
-
-def test_given_a_snapshot_that_is_none_then_there_is_no_snapshot() -> None:
-    with (
-        misbehaving(lambda call: reply(call, wire.string(0, b"\x08\x02"))) as (_, client),
-        pytest.raises(NoSnapshot, match="the snapshot ends"),
-    ):
-        client.latest()
 
 
 # --- several services ------------------------------------------------------------------------------------------------

@@ -90,15 +90,6 @@ def test_given_any_edit_when_written_and_read_then_it_is_the_same(edit: Edit) ->
     assert decode_edit(encode_edit(edit)) == edit
 
 
-def test_given_an_edit_cut_off_anywhere_when_read_then_it_ends_too_early() -> None:
-    for data in (STARTED, bytes.fromhex(VECTORS[4]["hex"])):
-        for length in range(len(data)):
-            with pytest.raises(EOFError):
-                read_edit(io.BytesIO(data[:length]))
-            with pytest.raises(FormatError, match=f" {length} "):
-                decode_edit(data[:length])
-
-
 def test_given_bytes_behind_an_edit_when_decoded_then_they_are_not_overlooked() -> None:
     with pytest.raises(FormatError, match=r"70 .* 71"):
         decode_edit(STARTED + b"\x00")

@@ -115,10 +115,6 @@ def test_given_a_sequence_file_cut_off_anywhere_when_read_then_a_torn_batch_is_l
         assert list(read_log(log(tmp_path, data[:length]))) == EDITS[:whole]
 
 
-def test_given_an_empty_file_when_read_then_there_are_no_edits(tmp_path: Path) -> None:
-    assert list(read_log(log(tmp_path, b""))) == []
-
-
 @pytest.mark.parametrize("zeros", [1, 9, 100, 4096, 100_000])
 @pytest.mark.parametrize("records", [0, 1, 5])
 def test_given_zeros_behind_a_local_log_when_read_then_the_whole_records_are_there(
@@ -180,11 +176,6 @@ def test_given_sync_bytes_between_any_two_records_when_read_then_they_are_skippe
     assert list(read_log(log(tmp_path, data[:-1]))) == EDITS[:2]
 
 
-def test_given_an_empty_batch_when_read_then_the_next_one_counts(tmp_path: Path) -> None:
-    data = header(VERSION_3) + marker(0) + marker(1) + edits(0, 1)
-    assert list(read_log(log(tmp_path, data))) == EDITS[:1]
-
-
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
@@ -227,8 +218,3 @@ def test_given_a_damaged_edit_in_a_batch_when_read_then_nothing_of_the_batch_is_
     assert next(found) == EDITS[0]
     with pytest.raises(FormatError):
         next(found)
-
-
-def test_given_no_file_when_read_then_the_system_says_so(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        list(read_log(tmp_path / "txlog.1"))

@@ -15,12 +15,10 @@ from tms_core.errors import (
     BadArgument,
     CannotSnapshot,
     ChangesTooLarge,
-    Conflict,
     FormatError,
     NoSnapshot,
     NotInProgress,
     StoreError,
-    TruncateTimeError,
 )
 from tms_core.transaction.manager import writes
 from tms_core.transaction.manager.conflicts import ChangeLimits
@@ -28,7 +26,7 @@ from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.journal import LogFailed, LogFile
 from tms_core.transaction.manager.manager import MAX_CHECKPOINTS, TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered
-from tms_core.transaction.model import NO_TX_IN_PROGRESS, InProgressType, Transaction, TransactionType
+from tms_core.transaction.model import NO_TX_IN_PROGRESS, Transaction, TransactionType
 
 SECOND = 1_000
 DAY = 86_400 * SECOND
@@ -63,28 +61,6 @@ def committed(manager: TransactionManager, *changes: bytes) -> Transaction:
 # --- ids and pointers ------------------------------------------------------------------------------------------------
 
 
-def test_given_no_state_when_started_then_both_pointers_are_of_now(manager: TransactionManager) -> None:
-    seen = manager.visibility()
-    assert (seen.read_pointer, seen.write_pointer, seen.timestamp_ms) == (BASE, BASE, NOW_MS)
-
-
-def test_given_one_millisecond_when_several_start_then_ids_follow_each_other(manager: TransactionManager) -> None:
-    assert [manager.start_short().transaction_id for _ in range(3)] == [BASE + 1, BASE + 2, BASE + 3]
-
-
-def test_given_a_clock_that_steps_back_when_more_start_then_ids_still_grow(
-    manager: TransactionManager, clock: ManualClock
-) -> None:
-    clock.advance(5)
-    first = manager.start_short().transaction_id
-    clock.step(-100)
-    assert (first, manager.start_short().transaction_id) == (BASE + 5_000_000, BASE + 5_000_001)
-
-
-def test_given_a_first_one_when_it_starts_then_it_is_given_what_tephra_gives(manager: TransactionManager) -> None:
-    assert manager.start_short() == Transaction(BASE, BASE + 1, BASE + 1, invalids=manager.visibility().invalid)
-
-
 def test_given_others_in_progress_when_one_starts_then_it_is_told_of_them_and_of_the_first_short_one(
     manager: TransactionManager,
 ) -> None:
@@ -95,24 +71,6 @@ def test_given_others_in_progress_when_one_starts_then_it_is_told_of_them_and_of
     assert third.first_short_in_progress == short.transaction_id
     assert short.first_short_in_progress == NO_TX_IN_PROGRESS
     assert (long.type, short.type) == (TransactionType.LONG, TransactionType.SHORT)
-
-
-def test_given_a_commit_when_another_starts_then_it_reads_up_to_there(manager: TransactionManager) -> None:
-    older = manager.start_short()
-    newer = committed(manager)
-    assert read_pointer(manager) == newer.transaction_id
-    after = manager.start_short()
-    assert after.is_visible(newer.transaction_id)
-    assert not after.is_visible(older.transaction_id)
-
-
-def test_given_an_older_commit_after_a_newer_one_then_the_read_pointer_does_not_go_down(
-    manager: TransactionManager,
-) -> None:
-    older = manager.start_short()
-    newer = committed(manager)
-    manager.commit(older.transaction_id)
-    assert read_pointer(manager) == newer.transaction_id
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 101])
@@ -126,11 +84,6 @@ def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(cloc
         manager.start_short(100)
 
 
-def test_given_a_client_with_a_long_name_then_only_its_beginning_is_kept(manager: TransactionManager) -> None:
-    one = manager.start_short(client="x" * 1_000_000)
-    assert manager.clients() == {one.transaction_id: "x" * 255}
-
-
 def test_given_clients_when_their_transactions_are_in_progress_then_it_is_known_who_holds_what(
     manager: TransactionManager,
 ) -> None:
@@ -142,63 +95,6 @@ def test_given_clients_when_their_transactions_are_in_progress_then_it_is_known_
 # --- conflicts -------------------------------------------------------------------------------------------------------
 
 
-def test_given_overlapping_changes_when_both_may_commit_then_only_the_first_does(manager: TransactionManager) -> None:
-    first, second = manager.start_short(client="me"), manager.start_short()
-    manager.can_commit(first.transaction_id, [b"k\x00\xff", b"a"])
-    manager.can_commit(second.transaction_id, [b"k\x00\xff", b"b"])
-    manager.commit(first.transaction_id)
-    for _ in range(2):  # repeated blindly, it is a conflict again
-        with pytest.raises(Conflict) as raised:
-            manager.commit(second.transaction_id)
-        told = (raised.value.transaction_id, raised.value.key, raised.value.client)
-        assert told == (second.transaction_id, r"k\x00\xFF", "me")
-        assert second.transaction_id in in_progress(manager)
-
-
-def test_given_a_commit_meanwhile_when_the_same_is_changed_then_it_may_not_commit(manager: TransactionManager) -> None:
-    older = manager.start_short()
-    committed(manager, b"k")
-    with pytest.raises(Conflict):
-        manager.can_commit(older.transaction_id, [b"k"])
-    manager.can_commit(older.transaction_id, [b"other"])
-
-
-def test_given_a_commit_before_when_the_same_is_changed_then_that_is_no_conflict(manager: TransactionManager) -> None:
-    manager.start_short()
-    committed(manager, b"k")
-    committed(manager, b"k")
-
-
-def test_given_an_older_commit_that_is_none_of_its_business_when_asked_then_a_newer_one_is_found(
-    manager: TransactionManager,
-) -> None:
-    manager.start_short()
-    committed(manager, b"other")
-    late = manager.start_short()
-    committed(manager, b"k")
-    with pytest.raises(Conflict):
-        manager.can_commit(late.transaction_id, [b"k"])
-
-
-def test_given_commits_when_the_first_short_one_begins_right_after_them_then_they_are_kept(
-    manager: TransactionManager,
-) -> None:
-    first = manager.start_short()
-    done = committed(manager, b"k")
-    later = manager.start_short()
-    manager.commit(first.transaction_id)
-    assert state(manager).committed == {later.transaction_id: {b"k"}}
-    assert later.transaction_id == done.transaction_id + 1
-
-
-def test_given_a_long_one_that_asks_then_its_conflicts_count_too(manager: TransactionManager) -> None:
-    manager.start_short()
-    long = manager.start_long()
-    committed(manager, b"k")
-    with pytest.raises(Conflict):
-        manager.can_commit(long.transaction_id, [b"k"])
-
-
 def test_given_only_long_ones_in_progress_when_others_commit_then_no_changes_are_kept(
     manager: TransactionManager,
 ) -> None:
@@ -206,36 +102,6 @@ def test_given_only_long_ones_in_progress_when_others_commit_then_no_changes_are
     committed(manager, b"k")
     assert state(manager).committed == {}
     manager.can_commit(long.transaction_id, [b"k"])
-
-
-def test_given_a_checkpoint_of_a_long_one_then_it_counts_as_short(manager: TransactionManager) -> None:
-    checkpoint = manager.checkpoint(manager.start_long())
-    assert manager.start_short().first_short_in_progress == checkpoint.write_pointer
-    committed(manager, b"k")
-    assert len(state(manager).committed) == 1
-
-
-def test_given_two_commits_with_no_start_between_then_both_are_remembered_at_one_pointer(
-    manager: TransactionManager,
-) -> None:
-    first, second, third = manager.start_short(), manager.start_short(), manager.start_short()
-    for one, key in ((first, b"a"), (second, b"b")):
-        manager.can_commit(one.transaction_id, [key])
-        manager.commit(one.transaction_id)
-    assert state(manager).committed == {third.transaction_id + 1: {b"a", b"b"}}
-
-
-def test_given_no_question_before_when_committed_then_no_conflict_is_looked_for(manager: TransactionManager) -> None:
-    older = manager.start_short()
-    committed(manager, b"k")
-    manager.commit(older.transaction_id)
-    assert state(manager).committed == {}
-
-
-def test_given_no_changes_when_asked_and_committed_then_nothing_is_remembered(manager: TransactionManager) -> None:
-    manager.start_short()
-    committed(manager)
-    assert state(manager).committed == {}
 
 
 @pytest.mark.parametrize(
@@ -256,52 +122,6 @@ def test_given_a_limit_when_more_is_changed_then_it_may_not_commit(
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------
-
-
-def test_given_a_commit_when_it_comes_again_then_it_is_not_in_progress(manager: TransactionManager) -> None:
-    one = committed(manager).transaction_id
-    for call in (manager.commit, lambda pointer: manager.can_commit(pointer, [])):
-        with pytest.raises(NotInProgress) as raised:
-            call(one)
-        assert str(raised.value) == f"canCommit() is called for transaction {one} that is not in progress"
-
-
-def test_given_an_invalid_one_when_it_goes_on_then_it_is_told_so(manager: TransactionManager) -> None:
-    one = manager.start_short()
-    manager.invalidate(one.transaction_id)
-    with pytest.raises(NotInProgress, match="invalid"):
-        manager.commit(one.transaction_id)
-    with pytest.raises(NotInProgress, match=str(one.transaction_id)):
-        manager.checkpoint(one)
-
-
-def test_given_a_short_one_when_aborted_then_it_is_gone_and_readers_pass_it(manager: TransactionManager) -> None:
-    one = manager.start_short()
-    manager.can_commit(one.transaction_id, [b"k"])
-    manager.abort(one)
-    assert (in_progress(manager), invalid(manager), read_pointer(manager)) == ([], [], one.transaction_id)
-    assert state(manager).committing == {}
-
-
-@pytest.mark.parametrize("says", list(TransactionType))
-def test_given_a_long_one_when_aborted_then_it_is_invalid_whatever_its_client_calls_it(
-    manager: TransactionManager, says: TransactionType
-) -> None:
-    one = manager.checkpoint(manager.start_long())
-    manager.abort(replace(one, type=says))
-    assert invalid(manager) == [one.transaction_id, one.write_pointer]
-    assert (in_progress(manager), read_pointer(manager)) == ([], BASE)
-    manager.abort(one)
-    assert len(invalid(manager)) == 2
-
-
-def test_abort_of_a_long_transaction_by_its_id_after_its_abort_keeps_it_invalid(manager: TransactionManager) -> None:
-    one = manager.start_long()
-    manager.abort(one)
-    for _ in range(2):
-        manager.abort(replace(one, type=TransactionType.SHORT))
-    assert invalid(manager) == [one.transaction_id]
-    assert manager.truncate_invalid([one.transaction_id])
 
 
 @pytest.mark.parametrize("end", ["can_commit", "commit", "commit_and_start", "checkpoint"])
@@ -328,108 +148,9 @@ def test_question_for_an_owner_does_not_make_one(manager: TransactionManager) ->
     assert (manager.belongs_to(one, "ada"), manager.belongs_to(one, "bob")) == (False, True)
 
 
-def test_given_an_end_when_aborted_after_it_then_nothing_happens(manager: TransactionManager) -> None:
-    done = committed(manager)
-    before = state(manager)
-    manager.abort(done)
-    manager.abort(done)
-    assert state(manager) == before
-
-
-def test_given_an_id_never_issued_when_aborted_then_the_read_pointer_stays(manager: TransactionManager) -> None:
-    manager.start_short()
-    made_up = BASE + 3_600_000 * 1_000_000
-    manager.abort(Transaction(made_up, made_up, made_up))
-    assert read_pointer(manager) == BASE
-    assert not manager.start_short().is_visible(BASE + 3)
-
-
-def test_given_checkpoints_when_their_transaction_is_aborted_with_them_then_all_are_gone(
-    manager: TransactionManager,
-) -> None:
-    one = manager.checkpoint(manager.checkpoint(manager.start_short()))
-    manager.abort(one)
-    assert (in_progress(manager), invalid(manager)) == ([], [])
-
-
-def test_given_a_checkpoint_nobody_names_when_aborted_then_it_stays_in_progress_and_times_out(
-    manager: TransactionManager, clock: ManualClock
-) -> None:
-    one = manager.start_short()
-    checkpoint = manager.checkpoint(one).write_pointer
-    manager.abort(one)
-    assert in_progress(manager) == [checkpoint]
-    clock.advance(DAY)
-    assert manager.expire() == 1
-    assert invalid(manager) == [checkpoint]
-
-
-def test_given_another_transaction_named_as_a_checkpoint_when_aborted_then_it_stays_in_progress(
-    manager: TransactionManager,
-) -> None:
-    one, other = manager.start_short(), manager.start_short()
-    manager.abort(replace(one, checkpoint_write_pointers=(other.transaction_id,)))
-    assert in_progress(manager) == [other.transaction_id]
-
-
-def test_given_one_in_progress_when_invalidated_then_it_is_hidden_with_its_checkpoints(
-    manager: TransactionManager,
-) -> None:
-    one = manager.checkpoint(manager.start_short())
-    manager.can_commit(one.transaction_id, [b"k"])
-    assert manager.invalidate(one.transaction_id)
-    assert (in_progress(manager), invalid(manager)) == ([], [one.transaction_id, one.write_pointer])
-    assert (read_pointer(manager), state(manager).committing) == (one.transaction_id, {})
-    reader = manager.start_short()
-    assert not reader.is_visible(one.transaction_id)
-    assert not reader.is_visible(one.write_pointer)
-
-
 def test_given_a_long_one_when_invalidated_then_the_read_pointer_stays(manager: TransactionManager) -> None:
     manager.invalidate(manager.start_long().transaction_id)
     assert read_pointer(manager) == BASE
-
-
-def test_given_one_that_committed_or_never_was_when_invalidated_then_that_is_told(manager: TransactionManager) -> None:
-    assert not manager.invalidate(committed(manager).transaction_id)
-    assert not manager.invalidate(7)
-    assert invalid(manager) == []
-
-
-def test_given_a_checkpoint_invalidated_before_its_parent_then_it_counts_once(manager: TransactionManager) -> None:
-    one = manager.checkpoint(manager.start_short())
-    assert manager.invalidate(one.write_pointer)
-    assert manager.invalidate(one.transaction_id)
-    assert manager.invalid_size() == 2
-
-
-# --- checkpoints -----------------------------------------------------------------------------------------------------
-
-
-def test_given_a_checkpoint_then_only_the_write_pointer_changes_and_the_servers_list_counts(
-    manager: TransactionManager,
-) -> None:
-    one = manager.start_short()
-    first = manager.checkpoint(one)
-    second = manager.checkpoint(one)
-    pointers = (one.transaction_id + 1, one.transaction_id + 2)
-    assert first == replace(one, write_pointer=pointers[0], checkpoint_write_pointers=pointers[:1])
-    assert second == replace(one, write_pointer=pointers[1], checkpoint_write_pointers=pointers)
-    assert list(manager.start_short().in_progress) == [one.transaction_id, *pointers]
-
-
-def test_given_checkpoints_when_committed_then_all_are_visible(manager: TransactionManager) -> None:
-    one = manager.checkpoint(manager.checkpoint(manager.start_short()))
-    manager.commit(one.transaction_id)
-    assert (in_progress(manager), read_pointer(manager)) == ([], one.write_pointer)
-
-
-def test_given_a_checkpoint_then_its_entry_is_its_parents(manager: TransactionManager) -> None:
-    manager.start_short()
-    one = manager.checkpoint(manager.start_short(7))
-    [_, parent, child] = manager.visibility().in_progress
-    assert child == replace(parent, write_pointer=one.write_pointer, type=InProgressType.CHECKPOINT, checkpoints=())
-    assert (parent.expiration_ms, parent.visibility_upper_bound) == (NOW_MS + 7 * SECOND, BASE)
 
 
 # --- timeouts --------------------------------------------------------------------------------------------------------
@@ -445,19 +166,6 @@ def test_given_a_timeout_when_it_is_exactly_over_then_one_more_millisecond_ends_
     assert manager.expire() == 1
     assert (invalid(manager), in_progress(manager)) == ([one.transaction_id], [])
     assert read_pointer(manager) == BASE
-
-
-def test_given_short_and_long_ones_and_checkpoints_when_time_is_over_then_all_are_invalid(
-    manager: TransactionManager, clock: ManualClock
-) -> None:
-    short, long = manager.checkpoint(manager.start_short()), manager.start_long()
-    manager.can_commit(short.transaction_id, [b"k"])
-    clock.advance(DAY)
-    assert manager.expire() == 2
-    clock.advance(1)
-    assert manager.expire() == 1
-    assert invalid(manager) == [short.transaction_id, short.write_pointer, long.transaction_id]
-    assert state(manager).committing == {}
 
 
 def test_given_a_short_one_that_timed_out_when_it_is_aborted_then_it_is_not_invalid_any_more(
@@ -499,17 +207,6 @@ def test_restart_after_a_transaction_of_a_clock_set_back_leaves_it_its_time(cloc
         assert manager.expire() == 1
 
 
-def test_restart_with_a_clock_set_back_twice_times_a_transaction_out(clock: ManualClock, tmp_path: Path) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
-        former.start_short(60)
-        clock.step(-3600 * SECOND)
-        former.start_short(30)
-        clock.step(-600 * SECOND)
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
-        clock.advance(30 * SECOND + 1)
-        assert manager.expire() == 1
-
-
 def test_restart_with_a_clock_set_back_twice_keeps_a_long_transaction_whole(clock: ManualClock, tmp_path: Path) -> None:
     with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
         former.start_short(60)
@@ -542,41 +239,6 @@ def test_given_an_end_while_something_is_written_when_aborted_again_then_it_stay
         manager.end_write(pointer)
     manager.abort(one)
     assert invalid(manager) == [one.transaction_id, one.write_pointer]
-
-
-def test_given_an_invalid_one_that_began_before_a_restart_when_aborted_then_it_stays_invalid(
-    clock: ManualClock, tmp_path: Path
-) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
-        one = former.start_short()
-        former.invalidate(one.transaction_id)
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
-        manager.abort(one)
-        assert invalid(manager) == [one.transaction_id]
-
-
-def test_given_an_abort_that_names_an_older_transaction_as_its_checkpoint_then_that_stays_invalid(
-    clock: ManualClock, tmp_path: Path
-) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
-        hidden = former.start_short().transaction_id
-        former.invalidate(hidden)
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
-        one = manager.start_short()
-        manager.invalidate(one.transaction_id)
-        manager.abort(replace(one, checkpoint_write_pointers=(hidden,)))
-        assert invalid(manager) == [hidden]
-
-
-def test_given_an_abort_that_names_what_is_no_checkpoint_then_its_log_does_not_grow(
-    clock: ManualClock, tmp_path: Path
-) -> None:
-    with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
-        one = manager.start_short()
-        manager.abort(replace(one, checkpoint_write_pointers=tuple(range(one.transaction_id, BASE + MAX_CHECKPOINTS))))
-        assert in_progress(manager) == []
-        [log] = tmp_path.glob("txlog.*")
-        assert log.stat().st_size < 1_000
 
 
 def test_given_an_abort_that_names_too_many_checkpoints_then_it_is_refused(manager: TransactionManager) -> None:
@@ -625,53 +287,6 @@ def test_commits_of_what_was_written_leave_nothing_in_memory(manager: Transactio
 
 
 # --- the invalid list ------------------------------------------------------------------------------------------------
-
-
-def test_given_invalid_ids_when_some_are_truncated_then_those_are_gone(manager: TransactionManager) -> None:
-    ids = [manager.start_short().transaction_id for _ in range(4)]
-    for pointer in ids[:3]:
-        manager.invalidate(pointer)
-    assert manager.truncate_invalid([ids[0], ids[2], ids[3], 7])
-    assert invalid(manager) == [ids[1]]
-    assert not manager.truncate_invalid([ids[0], ids[3]])
-    assert in_progress(manager) == [ids[3]]
-
-
-def test_given_a_time_when_truncated_before_it_then_younger_ones_stay(
-    manager: TransactionManager, clock: ManualClock
-) -> None:
-    manager.invalidate(manager.start_short().transaction_id)
-    clock.advance(10)
-    young = manager.start_short().transaction_id
-    manager.invalidate(young)
-    assert manager.truncate_invalid_before(NOW_MS + 10)
-    assert invalid(manager) == [young]
-    assert not manager.truncate_invalid_before(NOW_MS + 10)
-    assert not manager.truncate_invalid_before(0)
-    assert manager.truncate_invalid_before(2**63 - 1)
-
-
-def test_given_an_older_one_in_progress_when_truncated_before_a_time_then_it_is_refused(
-    manager: TransactionManager, clock: ManualClock
-) -> None:
-    manager.invalidate(manager.start_short().transaction_id)
-    long = manager.start_long()
-    clock.advance(10)
-    with pytest.raises(TruncateTimeError, match=r"^1 |: 1 "):
-        manager.truncate_invalid_before(NOW_MS + 10)
-    manager.commit(long.transaction_id)
-    assert manager.truncate_invalid_before(NOW_MS + 10)
-
-
-def test_given_a_transaction_when_the_list_changes_later_then_its_own_stays_as_it_was(
-    manager: TransactionManager,
-) -> None:
-    gone = manager.start_short().transaction_id
-    manager.invalidate(gone)
-    reader = manager.start_short()
-    manager.invalidate(reader.transaction_id)
-    manager.truncate_invalid([gone])
-    assert list(reader.invalids) == [gone]
 
 
 def test_given_a_reset_then_all_is_forgotten_but_ids_grow_and_readers_read(
@@ -843,17 +458,6 @@ def test_given_a_manager_that_was_closed_when_called_then_it_says_so(clock: Manu
     assert storage.happened[-1] == "close"
 
 
-def test_given_a_manager_whose_log_failed_when_closed_then_what_is_on_the_disk_stays(clock: ManualClock) -> None:
-    storage = SpyStorage()
-    manager = TransactionManager(storage, clock)
-    storage.failure = LogFailed("the disk is full.")
-    with pytest.raises(LogFailed):
-        manager.start_short()
-    storage.happened.clear()
-    manager.close()
-    assert storage.happened == ["close"]
-
-
 def test_given_a_snapshot_that_cannot_be_written_then_the_manager_goes_on(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
@@ -877,19 +481,6 @@ def test_given_a_reset_that_cannot_be_written_then_the_manager_begins_anew(clock
     assert not manager.running
     manager.visibility()
     assert manager.running
-
-
-def test_given_a_manager_when_asked_for_a_snapshot_then_it_says_where_that_is_from(manager: TransactionManager) -> None:
-    loaded = manager.latest()
-    assert (loaded.snapshot, loaded.name) == (manager.visibility(), "the transaction manager")
-
-
-def test_given_a_manager_when_closed_twice_then_a_last_snapshot_is_kept_once(clock: ManualClock) -> None:
-    storage = SpyStorage()
-    manager = TransactionManager(storage, clock)
-    manager.close()
-    manager.close()
-    assert storage.happened.count("save") == 2
 
 
 # --- a clock that is wrong -------------------------------------------------------------------------------------------

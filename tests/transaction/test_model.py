@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from tests.transaction.vectors import load, names, state_of
 from tms_core.transaction.model import (
     NO_TX_IN_PROGRESS,
-    TX_PER_MS,
     InProgress,
     InProgressType,
     Transaction,
@@ -20,7 +19,6 @@ from tms_core.transaction.model import (
     VisibilityLevel,
     VisibilityState,
     ascending,
-    transaction_ms,
 )
 
 MATRIX = load("visibility.json")
@@ -81,17 +79,6 @@ def test_given_a_version_when_asked_what_it_is_then_each_list_answers_for_itself
     assert [v for v in versions if asked.is_current_write(v)] == [200, 220, 250]
 
 
-def test_given_exclude_current_when_the_write_pointer_is_below_the_read_pointer_then_it_is_visible() -> None:
-    level = VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT
-    assert Transaction(200, 150, 150, visibility_level=level).is_visible(150)
-    assert not Transaction(149, 150, 150, visibility_level=level).is_visible(150)
-
-
-def test_given_nothing_in_progress_when_asked_for_the_bound_then_it_ends_before_the_transaction_itself() -> None:
-    assert Transaction(100, 200, 200).visibility_upper_bound() == 100
-    assert Transaction(200, 200, 200).visibility_upper_bound() == 199
-
-
 # --- a snapshot ------------------------------------------------------------------------------------------------------
 
 
@@ -126,22 +113,10 @@ def test_given_a_snapshot_when_asked_for_the_prune_bound_then_it_ends_at_the_las
     assert state(100, invalid, [short(pointer) for pointer in in_progress]).prune_upper_bound() == bound
 
 
-def test_given_a_commit_after_the_oldest_transaction_began_when_asked_then_the_snapshots_bound_is_lower() -> None:
-    asked = state(100, [], [short(80, bound=60)])
-    assert asked.visibility_upper_bound() == 60
-    assert asked.dummy_transaction().visibility_upper_bound() == 79
-
-
 def test_given_invalid_ids_unsorted_and_repeated_when_asked_then_each_is_found_and_counted_once() -> None:
     asked = state(100, [9, 5, 7, 1, 3, 5], [])
     assert list(asked.invalid) == [1, 3, 5, 7, 9]
     assert [pointer for pointer in range(11) if asked.is_invalid(pointer)] == [1, 3, 5, 7, 9]
-
-
-def test_given_entries_out_of_order_when_made_then_the_lowest_comes_first() -> None:
-    asked = state(100, [], [short(90, bound=2), short(80, bound=1)])
-    assert [entry.write_pointer for entry in asked.in_progress] == [80, 90]
-    assert asked.visibility_upper_bound() == 1
 
 
 def test_given_a_pointer_when_its_transaction_may_still_commit_then_it_is_undecided() -> None:
@@ -174,17 +149,7 @@ def test_given_an_entry_when_it_has_no_type_then_a_negative_expiration_makes_it_
     assert InProgress(80, expiration_ms, 0, kind).is_long is is_long
 
 
-def test_given_a_checkpoint_of_a_long_transaction_when_asked_for_the_first_short_then_it_is_the_checkpoint() -> None:
-    entries = [InProgress(80, 5, 0, InProgressType.LONG, (85,)), InProgress(85, 5, 0, InProgressType.CHECKPOINT)]
-    assert state(100, [], entries).dummy_transaction().first_short_in_progress == 85
-
-
 # --- ids -------------------------------------------------------------------------------------------------------------
-
-
-def test_given_an_id_when_asked_for_its_time_then_it_is_the_millisecond_it_was_issued_in() -> None:
-    assert transaction_ms(1_600_000_000_000 * TX_PER_MS) == 1_600_000_000_000
-    assert transaction_ms(1_600_000_000_001 * TX_PER_MS - 1) == 1_600_000_000_000
 
 
 @given(st.lists(LONGS | st.integers(0, 9)))
@@ -196,8 +161,3 @@ def test_given_any_ids_when_put_in_order_then_each_is_there_once(ids: list[int])
 def test_given_more_ids_than_are_sorted_at_a_time_when_put_in_order_then_the_runs_are_merged() -> None:
     ids = array("q", range(200_000, 0, -1)) + array("q", range(70_000))
     assert ascending(ids) == array("q", range(200_001))
-
-
-def test_given_ids_in_order_when_put_in_order_then_they_are_not_copied() -> None:
-    ids = array("q", [1, 2, 5])
-    assert ascending(ids) is ids

@@ -96,12 +96,6 @@ def doers(monkeypatch: pytest.MonkeyPatch) -> Doers:
     return Doers(monkeypatch)
 
 
-def test_given_calls_one_by_one_then_the_loop_does_them_itself(doers: Doers, service: TransactionService) -> None:
-    with connected(service) as connection:
-        found = [doers.last(connection) for _ in range(quick_calls.AFTER + 2)]
-    assert found == [WORKER] * quick_calls.AFTER + [LOOP] * 2
-
-
 def test_given_calls_one_by_one_when_one_takes_long_or_is_no_start_then_a_worker_does_it(
     monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService, manager: TransactionManager
 ) -> None:
@@ -188,30 +182,6 @@ def test_given_a_token_is_demanded_when_a_quick_call_comes_before_it_then_it_is_
     service.stop()
 
 
-def test_given_several_calls_of_one_client_at_once_then_they_are_answered_in_their_order(
-    doers: Doers, service: TransactionService
-) -> None:
-    with connected(service) as connection:
-        doers.until_loop(connection)
-        connection.sendall(b"".join(call(number=number) for number in range(2, 40)) + call(number=40)[:9])
-        connection.sendall(call(number=40)[9:])
-        for number in range(2, 41):
-            frame = received(connection, LENGTH.unpack(received(connection, LENGTH.size))[0])
-            assert wire.read_message(frame).number == number
-
-
-def test_given_a_client_that_says_nothing_behind_a_call_then_that_is_answered(
-    doers: Doers, service: TransactionService
-) -> None:
-    with connected(service) as connection:
-        doers.until_loop(connection)
-        with one_turn(service):
-            doers.send(connection, "startShort")
-            connection.shutdown(socket.SHUT_WR)
-        doers.receive(connection)
-        assert is_closed(connection)
-
-
 def test_given_what_begins_like_a_quick_call_and_is_none_then_it_is_cut_off(
     doers: Doers, service: TransactionService
 ) -> None:
@@ -293,18 +263,6 @@ class Alone:
 
     def abort(self) -> None:
         self.aborted = True
-
-
-def test_given_a_quick_call_alone_then_it_is_answered_without_the_stream(manager: TransactionManager) -> None:
-    async def run() -> None:
-        alone = Alone(manager)
-        alone.connection.data_received(call())
-        assert (alone.done, alone.quick.under_way) == ([], 1)
-        assert await alone.read() == b""
-        assert alone.sent == [call()]
-        assert alone.quick.under_way == 0
-
-    asyncio.run(run())
 
 
 def test_given_an_answer_that_is_not_read_then_the_next_call_is_read_from_the_stream(

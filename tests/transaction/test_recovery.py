@@ -24,7 +24,7 @@ from tms_core.transaction.manager.journal import LogFile
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.state import ManagerState
 from tms_core.transaction.manager.storage import DirectoryStorage
-from tms_core.transaction.model import InProgress, InProgressType, Snapshot, TransactionType, VisibilityState
+from tms_core.transaction.model import InProgressType, Snapshot, TransactionType, VisibilityState
 
 LONG_TIMEOUT_MS = 86_400_000
 #: The largest log that is cut at every byte.
@@ -108,23 +108,6 @@ def test_given_a_snapshot_of_any_version_when_recovered_then_what_it_does_not_sa
     assert all(one.type is not None for one in seen.in_progress)
 
 
-def test_given_entries_without_a_type_when_recovered_then_those_that_live_long_are_long() -> None:
-    day = LONG_TIMEOUT_MS
-    given = {BASE + 1: NOW_MS + 30_000, BASE + 2: NOW_MS + day, BASE + 3: -1, BASE + 4: NOW_MS + day - 9_999}
-    entries = tuple(InProgress(pointer, expires, BASE, None) for pointer, expires in given.items())
-    seen = replayed(Snapshot(VisibilityState(0, BASE, BASE + 4, in_progress=entries))).visibility
-    kinds = [InProgressType.SHORT, InProgressType.LONG, InProgressType.LONG, InProgressType.LONG]
-    assert [one.type for one in seen.in_progress] == kinds
-    assert [one.expiration_ms for one in seen.in_progress] == [NOW_MS + 30_000, *[NOW_MS + day] * 3]
-
-
-def test_given_checkpoints_that_are_only_listed_when_recovered_then_they_are_in_progress_too() -> None:
-    parent = InProgress(BASE + 1, NOW_MS, BASE, InProgressType.SHORT, (BASE + 2, BASE + 3))
-    seen = replayed(Snapshot(VisibilityState(0, BASE, BASE + 3, in_progress=(parent,)))).visibility
-    assert [one.write_pointer for one in seen.in_progress] == [BASE + 1, BASE + 2, BASE + 3]
-    assert [one.type for one in seen.in_progress][1:] == [InProgressType.CHECKPOINT] * 2
-
-
 # --- edits of old and of odd logs ------------------------------------------------------------------------------------
 
 NOTHING = Snapshot(VisibilityState(0, BASE, BASE))
@@ -153,13 +136,6 @@ def test_given_an_abort_without_type_of_something_unknown_when_replayed_then_it_
     committing = Edit(BASE + 1, EditState.COMMITTING, changes=frozenset([b"k"]))
     assert list(replayed(NOTHING, committing, Edit(BASE + 1, EditState.ABORTED)).visibility.invalid) == [BASE + 1]
     assert replayed(NOTHING, Edit(BASE + 1, EditState.ABORTED)) == timeless(NOTHING)
-
-
-def test_given_a_commit_of_what_timed_out_when_replayed_then_it_is_not_invalid() -> None:
-    seen = replayed(
-        NOTHING, begun(1), Edit(BASE + 1, EditState.INVALID), Edit(BASE + 1, EditState.COMMITTED)
-    ).visibility
-    assert list(seen.invalid) == []
 
 
 def test_given_a_checkpoint_of_what_is_not_in_progress_when_replayed_then_its_writes_stay_hidden() -> None:
@@ -194,24 +170,6 @@ def test_given_an_edit_that_no_manager_writes_when_replayed_then_the_start_is_re
 
 
 # --- crashes ---------------------------------------------------------------------------------------------------------
-
-
-def test_given_a_crash_when_recovered_then_all_that_was_answered_is_there(tmp_path: Path) -> None:
-    clock = ManualClock(NOW_MS)
-    manager = worked(tmp_path / "tx", clock)
-    shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
-    assert recovered(tmp_path / "crashed", clock) == state(manager)
-    manager.close()
-    assert recovered(tmp_path / "tx", clock) == recovered(tmp_path / "crashed", clock)
-
-
-def test_given_a_snapshot_in_between_when_recovered_then_nothing_changes(tmp_path: Path) -> None:
-    manager = worked(tmp_path / "tx", ManualClock(NOW_MS))
-    manager.take_snapshot()
-    manager.start_short()
-    shutil.copytree(tmp_path / "tx", tmp_path / "crashed")
-    assert recovered(tmp_path / "crashed") == state(manager)
-    manager.close()
 
 
 def test_given_a_checkpoint_that_timed_out_without_its_transaction_when_recovered_then_it_is_invalid(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 import resource
 import select
@@ -28,7 +27,7 @@ from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TFramedTransportFactory
 
 from tests.support import PATIENCE_SECONDS, wait_until
-from tests.transaction.managers import BASE, NOW_MS, LeftBehindList, SpyStorage, state, timeless
+from tests.transaction.managers import BASE, NOW_MS, LeftBehindList, SpyStorage
 from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
@@ -37,7 +36,6 @@ from tms_core.security.files import read_token
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.settings.models import TransactionSettings
 from tms_core.transaction.codec import wire
-from tms_core.transaction.codec.snapshot import read_snapshot
 from tms_core.transaction.codec.thrift import transaction_fields
 from tms_core.transaction.codec.wire import Failure, Kind, MessageKind
 from tms_core.transaction.manager.conflicts import ChangeLimits
@@ -46,7 +44,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import Log, MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import METHODS, answer
-from tms_core.transaction.rpc.client import ServiceSource, TransactionClient
+from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import ServiceUnavailable, as_text
 from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, Level, TransactionService
 from tms_core.web.failed_attempts import FailedAttempts
@@ -100,10 +98,6 @@ def is_closed(connection: socket.socket) -> bool:
 # --- methods ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_the_interface_then_all_its_methods_are_served() -> None:
-    assert frozenset(interface().TTransactionServer.thrift_services) == METHODS
-
-
 @pytest.mark.parametrize(
     ("method", "arguments", "kind", "seconds", "client_id"),
     [
@@ -132,29 +126,6 @@ def test_given_each_way_to_start_then_the_transaction_is_of_that_kind(
     assert manager.clients() == {BASE + 1: client_id}
 
 
-@pytest.mark.parametrize("method", ["startShortWithTimeout", "startShortWithClientIdAndTimeOut", "commitAndStart"])
-def test_given_a_bad_timeout_then_the_declared_error_names_javas(client: Any, method: str) -> None:
-    given = {"startShortWithTimeout": (), "commitAndStart": (client.startShort().transactionId, "me")}
-    with pytest.raises(interface().TGenericException) as raised:
-        getattr(client, method)(*given.get(method, ("me",)), 0)
-    assert raised.value.message == "timeout must be positive but is 0 seconds"
-    assert raised.value.originalExceptionClass == "java.lang.IllegalArgumentException"
-
-
-def test_given_a_bad_timeout_on_the_old_call_then_it_is_thrifts_own_error(client: Any) -> None:
-    with pytest.raises(TApplicationException) as raised:
-        client.startShortTimeout(0)
-    assert raised.value.type == TApplicationException.INTERNAL_ERROR
-    assert client.status() == "OK"
-
-
-@pytest.mark.parametrize("method", ["startShortClientId", "startLongClientId", "commitAndStart"])
-def test_given_no_client_id_then_the_declared_error_says_so(client: Any, method: str) -> None:
-    given = [client.startShort().transactionId] if method == "commitAndStart" else []
-    with pytest.raises(interface().TGenericException, match="must not be null"):
-        getattr(client, method)(*given, None)
-
-
 def test_given_a_conflict_then_new_calls_raise_it_and_old_ones_answer_false(client: Any) -> None:
     thrift = interface()
     first, second = client.startShortClientId("me"), client.startShort()
@@ -173,14 +144,6 @@ def test_given_a_conflict_then_new_calls_raise_it_and_old_ones_answer_false(clie
         client.canCommitOrThrow(second.transactionId, {b"k\x00\xff"})
     assert client.canCommitTx(second, {b"k\x00\xff"}).value is False
     assert client.commitTx(second).value is False
-
-
-def test_given_too_many_changes_then_new_calls_raise_it_and_old_ones_answer_false(client: Any) -> None:
-    one = client.startShort()
-    with pytest.raises(interface().TGenericException) as raised:
-        client.canCommitOrThrow(one.transactionId, {b"1", b"2", b"3"})
-    assert raised.value.originalExceptionClass == "org.apache.tephra.TransactionSizeException"
-    assert client.canCommitTx(one, {b"1", b"2", b"3"}).value is False
 
 
 def test_given_one_that_has_ended_then_each_call_says_so_in_its_own_field(client: Any) -> None:
@@ -232,16 +195,6 @@ def test_given_the_rest_of_the_calls_then_each_does_what_it_says(
     client.pruneNow()
     client.resetState()
     assert manager.visibility().in_progress == ()
-
-
-def test_given_a_state_when_its_snapshot_is_fetched_then_it_is_all_there(
-    manager: TransactionManager, service: TransactionService
-) -> None:
-    one = manager.start_short()
-    manager.can_commit(one.transaction_id, [b"k"])
-    manager.invalidate(manager.start_short().transaction_id)
-    with TransactionClient(service.address) as client:
-        assert timeless(read_snapshot(io.BytesIO(client.encoded_snapshot()))) == state(manager)
 
 
 def test_given_a_manager_that_has_stopped_then_the_service_says_so(client: Any, manager: TransactionManager) -> None:
@@ -340,15 +293,6 @@ def test_given_somebody_who_speaks_another_language_then_he_is_cut_off_and_nobod
     with connected(service) as connection:
         connection.sendall(data)
         assert is_closed(connection)
-    assert client.status() == "OK"
-
-
-def test_given_somebody_who_hangs_up_in_a_frame_then_nobody_else_notices(
-    service: TransactionService, client: Any
-) -> None:
-    for data in (b"\0\0", b"\0\0\1\0abc"):
-        with connected(service) as connection:
-            connection.sendall(data)
     assert client.status() == "OK"
 
 
@@ -507,14 +451,6 @@ def test_given_a_port_in_use_when_started_then_the_error_names_the_setting(
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"transactions.thrift is 127.0.0.1:{service.port}"):
         TransactionService(manager, service.address).start()
-
-
-def test_given_an_address_of_ip_version_6_then_it_is_written_in_brackets(manager: TransactionManager) -> None:
-    assert TransactionService(manager, "[::1]:1").address == "[::1]:1"
-
-
-def test_given_a_service_that_was_never_started_when_stopped_then_nothing_happens(manager: TransactionManager) -> None:
-    TransactionService(manager).stop()
 
 
 def test_given_a_call_under_way_when_stopped_then_it_is_answered_and_silent_ones_are_closed(clock: ManualClock) -> None:
@@ -742,16 +678,6 @@ def guarded(manager: TransactionManager, tmp_path: Path) -> Iterator[Transaction
     service.start()
     yield service
     service.stop()
-
-
-def test_given_a_service_that_demands_a_token_when_it_is_shown_then_calls_are_done(
-    guarded: TransactionService, tmp_path: Path
-) -> None:
-    settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "token")
-    with TransactionClient.configured(settings) as client:
-        for _ in range(2):
-            client.commit(client.start_short().transaction_id)
-    assert ServiceSource(guarded.address, token_file=tmp_path / "token").latest().snapshot.write_pointer
 
 
 @pytest.mark.parametrize("token", [b"wrong", b"secre", b"secret2"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import random
 from array import array
 from contextlib import suppress
 
@@ -193,14 +192,6 @@ def test_given_long_lists_of_short_long_and_nine_byte_ids_when_read_then_none_is
     assert list(read_visibility(Dribble(data, [size])).invalid) == ids
 
 
-@given(st.integers(0))
-def test_given_a_block_of_any_nine_byte_ids_when_read_then_each_comes_back(seed: int) -> None:
-    chance = random.Random(seed)
-    ids = [chance.randrange(2**55, 2**62) for _ in range(512)]
-    data = HEAD + varint(512) + b"".join(map(varint, ids)) + bytes(2)
-    assert list(read_visibility(io.BytesIO(data)).invalid) == sorted(set(ids))
-
-
 def test_given_a_large_file_when_read_then_it_is_asked_for_in_pieces() -> None:
     data = encoded(Snapshot(with_invalid([BASE + n for n in range(50_000)])))
     stream = Dribble(data, [CHUNK_BYTES])
@@ -218,12 +209,6 @@ def test_given_a_large_list_when_written_then_it_is_written_in_pieces() -> None:
 
     write_snapshot(Sink(), Snapshot(with_invalid([BASE + n for n in range(50_000)])))
     assert max(sizes) <= 2 * CHUNK_BYTES
-
-
-def test_given_a_pointer_twice_in_progress_when_read_then_the_last_entry_counts() -> None:
-    entries = [InProgress(9, 1, 1, InProgressType.SHORT), InProgress(9, 2, 2, InProgressType.LONG)]
-    data = encoded(Snapshot(VisibilityState(5, 6, 7, in_progress=tuple(entries))))
-    assert read_visibility(io.BytesIO(data)).in_progress == (entries[1],)
 
 
 # --- what is wrong with it, and where --------------------------------------------------------------------------------

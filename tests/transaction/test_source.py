@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.transaction.vectors import TEPHRA
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot
 from tms_core.transaction.codec.snapshot import write_snapshot
@@ -51,21 +50,6 @@ def after_each_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[]
 
 
 # --- which file ------------------------------------------------------------------------------------------------------
-
-
-def test_given_several_snapshots_when_asked_then_the_one_with_the_largest_number_is_used(tmp_path: Path) -> None:
-    put(tmp_path, 9, 100, 20)
-    loaded = DirectorySource(tmp_path).latest()
-    assert loaded.name == "snapshot.100"
-    assert loaded.snapshot == VisibilityState(100, 5, 5, array("q", [1, 3]))
-    assert (loaded.rejected, loaded.ignored, loaded.notes) == ((), 0, ())
-
-
-def test_given_a_directory_that_tephra_left_when_asked_then_its_last_snapshot_is_used() -> None:
-    loaded = DirectorySource(TEPHRA / "recovery-local").latest()
-    assert loaded.name == "snapshot.1795219310299"
-    assert loaded.snapshot.timestamp_ms == 1795219310299
-    assert loaded.ignored == 4
 
 
 def test_given_other_names_when_asked_then_they_are_ignored_and_counted(tmp_path: Path) -> None:
@@ -120,36 +104,7 @@ def test_given_an_unusable_newest_when_asked_then_the_one_before_is_used_and_the
     assert detail in rejected.detail
 
 
-def test_given_a_file_that_the_system_will_not_read_when_asked_then_the_one_before_is_used(tmp_path: Path) -> None:
-    put(tmp_path, 8)
-    (tmp_path / "snapshot.9").symlink_to("/proc/self/mem")  # its first page is never mapped
-    loaded = DirectorySource(tmp_path).latest()
-    assert loaded.name == "snapshot.8"
-    assert [one.reason for one in loaded.rejected] == [Rejection.UNREADABLE]
-
-
-def test_given_several_unusable_ones_when_asked_then_all_are_told_newest_first(tmp_path: Path) -> None:
-    put(tmp_path, 7)
-    (tmp_path / "snapshot.8").write_bytes(snapshot(8)[:3])
-    (tmp_path / "snapshot.9").write_bytes(b"")
-    loaded = DirectorySource(tmp_path).latest()
-    assert [(one.name, one.reason) for one in loaded.rejected] == [
-        ("snapshot.9", Rejection.EMPTY),
-        ("snapshot.8", Rejection.TRUNCATED),
-    ]
-
-
 # --- a directory that changes meanwhile ------------------------------------------------------------------------------
-
-
-def test_given_the_newest_vanishes_when_asked_then_the_one_before_is_used(
-    tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
-) -> None:
-    put(tmp_path, 8, 9)
-    after_each_listing((tmp_path / "snapshot.9").unlink)
-    loaded = DirectorySource(tmp_path).latest()
-    assert loaded.name == "snapshot.8"
-    assert [one.reason for one in loaded.rejected] == [Rejection.VANISHED]
 
 
 def test_given_the_only_one_is_replaced_meanwhile_when_asked_then_the_directory_is_listed_again(
@@ -184,17 +139,6 @@ def test_given_a_directory_that_never_stands_still_when_asked_then_it_is_given_u
     with pytest.raises(NoUsableSnapshot, match=r"snapshot\.3"):
         DirectorySource(tmp_path).latest()
     assert listings == [1, 2, 3]
-
-
-def test_given_the_last_usable_one_vanishes_when_asked_then_the_last_listing_is_told(
-    tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
-) -> None:
-    put(tmp_path, 8)
-    (tmp_path / "snapshot.9").write_bytes(b"")
-    after_each_listing(lambda: (tmp_path / "snapshot.8").unlink(missing_ok=True))
-    with pytest.raises(NoUsableSnapshot) as caught:
-        DirectorySource(tmp_path).latest()
-    assert [(one.name, one.reason) for one in caught.value.rejected] == [("snapshot.9", Rejection.EMPTY)]
 
 
 # --- nothing to use --------------------------------------------------------------------------------------------------
@@ -234,13 +178,6 @@ def test_given_only_unusable_snapshots_when_asked_once_then_the_error_names_the_
     assert len(listings) == 1, "nothing had vanished, so there was no reason to look again"
 
 
-def test_given_a_single_unusable_file_when_asked_then_the_error_names_it(tmp_path: Path) -> None:
-    file = tmp_path / "one"
-    file.write_bytes(b"")
-    with pytest.raises(NoUsableSnapshot, match="one is empty"):
-        DirectorySource(file).latest()
-
-
 def test_given_the_newest_cut_short_at_any_byte_when_asked_then_the_one_before_is_used(tmp_path: Path) -> None:
     put(tmp_path, 7)
     whole = snapshot(8)
@@ -249,12 +186,6 @@ def test_given_the_newest_cut_short_at_any_byte_when_asked_then_the_one_before_i
         loaded = DirectorySource(tmp_path).latest()
         assert loaded.name == "snapshot.7", f"cut at byte {length} of {len(whole)}"
         assert [one.reason for one in loaded.rejected] == [Rejection.TRUNCATED if length else Rejection.EMPTY]
-
-
-def test_given_change_sets_when_asked_then_they_are_read_over(tmp_path: Path) -> None:
-    (tmp_path / "snapshot.1600000000000").write_bytes((TEPHRA / "snapshots" / "v4-changesets.bin").read_bytes())
-    loaded = DirectorySource(tmp_path).latest()
-    assert (loaded.rejected, len(loaded.snapshot.invalid)) == ((), 1)
 
 
 @pytest.mark.parametrize("content_ms", [T - 86_400_000, 9_999_999_999_999], ids=["an old copy", "a clock in 2286"])
