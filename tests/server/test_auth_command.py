@@ -5,11 +5,9 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-import click
 import pytest
 
 from tests.builders import NOW_MS
-from tms_core.cli.admin import make_token
 from tms_core.cli.main import execute
 from tms_core.clock import ManualClock
 from tms_core.server.auth.tokens import Tokens
@@ -52,21 +50,6 @@ def test_given_a_file_that_is_there_when_a_token_would_go_into_it_then_it_stays_
     assert out == ""
     assert "cannot be made: File exists." in err
     assert "Give --token-file a new file." in err
-
-
-def test_given_a_name_nobody_can_have_when_a_token_would_be_made_then_2_and_nothing_is_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert execute(["admin", "token", "*", "--token-file", str(tmp_path / "token")]) == 2
-    assert "* means everybody" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_command_takes_no_secret() -> None:
-    names = {option for parameter in make_token.params for option in [*parameter.opts, *parameter.secondary_opts]}
-    assert names == {"principal", "--token-file"}
-    [file] = [parameter for parameter in make_token.params if parameter.name == "token_file"]
-    assert isinstance(file.type, click.Path)
 
 
 def test_the_help_shows_what_can_be_typed(capsys: pytest.CaptureFixture[str]) -> None:

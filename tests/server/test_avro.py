@@ -12,7 +12,6 @@ from tms_core.errors import BadRequest
 from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec.avro import AvroCodec
-from tms_core.server.codec.bodies import CHUNK_BYTES
 from tms_core.topic import INT_MAX
 from tms_core.transaction.codec.thrift import decode_transaction, encode_transaction
 from tms_core.transaction.model import Transaction
@@ -126,11 +125,6 @@ def test_given_the_example_of_one_message_when_written_then_it_is_cdaps() -> Non
     assert list(AVRO.write_messages([[FetchedMessage(ID.pack(), b"hi")]])) == [expected]
 
 
-def test_given_no_message_when_written_then_it_is_an_array_that_ends_at_once() -> None:
-    assert list(AVRO.write_messages([])) == [b"\0"]
-    assert list(AVRO.write_messages([[], []])) == [b"", b"", b"\0"]
-
-
 # --- there and back --------------------------------------------------------------------------------------------------
 
 
@@ -172,42 +166,12 @@ def test_given_more_than_a_chunk_when_written_then_each_piece_is_a_block_that_cl
     assert len(decoded(b"".join(pieces))) == 130
 
 
-def test_given_empty_messages_when_written_then_each_counts_28_bytes() -> None:
-    first, last = AVRO.write_messages([[FetchedMessage(ID.pack(), b"")] * 2150])
-    assert (len(decoded(first + b"\0")), len(decoded(last))) == (2143, 7)
-
-
-def test_given_a_message_larger_than_a_chunk_when_written_then_it_is_alone_in_its_block() -> None:
-    pieces = list(
-        AVRO.write_messages([[FetchedMessage(ID.pack(), b"x" * CHUNK_BYTES), FetchedMessage(ID.pack(), b"y")]])
-    )
-    assert [piece[0] for piece in pieces] == [2, 2]
-
-
-def test_given_messages_that_just_fill_a_chunk_when_written_then_the_end_comes_by_itself() -> None:
-    pieces = list(AVRO.write_messages([[FetchedMessage(ID.pack(), b"x" * CHUNK_BYTES)]]))
-    assert pieces[-1] == b"\0"
-    assert len(decoded(b"".join(pieces))) == 1
-
-
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 PUBLISH = bytes.fromhex(f"{WRITE_POINTER} 04 02 61 04 62 63 00")
 ROLLBACK = AVRO.write_published(RollbackRange(W, T, 0, T, 1))
 POLL = b"\x00\x28" + ID.pack() + b"\x01\x00\x14\x00" + long(len(bytes.fromhex(TRANSACTION_HEX)))
 POLL += bytes.fromhex(TRANSACTION_HEX)
-
-
-@pytest.mark.parametrize("at", range(len(PUBLISH)))
-def test_given_a_publish_cut_anywhere_when_read_then_it_is_refused(at: int) -> None:
-    with pytest.raises(BadRequest, match="PublishRequest"):
-        AVRO.read_publish(PUBLISH[:at])
-
-
-@pytest.mark.parametrize("at", range(len(ROLLBACK)))
-def test_given_a_rollback_cut_anywhere_when_read_then_it_is_refused(at: int) -> None:
-    with pytest.raises(BadRequest, match="cut short"):
-        AVRO.read_rollback(ROLLBACK[:at])
 
 
 @pytest.mark.parametrize("at", range(len(POLL)))

@@ -75,12 +75,6 @@ def test_request_that_is_alone_is_written_by_the_loop_at_the_end_of_its_turn(ben
     assert bench.writers == ["loop"]
 
 
-def test_given_nobody_to_tell_whether_it_is_alone_when_published_then_a_thread_writes(bench: Bench) -> None:
-    bench.workers.alone = None
-    bench.publish([b"a"])
-    assert bench.writers == ["thread"]
-
-
 def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_what_the_turn_brought_at_once(
     bench: Bench,
 ) -> None:
@@ -89,20 +83,6 @@ def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_
     bench.publish([b"e"], [b"f"], topics=[T, OTHER])
     assert bench.writers == ["thread"] * 3
     assert bench.batches == [4, 2, 2]
-
-
-def test_given_a_turn_that_brought_all_requests_there_are_when_it_ends_then_the_loop_writes_them_at_once(
-    bench: Bench,
-) -> None:
-    bench.workers.alone = lambda requests: requests == 3
-    bench.publish([b"a"], [b"b", b"c"], [b"d"])
-    assert (bench.writers, bench.batches) == (["loop"], [4])
-
-
-def test_given_a_turn_for_two_topics_when_it_ends_then_threads_write_both_at_a_time(bench: Bench) -> None:
-    bench.workers.alone = lambda requests: requests == 2
-    bench.publish([b"a"], topics=[T, OTHER])
-    assert bench.writers == ["thread", "thread"]
 
 
 def test_given_a_thread_that_writes_when_a_turn_ends_then_the_loop_does_not_wait_for_it(bench: Bench) -> None:
@@ -120,22 +100,6 @@ def test_given_a_thread_that_writes_when_a_turn_ends_then_the_loop_does_not_wait
 def test_given_a_large_request_when_published_then_a_thread_writes_it(bench: Bench, size: int, writer: str) -> None:
     bench.publish([bytes(size - 1), b"x"])
     assert bench.writers == [writer]
-
-
-def test_given_many_messages_without_payloads_when_published_then_a_thread_writes_them(bench: Bench) -> None:
-    bench.publish([b""] * (SMALL_BYTES // 100))
-    bench.publish([b""] * (SMALL_BYTES // 100 + 1))
-    assert bench.writers == ["loop", "thread"]
-
-
-def test_given_requests_of_other_threads_when_published_then_a_thread_writes_all(bench: Bench) -> None:
-    with held(bench.store) as writing:
-        theirs = threading.Thread(target=bench.service.publish, args=(OTHER, [b"theirs"]))
-        theirs.start()
-        assert writing.wait(PATIENCE_SECONDS)
-        bench.publish([b"a"])
-    theirs.join()
-    assert bench.writers == ["thread", "thread"]
 
 
 def test_given_a_disk_that_has_become_slow_when_published_then_threads_write_until_it_is_quick_again(

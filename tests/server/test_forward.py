@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import socket
 import struct
 from collections.abc import Callable, Iterator
@@ -153,37 +151,6 @@ def test_given_a_leader_when_another_server_is_asked_then_it_is_as_if_the_leader
 
 
 @pytest.mark.usefixtures("leader")
-def test_given_a_body_in_chunks_and_one_in_gzip_when_passed_on_then_they_arrive_whole(client: Client) -> None:
-    topic = TopicClient(client, "t").create()
-    body = json.dumps({"messages": ["in gzip"]}).encode()
-    assert topic.post("publish", gzip.compress(body), content_encoding="gzip").status == 200
-    head = f"POST {PATH}/publish HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-    client.socket.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
-    for piece in (b'{"messages"', b': ["in chunks"]}', b""):
-        client.socket.sendall(b"%x\r\n%s\r\n" % (len(piece), piece))
-    assert client.answer().status == 200
-    assert topic.poll() == ["in gzip", "in chunks"]
-
-
-@pytest.mark.usefixtures("leader")
-def test_given_a_client_that_reads_gzip_when_passed_on_then_the_answer_stays_packed(client: Client) -> None:
-    topic = TopicClient(client, "t").create()
-    topic.publish("a" * 10_000)
-    answer = topic.post("poll", accept_encoding="gzip")
-    assert json.loads(answer.unzipped)[0]["payload"] == "a" * 10_000
-    assert len(answer.body) < 1000
-
-
-@pytest.mark.usefixtures("leader")
-def test_given_a_request_that_the_leader_refuses_before_it_was_sent_when_passed_on_then_its_answer_comes(
-    client: Client,
-) -> None:
-    TopicClient(client, "t").create()
-    answer = TopicClient(client, "t").post("publish", b"x" * (MAX_REQUEST_BYTES + 1))
-    assert answer.status == 413
-
-
-@pytest.mark.usefixtures("leader")
 def test_what_a_server_says_of_itself_is_not_passed_on(client: Client) -> None:
     TopicClient(client, "t").create()
     assert client.ask("GET", "/ping").text == "OK."
@@ -200,14 +167,6 @@ def test_what_a_server_says_of_itself_is_not_passed_on(client: Client) -> None:
 @pytest.mark.usefixtures("leader")
 def test_given_a_stranger_s_name_when_asked_then_it_is_not_passed_on(client: Client) -> None:
     assert client.ask("GET", PATH, host="evil.example").status == 400
-
-
-def test_given_a_server_that_comes_to_lead_when_asked_then_it_answers_itself(
-    following: Following, client: Client
-) -> None:
-    following.lead()
-    TopicClient(client, "t").create()
-    assert following.service.topics("default") == ["t"]
 
 
 # --- headers ---------------------------------------------------------------------------------------------------------
@@ -294,37 +253,6 @@ def test_given_a_large_answer_when_the_client_does_not_read_then_the_leader_is_h
 
 
 # --- when it cannot be -----------------------------------------------------------------------------------------------
-
-
-def test_given_no_leader_when_asked_then_that_is_said_and_when_to_come_again(client: Client) -> None:
-    answer = client.ask("GET", PATH)
-    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-    assert "No server leads" in answer.text
-
-
-def test_given_a_leader_without_an_address_when_asked_then_there_is_nobody_to_ask(
-    following: Following, client: Client
-) -> None:
-    following.follow(1)
-    following.former.lease.release()
-    following.former.lease.address = ""
-    following.former.lease.acquire()
-    following.own.step()
-    assert client.ask("GET", PATH).status == 503
-
-
-def test_given_a_leader_that_is_dead_when_asked_then_nothing_was_done(following: Following, client: Client) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    following.follow(port)
-    answer = client.ask("POST", f"{PATH}/publish", b"x")
-    assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-    assert "cannot be reached" in answer.text
-
-
-@pytest.mark.usefixtures("leader")
-def test_given_a_request_that_was_passed_on_already_when_asked_then_it_does_not_go_round(client: Client) -> None:
-    assert client.ask("GET", PATH, x_tms_forwarded="1").status == 503
 
 
 def test_given_two_servers_that_take_each_other_for_the_leader_when_asked_then_it_ends(following: Following) -> None:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from janitor.state.sqlite.loose import LooseFile
 from tests.builders import DAY, NOW_MS
 from tests.server.client import Client, TopicClient
 from tests.server.conftest import Serving, serving
 from tests.server.test_groups import GroupClient
 from tests.support import raising
 from tms_core.clock import ManualClock
-from tms_core.errors import StateUnavailable, StoreFull
-from tms_core.tables.leveldb.lock import translated
-from tms_core.tables.side import SideChange
 from tms_core.transaction.manager import journal
-from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage
-from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
-from tms_core.transaction.rpc.service import TransactionService
 
 CODES = [errno.ENOSPC, errno.EDQUOT, errno.EROFS]
 
@@ -89,67 +81,3 @@ def opened(disk: Disk) -> Iterator[tuple[Serving, GroupClient]]:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with serving(transactions=disk.manager, clock=clock) as server, Client(server.port) as client:
         yield server, GroupClient(TopicClient(client, "orders").create(), disk.manager, server.service)
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_poll_group_with_a_full_log_disk_is_503_and_claims_nothing(disk: Disk, code: int) -> None:
-    with opened(disk) as (_, group):
-        tx = disk.manager.start_short()
-        disk.fill(code)
-        with pytest.raises(LogFailed):
-            disk.manager.start_short()
-        assert group.poll(tx).status == 503
-        disk.clear()
-        answer = group.poll(disk.manager.start_short(), 5)
-        assert [one["payload"] for one in answer.json] == ["a", "b", "c"]
-
-
-def test_poll_group_when_the_log_disk_fills_after_the_claim_is_answered(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A client that got 503 would repeat the request in the same transaction, and miss what it has claimed."""
-    with opened(disk) as (server, group):
-        tx = disk.manager.start_short()
-        side = server.service.side
-        exchange_each = side.exchange_each
-
-        def exchange_and_fail(changes: Sequence[SideChange]) -> list[bool]:
-            made = exchange_each(changes)
-            disk.fill(errno.ENOSPC)
-            with pytest.raises(LogFailed):
-                disk.manager.start_short()
-            return made
-
-        monkeypatch.setattr(side, "exchange_each", exchange_and_fail)
-        answer = group.poll(tx, 5)
-    assert (answer.status, [one["payload"] for one in answer.json]) == (200, ["a", "b", "c"])
-
-
-def test_service_with_a_full_log_disk_says_that_nothing_was_done(disk: Disk) -> None:
-    service = TransactionService(disk.manager, "127.0.0.1:0")
-    service.start()
-    try:
-        with TransactionClient(service.address) as client:
-            disk.fill(errno.ENOSPC)
-            with pytest.raises(OutcomeUnknown, match="No space left"):
-                client.start_short()
-            with pytest.raises(ServiceUnavailable, match="No space left"):
-                client.start_short()
-            disk.clear()
-            assert client.start_short().transaction_id > 0
-    finally:
-        service.stop()
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_leveldb_on_a_full_disk_raises_store_full(tmp_path: Path, code: int) -> None:
-    with pytest.raises(StoreFull), translated(tmp_path):
-        raise OSError(code, os.strerror(code))
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_state_on_a_full_disk_is_unavailable(tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = LooseFile(tmp_path)
-    monkeypatch.setattr(os, "write", raising(OSError(code, os.strerror(code))))
-    with pytest.raises(StateUnavailable):
-        rows.put([(b"key", b"{}")])

@@ -15,7 +15,6 @@ from tests.server.client import AVRO, JSON, Answer, Client, TopicClient
 from tests.server.conftest import serving
 from tms_core.client.protocol.messages import MessageDecoder, encode_poll
 from tms_core.clock import ManualClock
-from tms_core.consumers.claims import Backoff
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.service import MessagingService
 from tms_core.server.codec.avro import AvroCodec
@@ -98,40 +97,6 @@ def test_given_a_group_when_polled_in_avro_then_the_bytes_are_those_of_a_poll(gr
     assert (group.shown()["position"], "claims" in group.shown()) == (START, False)
 
 
-def test_given_a_roll_back_then_the_messages_come_again_and_the_answer_says_how_often(group: GroupClient) -> None:
-    for deliveries, expected in ((1, ["a", "b"]), (2, ["a"]), (3, ["a"])):
-        tx = group.manager.start_short()
-        answer = group.poll(tx, x_tms_max_deliveries="2")
-        assert [message["payload"] for message in answer.json] == expected
-        assert answer.headers["x-tms-deliveries"] == str(deliveries)
-        for _ in range(2):
-            assert group.ask("rollback", {"transactionWritePointer": str(tx.transaction_id)}).status == 200
-        group.manager.abort(tx)
-
-
-def test_poll_while_failed_messages_wait_answers_when_they_come_again(
-    group: GroupClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(group.service.groups, "_backoff", Backoff(8_000, 8_000))
-    tx = group.manager.start_short()
-    assert len(group.poll(tx, 1).json) == 1
-    group.ask("rollback", {"transactionWritePointer": str(tx.transaction_id)})
-    answer = group.poll(group.manager.start_short())
-    assert (answer.json, 8_000 <= int(answer.headers["x-tms-retry-ms"]) <= 10_000) == ([], True)
-    [failed] = group.shown()["failed"]
-    assert NOW_MS < failed.pop("retryMs") <= NOW_MS + 10_000
-    assert failed == {"message": group.ids[0], "after": START, "last": group.ids[0], "deliveries": 1}
-
-
-def test_given_an_idle_group_then_the_answer_says_from_where_a_plain_poll_may_wait(group: GroupClient) -> None:
-    group.put(group.ids[2])
-    answer = group.poll(group.manager.start_short())
-    assert answer.json == []
-    group.topic.publish("d")
-    found = group.topic.post("poll", {"startFrom": {"id": answer.headers["x-tms-position"]}}).json
-    assert [message["payload"] for message in found] == ["d"]
-
-
 def test_given_open_claims_then_changes_by_hand_are_409_unless_forced(group: GroupClient) -> None:
     tx = group.manager.start_short()
     group.poll(tx)
@@ -169,35 +134,6 @@ def test_given_bad_input_then_it_is_4xx_with_the_reason_and_nothing_is_claimed(
     assert answer.status == status
     assert reason in answer.text
     assert group.shown() == {"position": START}
-
-
-def test_given_the_largest_limit_there_is_then_the_server_gives_as_much_as_it_does(group: GroupClient) -> None:
-    assert len(group.poll(group.manager.start_short(), 2**31 - 1).json) == 3
-
-
-@pytest.mark.parametrize("end", ["committed", "aborted", "invalid", "unknown"])
-def test_given_a_transaction_that_is_not_in_progress_then_its_claim_is_409(group: GroupClient, end: str) -> None:
-    tx = group.manager.start_short()
-    if end == "committed":
-        group.manager.commit(tx.transaction_id)
-    elif end == "aborted":
-        group.manager.abort(tx)
-    elif end == "invalid":
-        group.manager.invalidate(tx.transaction_id)
-    else:
-        tx = Transaction(1, tx.transaction_id + 10**9, 1)
-    answer = group.poll(tx)
-    assert answer.status == 409
-    assert "not in progress" in answer.text
-    assert group.shown() == {"position": START}
-
-
-@pytest.mark.parametrize("name", ["missing", "a%00b", "a%0Ab", "x" * 10_240])
-def test_given_a_group_that_is_not_there_or_has_no_possible_name_then_it_is_4xx(group: GroupClient, name: str) -> None:
-    group.path = f"{group.topic.path}/consumers/{name}"
-    for answer in (group.poll(group.manager.start_short()), group.ask("rollback", {"transactionWritePointer": "1"})):
-        assert answer.status in (400, 404)
-        assert "consumer" in answer.text
 
 
 def test_given_a_roll_back_that_is_none_then_it_is_400_and_of_a_committed_transaction_409(group: GroupClient) -> None:

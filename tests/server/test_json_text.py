@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -10,13 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.server.test_avro import TRANSACTION_HEX
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest
 from tms_core.rowkey import MessageId
-from tms_core.server.codec.bodies import CHUNK_BYTES
 from tms_core.server.codec.json_text import POLL_MESSAGES, JsonCodec, read_properties
-from tms_core.transaction.codec.thrift import encode_transaction
 
 JSON = JsonCodec()
 T, W = 1_500_000_000_000, 1_500_000_000_000_000_007
@@ -56,30 +52,6 @@ def test_given_a_poll_when_read_then_it_says_what_was_written(given_: Any, read:
     assert JSON.read_poll(body(given_)) == read
 
 
-def test_given_a_transaction_in_base64_when_read_then_it_is_that_of_the_bytes() -> None:
-    data = bytes.fromhex(TRANSACTION_HEX)
-    found = JSON.read_poll(body({"transaction": base64.b64encode(data).decode()})).transaction
-    assert found is not None
-    assert encode_transaction(found) == data
-
-
-@given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 65535))
-def test_given_an_answer_to_publish_when_sent_back_then_it_is_the_same_range(
-    pointer: int, time_ms: int, sequence: int
-) -> None:
-    written = RollbackRange(pointer, time_ms, 0, time_ms, sequence)
-    answer = JSON.write_published(written)
-    assert JSON.read_rollback(answer) == written
-    parsed = json.loads(answer)
-    assert parsed["transactionWritePointer"] == str(pointer)
-    assert parsed["rollbackRange"] == {
-        "startTimestamp": str(time_ms),
-        "startSequenceId": 0,
-        "endTimestamp": str(time_ms),
-        "endSequenceId": sequence,
-    }
-
-
 @given(st.lists(st.lists(st.binary(max_size=40) | st.text(max_size=40).map(str.encode)), max_size=3))
 def test_given_any_messages_when_written_then_each_payload_is_there(payloads: list[list[bytes]]) -> None:
     pages = [[FetchedMessage(ID.pack(), payload) for payload in page] for page in payloads]
@@ -87,13 +59,6 @@ def test_given_any_messages_when_written_then_each_payload_is_there(payloads: li
     assert [entry["id"] for entry in found] == [str(ID)] * sum(map(len, payloads))
     read = JSON.read_publish(body({"messages": [entry["payload"] for entry in found]}))
     assert read.messages == [payload for page in payloads for payload in page]
-
-
-def test_given_more_than_a_chunk_when_written_then_it_comes_in_pieces_of_one_array() -> None:
-    pieces = list(JSON.write_messages([[FetchedMessage(ID.pack(), b"x" * 1000)] * 200]))
-    assert len(pieces) > 1
-    assert max(map(len, pieces)) < CHUNK_BYTES + 1100
-    assert len(json.loads(b"".join(pieces))) == 200
 
 
 @pytest.mark.parametrize(
@@ -146,25 +111,6 @@ def test_given_a_publish_that_is_none_when_read_then_the_reason_is_said(data: by
 def test_given_a_poll_that_is_none_when_read_then_the_reason_is_said(given_: Any, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason):
         JSON.read_poll(body(given_))
-
-
-RANGE = {"startTimestamp": "1", "startSequenceId": 0, "endTimestamp": "1", "endSequenceId": 0}
-
-
-@pytest.mark.parametrize(
-    ("given_", "reason"),
-    [
-        ({}, "transactionWritePointer: this is no"),
-        ({"transactionWritePointer": 1, "rollbackRange": None}, "rollbackRange: this is no object"),
-        ({"transactionWritePointer": None, "rollbackRange": RANGE}, "transactionWritePointer: this is no"),
-        ({"transactionWritePointer": 1, "rollbackRange": {}}, "rollbackRange.startTimestamp: this is no 64-bit"),
-        ({"transactionWritePointer": 1, "rollbackRange": {**RANGE, "endSequenceId": 2**31}}, "endSequenceId.* 32-bit"),
-        ({"transactionWritePointer": 1, "rollbackRange": {**RANGE, "more": 1}}, "rollbackRange.more: there is no such"),
-    ],
-)
-def test_given_a_rollback_that_is_none_when_read_then_the_reason_is_said(given_: Any, reason: str) -> None:
-    with pytest.raises(BadRequest, match=reason):
-        JSON.read_rollback(body(given_))
 
 
 @pytest.mark.parametrize(

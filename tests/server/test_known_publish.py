@@ -28,12 +28,11 @@ from tests.support import PATIENCE_SECONDS, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import Forbidden, StoreError, TmsError, Unavailable
 from tms_core.messaging.service import MessagingService
-from tms_core.server.auth.gate import Need, Rules
+from tms_core.server.auth.gate import Need
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.codec.avro import AvroCodec
 from tms_core.server.codec.bodies import PublishRequest
 from tms_core.tables.base import MESSAGES, MessageValue, read_all
-from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 from tms_core.transaction.model import TX_PER_MS
 from tms_core.web import listener as listener_module
@@ -423,18 +422,6 @@ def test_publish_that_is_unusual_is_parsed_each_time(
     assert served == []
 
 
-def test_publish_of_a_server_with_an_access_log_is_parsed_and_logged(
-    served: list[bytes], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "tms_core.access")
-    with serving(access_log=True) as server, topic_on(server) as (connection, topic):
-        for _ in range(3):
-            connection.send(publishing(topic, avro(b"a")))
-            assert status(connection.answer()) == 200
-    assert served == []
-    assert caplog.text.count(f"{topic}/publish 200") == 3
-
-
 def test_request_inside_a_body_of_a_known_head_is_never_carried_out(both: list[Serving], served: list[bytes]) -> None:
     with topic_on(both[0]) as (connection, topic):
         inside = _on_topic("DELETE", None)(topic)
@@ -484,20 +471,6 @@ def test_token_that_has_expired_is_refused_though_its_head_is_known(tmp_path: Pa
         assert len(stored(server, "t")[0]) == 2
 
 
-def test_permission_is_checked_though_the_head_is_known(tmp_path: Path, served: list[bytes]) -> None:
-    jwt = JwtIdentities(tmp_path)
-    with serving(gate=jwt.gate) as server, Connection(server.port) as connection:
-        server.service.create_topic(TopicId("default", "t"))
-        data = publishing("t", avro(b"a"), AVRO, f"Authorization: Bearer {jwt.good('publisher')}")
-        for _ in range(2):
-            connection.send(data)
-            assert status(connection.answer()) == 200
-        jwt.gate._rules = Rules([])
-        connection.send(data)
-        assert status(connection.answer()) == 403
-    assert served == [data]
-
-
 def test_quota_of_a_principal_counts_every_publish(tmp_path: Path, served: list[bytes]) -> None:
     token, file = new_token(), tmp_path / "tokens"
     file.touch(0o600)
@@ -513,28 +486,6 @@ def test_quota_of_a_principal_counts_every_publish(tmp_path: Path, served: list[
             found.append(status(connection.answer()))
     assert found == [200, 200, 200, 429]
     assert served == []
-
-
-def test_topic_that_is_deleted_and_created_again_takes_messages_in_its_new_generation(
-    tmp_path: Path, served: list[bytes]
-) -> None:
-    with (
-        LevelDBStore(tmp_path, create=True) as store,
-        serving(store=store, loop_writes=True) as server,
-        topic_on(server) as (connection, topic),
-    ):
-        data, found = publishing(topic, avro(b"a")), []
-        for between in (b"", b"", _on_topic("DELETE", None)(topic), _on_topic("PUT", {})(topic), b""):
-            if between:
-                connection.send(between)
-                assert status(connection.answer()) == 200
-            connection.send(data)
-            found.append(status(connection.answer()))
-        rows, _ = stored(server, topic)
-    assert found == [200, 200, 404, 200, 200]
-    assert served == [data] * 4
-    start = len(f"default:{topic}:")
-    assert [int.from_bytes(key[start : start + 4], "big") for key, _ in rows] == [1, 1, 2, 2]
 
 
 # --- while a request is served ---------------------------------------------------------------------------------------
@@ -583,31 +534,6 @@ def test_requests_that_come_meanwhile_are_answered_in_their_turn(
     wait_until(lambda: server.listener.alone(0))
 
 
-def test_request_with_a_known_head_after_one_that_was_parsed_is_answered_after_it(served: list[bytes]) -> None:
-    may, begun = Event(), Event()
-
-    def wait(call: Call) -> None:
-        if call.name == "message.put" and len(served) == 1:
-            begun.set()
-            assert may.wait(PATIENCE_SECONDS)
-
-    with serving() as server, topic_on(server) as (connection, topic):
-        data = publishing(topic, avro(b"a"))
-        for _ in range(2):
-            connection.send(data)
-            assert status(connection.answer()) == 200
-        watch(server.store, before=wait)
-        pointer = (server.service._clock.now_ms() - 1) * TX_PER_MS
-        connection.send(_json_publish({"messages": ["a"], "transactionWritePointer": pointer}, ())(topic))
-        assert begun.wait(PATIENCE_SECONDS)
-        connection.send(data)
-        wait_until_read(server)
-        may.set()
-        assert b"%d" % pointer in connection.answer()
-        assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
-    assert len(served) == 1
-
-
 def test_connection_that_was_served_by_heads_only_is_idle_and_owes_nothing(served: list[bytes]) -> None:
     with serving() as server, topic_on(server) as (connection, topic):
         data = publishing(topic, avro(b"a"))
@@ -622,28 +548,6 @@ def test_connection_that_was_served_by_heads_only_is_idle_and_owes_nothing(serve
             open_ = [one for one in thread._server.server_state.connections if isinstance(one, HttpProtocol)]
             [found] = [one for one in open_ if one._last is None]
             assert (found._is_idle, found._owing_since) == (True, None)
-
-
-def test_client_that_closes_its_half_meanwhile_is_answered(
-    served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
-) -> None:
-    _, connection, _, may = held
-    connection.shut()
-    may.set()
-    assert connection.answer() == b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
-    assert connection.answer() == b""
-    assert len(served) == 1
-
-
-def test_client_that_leaves_meanwhile_has_published(
-    served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
-) -> None:
-    server, connection, _, may = held
-    connection.__exit__()
-    may.set()
-    wait_until(lambda: server.listener.alone(0))
-    assert len(server.store.message.read(MESSAGES, b"", b"\xff", 10).items) == 2
-    assert len(served) == 1
 
 
 def test_server_that_stops_meanwhile_answers(
@@ -858,18 +762,3 @@ def test_head_whose_number_is_not_the_only_one_the_parser_finds_is_not_known(ser
     with serving() as server, producer_on(server) as (_, _, publish):
         assert [publish(line.format(number)) for number in (1, 2, 3)] == [200] * 3
     assert served == []
-
-
-def test_publish_that_is_served_by_its_head_is_counted(served: list[bytes]) -> None:
-    with serving() as server, topic_on(server) as (connection, topic):
-        for _ in range(3):
-            connection.send(publishing(topic, avro(b"a", b"b")))
-            assert status(connection.answer()) == 200
-        wait_until(lambda: server.metrics.registry.get_sample_value("tms_messages_published_total") == 6)
-        value = server.metrics.registry.get_sample_value
-        labels = {"tms_namespace": "default", "topic": topic}
-        wait_until(lambda: value("tms_requests_total", {"route": "publish", "code": "200"}) == 3)
-        assert value("tms_topic_messages_published_total", labels) == 6
-        assert value("tms_topic_publish_duration_seconds_count", labels) == 3
-        assert value("tms_request_duration_seconds_count", {"route": "publish"}) == 3
-    assert len(served) == 2

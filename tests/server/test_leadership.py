@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from threading import Event
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,7 +13,7 @@ from tests.support import raising
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
-from tms_core.server.ha.leadership import REACH_MS, Leadership, Term, Watch
+from tms_core.server.ha.leadership import REACH_MS, Leadership, Watch
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import LeadershipMetrics
 from tms_core.tables.lease import Lease
@@ -72,27 +71,6 @@ def takes_over(node: Node) -> None:
 
 
 # --- beginning -------------------------------------------------------------------------------------------------------
-
-
-def test_given_nobody_when_it_looks_then_it_leads_at_once_and_nothing_is_under_way(node: Nodes) -> None:
-    first = node("a")
-    assert (first.leadership.leads, first.leadership.fence) == (False, 0)
-    with pytest.raises(Unavailable, match="does not lead"):
-        first.leadership.term()
-    assert first.step()
-    assert first.leadership.term() == Term(1, None)
-    assert first.leader == ""
-
-
-def test_given_a_leader_that_lives_when_another_looks_for_an_hour_then_it_follows_and_knows_where_to(
-    node: Nodes,
-) -> None:
-    first, second = node("a"), node("b")
-    for _ in range(3600):
-        assert first.step()
-        assert not second.step()
-        assert (second.leader, second.leadership.fence) == ("http://a:1", 1)
-        node.clock.advance(SECOND)
 
 
 @pytest.mark.parametrize(
@@ -163,20 +141,6 @@ def test_given_a_leader_that_slept_when_it_wakes_then_it_does_not_lead_until_it_
     assert first.leadership.term() is term
 
 
-def test_given_a_leader_that_slept_and_another_came_when_it_wakes_then_its_term_is_over_and_it_follows(
-    node: Nodes,
-) -> None:
-    first, second = node("a"), node("b")
-    first.step()
-    term = first.leadership.term()
-    takes_over(second)
-    assert not first.step()
-    assert not first.leadership.is_still(term)
-    assert first.leader == "http://b:1"
-    assert second.step()
-    assert not first.step()
-
-
 def test_given_a_store_that_fails_when_it_looks_then_it_leads_as_long_as_its_lease_lasts(
     node: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,23 +176,6 @@ def test_given_a_renewal_whose_answer_got_lost_when_it_looks_again_then_its_term
 
 
 # --- giving it back --------------------------------------------------------------------------------------------------
-
-
-def test_given_a_leader_that_ends_in_good_order_when_another_looks_then_it_leads_at_once(node: Nodes) -> None:
-    first, second = node("a"), node("b")
-    first.step()
-    first.leadership.resign()
-    assert not first.leadership.leads
-    assert second.step()
-    assert second.leadership.term() == Term(2, None)
-
-
-def test_given_a_server_that_never_led_when_it_resigns_then_the_leader_keeps_its_lease(node: Nodes) -> None:
-    first, second = node("a"), node("b")
-    first.step()
-    second.step()
-    second.leadership.resign()
-    assert first.step()
 
 
 @pytest.mark.parametrize(("since_ms", "given_back"), [(DELAY_SECONDS * SECOND - 1, False), (5 * SECOND, True)])
@@ -315,12 +262,6 @@ def test_given_a_lease_that_could_not_be_given_back_when_it_is_still_held_then_i
 # --- acknowledging ---------------------------------------------------------------------------------------------------
 
 
-def test_given_a_term_that_lasts_when_a_write_is_confirmed_then_it_may_be_acknowledged(node: Nodes) -> None:
-    first = node("a")
-    first.step()
-    first.leadership.confirm(first.leadership.term())
-
-
 def test_given_a_machine_whose_clocks_stood_while_another_took_over_when_a_write_is_confirmed_then_it_is_not(
     node: Nodes,
 ) -> None:
@@ -333,18 +274,6 @@ def test_given_a_machine_whose_clocks_stood_while_another_took_over_when_a_write
         first.leadership.confirm(term)
     assert (first.leadership.leads, first.leader) == (False, "http://b:1")
     assert not first.step()
-
-
-def test_given_a_write_of_a_former_term_when_it_is_confirmed_in_a_later_one_then_it_is_not(node: Nodes) -> None:
-    first, second = node("a"), node("b")
-    first.step()
-    term = first.leadership.term()
-    takes_over(second)
-    first.step()
-    takes_over(first)
-    with pytest.raises(StoreUnavailable, match="not known"):
-        first.leadership.confirm(term)
-    first.leadership.confirm(first.leadership.term())
 
 
 def test_given_a_store_that_does_not_say_who_leads_when_a_write_is_confirmed_then_it_is_in_doubt(
@@ -393,19 +322,6 @@ def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(nod
 
 
 # --- in its thread, and its metrics ----------------------------------------------------------------------------------
-
-
-def test_given_a_watch_when_it_runs_then_it_leads_and_when_it_stops_the_lease_is_given_back(node: Nodes) -> None:
-    first, prepared = node("a"), Event()
-
-    def prepare() -> bool:
-        prepared.set()
-        return True
-
-    watch = Watch(lambda: first.leadership.step(prepare), first.leadership.resign)
-    assert prepared.wait(60)
-    watch.stop()
-    assert node.cell.record.holder == ""
 
 
 def test_given_a_store_that_fails_when_a_watch_stops_then_it_says_that_others_have_to_wait(

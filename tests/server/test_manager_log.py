@@ -12,11 +12,10 @@ from typing import TypeVar
 import pytest
 
 from tests.hbase.conftest import hbase, hbase_tables
-from tests.support import raising
 from tests.test_side import hbase_side
-from tests.transaction.managers import BASE, NOW_MS, LeftBehind, state
+from tests.transaction.managers import BASE, NOW_MS, state
 from tms_core.clock import ManualClock
-from tms_core.errors import Conflict, FormatError, StoreError, StoreUnavailable, Unavailable
+from tms_core.errors import FormatError, StoreError, StoreUnavailable
 from tms_core.server.ha import manager_log
 from tms_core.server.ha.leadership import not_leading
 from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
@@ -118,30 +117,6 @@ def manager_of(side: SideTable, clock: ManualClock) -> TransactionManager:
 # --- wherever it is kept ---------------------------------------------------------------------------------------------
 
 
-def test_given_a_manager_that_died_when_another_takes_over_then_it_knows_all_that_was_answered(
-    place: Open, clock: ManualClock
-) -> None:
-    former = TransactionManager(place(), clock)
-    work(former)
-    former.take_snapshot()
-    work(former)
-    expected = state(former)
-    for _ in range(2):
-        assert state(TransactionManager(place(), clock)) == expected
-
-
-def test_given_a_manager_that_was_closed_when_another_takes_over_then_pointers_go_on_though_the_clock_went_back(
-    place: Open, clock: ManualClock
-) -> None:
-    with TransactionManager(place(), clock) as former:
-        work(former)
-        expected, last = state(former), former.last_pointer
-    clock.step(-1_000_000)
-    with TransactionManager(place(), clock) as manager:
-        assert state(manager) == expected
-        assert manager.start_short().transaction_id == last + 1
-
-
 def test_given_many_clients_when_they_start_and_commit_at_once_then_each_answer_counts_after_a_crash(
     place: Open, clock: ManualClock
 ) -> None:
@@ -162,34 +137,7 @@ def test_given_many_clients_when_they_start_and_commit_at_once_then_each_answer_
         assert manager.status(transaction) == ("ended" if committed else "in progress")
 
 
-def test_given_a_transaction_of_the_former_manager_when_it_commits_then_only_after_it_asked_again(
-    place: Open, clock: ManualClock
-) -> None:
-    former = TransactionManager(place(), clock)
-    transaction = former.start_short().transaction_id
-    former.can_commit(transaction, [b"a"])
-    manager = TransactionManager(place(), clock)
-    with pytest.raises(Conflict, match="restarted"):
-        manager.commit(transaction)
-    manager.can_commit(transaction, [b"a"])
-    manager.commit(transaction)
-    assert manager.status(transaction) == "ended"
-
-
 # --- several servers -------------------------------------------------------------------------------------------------
-
-
-def test_given_a_deposed_manager_when_it_is_asked_then_it_answers_nothing_and_nothing_of_it_counts(
-    shared: Shared, clock: ManualClock
-) -> None:
-    former = TransactionManager(shared(), clock)
-    begun = former.start_short().transaction_id
-    manager = TransactionManager(shared(), clock)
-    expected = state(manager)
-    with pytest.raises(LogFailed, match="taken over"):
-        former.commit(begun)
-    assert not former.running
-    assert state(TransactionManager(shared(), clock)) == expected
 
 
 def test_given_a_deposed_manager_that_believes_it_leads_when_it_writes_then_its_place_in_the_log_is_taken(
@@ -201,17 +149,6 @@ def test_given_a_deposed_manager_that_believes_it_leads_when_it_writes_then_its_
         former.start_short()
     manager.start_short()
     assert manager.status(BASE + 1) == "in progress"
-
-
-def test_given_a_question_to_a_deposed_manager_when_nothing_is_written_then_it_is_not_answered(
-    shared: Shared, clock: ManualClock
-) -> None:
-    former = TransactionManager(shared(), clock)
-    begun = former.start_short().transaction_id
-    assert former.status(begun) == "in progress"
-    TransactionManager(shared(), clock).invalidate(begun)
-    with pytest.raises(LogFailed):
-        former.status(begun)
 
 
 def test_given_a_deposed_manager_when_its_server_leads_again_then_it_begins_with_what_others_have_done(
@@ -251,15 +188,6 @@ def test_given_a_server_that_does_not_lead_when_its_manager_is_made_then_it_wait
     manager.begin()
     assert manager.start_short().transaction_id == BASE + 1
     manager.close()
-
-
-def test_given_no_log_beside_the_store_when_the_first_takes_over_then_it_begins_with_what_there_was_before(
-    side: MemorySide, clock: ManualClock
-) -> None:
-    former = LeftBehind(BASE - 5)
-    TransactionManager(SideStorage(side, lambda: lambda: True, former.recover), clock)
-    manager = manager_of(side, clock)
-    assert manager.status(BASE - 5) == "invalid"
 
 
 def test_given_managers_when_they_take_over_then_the_root_says_where_the_last_one_is_reached(
@@ -400,46 +328,6 @@ def test_given_a_snapshot_whose_root_was_not_answered_when_the_next_is_taken_the
     assert [again.status(one.transaction_id) for one in expected] == ["in progress"] * 2
 
 
-def test_given_a_write_held_back_until_its_place_was_taken_and_forgotten_when_it_arrives_then_it_is_refused(
-    side: MemorySide, clock: ManualClock
-) -> None:
-    late = Late(side)
-    former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
-    former.start_short()
-
-    def meanwhile(_: bytes) -> None:
-        late.before = lambda _: None
-        manager = manager_of(side, clock)
-        for _times in range(3):
-            manager.start_short()
-            manager.take_snapshot()
-
-    late.before = meanwhile
-    with pytest.raises(LogFailed, match="taken over"):
-        former.start_short()
-
-
-def test_given_a_snapshot_held_back_while_another_takes_over_when_both_are_kept_then_nothing_is_lost(
-    shared: Shared, clock: ManualClock
-) -> None:
-    late = Late(shared.side)
-    former = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
-    begun = former.start_short().transaction_id
-    expected: list[int] = []
-
-    def meanwhile(key: bytes) -> None:
-        if key == b"xr":
-            late.before = lambda _: None
-            manager = TransactionManager(shared(), clock)
-            expected.append(manager.start_short().transaction_id)
-
-    late.before = meanwhile
-    with pytest.raises(StoreUnavailable, match="taken over"):
-        former.take_snapshot()
-    manager = TransactionManager(shared(), clock)
-    assert [manager.status(one) for one in (begun, *expected)] == ["in progress"] * 2
-
-
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_given_a_snapshot_that_replaces_what_is_being_read_when_taking_over_then_it_is_read_anew(
     side: MemorySide, clock: ManualClock, at: int
@@ -489,29 +377,6 @@ def test_given_a_manager_that_was_paused_while_it_took_over_when_it_is_woken_the
     assert leader.is_in_progress(transaction.transaction_id)
     leader.start_short()
     assert TransactionManager(shared(), clock).status(transaction.transaction_id) == "in progress"
-
-
-def test_given_a_manager_that_was_paused_while_it_took_over_when_it_is_woken_then_the_root_still_names_the_leader(
-    shared: Shared, clock: ManualClock
-) -> None:
-    late = Late(shared.side)
-    paused = SideStorage(late, shared.lease)
-    paused.address = "paused:1"
-    manager = TransactionManager(paused, clock)
-
-    def meanwhile(_: bytes) -> None:
-        late.before = lambda _: None
-        storage = shared()
-        storage.address = "leader:1"
-        TransactionManager(storage, clock)
-
-    shared.lease()
-    late.before = meanwhile
-    with pytest.raises(StoreError):
-        manager.begin()
-    root = root_of(shared.side)
-    assert root is not None
-    assert root.address == "leader:1"
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -591,11 +456,6 @@ def test_given_damaged_rows_when_recovered_then_it_does_not_start(
     other = TransactionManager(SideStorage(side, later), clock)
     with pytest.raises(StoreError, match=said):
         other.begin()
-
-
-def test_given_a_lease_that_cannot_be_had_when_recovered_then_it_says_that_it_does_not_lead(side: MemorySide) -> None:
-    with pytest.raises(StoreUnavailable, match="not now"):
-        SideStorage(side, raising(Unavailable("not now."))).recover()
 
 
 def test_given_edits_when_the_log_is_synced_then_all_that_wait_share_one_row(side: MemorySide) -> None:

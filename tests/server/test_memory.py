@@ -53,24 +53,6 @@ def test_given_room_when_taken_then_no_one_waits_and_what_is_given_back_can_be_t
     asyncio.run(scene())
 
 
-def test_given_no_room_for_what_may_last_then_what_is_soon_over_goes_on() -> None:
-    async def scene() -> None:
-        shares = Shares(9)
-        await shares.held("holder", 9)
-        waiting = asyncio.ensure_future(shares().take(1))
-        await settle()
-        with shares() as share:
-            await share.take(3, brief=True)
-            another = asyncio.ensure_future(shares().take(1, brief=True))
-            await settle()
-            assert [waiting.done(), another.done()] == [False, False]
-        for task in (waiting, another):
-            task.cancel()
-        assert shares.cut == []
-
-    asyncio.run(scene())
-
-
 def test_given_many_who_wait_when_something_is_given_back_then_only_the_first_go_on_in_their_order() -> None:
     async def scene() -> None:
         shares = Shares(10)
@@ -105,21 +87,6 @@ def test_given_clients_that_keep_others_waiting_then_the_longest_at_it_are_cut_o
     asyncio.run(scene())
 
 
-def test_given_a_request_that_is_in_work_when_others_wait_then_it_is_not_cut_off() -> None:
-    async def scene() -> None:
-        shares = Shares(10, 0.01)
-        working = shares("working")
-        await working.take(10)
-        waiting = asyncio.ensure_future(shares().take(1))
-        await asyncio.sleep(0.05)
-        assert not waiting.done()
-        working.close()
-        await waiting
-        assert shares.cut == []
-
-    asyncio.run(scene())
-
-
 def test_given_two_that_each_need_what_the_other_has_then_one_is_told_to_come_again_at_once() -> None:
     async def scene() -> None:
         shares = Shares(10)
@@ -140,35 +107,6 @@ def test_given_two_that_each_need_what_the_other_has_then_one_is_told_to_come_ag
         await settle()
         assert [type(task.exception()) for task in taking if task.done()] == [type(None), Unavailable]
         assert (shares.cut, one.size, other.size) == ([], 9, 0)
-
-    asyncio.run(scene())
-
-
-def test_given_many_that_wait_for_each_other_then_all_are_refused_but_the_first() -> None:
-    async def scene() -> None:
-        shares = Shares(500)
-        first, *others = (shares() for _ in range(500))
-        for share in (first, *others):
-            await share.take(1)
-        taking = [asyncio.ensure_future(share.take(499)) for share in (first, *others)]
-        outcomes = await asyncio.gather(*taking, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [type(None), *[Unavailable] * 499]
-        assert (first.size, shares.memory.used_bytes, shares.memory.waiting) == (500, 500, 0)
-
-    asyncio.run(scene())
-
-
-def test_given_one_who_waits_no_more_then_the_next_is_not_held_up() -> None:
-    async def scene() -> None:
-        shares = Shares(10)
-        holder = await shares.held("holder", 8)
-        leaving, staying = (asyncio.ensure_future(shares().take(size)) for size in (9, 2))
-        await settle()
-        assert shares.memory.waiting == 2
-        leaving.cancel()
-        await staying
-        assert leaving.cancelled()
-        assert (holder.size, shares.memory.waiting, shares.cut) == (8, 0, [])
 
     asyncio.run(scene())
 

@@ -48,62 +48,6 @@ def reading(read_pointer: int, *, own: int, invalid: tuple[int, ...] = (), open_
 # --- publishing ------------------------------------------------------------------------------------------------------
 
 
-def test_given_messages_in_avro_when_published_then_the_answer_is_empty_and_they_are_polled(topic: TopicClient) -> None:
-    answer = topic.post("publish", avro(b"a", b"", b"\xff"), content_type=AVRO)
-    assert (answer.status, answer.body) == (200, b"")
-    assert payloads(topic) == [b"a", b"", b"\xff"]
-
-
-def test_given_messages_in_json_when_published_then_the_answer_is_empty_and_both_languages_read_them(
-    topic: TopicClient,
-) -> None:
-    answer = topic.publish("ä", "b")
-    assert answer.body == b""
-    topic.post("publish", {"messages": [{"base64": "/w=="}]})
-    assert payloads(topic) == ["ä".encode(), b"b", b"\xff"]
-    assert topic.poll() == ["ä", "b", {"base64": "/w=="}]
-
-
-def test_given_a_transaction_in_avro_when_published_then_the_answer_is_what_rollback_takes(topic: TopicClient) -> None:
-    published = topic.post("publish", avro(b"a", b"b", pointer=NOW_POINTER), content_type=AVRO)
-    assert (published.status, published.headers["content-type"]) == (200, AVRO)
-    assert published.body.startswith(b"\0" + long(NOW_POINTER))
-    seen = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1)}
-    assert topic.poll(**seen) == ["a", "b"]
-    # CDAP checks no content type here, and its client sends none
-    rolled = topic.client.ask("POST", f"{topic.path}/rollback", published.body)
-    assert (rolled.status, rolled.body) == (200, b"")
-    assert topic.poll(**seen) == []
-    assert topic.poll() == ["a", "b"]
-
-
-def test_given_a_transaction_in_json_when_rolled_back_with_the_answer_then_nobody_in_a_transaction_sees_it(
-    topic: TopicClient,
-) -> None:
-    published = topic.publish("a", transactionWritePointer=str(NOW_POINTER))
-    assert published.headers["content-type"] == "application/json"
-    assert topic.post("rollback", published.body).status == 200
-    assert topic.poll(transaction=reading(NOW_POINTER, own=NOW_POINTER + 1)) == []
-
-
-def test_given_stored_payloads_when_published_by_an_empty_publish_then_they_are_seen_in_order(
-    topic: TopicClient,
-) -> None:
-    first = topic.post("store", {"messages": ["a", "b"], "transactionWritePointer": str(NOW_POINTER)})
-    assert (first.status, first.body) == (200, b"")
-    assert topic.post("store", avro(b"c", pointer=NOW_POINTER), content_type=AVRO).status == 200
-    assert topic.poll() == []
-    assert topic.post("publish", avro(pointer=NOW_POINTER), content_type=AVRO).status == 200
-    assert payloads(topic) == [b"a", b"b", b"c"]
-
-
-def test_given_a_ttl_of_its_own_when_it_is_over_then_the_message_is_gone(topic: TopicClient) -> None:
-    assert topic.post("publish", {"messages": ["a"], "ttlSeconds": 1}).status == 200
-    topic.publish("b")
-    while topic.poll() != ["b"]:
-        assert "b" in topic.poll()
-
-
 @pytest.mark.parametrize(
     ("verb", "body", "reason"),
     [
@@ -127,15 +71,6 @@ def test_given_a_request_that_makes_no_sense_then_400_with_a_sentence(
     assert reason in answer.text
 
 
-def test_write_in_a_transaction_older_than_its_lifetime_is_409_and_says_so(
-    topic: TopicClient,
-) -> None:
-    for verb in ("publish", "store"):
-        answer = topic.post(verb, {"messages": ["a"], "transactionWritePointer": "5"})
-        assert answer.status == 409
-        assert "the longest a transaction may write" in answer.text
-
-
 @pytest.mark.parametrize("verb", ["publish", "store", "poll"])
 @pytest.mark.parametrize(
     "content_type", ["", "avro/binary; charset=utf-8", "Avro/Binary", "application/octet-stream", "text/plain"]
@@ -149,15 +84,6 @@ def test_given_another_content_type_then_400_names_both(topic: TopicClient, verb
 @pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
 def test_given_json_by_any_of_its_names_then_it_is_read(topic: TopicClient, content_type: str) -> None:
     assert topic.post("publish", {"messages": ["a"]}, content_type=content_type).status == 200
-
-
-@pytest.mark.parametrize("verb", ["publish", "store", "rollback", "poll"])
-@pytest.mark.parametrize("content_type", [AVRO, "application/json"])
-@pytest.mark.parametrize("body", [b"", b"\xff\xff", b"{"])
-def test_given_a_body_that_cannot_be_decoded_then_400(
-    topic: TopicClient, verb: str, content_type: str, body: bytes
-) -> None:
-    assert topic.post(verb, body, content_type=content_type).status == 400
 
 
 ZIPPED = gzip.compress(avro(b"a"))
@@ -184,11 +110,6 @@ def test_given_a_body_above_the_limit_that_does_not_say_its_length_then_413(topi
 MOST_MESSAGES = MAX_REQUEST_BYTES // MESSAGE_BYTES
 
 
-def test_given_as_many_messages_as_a_request_may_have_when_published_then_they_are_taken(topic: TopicClient) -> None:
-    assert topic.post("publish", avro(*[b""] * MOST_MESSAGES), content_type=AVRO).status == 200
-    assert payloads(topic) == [b""] * MOST_MESSAGES
-
-
 @pytest.mark.parametrize("verb", ["publish", "store"])
 @pytest.mark.parametrize("parts", [[MOST_MESSAGES + 1], [MOST_MESSAGES, 1], [2_000_000]])
 def test_given_more_messages_than_a_request_may_have_when_published_then_413(
@@ -200,14 +121,6 @@ def test_given_more_messages_than_a_request_may_have_when_published_then_413(
     assert (answer.status, str(MOST_MESSAGES) in answer.text) == (413, True)
     assert topic.post(verb, {"messages": [""] * sum(parts), "transactionWritePointer": NOW_POINTER}).status == 413
     assert payloads(topic) == []
-
-
-def test_given_a_body_just_within_the_limit_when_published_then_it_is_taken(topic: TopicClient) -> None:
-    message = b"x" * (MAX_REQUEST_BYTES - 7)
-    body = avro(message)
-    assert len(body) == MAX_REQUEST_BYTES
-    assert topic.post("publish", body, content_type=AVRO).status == 200
-    assert payloads(topic) == [message]
 
 
 def test_given_a_gzipped_body_when_published_then_it_is_read(topic: TopicClient) -> None:
@@ -260,44 +173,6 @@ def test_given_a_client_that_reads_no_gzip_when_it_polls_then_it_gets_none(topic
 
 
 # --- polling ---------------------------------------------------------------------------------------------------------
-
-
-def test_given_nothing_when_polled_then_the_array_is_empty(topic: TopicClient) -> None:
-    assert topic.post("poll", EVERYTHING, content_type=AVRO).body == b"\0"
-    assert topic.poll() == []
-
-
-def test_given_a_start_and_a_limit_when_polled_then_they_count_in_both_languages(topic: TopicClient) -> None:
-    topic.publish(*"abcde")
-    ids = [message["id"] for message in topic.post("poll").json]
-    assert topic.poll(startFrom={"id": ids[2]}) == ["c", "d", "e"]
-    assert topic.poll(startFrom={"id": ids[2].upper()}, inclusive=False, limit=1) == ["d"]
-    start = b"\x00\x28" + bytes.fromhex(ids[2])
-    assert payloads(topic, start + b"\x00" + MAX_INT + b"\x02") == [b"d", b"e"]
-    assert payloads(topic, start + b"\x01" + b"\x00\x04" + b"\x02") == [b"c", b"d"]
-    later = int(ids[0][:16], 16) + 1
-    assert topic.poll(startFrom={"timeMs": str(later)}) == []
-    assert payloads(topic, b"\x02" + long(later - 1) + b"\x01" + MAX_INT + b"\x02") == [b"a", b"b", b"c", b"d", b"e"]
-
-
-def test_given_transactions_when_polled_in_one_then_invalid_ones_are_skipped_and_an_open_one_stops_it(
-    topic: TopicClient,
-) -> None:
-    first = NOW_POINTER
-    for number, message in enumerate("abcd"):
-        topic.publish(message, transactionWritePointer=str(first + number))
-    own = first + 10
-    assert topic.poll(transaction=reading(first + 3, own=own)) == ["a", "b", "c", "d"]
-    assert topic.poll(transaction=reading(first + 3, own=own, invalid=(first + 1,))) == ["a", "c", "d"]
-    assert topic.poll(transaction=reading(first + 3, own=own, open_=(first + 2,))) == ["a", "b"]
-    assert topic.poll(transaction=reading(first, own=own)) == ["a"]
-
-
-def test_given_no_limit_in_json_when_polled_then_the_settings_counts(topic: TopicClient) -> None:
-    topic.publish(*["x"] * (POLL_MESSAGES + 10))
-    assert len(topic.poll()) == POLL_MESSAGES
-    assert len(topic.poll(limit=POLL_MESSAGES + 5)) == POLL_MESSAGES + 5
-    assert len(payloads(topic, b"\x04\x01\x02\x02")) == POLL_MESSAGES + 10
 
 
 def test_given_many_messages_when_polled_then_they_come_in_chunks_of_60000_bytes_each_a_block(
@@ -370,11 +245,6 @@ def test_given_a_message_that_is_not_decided_when_polled_then_the_position_is_be
     assert topic.poll(startFrom={"id": found.headers["x-tms-position"]}, transaction=later) == ["b"]
 
 
-def test_given_a_limit_that_ends_a_poll_then_there_is_no_position(topic: TopicClient) -> None:
-    topic.publish("a", "b")
-    assert "x-tms-position" not in topic.post("poll", {"limit": 1}).headers
-
-
 @pytest.mark.parametrize("language", ["avro", "json"])
 def test_given_a_poll_that_waits_when_a_message_comes_then_it_is_answered_with_it(
     shared: Serving, topic: TopicClient, language: str
@@ -390,10 +260,6 @@ def test_given_a_poll_that_waits_when_a_message_comes_then_it_is_answered_with_i
         found = waiting.answer()
         assert b"a" in found.body
     assert not shared.site.waiting.polls
-
-
-def test_given_a_poll_that_waits_when_none_comes_then_it_is_answered_empty(topic: TopicClient) -> None:
-    assert topic.post("poll", {"waitSeconds": 1}).json == []
 
 
 def test_given_a_poll_that_waits_when_a_message_comes_that_is_not_decided_then_it_waits_no_longer(
@@ -440,21 +306,6 @@ def test_given_the_servers_own_limit_when_polled_then_both_languages_are_cut_and
         assert avro_answer.headers["x-tms-limited"] == json_answer.headers["x-tms-limited"] == "true"
         behind = {"startFrom": {"id": json_answer.json[-1]["id"]}, "inclusive": False}
         assert topic.poll(**behind) == ["d", "e", "f"]
-
-
-def test_given_a_limit_within_the_servers_own_then_the_answer_does_not_call_itself_limited() -> None:
-    with serving(poll_limit=PollLimit(messages=3)) as server, Client(server.port) as client:
-        topic = TopicClient(client, "t").create()
-        topic.publish(*"abcd")
-        answer = topic.post("poll", {"limit": 3})
-        assert (len(answer.json), answer.headers.get("x-tms-limited")) == (3, None)
-
-
-@pytest.mark.parametrize(("verb", "size"), [("rollback", 20_000), ("properties", 500_000), ("consumers/one", 20_000)])
-def test_given_a_body_that_is_far_too_large_for_what_it_says_then_413(topic: TopicClient, verb: str, size: int) -> None:
-    method = "POST" if verb == "rollback" else "PUT"
-    answer = topic.client.ask(method, f"{topic.path}/{verb}", b" " * size, content_type="application/json")
-    assert (answer.status, "bytes at most" in answer.text) == (413, True)
 
 
 @pytest.mark.parametrize("content_type", [AVRO, JSON])
@@ -507,15 +358,3 @@ def test_given_a_time_when_polled_exclusively_in_json_then_that_millisecond_is_l
         start = {"startFrom": {"timeMs": str(NOW_MS)}}
         assert [one["payload"] for one in topic.post("poll", start).json] == ["a", "b"]
         assert [one["payload"] for one in topic.post("poll", start | {"inclusive": False}).json] == ["b"]
-
-
-def test_given_a_write_pointer_alone_when_rolled_back_then_all_of_the_transaction_is(topic: TopicClient) -> None:
-    pointer = str(SystemClock().now_ms() * 1_000_000)
-    for payload in ("a", "b"):
-        assert topic.post("publish", {"messages": [payload], "transactionWritePointer": pointer}).status == 200
-    assert topic.post("rollback", {"transactionWritePointer": None}).status == 400
-    assert topic.post("rollback", {"transactionWritePointer": pointer, "rollbackRange": None}).status == 400
-    assert topic.post("rollback", {"transactionWritePointer": pointer}).status == 200
-    view = Transaction(2**62, 2**62, 2**62)
-    reads_in = base64.b64encode(encode_transaction(view)).decode()
-    assert topic.post("poll", {"transaction": reads_in}).json == []

@@ -156,17 +156,6 @@ def test_metrics_of_deleted_topics_are_removed_and_free_their_places(server: Ser
     assert b'topic="t0"' not in metrics.text("")[0]
 
 
-def test_metrics_of_a_topic_made_again_start_from_zero(server: Server) -> None:
-    metrics = ServerMetrics(CollectorRegistry(), server.service)
-    metrics.published(ORDERS, 3, 0.001)
-    server.service.delete_topic(ORDERS)
-    metrics.forget_deleted()
-    server.service.create_topic(ORDERS)
-    metrics.published(ORDERS, 2, 0.001)
-    metrics.forget_deleted()
-    assert published(metrics) == {"orders": 2}
-
-
 def test_metrics_of_topics_that_cannot_be_read_stay(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     metrics = ServerMetrics(CollectorRegistry(), server.service)
     metrics.published(ORDERS, 3, 0.001)

@@ -9,9 +9,8 @@ from uuid import uuid4
 import pytest
 
 from tests.builders import DAY, NOW_MS
-from tests.server.client import AVRO, JSON, Answer, Client, TopicClient
+from tests.server.client import JSON, Answer, Client, TopicClient
 from tests.server.conftest import serving
-from tests.server.test_messages import avro
 from tms_core.clock import ManualClock
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
@@ -47,53 +46,6 @@ def producer() -> Iterator[ProducerClient]:
         Client(server.port) as client,
     ):
         yield ProducerClient(TopicClient(client, "bills").create(), manager)
-
-
-def test_given_a_producer_when_registered_then_a_request_is_done_once_and_a_former_one_is_fenced(
-    producer: ProducerClient,
-) -> None:
-    one = uuid4()
-    answer = producer.register(one)
-    assert (answer.status, answer.json) == (
-        200,
-        {"generation": str(NOW_MS), "former": None, "undecided": []},
-    )
-    assert producer.register(one).json == answer.json
-    for _ in range(2):
-        assert producer.send("publish", NOW_MS, 1, avro(b"a"), content_type=AVRO).status == 200
-    for _ in range(2):
-        assert producer.send("publish", NOW_MS, 2, {"messages": ["b"]}).status == 200
-    assert [message["payload"] for message in producer.topic.post("poll").json] == ["a", "b"]
-    assert producer.register(uuid4()).json["generation"] == str(NOW_MS + 1)
-    fenced = producer.send("publish", NOW_MS, 3, {"messages": ["c"]})
-    assert (fenced.status, fenced.headers["x-tms-fenced"]) == (409, "true")
-    assert "fenced" in fenced.text
-
-
-@pytest.mark.parametrize("quoted", ["file%2017%20%C3%BC", "file 17 %C3%BC"])
-def test_given_a_transaction_of_a_producer_then_it_is_shown_and_taken_back_and_told_to_the_next_one(
-    producer: ProducerClient, quoted: str
-) -> None:
-    generation = producer.register(uuid4()).json["generation"]
-    tx = producer.manager.start_short()
-    pointer = {"transactionWritePointer": str(tx.write_pointer)}
-    label = {"x_tms_label": quoted}
-    stored = producer.send("store", generation, 1, {"messages": ["a"], **pointer}, **label)
-    assert stored.status == 200
-    opened = [{"transaction": str(tx.write_pointer), "label": "file 17 ü"}]
-    shown = {"generation": generation, "updatedMs": str(NOW_MS), "former": None, "open": opened}
-    assert producer.ask("GET", producer.path).json == shown
-    assert producer.ask("GET", f"{producer.topic.path}/producers").json == [{"name": "importer", **shown}]
-    assert producer.send("rollback", generation, None, pointer).status == 200
-    late = producer.send("publish", generation, 2, {"messages": [], **pointer})
-    assert (late.status, "x-tms-fenced" in late.headers) == (409, False)
-    producer.manager.abort(tx)
-    former = {"transaction": str(tx.write_pointer), "label": "file 17 ü", "outcome": "aborted"}
-    assert producer.register(uuid4()).json["former"] == former
-    assert producer.ask("DELETE", producer.path).status == 200
-    for method in ("GET", "DELETE"):
-        assert producer.ask(method, producer.path).status == 404
-    assert producer.send("rollback", generation, None, pointer).headers["x-tms-fenced"] == "true"
 
 
 def test_given_transactions_that_are_managed_elsewhere_when_registered_then_the_client_tells_how_they_have_ended() -> (

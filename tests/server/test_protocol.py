@@ -185,21 +185,6 @@ def test_given_a_proposal_with_a_body_in_chunks_then_the_body_is_read(echo: Echo
     assert echo.asked == [("POST", "/a", SMUGGLED), ("GET", "/b", b"")]
 
 
-def test_given_one_proposal_after_the_other_then_each_is_answered_in_its_turn(echo: Echo, port: int) -> None:
-    with Client(port) as client:
-        client.socket.sendall(b"".join(request("POST", f"/{n}", b"%d" % n, UPGRADE) for n in range(20)))
-        assert [client.answer().body for _ in range(20)] == [b"%d" % n for n in range(20)]
-    assert [path for _, path, _ in echo.asked] == [f"/{n}" for n in range(20)]
-
-
-def test_given_a_proposal_then_the_application_sees_all_headers_but_that(echo: Echo, port: int) -> None:
-    with Client(port) as client:
-        client.socket.sendall(request("GET", "/a?b=c", more=UPGRADE + "X-Own: one\r\nX-Own: two\r\n", version="1.0"))
-        assert client.answer().headers["connection"] == "close"
-    names = [name for name, _ in echo.headers]
-    assert names == [b"host", b"connection", b"http2-settings", b"x-own", b"x-own", b"content-length"]
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -235,12 +220,6 @@ def test_given_nonsense_behind_a_request_then_the_request_gets_its_own_answer_an
         assert (found.status, found.body, found.headers["connection"]) == (200, b"one", "close")
         assert rest(client) == b""
     assert echo.asked == [("POST", "/a", b"one")]
-
-
-def test_given_nonsense_behind_two_requests_then_no_answer_is_made_up(port: int) -> None:
-    with Client(port) as client:
-        client.socket.sendall(request("GET", "/a") + request("GET", "/b") + b"nonsense\r\n\r\n")
-        assert b" 400 " not in rest(client)
 
 
 def test_given_trailers_then_they_are_no_headers(echo: Echo, port: int) -> None:
@@ -510,26 +489,6 @@ def test_given_few_files_then_connections_take_half_of_them_and_a_warning_says_s
 # --- ends ------------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_client_that_has_said_all_and_closes_its_half_then_it_is_answered(echo: Echo, port: int) -> None:
-    echo.may_answer.clear()
-    with Client(port) as client:
-        client.send("POST", "/a", b"a")
-        client.socket.shutdown(socket.SHUT_WR)
-        wait_until(lambda: echo.asked)
-        echo.may_answer.set()
-        found = client.answer()
-        assert (found.body, found.headers["connection"]) == (b"a", "close")
-        assert rest(client) == b""
-
-
-def test_given_a_client_that_closes_its_half_in_the_middle_then_nothing_is_done(echo: Echo, port: int) -> None:
-    with Client(port) as client:
-        client.socket.sendall(request("POST", "/a", b"abc")[:-1])
-        client.socket.shutdown(socket.SHUT_WR)
-        assert rest(client) == b""
-    assert echo.asked == []
-
-
 @pytest.fixture
 def tls(tmp_path: Path) -> TlsSettings:
     return make_certificate(tmp_path / "certificate.pem", tmp_path / "key.pem")
@@ -678,14 +637,6 @@ def test_given_an_answer_then_its_head_is_written_with_the_first_piece_of_its_bo
     for piece in said:
         joining.close() if piece is None else joining.write(piece)
     assert transport.pieces == written
-
-
-def test_given_a_client_that_is_gone_when_its_answer_ends_before_its_body_then_nothing_is_written() -> None:
-    transport = Written(closed=True)
-    joining = protocol._Joining(transport)  # type: ignore[arg-type]
-    joining.write(HEAD)
-    joining.close()
-    assert transport.pieces == [None]
 
 
 def test_given_nonsense_in_a_body_when_its_answer_has_begun_then_the_head_of_that_is_sent() -> None:

@@ -40,12 +40,6 @@ def clock() -> ManualClock:
 # --- counting --------------------------------------------------------------------------------------------------------
 
 
-def test_quota_of_a_principal_replaces_that_of_everybody(clock: ManualClock) -> None:
-    quotas = Quotas([quota("*", requests=1), quota("ada", topics=3)], clock)
-    assert (quotas.of("ada"), quotas.of("ben")) == (quota("ada", topics=3), quota("*", requests=1))
-    assert Quotas([quota("ada", requests=1)], clock).of("ben") is None
-
-
 def test_requests_in_flight_above_the_quota_are_refused_until_one_ends(clock: ManualClock) -> None:
     quotas = Quotas([quota("*", requests=2)], clock)
     with quotas.request("ada"):
@@ -82,7 +76,7 @@ def test_quotas_of_many_principals_take_bounded_memory(clock: ManualClock) -> No
 # --- over HTTP -------------------------------------------------------------------------------------------------------
 
 
-class Site:
+class Tenants:
     """A server that knows ``ada`` and ``ben``, and a client."""
 
     def __init__(self, client: Client, tokens: dict[str, str], gate: Gate) -> None:
@@ -97,7 +91,7 @@ class Site:
 
 
 @pytest.fixture
-def site(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Site]:
+def tenants(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Iterator[Tenants]:
     tokens = {name: new_token() for name in ("ada", "ben")}
     file = tmp_path / "tokens"
     file.touch(0o600)
@@ -110,80 +104,80 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> 
     gate = gate_of(clock, patient=False, kind="tokens", tokens_file=file, rules=rules, quotas=quotas)
     with serving(gate=gate) as server, Client(server.port) as client:
         server.service.create_topic(TopicId("default", "t"))
-        yield Site(client, tokens, gate)
+        yield Tenants(client, tokens, gate)
 
 
-def test_tenant_cannot_touch_the_consumers_and_producers_of_another(site: Site) -> None:
+def test_tenant_cannot_touch_the_consumers_and_producers_of_another(tenants: Tenants) -> None:
     position = {"position": "0" * 40}
     instance = {"instance": "00000000-0000-0000-0000-000000000001"}
     for who, status in (("ada", 200), ("ben", 403)):
-        assert site.ask(who, "PUT", "/t/consumers/ada-c", position).status == status
-        assert site.ask(who, "GET", "/t/consumers/ada-c").status == status
-        assert site.ask(who, "POST", "/t/producers/ada-p", instance).status == status
+        assert tenants.ask(who, "PUT", "/t/consumers/ada-c", position).status == status
+        assert tenants.ask(who, "GET", "/t/consumers/ada-c").status == status
+        assert tenants.ask(who, "POST", "/t/producers/ada-p", instance).status == status
         named = {"x_tms_producer": "default:t/ada-p", "x_tms_generation": "1", "x_tms_sequence": "1"}
-        assert site.ask(who, "POST", "/t/publish", {"messages": ["a"]}, **named).status == (
+        assert tenants.ask(who, "POST", "/t/publish", {"messages": ["a"]}, **named).status == (
             409 if status == 200 else 403
         )
-    refused = site.ask("ben", "DELETE", "/t/consumers/ada-c")
+    refused = tenants.ask("ben", "DELETE", "/t/consumers/ada-c")
     assert (refused.status, "ada-c" in refused.text) == (403, True)
-    assert site.ask("ben", "DELETE", "/t/producers/ada-p").status == 403
-    assert site.ask("ben", "POST", "/t/consumers/ada-c/rollback", {}).status == 403
-    assert site.ask("ben", "POST", "/t/publish", {"messages": ["b"]}).status == 200
-    assert site.ask("ada", "DELETE", "/t/consumers/ada-c").status == 200
+    assert tenants.ask("ben", "DELETE", "/t/producers/ada-p").status == 403
+    assert tenants.ask("ben", "POST", "/t/consumers/ada-c/rollback", {}).status == 403
+    assert tenants.ask("ben", "POST", "/t/publish", {"messages": ["b"]}).status == 200
+    assert tenants.ask("ada", "DELETE", "/t/consumers/ada-c").status == 200
 
 
-@pytest.mark.parametrize("site", [[{"principal": "ada", "topics": 3}]], indirect=True)
-def test_topics_above_the_quota_are_refused_before_one_is_made(site: Site) -> None:
-    refused = site.ask("ada", "PUT", "/u", {"partitions": "2"})
+@pytest.mark.parametrize("tenants", [[{"principal": "ada", "topics": 3}]], indirect=True)
+def test_topics_above_the_quota_are_refused_before_one_is_made(tenants: Tenants) -> None:
+    refused = tenants.ask("ada", "PUT", "/u", {"partitions": "2"})
     assert (refused.status, refused.headers["retry-after"]) == (429, "60")
-    assert site.ask("ada", "GET", "").json == ["t"]
-    assert site.ask("ada", "PUT", "/u", {"partitions": "1"}).status == 200
-    assert site.ask("ada", "PUT", "/v").status == 429
-    assert site.ask("ben", "PUT", "/v").status == 200
+    assert tenants.ask("ada", "GET", "").json == ["t"]
+    assert tenants.ask("ada", "PUT", "/u", {"partitions": "1"}).status == 200
+    assert tenants.ask("ada", "PUT", "/v").status == 429
+    assert tenants.ask("ben", "PUT", "/v").status == 200
 
 
-@pytest.mark.parametrize("site", [[{"principal": "ada", "bytes_per_second": 1000}]], indirect=True)
-def test_bytes_above_the_quota_are_429_with_retry_after(site: Site, clock: ManualClock) -> None:
-    assert site.ask("ada", "POST", "/t/publish", {"messages": ["x" * 4000]}).status == 200
-    refused = site.ask("ada", "POST", "/t/poll")
+@pytest.mark.parametrize("tenants", [[{"principal": "ada", "bytes_per_second": 1000}]], indirect=True)
+def test_bytes_above_the_quota_are_429_with_retry_after(tenants: Tenants, clock: ManualClock) -> None:
+    assert tenants.ask("ada", "POST", "/t/publish", {"messages": ["x" * 4000]}).status == 200
+    refused = tenants.ask("ada", "POST", "/t/poll")
     assert refused.status == 429
     assert 3 <= int(refused.headers["retry-after"]) <= 4
-    assert site.ask("ben", "POST", "/t/poll").status == 200
+    assert tenants.ask("ben", "POST", "/t/poll").status == 200
     with pytest.raises(QuotaExceeded) as raised:
         calls.check(calls.poll("default:t", None, None, None, inclusive=True), 429, b"no", refused.headers)
     assert raised.value.retry_after_seconds == float(refused.headers["retry-after"])
     clock.advance(10_000)
-    assert site.ask("ada", "POST", "/t/poll").status == 200
+    assert tenants.ask("ada", "POST", "/t/poll").status == 200
 
 
-@pytest.mark.parametrize("site", [[{"principal": "ada", "bytes_per_second": 10_000}]], indirect=True)
-def test_bytes_of_packed_bodies_count_as_they_are_unpacked(site: Site, clock: ManualClock) -> None:
+@pytest.mark.parametrize("tenants", [[{"principal": "ada", "bytes_per_second": 10_000}]], indirect=True)
+def test_bytes_of_packed_bodies_count_as_they_are_unpacked(tenants: Tenants, clock: ManualClock) -> None:
     body = json.dumps({"messages": ["x" * 20_000]}).encode()
-    known = {"authorization": f"Bearer {site.tokens['ada']}", "content_type": JSON}
+    known = {"authorization": f"Bearer {tenants.tokens['ada']}", "content_type": JSON}
     packed = gzip.compress(body)
     assert len(packed) < 1000
-    sent = site.client.ask("POST", f"{TOPICS}/t/publish", packed, **known, content_encoding="gzip")
+    sent = tenants.client.ask("POST", f"{TOPICS}/t/publish", packed, **known, content_encoding="gzip")
     assert sent.status == 200
-    assert site.ask("ada", "POST", "/t/poll").status == 429
+    assert tenants.ask("ada", "POST", "/t/poll").status == 429
     clock.advance(60_000)
-    assert site.client.ask("POST", f"{TOPICS}/t/poll", b"{}", **known, accept_encoding="gzip").status == 200
-    assert site.ask("ada", "POST", "/t/poll").status == 429
+    assert tenants.client.ask("POST", f"{TOPICS}/t/poll", b"{}", **known, accept_encoding="gzip").status == 200
+    assert tenants.ask("ada", "POST", "/t/poll").status == 429
 
 
-@pytest.mark.parametrize("site", [[{"principal": "ada", "topics": 3}]], indirect=True)
-def test_topics_made_at_the_same_time_stay_within_the_quota(site: Site) -> None:
+@pytest.mark.parametrize("tenants", [[{"principal": "ada", "topics": 3}]], indirect=True)
+def test_topics_made_at_the_same_time_stay_within_the_quota(tenants: Tenants) -> None:
     def make(number: int) -> int:
-        with Client(site.client.socket.getpeername()[1]) as client:
-            known = {"authorization": f"Bearer {site.tokens['ada']}", "content_type": JSON}
+        with Client(tenants.client.socket.getpeername()[1]) as client:
+            known = {"authorization": f"Bearer {tenants.tokens['ada']}", "content_type": JSON}
             return client.ask("PUT", f"{TOPICS}/n{number}", b"{}", **known).status
 
     with ThreadPoolExecutor(8) as threads:
         statuses = list(threads.map(make, range(24)))
     assert sorted(statuses) == [200] * 2 + [429] * 22
-    assert len(site.ask("ada", "GET", "").json) == 3
+    assert len(tenants.ask("ada", "GET", "").json) == 3
 
 
-def test_failed_attempts_wait_and_good_tokens_do_not(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_attempts_wait_and_good_tokens_do_not(tenants: Tenants, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -191,8 +185,8 @@ def test_failed_attempts_wait_and_good_tokens_do_not(site: Site, monkeypatch: py
 
     monkeypatch.setattr("tms_core.web.failed_attempts.asyncio.sleep", sleep)
     for _ in range(FREE_ATTEMPTS + 2):
-        assert site.ask(new_token(), "GET", "").status == 401
+        assert tenants.ask(new_token(), "GET", "").status == 401
     assert slept == [0.5, 1.0]
-    assert site.ask("ada", "GET", "").status == 200
-    assert site.client.ask("GET", "/nothing").status == 401
+    assert tenants.ask("ada", "GET", "").status == 200
+    assert tenants.client.ask("GET", "/nothing").status == 401
     assert slept == [0.5, 1.0, 1.5]

@@ -16,7 +16,6 @@ import pytest
 
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.process import TMS, Serve, configure
-from tests.server.producers import Producer, check
 from tests.server.test_avro import decoded
 from tests.server.test_messages import EVERYTHING, avro
 from tests.support import require_tool, wait_until
@@ -51,27 +50,6 @@ def test_given_an_empty_folder_when_served_then_everything_is_made_and_survives_
         assert len(store.message.read(KEYS, b"", None, 10).items) == 2
 
 
-def test_given_messages_with_a_ttl_of_their_own_when_restarted_then_it_still_counts(tmp_path: Path) -> None:
-    config = configure(tmp_path)
-    with Serve(config) as server, Client(server.port) as client:
-        topic = TopicClient(client, "t").create()
-        topic.publish("a", ttlSeconds=1)
-        topic.publish("b")
-        server.end()
-    with Serve(config) as server, Client(server.port) as client:
-        while (found := TopicClient(client, "t").poll()) != ["b"]:
-            assert found == ["a", "b"]
-
-
-def test_given_the_access_log_when_requests_are_made_then_each_has_a_line(tmp_path: Path) -> None:
-    with Serve(configure(tmp_path, access_log=True)) as server, Client(server.port) as client:
-        client.ask("GET", "/ping")
-        client.ask("GET", "/v1/namespaces/default/topics/nobody")
-        server.end()
-        assert "127.0.0.1 GET /ping 200" in server.log
-        assert "GET /v1/namespaces/default/topics/nobody 404" in server.log
-
-
 def test_given_the_janitor_inside_when_messages_expire_then_their_rows_go_and_one_page_has_all_metrics(
     tmp_path: Path,
 ) -> None:
@@ -104,14 +82,6 @@ def test_serve_on_sighup_sweeps_at_once_and_goes_on(tmp_path: Path) -> None:
         server.end()
 
 
-def test_serve_without_a_janitor_survives_sighup(tmp_path: Path) -> None:
-    with Serve(configure(tmp_path)) as server, Client(server.port) as client:
-        server.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "SIGHUP has no effect" in server.log)
-        assert client.ask("GET", "/ping").status == 200
-        server.end()
-
-
 def test_status_after_a_topic_update_has_the_new_ttl_at_once(tmp_path: Path) -> None:
     config = configure(tmp_path)
     config.write_text(config.read_text().replace("every_seconds: 1", "every_seconds: 3600"))
@@ -125,16 +95,6 @@ def test_status_after_a_topic_update_has_the_new_ttl_at_once(tmp_path: Path) -> 
                 figures = shown["figures"] if "figures" in shown else shown["topics"][0]
                 assert figures["ttl_seconds"] == int(ttl)
         server.end()
-
-
-def test_given_another_source_of_transactions_when_served_then_none_are_managed_here(tmp_path: Path) -> None:
-    (tmp_path / "snapshots").mkdir()
-    with Serve(configure(tmp_path), "--snapshots", str(tmp_path / "snapshots")) as server:
-        assert server.transactions == ""
-        with Client(server.port) as client:
-            TopicClient(client, "t").create().publish("a")
-        server.end()
-    assert not (tmp_path / "tx").exists()
 
 
 def test_given_a_certificate_when_served_then_it_is_https(tmp_path: Path) -> None:
@@ -168,13 +128,6 @@ def test_given_a_port_in_use_when_served_then_2_and_the_setting_is_named(tmp_pat
         assert f"transactions.thrift is 127.0.0.1:{port}" in said
 
 
-def test_given_a_store_that_is_open_when_served_then_4(tmp_path: Path) -> None:
-    with LevelDBStore(tmp_path / "messaging", create=True):
-        code, said = refused("--config", configure(tmp_path))
-    assert code == 4
-    assert "messaging" in said
-
-
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
@@ -191,23 +144,6 @@ def test_given_a_wrong_setting_when_served_then_2_and_it_is_named(
 
 
 # --- how it ends -----------------------------------------------------------------------------------------------------
-
-
-def test_given_producers_at_work_when_asked_to_end_then_every_message_it_acknowledged_is_there_once(
-    tmp_path: Path,
-) -> None:
-    config = configure(tmp_path)
-    with Serve(config) as server:
-        with Client(server.port) as client:
-            TopicClient(client, "t").create()
-        producers = [Producer(server.port, "t", name) for name in "abcd"]
-        for producer in producers:
-            producer.reach(20)
-        server.end()
-        for producer in producers:
-            producer.join()
-    with Serve(config) as server, Client(server.port) as client:
-        check(producers, everything(client, "t"))
 
 
 def ending(server: Serve, client: Client) -> None:

@@ -25,18 +25,18 @@ from starlette.types import Receive, Scope, Send
 from tests.builders import NOW_MS
 from tests.server.client import JSON, Client, TopicClient
 from tests.server.process import configure, port_of
-from tests.support import PATIENCE_SECONDS, raising
+from tests.support import PATIENCE_SECONDS
 from tms_core.cli import serve as command
 from tms_core.cli.entry import ending
 from tms_core.cli.main import execute
 from tms_core.clock import Clock, ManualClock
-from tms_core.errors import ConfigurationError, StoreNotFound, TmsError
+from tms_core.errors import ConfigurationError, TmsError
 from tms_core.server import companions
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.companions import CompanionContext
 from tms_core.server.ha import member as standing
 from tms_core.server.serving import serving
-from tms_core.settings.models import HBaseSettings, TlsSettings
+from tms_core.settings.models import HBaseSettings
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager
@@ -144,11 +144,6 @@ def test_given_a_manager_when_served_then_a_pointer_that_it_did_not_issue_is_ref
             assert topic.post("publish", issued).status == 200
 
 
-def test_given_a_companion_when_served_without_then_it_is_not_started(guest: Guest, tmp_path: Path) -> None:
-    with serving(memory(tmp_path), {}, {}, janitor=False):
-        assert guest.seen == []
-
-
 def test_given_a_companion_that_refuses_when_served_then_that_is_the_error_and_nothing_listens(
     guest: Guest, tmp_path: Path
 ) -> None:
@@ -169,10 +164,6 @@ def test_given_a_companion_that_cannot_be_loaded_when_served_then_the_way_out_is
         pass
 
 
-def test_the_companions_that_are_installed_are_those_of_the_entry_point_group() -> None:
-    assert {entry.group for entry in companions.installed()} <= {companions.GROUP}
-
-
 # --- stores and transactions -----------------------------------------------------------------------------------------
 
 
@@ -185,16 +176,6 @@ def test_given_a_store_in_memory_when_served_then_it_works_and_leaves_nothing(tm
         assert client.ask("GET", "/v1/namespaces/system/topics").json == ["audit"]
         assert started.transactions is not None
     assert list(tmp_path.iterdir()) == [config]
-
-
-def test_given_only_a_folder_when_served_then_transactions_are_beside_the_store(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    environ = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
-    with serving(None, environ, {"leveldb": "store"}, janitor=False):
-        assert (tmp_path / "store.tx").is_dir()
-    assert not (tmp_path / "data").exists()
 
 
 def test_given_system_topics_when_served_again_and_again_then_each_is_made_once(tmp_path: Path) -> None:
@@ -250,14 +231,6 @@ def test_given_hbase_when_served_then_it_leads_and_messages_may_have_a_ttl(hbase
             assert answer.status == 503
         assert topic.poll() == ["a"]
         assert "tms_server_is_leader 1.0\n" in client.ask("GET", "/metrics").text
-
-
-def test_given_hbase_without_a_table_for_what_is_ours_when_served_then_that_is_said(
-    monkeypatch: pytest.MonkeyPatch, hbase: Path
-) -> None:
-    monkeypatch.setattr("tms_core.tables.hbase.side.HBaseSide", raising(StoreNotFound("There is no table tms.side.")))
-    with pytest.raises(StoreNotFound, match=r"tms\.side"), serving(hbase, NO_TRANSACTIONS, {}, janitor=False):
-        pass
 
 
 def test_given_transactions_that_are_down_when_published_outside_of_them_then_it_works(
@@ -468,17 +441,6 @@ def test_given_a_port_in_use_when_started_then_the_setting_is_named() -> None:
             Listener(nobody, "127.0.0.1", port).start()
 
 
-def test_given_a_certificate_that_is_none_when_started_then_the_setting_is_named(tmp_path: Path) -> None:
-    certificate = tmp_path / "server.crt"
-    certificate.write_text("no certificate")
-    with pytest.raises(ConfigurationError, match=r"server\.tls"):
-        Listener(nobody, "127.0.0.1", 0, TlsSettings(certificate=certificate, key=certificate)).start()
-
-
-def test_given_a_server_that_never_ran_when_stopped_then_nothing_happens() -> None:
-    Listener(nobody, "127.0.0.1", 0).stop()
-
-
 def test_given_a_server_that_gives_up_when_started_then_the_error_says_where_to_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -515,14 +477,6 @@ def test_given_a_token_for_transactions_when_served_then_it_is_demanded_and_the_
     (tmp_path / "token").unlink()
     with pytest.raises(TmsError, match="cannot be read"), serving(config, {}, {}, janitor=False):
         pass
-
-
-def test_given_no_store_in_hbase_then_its_client_is_not_imported() -> None:
-    program = (
-        "import sys, tms_core.server.serving, janitor.app.embedded; print({'happybase', 'httpx2'} & set(sys.modules))"
-    )
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert ran.stdout == "set()\n"
 
 
 @pytest.mark.parametrize(

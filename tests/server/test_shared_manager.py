@@ -22,10 +22,10 @@ from tests.support import raising
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, FormatError, NotInProgress, StoreError, TmsError, TransactionError
-from tms_core.server import managing, serving
+from tms_core.server import serving
 from tms_core.server.ha import shared_manager
-from tms_core.server.ha.leadership import LOOK_SECONDS, Leadership
-from tms_core.server.ha.manager_log import SideLog, SideStorage, root_of
+from tms_core.server.ha.leadership import Leadership
+from tms_core.server.ha.manager_log import SideStorage, root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import OtherService, SharedManager
 from tms_core.server.ha.slot_assignment import SideCell
@@ -137,21 +137,6 @@ def test_given_an_orderly_change_when_the_next_leader_takes_over_then_that_is_no
     assert "begun anew" not in caplog.text
 
 
-def test_given_a_leader_whose_log_has_failed_when_it_goes_on_then_that_is_a_warning(
-    servers: Servers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    manager = servers.first.shared.manager
-    with monkeypatch.context() as broken:
-        broken.setattr(SideLog, "_put", raising(StoreError("it is gone.")))
-        with pytest.raises(StoreError):
-            manager.start_short()
-    with caplog.at_level(logging.INFO):
-        manager.start_short()
-    [said] = [record for record in caplog.records if "begun anew" in record.message]
-    assert said.levelno == logging.WARNING
-    assert "taken over" not in caplog.text
-
-
 def test_given_two_servers_when_either_is_asked_then_the_leaders_manager_answers(servers: Servers) -> None:
     one, other = servers.clients
     ids = [client.start_short().transaction_id for client in (one, other, one, other)]
@@ -168,29 +153,6 @@ def test_given_two_servers_when_either_is_asked_then_the_leaders_manager_answers
     assert other.latest().snapshot.open_pointers == one.latest().snapshot.open_pointers == frozenset(ids[1:])
     assert (servers.first.takeovers, servers.second.takeovers) == (1, 0)
     assert not servers.second.shared.manager.running
-
-
-def test_given_another_leader_when_either_is_asked_then_it_answers_and_knows_all(servers: Servers) -> None:
-    begun = servers.clients[1].start_short(3600).transaction_id
-    servers.change()
-    for client in servers.clients:
-        assert begun in client.latest().snapshot.open_pointers
-    servers.clients[0].invalidate(begun)
-    assert servers.clients[1].invalid_size() == 1
-    assert not servers.first.look()
-    assert not servers.first.leadership.leads
-
-
-def test_given_a_leader_that_is_back_when_asked_then_it_knows_what_the_other_one_answered(servers: Servers) -> None:
-    servers.change()
-    begun = servers.clients[1].start_short(3600).transaction_id
-    for _ in range(2):
-        assert not servers.first.look()
-    servers.clock.advance(OVER_MS)
-    assert servers.first.look()
-    assert servers.clients[0].start_short().transaction_id > begun
-    assert servers.clients[1].invalidate(begun)
-    assert servers.first.takeovers == 2
 
 
 def test_given_a_leader_that_is_gone_when_the_other_is_asked_then_nothing_was_done_and_it_says_so(
@@ -227,24 +189,6 @@ def test_given_a_connection_to_a_leader_that_is_one_no_more_when_asked_then_the_
     third.stop()
 
 
-def test_given_time_passes_when_asked_again_then_the_leader_is_looked_for_again_before_it_is_asked(
-    servers: Servers,
-) -> None:
-    third = Node(servers.side, "c", servers.clock)
-    with TransactionClient(third.service.address) as client:
-        begun = client.start_short(3600).transaction_id
-        servers.clock.advance(int(LOOK_SECONDS * 1000))
-        first = third.shared._found()
-        assert client.start_short(3600).transaction_id > begun
-        assert third.shared._found() is first
-        servers.change()
-        # The one before is not asked at all.
-        servers.first.service.stop()
-        assert client.invalidate(begun)
-        assert third.shared._found() is not first
-    third.stop()
-
-
 def test_given_a_manager_that_takes_long_to_begin_when_looked_then_the_server_does_not_lead_before_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -258,16 +202,6 @@ def test_given_a_manager_that_takes_long_to_begin_when_looked_then_the_server_do
         assert node.shared._beginning is beginning is not None
     go_on.set()
     assert node.look()
-    node.stop()
-
-
-def test_given_no_log_yet_when_a_server_that_does_not_lead_is_asked_then_it_says_so() -> None:
-    node = Node(MemorySide(), "a", ManualClock(NOW_MS))
-    with (
-        TransactionClient(node.service.address) as client,
-        pytest.raises(ServiceUnavailable, match="No server manages"),
-    ):
-        client.start_short()
     node.stop()
 
 
@@ -295,16 +229,6 @@ def test_given_a_server_that_took_over_in_a_tenure_that_is_over_when_it_leads_ag
     assert not servers.first.shared.manager.is_in_progress(transaction.transaction_id)
 
 
-def test_given_a_folder_that_cannot_be_read_when_a_server_is_to_lead_then_it_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    node = Node(MemorySide(), "a", ManualClock(NOW_MS), former=raising(PermissionError(13, "Permission denied")))
-    with caplog.at_level(logging.ERROR):
-        assert not node.look()
-    assert "does not begin" in caplog.text
-    node.stop()
-
-
 def test_given_a_damaged_log_when_a_server_is_asked_or_is_to_lead_then_it_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -317,14 +241,6 @@ def test_given_a_damaged_log_when_a_server_is_asked_or_is_to_lead_then_it_says_s
         assert not node.look()
     assert "does not begin" in caplog.text
     node.stop()
-
-
-def test_given_a_token_when_calls_are_passed_on_then_it_is_shown(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_bytes(b"secret")
-    with ExitStack() as stack:
-        servers = Servers(stack, token)
-        assert servers.clients[1].start_short().transaction_id == BASE + 1
 
 
 def test_given_calls_that_are_none_when_they_are_passed_on_then_they_are_answered_as_by_the_leader_and_disturb_no_one(
@@ -606,13 +522,6 @@ def test_given_a_server_alone_when_others_begin_a_log_before_it_has_its_lease_th
         pass
 
 
-def test_given_a_server_alone_on_hbase_when_made_then_its_manager_has_a_folder(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        found = made(settings_of(tmp_path), MemorySide(), stack, LeaderSettings())
-        assert found.manager is found.own is found.asked
-        assert (tmp_path / "tx").is_dir()
-
-
 def settings_with(kind: str, **transactions: object) -> Settings:
     settings = Settings()
     return settings.model_copy(
@@ -631,11 +540,6 @@ def managed_alone(settings: Settings, stack: ExitStack) -> Managed:
     show(found, side, clock, registry)
     assert (b"tms_open_claims" in generate_latest(registry)) == (found.own is not None)
     return found
-
-
-def test_given_transactions_that_are_managed_elsewhere_when_made_then_there_is_no_manager() -> None:
-    with ExitStack() as stack:
-        assert managed_alone(settings_with("leveldb", source="none"), stack) == Managed()
 
 
 def test_given_a_store_in_memory_when_made_then_its_manager_keeps_nothing_and_demands_its_token(tmp_path: Path) -> None:
@@ -662,12 +566,6 @@ def test_administrative_token_that_is_refused_is_named_by_its_setting(tmp_path: 
     file.chmod(mode)
     settings = settings_with("memory", source="manager", directory=str(tmp_path / "tx"), admin_token_file=file)
     with ExitStack() as stack, pytest.raises(TmsError, match=r"^transactions\.admin_token_file "):
-        managed_alone(settings, stack)
-
-
-def test_given_a_place_for_the_log_that_is_no_folder_when_made_then_it_is_refused() -> None:
-    settings = settings_with("leveldb", source="manager", directory="webhdfs://a:1/tx")
-    with ExitStack() as stack, pytest.raises(ConfigurationError, match="in a folder of this machine"):
         managed_alone(settings, stack)
 
 
@@ -721,25 +619,6 @@ def test_given_messages_of_transactions_and_no_folder_when_a_server_is_to_begin_
         assert managed(
             settings, clock, store, side, HaMember(store, side, side, settings.server.leader, clock), stack
         ).shared
-
-
-def test_given_no_messages_of_transactions_and_no_folder_then_the_log_begins_and_no_folder_is_made(
-    tmp_path: Path,
-) -> None:
-    with ExitStack() as stack:
-        # What was rolled back is never seen, whatever the manager knows.
-        assert made(settings_of(tmp_path), MemorySide(), stack, store=store_with(None, -BASE)).shared is not None
-    assert not (tmp_path / "tx").exists()
-
-
-def test_given_more_rows_than_are_searched_then_there_may_be_messages_of_transactions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(managing, "MOST_ROWS", 4)
-    monkeypatch.setattr(managing, "PAGE_ROWS", 2)
-    assert not managing.may_have_undecided(store_with(*[None] * 4))
-    assert managing.may_have_undecided(store_with(*[None] * 5))
-    assert managing.may_have_undecided(store_with(None, None, BASE))
 
 
 def test_given_messages_that_came_while_a_server_waited_when_it_is_to_begin_the_log_then_it_does_not_lead(

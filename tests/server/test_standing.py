@@ -29,16 +29,6 @@ SEVERAL = {
 }
 
 
-def test_given_several_servers_on_hbase_with_a_transaction_service_when_loaded_then_that_is_fine() -> None:
-    assert load(None, SEVERAL, {}).settings.server.leader.advertise == "http://10.0.0.1:11015"
-
-
-@pytest.mark.parametrize("thrift", ["10.0.0.1:15165", "0.0.0.0:15165", "[::]:0"])
-def test_given_several_servers_with_a_manager_that_they_reach_when_loaded_then_that_is_fine(thrift: str) -> None:
-    manager = {"TMS_TRANSACTIONS__SOURCE": "manager", "TMS_TRANSACTIONS__THRIFT": thrift}
-    assert load(None, SEVERAL | manager, {}).settings.transactions.thrift == thrift
-
-
 @pytest.mark.parametrize(
     ("changed", "setting"),
     [
@@ -86,12 +76,6 @@ def test_given_an_address_when_it_begins_then_the_others_find_it_there(advertise
     assert (record.address, record.holder) == (address, "")
 
 
-def test_given_a_server_that_never_began_when_stopped_then_nothing_happens() -> None:
-    leases = MemorySide()
-    HaMember(MemoryStore(), MemorySide(), leases, LeaderSettings(), SystemClock()).stop()
-    assert leases.get(b"l") is None
-
-
 # --- a janitor that waits --------------------------------------------------------------------------------------------
 
 
@@ -121,16 +105,6 @@ class Janitor:
 HELD = LeaseHeld("another one has the lease.", "Wait.")
 
 
-def test_given_a_janitor_that_can_start_when_started_then_it_is_what_is_stopped() -> None:
-    janitor = Janitor()
-    assert started("janitor", janitor) is janitor
-
-
-def test_given_a_janitor_that_is_set_up_wrongly_when_started_then_that_is_said_at_once() -> None:
-    with pytest.raises(ConfigurationError):
-        started("janitor", Janitor(ConfigurationError("wrong.")))
-
-
 def test_given_another_server_s_janitor_when_started_then_it_waits_and_can_be_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -154,14 +128,6 @@ def test_standby_run_now_reaches_the_janitor_once_it_runs_and_nobody_before() ->
     running.run_now()
     running.stop()
     assert janitor.hurried == 1
-
-
-def test_given_another_server_s_janitor_when_it_is_gone_then_this_one_s_starts_and_is_ended_with_the_server() -> None:
-    janitor = Janitor(HELD, HELD)
-    waiting = Standby("janitor", janitor, retry_seconds=0.01)
-    assert janitor.runs.wait(PATIENCE_SECONDS)
-    waiting.stop()
-    assert (janitor.asked, janitor.runs.is_set()) == (3, False)
 
 
 def test_given_a_janitor_that_fails_when_its_turn_comes_then_the_log_says_so_and_the_server_goes_on(

@@ -7,30 +7,12 @@ import json
 import pytest
 
 from tests.server.client import Client, TopicClient
-from tests.support import wait_until
 
 ROLLBACK = (
     b'{"transactionWritePointer":"1","rollbackRange":'
     b'{"startTimestamp":"1","startSequenceId":0,"endTimestamp":"1","endSequenceId":0}}'
 )
 TOPICS = "/v1/namespaces/default/topics"
-
-
-def test_given_a_new_topic_when_looked_at_then_all_its_properties_are_there_and_it_is_listed(client: Client) -> None:
-    made = client.ask("PUT", f"{TOPICS}/made", b'{"ttl":"60","owner":"me"}')
-    assert (made.status, made.body) == (200, b"")
-    seen = client.ask("GET", f"{TOPICS}/made")
-    assert (seen.status, seen.headers["content-type"]) == (200, "application/json")
-    assert seen.json == {"generation": "1", "ttl": "60", "owner": "me"}
-    listed = client.ask("GET", TOPICS)
-    assert (listed.status, listed.headers["content-type"]) == (200, "application/json")
-    assert "made" in listed.json
-    assert client.ask("GET", "/v1/namespaces/other/topics").json == []
-
-
-def test_given_no_body_when_created_then_the_default_ttl_counts(client: Client) -> None:
-    assert client.ask("PUT", f"{TOPICS}/plain").status == 200
-    assert client.ask("GET", f"{TOPICS}/plain").json == {"generation": "1", "ttl": "604800"}
 
 
 @pytest.mark.parametrize("given", ["", "?olderThanSeconds=0", "?olderThanSeconds=-1", "?olderThanSeconds=soon"])
@@ -43,55 +25,6 @@ def test_given_an_age_that_is_none_then_400_with_what_to_give(topic: TopicClient
         "atLeast": False,
         "holdSeconds": None,
     }
-
-
-def test_given_a_topic_when_its_properties_are_put_then_they_replace_the_old_ones(topic: TopicClient) -> None:
-    path = f"{topic.path}/properties"
-    assert topic.client.ask("PUT", path, b'{"ttl":60,"owner":"me"}').status == 200
-    assert topic.client.ask("GET", topic.path).json == {"generation": "1", "ttl": "60", "owner": "me"}
-    assert topic.client.ask("PUT", path, b"{}").status == 200
-    assert topic.client.ask("GET", topic.path).json == {"generation": "1", "ttl": "604800"}
-
-
-def test_given_a_topic_when_deleted_and_made_again_then_it_is_empty_and_of_the_next_generation(
-    topic: TopicClient,
-) -> None:
-    topic.publish("old")
-    assert topic.client.ask("DELETE", topic.path).status == 200
-    assert topic.client.ask("GET", topic.path).status == 404
-    topic.create(ttl="5")
-    assert topic.client.ask("GET", topic.path).json == {"generation": "2", "ttl": "5"}
-    assert topic.poll() == []
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        ("GET", "nobody/consumers", b""),
-        ("POST", "nobody/store", b'{"messages":["a"],"transactionWritePointer":"5"}'),
-        ("POST", "nobody/rollback", ROLLBACK),
-    ],
-)
-def test_given_no_such_topic_then_404_with_a_sentence(client: Client, method: str, path: str, body: bytes) -> None:
-    answer = client.ask(method, f"{TOPICS}/{path}", body, content_type="application/json")
-    assert answer.status == 404
-    assert "There is no topic default:nobody." in answer.text
-
-
-@pytest.mark.parametrize("body", [b'{"ttl":"0"}', b'{"ttl":""}', b'{"ttl":1.5}', b'{"ttl":2147483648}', b"[]", b"x"])
-@pytest.mark.parametrize("path", ["new", "there/properties"])
-def test_given_bad_properties_then_400(client: Client, path: str, body: bytes) -> None:
-    client.ask("PUT", f"{TOPICS}/there")
-    assert client.ask("PUT", f"{TOPICS}/{path}", body).status == 400
-    assert client.ask("GET", f"{TOPICS}/new").status == 404
-
-
-@pytest.mark.parametrize("path", ["a.b", "a%20b", "%C3%A4", "a:b"])
-@pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])
-def test_given_a_name_that_is_none_then_400(client: Client, method: str, path: str) -> None:
-    answer = client.ask(method, f"{TOPICS}/{path}")
-    assert answer.status == 400
-    assert "is not a topic" in answer.text
 
 
 def test_given_a_namespace_that_is_none_then_400(client: Client) -> None:
@@ -117,17 +50,6 @@ def test_given_a_method_that_a_route_does_not_know_then_405_and_which_it_knows(
     answer = client.ask(method, path)
     assert answer.status == 405
     assert answer.headers["allow"]
-
-
-@pytest.mark.parametrize("path", ["/", "/v1", f"{TOPICS}//", f"{TOPICS}/t/nothing", "/v2/namespaces/default/topics"])
-def test_given_a_path_that_is_none_then_404_and_where_they_are_listed(client: Client, path: str) -> None:
-    answer = client.ask("GET", path)
-    assert answer.status == 404
-    assert "/openapi.json" in answer.text
-
-
-def test_the_server_answers_a_ping(client: Client) -> None:
-    assert client.ask("GET", "/ping").text == "OK."
 
 
 def test_given_work_when_metrics_are_asked_for_then_they_tell_of_it(topic: TopicClient) -> None:
@@ -157,23 +79,10 @@ def test_given_work_when_metrics_are_asked_for_then_they_tell_of_it(topic: Topic
     assert after["tms_cache_bytes"] > 0
 
 
-def test_metrics_after_a_topic_is_deleted_lose_its_series(topic: TopicClient) -> None:
-    topic.publish("a")
-    own = f'topic="{topic.path.rpartition("/")[2]}"'
-    assert own in topic.client.ask("GET", "/metrics").text
-    assert topic.client.ask("DELETE", topic.path).status == 200
-    wait_until(lambda: own not in topic.client.ask("GET", "/metrics").text)
-
-
 def test_given_a_scraper_that_wants_openmetrics_then_it_gets_that(client: Client) -> None:
     answer = client.ask("GET", "/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
-
-
-@pytest.mark.parametrize("host", ["localhost", "localhost:11015", "127.0.0.1:1", "[::1]:11015", "LOCALHOST"])
-def test_given_a_loopback_name_then_it_is_answered(client: Client, host: str) -> None:
-    assert client.ask("GET", "/ping", host=host).status == 200
 
 
 @pytest.mark.parametrize(
@@ -198,11 +107,3 @@ def test_the_document_names_every_route_with_its_methods(client: Client) -> None
                 assert str(answer.status) in item[method.lower()]["responses"], (method, path)
     assert len(paths) == 18
     assert json.dumps(paths)
-
-
-@pytest.mark.parametrize("path", ["/ping", "/metrics", "/v1/namespaces/default/topics"])
-def test_given_head_when_asked_then_405_as_in_cdap(client: Client, path: str) -> None:
-    client.send("HEAD", path)
-    answer = client.answer(head=True)
-    assert (answer.status, answer.headers["allow"]) == (405, "GET")
-    assert client.ask("GET", path).status == 200
