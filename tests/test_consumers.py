@@ -78,15 +78,6 @@ def test_given_consumers_of_several_topics_and_generations_when_listed_then_each
     assert (lives[0].topic, 1) not in positions.all()
 
 
-def test_given_more_consumers_than_a_page_when_listed_then_none_is_missing() -> None:
-    positions = Positions(MemorySide())
-    names = [f"c{number:05}" for number in range(2500)]
-    for name in names:
-        positions.put(ORDERS, at(READ_NONE, name))
-    assert [position.name for position in positions.of(ORDERS)] == names
-    assert [position.name for position in positions.all()[ORDERS.topic, 1]] == names
-
-
 def test_given_expiries_in_the_same_table_when_either_is_read_then_the_other_is_not_in_the_way(side: SideTable) -> None:
     positions, expiries = Positions(side), Expiries(side)
     key = MessageKey(ORDERS.topic, 1, NOW_MS, 0).pack()
@@ -141,43 +132,12 @@ def test_given_a_consumer_that_is_behind_then_the_cutoff_is_at_the_oldest_messag
     assert cutoff_ms(store, at(MessageId(DUE.ms + read_ms, 0))) == expected_ms
 
 
-def test_given_several_consumers_then_the_one_that_is_furthest_behind_counts(store: Store, orders: Topic) -> None:
-    orders.plain(*(DUE.ms - back for back in (9, 8, 7, 6)))
-    positions = [at(MessageId(DUE.ms - back, 65_535), f"c{back}") for back in (7, 9, 8)]
-    assert cutoff_ms(store, *positions) == -8
-    assert cutoff_ms(store, positions[0]) == -6
-    assert cutoff_ms(store) == 0
-
-
-def test_given_messages_of_one_millisecond_when_half_of_them_are_read_then_the_others_live(
-    store: Store, orders: Topic
-) -> None:
-    orders.plain(*[DUE.ms - 5] * 4)
-    assert cutoff_ms(store, at(MessageId(DUE.ms - 5, 1))) == -5
-    assert cutoff_ms(store, at(MessageId(DUE.ms - 5, 3))) == 0
-
-
 @pytest.mark.parametrize(("max_hold_seconds", "expected_ms"), [(9, -9_000), (10, -10_000), (11, -10_000)])
 def test_given_the_longest_hold_then_nothing_is_held_past_it(
     store: Store, orders: Topic, max_hold_seconds: int, expected_ms: int
 ) -> None:
     orders.plain(*(DUE.ms - back for back in (12_000, 10_000, 9_000, 1_000)))
     assert cutoff_ms(store, at(MessageId(DUE.ms - 12_000, 0)), max_hold_seconds=max_hold_seconds) == expected_ms
-
-
-def test_given_a_topic_younger_than_the_longest_hold_then_the_cutoff_is_not_below_0(
-    store: Store, orders: Topic
-) -> None:
-    orders.plain(5)
-    assert Floor(Positions(MemorySide()), store, 60).lowered(ORDERS, Cutoff(9), [at(READ_NONE)]) == Cutoff(5)
-
-
-def test_given_a_position_that_came_too_late_then_what_was_gone_by_then_is_not_held(
-    store: Store, orders: Topic
-) -> None:
-    orders.plain(*(DUE.ms - back for back in (9, 8, 7, 6)))
-    for since_back, expected in ((10, -9), (9, -9), (8, -8), (7, -7), (6, -6), (5, 0), (0, 0)):
-        assert cutoff_ms(store, at(READ_NONE, since_ms=DUE.ms - since_back)) == expected
 
 
 def test_given_keys_that_are_none_of_ours_or_of_other_generations_then_they_are_not_unread(
@@ -219,10 +179,6 @@ def test_given_a_consumer_that_has_read_all_that_is_due_then_the_tables_are_not_
         assert cutoff_at(ORDERS, NOW_MS, floor, from_ms) == DUE
     assert asked == []
     assert cutoff_at(ORDERS, NOW_MS, floor, DUE.ms - 1) == Cutoff(DUE.ms - 5)
-
-
-def test_given_no_floor_then_the_cutoff_is_the_ttls() -> None:
-    assert cutoff_at(ORDERS, NOW_MS, None) == DUE
 
 
 # --- how far behind --------------------------------------------------------------------------------------------------

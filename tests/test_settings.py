@@ -245,20 +245,6 @@ def test_given_a_tag_that_would_run_code_when_loaded_then_it_is_refused(tmp_path
     assert "YAML" in refused(tmp_path, "server: {host: !!python/object/apply:os.getcwd []}")
 
 
-def test_given_no_such_file_when_loaded_then_it_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"absent\.yaml .*No such file") as caught:
-        load(tmp_path / "absent.yaml", {}, {})
-    assert "--config FILE" in caught.value.hint
-
-
-def test_given_a_value_where_a_section_is_when_loaded_then_what_is_in_it_is_named(tmp_path: Path) -> None:
-    assert "kind, leveldb, hbase" in refused(tmp_path, "storage: leveldb")
-
-
-def test_given_the_only_entry_is_wrong_when_loaded_then_it_is_not_said_that_one_is_missing(tmp_path: Path) -> None:
-    assert "at least 1 item" not in refused(tmp_path, "storage: {hbase: {thrift: [a]}}")
-
-
 # --- values that are not right ---------------------------------------------------------------------------------------
 
 
@@ -333,12 +319,6 @@ def test_given_an_impossible_value_in_the_environment_when_loaded_then_the_varia
     assert "Meaning: limit of one call" in message
     assert "default: 30" in message
     assert "cannot be read" in refused(tmp_path, "", {"TMS_STORAGE__HBASE__THRIFT": "["})
-
-
-def test_given_several_impossible_values_when_loaded_then_all_are_named(tmp_path: Path) -> None:
-    message = refused(tmp_path, "server: {port: -1, cache_mb: -1}", hbase="")
-    assert all(path in message for path in ("server.port", "server.cache_mb", "storage.hbase.thrift"))
-    assert "(flag --hbase)" in message
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

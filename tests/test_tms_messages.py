@@ -216,11 +216,6 @@ def test_given_binary_input_when_published_then_it_is_one_message(typed: Type) -
     assert payloads(typed.client, typed.topic) == [b"\x00\n\xff\n"]
 
 
-def test_given_messages_on_the_command_line_when_published_then_nothing_is_read(typed: Type) -> None:
-    assert typed("publish", typed.topic, "-m", "hällo", "-m", "world", given=b"not this\n")[0] == 0
-    assert payloads(typed.client, typed.topic) == ["hällo".encode(), b"world"]
-
-
 def test_given_a_transaction_that_fails_half_way_when_published_then_committed_readers_see_nothing(
     typed: Type, tmp_path: Path
 ) -> None:
@@ -370,15 +365,6 @@ def test_given_a_time_to_begin_behind_when_polled_then_the_messages_of_that_mill
         assert typed("poll", "default:orders", "--raw", "--after", NOW_MS, *words)[1] == "two\n"
 
 
-def test_given_a_consumer_when_polled_behind_it_then_its_position_stays(typed: Type) -> None:
-    typed.client.publish(typed.topic, [b"one", b"two"])
-    first, _ = typed.client.poll(typed.topic)
-    typed.client.set_position(typed.topic, "billing", first.id)
-    for _ in range(2):
-        assert typed("poll", typed.topic, "--raw", "--consumer", "billing")[:2] == (0, "two\n")
-    assert typed.client.position(typed.topic, "billing") == first.id
-
-
 def test_given_a_consumer_when_polled_with_commit_then_it_goes_on_behind_what_was_printed(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"a", b"b", b"c"])
     typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
@@ -517,21 +503,6 @@ def test_given_the_latest_times_that_a_calendar_has_when_used_then_nothing_is_re
     assert typed("poll", typed.topic, "--since", since) == (0, "", "")
     assert typed("consumer", "set", typed.topic, "billing", "--since", since)[0] == 0
     assert typed("poll", typed.topic, "--consumer", "billing") == (0, "", "")
-
-
-@pytest.mark.parametrize("since", ["2500000d", "now-2500000d", "1960-01-01", "0001-01-01T00:00:00+10:00", "0"])
-def test_given_times_of_long_ago_when_used_then_all_is_read(typed: Type, since: str) -> None:
-    typed.client.publish(typed.topic, [b"one"])
-    assert typed("poll", typed.topic, "--raw", "--since", since)[:2] == (0, "one\n")
-    assert typed("consumer", "set", typed.topic, "billing", "--since", since)[0] == 0
-    assert typed("poll", typed.topic, "--raw", "--consumer", "billing")[1] == "one\n"
-
-
-def test_given_consumers_that_have_just_come_when_listed_then_none_is_said_to_have_missed_anything(typed: Type) -> None:
-    typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
-    typed.client.publish(typed.topic, [b"one"])
-    code, out, _ = typed("consumer", "list", typed.topic)
-    assert (code, "missed" in out) == (0, False)
 
 
 def test_consumer_list_after_a_large_transaction_counts_its_payloads(

@@ -29,7 +29,7 @@ ORDERS, FOUND = TopicId("default", "orders"), TopicId("default", "found")
 ABORTED, COMMITTED = (pointer(NOW_MS - MINUTE, number) for number in (1, 2))
 
 
-class RestoreKit(NamedTuple):
+class ServedStore(NamedTuple):
     """A store in LevelDB with a server, a janitor that archives, and Tephra's snapshots."""
 
     java: Interop
@@ -62,44 +62,44 @@ def said(topic: TopicId, payload: bytes) -> tuple[str, Any]:
 
 
 @pytest.fixture
-def kit(java: Interop, tmp_path: Path) -> Iterator[RestoreKit]:
+def served(java: Interop, tmp_path: Path) -> Iterator[ServedStore]:
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
     with LevelDBStore(tmp_path / "messaging", create=True) as store, SqliteState.in_memory() as state:
         archive = ParquetArchive(tmp_path / "archive", clock)
         with MessagingService(store, clock, side=MemorySide()) as service:
-            yield RestoreKit(java, tmp_path, service, janitor(store, state=state, clock=clock, archive=archive))
+            yield ServedStore(java, tmp_path, service, janitor(store, state=state, clock=clock, archive=archive))
 
 
 def test_given_a_rollback_that_came_after_its_topic_was_created_again_when_restored_then_no_transaction_sees_the_row(
-    kit: RestoreKit,
+    served: ServedStore,
 ) -> None:
-    kit.create(ORDERS)
+    served.create(ORDERS)
     for write_pointer, payload in ((ABORTED, b"aborted"), (COMMITTED, b"committed")):
-        kit.service.publish(ORDERS, [payload], pointer=write_pointer)
-    kit.service.delete_topic(ORDERS)
-    kit.create(ORDERS)
-    kit.rig.clock.advance(1)
-    kit.service.publish(ORDERS, [b"live"], pointer=COMMITTED)
+        served.service.publish(ORDERS, [payload], pointer=write_pointer)
+    served.service.delete_topic(ORDERS)
+    served.create(ORDERS)
+    served.rig.clock.advance(1)
+    served.service.publish(ORDERS, [b"live"], pointer=COMMITTED)
     # CDAP's rollback of the first reaches nothing, and Tephra forgets it: it is on no list from here on.
-    kit.rig.clock.advance(MINUTE)
-    kit.rig.engine.run_once(adopt=True)
-    kit.rig.state.pause(str(ORDERS), NOW_MS)
-    kit.restore(ORDERS, ORDERS)
-    read = kit.read_by_cdap()
+    served.rig.clock.advance(MINUTE)
+    served.rig.engine.run_once(adopt=True)
+    served.rig.state.pause(str(ORDERS), NOW_MS)
+    served.restore(ORDERS, ORDERS)
+    read = served.read_by_cdap()
     assert read[False] == {said(ORDERS, payload) for payload in (b"aborted", b"committed", b"live")}
     assert read[True] == {said(ORDERS, b"live")}
 
 
 def test_given_a_transaction_that_wrote_to_two_topics_when_one_is_restored_to_the_other_then_cdap_reads_what_it_did(
-    kit: RestoreKit,
+    served: ServedStore,
 ) -> None:
     for topic, payload, ttl_seconds in ((ORDERS, b"A1", 60), (FOUND, b"B0", TTL_SECONDS)):
-        kit.create(topic, ttl_seconds)
-        kit.service.store(topic, [payload], pointer=COMMITTED)
-        kit.service.publish(topic, [], pointer=COMMITTED)
-    kit.rig.clock.advance(HOUR)
-    kit.rig.engine.run_once(adopt=True)
-    with pytest.raises(Refused, match=f"have other payloads there .*: {COMMITTED}"):
-        kit.restore(ORDERS, FOUND)
-    read = kit.read_by_cdap()
+        served.create(topic, ttl_seconds)
+        served.service.store(topic, [payload], pointer=COMMITTED)
+        served.service.publish(topic, [], pointer=COMMITTED)
+    served.rig.clock.advance(HOUR)
+    served.rig.engine.run_once(adopt=True)
+    with pytest.raises(Refused, match=str(COMMITTED)):
+        served.restore(ORDERS, FOUND)
+    read = served.read_by_cdap()
     assert read[True] == read[False] == {said(FOUND, b"B0")}

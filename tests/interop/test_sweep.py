@@ -115,7 +115,7 @@ def test_given_a_random_store_of_cdap_when_swept_then_every_row_is_as_the_law_sa
     messaging = tmp_path / "messaging"
     options = ["--kill"] if seed % 2 else ["--rows", 40_000, "--payload-bytes", 1000]
     java.run("write", messaging, seed, "--now", NOW_MS, *options)
-    expected = _law(messaging, tmp_path / "tx.snapshot", tmp_path / "copy")
+    expected = _expected_by_rules(messaging, tmp_path / "tx.snapshot", tmp_path / "copy")
     # When
     report = sweep(messaging, tmp_path / "tx.snapshot")
     # Then
@@ -187,7 +187,7 @@ def _identity(line: dict[str, object]) -> tuple[object, ...]:
     return (line["topic"], line["publish_ms"], line["seq"], line["pointer"], line["payload_sha256"])
 
 
-def _law(messaging: Path, snapshots: Path, scratch: Path) -> dict[str, dict[bytes, str]]:
+def _expected_by_rules(messaging: Path, snapshots: Path, scratch: Path) -> dict[str, dict[bytes, str]]:
     """What the rules leave of each row, judged one by one: key to SHA-256 of the stored value."""
     shutil.copytree(messaging, scratch)
     view = TransactionView(DirectorySource(snapshots).latest().snapshot, NOW_MS, LIFETIME.undecided_ms)
