@@ -110,8 +110,8 @@ _AUDITED = {
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
 #: Goes with 503: when to try again, in seconds.
 _RETRY = (b"retry-after", b"1")
-#: An absolute path of this machine: up to the reason that follows it, because folders may have blanks in their names.
-_PATH = re.compile(r"""(?<![^\s'"(])/(?:(?:(?!\.\s).)*?(?=:\s)|[^\s'",;:)]+)""")
+#: An absolute path of this machine.
+_PATH = re.compile(r"""(?<![^\s'"(])/[^\s'",;:)]+""")
 #: Goes with 409 where messages go to other partitions now.
 _PARTITIONS = (b"x-tms-partitions", b"changed")
 
