@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from copy import copy
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -174,6 +175,9 @@ def _load(name: str) -> click.Command:
             f"The command {name} comes with the janitor, which is not installed here.",
             "Install it from a checkout: pip install .",
         )
+    # A copy, because the other program shows the same command with its own name in the examples.
+    found = copy(found)
+    found.help = (found.help or "").replace(f"janitor {name} ", f"tms admin {name} ")
     return found
 
 

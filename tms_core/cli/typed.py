@@ -118,7 +118,7 @@ class TransactionIdType(click.ParamType[int]):
             return value
         text = str(value)
         if not (re.fullmatch("[0-9]{1,19}", text) and int(text) < 2**63):
-            self.fail(f"invalid transaction {quoted(text)}: use a number from tms tx list", param, ctx)
+            self.fail(f"invalid transaction {quoted(text)}; list the transactions: tms tx list", param, ctx)
         return int(text)
 
 
