@@ -37,6 +37,7 @@ from tms_core.consumers.positions import Floor, Positions
 from tms_core.tables.base import MetadataReads, Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only, read_only_error
+from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.record import recorded_state, recorded_transactions
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata, readable_topics
@@ -62,7 +63,7 @@ class GuardedObserver:
             self._observer = ignore_progress
 
 
-#: How many logged rows and topics a process remembers, the last ones.
+#: How many logged rows and topics a process remembers.
 REMEMBERED_KEYS = 10_000
 
 
@@ -70,8 +71,7 @@ class UnknownRowLog:
     """Logs unrecognized rows (rules L0 and L1), each once in the life of a process, as long as it remembers the row."""
 
     def __init__(self) -> None:
-        # In the order in which they were logged.
-        self._named: dict[UnrecognizedKey | TopicId, None] = {}
+        self._named: RecentlyUsed[UnrecognizedKey | TopicId, None] = RecentlyUsed(REMEMBERED_KEYS)
 
     def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
         """Log findings of a pass that were not logged before, except topics that were created after the pass started.
@@ -87,11 +87,10 @@ class UnknownRowLog:
         for found in outcome.unrecognized:
             if found not in self._named:
                 logger.warning("left alone: a row of the %s table with an unrecognized key: %s", *found)
+            self._named[found] = None
         for topic in sorted(unknown):
             logger.warning("left alone: rows of topic %s, which has no metadata that can be read", topic)
-        self._named |= dict.fromkeys([*outcome.unrecognized, *unknown])
-        for forgotten in list(self._named)[:-REMEMBERED_KEYS]:
-            del self._named[forgotten]
+            self._named[topic] = None
 
 
 class Truncator(SnapshotSource, Protocol):
