@@ -79,6 +79,11 @@ class GenerationStats:
     missing_payloads: int = 0
     blocking_transaction: int | None = None
 
+    @property
+    def blocking_since_ms(self) -> int | None:
+        """Return the time at which the blocking transaction started; None without one."""
+        return None if self.blocking_transaction is None else transaction_ms(self.blocking_transaction)
+
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; 64-bit ids are decimal strings."""
         shown = pack(self)
@@ -90,7 +95,7 @@ class GenerationStats:
             "topic": self.topic.topic,
             "overdue_share": {rule: rows / total for rule, rows in self.overdue.items()},
             "blocking_transaction": None if blocking is None else str(blocking),
-            "blocking_since_ms": None if blocking is None else transaction_ms(blocking),
+            "blocking_since_ms": self.blocking_since_ms,
         }
 
 
@@ -153,7 +158,7 @@ def summary(found: list[GenerationStats], now_ms: int) -> StatisticsFigures:
         missing=sum(one.missing_payloads for one in found),
         blocking=None if worst is None else str(worst.blocking_transaction),
         blocking_topic=None if worst is None else f"{worst.topic}, generation {worst.generation}",
-        blocking_since_ms=None if worst is None else worst.to_json()["blocking_since_ms"],
+        blocking_since_ms=None if worst is None else worst.blocking_since_ms,
     )
 
 
