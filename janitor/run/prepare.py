@@ -37,7 +37,7 @@ from tms_core.consumers.positions import Floor, Positions
 from tms_core.tables.base import MetadataReads, Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only, read_only_error
-from tms_core.tables.recently_used import RecentlyUsed
+from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.record import recorded_state, recorded_transactions
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicId, TopicMetadata, readable_topics
@@ -71,7 +71,7 @@ class UnknownRowLog:
     """Logs unrecognized rows (rules L0 and L1), each once in the life of a process, as long as it remembers the row."""
 
     def __init__(self) -> None:
-        self._named: RecentlyUsed[UnrecognizedKey | TopicId, None] = RecentlyUsed(REMEMBERED_KEYS)
+        self._named: RecentlySet[UnrecognizedKey | TopicId, None] = RecentlySet(REMEMBERED_KEYS)
 
     def name(self, outcome: Outcome, metadata: MetadataReads) -> None:
         """Log findings of a pass that were not logged before, except topics that were created after the pass started.

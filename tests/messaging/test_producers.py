@@ -41,11 +41,9 @@ from tms_core.messaging.producers.rows import (
 from tms_core.messaging.publish import pipeline
 from tms_core.messaging.publish.pipeline import MessageWriteBatch
 from tms_core.messaging.publish.workers import Answer, Batch
-from tms_core.messaging.remembered import RememberedRows
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import CELLS, KEYS, MessageValue
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.recently_used import RecentlyUsed
 from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -1430,25 +1428,50 @@ def test_given_the_moment_of_the_test_then_generations_begin_with_it(kit: GroupK
     assert Instance(kit).generation == NOW_MS
 
 
-class Forgetful(RecentlyUsed[bytes, bytes | None]):
-    """Rows that another thread forgets as soon as one was looked for."""
+def test_request_of_an_instance_that_another_server_fences_before_its_announcement_is_refused(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, exchange = Instance(kit), kit.side.exchange_each
+    one.publish(b"a")
+    with kit.serve() as other:
 
-    def move_to_end(self, key: bytes, last: bool = True) -> None:
-        super().move_to_end(key, last)
-        if last and len(self) > self._most:
-            self.clear()
-
-
-def test_given_a_row_that_is_forgotten_while_it_is_looked_for_then_it_is_read_and_not_taken_for_none() -> None:
-    side = MemorySide()
-    side.put([(b"key", b"rolled back")])
-    rows = RememberedRows(side)
-    rows._rows = Forgetful(1)
-    rows._rows[b"key"] = b"rolled back"
-    rows._rows._most = 0
-    assert rows.get(b"key") == b"rolled back"
+        def register_first(changes: Sequence[SideChange]) -> list[bool]:
+            monkeypatch.setattr(kit.side, "exchange_each", exchange)
+            other.producers.register(BILLS, "importer", uuid4())
+            return exchange(changes)
 
 
+
+def test_registration_that_waits_for_a_request_goes_on_when_the_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without a limit: the registration goes on only if it is woken.
+    monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", None)
+    requests = InFlight()
+    assert requests.begin(b"request", b"producer", 1)
+    waiting = Thread(target=requests.wait_for_older, args=(b"producer", "importer", 2), daemon=True)
+    waiting.start()
+    wait_until(lambda: requests._waiting)
+    assert waiting.is_alive()
+    requests.end([b"request"])
+    waiting.join(PATIENCE_SECONDS)
+    assert not waiting.is_alive()
+
+
+def test_is_of_producer_of_other_rows_is_false() -> None:
+    producer, group = ProducerName(BILLS, 1, "importer"), ConsumerGroup(BILLS, 1, "importer")
+    assert is_of_producer(producer.key)
+    assert is_of_producer(producer.begun_key(7))
+    others = [producer.request_key(BILLS.prefix), group.prefix, drained_key(group), b"t", b"tp", b"m" + BILLS.prefix]
+    assert [key for key in others if is_of_producer(key)] == []
+
+
+def test_given_the_moment_of_the_test_then_generations_begin_with_it(kit: GroupKit) -> None:
+    assert Instance(kit).generation == NOW_MS
+
+
+        monkeypatch.setattr(kit.side, "exchange_each", register_first)
+        with pytest.raises(ProducerFenced):
+            one.publish(b"b")
+    assert everything(kit) == [b"a"]
 def test_given_a_client_that_goes_on_as_soon_as_it_is_answered_then_nothing_of_its_request_is_in_the_way(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

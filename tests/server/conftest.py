@@ -22,7 +22,7 @@ from tms_core.server.rest.context import ServerContext
 from tms_core.server.rest.known_publish import KNOWN_HEADS
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.recently_used import RecentlyUsed
+from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import MemorySide
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.web.listener import Listener
@@ -78,7 +78,7 @@ def serving(
     with ThreadPoolExecutor(4) as threads, service:
         site = ServerContext(service, threads, metrics, MAX_REQUEST_BYTES, gate, **options)
         app = make_app(site, loopback=loopback, access_log=access_log)
-        heads: Heads | None = RecentlyUsed(KNOWN_HEADS) if knows_heads and not access_log else None
+        heads: Heads | None = RecentlySet(KNOWN_HEADS) if knows_heads and not access_log else None
         listener = Listener(app, "127.0.0.1", 0, ending=site.waiting.close, heads=heads)
         listener.start()
         workers.alone = listener.alone if loop_writes else None

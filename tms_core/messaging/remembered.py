@@ -12,7 +12,7 @@ from threading import Lock
 from tms_core.errors import BadRequest
 from tms_core.rowkey import stop_key
 from tms_core.tables.base import every
-from tms_core.tables.recently_used import RecentlyUsed
+from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
 
@@ -30,7 +30,7 @@ class RememberedRows:
 
     def __init__(self, side: SideTable) -> None:
         self._side = side
-        self._rows: RecentlyUsed[bytes, bytes | None] = RecentlyUsed(_ROWS)
+        self._rows: RecentlySet[bytes, bytes | None] = RecentlySet(_ROWS)
         self._since_ms = 0
         self._changes = 0
         self._lock = Lock()
@@ -101,7 +101,7 @@ class CountedNames:
     def __init__(self, side: SideTable) -> None:
         self._side = side
         #: An upper bound of their number, by the start of their keys.
-        self._numbers: RecentlyUsed[bytes, int] = RecentlyUsed(_COUNTED)
+        self._numbers: RecentlySet[bytes, int] = RecentlySet(_COUNTED)
 
     def make_room(self, prefix: bytes, topic: TopicId, kind: str, hint: str) -> None:
         """Count one more name.

@@ -48,7 +48,7 @@ from tms_core.tables.leveldb.layout import FOLDERS, holds_database, written_ms
 from tms_core.tables.leveldb.side import LevelDBSide, beside
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
-from tms_core.tables.recently_used import RecentlyUsed
+from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import MemorySide, SideTable
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import system_of
@@ -291,7 +291,7 @@ def _listen(
         wanted.tls,
         ListenerOptions(max_connections=wanted.max_connections, lifespan=forwarder is not None),
         ending=waiting.close,
-        heads=None if wanted.access_log or forwarder is not None else RecentlyUsed(KNOWN_HEADS),
+        heads=None if wanted.access_log or forwarder is not None else RecentlySet(KNOWN_HEADS),
     )
     listener.start()
     stack.callback(listener.stop)

@@ -10,7 +10,7 @@ import asyncio
 from ipaddress import IPv6Address
 
 from tms_core.clock import Clock
-from tms_core.tables.recently_used import RecentlyUsed
+from tms_core.tables.recently_set import RecentlySet
 
 #: How many addresses are remembered.
 MOST_REMEMBERED = 4096
@@ -33,7 +33,7 @@ class FailedAttempts:
         self._clock = clock
         self._most_waiting = most_waiting
         self._waiting = 0
-        self._failed: RecentlyUsed[str, tuple[float, int]] = RecentlyUsed(MOST_REMEMBERED)
+        self._failed: RecentlySet[str, tuple[float, int]] = RecentlySet(MOST_REMEMBERED)
 
     def note(self, address: str) -> float:
         """Note one more failed attempt.

@@ -12,7 +12,7 @@ from tms_core.clock import HonestClock
 from tms_core.consumers.claims import ClaimOutcome, ConsumerGroup, claim_outcome
 from tms_core.messaging.families import Families
 from tms_core.messaging.groups.positions import ConsumerRegistry
-from tms_core.tables.recently_used import RecentlyUsed
+from tms_core.tables.recently_set import RecentlySet
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import Transaction
 
@@ -50,7 +50,7 @@ class DrainedHistory:
         self._clock = clock
         self._alone = alone
         #: The notes, by the last partition before the family.
-        self._known: RecentlyUsed[ConsumerGroup, _Known] = RecentlyUsed(KNOWN_GROUPS)
+        self._known: RecentlySet[ConsumerGroup, _Known] = RecentlySet(KNOWN_GROUPS)
 
     def unread(self, part: TopicMetadata, name: str, reader: Transaction) -> TopicId | None:
         """Return the first earlier partition that a group has not read completely for a reader; None: it has read all.

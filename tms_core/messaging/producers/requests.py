@@ -21,7 +21,7 @@ from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
 from tms_core.tables.base import every
-from tms_core.tables.recently_used import RecentlyUsed
+from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
 from tms_core.transaction.manager.manager import TransactionManager
@@ -168,7 +168,7 @@ class Requests:
         self._transactions = transactions
         self._messages = messages
         self.rows = RememberedRows(side)
-        self.last: RecentlyUsed[bytes, RememberedRequest] = RecentlyUsed(_KNOWN_REQUESTS)
+        self.last: RecentlySet[bytes, RememberedRequest] = RecentlySet(_KNOWN_REQUESTS)
 
     @property
     def announces_ahead(self) -> bool:

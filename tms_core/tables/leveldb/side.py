@@ -15,7 +15,7 @@ from tms_core.tables.leveldb.database import WritableDatabase
 from tms_core.tables.leveldb.layout import holds_database
 from tms_core.tables.leveldb.lock import locked, sync, translated
 from tms_core.tables.leveldb.manifest import check_logs
-from tms_core.tables.recently_used import RecentlyUsed
+from tms_core.tables.recently_set import RecentlySet
 from tms_core.tables.side import SideChange, SideTable
 
 #: The most cached rows.
@@ -49,7 +49,7 @@ class LevelDBSide(SideTable):
         self._database = WritableDatabase(folder, create=not present)
         # A cache of rows. A read of LevelDB releases the interpreter lock, and among busy threads, acquiring it again
         # takes longer than a synced write.
-        self._known: RecentlyUsed[bytes, bytes | None] = RecentlyUsed(_KNOWN_ROWS)
+        self._known: RecentlySet[bytes, bytes | None] = RecentlySet(_KNOWN_ROWS)
         self._changes = 0
         self._lock = Lock()
         # Between the read and the write of an exchange, no other thread may change the row.
