@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import lru_cache, wraps
+from functools import cached_property, lru_cache, wraps
 from typing import ParamSpec, TypeVar, cast
 
 from tms_core.errors import MetadataError, TopicNotFound, quoted, shortened
@@ -107,7 +107,7 @@ def parse_java_int(text: str) -> int | None:
     return value if INT_MIN <= value <= INT_MAX else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TopicMetadata:
     """A topic's stored properties, parsed.
 
@@ -143,6 +143,12 @@ class TopicMetadata:
                 f"topic {name}: ttl {quoted(properties.get('ttl'))} is not a positive number of seconds"
             )
         return cls(topic, generation, ttl_seconds, properties)
+
+    # Cached, because each batch of messages and each fetch asks for it.
+    @cached_property
+    def rows_prefix(self) -> bytes:
+        """Return the start of the keys of its rows, of this generation (:func:`tms_core.rowkey.generation_prefix`)."""
+        return self.topic.prefix + (self.generation & 0xFFFFFFFF).to_bytes(4, "big")
 
     @property
     def deleted(self) -> bool:

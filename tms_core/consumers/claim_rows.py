@@ -147,7 +147,7 @@ def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) 
 def former_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
     """Return the keys of such rows of a topic's earlier generations."""
     start = TRANSACTIONAL + generation_prefix(topic.topic.prefix, 0)
-    stop = TRANSACTIONAL + generation_prefix(topic.topic.prefix, topic.generation)
+    stop = TRANSACTIONAL + topic.rows_prefix
     return [key for key, _ in every(side.rows, start, stop)]
 
 

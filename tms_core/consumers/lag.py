@@ -21,7 +21,6 @@ from tms_core.rowkey import (
     NEGATIVE,
     Cutoff,
     MessageKey,
-    generation_prefix,
     java_abs,
     pointer_prefix,
     stop_key,
@@ -97,7 +96,7 @@ def count(
         gone, cutoff = floor.lowest(due), floor.lowered(topic, due, positions)
     starts = {position: unread_from(store, topic, position, cutoff) for position in positions}
     # A negative time, which is none of ours, lies behind all others.
-    generation = generation_prefix(topic.topic.prefix, topic.generation)
+    generation = topic.rows_prefix
     stop = generation + NEGATIVE
     has_stored = bool(positions) and store.payload.first(generation, stop_key(generation)) is not None
     found: list[Lag] = []

@@ -14,7 +14,7 @@ from __future__ import annotations
 from tms_core.consumers.claim_rows import claims_of
 from tms_core.consumers.claims import ConsumerGroup, look, rank
 from tms_core.consumers.positions import Positions
-from tms_core.rowkey import MESSAGE_TAIL_BYTES, MessageId, generation_prefix
+from tms_core.rowkey import MESSAGE_TAIL_BYTES, MessageId
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
@@ -45,7 +45,7 @@ def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int
 
 def announced(side: SideTable, topic: TopicMetadata) -> int:
     """Return the first position that is not released for deletion; 0: nothing is released."""
-    return announced_in(side, generation_prefix(topic.topic.prefix, topic.generation))
+    return announced_in(side, topic.rows_prefix)
 
 
 def announced_in(side: SideTable, prefix: bytes) -> int:
@@ -81,4 +81,4 @@ def _behind(base: MessageId) -> int:
 
 
 def _key(topic: TopicMetadata) -> bytes:
-    return _ANNOUNCED + generation_prefix(topic.topic.prefix, topic.generation)
+    return _ANNOUNCED + topic.rows_prefix

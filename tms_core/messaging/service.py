@@ -34,7 +34,7 @@ from tms_core.messaging.publish.queue import Queues
 from tms_core.messaging.publish.rollback import earlier_generations, roll_back
 from tms_core.messaging.publish.workers import Answer, PublishWorkers
 from tms_core.messaging.topics.catalog import TopicRegistry, count_ages
-from tms_core.rowkey import LONG_MAX, generation_prefix
+from tms_core.rowkey import LONG_MAX
 from tms_core.tables.base import KEYS, Store
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
@@ -400,7 +400,7 @@ class MessagingService:
             if signed is not None:
                 self.producers.roll_back(signed, pointer)
             metadata = self._topics.get(topic)
-            prefix = generation_prefix(topic.prefix, metadata.generation)
+            prefix = metadata.rows_prefix
             first, last = position(start_ms, start_sequence), position(end_ms, end_sequence)
             try:
                 done = roll_back(self._store.message, prefix, first, last, pointer)

@@ -25,7 +25,7 @@ from tms_core.errors import ConfigurationError, StoreError, TmsError, Transactio
 from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
 from tms_core.messaging.producers.rows import all_begun, mark_void
-from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE, generation_prefix
+from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE
 from tms_core.security.files import token_reader
 from tms_core.security.tls import ServerCertificate
 from tms_core.server.ha.manager_log import SideStorage, root_of
@@ -360,7 +360,7 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
             manager.note_written(pointer, place)
     first = tail(position(max(0, transaction_ms(min(began)) - CLOCK_ALLOWANCE_MS)))
     for topic in living_topics(store.metadata.rows()):
-        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        prefix = topic.rows_prefix
         start: bytes | None = prefix + first
         while start is not None and left > 0:
             page = store.message.read(CELLS, start, prefix + NEGATIVE, PAGE_ROWS)

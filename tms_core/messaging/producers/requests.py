@@ -191,7 +191,7 @@ class Requests:
             TmsError: the home does not exist, or the store failed.
         """
         home = topic if sent.home == topic.topic else self._topics.get(sent.home)
-        messages = generation_prefix(topic.topic.prefix, topic.generation)
+        messages = topic.rows_prefix
         keys = _keys(sent.home.namespace, sent.home.topic, home.generation, sent.name, messages)
         # Before the check of the generation: a registration stores its generation and then waits for noted requests. In
         # the other order, it could miss this request, which then writes after the registration.

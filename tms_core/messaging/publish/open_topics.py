@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tms_core.clock import HonestClock
 from tms_core.consumers.claim_rows import first_unread
-from tms_core.consumers.retention import announced_in
+from tms_core.consumers.retention import announced, announced_in
 from tms_core.logs.loggers import get_logger, harmless
 from tms_core.logs.printable import duration
 from tms_core.messaging.cache import MessageCache
@@ -147,7 +147,7 @@ class OpenTopics:
         Raises:
             StoreError: it could not be opened.
         """
-        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        prefix = topic.rows_prefix
         place = self._places.get(prefix)
         if place is None:
             with self._lock:
@@ -184,9 +184,7 @@ class OpenTopics:
         Raises:
             StoreError: the side table could not be read.
         """
-        if not topic.consumed:
-            return 0
-        return announced_in(self._side, generation_prefix(topic.topic.prefix, topic.generation))
+        return announced(self._side, topic) if topic.consumed else 0
 
     def payloads(self, topic: TopicMetadata, pointer: int) -> Ids:
         """Return the ids of a topic's stored payloads, after the payloads of a transaction.
@@ -199,7 +197,7 @@ class OpenTopics:
         with self._lock:
             stored = self._stored_of(topic)
         if not stored.pointers:
-            prefix = generation_prefix(topic.topic.prefix, topic.generation)
+            prefix = topic.rows_prefix
             stored.ids.skip(first_unannounced(self._side, prefix))
         if pointer not in stored.pointers:
             table, prefix = self._store.payload, pointer_prefix(topic.topic.prefix, topic.generation, pointer)
@@ -251,7 +249,7 @@ class OpenTopics:
 
     def _is_referred_to(self, topic: TopicMetadata, pointer: int) -> bool:
         """Return whether a message refers to the stored payloads of a transaction."""
-        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        prefix = topic.rows_prefix
         start: bytes | None = prefix + tail(position(max(0, transaction_ms(pointer) - self.allowance_ms)))
         while start is not None:
             page = self._store.message.read(MESSAGES.within(_PAGE_BYTES), start, stop_key(prefix), _PAGE_ROWS)
@@ -261,7 +259,7 @@ class OpenTopics:
         return False
 
     def _stored_of(self, topic: TopicMetadata) -> _Stored:
-        prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        prefix = topic.rows_prefix
         found = self._stored.get(prefix)
         if found is None:
             found = self._stored[prefix] = _Stored()

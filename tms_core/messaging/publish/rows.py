@@ -14,7 +14,7 @@ from tms_core.messaging.producers.last_request import LastRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry
-from tms_core.rowkey import generation_prefix, pointer_prefix
+from tms_core.rowkey import pointer_prefix
 from tms_core.tables.base import CELLS, KEYS, PAYLOADS, MessageTable, Page, TxCell, read_all
 from tms_core.topic import TopicMetadata
 
@@ -66,7 +66,7 @@ class MessageRows(TopicRows):
         self._open_topics = context.open_topics
         self._table = context.store.message
         self._topic = topic
-        self.prefix = generation_prefix(topic.topic.prefix, topic.generation)
+        self.prefix = topic.rows_prefix
 
     def write(self, entries: Sequence[PublishEntry]) -> None:
         table, prefix = self._table, self.prefix

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tms_core.errors import BadRequest, MetadataError, PartitionsChanged, TopicExists, Unavailable, quoted
 from tms_core.messaging.model import Ages
 from tms_core.messaging.topics.partitions import FAMILIES, layout_of
-from tms_core.rowkey import NEGATIVE, Cutoff, generation_prefix, time_prefix
+from tms_core.rowkey import NEGATIVE, Cutoff, time_prefix
 from tms_core.tables.base import KEYS, MessageReads, MetadataTable
 from tms_core.topic import (
     BY_TTL,
@@ -271,7 +271,7 @@ def count_ages(table: MessageReads, topic: TopicMetadata, older_than_seconds: in
     Raises:
         StoreError: the table could not be read.
     """
-    generation = generation_prefix(topic.topic.prefix, topic.generation)
+    generation = topic.rows_prefix
     resume: bytes | None = _from(topic, Cutoff.at(now_ms, topic.ttl_seconds))
     newer, messages, older = _from(topic, Cutoff.at(now_ms, older_than_seconds)), 0, 0
     while resume is not None and messages < _MOST_COUNTED:
