@@ -24,9 +24,10 @@ from tests.server.client import AVRO, JSON
 from tests.server.conftest import Serving, serving
 from tests.server.identities import JwtIdentities, gate_of
 from tests.server.test_avro import block
-from tests.support import PATIENCE_SECONDS, wait_until
+from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import Forbidden, StoreError, TmsError, Unavailable
+from tms_core.messaging.publish.workers import Answer
 from tms_core.messaging.service import MessagingService
 from tms_core.server.auth.gate import Need
 from tms_core.server.auth.tokens import new_token, token_line
@@ -676,6 +677,23 @@ def test_error_of_an_accepted_request_is_answered_500_and_the_request_is_not_rep
         assert status(connection.answer()) == 500
         assert served == [data]
         wait_until(lambda: len(stored(server, topic)[0]) == 2)
+
+
+@pytest.mark.parametrize("written_by", ["the loop", "a thread", "a thread that was faster"])
+def test_metric_that_fails_ends_no_connection_whoever_writes(
+    monkeypatch: pytest.MonkeyPatch, served: list[bytes], caplog: pytest.LogCaptureFixture, written_by: str
+) -> None:
+    written: Answer[None] = Answer()
+    written.settle(None)
+    with serving(loop_writes=written_by == "the loop") as server, topic_on(server) as (connection, topic):
+        if written_by == "a thread that was faster":
+            monkeypatch.setattr(MessagingService, "submit_publish", lambda *_, **__: written)
+        monkeypatch.setattr(server.metrics, "published", raising(ZeroDivisionError()))
+        for _ in range(3):
+            connection.send(publishing(topic, avro(b"a")))
+            assert status(connection.answer()) == 200
+    assert len(served) == 2
+    assert caplog.records == []
 
 
 # --- requests of producers -------------------------------------------------------------------------------------------

@@ -61,16 +61,19 @@ class Answer(Generic[R]):
         with self._lock:
             self._outcome, self._done = outcome, True
         for call in self._calls:
-            # The caller is the write path: an error would leave the rest of its batch without an outcome, for ever.
+            # An error would leave the rest of the batch without an outcome, for ever.
             harmless(call)
 
     def when_done(self, call: Callable[[], object]) -> None:
-        """Register a callback for the thread that settles this; call it at once if this is settled."""
+        """Register a callback for the thread that settles this; call it at once if this is settled.
+
+        Its failure never reaches the caller, in either case.
+        """
         with self._lock:
             if not self._done:
                 self._calls += (call,)
                 return
-        call()
+        harmless(call)
 
     def result(self, timeout_seconds: float | None = None) -> R:
         """Wait for the result and return it.

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tms_core.errors import BadRequest, Unavailable
+from tms_core.logs.loggers import harmless
 from tms_core.messaging.publish.workers import Answer
 from tms_core.messaging.service import MessagingService
 from tms_core.server.auth.gate import Gate
@@ -328,7 +329,7 @@ def _call_in(loop: asyncio.AbstractEventLoop, thread: int, call: Callable[[], ob
         call()
         return
     with suppress(RuntimeError):  # the loop has ended, and no request waits any more
-        loop.call_soon_threadsafe(call)
+        loop.call_soon_threadsafe(harmless, call)
 
 
 def _settle(waiting: asyncio.Future[None]) -> None:
