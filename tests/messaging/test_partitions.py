@@ -440,6 +440,26 @@ def test_poll_of_a_new_partition_waits_for_the_last_transaction_that_read_an_old
     assert polled(service, "orders-f2-0").behind is None
 
 
+def test_poll_of_a_new_partition_after_a_restart_waits_for_what_was_read_before(
+    service: MessagingService, store: Cut
+) -> None:
+    manager: TransactionManager = service.manager  # type: ignore[attr-defined]
+    service.create_topic(ORDERS, {"partitions": "1"})
+    service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
+    service.publish(named("orders-0"), [b"old"])
+    early = manager.start_short()
+    for found in ([b"old"], []):
+        assert payloads(polled(service, "orders-0")) == found
+    with MessagingService(store, ManualClock(NOW_MS), side=service.side, transactions=manager) as restarted:
+        restarted.manager = manager  # type: ignore[attr-defined]
+        restarted.update_topic(ORDERS, {"partitions": "2"})
+        restarted.publish(named("orders-f2-0"), [b"new"])
+        assert polled(restarted, "orders-0").drained
+        given = restarted.groups.poll(named("orders-f2-0"), GROUP, GroupPoll(early, 1))
+        assert (given.behind, payloads(given)) == (named("orders-0"), [])
+        assert payloads(polled(restarted, "orders-f2-0")) == [b"new"]
+
+
 def test_given_more_groups_than_a_topic_s_properties_have_room_for_then_each_leaves_the_sealed_partition(
     service: MessagingService,
 ) -> None:

@@ -253,7 +253,7 @@ class Groups:
                 seen = look(found.base, claims, reader, settle)
                 self._remember(group, seen.merged)
             drained = sealed and found.batch.at_end and seen.own == LOWEST
-            noted = self._drained_row(group) if drained else []
+            noted = self._drained_row(group, pointer) if drained else []
             if found.taken and self._transactions is not None:
                 # Before the claim is written: from here on, an abort invalidates the transaction. The claims of an
                 # aborted transaction would count as processed.
@@ -556,10 +556,17 @@ class Groups:
             self._kept_rows = size
         self._rows[group] = known
 
-    def _drained_row(self, group: ConsumerGroup) -> list[tuple[bytes, bytes]]:
-        """Return the row that notes a drained partition; an empty list if it is stored already."""
-        known = drained_in(self._side, group)
-        return [pack_drained(group, self._merged.get(group, 0))] if known in (None, NOT_DRAINED) else []
+    def _drained_row(self, group: ConsumerGroup, reader: int) -> list[tuple[bytes, bytes]]:
+        """Return the row that notes a drained partition; an empty list if it is stored already.
+
+        Args:
+            reader: the transaction that found it drained.
+        """
+        if drained_in(self._side, group) not in (None, NOT_DRAINED):
+            return []
+        # After a restart the last transaction that read the partition may be unknown. The reader has its results in its
+        # snapshot, so the others wait as if the reader had been the last one.
+        return [pack_drained(group, self._merged.get(group, reader))]
 
     def _free(
         self,
