@@ -73,6 +73,7 @@ from __future__ import annotations
 import errno
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import ClassVar
 
 #: How much of a name or a key is quoted, in characters: a store may have one of megabytes.
@@ -196,9 +197,17 @@ class NoSnapshot(TmsError):
 
 
 class StoreError(TmsError):
-    """The store failed to open, read or write."""
+    """The store failed to open, read or write.
+
+    Args:
+        path: the file or folder that the error names; empty: it names none.
+    """
 
     code = "TMS-STORE"
+
+    def __init__(self, message: str, hint: str = "", path: Path | str = "") -> None:
+        super().__init__(message, hint)
+        self.path = str(path)
 
 
 class StoreBusy(StoreError):

@@ -110,8 +110,9 @@ _AUDITED = {
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
 #: Goes with 503: when to try again, in seconds.
 _RETRY = (b"retry-after", b"1")
-#: An absolute path of this machine.
-_PATH = re.compile(r"""(?<![^\s'"(])/[^\s'",;:)]+""")
+#: A character of a path without blanks, and such a path.
+_LETTER = r"""[^\s'",;:)]"""
+_PATH = rf"""(?<![^\s'"(])/{_LETTER}+"""
 #: Goes with 409 where messages go to other partitions now.
 _PARTITIONS = (b"x-tms-partitions", b"changed")
 
@@ -405,8 +406,9 @@ async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException) -> 
         more.append((FENCED, b"true"))
     message, hint = error.message, error.hint
     if isinstance(error, StoreError) and status >= 500:
-        # Where the store is concerns its operator only, who reads the log.
-        message, hint = _PATH.sub("…", message), _PATH.sub("…", hint)
+        # Where the store is concerns its operator only, who reads the log. Its own path may have blanks in it.
+        paths = f"{re.escape(error.path)}{_LETTER}*|{_PATH}" if error.path else _PATH
+        message, hint = re.sub(paths, "…", message), re.sub(paths, "…", hint)
     await _answer_error(scope, send, status, error.code, message, hint, *more)
 
 

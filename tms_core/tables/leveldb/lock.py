@@ -84,7 +84,11 @@ class writing(translated):  # noqa: N801
     __slots__ = ()
 
     def _named(self, error: StoreError) -> StoreError:
-        return error if isinstance(error, (StoreBusy, WriteRefused)) else WriteRefused(error.message, error.hint)
+        return (
+            error
+            if isinstance(error, (StoreBusy, WriteRefused))
+            else WriteRefused(error.message, error.hint, error.path)
+        )
 
 
 @contextmanager
@@ -165,14 +169,15 @@ def _store_error(folder: Path, error: Exception) -> StoreError:
     text = _text(error)
     if "already held by process" in text or ("/LOCK" in text and "temporarily unavailable" in text):
         return _busy(folder)
+    kind: type[StoreError] = StoreError
+    hint = _DAMAGED if isinstance(error, plyvel.CorruptionError) else _CHECK_DISK
     if any(word in text for word in _FULL):
-        return StoreFull(f"{folder}: {text}.", _FREE)
-    if _READ_ONLY in text:
-        return StoreFull(f"{folder}: {text}.", _REMOUNT)
-    for words, hint in _HINTS:
-        if any(word in text for word in words):
-            return StoreError(f"{folder}: {text}.", hint)
-    return StoreError(f"{folder}: {text}.", _DAMAGED if isinstance(error, plyvel.CorruptionError) else _CHECK_DISK)
+        kind, hint = StoreFull, _FREE
+    elif _READ_ONLY in text:
+        kind, hint = StoreFull, _REMOUNT
+    else:
+        hint = next((advice for words, advice in _HINTS if any(word in text for word in words)), hint)
+    return kind(f"{folder}: {text}.", hint, folder)
 
 
 def _text(error: Exception) -> str:
@@ -186,9 +191,10 @@ def _busy(folder: Path) -> StoreBusy:
         return StoreBusy(
             f"{folder} is held by another process.",
             "Stop what has it open (CDAP, tms serve, another janitor), or ask the server that holds it.",
+            folder,
         )
     pid, program = holder
-    return StoreBusy(f"{folder} is held by process {pid} ({program}).", _advice(program))
+    return StoreBusy(f"{folder} is held by process {pid} ({program}).", _advice(program), folder)
 
 
 def _advice(program: str) -> str:

@@ -169,6 +169,7 @@ class LogFile(GroupLog):
         return kind(
             f"transaction log {self._path} could not be written: {reason or failure}.",
             "Repair the disk or free space on it, and the manager goes on by itself; what was acknowledged is there.",
+            self._path,
         )
 
 

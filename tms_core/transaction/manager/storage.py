@@ -231,6 +231,7 @@ class DirectoryStorage:
             raise DirectoryFailed(
                 f"none of the {len(timestamps_ms)} transaction snapshots in {self._path} can be used.",
                 "Restore one from a copy; the log has the reason for each.",
+                self._path,
             )
         return 0, None
 
@@ -300,4 +301,5 @@ def _failed(path: Path, error: OSError) -> DirectoryFailed:
     return kind(
         f"the transaction manager cannot use {path}: {error.strerror or error}.",
         "See that it is a folder this user may write to, on a disk with space left.",
+        path,
     )
