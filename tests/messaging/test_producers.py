@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -13,7 +14,9 @@ import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.kit.messaging import ORDERS, READ_NONE, GroupKit, group_kit, named
-from tests.support import raising
+from tests.support import PATIENCE_SECONDS, raising, wait_until
+from tms_core.consumers.claim_rows import drained_key
+from tms_core.consumers.claims import ConsumerGroup
 from tms_core.consumers.retention import announce
 from tms_core.errors import (
     BadRequest,
@@ -29,6 +32,7 @@ from tms_core.messaging import remembered
 from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.announcements import AHEAD_MS
+from tms_core.messaging.producers.in_flight import InFlight
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.producers.rows import (
     LastTransaction,
@@ -36,6 +40,7 @@ from tms_core.messaging.producers.rows import (
     Registration,
     TransactionOutcome,
     begun_by,
+    is_of_producer,
     tidy,
 )
 from tms_core.messaging.publish import pipeline
@@ -1424,8 +1429,14 @@ def test_given_a_request_under_way_when_its_home_is_made_again_then_the_next_ins
         kit.commit(tx)
 
 
-def test_given_the_moment_of_the_test_then_generations_begin_with_it(kit: GroupKit) -> None:
-    assert Instance(kit).generation == NOW_MS
+def test_request_of_an_instance_that_another_server_registered_is_written_though_the_former_is_cached(
+    kit: GroupKit,
+) -> None:
+    Instance(kit).publish(b"a")
+    with kit.serve() as other:
+        known = other.producers.register(BILLS, "importer", uuid4())
+    kit.service.publish(BILLS, [b"b"], sent=Sent(BILLS, "importer", known.generation, 1))
+    assert everything(kit) == [b"a", b"b"]
 
 
 def test_request_of_an_instance_that_another_server_fences_before_its_announcement_is_refused(
@@ -1440,6 +1451,10 @@ def test_request_of_an_instance_that_another_server_fences_before_its_announceme
             other.producers.register(BILLS, "importer", uuid4())
             return exchange(changes)
 
+        monkeypatch.setattr(kit.side, "exchange_each", register_first)
+        with pytest.raises(ProducerFenced):
+            one.publish(b"b")
+    assert everything(kit) == [b"a"]
 
 
 def test_registration_that_waits_for_a_request_goes_on_when_the_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1468,10 +1483,6 @@ def test_given_the_moment_of_the_test_then_generations_begin_with_it(kit: GroupK
     assert Instance(kit).generation == NOW_MS
 
 
-        monkeypatch.setattr(kit.side, "exchange_each", register_first)
-        with pytest.raises(ProducerFenced):
-            one.publish(b"b")
-    assert everything(kit) == [b"a"]
 def test_given_a_client_that_goes_on_as_soon_as_it_is_answered_then_nothing_of_its_request_is_in_the_way(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:

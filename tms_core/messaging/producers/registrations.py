@@ -191,7 +191,7 @@ class Producers:
                     manager.note_written(pointer, producer.label)
                 self._requests.change((sent.name, SideChange(key, None, made, deletes=deletes)))
             # Check again after the row is durable: an instance that was registered in between has not found the row.
-            self._requests.require_newest(sent, again=True)
+            self._requests.require_newest(sent)
         finally:
             if manager is not None and is_open:
                 manager.end_write(pointer)

@@ -90,7 +90,6 @@ class Admission(NamedTuple):
     Attributes:
         keys: the keys of its producer, and of its last request to the topic.
         sent: the producer headers of the request.
-        registered: the stored registration by which it was admitted.
         previous: the stored last request; None: no request is stored.
         repeated: the last request, if this is a repetition of it.
         is_written: whether the rows of the repeated request are known to exist.
@@ -99,7 +98,6 @@ class Admission(NamedTuple):
 
     keys: _Keys
     sent: Sent
-    registered: bytes | None
     previous: bytes | None
     repeated: LastRequest | None = None
     is_written: bool = False
@@ -208,18 +206,16 @@ class Requests:
         value = self.rows.get(key := producer.begun_key(pointer))
         return value is not None and StartedTransaction.parse(key, value).void
 
-    def require_newest(self, sent: Sent, *, again: bool = False) -> None:
-        """Check that the newest instance sends a request.
-
-        Args:
-            again: read the table and ignore the cache.
+    def require_newest(self, sent: Sent) -> None:
+        """Check that the newest instance sends a request, by the table.
 
         Raises:
             ProducerFenced: a newer instance is registered.
             TmsError: the producer's home does not exist, or the store failed.
         """
         producer = self.named(sent.home, sent.name)
-        self._require_newest(producer, producer.key, sent.generation, again=again)
+        if error := _refusal(producer, sent.generation, self.rows.get(producer.key, again=True)):
+            raise error
 
     def not_needed(self, producer: ProducerName, pointer: int, sent: Sent) -> list[bytes]:
         """Return the keys of a producer's older transactions that are decided and no longer needed.
@@ -293,10 +289,8 @@ class Requests:
 
     def refusal_since(self, admission: Admission) -> ProducerFenced | None:
         """Return the error if an admitted instance was fenced since, by the current row; None: it was not."""
-        key = admission.keys.registered
-        if self._side.get(key) == admission.registered:
-            return None
-        return _refusal(admission.keys.producer, admission.sent.generation, self.rows.get(key, again=True))
+        raw = self.rows.get(admission.keys.registered, again=True)
+        return _refusal(admission.keys.producer, admission.sent.generation, raw)
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
@@ -309,14 +303,19 @@ class Requests:
                 "Register a producer at the topic or partition that it publishes to, or set server.leader.slots to 1.",
             )
         check(sent)
-        registered = self._require_newest(keys.producer, keys.registered, sent.generation)
+        # A cached registration may admit a request, because it is read again after the announcement. It must not fence
+        # an instance, because it may be outdated.
+        if _refusal(keys.producer, sent.generation, self.rows.get(keys.registered)) and (
+            error := _refusal(keys.producer, sent.generation, self.rows.get(keys.registered, again=True))
+        ):
+            raise error
         if pointer is not None and self.is_void(keys.producer, pointer):
             raise TransactionEnded(
                 f"Transaction {pointer} was rolled back, so it writes nothing.", "Begin another one."
             )
         raw = self.rows.get(keys.request)
         if raw is None:
-            return Admission(keys, sent, registered, None)
+            return Admission(keys, sent, None)
         last = self.last.get(keys.request)
         if last is None or last.value != raw:
             self.last[keys.request] = last = self._found(raw, keys)
@@ -325,7 +324,7 @@ class Requests:
             since = last.since
             if since is not None and not LastRequest.parse(raw).announces(sent.generation, sent.sequence):
                 since = None
-            return _admission((keys, sent, registered, raw, None, False, since))
+            return _admission((keys, sent, raw, None, False, since))
         if former.sequence > sent.sequence:
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
@@ -336,7 +335,7 @@ class Requests:
                 f"Request {sent.sequence} of producer {sent.name} was sent before with another number of messages.",
                 "Repeat a request unchanged, or give the new request the next number.",
             )
-        return Admission(keys, sent, registered, raw, former, last.is_written)
+        return Admission(keys, sent, raw, former, last.is_written)
 
     def _found(self, raw: bytes, keys: _Keys) -> RememberedRequest:
         """Return the last request by its row; if that covers more requests, also by the rows of messages."""
@@ -348,16 +347,3 @@ class Requests:
         tails = (key[len(keys.messages) :][:MESSAGE_TAIL_BYTES] for key in found)
         # A repetition checks these rows again: a failed write of a transaction may have left inverted rows.
         return RememberedRequest(raw, announced.found([int.from_bytes(one, "big") for one in tails]), since=since)
-
-    def _require_newest(
-        self, producer: ProducerName, key: bytes, generation: int, *, again: bool = False
-    ) -> bytes | None:
-        """Return the registration by which an instance counts; raises ``ProducerFenced`` where it does not."""
-        # A cached registration may admit a request, because it is read again after the announcement. It must not fence
-        # an instance, because it may be outdated.
-        raw = None if again else self.rows.get(key)
-        if raw is None or counting(raw) != generation:
-            raw = self.rows.get(key, again=True)
-            if error := _refusal(producer, generation, raw):
-                raise error
-        return raw
