@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from tms_core.messaging.model import RollbackRange
+from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish.workers import Answer
 from tms_core.server.auth.gate import Need
 from tms_core.server.codec.bodies import Codec
 from tms_core.server.rest.body import Headers
 from tms_core.server.rest.context import ServerContext, when_done
-from tms_core.server.rest.producers import sent_by
 from tms_core.topic import TopicId
-from tms_core.web.protocol import SEQUENCE, HttpProtocol
+from tms_core.web.protocol import HttpProtocol
 
 #: How many heads are known at once: a client has one for each topic, token and size of its bodies.
 KNOWN_HEADS = 2048
@@ -28,35 +28,39 @@ class KnownPublish:
 
     Args:
         headers: of the head.
+        sent: the producer headers of the first request with the head; None: it has no producer.
     """
 
-    __slots__ = ("_authorization", "_codec", "_context", "_headers", "_topic")
+    __slots__ = ("_authorization", "_codec", "_context", "_sent", "_topic")
 
-    def __init__(self, context: ServerContext, topic: TopicId, codec: Codec, headers: Headers) -> None:
+    def __init__(
+        self, context: ServerContext, topic: TopicId, codec: Codec, headers: Headers, sent: Sent | None
+    ) -> None:
         self._context = context
         self._topic = topic
         self._codec = codec
-        self._headers = headers
+        self._sent = sent
         self._authorization = tuple(header for header in headers.items() if header[0] == b"authorization")
 
     def __call__(self, connection: HttpProtocol, number: bytes, body: bytes) -> bool:
         """Publish a body; returns False for a request that needs more than that, or that is refused."""
-        context, topic = self._context, self._topic
+        context, topic, sent = self._context, self._topic, self._sent
         started = time.perf_counter()
-        principal = sent = None
         try:
-            if context.gate is not None:
-                principal = context.gate.principal(self._authorization)
-                context.gate.require(principal, topic, Need.PUBLISH)
-                if context.gate.quotas.of(principal) is not None:
+            if (gate := context.gate) is not None:
+                principal = gate.principal(self._authorization)
+                gate.require(principal, topic, Need.PUBLISH)
+                if sent is not None:
+                    gate.require(principal, sent.home, Need.PUBLISH, sent.name)
+                if gate.quotas.of(principal) is not None:
                     return False
             pointer, messages, ttl_seconds = self._codec.read_publish(body)
-            if number:
-                sent = sent_by(context, principal, {**self._headers, SEQUENCE: number})
         except Exception:  # noqa: BLE001 whatever it is, the application raises it again and answers
             return False
         if pointer is not None or ttl_seconds is not None:
             return False
+        if sent is not None:
+            sent = Sent(sent.home, sent.name, sent.generation, int(number), sent.label, sent.oldest_open)
         began = time.perf_counter()
         try:
             written = context.service.submit_publish(topic, messages, sent=sent)

@@ -55,7 +55,7 @@ class Publish(ContextRoute):
             if written is None:
                 await answer(send, 200)
                 if TTL not in headers and not is_packed(headers):
-                    know(scope, KnownPublish(context, topic, codec, headers))
+                    know(scope, KnownPublish(context, topic, codec, headers, sent))
             else:
                 await answer(send, 200, codec.write_published(written), codec.content_type)
         finally:
