@@ -12,12 +12,13 @@ path, and so does a repeated request. ``docs/explanation/architecture.md`` has a
 * **write** (:mod:`.rows`) stores the rows. Messages of one request are contiguous, and readers see no message of a
   batch before the whole batch is durable.
 * **recheck** rolls back the rows of transactions that are no longer in progress.
-* **publish** adds the rows to the cache, where readers find them, records the publishes of transactions, and wakes
-  waiting polls.
+* **publish** adds the rows to the cache, where readers find them, records the publishes of producers and of
+  transactions, and wakes waiting polls.
 * **answer** (:mod:`.queue`) gives each client its outcome after all notes about running writes were removed.
 
 An entry without transaction, producer and TTL of its own is *plain*; nearly all entries are plain. A batch of plain
-entries skips announce and recheck, and no stage checks any of the three again.
+entries skips announce and recheck, and no stage checks any of the three again. A batch without transactions skips
+recheck, too.
 
 A failed write may be partly done, because HBase has no batches. Rows outside transactions cannot be rolled back then. A
 client that does not know the outcome invalidates its transaction.
@@ -60,6 +61,7 @@ class WriteBatch(ABC):
     Attributes:
         now_ms: the publish time, in milliseconds.
         is_plain: whether all entries are plain.
+        is_transactional: whether some entries are in transactions.
         table: the class of its rows.
         rows: the rows in their table.
     """
@@ -71,7 +73,7 @@ class WriteBatch(ABC):
         self.topic = topic
         self.rows = self.table(context, topic)
         self.now_ms = 0
-        self.is_plain = False
+        self.is_plain = self.is_transactional = False
 
     def process(self, entries: Sequence[PublishEntry]) -> None:
         """Take entries through all stages except answer.
@@ -79,8 +81,10 @@ class WriteBatch(ABC):
         Raises:
             TmsError: entries without an outcome were not written, or their outcome is unknown.
         """
-        # Decided once, here: no stage checks an entry of a plain batch again.
+        # Decided once, here: no stage checks an entry of a plain batch again, and the stages of transactions are for
+        # batches with transactions.
         self.is_plain = all(map(_IS_PLAIN, entries))
+        self.is_transactional = not self.is_plain and any(entry.pointer is not None for entry in entries)
         if not self.is_plain or TRANSACTIONS in self.topic.properties:
             entries = admit_by_topic(self.topic, entries)
             if not entries:
@@ -99,7 +103,8 @@ class WriteBatch(ABC):
 
     def admit(self, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
         """Reject entries whose transaction or producer may not write."""
-        entries = admit_transactions(self.context, entries, self.now_ms)
+        if self.is_transactional:
+            entries = admit_transactions(self.context, entries, self.now_ms)
         entries = admit_producers(self.context, self.topic, self.rows, entries, self.now_ms)
         # Only after the repetitions: a request that was written before the topic was sealed still gets its outcome.
         if entries:
@@ -147,7 +152,7 @@ class MessageWriteBatch(WriteBatch):
                 entries = self.announce(open_topic, entries)
             self.rows.write(entries)
             written = entries
-            if not self.is_plain:
+            if self.is_transactional:
                 entries = self.recheck(entries)
             # The cache must have every row from its first position on, including rows that were rolled back.
             context.cache.add(
@@ -165,6 +170,10 @@ class MessageWriteBatch(WriteBatch):
         finally:
             open_topic.ids.release()
         if not self.is_plain:
+            # Inverted rows do not count as written. A transaction manager that could not log the end of a transaction
+            # may forget it; then a repetition has to write the rows again.
+            context.announcements.note_written(entries)
+        if self.is_transactional:
             self.publish(entries)
         if open_topic.wakes:
             open_topic.tell()
@@ -200,7 +209,7 @@ class MessageWriteBatch(WriteBatch):
                 for entry in mortal
                 for at in range(entry.first, entry.stop)
             )
-        if (manager := self.context.transactions) is not None:
+        if self.is_transactional and (manager := self.context.transactions) is not None:
             # Before the write: from here on, an abort invalidates the transaction unless its rows are rolled back. An
             # aborted transaction's rows would be visible.
             for entry in entries:
@@ -209,10 +218,7 @@ class MessageWriteBatch(WriteBatch):
         return entries
 
     def publish(self, entries: Sequence[PublishEntry]) -> None:
-        """Record the publishes of producers and transactions, and set the outcomes."""
-        # Inverted rows do not count as written. A transaction manager that could not log the end of a transaction may
-        # forget it; then a repetition has to write the rows again.
-        self.context.announcements.note_written(entries)
+        """Record the publishes of transactions, and set their outcomes."""
         manager, name = self.context.transactions, str(self.topic.topic)
         for entry in entries:
             if entry.pointer is not None and manager is not None:
