@@ -67,7 +67,7 @@ class Entry:
 
     Attributes:
         size_bytes: exact bytes of keys, and the store's estimate of the bytes of values.
-        oldest_ms: the row time of the oldest row; None: there is none.
+        oldest_ms: the row time of the oldest row; None if it does not exist.
     """
 
     rows: int = 0

@@ -57,7 +57,7 @@ class Boundary:
     """The boundary and its limits.
 
     Attributes:
-        bound: the boundary; None: there is none.
+        bound: the boundary; None if it does not exist.
         limits: its limits, lowest first.
         obstacles: the reasons why there is no boundary; empty if there is one.
     """

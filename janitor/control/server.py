@@ -157,7 +157,7 @@ class ControlServer:
         """Remove the socket of a process that is dead."""
         try:
             if not stat.S_ISSOCK(self._path.lstat().st_mode):
-                raise StoreError(f"{self._path} is no socket.", "Remove it, if nothing else needs it.")
+                raise StoreError(f"{self._path} is not a socket.", "Remove it, if nothing else needs it.")
         except FileNotFoundError:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:

@@ -91,7 +91,7 @@ def _now(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
 
 
 def _stopped(run: Run, topic: TopicId) -> Hold | None:
-    """Return the hold that forbids all changes in a topic; None: there is none."""
+    """Return the hold that forbids all changes in a topic; None if it does not exist."""
     if run.is_paused(topic.prefix):
         return Hold.PAUSED
     return Hold.QUARANTINED if run.is_quarantined(topic.prefix) else run.label

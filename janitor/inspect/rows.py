@@ -48,7 +48,7 @@ class Inspected(NamedTuple):
     Attributes:
         rows: decoded rows, as JSON values.
         counts: the numbers of rows of each kind.
-        min_transaction_ms: the start of the oldest transaction with a row; None: there is none.
+        min_transaction_ms: the start of the oldest transaction with a row; None if it does not exist.
     """
 
     rows: list[dict[str, Any]]
@@ -61,7 +61,7 @@ class Audit:
     """The result of an audit, which reads every transactional row.
 
     Attributes:
-        bound: the claimed boundary; None: there is none.
+        bound: the claimed boundary; None if it does not exist.
         cells: the number of transactional rows read.
         unrecognized: how many of these have unrecognized keys; the janitor leaves them unchanged.
         open_cells: the number of rows with the positive pointer of an invalid transaction, at any pointer.

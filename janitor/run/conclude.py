@@ -94,7 +94,7 @@ def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchab
     """Save evidence that intervals were covered. The writes in these intervals must be durable.
 
     Args:
-        untouchable: the lowest invalid pointer in them that had to stay; None: there is none.
+        untouchable: the lowest invalid pointer in them that had to stay; None if it does not exist.
     """
     usable, started_ms = _usable(run), run.ready.now.wall_ms
     bounds = [usable.prune_upper_bound()]

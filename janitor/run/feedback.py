@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 def withheld(participants: Collection[str]) -> str:
-    """Return the reason why no id is removed with these participants; empty: there is none."""
+    """Return the reason why no id is removed with these participants; empty if it does not exist."""
     others = sorted(set(participants) - {OURS})
     if not others:
         return ""

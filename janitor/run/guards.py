@@ -109,7 +109,7 @@ def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: in
     deleted.
 
     Args:
-        elsewhere_ms: read after ``now``; None: there is none.
+        elsewhere_ms: read after ``now``; None if it does not exist.
     """
     if elsewhere_ms is None or now.wall_ms - elsewhere_ms <= allowance_ms:
         return None

@@ -118,7 +118,7 @@ def load(path: Path) -> Any:
     """Return the unchecked contents of a plan file.
 
     Raises:
-        ConfigurationError: it cannot be read, or is no JSON.
+        ConfigurationError: it cannot be read, or is not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))

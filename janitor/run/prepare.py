@@ -128,7 +128,7 @@ class Deps:
     Attributes:
         store: the store; for questions a clone of it, or a read-only store.
         state: its state.
-        source: the source of transaction snapshots; None: there is none.
+        source: the source of transaction snapshots; None if it does not exist.
         clock: the clock.
         terms: the settings.
         token_hex: returns random bytes as hex (``secrets.token_hex``).
@@ -140,7 +140,7 @@ class Deps:
         newborn: returns whether a topic is known to be created without rows, so that it is not held.
         lease: the lease of runs; None: no other process can write.
         archive: keeps rows before their deletion; None: no archive.
-        feedback: the transaction manager that receives proven ids; None: there is none.
+        feedback: the transaction manager that receives proven ids; None if it does not exist.
         restored: called with each topic that archived rows were written to.
         opened_bytes: the size of the store on its disk before it was opened for writing; None: its size is read.
         state_name: the place of the state, for people.

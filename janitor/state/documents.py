@@ -167,7 +167,7 @@ class Documents:
         self._changes: Changes | None = None
 
     def close(self) -> None:
-        """Let go; closing twice is no error."""
+        """Let go; closing twice is not an error."""
         self.driver.close()
 
     def __enter__(self) -> Self:

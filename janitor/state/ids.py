@@ -233,7 +233,7 @@ class InvalidIds(Documents):
         self._write(save)
 
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
-        """Drop pointers that left the invalid list; unknown ones are no error."""
+        """Drop pointers that left the invalid list; unknown ones are not an error."""
         gone = _sorted(pointers)
         self._write(lambda: self._change_ids(IdColumns(), IdColumns(), gone))
 

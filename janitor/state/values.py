@@ -157,4 +157,4 @@ def _refuse(kind: Any) -> Any:
 
 
 def _refuse_literal(value: Any, known: tuple[Any, ...]) -> Any:
-    raise ValueError(f"{value!r} is none of {known}")
+    raise ValueError(f"{value!r} is not one of {known}")

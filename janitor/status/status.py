@@ -177,7 +177,7 @@ class Status:
         heartbeat_ms: the last heartbeat of the daemon, or else of the last run.
         history_since_ms: when the state started; nothing older is known.
         leader: whether this process has the lease.
-        lease_holder: the holder of the lease; empty: there is none.
+        lease_holder: the holder of the lease; empty if it does not exist.
         skew_seconds: how far wall time is ahead, by the clock it was compared with.
         late: transactions that readers have waited for longest, first; known only from a daemon that can ask.
         statistics: None: the store was never counted on Spark.

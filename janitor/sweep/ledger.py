@@ -108,7 +108,7 @@ class Ledger:
         state: saves the announcements.
         clock: the clock of their times.
         run_id: the id of the run.
-        snapshot_timestamp_ms: the time of the transaction snapshot; None: there is none.
+        snapshot_timestamp_ms: the time of the transaction snapshot; None if it does not exist.
     """
 
     def __init__(self, state: State, clock: Clock, run_id: str, snapshot_timestamp_ms: int | None) -> None:

@@ -138,7 +138,7 @@ class TransactionView:
     """Answers the rules' two questions (``janitor.rules.policy.Transactions``).
 
     Attributes:
-        snapshot: the usable snapshot; None: there is none.
+        snapshot: the usable snapshot; None if it does not exist.
         now_ms: the time that the run judges by.
         undecided_ms: how long after its start a transaction counts as undecided without a snapshot.
     """
@@ -305,7 +305,7 @@ def decided(now_ms: int, note: Decided | None, snapshot: VisibilityState | None,
     Args:
         now_ms: the time that rows are judged by.
         note: the facts of the previous run; None: there are none.
-        snapshot: the present snapshot; None: there is none.
+        snapshot: the present snapshot; None if it does not exist.
         lifetime: how long a transaction may write. Older messages were decided in any case.
     """
     known = note or Decided(0, 0, 0)

@@ -429,5 +429,5 @@ def test_clients_with_a_list_of_transaction_services_use_the_one_that_answers() 
         finally:
             service.stop()
     for wrong in (["127.0.0.1:1", "nowhere"], list[str]()):
-        with pytest.raises(ConfigurationError, match="is no address"):
+        with pytest.raises(ConfigurationError, match="is not an address"):
             Client("http://127.0.0.1:1", transactions=wrong)

@@ -214,7 +214,7 @@ def test_given_a_file_that_cannot_be_read_when_asked_then_the_error_names_it(tmp
     with pytest.raises(ConfigurationError, match="token"):
         Token(file=tmp_path / "token").headers()
     (tmp_path / "token").write_bytes(b"\xff")
-    with pytest.raises(ConfigurationError, match="it is no text"):
+    with pytest.raises(ConfigurationError, match="it is not text"):
         Token(file=tmp_path / "token").headers()
 
 

@@ -90,7 +90,7 @@ class Realm:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Stop the KDC; stopping twice is no error."""
+        """Stop the KDC; stopping twice is not an error."""
         if self._kdc is not None:
             self._kdc.terminate()
             self._kdc.wait()

@@ -558,7 +558,7 @@ def test_given_a_write_pointer_when_rolled_back_then_all_of_it_in_the_topic_is_g
         kit.restart()
     assert kit.payloads("others", transaction=reader()) == [b"6"]
     for pointer_ in (0, -P, 2**63):
-        with pytest.raises(BadRequest, match="is no write pointer"):
+        with pytest.raises(BadRequest, match="is not a write pointer"):
             kit.service.rollback(named("orders"), pointer_)
 
 

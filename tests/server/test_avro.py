@@ -223,7 +223,7 @@ def test_given_a_rollback_that_is_none_when_read_then_the_reason_is_said(body: b
         (b"\x00\x00" + b"\x01\x02\x02", "20 bytes, not 0"),
         (b"\x00\x01", "there are no -1 bytes"),
         (b"\x04\x01" + b"\x00" + long(0) + b"\x02", "limit of 0"),
-        (b"\x02" + long(-1) + b"\x01\x02\x02", "-1 is no time"),
+        (b"\x02" + long(-1) + b"\x01\x02\x02", "-1 is not a time"),
         (b"\x04\x01\x02\x00\x04hi", "transaction: "),
         (b"\x04\x01\x02\x00\x02\x00", "transaction: field 2"),
     ],

@@ -534,7 +534,7 @@ def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"column": "body"}, "body is no column of the batch. Set column to one of n, payload"),
+        ({"column": "body"}, "body is not a column of the batch. Set column to one of n, payload"),
         ({"column": "n"}, r"Column n is of type bigint.*to_json"),
     ],
 )
@@ -610,8 +610,8 @@ def test_given_no_answer_about_the_topic_when_a_publisher_is_made_then_it_is_lef
     [
         ({"topic": "bills"}, "topic is bills"),
         ({"timeout_seconds": 0}, "timeout_seconds is 0"),
-        ({"url": "nowhere"}, "is no server's URL"),
-        ({"transactions": "nowhere"}, "is no address"),
+        ({"url": "nowhere"}, "is not the URL of a server"),
+        ({"transactions": "nowhere"}, "is not an address"),
     ],
 )
 def test_given_a_wrong_argument_when_called_then_it_is_named(arguments: dict[str, Any], message: str) -> None:

@@ -622,7 +622,7 @@ def test_given_the_source_when_a_worker_imports_it_then_no_client_comes_along_th
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tabel": "message"}, "tabel is no option"),
+        ({"tabel": "message"}, "tabel is not an option"),
         ({"table": "messages"}, "table is messages"),
         ({"topics": "orders"}, "topics has orders"),
         ({"from": "yesterday"}, "from is yesterday"),

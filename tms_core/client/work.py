@@ -396,7 +396,7 @@ def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, l
         BadRequest: ``read`` is unknown, or another argument does not fit it.
     """
     if read not in READS:
-        raise BadRequest(f"{read!r} is no way to read.", f"Give {', '.join(READS[:-1])} or {READS[-1]}.")
+        raise BadRequest(f"{read!r} is not a way to read.", f"Give {', '.join(READS[:-1])} or {READS[-1]}.")
     if read != UNORDERED:
         return Consuming(core, plan, service if read == COMMITTED else None)
     if plan.consumer is None or plan.start is not None:

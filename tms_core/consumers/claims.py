@@ -157,7 +157,7 @@ class GroupView(NamedTuple):
 
     Attributes:
         base: how far all is done.
-        merged: the highest pointer of the claims that are done and lie before the base now; 0: there is none.
+        merged: the highest pointer of the claims that are done and lie before the base now; 0 if it does not exist.
         segments: messages neither done nor claimed, in order.
         covered: where claims lie that stay as they are, in order; those that touch are together.
         open: the claims of other transactions that are not decided.

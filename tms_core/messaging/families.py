@@ -112,7 +112,7 @@ class Families:
             with suppress(TopicNotFound):
                 self._topics.get(topic)
                 raise TopicExists(
-                    f"There is a topic {topic} already.",
+                    f"Topic {topic} already exists.",
                     f"Choose another name, or look at its properties: tms topic show {topic}",
                 )
             self._check_free(made, permit)
@@ -332,7 +332,7 @@ class Families:
                 found = self._topics.get(topic)
                 if found.properties.get(PART_OF) != properties.get(PART_OF) or self._whole(found) is not None:
                     raise TopicExists(
-                        f"There is a topic {topic} already.",
+                        f"Topic {topic} already exists.",
                         "One of the partitions would have that name. Choose another name.",
                     )
 

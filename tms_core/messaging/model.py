@@ -135,7 +135,7 @@ class FetchRequest:
         if self.limit < 1:
             raise BadRequest(f"A limit of {self.limit} messages is not possible.", "Give 1 or more.")
         if isinstance(self.start, int) and not 0 <= self.start <= LONG_MAX:
-            raise BadRequest(f"{self.start} is no time.", "Give milliseconds since the epoch.")
+            raise BadRequest(f"{self.start} is not a time.", "Give milliseconds since the epoch.")
 
 
 class Ages(NamedTuple):

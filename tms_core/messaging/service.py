@@ -487,4 +487,4 @@ class MessagingService:
 
 def _check_pointer(pointer: int) -> None:
     if not 0 < pointer <= LONG_MAX:
-        raise BadRequest(f"{pointer} is no write pointer.", "Send the one the transaction has.")
+        raise BadRequest(f"{pointer} is not a write pointer.", "Send the one the transaction has.")

@@ -64,11 +64,11 @@ class Managed(NamedTuple):
 
     Attributes:
         manager: what requests ask; None: transactions are managed elsewhere, for all or for some of them.
-        own: the manager in this process; None: there is none.
+        own: the manager in this process; None if it does not exist.
         asked: who answers for all transactions, wherever they are managed; None: that is for the settings to say.
-        address: ``HOST:PORT`` of the service in this process; None: there is none.
+        address: ``HOST:PORT`` of the service in this process; None if it does not exist.
         shared: what several servers have together; None: this one has all of it.
-        service: the service in this process; None: there is none.
+        service: the service in this process; None if it does not exist.
     """
 
     manager: TransactionManager | None = None
@@ -279,7 +279,7 @@ def _check_former(directory: str, store: Store, side: SideTable) -> None:
     if not _is_folder(directory) and may_have_undecided(store):
         raise ConfigurationError(
             f"The store has messages, some of transactions maybe, and transactions.directory ({directory}), where the "
-            "transaction manager before this one left which of them were aborted, is no folder here.",
+            "transaction manager before this one left which of them were aborted, is not a folder here.",
             "First start one server with server.leader.advertise and that folder. If no transaction was ever used "
             "here, make an empty folder there.",
         )

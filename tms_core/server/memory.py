@@ -225,7 +225,7 @@ class Share:
         self.waits_for_client = False
 
     def close(self) -> None:
-        """Give all of it back; closing twice is no error."""
+        """Give all of it back; closing twice is not an error."""
         self.shrink(0)
 
     def __enter__(self) -> Share:

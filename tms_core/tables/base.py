@@ -532,7 +532,7 @@ class Reads(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the store; closing twice is no error."""
+        """Close the store; closing twice is not an error."""
 
     def __enter__(self) -> Self:
         return self

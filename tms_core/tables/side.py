@@ -97,7 +97,7 @@ class SideTable(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Close the table; closing twice is no error."""
+        """Close the table; closing twice is not an error."""
 
     def __enter__(self) -> Self:
         return self
@@ -238,7 +238,7 @@ class Expiries:
         return Page([key for key, _ in page.items], page.resume)
 
     def forget(self, expiries: Iterable[Expiry]) -> None:
-        """Drop processed entries; unknown ones are no error."""
+        """Drop processed entries; unknown ones are not an error."""
         keys: list[bytes] = []
         for expiry in expiries:
             key = expiry.key

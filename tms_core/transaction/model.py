@@ -198,7 +198,7 @@ class VisibilityState:
         """
         for name, pointers in (("invalid", self.invalid), ("in progress", sorted(self._open))):
             if pointers and pointers[0] <= 0:
-                return f"{pointers[0]} is {name}, which is no transaction"
+                return f"{pointers[0]} is {name}, which is not a transaction"
             if pointers and pointers[-1] > self.write_pointer:
                 return f"{pointers[-1]} is {name}, and its write pointer is {self.write_pointer}"
         return ""

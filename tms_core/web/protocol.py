@@ -456,7 +456,7 @@ class HttpProtocol(HttpToolsProtocol):
         else:
             self._wait()
 
-    def _end(self, status: bytes = b"400 Bad Request", reason: bytes = b"This is no HTTP request.") -> None:
+    def _end(self, status: bytes = b"400 Bad Request", reason: bytes = b"This is not an HTTP request.") -> None:
         """Stop reading, and send an error that no running request takes as its response."""
         cycle = self._last
         if cycle is not None and (self.pipeline or (cycle.more_body and cycle.response_started)):
@@ -495,7 +495,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             if self.parser.get_method() == b"CONNECT":
-                raise httptools.HttpParserError("this is no proxy")
+                raise httptools.HttpParserError("this is not a proxy")
             return
         self._senseless_bytes = 0
         self._head_begun = False

@@ -55,7 +55,7 @@ THRESHOLDS = (
     Threshold("overdueSeconds", 21_600, 43_200, "seconds out of the last day in which rows that are due may stay"),
     Threshold("invalidGrowth", 1_000, 1_000, "transactions by which the invalid list may grow in a day"),
     Threshold("invalidIds", 200_000, 200_000, "transactions that the invalid list may have"),
-    Threshold("repeats", 3, 0, "errors of one kind within windowSeconds that are no reason to look"),
+    Threshold("repeats", 3, 0, "errors of one kind within windowSeconds that need no attention"),
     Threshold("skewSeconds", 60, 60, "seconds two clocks may differ"),
     Threshold("pausedSeconds", 86_400, 86_400, "seconds anything may be paused"),
     Threshold("planOnlySeconds", 604_800, 604_800, "seconds that a janitor may only plan"),

@@ -61,7 +61,7 @@ class SourceOptions:
         found = {name.lower(): value for name, value in given.items()}
         if unknown := sorted(set(found) - _OPTIONS):
             raise ConfigurationError(
-                f"{unknown[0]} is no option of format {NAME}.", f"There are {', '.join(sorted(_OPTIONS))}."
+                f"{unknown[0]} is not an option of format {NAME}.", f"There are {', '.join(sorted(_OPTIONS))}."
             )
         table = found.get("table", "message")
         if table not in _TABLES:
@@ -96,7 +96,7 @@ def _moment(found: Mapping[str, str], name: str) -> int | None:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise ConfigurationError(
-            f"{name} is {text}, and that is no time.", "Write 1700000000000 (ms) or 2023-11-14T22:13:20Z."
+            f"{name} is {text}, which is not a time.", "Write 1700000000000 (ms) or 2023-11-14T22:13:20Z."
         ) from error
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 

@@ -66,11 +66,11 @@ class Feed:
         found = {name.lower(): value for name, value in given.items()}
         if "token" in found:
             raise ConfigurationError(
-                "token is no option, because options show in plans.", "Put it into a file, and name that in token_file."
+                "token is not an option, because Spark shows options in plans.", "Put it into a file, and name that in token_file."
             )
         if unknown := sorted(set(found) - set(OPTIONS)):
             raise ConfigurationError(
-                f"{unknown[0]} is no option of a stream.", f"There are {', '.join(sorted(OPTIONS.values()))}."
+                f"{unknown[0]} is not an option of a stream.", f"There are {', '.join(sorted(OPTIONS.values()))}."
             )
         for name, example in (("url", "http://127.0.0.1:11015"), ("topic", "default:orders")):
             if name not in found:
@@ -121,7 +121,7 @@ def named(topic: str) -> TopicId:
     try:
         return TopicId.parse(topic)
     except ValueError as error:
-        raise ConfigurationError(f"topic is {topic}, and that is none.", "Write namespace:topic.") from error
+        raise ConfigurationError(f"topic is {topic}, which is not a topic.", "Write namespace:topic.") from error
 
 
 def begin_of(text: str) -> StreamPosition | None:
@@ -142,7 +142,7 @@ def begin_of(text: str) -> StreamPosition | None:
         return StreamPosition(milliseconds(datetime.fromisoformat(text)))
     except (ValueError, OverflowError, TmsError) as error:
         raise ConfigurationError(
-            f"startingPosition is {text}, and that is no place in a topic.",
+            f"startingPosition is {text}, which is not a position in a topic.",
             "Write earliest, latest, 1700000000000 (ms), 2023-11-14T22:13:20Z (with its zone), or a message's id.",
         ) from error
 

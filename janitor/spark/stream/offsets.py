@@ -52,7 +52,7 @@ class StreamPosition:
         """
         match = _PLACE.fullmatch(text)
         if match is None:
-            raise FormatError(f"{quoted(text)} is no place in a topic")
+            raise FormatError(f"{quoted(text)} is not a position in a topic")
         if match["id"]:
             return cls(MessageId.from_hex(match["id"]), match["how"] == "from")
         return cls(int(match["ms"]) if match["ms"] else None)

@@ -253,7 +253,7 @@ def _stored(rows: DataFrame, storing: _Storing) -> list[int]:
 def _check(batch: DataFrame, column: str) -> None:
     fields = {found.name: found.dataType for found in batch.schema.fields}
     if column not in fields:
-        raise ConfigurationError(f"{column} is no column of the batch.", f"Set column to one of {', '.join(fields)}.")
+        raise ConfigurationError(f"{column} is not a column of the batch.", f"Set column to one of {', '.join(fields)}.")
     if not isinstance(fields[column], BinaryType | StringType):
         raise ConfigurationError(
             f"Column {column} is of type {fields[column].simpleString()}.", "Make it binary or string: to_json(…)."

@@ -140,7 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
 
     def stop(self) -> None:
-        """Close connections; stopping twice is no error."""
+        """Close connections; stopping twice is not an error."""
         opened, self._opened = self._opened, None
         if opened is not None:
             opened.close()

@@ -70,7 +70,7 @@ def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(desk: 
 def test_given_a_file_of_that_name_then_it_is_left_alone(desk: Control) -> None:
     path = desk.folder / "control.sock"
     path.write_text("mine", encoding="utf-8")
-    with pytest.raises(StoreError, match="is no socket"):
+    with pytest.raises(StoreError, match="is not a socket"):
         desk.start()
     assert path.read_text(encoding="utf-8") == "mine"
 

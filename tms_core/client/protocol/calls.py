@@ -132,7 +132,7 @@ def topic_id(topic: Topic) -> TopicId:
     if isinstance(topic, TopicId):
         return topic
     if not isinstance(topic, str):
-        raise BadRequest(f"{topic!r} is no topic.", "Write it as namespace:topic.")
+        raise BadRequest(f"{topic!r} is not a topic.", "Write it as namespace:topic.")
     try:
         return TopicId.parse(topic)
     except ValueError as error:
@@ -343,7 +343,7 @@ def _properties(ttl: timedelta | int | str | None, properties: Mapping[str, str]
 def array(body: bytes) -> list[Any]:
     found = json.loads(body)
     if not isinstance(found, list):
-        raise FormatError("it is no array")
+        raise FormatError("it is not an array")
     return found
 
 

@@ -141,7 +141,7 @@ def check_order(order: str) -> None:
         BadRequest: the order is unknown.
     """
     if order not in ORDERS:
-        raise BadRequest(f"{order!r} is no order of a group.", f"Give {' or '.join(ORDERS)}.")
+        raise BadRequest(f"{order!r} is not an order of a group.", f"Give {' or '.join(ORDERS)}.")
 
 
 def group_poll(

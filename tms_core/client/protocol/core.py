@@ -251,7 +251,7 @@ class Reading:
         """
         said = self._pieces.headers.get(name)
         if said is not None and not said.isdecimal():
-            raise Unanswered(f"The answer says {name}: {said}, which is no number.")
+            raise Unanswered(f"The answer says {name}: {said}, which is not a number.")
         return None if said is None else int(said)
 
     async def more(self) -> list[Message]:

@@ -108,7 +108,7 @@ class Token:
         try:
             return file.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigurationError(f"The token file {file} cannot be read: {reason}.") from error
 
 
@@ -270,11 +270,11 @@ def _checked(given: str) -> str:
     try:
         url = httpx2.URL(given)
     except (httpx2.InvalidURL, TypeError) as error:
-        raise ConfigurationError(f"{given!r} is no URL: {error}.", _URL_HINT) from error
+        raise ConfigurationError(f"{given!r} is not a URL: {error}.", _URL_HINT) from error
     if url.userinfo:
         raise ConfigurationError("The URL has a password in it.", "Give a token instead.")
     if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise ConfigurationError(f"{given!r} is no server's URL.", _URL_HINT)
+        raise ConfigurationError(f"{given!r} is not the URL of a server.", _URL_HINT)
     return given.rstrip("/")
 
 
@@ -296,5 +296,5 @@ def service_at(transactions: Transactions, timeouts: Timeouts) -> TransactionCli
         return transactions
     addresses = [transactions] if isinstance(transactions, str) else list(transactions)
     if not addresses or not all(_ADDRESS.fullmatch(one) for one in addresses):
-        raise ConfigurationError(f"{transactions!r} is no address.", "Write HOST:PORT, like 127.0.0.1:15165.")
+        raise ConfigurationError(f"{transactions!r} is not an address.", "Write HOST:PORT, like 127.0.0.1:15165.")
     return TransactionClient(addresses, timeouts.transaction_seconds)

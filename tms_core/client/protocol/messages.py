@@ -127,9 +127,9 @@ def decode_published(body: bytes) -> RollbackRange:
             value, at = read_varint(body, at)
             values.append(value)
     except (IndexError, ValueError) as error:
-        raise FormatError("the answer to publish is no PublishResponse") from error
+        raise FormatError("the answer to publish is not a PublishResponse") from error
     if branch or at != len(body):
-        raise FormatError("the answer to publish is no PublishResponse")
+        raise FormatError("the answer to publish is not a PublishResponse")
     return RollbackRange(*values)
 
 
@@ -145,7 +145,7 @@ def decode_published_json(body: bytes) -> RollbackRange:
         names = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
         return RollbackRange(int(given["transactionWritePointer"]), *(int(rows[name]) for name in names))
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError("the answer to publish is no PublishResponse") from error
+        raise FormatError("the answer to publish is not a PublishResponse") from error
 
 
 class MessageDecoder:
@@ -271,7 +271,7 @@ def _start(start: Start, *, inclusive: bool) -> bytes:
         # A server uses ``inclusive`` only with an id, as CDAP does; therefore add a millisecond.
         return varint(1) + varint(milliseconds(start) + (not inclusive))
     if not isinstance(start, MessageId):
-        raise BadRequest(f"{start!r} is no place to begin at.", "Give a message's id, a time with its zone, or None.")
+        raise BadRequest(f"{start!r} is not a position to start at.", "Give a message's id, a time with its zone, or None.")
     return varint(0) + _bytes(start.pack())
 
 

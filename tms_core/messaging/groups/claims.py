@@ -293,7 +293,7 @@ class Groups:
         """
         check_name(name)
         if not 0 < pointer <= LONG_MAX:
-            raise BadRequest(f"{pointer} is no write pointer.", "Send the transaction's id.")
+            raise BadRequest(f"{pointer} is not a write pointer.", "Send the transaction's id.")
         metadata = self._topics.get(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
@@ -586,7 +586,7 @@ class Groups:
 
     def _require_open(self, pointer: int, principal: str | None) -> None:
         if not 0 < pointer <= LONG_MAX:
-            raise BadRequest(f"{pointer} is no transaction.", "Send the transaction as it was begun.")
+            raise BadRequest(f"{pointer} is not a transaction.", "Send the transaction as it was begun.")
         lifetime_ms = self._read_path.lifetime_ms
         if transaction_ms(pointer) + lifetime_ms <= self._read_path.clock.now_ms():
             raise ConsumerConflict(

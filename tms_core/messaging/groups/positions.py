@@ -112,7 +112,7 @@ class ConsumerRegistry:
         """
         check_name(name)
         if message.publish_ms < 0 or message.payload_ms < 0:
-            raise BadRequest(f"{message} is no message id: its times lie before 1970.", "Send one that a poll gave.")
+            raise BadRequest(f"{message} is not a message id: its times lie before 1970.", "Send one that a poll gave.")
         metadata = self._topics.read(topic)
         with self.lock(ConsumerGroup.of(metadata, name)):
             former = self._positions.get(metadata, name)

@@ -115,7 +115,7 @@ def check(sent: Sent) -> None:
         BadRequest: the number or the label is invalid.
     """
     if not 0 < sent.sequence <= LONG_MAX:
-        raise BadRequest(f"{sent.sequence} is no sequence number.", f"Number requests from 1 to {LONG_MAX}.")
+        raise BadRequest(f"{sent.sequence} is not a sequence number.", f"Number requests from 1 to {LONG_MAX}.")
     if sent.label and (size := len(sent.label.encode())) > LABEL_BYTES:
         raise BadRequest(f"A label of {size} bytes is too long.", f"Give one of {LABEL_BYTES} bytes at most.")
 

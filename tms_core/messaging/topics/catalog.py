@@ -139,7 +139,7 @@ class TopicRegistry:
             row = self._row(topic)
             if row.lives:
                 raise TopicExists(
-                    f"There is a topic {topic} already.",
+                    f"Topic {topic} already exists.",
                     f"Choose another name, or look at its properties: tms topic show {topic}",
                 )
             generation = 1 - row.topic.generation if row.topic else 1
@@ -232,17 +232,17 @@ class TopicRegistry:
                 f"A ttl of {quoted(wanted[_TTL])} is not possible.", f"Give whole seconds from 1 to {INT_MAX}."
             )
         if _GENERATION in wanted and parse_java_int(wanted[_GENERATION]) in (None, 0, INT_MIN):
-            raise BadRequest(f"{quoted(wanted[_GENERATION])} is no generation.", "Leave it out: the store counts them.")
+            raise BadRequest(f"{quoted(wanted[_GENERATION])} is not a generation.", "Leave it out: the store counts them.")
         if wanted.get(TRANSACTIONS, OPTIONAL) not in (REQUIRED, FORBIDDEN, OPTIONAL):
             raise BadRequest(
-                f"transactions: {quoted(wanted[TRANSACTIONS])} is none of its values.",
+                f"transactions: {quoted(wanted[TRANSACTIONS])} is not one of its values.",
                 "Write required, forbidden or optional.",
             )
         if wanted.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
-            raise BadRequest(f"retention: {quoted(wanted[RETENTION])} is none of its values.", "Write consumed or ttl.")
+            raise BadRequest(f"retention: {quoted(wanted[RETENTION])} is not one of its values.", "Write consumed or ttl.")
         if wanted.get(HOLD, TRANSACTION) != TRANSACTION:
             raise BadRequest(
-                f"hold: {quoted(wanted[HOLD])} is none of its values.", "Write transaction, or leave it out."
+                f"hold: {quoted(wanted[HOLD])} is not one of its values.", "Write transaction, or leave it out."
             )
         if len({name.encode("utf-8", "replace") for name in wanted}) < len(wanted):
             raise BadRequest("Two properties have the same name once halves of surrogate pairs are written as '?'.")

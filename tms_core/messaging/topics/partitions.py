@@ -197,9 +197,9 @@ def _routes(text: str) -> dict[str, int]:
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"routes: {_shown(text)} is no JSON.", example) from error
+        raise BadRequest(f"routes: {_shown(text)} is not JSON.", example) from error
     if not isinstance(given, dict) or not 0 < len(given) <= MOST_ROUTES:
-        raise BadRequest(f"routes: {_shown(text)} is no object of 1 to {MOST_ROUTES} routes.", example)
+        raise BadRequest(f"routes: {_shown(text)} is not an object of 1 to {MOST_ROUTES} routes.", example)
     for name in given:
         if not _ROUTE.fullmatch(name) or _TAKEN.fullmatch(name):
             raise BadRequest(f"routes: {_shown(name)} cannot be a route.", "Use letters, digits and '_'; not 'dead'.")
@@ -208,7 +208,7 @@ def _routes(text: str) -> dict[str, int]:
 
 def _number(text: str) -> int:
     if not _NUMBER.fullmatch(text) or int(text) > MOST_PARTITIONS:
-        raise BadRequest(f"{_shown(text)} is no number of partitions.", f"Give 1 to {MOST_PARTITIONS}.")
+        raise BadRequest(f"{_shown(text)} is not a number of partitions.", f"Give 1 to {MOST_PARTITIONS}.")
     return int(text)
 
 

@@ -228,5 +228,5 @@ def _bearer(headers: Headers) -> bytes:
     # Two would mean one thing to a proxy in front and another here.
     match = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
     if match is None:
-        raise Unauthorized("This is no bearer token.", "Send one, as Authorization: Bearer TOKEN.")
+        raise Unauthorized("This is not a bearer token.", "Send one, as Authorization: Bearer TOKEN.")
     return match[1]

@@ -189,7 +189,7 @@ def _jwks_entries(file: str, contents: bytes) -> list[dict[str, Any]]:
 
 
 def _no_jwks(file: str) -> ConfigurationError:
-    return ConfigurationError(f"{file} is no JWKS.", 'It is an object {"keys": […]}; see RFC 7517.')
+    return ConfigurationError(f"{file} is not a JWKS.", 'It is an object {"keys": […]}; see RFC 7517.')
 
 
 def _usable(name: str | None, key: object, only: object) -> Iterator[_Key]:

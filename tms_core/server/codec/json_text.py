@@ -53,7 +53,7 @@ class JsonCodec:
         if messages is None:
             messages = []
         if not isinstance(messages, list):
-            raise BadRequest("messages: this is no array.")
+            raise BadRequest("messages: this is not an array.")
         if len(messages) > self.most_messages:
             raise too_many(self.most_messages)
         pointer, ttl_seconds = given.get("transactionWritePointer"), given.get("ttlSeconds")
@@ -74,7 +74,7 @@ class JsonCodec:
             return _number("transactionWritePointer", given.get("transactionWritePointer"))
         rows = given["rollbackRange"]
         if not isinstance(rows, dict):
-            raise BadRequest("rollbackRange: this is no object. Send the answer of publish as it is.")
+            raise BadRequest("rollbackRange: this is not an object. Send the answer of publish as it is.")
         _known(rows, set(_RANGE), "rollbackRange.")
         start_ms, start_sequence, end_ms, end_sequence = (
             _number(f"rollbackRange.{name}", rows.get(name), _INT if name.endswith("Id") else _LONG) for name in _RANGE
@@ -160,7 +160,7 @@ def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]
     try:
         found = UUID(instance if isinstance(instance, str) else "")
     except ValueError as error:
-        raise BadRequest("instance: this is no UUID.", "Draw one at random, and keep it for this instance.") from error
+        raise BadRequest("instance: this is not a UUID.", "Draw one at random, and keep it for this instance.") from error
     if not isinstance(ended, dict) or not all(outcome in ("committed", "aborted") for outcome in ended.values()):
         raise BadRequest('ended: this does not say of transactions that they are "committed" or "aborted".')
     return found, {_number("ended", name): TransactionOutcome(outcome) for name, outcome in ended.items()}
@@ -190,7 +190,7 @@ def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _known(given: Mapping[str, Any], fields: set[str], prefix: str = "") -> None:
@@ -202,7 +202,7 @@ def _number(name: str, value: Any, within: range = _LONG) -> int:
     if isinstance(value, str) and _NUMBER.fullmatch(value):
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or value not in within:
-        raise BadRequest(f"{name}: this is no {'64' if within is _LONG else '32'}-bit number.")
+        raise BadRequest(f"{name}: this is not a {'64' if within is _LONG else '32'}-bit number.")
     return value
 
 
@@ -210,7 +210,7 @@ def _base64(name: str, value: Any) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError) as error:
-        raise BadRequest(f"{name}: this is no base64 text.") from error
+        raise BadRequest(f"{name}: this is not base64 text.") from error
 
 
 def _payload(value: Any) -> bytes:
@@ -218,7 +218,7 @@ def _payload(value: Any) -> bytes:
         try:
             return value.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise BadRequest("messages: half a surrogate pair is no text.") from error
+            raise BadRequest("messages: half a surrogate pair is not text.") from error
     if isinstance(value, dict) and value.keys() == {"base64"}:
         return _base64("messages", value["base64"])
     raise BadRequest('messages: a payload is text or {"base64": "…"}.')
@@ -233,7 +233,7 @@ def _written(payload: bytes) -> str:
 
 def _id(name: str, value: Any) -> MessageId:
     if not isinstance(value, str):
-        raise BadRequest(f"{name}: this is no text of 40 hex digits.")
+        raise BadRequest(f"{name}: this is not text of 40 hex digits.")
     try:
         return MessageId.from_hex(value)
     except FormatError as error:

@@ -120,7 +120,7 @@ def _order(headers: Headers) -> Order:
     try:
         return Order(headers.get(ORDER, b"partition").decode("latin-1"))
     except ValueError as error:
-        raise BadRequest("X-TMS-Order: this is no order.", "Send partition or none.") from error
+        raise BadRequest("X-TMS-Order: this is not an order.", "Send partition or none.") from error
 
 
 def _number(headers: Headers, name: bytes) -> int | None:
@@ -128,5 +128,5 @@ def _number(headers: Headers, name: bytes) -> int | None:
     if value is None:
         return None
     if not value.isdigit() or len(value) > _DIGITS or not 0 < int(value) <= INT_MAX:
-        raise BadRequest("X-TMS-Max-Deliveries: this is no number of deliveries.", f"Give 1 to {INT_MAX}.")
+        raise BadRequest("X-TMS-Max-Deliveries: this is not a number of deliveries.", f"Give 1 to {INT_MAX}.")
     return int(value)

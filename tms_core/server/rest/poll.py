@@ -289,7 +289,7 @@ def _waits(headers: Headers, request: FetchRequest) -> FetchRequest:
     if asked is None:
         return request
     if not asked.isdigit() or len(asked) > len(str(LONG_MAX)):
-        raise BadRequest("X-TMS-Wait-Seconds: this is no whole number of seconds.", "Give 0 to 60.")
+        raise BadRequest("X-TMS-Wait-Seconds: this is not a whole number of seconds.", "Give 0 to 60.")
     return replace(request, wait_seconds=int(asked))
 
 

@@ -84,13 +84,13 @@ def _instance(producer: bytes, generation: bytes) -> tuple[TopicId, str, int]:
     home, slash, name = producer.decode("latin-1").partition("/")
     namespace, colon, topic = home.partition(":")
     if not (slash and colon and topic):
-        raise BadRequest("X-TMS-Producer: this is no producer.", "Send namespace:topic/name.")
+        raise BadRequest("X-TMS-Producer: this is not a producer.", "Send namespace:topic/name.")
     return named_topic(namespace, topic), name, _number(generation, "X-TMS-Generation")
 
 
 def _number(given: bytes, shown: str) -> int:
     if not given.isdigit() or len(given) > _DIGITS:
-        raise BadRequest(f"{shown}: this is no number.", "A producer's request has a generation and a number.")
+        raise BadRequest(f"{shown}: this is not a number.", "A producer's request has a generation and a number.")
     return int(given)
 
 
@@ -98,7 +98,7 @@ def _label(headers: Headers) -> str:
     try:
         return unquote_to_bytes(headers[LABEL]).decode()
     except UnicodeDecodeError as error:
-        raise BadRequest("X-TMS-Label: this is no UTF-8.", "Percent-encode the label's UTF-8.") from error
+        raise BadRequest("X-TMS-Label: this is not UTF-8.", "Percent-encode the label's UTF-8.") from error
 
 
 def _former(former: LastTransaction | None) -> dict[str, str] | None:

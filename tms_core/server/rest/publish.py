@@ -127,5 +127,5 @@ def _ttl(headers: Headers, given: int | None) -> int | None:
     if given is not None:
         raise BadRequest("The ttl of the messages is given twice.", "Give it in the header or in the body.")
     if not named.isdigit() or len(named) > _TTL_DIGITS:
-        raise BadRequest("X-TMS-TTL-Seconds: this is no number of seconds.", "Give a whole number.")
+        raise BadRequest("X-TMS-TTL-Seconds: this is not a number of seconds.", "Give a whole number.")
     return int(named)

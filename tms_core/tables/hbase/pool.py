@@ -174,7 +174,7 @@ class HBasePool:
             self._free.release()
 
     def close(self) -> None:
-        """Close idle connections, and others when they are returned; closing twice is no error."""
+        """Close idle connections, and others when they are returned; closing twice is not an error."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

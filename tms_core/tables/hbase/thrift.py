@@ -199,7 +199,7 @@ class ThriftConnection:
         return not self.broken and self._socket.is_quiet()
 
     def close(self) -> None:
-        """Close it; closing twice is no error."""
+        """Close it; closing twice is not an error."""
         self.broken = True
         self._socket.close()
 

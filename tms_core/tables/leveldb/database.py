@@ -337,7 +337,7 @@ class WritableDatabase(Database):
         self._write(_Write(synced=False))
 
     def close(self) -> None:
-        """Close the folder, after a failed write was rolled back, if it can be; closing twice is no error."""
+        """Close the folder, after a failed write was rolled back, if it can be; closing twice is not an error."""
         with self._disk:
             with suppress(plyvel.Error, OSError):
                 self._repair()

@@ -240,7 +240,7 @@ class _FieldReader:
         try:
             return self._take(size).decode()
         except UnicodeDecodeError as error:
-            raise FormatError("a name that is no text") from error
+            raise FormatError("a name that is not text") from error
 
     def _take(self, size: int) -> bytes:
         start = self._at

@@ -61,7 +61,7 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
     except wire.TooManyStrings as error:
         return _too_many(error.request, str(error))
     if request.kind != MessageKind.CALL:
-        raise FormatError(f"a message of kind {request.kind}, which is no call")
+        raise FormatError(f"a message of kind {request.kind}, which is not a call")
     call = _CALLS.get(request.name)
     if call is None:
         return failure(request, Failure.UNKNOWN_METHOD, f"Invalid method name: '{request.name}'")

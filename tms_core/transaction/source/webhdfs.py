@@ -58,7 +58,7 @@ class WebHdfsFolder:
         match = _URL.fullmatch(url)
         if match is None:
             raise ConfigurationError(
-                f"transactions.directory is {url}, and that is no folder on HDFS.",
+                f"transactions.directory is {url}, which is not a folder on HDFS.",
                 "Write webhdfs://NAMENODE:PORT/PATH, with USER@ before the host where HDFS has to know who reads.",
             )
         scheme = "https" if match[1] else "http"
@@ -92,7 +92,7 @@ class WebHdfsFolder:
         except OSError as error:
             raise NoSnapshot(f"no snapshots at {self}: {error}.", _HINT) from error
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise NoSnapshot(f"no snapshots at {self}: what answers there is no WebHDFS.", _HINT) from error
+            raise NoSnapshot(f"no snapshots at {self}: the server there is not WebHDFS.", _HINT) from error
         return files, len(found) - len(files)
 
     @contextmanager
