@@ -116,7 +116,7 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
     except TmsError as error:
         click.echo(f"error: {error.message} [{error.code}]\nhint: {error.hint}", err=True)
         return 1
-    _say("all that was accepted is written, and the store is closed")
+    _say("all accepted messages are written, and the store is closed")
     return 0
 
 

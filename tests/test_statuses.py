@@ -205,7 +205,7 @@ def caller(request: pytest.FixtureRequest, server: Started, capsys: pytest.Captu
 def test_request_for_a_missing_topic_is_not_found_for_every_caller(caller: Caller, operation: str) -> None:
     outcome = caller.ask(operation, MISSING, *(["billing"] if "position" in operation else []))
     assert (outcome.status or 404, outcome.code) == (404, TopicNotFound.code)
-    assert "There is no topic default:missing." in outcome.text
+    assert "Topic default:missing does not exist." in outcome.text
 
 
 @pytest.mark.parametrize("operation", ["position", "delete_position"])

@@ -179,7 +179,7 @@ def test_given_a_checkout_when_run_then_it_tells_what_the_guide_shows_and_ctrl_c
     assert 'tms_janitor_rows_deleted_total{rule="old_generation",table="message"} 700.0' in running.get("/metrics")[1]
     running.send(signal.SIGINT)
     assert running.ended() == 0
-    running.hear("all that was accepted is written, and the store is closed")
+    running.hear("all accepted messages are written, and the store is closed")
     files = [path.name for path in (running.folder / "messaging").rglob("*") if path.suffix in (".ldb", ".sst")]
     assert files
     assert all(name.endswith(".sst") for name in files)

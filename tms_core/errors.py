@@ -25,7 +25,7 @@
     ├── MessagingError           a request for a topic or its messages could not be done
     │   ├── BadRequest           the request is wrong, whatever its sender may do; says what to write
     │   ├── TopicNotFound        no such topic, or a deleted one
-    │   ├── TopicExists          there is a topic of that name already
+    │   ├── TopicExists          a topic with this name already exists
     │   ├── PartitionsChanged    the topic's messages go to other partitions now
     │   ├── ConsumerNotFound     no such consumer of the topic
     │   ├── ConsumerConflict     the consumer is there already, has open claims, or the claiming transaction has ended

@@ -165,7 +165,7 @@ def _require_empty(folder: Path) -> None:
         raise ConfigurationError(f"{folder} cannot be used: {error.strerror}.", "Name another folder.") from error
     if is_used:
         raise ConfigurationError(
-            f"{folder} is not empty, and nothing is written over.",
+            f"{folder} is not empty, and this command does not overwrite files.",
             "Name a new folder, or move this one away first. Nothing was changed.",
         )
 

@@ -46,7 +46,7 @@ COUNT_SECONDS = 60
 LATE_SECONDS = 10
 
 #: What is answered until the janitor begins.
-WAITING = "the janitor waits for its store or for the lease of another janitor; its log says which"
+WAITING = "the janitor waits for its store or for the lease of another janitor; its log has the reason"
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = 
         except (LeaseHeld, StoreUnavailable, StateUnavailable):
             if not stop.is_set():
                 raise
-            logger.info("the janitor has stopped before it began")
+            logger.info("the janitor stopped before its first sweep")
             return 0
         stack.enter_context(ending(daemon.request_stop, hangup=daemon.sweep_now))
         daemon.run()
@@ -195,7 +195,8 @@ def _assemble(
     )
     for run_id in engine.recover():
         logger.warning(
-            "run %s did not end; its result is now lost, and the ledger says which rows it may have deleted", run_id
+            "run %s did not finish; its result is now lost, and the ledger lists the rows that it may have deleted",
+            run_id,
         )
 
     def failed(name: str, error: BaseException) -> None:

@@ -141,7 +141,8 @@ class Session:
         named = self.common.snapshots
         if named is not None and "://" not in named and not Path(named).is_dir():
             raise ConfigurationError(
-                f"--snapshots {named}: there is no such folder.", "Name the folder that has the transaction snapshots."
+                f"--snapshots {named}: the folder does not exist.",
+                "Name the folder that has the transaction snapshots.",
             )
         return source_of(self.settings.transactions)
 
@@ -200,7 +201,7 @@ class Session:
         if greeting.store != self.place.identity():
             raise ConfigurationError(
                 f"The janitor that answers in {self.state_path} (process {greeting.pid}) holds another store.",
-                "Give each store a state folder of its own (janitor.state).",
+                "Give each store a separate state folder (janitor.state).",
             )
         if greeting.settings != self.digest:
             logger.warning(
@@ -329,7 +330,7 @@ class Session:
                 raise
             raise StoreBusy(
                 error.message,
-                "That janitor sweeps by itself: janitor status (to have it sweep now: janitor sweep-now)",
+                "That janitor sweeps on its schedule: janitor status (to start a sweep now: janitor sweep-now)",
             ) from error
 
     def side(self) -> AbstractContextManager[SideTable | None]:
@@ -369,7 +370,7 @@ class Session:
             return None
         if "://" in wanted.path:
             raise ConfigurationError(
-                f"janitor.archive.path is {wanted.path}, and this version archives into local folders only.",
+                f"janitor.archive.path is {wanted.path}, but this version archives only to local folders.",
                 "Set it to a folder.",
             )
         return ParquetArchive(Path(wanted.path), self.clock)

@@ -65,8 +65,8 @@ def local_folder(path: str) -> Path:
     """
     if "://" in path:
         raise ConfigurationError(
-            f"janitor.archive.path is {path}, and this version archives to folders only.",
-            "Give a folder, and copy it to where the archive should be.",
+            f"janitor.archive.path is {path}, but this version archives only to local folders.",
+            "Set a local folder, and copy its files to the remote place.",
         )
     return Path(path)
 

@@ -128,7 +128,7 @@ def find_topic(folder: Path, topic: TopicId) -> list[ArchivedFile]:
     if damaged:
         raise damaged[0]
     if not files:
-        raise ArchiveError(f"Nothing of {topic} is archived in {folder}.", "See what there is: janitor archive list")
+        raise ArchiveError(f"Nothing of {topic} is archived in {folder}.", "List the archive: janitor archive list")
     return files
 
 

@@ -294,11 +294,11 @@ class _Restore:
         """
         value = self._store.metadata.get(topic.prefix)
         if value is None:
-            raise Refused(f"There is no topic {topic}.", "Create it, or name another one with --to NS:TOPIC.")
+            raise Refused(f"Topic {topic} does not exist.", "Create it, or name another one with --to NS:TOPIC.")
         try:
             found = TopicMetadata.parse(topic.prefix, value)
         except MetadataError as error:
-            raise Refused(f"Nothing is restored: {error}.", "Set its properties right first.") from error
+            raise Refused(f"Nothing is restored: {error}.", "Correct its properties first.") from error
         if found.deleted:
             raise Refused(
                 f"Topic {topic} is deleted, so its rows could not be read.",

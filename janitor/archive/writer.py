@@ -40,13 +40,15 @@ FIRST_PAGE_ROWS, PAGE_ROWS = 32, 1000
 #: Payload bytes that a page should not have more of, and after which a row group is written.
 GROUP_BYTES = 4 << 20
 
-_FULL = "Free some space there, or lower janitor.archive.keep_days; until then nothing is deleted."
-_FORBIDDEN = "Run as a user who may write there; until then nothing is deleted."
+_FULL = (
+    "Free some space there, or lower janitor.archive.keep_days; nothing is deleted until the archive can be written."
+)
+_FORBIDDEN = "Run as a user who may write there; nothing is deleted until the archive can be written."
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), _FORBIDDEN),
 }
-_LOOK = "Look at that disk; until it can be written nothing is deleted."
+_LOOK = "Check that disk; nothing is deleted until the archive can be written."
 
 
 class CommitState(StrEnum):

@@ -19,7 +19,7 @@ _QUESTIONS = frozenset(
     {"boundary", "doctor", "history", "inspect", "ledger", "plan", "status", "topic", "verify", "why"}
 )
 _ASKED = "interrupted; nothing in the store was changed"
-_INTERRUPTED = "interrupted; what was done is done, the next run goes on from there"
+_INTERRUPTED = "interrupted; completed changes are kept, the next run continues from there"
 _CODES = ((Refused, REFUSED), *outcome.CODES)
 
 

@@ -127,5 +127,5 @@ def _refuse_namesake() -> None:
         return
     raise ConfigurationError(
         "pyjanitor is installed in this environment, and its package is named janitor like this one.",
-        "Use an environment of its own for each of the two.",
+        "Install each of the two into a separate environment.",
     )

@@ -36,7 +36,7 @@ def command(topic: str | None) -> None:
         pauses, known = state.pauses(), state.frontiers()
     current.refresh_status()
     if known and not any(name.matches((pattern,)) for name in known):
-        click.echo(f"warning: the janitor has not seen a topic named {pattern}; it is paused anyway", err=True)
+        click.echo(f"warning: the janitor has not seen a topic named {pattern}; the pause applies anyway", err=True)
     if current.as_json:
         render.print_json({"paused": as_json(pauses)})
         return

@@ -73,6 +73,6 @@ def _show(pattern: str, resumed: list[str], retried: list[str], pauses: list[Pau
     if retried:
         out.print(f"tried again with the next run: {', '.join(retried)}")
     if not resumed and not retried:
-        out.print("nothing is paused" if not pauses else f"{pattern} was not paused by itself")
+        out.print("nothing is paused" if not pauses else f"{pattern} was not paused under this name")
     if pauses:
         out.print(f"still paused: {names(pauses)}")

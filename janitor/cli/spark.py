@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 #: The options that say where Spark is, and how many tasks there are to be.
 on_spark = together(
     click.option(
-        "--master", metavar="URL", help="Where Spark is: local[*] (the default), spark://…, k8s://…, sc://… (Connect)."
+        "--master",
+        metavar="URL",
+        help="The Spark master: local[*] (the default), spark://…, k8s://…, sc://… (Connect).",
     ),
     click.option("--partitions", type=click.IntRange(min=1), help="About how many tasks; default: by size."),
 )
@@ -179,7 +181,7 @@ def show_stats(found: list[GenerationStats], now_ms: int) -> None:
     """Print statistics as text."""
     out = render.console()
     if not found:
-        out.print("nothing lies in this store")
+        out.print("this store is empty")
         return
     columns = ["topic", "gen", "messages", "payloads", "bytes", "oldest", "newest", "overdue", "orphans", "missing"]
     columns.append("blocked since")

@@ -108,7 +108,9 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
     archive = "rows that were archived can still be listed: janitor archive list"
     archive = complete(archive, current.arguments())
     if state is None:
-        return [f"no state at {current.place.state_name}: no janitor ran here yet, or the state was lost; {archive}"]
+        return [
+            f"no state at {current.place.state_name}: no janitor has run here yet, or the state was lost; {archive}"
+        ]
     known = beginning(state)
     since_ms, adopted_ms = known["known_since_ms"], known["adopted_ms"]
     if since_ms is None:
@@ -123,6 +125,6 @@ def explain_beginning(current: Session, state: State | None, oldest_ms: int | No
         lines.append(f"known since {render.moment(since_ms)}; nothing older is in this state; {archive}")
     if adopted_ms is not None and adopted_ms < since_ms:
         lines.append(
-            f"the store was adopted {render.moment(adopted_ms)}: what was done before this state was made is lost"
+            f"the store was adopted {render.moment(adopted_ms)}: records from before this state was created are lost"
         )
     return lines

@@ -225,7 +225,7 @@ def answer(behind: ControlBackend, method: str, body: bytes, observe: Observer, 
         raise StoreBusy(
             f"The janitor that holds the store (process {pid}, version {version}) speaks protocol {PROTOCOL}, this one "
             f"{asked.get('protocol')}.",
-            "Use one version for both: start the one that holds the store anew.",
+            "Use one version for both: restart the one that holds the store.",
         )
     if method in methods(ReadEngine):
         reader = behind.make_reader(observe, gone.is_set)
@@ -269,7 +269,7 @@ def _wait(decider: Decider, observe: Observer, gone: Event) -> None:
         observe("wait", None, 0)
         gone.wait(LOOK_SECONDS)
     if gone.is_set():
-        raise StopRequested("Nothing was done: the janitor is stopping.", "Try again when it is back.")
+        raise StopRequested("Nothing was done: the janitor is stopping.", "Try again after its restart.")
 
 
 def _call(engine: object, protocol: type, method: str, arguments: Mapping[str, Any]) -> Any:

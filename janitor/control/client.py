@@ -93,8 +93,8 @@ class Caller:
             return self._ask(method, kind, arguments, self._answer_seconds)
         except _GONE as error:
             raise StoreError(
-                "The janitor that holds the store ended before it had answered.",
-                "Try again; janitor status says what it did last.",
+                "The process of the janitor that holds the store stopped before it responded.",
+                "Try again; janitor status shows its last run.",
             ) from error
 
     def _ask(self, method: str, kind: type[T], arguments: Mapping[str, Any], answer_seconds: float) -> T:
@@ -160,13 +160,13 @@ class Caller:
         except OSError as error:
             raise StoreError(
                 f"The janitor that holds the store cannot be asked on {self._path}: {error.strerror or error}.",
-                "Look at its log, then try again.",
+                "Check its log, then try again.",
             ) from error
 
     def _silent(self) -> StoreBusy:
         return StoreBusy(
             f"The janitor that holds the store does not answer on {self._path}.",
-            "Look at its log; if it hangs, start it anew.",
+            "Look at its log; if it hangs, restart it.",
         )
 
     def _not_understood(self, error: Exception) -> StoreError:
@@ -262,5 +262,5 @@ class RemoteEngine:
         try:
             yield
         except KeyboardInterrupt:
-            logger.warning("process %d finishes what it has begun; see janitor status", self.greeting.pid)
+            logger.warning("process %d finishes its current work; see janitor status", self.greeting.pid)
             raise

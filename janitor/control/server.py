@@ -103,7 +103,7 @@ class ControlServer:
                 self._bind(listening)
             except OSError as error:
                 raise StoreError(
-                    f"The control socket {self._path} cannot be made: {error.strerror or error}.",
+                    f"The control socket {self._path} cannot be created: {error.strerror or error}.",
                     "Put the state (janitor.state) into a folder of your own on a local disk.",
                 ) from error
             stack.pop_all()
@@ -122,7 +122,7 @@ class ControlServer:
         )
         self._server = ServerThread(config, listening, "control", give_up_seconds=LAST_SECONDS + 1)
         if not self._server.start():
-            raise StoreError(f"The control socket {self._path} cannot be made.", "The log says why.")
+            raise StoreError(f"The control socket {self._path} cannot be created.", "The log has the reason.")
 
     def stop(self) -> None:
         """Reject further calls, stop running ones, and remove the socket; a second call does nothing."""
@@ -168,7 +168,7 @@ class ControlServer:
                 return
         raise StoreBusy(
             f"Another janitor answers on {self._path}.",
-            "Give each store a state folder of its own (janitor.state), or stop the other janitor.",
+            "Give each store a separate state folder (janitor.state), or stop the other janitor.",
         )
 
     def _app(self) -> ASGIApp:
@@ -208,7 +208,7 @@ class ControlServer:
         with self._lock:
             if self._stopping.is_set():
                 return _refused(
-                    503, StopRequested("Nothing was done: the janitor is stopping.", "Try again when it is back.")
+                    503, StopRequested("Nothing was done: the janitor is stopping.", "Try again after its restart.")
                 )
             if len(self._under_way) >= MAX_CLIENTS:
                 return _refused(
@@ -234,7 +234,7 @@ class ControlServer:
         # A bug: the client is told that there is one, the log where, and the janitor goes on.
         except Exception as error:
             logger.exception("a question could not be answered")
-            bug = TmsError(f"The janitor that holds the store failed: {error!r}.", "Its log says more.")
+            bug = TmsError(f"The janitor that holds the store failed: {error!r}.", "See its log.")
             line = wire.encode_error(bug)
         finally:
             with self._lock:

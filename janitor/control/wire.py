@@ -29,7 +29,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     if len(line) > MAX_BYTES:
         raise StoreError(
             f"{len(line) >> 20} MB are too much to be handed from one process to the other ({MAX_BYTES >> 20} MB).",
-            "Ask for fewer topics at once (--topic), or stop the janitor that holds the store meanwhile.",
+            "Ask for fewer topics at once (--topic), or stop the janitor that holds the store first.",
         )
     return line
 

@@ -263,8 +263,8 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    logger.error("%s could not be answered: %s", request.url.path, error, exc_info=error)
-    return problem.response(500, INTERNAL, "this could not be made; the janitor's log says why")
+    logger.error("no response to %s: %s", request.url.path, error, exc_info=error)
+    return problem.response(500, INTERNAL, "this could not be made; the janitor's log has the reason")
 
 
 # -- what protects it --------------------------------------------------------------------------------------------------

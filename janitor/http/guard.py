@@ -52,7 +52,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
             except ConfigurationError as error:
                 # Who has shown no token yet learns no path of this machine.
                 seldom.log(logging.ERROR, "%s", error)
-                refusal = f"{_SETTING} cannot be used; the janitor's log says why."
+                refusal = f"{_SETTING} cannot be used; the janitor's log has the reason."
                 await problem.response(503, error.code, refusal)(scope, receive, send)
                 return
             if not is_known:

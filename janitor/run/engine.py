@@ -58,8 +58,8 @@ class OperatorDecisions(Questions):
             ready = prepare(self.deps)
             if store_id is not None and store_id != ready.record.mark:
                 raise NotAdopted(
-                    f"The store that is meant is {store_id}, and this one is {ready.record.mark}: it was not adopted.",
-                    "See that the settings name the store that is meant, then: janitor plan",
+                    f"The intended store is {store_id}, but this store is {ready.record.mark}: it was not adopted.",
+                    "Check that the settings name the intended store, then: janitor plan",
                 )
             return adopt(self.deps, ready, once_for)
 

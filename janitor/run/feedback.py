@@ -95,7 +95,7 @@ def hand_over(
     except Interrupted:
         raise
     except TmsError as error:
-        message = f"not all that is proven clean was taken off the invalid list: {error.message}"
+        message = f"some proven transactions stay on the invalid list: {error.message}"
         outcome.notes.append(GuardNote("feedback", False, message))
 
 
@@ -113,7 +113,7 @@ def _hand_over(
     present, ready = manager.latest().snapshot, run.ready
     note = guards.check_transaction_system(seen(ready.record, ready.tx), present)
     if note is not None:
-        outcome.notes.append(GuardNote("feedback", False, f"nothing is taken off the invalid list: {note.message}"))
+        outcome.notes.append(GuardNote("feedback", False, f"no transaction leaves the invalid list: {note.message}"))
         return
     ids = proven(present.invalid, closed, claim.bound)
     if not ids or obstacles(deps, ready):
@@ -141,7 +141,7 @@ def _hand_over(
 def _is_permitted(permission: Permission) -> bool:
     if permission.allows_all():
         return True
-    logger.info("something was paused, so nothing more is taken off the invalid list")
+    logger.info("a topic was paused, so no more transactions leave the invalid list")
     return False
 
 

@@ -82,7 +82,7 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
     if ahead_ms > allowance_ms:
         message = f"the clock is {duration(ahead_ms)} ahead of the machine's monotonic clock since the last run"
         return GuardNote(
-            "clock", True, f"{message}; set the clock right; if the clock is right now: janitor approve --clock"
+            "clock", True, f"{message}; correct the clock; if the clock is right now: janitor approve --clock"
         )
     if ahead_ms < -allowance_ms:
         message = f"the clock is {duration(-ahead_ms)} behind the machine's monotonic clock since the last run"
@@ -114,7 +114,7 @@ def check_elsewhere(elsewhere_ms: int | None, now: ClockAnchor, allowance_ms: in
     if elsewhere_ms is None or now.wall_ms - elsewhere_ms <= allowance_ms:
         return None
     message = f"the clock is {duration(now.wall_ms - elsewhere_ms)} ahead of that of HBase's servers"
-    return GuardNote("clock", True, f"{message}; set right the one that is wrong, and the next run goes on")
+    return GuardNote("clock", True, f"{message}; correct the wrong clock, and the next run continues")
 
 
 def _check_across_boots(passed_ms: int) -> GuardNote | None:

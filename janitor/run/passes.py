@@ -235,7 +235,7 @@ def _notes_on_aside(run: Run, state: State) -> list[GuardNote]:
     strikes = state.strikes() if run.quarantined else {}
     for topic in sorted(set(run.quarantined) & set(strikes)):
         record = strikes[topic]
-        message = f"{topic} is left out after {record.count} failures in a row, the last error: {record.error}"
+        message = f"{topic} is skipped after {record.count} failures in a row, the last error: {record.error}"
         notes.append(GuardNote("quarantine", False, message))
     return notes
 

@@ -69,7 +69,7 @@ class PlanFile:
     def _check_topic(self, topic: TopicId, generation: int, ttl_seconds: int, run: Run) -> None:
         work = run.topics.get(topic.prefix)
         if work is None:
-            raise _refused(f"topic {topic} has no readable metadata any more")
+            raise _refused(f"topic {topic} no longer has readable metadata")
         if work.topic.generation != generation:
             raise _refused(f"topic {topic} is at generation {work.topic.generation}, the plan at {generation}")
         if work.topic.ttl_seconds != ttl_seconds:

@@ -59,7 +59,7 @@ class GuardedObserver:
             self._observer(phase, topic, rows)
         # Whatever it raises: showing progress must never stop a deletion half-way.
         except Exception:
-            logger.exception("showing progress failed; the run goes on without it")
+            logger.exception("showing progress failed; the run continues without it")
             self._observer = ignore_progress
 
 

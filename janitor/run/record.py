@@ -315,7 +315,7 @@ class RunLog:
             extra={"fields": fields},
         )
         if report.truncated:
-            logger.info("%d transactions that left no rows were taken off the invalid list", report.truncated)
+            logger.info("%d transactions without rows left the invalid list", report.truncated)
         self._write_notes(report)
         for error in report.errors:
             if error not in self._errors:

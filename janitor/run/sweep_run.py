@@ -183,7 +183,7 @@ class SweepRun:
             deps.check_lease()
         freed = free_void(deps.side, usable.is_invalid, lambda group: is_gone(group.topic, group.generation))
         if freed:
-            logger.info("%d claims of transactions that have failed were given back to their groups", freed)
+            logger.info("%d claims of failed transactions were released to their groups", freed)
         idle_before_ms = run.ready.now.wall_ms - IDLE_MS
         forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_gone, idle_before_ms)[1]
         if forgotten:
@@ -337,7 +337,7 @@ class SweepRun:
             if passes.is_finished(run, outcome):
                 raise
             # It has failed in the pass already, so there is little to conclude.
-            outcome.errors.append(f"what this run has proven is not saved, because the store failed: {error}")
+            outcome.errors.append(f"the evidence of this run is not saved, because the store failed: {error}")
         return None
 
     @contextmanager

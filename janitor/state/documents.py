@@ -272,7 +272,7 @@ class Documents:
 
     def _changing(self) -> Changes:
         if self._changes is None:
-            raise StateError(f"{self.driver.name}: changes are made inside a transaction.")
+            raise StateError(f"{self.driver.name}: changes need a transaction.")
         return self._changes
 
     def _changed_rows(self) -> Mapping[bytes, bytes | None]:

@@ -164,7 +164,7 @@ class TopicSizeCounter:
 
     def _raise_if_stopping(self) -> None:
         if self._is_stopping():
-            raise StopRequested("the count was asked to stop.")
+            raise StopRequested("the count was stopped.")
 
 
 @dataclass(slots=True)

@@ -118,7 +118,9 @@ class Permission:
     def raise_if_stopping(self) -> None:
         """Raise ``StopRequested`` if a stop was requested; nothing is read or written."""
         if self._is_stopping():
-            raise StopRequested("the run was asked to stop; what was done is done, the next one goes on from there.")
+            raise StopRequested(
+                "the run was asked to stop; completed changes are kept, the next run continues from there."
+            )
 
 
 class Pacer:
@@ -233,7 +235,7 @@ def raise_if_stopping(is_stopping: Callable[[], bool]) -> None:
         StopRequested: the process is stopping.
     """
     if is_stopping():
-        raise StopRequested("the janitor is stopping.", "Try again when it is back.")
+        raise StopRequested("the janitor is stopping.", "Try again after its restart.")
 
 
 class DryRun:

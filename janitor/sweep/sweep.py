@@ -238,7 +238,7 @@ def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterat
         part.run.reread(found.prefix)
         if not found.again:
             return
-    message = f"topic {found.prefix[:-1].decode()} keeps changing; left for the next run"
+    message = f"topic {found.prefix[:-1].decode()} keeps changing; the next run tries again"
     outcome.add(Failed(found.prefix, found.table, "moved", message))
 
 

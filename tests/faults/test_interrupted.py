@@ -1,4 +1,4 @@
-"""A run that is asked to stop, at any moment: what it did is remembered, and the next one goes on from there."""
+"""A run that is asked to stop, at any moment: what it did is remembered, and the next run continues from there."""
 
 from __future__ import annotations
 

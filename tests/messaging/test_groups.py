@@ -825,7 +825,7 @@ def test_trap_c_given_a_late_claim_of_a_deposed_server_when_the_next_ones_clock_
         return exchange(*given)
 
     monkeypatch.setattr(kit.side, "exchange", late)
-    with pytest.raises(Unavailable, match="changed meanwhile"):
+    with pytest.raises(Unavailable, match="changed during the request"):
         kit.poll(one)
     assert [message.payload for message in found] == [b"a"]
     assert [claim.pointer for claim in kit.claims()] == [two.transaction_id]
@@ -842,7 +842,7 @@ def test_given_a_store_that_fails_then_nothing_is_given_out(kit: GroupKit, monke
         with pytest.raises(StoreError):
             kit.poll(kit.begin())
     monkeypatch.setattr(kit.side, "exchange", lambda *_: False)
-    with pytest.raises(Unavailable, match="changed meanwhile"):
+    with pytest.raises(Unavailable, match="changed during the request"):
         kit.poll(kit.begin())
     assert kit.claims() == []
 

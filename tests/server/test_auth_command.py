@@ -48,7 +48,7 @@ def test_given_a_file_that_is_there_when_a_token_would_go_into_it_then_it_stays_
     assert file.read_text() == "mine"
     out, err = capsys.readouterr()
     assert out == ""
-    assert "cannot be made: File exists." in err
+    assert "cannot be created: File exists." in err
     assert "Give --token-file a new file." in err
 
 

@@ -325,7 +325,7 @@ class Site:
             self.write_snapshot()
 
     def write_back(self) -> Row | None:
-        """Write an inverted row of an invalid transaction below the claim as it was before; None if it does not exist."""
+        """Write an inverted row of an invalid transaction below the claim as it was before; None without one."""
         claim = self.engine().boundary()[0] if self.state.store() is not None else None
         for row in self.rows.values():
             if claim is None or not row.negated or row.pointer not in self.manager.invalid:

@@ -289,7 +289,7 @@ def failing(chance: Chance) -> list[Operation]:
 
 
 def ended_early(chance: Chance) -> list[Operation]:
-    """A run is asked to stop, or its process dies, and the next one goes on from there."""
+    """A run is asked to stop, or its process dies, and the next run continues from there."""
     topic, trouble = chance.topic(), chance.pick((Trouble.HALT, Trouble.CRASH, Trouble.TAKE_OVER))
     return [
         SetTtl(topic, TTLS[0]),

@@ -193,7 +193,7 @@ def test_given_one_topic_when_counted_then_nothing_is_said_of_the_others(desk: S
 
 def test_given_a_store_without_rows_when_shown_then_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     spark.show_stats([], NOW_MS)
-    assert "nothing lies in this store" in capsys.readouterr().out
+    assert "this store is empty" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -437,7 +437,7 @@ def test_given_a_topic_that_is_made_again_when_the_next_batch_comes_then_a_perso
     with pytest.raises(TopicNotFound):
         site.publish(1, 1)
     site.at.client.create_topic(BILLS)
-    with pytest.raises(Refused, match="or the topic was made again"):
+    with pytest.raises(Refused, match="or the topic was created again"):
         site.publish(1, 1)
     site.publish(1, 1, first_batch=1)
     assert site.bills == texts(1)

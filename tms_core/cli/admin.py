@@ -93,7 +93,7 @@ def create_hbase_tables(
         return
     if hbase.thrift2 is None:
         raise ConfigurationError(
-            "Tables are made through a Thrift 2 server, and storage.hbase.thrift2 is not set.",
+            "Tables are created through a Thrift 2 server, and storage.hbase.thrift2 is not set.",
             "Give --thrift2 HOST:PORT, or hand what --script prints to the HBase shell.",
         )
     admin = HBasePool.configured(hbase, connections=1, timeout_seconds=_CREATE_SECONDS, service="HbaseAdmin")
@@ -102,7 +102,7 @@ def create_hbase_tables(
     finally:
         admin.close()
     for spec in specs:
-        click.echo(f"{spec.full_name}: {'made' if spec.full_name in made else 'was there'}")
+        click.echo(f"{spec.full_name}: {'created' if spec.full_name in made else 'exists'}")
 
 
 @click.command("token", cls=Command)
@@ -142,7 +142,7 @@ def _write(path: Path, token: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         raise ConfigurationError(
-            f"{path} cannot be made: {error.strerror}.", "Give --token-file a new file."
+            f"{path} cannot be created: {error.strerror}.", "Give --token-file a new file."
         ) from error
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(f"{token}\n")

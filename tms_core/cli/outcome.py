@@ -1,6 +1,6 @@
 """How a command stops: errors become text with a code, and an exit code, here and nowhere before.
 
-    error: There is no folder /data. [TMS-STORE-NOT-FOUND]
+    error: Folder /data does not exist. [TMS-STORE-NOT-FOUND]
     hint: Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path).
 
 With ``--format json`` the same is one JSON object on standard error: ``code``, ``message`` and ``hint``.

@@ -95,7 +95,7 @@ def serve(
             click.echo(f"transactions: {started.transactions}")
         click.echo(f"REST: {started.url}")
         stop.wait()
-    logger.info("all that was accepted is written; the store is closed")
+    logger.info("all accepted messages are written; the store is closed")
 
 
 def _run_now(running: Sequence[Companion]) -> None:

@@ -76,12 +76,14 @@ class _Context:
     @property
     def _work(self) -> ClientTransaction:
         if self._begun is None:
-            raise NotInProgress("The transaction has not begun.", "Begin it: with client.transaction() as tx:")
+            raise NotInProgress("The transaction has not started.", "Start it: with client.transaction() as tx:")
         return self._begun
 
     async def _begin(self) -> None:
         if self._entered:
-            raise TransactionError("A transaction begins once.", "Begin another one: client.transaction().")
+            raise TransactionError(
+                "A transaction can be started only once.", "Start another one: client.transaction()."
+            )
         self._entered = True
         self._begun = await ClientTransaction.begin(
             self._core, self._service, self._limits, self._timeout_seconds, long=self._long

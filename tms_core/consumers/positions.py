@@ -88,7 +88,7 @@ class Positions:
         key = names(topic.topic, topic.generation) + position.name.encode("ascii")
         expected = None if former is None else _pack(former)
         if not self._table.exchange(key, expected, _pack(position), puts, deletes):
-            raise Unavailable(f"The position of consumer {position.name} changed meanwhile.", "Try again.")
+            raise Unavailable(f"The position of consumer {position.name} changed during the request.", "Try again.")
 
     def touch(self, topic: TopicId, generation: int, name: str) -> None:
         """Write a position again as a later one, since claims of its consumer were changed without it.

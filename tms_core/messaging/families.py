@@ -276,7 +276,9 @@ class Families:
     def _update_routes(self, row: TopicMetadata, asked: PartitionsAsked, permit: Permit) -> None:
         topic, former = row.topic, routes_of(row.properties)
         if not former or asked.partitions is not None:
-            raise BadRequest(f"Topic {topic} cannot have routes.", "They are given when it is made; make another one.")
+            raise BadRequest(
+                f"Topic {topic} cannot have routes.", "Routes are set when a topic is created; create another topic."
+            )
         routes = asked.routes or former
         if missing := former.keys() - routes.keys():
             raise BadRequest(f"Topic {topic} has a route {min(missing)}.", "Name it too; its messages may be unread.")

@@ -299,7 +299,7 @@ class MessagingService:
             Unavailable: the service is closed.
         """
         if not messages and pointer is None:
-            raise BadRequest("A message outside a transaction has a payload.", "Send at least one.")
+            raise BadRequest("A message outside a transaction needs a payload.", "Send at least one.")
         if pointer is not None:
             _check_pointer(pointer)
         if ttl_seconds is not None and not 0 < ttl_seconds <= INT_MAX:
@@ -335,7 +335,7 @@ class MessagingService:
             Unavailable: the service is closed.
         """
         if not messages:
-            raise BadRequest("There is nothing to store.", "Send at least one payload.")
+            raise BadRequest("The request has no payload to store.", "Send at least one payload.")
         _check_pointer(pointer)
         self._store.payload.check_sizes(messages)
         return self._queues.payload(topic).submit(PublishEntry(messages, pointer, None, sent, principal))
@@ -384,10 +384,13 @@ class MessagingService:
         pointer, start_ms, start_sequence, end_ms, end_sequence = published
         _check_pointer(pointer)
         if not (0 <= start_ms <= LONG_MAX and 0 <= end_ms <= LONG_MAX):
-            raise BadRequest("A rollback's times lie between 0 and 2^63-1.", "Send back what publishing answered.")
+            raise BadRequest(
+                "A rollback's times lie between 0 and 2^63-1.", "Send the rollback range from the response to publish."
+            )
         if not (0 <= start_sequence <= _MAX_SEQUENCE and 0 <= end_sequence <= _MAX_SEQUENCE):
             raise BadRequest(
-                "A rollback's sequence ids lie between 0 and 65535.", "Send back what publishing answered."
+                "A rollback's sequence ids lie between 0 and 65535.",
+                "Send the rollback range from the response to publish.",
             )
         signed = sent if sent is not None and sent.home == topic else None
         if signed is not None:
@@ -481,10 +484,10 @@ class MessagingService:
         if manager.status(pointer) == "ended" or not manager.belongs_to(pointer, principal):
             raise TransactionEnded(
                 f"Transaction {pointer} is neither in progress nor invalid, so nothing of it is rolled back.",
-                "What it wrote is committed, or was rolled back before.",
+                "Its writes are committed, or were rolled back before.",
             )
 
 
 def _check_pointer(pointer: int) -> None:
     if not 0 < pointer <= LONG_MAX:
-        raise BadRequest(f"{pointer} is not a write pointer.", "Send the one the transaction has.")
+        raise BadRequest(f"{pointer} is not a write pointer.", "Send the write pointer of the transaction.")

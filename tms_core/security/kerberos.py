@@ -230,7 +230,9 @@ class Exchange:
         except gssapi.exceptions.GSSError as error:
             raise self._login.failure(error, self._service) from error
         if encrypted and not found.encrypted:
-            raise LoginFailed(f"The service {self._service} sent bytes that are not encrypted.", "See who sends them.")
+            raise LoginFailed(
+                f"The service {self._service} sent bytes that are not encrypted.", "Check which program sends them."
+            )
         return found.message
 
     def room(self, size: int, *, encrypt: bool) -> int:

@@ -307,4 +307,4 @@ class Lease:
 
 def _lost(record: LeaseRecord | None) -> LeaseLost:
     holder = f"{record.holder} has it now" if record and record.holder else "no process has it now"
-    return LeaseLost(f"the lease was lost, {holder}; the run ends here, the next holder goes on from there.")
+    return LeaseLost(f"the lease was lost, {holder}; the run stops here, the next holder continues from there.")

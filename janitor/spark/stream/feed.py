@@ -66,7 +66,8 @@ class Feed:
         found = {name.lower(): value for name, value in given.items()}
         if "token" in found:
             raise ConfigurationError(
-                "token is not an option, because Spark shows options in plans.", "Put it into a file, and name that in token_file."
+                "token is not an option, because Spark shows options in plans.",
+                "Put it into a file, and name that in token_file.",
             )
         if unknown := sorted(set(found) - set(OPTIONS)):
             raise ConfigurationError(

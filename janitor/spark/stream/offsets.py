@@ -208,4 +208,4 @@ class StreamOffset:
         return next(same, None)
 
 
-_OTHER = "Give the query a checkpointLocation of its own."
+_OTHER = "Give the query a separate checkpointLocation."

@@ -269,8 +269,8 @@ class Planner:
 
     def _made_again(self, begun: Offset | StreamOffset) -> None:
         self._lost(
-            f"{begun.topic} was deleted and made again: what the query had not read of generation {begun.generation} "
-            "is gone."
+            f"{begun.topic} was deleted and created again: messages that the query had not read of generation "
+            f"{begun.generation} are gone."
         )
 
     def _lost(self, what: str) -> None:

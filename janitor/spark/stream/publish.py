@@ -204,9 +204,9 @@ class BatchPublisher:
             if batch.number > 0 or batch.ms + _FORGOTTEN_MS < now_ms:
                 raise Refused(
                     f"It is not known whether batch {batch.number} of query {query} is published in {self.topic}: "
-                    "the query was stopped for so long that the server has forgotten it, or the topic was made "
+                    "the query was stopped for so long that the server has forgotten it, or the topic was created "
                     "again.",
-                    f"Look whether the batch is in the topic: if not, give first_batch={batch.number}; if so, give "
+                    f"Check whether the batch is in the topic: if not, give first_batch={batch.number}; if so, give "
                     f"first_batch={batch.number + 1}.",
                 )
             return False
@@ -253,7 +253,9 @@ def _stored(rows: DataFrame, storing: _Storing) -> list[int]:
 def _check(batch: DataFrame, column: str) -> None:
     fields = {found.name: found.dataType for found in batch.schema.fields}
     if column not in fields:
-        raise ConfigurationError(f"{column} is not a column of the batch.", f"Set column to one of {', '.join(fields)}.")
+        raise ConfigurationError(
+            f"{column} is not a column of the batch.", f"Set column to one of {', '.join(fields)}."
+        )
     if not isinstance(fields[column], BinaryType | StringType):
         raise ConfigurationError(
             f"Column {column} is of type {fields[column].simpleString()}.", "Make it binary or string: to_json(…)."

@@ -132,7 +132,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise Refused(
                     f"The checkpoint has a batch from {part.stretches[0].first} on, and the one before ended "
                     f"{before.at}.",
-                    "Give the query a checkpointLocation of its own.",
+                    "Give the query a separate checkpointLocation.",
                 )
         view = self._planner.view() if found else None
         return [
@@ -162,7 +162,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             lost(
                 self._feed,
                 f"A batch of {part.topic} was planned with {stretch.messages} messages up to {stretch.last}, and "
-                f"{count} of them are there: they have expired, or the topic was made again.",
+                f"{count} of them are there: they have expired, or the topic was created again.",
             )
 
     def _pages(self, part: StretchPartition) -> Iterator[list[Message]]:

@@ -168,7 +168,7 @@ class _TaskWorkers:
         for part in due:
             outcome = taken[part.number]
             for prefix in sorted(outcome.moved):
-                restless = StoreUnavailable("its metadata keeps changing; left for the next run")
+                restless = StoreUnavailable("its metadata keeps changing; the next run tries again")
                 outcome.add(failed("message" if step == "message" else "payload", prefix, restless))
             outcome.moved.clear()
         ended = next((outcome.ended for outcome in taken if outcome.ended is not None), None)

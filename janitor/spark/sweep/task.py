@@ -127,10 +127,10 @@ class FollowedLease(Lease):
         if held is not None:
             present = LeaseRecord.parse(self._state.lease())
             if present is None or (present.holder, present.fence) != (held.holder, held.fence):
-                raise LeaseLost("the lease of this task's run was lost; another run goes on from there.")
+                raise LeaseLost("the lease of this task's run was lost; another run continues from there.")
         record = self._state.run(self._run.id)
         if record is None or record.finished_ms is not None:
-            raise LeaseLost("the run of this task has ended; the next one goes on from there.")
+            raise LeaseLost("the run of this task has ended; the next run continues from there.")
 
 
 class Finder:

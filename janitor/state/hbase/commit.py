@@ -204,8 +204,8 @@ class HBaseDocuments:
             record = LeaseRecord.parse(present.lease)
             raise StateBusy(
                 f"{self.name}: {record.holder if record and record.holder else 'no process'} has the lease "
-                "now, so this process may not write its state any more.",
-                "The next holder goes on from there.",
+                "now, so this process may no longer write its state.",
+                "The next holder continues from there.",
             )
         if any(present.entry(name) != base.entry(name) for name in changes.touched):
             raise lost(self.name)

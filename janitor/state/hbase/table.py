@@ -188,6 +188,6 @@ class JanitorTable:
 
     def _missing(self, reason: str) -> StateError:
         return StateError(
-            f"There is no table {self.name}, where the janitor keeps its state, and it could not be made. {reason}",
+            f"Table {self.name}, where the janitor keeps its state, does not exist and could not be created. {reason}",
             f"Make it in the HBase shell: {self._spec.shell_line()}",
         )

@@ -312,5 +312,6 @@ def _prepare(folder: Path) -> None:
         if not (folder / FILE_NAME).is_file():
             kind = StateUnavailable if is_full(error) else StateError
             raise kind(
-                f"the state folder {folder} cannot be made: {error}.", "Name a folder you may write in janitor.state."
+                f"the state folder {folder} cannot be created: {error}.",
+                "Name a folder you may write in janitor.state.",
             ) from error

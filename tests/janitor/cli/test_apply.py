@@ -44,7 +44,7 @@ def protect(site: Site) -> None:
         ),
         (
             lambda site: change(site, lambda orders: orders.write_metadata(b"{}")),
-            "topic default:orders has no readable metadata any more",
+            "topic default:orders no longer has readable metadata",
         ),
         (protect, "these settings have changed since the plan was made: protect"),
         (replace_by_copy, "it was made for another store, or for this store before the store was copied or restored"),

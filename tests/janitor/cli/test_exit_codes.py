@@ -73,7 +73,7 @@ def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(s
         ("inspect message --limit -1", "--limit"),
         ("apply", "FILE"),
         ("plan --snapshots webhdfs://host/tx", "webhdfs"),
-        ("plan --snapshots nowhere/tx", "nowhere/tx: there is no such folder"),
+        ("plan --snapshots nowhere/tx", "nowhere/tx: the folder does not exist"),
         ("plan --config absent.yaml", "absent.yaml"),
     ],
 )

@@ -127,7 +127,7 @@ def test_given_a_run_that_a_guard_stopped_when_looked_back_at_then_what_it_named
         ("see: janitor history --config c", "see: janitor history --config c"),
         ("say so with: janitor approve --clock", "say so with: janitor approve --clock --config c"),
         ("janitor pause default:orders", "janitor pause default:orders --config c"),
-        ("See what there is: janitor archive list", "See what there is: janitor archive list --config c"),
+        ("List the archive: janitor archive list", "List the archive: janitor archive list --config c"),
         (
             "The commands that write are janitor run and janitor apply.",
             "The commands that write are janitor run and janitor apply.",

@@ -81,7 +81,7 @@ def test_given_everything_paused_when_one_topic_is_resumed_then_1_and_what_keeps
     kept = site.janitor("resume default:orders")
     assert kept.code == 1
     assert kept.out.splitlines() == [
-        "default:orders was not paused by itself",
+        "default:orders was not paused under this name",
         "still paused: everything",
         "next: janitor resume --config janitor.yaml",
     ]

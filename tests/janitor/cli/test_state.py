@@ -47,7 +47,7 @@ def taken(start_ms: int, stop_ms: int, generation: int = 1) -> tuple[bytes, byte
 def test_given_no_state_then_that_is_said_and_none_is_made(site: Site, verb: str) -> None:
     shown = site.janitor(verb)
     assert shown.code == 0
-    assert "no janitor ran here yet, or the state was lost" in shown.out
+    assert "no janitor has run here yet, or the state was lost" in shown.out
     assert "janitor archive list --config janitor.yaml" in shown.out
     assert site.janitor(f"{verb} --format json").json["known_since_ms"] is None
     assert not (site.folder / "data" / "janitor").exists()

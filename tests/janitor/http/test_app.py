@@ -222,7 +222,7 @@ def test_given_a_view_that_fails_then_it_alone_is_answered_500_and_the_log_says_
     assert answer.status == 500
     assert problem_of(answer)[0] == "TMS-INTERNAL"
     [record] = caplog.records
-    assert record.getMessage() == f"{path} could not be answered: a bug of ours"
+    assert record.getMessage() == f"no response to {path}: a bug of ours"
     assert record.exc_info
     assert [app.ask(other).status for other in ("/", "/readyz")] == [200, 200]
 

@@ -592,7 +592,7 @@ def test_given_a_janitor_that_answers_with_an_error_then_the_page_repeats_it(
     monkeypatch.setattr(views, "status", lambda: 1 / 0)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'unreachable'")
-    assert "this could not be made; the janitor's log says why" in page.text("h1")
+    assert "this could not be made; the janitor's log has the reason" in page.text("h1")
 
 
 def test_given_a_moment_to_come_that_passes_between_two_answers_then_it_is_now_and_never_ago(look: Look) -> None:

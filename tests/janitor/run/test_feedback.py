@@ -492,7 +492,7 @@ def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the
     with monkeypatch.context() as broken:
         broken.setattr(ready.store.message, "read", fail_for_the_audit)
         report = ready.run()
-    assert said(report) == ["not all that is proven clean was taken off the invalid list: the disk is gone."]
+    assert said(report) == ["some proven transactions stay on the invalid list: the disk is gone."]
     assert (report.errors, ready.invalid()) == ([], ready.aborted)
     assert ready.run().truncated == 2
 
@@ -511,5 +511,5 @@ def test_given_ids_that_left_the_list_then_report_history_and_log_tell_how_many(
         RunLog().write(report)
         RunLog().write(ready.run())
     assert [each for each in caplog.messages if "invalid list" in each] == [
-        "2 transactions that left no rows were taken off the invalid list"
+        "2 transactions without rows left the invalid list"
     ]

@@ -39,7 +39,7 @@ def counter(place: Place, *, rate: int | None = None, **options: Any) -> LagCoun
 
     def ending() -> None:
         if is_stopping():
-            raise StopRequested("the count was asked to stop.")
+            raise StopRequested("the count was stopped.")
 
     pacer = options.pop("pacer", None) or Pacer(rate, clock, ending)
     return LagCount(LagTables(read_only(store), Expiries(side), floor), side, place.state, clock, pacer, **options)

@@ -117,10 +117,10 @@ class Call(Generic[T_co]):
         try:
             return self.read(body)
         except (FormatError, ValueError, KeyError, TypeError) as error:
-            raise Unanswered(f"The answer to {self} cannot be read: {error}.", _WRONG_SERVER) from error
+            raise Unanswered(f"The response to {self} cannot be read: {error}.", _WRONG_SERVER) from error
 
 
-_WRONG_SERVER = "See that the URL is that of tms serve."
+_WRONG_SERVER = "Check that the URL is the address of tms serve."
 
 
 def topic_id(topic: Topic) -> TopicId:
@@ -296,7 +296,9 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     if 300 <= status < 500:
         raise BadRequest(f"{call} was refused with {status}: {text}", hint)
     text = f"{text} {hint}" if hint else text
-    raise ServerFailed(f"{call} failed with {status}: {text}", "It is not known whether the server did it.")
+    raise ServerFailed(
+        f"{call} failed with {status}: {text}", "It is not known whether the server carried out the request."
+    )
 
 
 def _reason(body: bytes, headers: Mapping[str, str]) -> tuple[str, str]:

@@ -106,7 +106,7 @@ class Core:
             ConfigurationError: ``seconds`` is not above 0.
         """
         if not seconds > 0:
-            raise ConfigurationError(f"A limit of {seconds} s is not possible.", "Give a number above 0.")
+            raise ConfigurationError(f"A limit of {seconds} s is not possible.", "Use a number above 0.")
         found = copy(self)
         found._limit_seconds = seconds
         return found
@@ -202,7 +202,7 @@ class Core:
                     raise
                 logger.info("trying again in %.1f s: %s", seconds, error)
                 await self._stop.wait(seconds)
-        raise AssertionError("it was tried again without end")
+        raise AssertionError("every retry failed")
 
 
 def asked_seconds(error: TmsError) -> float | None:
@@ -237,7 +237,7 @@ class Reading:
         try:
             return None if said is None else MessageId.from_hex(said)
         except FormatError as error:
-            raise Unanswered(f"The answer has a position that cannot be read: {error}.") from error
+            raise Unanswered(f"The response has a position that cannot be read: {error}.") from error
 
     def text(self, name: str) -> str | None:
         """Return the value of a header; None: the header is missing."""
@@ -251,7 +251,7 @@ class Reading:
         """
         said = self._pieces.headers.get(name)
         if said is not None and not said.isdecimal():
-            raise Unanswered(f"The answer says {name}: {said}, which is not a number.")
+            raise Unanswered(f"The response has {name}: {said}, which is not a number.")
         return None if said is None else int(said)
 
     async def more(self) -> list[Message]:

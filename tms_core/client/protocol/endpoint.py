@@ -279,7 +279,7 @@ def _checked(given: str) -> str:
 
 
 _URL_HINT = "Write it as http://127.0.0.1:11015."
-_UNKNOWN = "It is not known whether the server did it."
+_UNKNOWN = "It is not known whether the server carried out the request."
 
 
 #: The transaction service: an address, the addresses of several servers of the same transactions, or a client.

@@ -56,11 +56,13 @@ def payloads_of(messages: object) -> list[bytes]:
         BadRequest: the argument is a single payload, or a payload is not bytes.
     """
     if isinstance(messages, str | _BYTES) or not isinstance(messages, Iterable):
-        raise BadRequest(f"Messages are given as a list, not as {_kind(messages)}.", "Write [message], also for one.")
+        raise BadRequest(
+            f"Messages are given as a list, not as {_kind(messages)}.", "Write [message], also for a single message."
+        )
     found = list(messages)
     for payload in found:
         if not isinstance(payload, _BYTES):
-            raise BadRequest(f"A payload is bytes, not {_kind(payload)}.", "Encode it: text.encode().")
+            raise BadRequest(f"A payload is bytes, not {_kind(payload)}.", "Encode text first: text.encode().")
     return [bytes(payload) for payload in found]
 
 
@@ -173,7 +175,7 @@ class MessageDecoder:
         try:
             at = self._read(data, found)
         except (ValueError, FormatError) as error:
-            raise Unanswered(f"The answer to poll cannot be read: {error}.", _OTHER_SERVER) from error
+            raise Unanswered(f"The response to poll cannot be read: {error}.", _OTHER_SERVER) from error
         self._parts = [data[at:]]
         self._held = len(data) - at
         return found
@@ -185,7 +187,7 @@ class MessageDecoder:
             Unanswered: the response is incomplete.
         """
         if not self._ended:
-            raise Unanswered("The answer to poll is cut short.", "Poll again from the last message on.")
+            raise Unanswered("The response to poll is truncated.", "Poll again from the last message on.")
 
     def _read(self, data: bytes, found: list[Message]) -> int:
         """Return the complete messages and the position after them."""
@@ -261,7 +263,7 @@ def seconds(ttl: timedelta | int | str) -> int:
     return found
 
 
-_OTHER_SERVER = "See that the URL is that of tms serve, and no proxy changes what it says."
+_OTHER_SERVER = "Check that the URL is the address of tms serve, and that no proxy changes its responses."
 
 
 def _start(start: Start, *, inclusive: bool) -> bytes:
@@ -271,7 +273,9 @@ def _start(start: Start, *, inclusive: bool) -> bytes:
         # A server uses ``inclusive`` only with an id, as CDAP does; therefore add a millisecond.
         return varint(1) + varint(milliseconds(start) + (not inclusive))
     if not isinstance(start, MessageId):
-        raise BadRequest(f"{start!r} is not a position to start at.", "Give a message's id, a time with its zone, or None.")
+        raise BadRequest(
+            f"{start!r} is not a position to start at.", "Give a message's id, a time with its zone, or None."
+        )
     return varint(0) + _bytes(start.pack())
 
 

@@ -49,7 +49,7 @@ class _Positive:
         for field in fields(self):  # type: ignore[arg-type]  # those that inherit from it are dataclasses
             value = getattr(self, field.name)
             if isinstance(value, int | float) and not value > 0:
-                raise ConfigurationError(f"{type(self).__name__}.{field.name} is {value}.", "Give a number above 0.")
+                raise ConfigurationError(f"{type(self).__name__}.{field.name} is {value}.", "Use a number above 0.")
 
 
 @dataclass(frozen=True, slots=True)

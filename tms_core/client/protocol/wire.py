@@ -102,7 +102,7 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
         except StopIteration as done:
             result: T = done.value
             return result
-        step = partial(coroutine.throw, TypeError("A Client waits for nothing awaitable: use an AsyncClient."))
+        step = partial(coroutine.throw, TypeError("A Client cannot await: use an AsyncClient."))
 
 
 def waits(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:

@@ -187,7 +187,7 @@ class BackgroundThread(_Background):
     def _wait_for_room(self) -> None:
         if threading.current_thread() is self._thread:
             # This thread makes room; if it waited, it would wait forever.
-            raise BufferFull("There is no room, and on_delivery cannot wait.", "Hand it over elsewhere.")
+            raise BufferFull("There is no room, and on_delivery cannot wait.", "Handle the message in another thread.")
         self._changed.wait()
 
     def _tell_all(self) -> None:

@@ -130,7 +130,7 @@ class GroupClaims(Participant):
 
     async def _claim(self, limit: int | None, order: str, max_deliveries: int | None) -> ClaimedBatch:
         if self._transaction is None:
-            raise NotInProgress("The transaction has not begun.", "Register this with one.")
+            raise NotInProgress("The transaction has not started.", "Register the participant with a transaction.")
         call = consumer_calls.group_poll(self._topic, self._name, limit, self._transaction, order, max_deliveries)
         messages: list[Message] = []
         try:

@@ -135,7 +135,7 @@ async def to_partition(core: Core, topic: TopicId, number: int, send: Callable[[
             await read_again(core, topic, attempts, error)
             if len(places(core, topic, number)) > 1:
                 raise
-    raise AssertionError("it was tried again without end")
+    raise AssertionError("every retry failed")
 
 
 def without_key(key: Key | None) -> None:

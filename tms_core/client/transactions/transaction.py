@@ -196,18 +196,18 @@ class ClientTransaction:
         self._require_own()
         if self.cancelled:
             raise NotInProgress(
-                f"Transaction {self.transaction.transaction_id} is to be rolled back.", "Begin another one."
+                f"Transaction {self.transaction.transaction_id} is to be rolled back.", "Start another transaction."
             )
 
     def _require_own(self) -> None:
         pointer = self.transaction.transaction_id
         if self.is_forked:
             raise NotInProgress(
-                f"Transaction {pointer} was begun by the process that this one was forked from.",
-                "Begin one here, or work in it before the fork.",
+                f"Transaction {pointer} was started by the parent process, before a fork.",
+                "Start one here, or finish its work before the fork.",
             )
         if self._ended:
-            raise NotInProgress(f"Transaction {pointer} has ended.", "Begin another one.")
+            raise NotInProgress(f"Transaction {pointer} has ended.", "Start another transaction.")
 
     # --- its end -----------------------------------------------------------------------------------------------------
 
@@ -311,7 +311,7 @@ class ClientTransaction:
 
     async def _prepare(self) -> None:
         if self._incomplete or self._doubtful:
-            raise Invalidated("Something failed in the transaction that belongs to it.", "Do it again from its begin.")
+            raise Invalidated("An operation in the transaction failed.", "Repeat the whole transaction.")
         if self._changes():
             await self._ask()
         for participant in self._participants:
@@ -370,7 +370,8 @@ class ClientTransaction:
         except Exception as error:
             pointer = self.transaction.transaction_id
             raise PostCommitFailed(
-                f"Transaction {pointer} is committed, but what was to follow failed: {error}", "Do not do it again."
+                f"Transaction {pointer} is committed, but an action after the commit failed: {error}",
+                "Do not repeat it.",
             ) from error
 
     async def _find_out(self, unanswered: TmsError) -> None:
@@ -388,13 +389,13 @@ class ClientTransaction:
         except TransactionError as error:
             raise OutcomeUnknown(
                 f"It is not known whether transaction {pointer} is committed: {error.message}",
-                "It is visible as a whole, or times out and never is; read what it published to see.",
+                "Its messages become visible together, or never; read the topic to find out.",
             ) from error
         except BaseException:
             await self._end()
             raise
         if committed:
-            logger.info("transaction %d is committed, though its commit was not answered", pointer)
+            logger.info("transaction %d is committed, although the server did not respond to the commit", pointer)
             return
         # Only now is it certain that no late commit follows, so only now may participants undo their writes.
         failures = Failures()
@@ -403,7 +404,8 @@ class ClientTransaction:
                 await done(participant.rollback_tx())
         failures.tell()
         raise Invalidated(
-            f"The commit of transaction {pointer} was not answered, and not done.", "Do it again from its begin."
+            f"The server did not respond to the commit of transaction {pointer}, and did not carry it out.",
+            "Repeat the whole transaction.",
         ) from unanswered
 
     async def _is_visible(self) -> bool:

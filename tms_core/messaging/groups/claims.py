@@ -302,7 +302,7 @@ class Groups:
             if not self._belongs_to(pointer, principal) or all(claim.pointer != pointer for _, claim in rows):
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
-                raise ConsumerConflict(f"Transaction {pointer} has ended.", "What it has claimed cannot be given back.")
+                raise ConsumerConflict(f"Transaction {pointer} has ended.", "Its claims cannot be released.")
             now_ms = self._read_path.clock.now_ms()
             free, kept = given_back([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
             self._free(metadata, former, rows, pointer, (free, kept))
@@ -586,12 +586,12 @@ class Groups:
 
     def _require_open(self, pointer: int, principal: str | None) -> None:
         if not 0 < pointer <= LONG_MAX:
-            raise BadRequest(f"{pointer} is not a transaction.", "Send the transaction as it was begun.")
+            raise BadRequest(f"{pointer} is not a transaction.", "Send the transaction as start returned it.")
         lifetime_ms = self._read_path.lifetime_ms
         if transaction_ms(pointer) + lifetime_ms <= self._read_path.clock.now_ms():
             raise ConsumerConflict(
                 f"Transaction {pointer} is older than {lifetime_ms // 1000} s, the longest one may last.",
-                "Begin another one.",
+                "Start another transaction.",
             )
         if not self._is_open(pointer) or not self._belongs_to(pointer, principal):
             raise _ended(pointer)
@@ -632,7 +632,9 @@ def _failed_since(free: Iterable[GroupClaim], rows: Iterable[GroupClaim]) -> lis
 
 
 def _ended(pointer: int) -> ConsumerConflict:
-    return ConsumerConflict(f"Transaction {pointer} is not in progress, so it claims nothing.", "Begin another one.")
+    return ConsumerConflict(
+        f"Transaction {pointer} is not in progress, so it claims nothing.", "Start another transaction."
+    )
 
 
 def _collected(fetch: Fetch, segment: Segment) -> tuple[list[FetchedMessage], MessageId | None]:

@@ -112,14 +112,14 @@ class ConsumerRegistry:
         """
         check_name(name)
         if message.publish_ms < 0 or message.payload_ms < 0:
-            raise BadRequest(f"{message} is not a message id: its times lie before 1970.", "Send one that a poll gave.")
+            raise BadRequest(f"{message} is not a message id: its times lie before 1970.", "Send an id from a poll.")
         metadata = self._topics.read(topic)
         with self.lock(ConsumerGroup.of(metadata, name)):
             former = self._positions.get(metadata, name)
             if only_new and former is not None:
                 raise ConsumerConflict(f"Topic {topic} has a consumer {name} already.", "Use it as it is.")
             if former is None:
-                hint = f"Delete those that are not needed any more: tms consumer delete {topic} NAME"
+                hint = f"Delete consumers that are no longer needed: tms consumer delete {topic} NAME"
                 self._names.make_room(names(topic, metadata.generation), topic, "consumers", hint)
             self._put(metadata, name, message, former, _Force(force, principal))
 

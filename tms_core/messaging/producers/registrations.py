@@ -104,7 +104,7 @@ class Producers:
             TopicNotFound, MetadataError, StoreError: the topic does not exist, its row is damaged, or the store failed.
         """
         if instance == NO_INSTANCE:
-            raise BadRequest("An instance has a number other than 0.", "Draw one at random.")
+            raise BadRequest("An instance has a number other than 0.", "Use a random number.")
         producer = self._requests.named(home, name)
         with self._requests.in_flight.only(producer.key):
             raw = self._side.get(producer.key)
@@ -183,7 +183,7 @@ class Producers:
             self._requests.require_newest(sent)
             value = self._side.get(key := producer.begun_key(pointer))
             if not is_open or (value is not None and StartedTransaction.parse(key, value).void):
-                raise TransactionEnded(f"Transaction {pointer} has ended.", "Begin another one.")
+                raise TransactionEnded(f"Transaction {pointer} has ended.", "Start another transaction.")
             if value is None:
                 made = StartedTransaction(pointer, sent.generation, void=False, label=sent.label).pack()
                 deletes = self._requests.not_needed(producer, pointer, sent)

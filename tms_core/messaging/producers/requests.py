@@ -271,7 +271,7 @@ class Requests:
         made = self.rows.change([change for _, change in changes])
         if False in made:
             name, _ = changes[made.index(False)]
-            raise Unavailable(f"Producer {name} was changed by another server meanwhile.", "Try again.")
+            raise Unavailable(f"Producer {name} was changed by another server during the request.", "Try again.")
 
     def has_begun(self, admission: Admission, pointer: int) -> bool:
         """Return whether a transaction of the producer is stored."""
@@ -311,7 +311,7 @@ class Requests:
             raise error
         if pointer is not None and self.is_void(keys.producer, pointer):
             raise TransactionEnded(
-                f"Transaction {pointer} was rolled back, so it writes nothing.", "Begin another one."
+                f"Transaction {pointer} was rolled back, so it writes nothing.", "Start another transaction."
             )
         raw = self.rows.get(keys.request)
         if raw is None:

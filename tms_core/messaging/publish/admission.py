@@ -30,7 +30,7 @@ def admit_by_topic(topic: TopicMetadata, entries: Sequence[PublishEntry]) -> Seq
     wanted = topic.properties.get(TRANSACTIONS)
     for entry in entries:
         if entry.pointer is None and not entry.messages:
-            entry.drop(BadRequest("A message outside a transaction has a payload.", "Send at least one."))
+            entry.drop(BadRequest("A message outside a transaction needs a payload.", "Send at least one."))
         elif wanted == REQUIRED and entry.pointer is None:
             entry.drop(
                 BadRequest(f"Topic {topic.topic} takes messages in transactions only.", "Publish in a transaction.")
@@ -160,7 +160,9 @@ def is_late(context: WriterContext, entry: PublishEntry) -> bool:
 
 def ended(pointer: int | None) -> TransactionEnded:
     """Return the error for a request whose transaction is not in progress."""
-    return TransactionEnded(f"Transaction {pointer} is not in progress, so it writes nothing.", "Begin another one.")
+    return TransactionEnded(
+        f"Transaction {pointer} is not in progress, so it writes nothing.", "Start another transaction."
+    )
 
 
 def _refusal(context: WriterContext, entry: PublishEntry) -> TmsError:
@@ -186,5 +188,5 @@ def _not_known(sent: Sent) -> MessagingError:
     return MessagingError(
         f"It is no longer known whether request {sent.sequence} of producer "
         f"{sent.name} was done: its messages would have expired by now.",
-        "Look whether the results of these messages are there.",
+        "Check whether the results of these messages are there.",
     )

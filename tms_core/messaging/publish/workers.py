@@ -132,7 +132,7 @@ class PublishWorkers:
         """
         with self._lock:
             if self._closed:
-                raise Unavailable("This server is stopping.", "Try again when it is back.")
+                raise Unavailable("This server is stopping.", "Try again after its restart.")
             self._requests += 1
             self._bytes += size
 

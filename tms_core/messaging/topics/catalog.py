@@ -121,7 +121,9 @@ class TopicRegistry:
         layout = layout_of(topic, found.properties) if FAMILIES in found.properties else None
         if layout is not None and not layout.has_own:
             first, *_ = layout.parts
-            raise PartitionsChanged(f"Topic {topic} has its messages in {first} and others.", "Name one of those.")
+            raise PartitionsChanged(
+                f"Topic {topic} has its messages in {first} and others.", "Use one of these topics."
+            )
         return found
 
     def create(self, topic: TopicId, properties: Mapping[str, str]) -> TopicMetadata:
@@ -232,14 +234,18 @@ class TopicRegistry:
                 f"A ttl of {quoted(wanted[_TTL])} is not possible.", f"Give whole seconds from 1 to {INT_MAX}."
             )
         if _GENERATION in wanted and parse_java_int(wanted[_GENERATION]) in (None, 0, INT_MIN):
-            raise BadRequest(f"{quoted(wanted[_GENERATION])} is not a generation.", "Leave it out: the store counts them.")
+            raise BadRequest(
+                f"{quoted(wanted[_GENERATION])} is not a generation.", "Leave it out: the store counts them."
+            )
         if wanted.get(TRANSACTIONS, OPTIONAL) not in (REQUIRED, FORBIDDEN, OPTIONAL):
             raise BadRequest(
                 f"transactions: {quoted(wanted[TRANSACTIONS])} is not one of its values.",
                 "Write required, forbidden or optional.",
             )
         if wanted.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
-            raise BadRequest(f"retention: {quoted(wanted[RETENTION])} is not one of its values.", "Write consumed or ttl.")
+            raise BadRequest(
+                f"retention: {quoted(wanted[RETENTION])} is not one of its values.", "Write consumed or ttl."
+            )
         if wanted.get(HOLD, TRANSACTION) != TRANSACTION:
             raise BadRequest(
                 f"hold: {quoted(wanted[HOLD])} is not one of its values.", "Write transaction, or leave it out."
@@ -250,7 +256,7 @@ class TopicRegistry:
         if size > PROPERTIES_BYTES:
             raise BadRequest(
                 f"The properties have {size} bytes, where {PROPERTIES_BYTES} are the most.",
-                "Keep what is larger elsewhere, and its name here.",
+                "Store large values elsewhere, and their names here.",
             )
         return wanted
 
@@ -315,4 +321,4 @@ def check_length(topic: TopicId) -> None:
 
 
 def _contended(topic: TopicId) -> Unavailable:
-    return Unavailable(f"Topic {topic} kept changing meanwhile.", "Try again.")
+    return Unavailable(f"Topic {topic} kept changing during the request.", "Try again.")

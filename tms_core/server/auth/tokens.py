@@ -68,7 +68,7 @@ class Tokens:
         if changed:
             self._warn_of_readers()
             if not self._file.value:
-                logger.warning("the tokens file has no token in it any more; every request is refused until it has one")
+                logger.warning("the tokens file no longer contains a token; every request is refused until it has one")
         return changed
 
     def identify(self, token: bytes) -> Identity:
@@ -128,7 +128,7 @@ def _entries(file: str, contents: bytes) -> list[_Entry]:
         if digest in seen:
             raise ConfigurationError(
                 f"{file}, line {number} is the token of line {seen[digest]} again.",
-                "Give every principal a token of its own.",
+                "Give every principal a separate token.",
             )
         seen[digest] = number
         entries.append(_Entry(match[1], digest))

@@ -160,7 +160,9 @@ def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]
     try:
         found = UUID(instance if isinstance(instance, str) else "")
     except ValueError as error:
-        raise BadRequest("instance: this is not a UUID.", "Draw one at random, and keep it for this instance.") from error
+        raise BadRequest(
+            "instance: this is not a UUID.", "Use a random UUID, and keep it for this instance."
+        ) from error
     if not isinstance(ended, dict) or not all(outcome in ("committed", "aborted") for outcome in ended.values()):
         raise BadRequest('ended: this does not say of transactions that they are "committed" or "aborted".')
     return found, {_number("ended", name): TransactionOutcome(outcome) for name, outcome in ended.items()}

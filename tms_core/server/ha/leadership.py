@@ -189,7 +189,7 @@ class Leadership:
         except LeaseLost:
             self._end()
             seen = self._lease.seen
-            logger.warning("this server does not lead any more, %s does", seen.holder if seen else "no server")
+            logger.warning("this server no longer leads, %s does", seen.holder if seen else "no server")
         except StoreError as error:
             self._log_failure(error)
         if self._term is None and self._may_begin():
@@ -315,14 +315,14 @@ class Watch:
 
 def not_leading() -> Unavailable:
     """Return the error of a server that does not lead."""
-    return Unavailable("This server does not lead now.", "Try again in some seconds.")
+    return Unavailable("This server does not lead now.", "Try again in a few seconds.")
 
 
 def undecided() -> StoreUnavailable:
     """Return the error of a write whose outcome is unknown because the server lost the leadership."""
     return StoreUnavailable(
         "This server lost the leadership while it wrote; whether that counts is not known.",
-        "Look whether the change is there before you send it again.",
+        "Check whether the change is there before you send it again.",
     )
 
 

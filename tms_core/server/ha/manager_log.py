@@ -282,7 +282,7 @@ class SideLog(GroupLog):
         kind = LogFull if isinstance(failure, StoreFull) else LogFailed
         return kind(
             f"the transaction log beside the store could not be written: {failure}",
-            "What was acknowledged is there; the server that leads goes on by itself.",
+            "Acknowledged changes are kept; the leader continues without a restart.",
         )
 
 
@@ -299,7 +299,7 @@ def root_of(side: SideTable) -> LogRoot | None:
 
 def leadership_lost() -> StorageElsewhere:
     """Return the error of a manager whose server is a former leader."""
-    return StorageElsewhere("Another server has taken over the transactions.", "Try again in some seconds.")
+    return StorageElsewhere("Another server has taken over the transactions.", "Try again in a few seconds.")
 
 
 def _edits(cells: Sequence[bytes]) -> Iterator[Edit]:

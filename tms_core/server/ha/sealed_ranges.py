@@ -258,7 +258,7 @@ class SealedRanges:
         """
         value = gaps.pack()
         if value != (raw or b"") and not self._side.exchange(_GAPS + prefix, raw, value):
-            raise StoreUnavailable("What readers are shown of the topic was changed meanwhile.", "Try again.")
+            raise StoreUnavailable("What readers are shown of the topic was changed during the request.", "Try again.")
         return gaps
 
     def _empty(self, prefix: bytes, former: LeaseRecord, end: int) -> list[PositionRange]:

@@ -104,7 +104,7 @@ class SharedManager:
         try:
             still = beginning.result()
         except (TmsError, OSError) as error:
-            logger.error("the transaction manager of this server does not begin: %s", error)
+            logger.error("the transaction manager of this server does not start: %s", error)
             return False
         # If another server has led since the takeover started, the state is outdated, and misses its decisions.
         return still()
@@ -155,7 +155,9 @@ class SharedManager:
             except (StoreError, FormatError) as error:
                 raise ServiceUnavailable(error.message, error.hint) from error
             if root is None or root.address == self._storage.address:
-                raise ServiceUnavailable("No server manages the transactions just now.", "Try again in some seconds.")
+                raise ServiceUnavailable(
+                    "No server manages the transactions at the moment.", "Try again in a few seconds."
+                )
             self._looked_ms = now_ms
             other = self._other
             if other is None or other.address != root.address:
@@ -209,7 +211,7 @@ class OtherService:
             finally:
                 self._asked.discard(line)
             if _is_refused(answer):
-                raise _unavailable(self.address, "it does not manage them any more")
+                raise _unavailable(self.address, "it no longer manages them")
         return answer
 
     def close(self) -> None:
@@ -247,5 +249,5 @@ def _is_refused(answer: bytes) -> bool:
 def _unavailable(address: str, reason: str) -> ServiceUnavailable:
     return ServiceUnavailable(
         f"The server at {address} that manages the transactions cannot be asked: {reason}.",
-        "Try again in some seconds.",
+        "Try again in a few seconds.",
     )

@@ -125,7 +125,7 @@ class Forwarder:
     async def _forward(self, leadership: Leadership, scope: Scope, receive: Receive, send: Send) -> None:
         leader = _address(leadership)
         if not leader or self._opened is None or any(name == FORWARDED for name, _ in scope["headers"]):
-            raise _unavailable("No server leads just now.")
+            raise _unavailable("No server leads at the moment.")
         passage = _Passage(scope, receive, send, self._extensions)
         transport = await self._current(self._opened)
         passing = asyncio.ensure_future(passage.run(transport, leader))
@@ -141,7 +141,7 @@ class Forwarder:
                 raise Disconnected
             else:
                 await _end(passing)
-                raise _unanswered("The server that led does not lead any more.")
+                raise _unanswered("The server that led no longer leads.")
         finally:
             await _end(passing, gone, leader_changed)
 
@@ -241,11 +241,11 @@ def _lasting(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
 
 
 def _unavailable(reason: str) -> Unavailable:
-    return Unavailable(reason, "Try again in some seconds.")
+    return Unavailable(reason, "Try again in a few seconds.")
 
 
 def _unanswered(reason: str) -> Unanswered:
-    return Unanswered(reason, "It is not known whether that server has done what was asked.")
+    return Unanswered(reason, "It is not known whether that server carried out the request.")
 
 
 async def _end(*tasks: asyncio.Task[None]) -> None:

@@ -74,7 +74,7 @@ _SCHEMAS: Document = {
         title={"type": "string", "description": "The phrase of the HTTP status."},
         status={"type": "integer", "minimum": 400, "maximum": 599},
         code=_CODE,
-        detail={"type": "string", "description": "What failed, and why."},
+        detail={"type": "string", "description": "The failure and its cause."},
         hint={"type": "string", "description": "What to do next."},
     ),
     "Payload": _PAYLOAD,

@@ -191,7 +191,7 @@ def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None
     """
     spec = TableSpec(namespace, _NAMES[table], "NONE")
     if not admin.call("tableExists", spec.thrift_name()):
-        raise StoreNotFound(f"There is no table {spec.full_name}.", "Make it with tms admin create-tables.")
+        raise StoreNotFound(f"Table {spec.full_name} does not exist.", "Make it with tms admin create-tables.")
     return _buckets(admin, spec)
 
 
@@ -226,7 +226,7 @@ def _create(admin: HBasePool, spec: TableSpec) -> bool:
     if spec.buckets is not None and present != spec.buckets:
         raise StoreError(
             f"{spec.full_name} is there with {present or 'no'} buckets, not {spec.buckets}.",
-            f"Set storage.hbase.buckets to {present}." if present else "It was not made by CDAP; drop or rename it.",
+            f"Set storage.hbase.buckets to {present}." if present else "CDAP did not create it; drop or rename it.",
         )
     return False
 

@@ -231,5 +231,5 @@ class TableStates:
                 return f"the {table} table is gone"
             if now_ms != before_ms:
                 when = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds")
-                return f"the {table} table was disabled, or made anew, and enabled at {when}"
+                return f"the {table} table was disabled, or recreated, and enabled at {when}"
         return None

@@ -91,7 +91,7 @@ class Handle:
                 self._close_to_reopen(failed)
             if self._lost:
                 self._open_again()
-        logger.warning("%s was opened anew after a failed write", self._folder)
+        logger.warning("%s was reopened after a failed write", self._folder)
 
     def close(self) -> None:
         """Close the folder once no thread uses it; a second call does nothing."""
@@ -107,7 +107,9 @@ class Handle:
         # the folder cannot be opened again, it must stay open for reading.
         _require_room(self._folder, 2 * sum(len(key) + len(value or b"") for key, value in self._undo.items()))
         if not self._wait_until_unused(_REOPEN_SECONDS):
-            raise OSError("it is in use for long, and cannot be opened anew after a failed write before that ends")
+            raise OSError(
+                "it is in use for a long time, and cannot be reopened after a failed write before that use stops"
+            )
         self._db.close()
         self._lost = True
 

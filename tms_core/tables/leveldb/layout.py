@@ -73,7 +73,7 @@ def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
     """
     if not path.is_dir():
         raise StoreNotFound(
-            f"There is no folder {path}.",
+            f"Folder {path} does not exist.",
             "Give the folder that holds system.tms.meta (--leveldb, or storage.leveldb.path).",
         )
     with translated(path):

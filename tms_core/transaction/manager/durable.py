@@ -90,7 +90,7 @@ class DurableState:
         with suppress(LogFailed):
             self._sync(self._log, 0)
         if self._begin_anew():
-            logger.info("the transaction manager has taken over what the one before it left, with a log of its own")
+            logger.info("the transaction manager has taken over the files of the previous manager, with a new log")
 
     @contextmanager
     def deciding(self, waits: Callable[[ManagerState], bool] = lambda _: True) -> Iterator[ManagerState]:
@@ -222,7 +222,7 @@ class DurableState:
         with self._saving, self._lock:
             if self._begin_anew():
                 self._note_mended()
-                logger.warning("the transaction manager has begun anew from what is on the disk, with another log")
+                logger.warning("the transaction manager has restarted from its files, with a new log")
 
     def _note_mended(self) -> None:
         """React to decisions that the failure of the log may have undone; called with the lock held."""
@@ -289,7 +289,8 @@ class DurableState:
     def _require_running(self) -> None:
         if not self.running:
             raise ManagerStopped(
-                "The transaction manager has stopped.", "If it was not told to, its log has the reason: try again."
+                "The transaction manager has stopped.",
+                "If this was not requested, see its log for the reason, then try again.",
             )
 
 
@@ -300,7 +301,7 @@ class _ClosedLog:
         return 0
 
     def sync(self, position: int) -> None:
-        raise LogFailed("The transaction manager has not begun.", "Try again in some seconds.")
+        raise LogFailed("The transaction manager has not started.", "Try again in a few seconds.")
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

@@ -168,7 +168,7 @@ class LogFile(GroupLog):
         kind = LogFull if isinstance(failure, OSError) and is_full(failure) else LogFailed
         return kind(
             f"transaction log {self._path} could not be written: {reason or failure}.",
-            "Repair the disk or free space on it, and the manager goes on by itself; what was acknowledged is there.",
+            "Repair the disk or free space on it. The manager continues without a restart; acknowledged changes stay.",
             self._path,
         )
 

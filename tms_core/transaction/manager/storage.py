@@ -141,7 +141,7 @@ class DirectoryStorage:
         except OSError as error:
             os.close(self._lock)
             raise DirectoryBusy(
-                f"another transaction manager uses {path}.", "Stop that one, or give each a directory of its own."
+                f"another transaction manager uses {path}.", "Stop that one, or give each a separate directory."
             ) from error
 
     @staticmethod

@@ -283,7 +283,7 @@ def _failed(name: str, fields: Fields) -> TransactionError:
     text = f"The transaction service failed at {name}: {as_text(fields, 1)}."
     if kind == Failure.PROTOCOL_ERROR:
         return ServiceUnavailable(
-            text, "Try again in some seconds; where that does not help, see that both sides are of the same version."
+            text, "Try again in a few seconds; where that does not help, see that both sides are of the same version."
         )
     return OutcomeUnknown(text, "Its log has the reason.")
 
