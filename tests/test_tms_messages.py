@@ -262,7 +262,7 @@ class Held:
 @pytest.mark.parametrize(
     ("hold_seconds", "said"),
     [
-        (0, "deletes them with its next run, since janitor.hold_seconds is 0."),
+        (0, "deletes them with its next run, because janitor.hold_seconds is 0."),
         (None, "holds them before it deletes them, for as long as janitor.hold_seconds says."),
         (7200, "holds them before it deletes them, for 2 h from its next run: until about 2026-11-23 12:00:00 UTC."),
     ],

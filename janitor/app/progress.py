@@ -20,9 +20,9 @@ _WHAT = {
     "payload": "payloads",
     "references": "looking for messages that need payloads",
     "compact": "giving space back",
-    "audit": "holding every row against the boundary",
+    "audit": "verifying every row against the boundary",
     "read": "reading",
-    "wait": "waiting for a run under way to end",
+    "wait": "waiting for the current run to finish",
 }
 
 

@@ -124,7 +124,7 @@ def _show_groups(current: Session, groups: list[archived.Group], found: Listing)
     else:
         out.print("nothing of this kind is archived" if found.files else "nothing is archived")
         if not current.settings.janitor.archive.enabled:
-            out.print("janitor.archive.enabled is false: what is deleted is gone")
+            out.print("janitor.archive.enabled is false: deleted rows are lost")
     for error in found.damaged:
         out.print(render.styled(str(error), "bold red"))
 
@@ -160,7 +160,7 @@ def _show_restored(done: Restored) -> None:
     )
     for figure, meaning in (
         (done.negated, "of them inverted, because the janitor does not know that their transactions committed"),
-        (done.already_there, "already there, left as they are"),
+        (done.already_there, "already there, unchanged"),
         (done.skipped, "not asked for"),
     ):
         if figure:

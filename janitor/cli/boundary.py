@@ -60,7 +60,7 @@ def command(explain: bool) -> None:
         if not_handed:
             out.print(f"no feedback: {not_handed}")
         for limit in present.limits:
-            region = f" (they begin in region {limit.region})" if limit.region else ""
+            region = f" (they start in region {limit.region})" if limit.region else ""
             out.print(f"held at {limit.bound}: {limit.reason}{region}")
 
 

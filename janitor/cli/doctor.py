@@ -136,7 +136,7 @@ def _archive(current: Session) -> Finding:
 
 def _feedback(current: Session) -> Finding:
     with current.feedback():
-        return Finding("feedback", "ok", "there is a transaction manager to hand proven transactions to")
+        return Finding("feedback", "ok", "a transaction manager receives proven transactions")
 
 
 def _hbase_tls(hbase: HBaseSettings, wanted: ClientTlsSettings) -> Finding:
@@ -303,7 +303,7 @@ def _cdap(place: Place) -> Finding:
     """Return whether CDAP itself still cleans the tables in HBase."""
     with place.readable() as store:
         found = [*store.obstacles(), *place.unseen]
-    return _of("cdap", found, "", "neither its observers nor its pruning are at work on these tables")
+    return _of("cdap", found, "", "neither its observers nor its pruning work on these tables")
 
 
 def _tables(place: Place) -> Finding:
@@ -318,19 +318,19 @@ def _tables(place: Place) -> Finding:
     return _of(
         "tables",
         found,
-        ": docs/how-to/hbase.md, Cheap sweeps, says what to type",
-        "no setting of theirs hinders a sweep",
+        ": see docs/how-to/hbase.md, Cheap sweeps",
+        "no table setting slows a sweep",
     )
 
 
 def _regions(place: Place) -> Finding:
     """Return whether each bucket has a separate region, so that buckets are swept and compacted one by one."""
     found = [
-        f"{table.name} has no region that begins at {', '.join(f'x{start.hex()}' for start in table.missing_starts)}"
+        f"{table.name} has no region that starts at {', '.join(f'x{start.hex()}' for start in table.missing_starts)}"
         for table in place.table_settings()
         if table.missing_starts
     ]
-    return _of("regions", found, ": docs/how-to/hbase.md, Cheap sweeps, says how to split", "each bucket has one")
+    return _of("regions", found, ": to split, see docs/how-to/hbase.md, Cheap sweeps", "each bucket has one")
 
 
 def _of(check: str, found: list[str], advice: str, fine: str) -> Finding:

@@ -139,7 +139,7 @@ def _print_report(run: RunRecord, report: dict[str, Any], arguments: str) -> Non
     snapshot = report["snapshot"]
     source = f"snapshot {snapshot['source']}" if snapshot else "no transaction snapshot"
     took = duration(round(run.duration_seconds * 1000))
-    full = "everything was looked at" if run.full else "only what was due was looked at"
+    full = "full pass" if run.full else "incremental pass"
     out.print(f"as of {render.moment(report['effective_now_ms'])}, {source}; took {took}, {full}")
     if report["topics"]:
         table = render.grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "held"], (1, 4, 5))
@@ -147,7 +147,7 @@ def _print_report(run: RunRecord, report: dict[str, Any], arguments: str) -> Non
             table.add_row(*_entry_cells(item))
         render.print_table(table)
     if omitted := report.get("topics_omitted"):
-        out.print(f"and {omitted:,} smaller entries, which were not kept")
+        out.print(f"and {omitted:,} smaller entries, which were not recorded")
     out.print(", ".join(f"{getattr(run, str(rule)):,} {_words(rule)}" for rule in Rule))
     if left := render.messages(run.mode, run.messages, run.started_ms):
         out.print(f"messages: {left}")
@@ -158,7 +158,7 @@ def _print_report(run: RunRecord, report: dict[str, Any], arguments: str) -> Non
     for item in report.get("held_before", {}).get("topics", ()):
         rows = f"{item['rows']:,} rows of {item['tms_namespace']}:{item['topic']}"
         why = f"{item['table']}, {_words(item['rule'])}, {_words(item['held'])}"
-        out.print(f"still held, as an earlier run counted: {rows} ({why})")
+        out.print(f"still held, counted by an earlier run: {rows} ({why})")
     for note in report["guards"]:
         message = complete(note["message"], arguments)
         out.print(render.guard_line(note["guard"], message, tripped=note["tripped"]))

@@ -155,13 +155,13 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
     for reason in health.reasons:
         yield Text(reason.text, style=_STYLES[health.level])
     yield render.line("store", status.store)
-    yield render.line("mode", "only plans" if status.mode == "plan_only" else "deletes and inverts", status.schedule)
+    yield render.line("mode", "plan only" if status.mode == "plan_only" else "deletes and inverts", status.schedule)
     if status.started_ms is not None:
         yield render.line("running", f"since {render.when(status.started_ms, status.now_ms)}")
     else:
         holder = status.lease_holder if status.process != "down" else ""
         running = f"{holder} has the lease" if holder else "no daemon"
-        yield render.line("running", f"{running}; this is what the state has")
+        yield render.line("running", f"{running}; shown from the saved state")
     yield from _runs(status)
     yield from _aside(status)
     yield from _transactions(status)
@@ -190,12 +190,12 @@ def _statistics(status: Status) -> Iterator[Text]:
         "counted",
         f"on Spark {render.when(found.counted_ms, status.now_ms)}",
         f"{found.rows:,} messages, {found.payload_rows:,} payload rows, {sum(found.overdue.values()):,} overdue; "
-        f"{found.orphans:,} payloads of no message, {found.missing:,} missing",
+        f"{found.orphans:,} payloads without a message, {found.missing:,} missing",
     )
     if found.blocking_since_ms is not None:
         since = render.when(found.blocking_since_ms, status.now_ms)
         yield render.line(
-            "blocked", f"readers of {found.blocking_topic}", f"by transaction {found.blocking}, begun {since}"
+            "blocked", f"readers of {found.blocking_topic}", f"by transaction {found.blocking}, started {since}"
         )
 
 
@@ -203,13 +203,13 @@ def _runs(status: Status) -> Iterator[Text]:
     under_way = status.running
     if under_way is not None:
         where = f" of {under_way.topic}" if under_way.topic else ""
-        began = f"run {under_way.id} of another process, begun {render.when(under_way.started_ms, status.now_ms)}"
+        began = f"run {under_way.id} of another process, started {render.when(under_way.started_ms, status.now_ms)}"
         far = f"{under_way.phase}{where}, {under_way.rows:,} rows read"
         if under_way.phase == MEASURED:
             far += in_words(under_way.done, under_way.expected, under_way.heartbeat_ms - under_way.started_ms)
         yield render.line("under way", far if under_way.phase else began)
     if status.last_run is None:
-        yield render.line("last run", "never" if under_way is None else "none has ended yet")
+        yield render.line("last run", "never" if under_way is None else "none has finished yet")
     else:
         yield render.line("last run", render.when(status.last_run.started_ms, status.now_ms), _outcome(status.last_run))
     if status.next_run_ms is not None:
@@ -219,7 +219,7 @@ def _runs(status: Status) -> Iterator[Text]:
 
 def _outcome(run: RunRecord) -> str:
     result = run.result
-    what = f"only a plan, {result}" if run.mode == "plan" else result
+    what = f"plan only, {result}" if run.mode == "plan" else result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
     figures += f", {run.processed:,} processed" if run.processed else ""
     left = render.messages(run.mode, run.messages)

@@ -28,7 +28,7 @@ def command() -> None:
     if holder is None:
         here = f"Sweep from here: {typed(current, 'run --once')}"
         if current.place.exclusive:
-            raise StoreError(f"No janitor answers in {current.state_path}, so none was asked to sweep.", here)
+            raise StoreError(f"No janitor answers in {current.state_path}, so no sweep started.", here)
         raise StoreError(
             "A store in HBase is not held by one process, so its janitor has no control socket.",
             f"Send SIGHUP to the process of the janitor. {here}",

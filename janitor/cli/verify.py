@@ -42,9 +42,7 @@ def command() -> int:
             )
             for key in found.sample_keys:
                 out.print(f"  {key.hex()}")
-            out.print(
-                "the boundary is withdrawn, and the next run looks at everything; leave the invalid list as it is"
-            )
+            out.print("the boundary is withdrawn, and the next run makes a full pass; do not change the invalid list")
         else:
             out.print(f"proven: no row up to {found.bound} carries the pointer of an invalid transaction")
     return 1 if found.refuted or found.withdrawn else 0

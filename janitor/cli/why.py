@@ -31,8 +31,8 @@ NAMED_RUNS = 5
 
 _TRANSACTIONS = {
     "": "published outside a transaction",
-    "rolled_back": "its transaction was rolled back, or found invalid and its pointer negated",
-    "positive": "of a transaction; without a snapshot nothing is known of it",
+    "rolled_back": "its transaction was rolled back, or was invalid and its row inverted",
+    "positive": "of a transaction; its state is unknown without a snapshot",
     "invalid": "of an invalid transaction",
     "undecided": "of a transaction that may still commit",
     "committed": "of a committed transaction",
@@ -73,7 +73,7 @@ def _archived(current: Session, answer: Why) -> Iterator[str]:
     run_id = index.run_of(Path(place), answer.topic, at_ms, answer.message_id.sequence)
     if run_id is None:
         return
-    yield "it is archived; these bring it back, into a paused topic:"
+    yield "it is archived; to restore it into a paused topic:"
     yield f"  {typed(current, f'pause {answer.topic}')}"
     window = f"--run {run_id} --since {at_ms} --until {at_ms + 1}"
     yield f"  {typed(current, f'archive restore {answer.topic} {window}')}"
@@ -91,9 +91,9 @@ def lines(answer: Why, arguments: str = "") -> Iterator[str]:
         yield f"  {_TRANSACTIONS[found.transaction]}"
         yield f"  {_fate(answer, found, arguments)}"
         if found.fate.action == "invert":
-            yield "  the next run negates its pointer"
+            yield "  the next run inverts it"
         for trace in found.inverted[:NAMED_RUNS]:
-            yield f"  perhaps negated by {_run(trace)}"
+            yield f"  perhaps inverted by {_run(trace)}"
     for missing in answer.missing:
         yield from _missing(answer, missing)
     if answer.message_id.in_payload_table and answer.found and not answer.found[0].refers:
@@ -142,10 +142,10 @@ def _due(fate: Fate, now_ms: int) -> str:
 
 
 _KEPT = {
-    Reason.UNKNOWN_TOPIC: "nothing is deleted of a topic whose metadata is missing or cannot be read (rule L1)",
-    Reason.NEWER_GENERATION: "its generation is above the topic's, as after a restored metadata table (rule L2)",
-    Reason.UNRECOGNIZED: "its key is not one that TMS writes (rule L0)",
-    Reason.LIVE: "no rule takes it",
+    Reason.UNKNOWN_TOPIC: "the janitor deletes no rows of a topic without readable metadata (rule L1)",
+    Reason.NEWER_GENERATION: "its generation is above the topic's, as after a restore of the metadata table (rule L2)",
+    Reason.UNRECOGNIZED: "TMS does not write keys of this form (rule L0)",
+    Reason.LIVE: "no rule deletes it",
 }
 _WAITING = {Reason.UNDECIDED: "its transaction may still commit", Reason.REFERENCED: "a message refers to it"}
 
@@ -160,14 +160,14 @@ def _hold(answer: Why, fate: Fate, arguments: str) -> str:
     if fate.hold is Hold.CONSUMER:
         return f"; held until {until} at the latest, because a consumer of its topic has not read it"
     if fate.hold is Hold.TRANSACTION:
-        return "; held until the transactions of its time have ended, and some minutes more"
+        return "; held until the transactions of its time have ended, plus a few minutes"
     if fate.hold is Hold.PAUSED:
         resume = ", ".join(complete_command(f"janitor resume '{pattern}'", arguments) for pattern in answer.resume)
         return f"; its topic is paused, until: {resume}"
     if fate.hold is Hold.QUARANTINED:
         return f"; its topic failed too often and is tried again {until}".rstrip()
     if fate.hold is Hold.PROTECTED:
-        return "; never deleted, since janitor.protect names its topic"
+        return "; never deleted, because janitor.protect names its topic"
     return complete("; until the store is adopted: janitor adopt", arguments) if fate.hold else ""
 
 

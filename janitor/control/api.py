@@ -244,10 +244,10 @@ def _serve(behind: ControlBackend, method: str, arguments: Mapping[str, Any]) ->
     if method == "refresh_status":
         return behind.views.refresh_status()
     if method == "sweep_now":
-        logger.info("a sweep was asked for through the control socket")
+        logger.info("received sweep-now on the control socket")
         return behind.views.sweep_now()
     if method == "back_up" and behind.back_up is not None:
-        logger.info("a backup was asked for through the control socket")
+        logger.info("received backup on the control socket")
         return behind.back_up(Path(str(arguments.get("folder"))))
     raise not_understood(f"there is no method {method}")
 
@@ -256,7 +256,7 @@ def _decide(behind: ControlBackend, method: str, arguments: Mapping[str, Any], o
     """Let the engine that writes do something; once started, it is finished even if the client goes away."""
     if method in WAITING:
         _wait(behind.decider, observe, gone)
-    logger.info("%s was asked for through the control socket", method)
+    logger.info("received %s on the control socket", method)
     with behind.observers.joined(observe):
         result = _call(behind.decider, OperatorCommands, method, arguments)
     behind.views.refresh_status()

@@ -131,10 +131,10 @@ class Caller:
         except httpx2.RemoteProtocolError as error:
             # What is no HTTP is no janitor; one that hung up before or within its answer has ended.
             if begun or "disconnected" in str(error):
-                raise ConnectionResetError("the other side has hung up") from error
+                raise ConnectionResetError("the other side closed the connection") from error
             raise self._not_understood(error) from error
         except httpx2.NetworkError as error:
-            raise ConnectionResetError("the other side has hung up") from error
+            raise ConnectionResetError("the other side closed the connection") from error
 
     @contextmanager
     def _reached(self, answer_seconds: float) -> Iterator[str]:
@@ -159,7 +159,7 @@ class Caller:
             ) from error
         except OSError as error:
             raise StoreError(
-                f"The janitor that holds the store cannot be asked on {self._path}: {error.strerror or error}.",
+                f"The janitor that holds the store cannot be reached on {self._path}: {error.strerror or error}.",
                 "Check its log, then try again.",
             ) from error
 
@@ -171,7 +171,7 @@ class Caller:
 
     def _not_understood(self, error: Exception) -> StoreError:
         return StoreError(
-            f"The answer from {self._path} cannot be understood: {error}.", "Use one version for both sides."
+            f"The response from {self._path} cannot be read: {error}.", "Use the same version on both sides."
         )
 
     def _result(self, answer: httpx2.Response) -> Any:
@@ -181,7 +181,7 @@ class Caller:
             if "error" in message:
                 raise wire.read_error(message["error"])
             self._observe(message.get("progress"))
-        raise ConnectionResetError("the other side has hung up")
+        raise ConnectionResetError("the other side closed the connection")
 
     def _observe(self, progress: Any) -> None:
         if isinstance(progress, Mapping) and isinstance(progress.get("phase"), str):

@@ -140,7 +140,7 @@ class ControlServer:
         for thread in under_way.values():
             thread.join(max(0.0, ends - time.monotonic()))
             if thread.is_alive():
-                logger.warning("an answer through the control socket is still under way; it is left behind")
+                logger.warning("a response on the control socket is not finished; the janitor stops without it")
         self._server.stop()
         self._server = None
 
@@ -214,7 +214,7 @@ class ControlServer:
                 return _refused(
                     503,
                     StoreBusy(
-                        f"The janitor that holds the store is answering {MAX_CLIENTS} others.", "Try again later."
+                        f"The janitor that holds the store already serves {MAX_CLIENTS} commands.", "Try again later."
                     ),
                 )
             self._under_way[exchange] = thread
@@ -233,7 +233,7 @@ class ControlServer:
             result = "failed" if is_failure and not isinstance(error, (StoreBusy, StateBusy)) else "refused"
         # A bug: the client is told that there is one, the log where, and the janitor goes on.
         except Exception as error:
-            logger.exception("a question could not be answered")
+            logger.exception("a query failed")
             bug = TmsError(f"The janitor that holds the store failed: {error!r}.", "See its log.")
             line = wire.encode_error(bug)
         finally:

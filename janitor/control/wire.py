@@ -28,7 +28,7 @@ def encode(message: Mapping[str, Any]) -> bytes:
     line = json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n"
     if len(line) > MAX_BYTES:
         raise StoreError(
-            f"{len(line) >> 20} MB are too much to be handed from one process to the other ({MAX_BYTES >> 20} MB).",
+            f"{len(line) >> 20} MB are too much for one response on the control socket ({MAX_BYTES >> 20} MB).",
             "Ask for fewer topics at once (--topic), or stop the janitor that holds the store first.",
         )
     return line
@@ -69,4 +69,4 @@ def read_error(found: Any) -> TmsError:
     """Return the error that the other side raised; for an unknown kind, the root of all errors."""
     given = found if isinstance(found, dict) else {}
     kind = KINDS.get(str(given.get("kind")), TmsError)
-    return kind(str(given.get("message", "no reason was given")), str(given.get("hint", "")))
+    return kind(str(given.get("message", "no reason given")), str(given.get("hint", "")))

@@ -237,7 +237,7 @@ class Daemon:
         try:
             chore()
         except StopRequested:
-            logger.info("%s was ended, because the janitor stops", name)
+            logger.info("%s was cancelled, because the janitor stops", name)
         except TmsError as error:
             if self._failing.get(name) != str(error):
                 logger.error("%s failed: %s", name, error)
@@ -344,7 +344,7 @@ class Daemon:
         """Return whether this process holds the lease; try to regain a lost lease."""
         leads = self.engine.regain_lease()
         if not leads and self._led:
-            logger.warning("no sweep as long as another process has the lease")
+            logger.warning("no sweep while another process has the lease")
         self._led = leads
         return leads
 

@@ -231,7 +231,7 @@ class _Routes:
 
 def _found(document: Mapping[str, Any] | None, what: str) -> Response:
     if document is None:
-        raise HTTPException(404, f"there is no such {what}, or it was forgotten")
+        raise HTTPException(404, f"this {what} does not exist, or is no longer kept")
     return JSONResponse(document)
 
 
@@ -257,7 +257,7 @@ def _probe(reason: str) -> Response:
 async def _refused(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    known = {"Not Found": "this server has no such page", "Method Not Allowed": "this page is read-only: use GET"}
+    known = {"Not Found": "this page does not exist", "Method Not Allowed": "this page is read-only: use GET"}
     sentence = known.get(error.detail, error.detail)
     return problem.response(error.status_code, code_of_status(error.status_code), sentence, error.headers)
 

@@ -116,12 +116,12 @@ def test_given_a_janitor_on_another_machine_when_asked_how_it_is_then_its_lease_
         assert execute(["status", *arguments], clock) == 0
         said = capsys.readouterr().out
         assert "No janitor is running" not in said
-        assert "another:1 has the lease; this is what the state has" in said
+        assert "another:1 has the lease; shown from the saved state" in said
         clock.advance(MINUTE + 1)
         assert execute(["status", *arguments], clock) == 0
         said = capsys.readouterr().out
         assert "No janitor is running" in said
-        assert "no daemon; this is what the state has" in said
+        assert "no daemon; shown from the saved state" in said
 
 
 def test_given_nobody_who_answers_when_asked_then_the_server_is_named(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def ask(hbase: HBaseServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_given_tables_as_a_sweep_needs_them_when_asked_then_both_checks_are_ok(hbase_tables: Tables, ask: Ask) -> None:
     found = ask(hbase_tables.make(buckets=3))
-    assert found["tables"] == ("ok", "no setting of theirs hinders a sweep")
+    assert found["tables"] == ("ok", "no table setting slows a sweep")
     assert found["regions"] == ("ok", "each bucket has one")
 
 
@@ -52,7 +52,7 @@ def test_given_a_table_that_is_read_only_with_a_region_too_few_when_asked_then_b
     found = ask(namespace)
     assert found["tables"][0] == found["regions"][0] == "warn"
     assert f"{namespace}:tms.message has READONLY true" in found["tables"][1]
-    assert f"{namespace}:tms.message has no region that begins at x02" in found["regions"][1]
+    assert f"{namespace}:tms.message has no region that starts at x02" in found["regions"][1]
     # What only the second interface tells is not judged without it; the rows tell how many buckets there are.
     found = ask(namespace, thrift2=False)
     assert (found["tables"][0], found["regions"][0]) == ("ok", "warn")

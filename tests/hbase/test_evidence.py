@@ -131,7 +131,7 @@ def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what
         assert (
             execute(["boundary", "--explain", "--config", str(asked)], ManualClock(NOW_MS + 1, monotonic_ms=DAY)) == 0
         )
-        assert f"from 03 to 04 (salt 3) (they begin in region {lowest.region})" in capsys.readouterr().out
+        assert f"from 03 to 04 (salt 3) (they start in region {lowest.region})" in capsys.readouterr().out
 
 
 def test_given_a_row_in_any_salt_that_became_positive_again_when_audited_then_it_refutes_the_claim(

@@ -117,7 +117,7 @@ def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those
     status = desk.janitor("status --format json").json
     assert status["last_run"]["id"] == swept.json["id"]
     assert status["statistics"]["counted_ms"] == NOW_MS
-    assert "payloads of no message" in desk.janitor("status").out
+    assert "payloads without a message" in desk.janitor("status").out
 
 
 def test_given_an_archive_when_swept_on_spark_then_what_went_is_listed_read_and_restored(desk: Site) -> None:
@@ -165,7 +165,7 @@ def test_given_a_janitor_that_only_plans_when_swept_then_it_only_plans(desk: Sit
     before = rows(desk.store)
     planned = desk.janitor("spark sweep --adopt")
     assert (planned.code, rows(desk.store)) == (0, before)
-    assert "only a plan" in planned.err
+    assert "plan only" in planned.err
     assert planned.out.startswith("plan ")
 
 

@@ -221,7 +221,7 @@ def _ways_out(topic: TopicId, ttl_seconds: int, hold_seconds: int | None) -> str
     """Return a sentence about messages that a shorter TTL has hidden: until when the change can be undone."""
     keep = f"To keep them:           tms topic update {topic} --ttl {ttl_seconds}"
     if hold_seconds == 0:
-        return f"The janitor deletes them with its next run, since janitor.hold_seconds is 0.\n{keep}"
+        return f"The janitor deletes them with its next run, because janitor.hold_seconds is 0.\n{keep}"
     until = "for as long as janitor.hold_seconds says"
     if hold_seconds is not None:
         ends = moment(SystemClock().now_ms() + hold_seconds * 1000)
@@ -260,7 +260,7 @@ def _print(
             yield f"  {messages:,} messages"
         if ahead_ms is not None:
             yield f"  messages are dated ahead of this clock, from {moment(ahead_ms)} on: they outlive their ttl"
-            ways = f"  way out: set the clock right if it is behind; else read them, then: tms topic delete {topic}"
+            ways = f"  remedy: correct the clock if it is behind; otherwise read them, then: tms topic delete {topic}"
             yield complete(f"{ways}; then: tms topic create {topic}", arguments())
         if hidden is not None:
             more = "at least " if hidden.at_least else ""

@@ -76,7 +76,7 @@ def test_given_options_when_listed_then_only_what_they_mean_is_shown(
 
 
 def test_given_no_archive_when_listed_then_it_says_whether_there_will_be_one(site: Site) -> None:
-    assert "what is deleted is gone" in site.janitor("archive list").out
+    assert "deleted rows are lost" in site.janitor("archive list").out
     site.set(ARCHIVED)
     assert site.janitor("archive list").out == "nothing is archived\n"
 
@@ -119,7 +119,7 @@ def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_inval
 
 def test_given_an_archived_message_when_asked_why_then_the_commands_it_prints_bring_it_back(archived: Site) -> None:
     shown = archived.janitor(f"why default:billing {MessageId(OLD_MS, 0)}").out.splitlines()
-    at = shown.index("it is archived; these bring it back, into a paused topic:")
+    at = shown.index("it is archived; to restore it into a paused topic:")
     for line in shown[at + 1 : at + 3]:
         assert archived.run(line.removeprefix("  janitor ")).code == 0
     assert billing(archived) == [(OLD_MS, None)]

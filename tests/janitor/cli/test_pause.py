@@ -151,7 +151,7 @@ def test_given_a_past_run_and_things_that_wait_then_the_status_names_them_with_t
 
 def test_given_settings_that_only_plan_then_the_status_says_so(site: Site) -> None:
     site.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
-    assert "mode         only plans; every 60 s" in site.janitor("status").out
+    assert "mode         plan only; every 60 s" in site.janitor("status").out
 
 
 def test_given_more_of_a_kind_than_are_read_at_a_glance_then_the_rest_is_counted(site: Site) -> None:
@@ -169,7 +169,7 @@ def test_given_a_run_of_another_process_under_way_then_the_status_says_so_and_do
         state.begin_run(RunRecord("at-work", "apply", NOW_MS - 5 * MINUTE, heartbeat_ms=NOW_MS - SECOND))
     shown = site.janitor("status").out
     assert "under way    run at-work of another process, begun 2023-11-14 22:08:20 UTC (5 min ago)" in shown
-    assert "last run     none has ended yet" in shown
+    assert "last run     none has finished yet" in shown
     assert site.janitor("status --format json").json["running"]["id"] == "at-work"
     site.clock.advance(HOUR)
     assert "under way" not in site.janitor("status").out

@@ -286,7 +286,7 @@ APPROVE = "or at once with: janitor approve default:orders --config janitor.yaml
         ),
         (
             replace(LIVE, hold=Hold.PROTECTED, goes_ms=None),
-            f"{EXPIRES}; never deleted, since janitor.protect names its topic",
+            f"{EXPIRES}; never deleted, because janitor.protect names its topic",
         ),
         (
             replace(HELD, hold=Hold.FIRST_CONTACT),
@@ -303,7 +303,7 @@ APPROVE = "or at once with: janitor approve default:orders --config janitor.yaml
         ),
         (
             Fate("keep", Reason.UNKNOWN_TOPIC),
-            "stays: nothing is deleted of a topic whose metadata is missing or cannot be read (rule L1)",
+            "stays: the janitor deletes no rows of a topic without readable metadata (rule L1)",
         ),
     ],
     ids=range(11),
@@ -326,8 +326,8 @@ def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> Non
     shown = "\n".join(lines(answer(rolled_back, inverted)))
     assert shown.startswith("default:orders, generation 1, ttl 1 h; as of 2023-11-14 22:13:20 UTC\n")
     assert "message of generation 1, published 2023-11-13 22:13:20 UTC, is there" in shown
-    assert "perhaps negated by run r1, 2023-11-14 22:13:20 UTC, as invalid transaction, with no snapshot" in shown
-    assert shown.count("the next run negates its pointer") == 1
+    assert "perhaps inverted by run r1, 2023-11-14 22:13:20 UTC, as invalid transaction, with no snapshot" in shown
+    assert shown.count("the next run inverts it") == 1
 
 
 def test_given_a_row_that_is_gone_then_the_runs_are_told_from_those_that_only_may_have_taken_it() -> None:

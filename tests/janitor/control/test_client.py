@@ -100,13 +100,13 @@ def test_given_a_server_that_dies_before_its_answer_is_whole_then_that_is_said(t
     ],
 )
 def test_given_an_answer_that_is_none_then_that_is_said(tmp_path: Path, said: bytes) -> None:
-    with server(tmp_path, answering(said)) as remote, pytest.raises(StoreError, match="cannot be understood"):
+    with server(tmp_path, answering(said)) as remote, pytest.raises(StoreError, match="cannot be read"):
         remote.verify()
 
 
 @pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH\r\n\r\n", b'{"error": {"kind": "TmsError"}}\n\n'])
 def test_given_what_is_no_http_then_it_is_not_understood(tmp_path: Path, said: bytes) -> None:
-    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match="cannot be understood"):
+    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match="cannot be read"):
         remote.verify()
 
 

@@ -162,7 +162,7 @@ class ServerContext:
         transaction_ids: how many ids the transaction of a poll may carry (``server.max_transaction_ids``).
         present_ids: how many ids a transaction of the manager in this process would carry now; a poll may carry as
             many and a tenth more, whatever the setting says.
-        hold_seconds: how long the janitor in this process holds rows that a shorter ttl makes due; None without a janitor.
+        hold_seconds: how long the janitor in this process holds rows after a ttl was shortened; None without one.
     """
 
     service: MessagingService
