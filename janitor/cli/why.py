@@ -90,6 +90,8 @@ def lines(answer: Why, arguments: str = "") -> Iterator[str]:
         yield _heading(found)
         yield f"  {_TRANSACTIONS[found.transaction]}"
         yield f"  {_fate(answer, found, arguments)}"
+        if found.unprocessed:
+            yield f"  not deleted earlier (rule L7): {found.unprocessed}"
         if found.fate.action == "invert":
             yield "  the next run inverts it"
         for trace in found.inverted[:NAMED_RUNS]:

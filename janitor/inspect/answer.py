@@ -39,6 +39,7 @@ class Found:
             cannot be read.
         refers: whether a message takes its payload from the payload table.
         inverted: runs that may have negated its pointer.
+        unprocessed: the condition of rule L7 that a message of a topic with ``retention: consumed`` does not meet.
     """
 
     table: DataTable
@@ -50,6 +51,7 @@ class Found:
     refers: bool
     fate: Fate
     inverted: tuple[Trace, ...] = ()
+    unprocessed: str = ""
 
     def to_json(self) -> dict[str, Any]:
         shown = pack(self)

@@ -18,6 +18,10 @@ from janitor.rules.policy import Delete, Row, Rule, decide
 from janitor.rules.ranges import find_referenced, returned, search_range, timeless_range, topic_stop
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.run import Run
+from janitor.sweep.transactions import oldest_open_ms
+from tms_core.consumers.retention import processed_by
+from tms_core.errors import FormatError, StoreError
+from tms_core.logs.printable import moment
 from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, PayloadKey, java_abs, stop_key
 from tms_core.tables.base import MESSAGES, MessageValue, Reads
 from tms_core.topic import TopicId
@@ -127,6 +131,7 @@ class _Question:
 
     def _message(self, key: MessageKey, value: MessageValue | None) -> Found:
         pointer = value.pointer if value else None
+        fate = judge(self.run, Row("message", key, pointer), key, probe_ms=self.probe_ms)
         return Found(
             table="message",
             key=key.pack(),
@@ -135,9 +140,33 @@ class _Question:
             pointer=pointer,
             transaction=pointer_state(pointer, self.run.transactions.snapshot) if value else "unreadable",
             refers=pointer is not None and value is not None and value.payload is None,
-            fate=judge(self.run, Row("message", key, pointer), key, probe_ms=self.probe_ms),
+            fate=fate,
+            unprocessed=self._unprocessed(key) if fate.rule is Rule.EXPIRED and fate.action != "delete" else "",
             inverted=self._traces([key], {Rule.INVALID_TRANSACTION}) if pointer is not None and pointer < 0 else (),
         )
+
+    def _unprocessed(self, key: MessageKey) -> str:
+        """Return the condition of L7 that a message does not meet; empty if L7 does not apply."""
+        work, rows = self.run.topics[self.topic.prefix], self.run.processed
+        if not work.topic.consumed or key.generation != work.topic.generation:
+            return ""
+        if rows is None:
+            return "no transaction snapshot can be used"
+        try:
+            limits = processed_by(rows.side, work.topic, rows.snapshot.dummy_transaction())
+        except (StoreError, FormatError) as error:
+            return f"the positions of its consumers cannot be read: {error}"
+        waiting = sorted(name for name, limit in limits.items() if limit <= key.publish_ms << 16 | key.sequence)
+        kept_until_ms = key.publish_ms + rows.hold_seconds * 1000 + 1
+        if not limits:
+            return "no consumer is registered"
+        if waiting:
+            return f"not processed by {', '.join(waiting)}"
+        if kept_until_ms > self.run.now_ms:
+            return f"janitor.hold_seconds keeps it until {moment(kept_until_ms)}"
+        if key.publish_ms >= oldest_open_ms(rows.snapshot):
+            return "an older transaction is in progress"
+        return "its topic is held" if work.frontier.hold is not None else ""
 
     def _has_payload(self, key: PayloadKey) -> bool:
         raw = key.pack()

@@ -36,11 +36,16 @@ def processed(side: SideTable, topic: TopicMetadata, reader: Transaction) -> int
     Raises:
         StoreError, FormatError: they could not be read.
     """
-    found = []
+    return min(processed_by(side, topic, reader).values(), default=0)
+
+
+def processed_by(side: SideTable, topic: TopicMetadata, reader: Transaction) -> dict[str, int]:
+    """Return the first position that each consumer has not processed; arguments and errors as for :func:`processed`."""
+    found = {}
     for position in Positions(side).of(topic):
         claims = [claim for _, claim in claims_of(side, ConsumerGroup.of(topic, position.name))]
-        found.append(_behind(look(position.id, claims, reader).base))
-    return min(found, default=0)
+        found[position.name] = _behind(look(position.id, claims, reader).base)
+    return found
 
 
 def announced(side: SideTable, topic: TopicMetadata) -> int:

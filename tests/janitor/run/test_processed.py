@@ -419,6 +419,52 @@ def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_whe
     assert [(trace.entry.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
 
 
+def waits(kit: ProcessedKit, message: MessageId) -> str:
+    """What ``janitor why`` prints of rule L7 for a message; empty if nothing."""
+    found = [line for line in lines(kit.rig.engine.why(ORDERS, message)) if "(rule L7)" in line]
+    return "".join(found).strip().removeprefix("not deleted earlier (rule L7): ")
+
+
+def test_why_of_an_unprocessed_message_names_its_consumers(kit: ProcessedKit) -> None:
+    kit.publish(b"a")
+    kit.clock.advance(2 * HOUR)
+    [message] = kit.ids()
+    assert waits(kit, message) == "no consumer is registered"
+    for name in (GROUP, "other"):
+        kit.register(name)
+    assert waits(kit, message) == f"not processed by {GROUP}, other"
+    kit.process()
+    assert waits(kit, message) == "not processed by other"
+    kit.process("other")
+    assert waits(kit, message) == ""
+
+
+def test_why_of_a_processed_message_names_the_hold_and_the_open_transaction(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"a")
+    kit.process()
+    [message] = kit.ids()
+    assert waits(kit, message) == "janitor.hold_seconds keeps it until 2023-11-14 23:13:20 UTC"
+    kit.publish(b"b")
+    kit.manager.start_short(3600)
+    kit.publish(b"c")
+    kit.process()
+    kit.clock.advance(HOUR + 1)
+    assert waits(kit, kit.ids()[-1]) == "an older transaction is in progress"
+
+
+def test_why_of_a_message_with_unreadable_consumers_says_so(kit: ProcessedKit) -> None:
+    kit.register()
+    kit.publish(b"a")
+    kit.process()
+    kit.clock.advance(2 * HOUR)
+    kit.side.put([(b"c" + ORDERS.prefix + b"\0\0\0\1broken", b"?")])
+    [message] = kit.ids()
+    assert "the positions of its consumers cannot be read: the position of consumer broken has 1 bytes" in waits(
+        kit, message
+    )
+
+
 def test_given_two_janitors_that_announce_then_the_further_one_counts(
     kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
