@@ -195,14 +195,15 @@ WORK = (
         "Time to the next run",
         "timeseries",
         "s",
-        "Negative: the run is late. Empty with CronJobs, whose schedule the janitor does not know.",
-        # As it was when it was scraped: by now the run may have begun.
+        "0: a run is due or in progress; Last success shows a late run. "
+        "Empty with CronJobs, whose schedule the janitor does not know.",
+        # The time of the scrape, not of the query: the run may have started since. A status is some seconds old, so
+        # the next run may lie before the scrape without being late.
         _of(
-            "max by (namespace, job) (tms_janitor_next_run_timestamp_seconds{${scope}}"
-            " - timestamp(tms_janitor_next_run_timestamp_seconds{${scope}}))",
+            "clamp_min(max by (namespace, job) (tms_janitor_next_run_timestamp_seconds{${scope}}"
+            " - timestamp(tms_janitor_next_run_timestamp_seconds{${scope}})), 0)",
             JANITOR,
         ),
-        signed=True,
     ),
 )
 
