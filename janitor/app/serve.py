@@ -218,7 +218,7 @@ def _assemble(
             census.pacer,
             reader=partial(_reader, source),
         )
-        jobs.append(Job("lag", COUNT_SECONDS, lags.step))
+        jobs.append(Job("lag", COUNT_SECONDS, lags.step, after_sweeps=True))
     daemon = Daemon(
         engine,
         watched,

@@ -9,7 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import pytest
+
+from janitor.app import serve
 from janitor.app.embedded import Embedded
+from janitor.daemon import daemon
 from janitor.state.figures import ConsumerFigures
 from tests.server.client import Client, TopicClient
 from tms_core.clock import ManualClock, SystemClock
@@ -89,13 +93,13 @@ def test_given_a_group_with_an_open_claim_and_a_processed_one_when_served_with_t
         transactions.commit(claimed[1].transaction_id)
 
     with serving(config, {}, {}) as started, Client(_port(started.url)) as client:
-        daemon = cast(Embedded, started.companions["janitor"]).daemon
-        daemon.adopt()
+        janitor = cast(Embedded, started.companions["janitor"]).daemon
+        janitor.adopt()
         found: list[ConsumerFigures] = []
 
         def counted() -> bool:
-            daemon.refresh_status()
-            found[:] = daemon.status().consumers
+            janitor.refresh_status()
+            found[:] = janitor.status().consumers
             return bool(found)
 
         until(counted)
@@ -106,6 +110,29 @@ def test_given_a_group_with_an_open_claim_and_a_processed_one_when_served_with_t
         # What lies behind a message that is not decided is not read yet.
         said = client.ask("GET", f"{orders.path}/consumers").json
         assert [one.lag_messages for one in found] == [one["lagMessages"] for one in said] == [2, 3]
+
+
+def test_consumer_that_registers_between_counts_is_shown_after_the_next_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "COUNT_SECONDS", 86_400)
+    monkeypatch.setattr(daemon, "AFTER_SWEEP_SECONDS", 0)
+    config = tmp_path / "tms.yaml"
+    config.write_text(SETTINGS, encoding="utf-8")
+    with serving(config, {}, {}) as started, Client(_port(started.url)) as client:
+        janitor = cast(Embedded, started.companions["janitor"]).daemon
+        janitor.adopt()
+        ticks = TopicClient(client, "ticks").create(ttl="1")
+        ticks.publish("a")
+        until(lambda: any(run.expired for run in janitor.runs(10)))
+        client.ask("PUT", f"{ticks.path}/consumers/billing", json.dumps({"position": "0" * 40}).encode())
+        ticks.publish("b")
+
+        def shown() -> list[str]:
+            janitor.refresh_status()
+            return [one.consumer for one in janitor.status().consumers]
+
+        until(lambda: shown() == ["billing"])
 
 
 def _port(url: str) -> int:
