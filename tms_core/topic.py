@@ -214,7 +214,10 @@ def living_topics(rows: Iterable[tuple[bytes, bytes]]) -> Iterator[TopicMetadata
 
 def no_topic(topic: TopicId) -> TopicNotFound:
     """Return the error for an unknown topic."""
-    return TopicNotFound(f"Topic {topic} does not exist.", f"Create it first: tms topic create {topic}")
+    return TopicNotFound(
+        f"Topic {topic} does not exist.",
+        f"List the topics: tms topic list {topic.namespace}; or create it: tms topic create {topic}",
+    )
 
 
 def first_kept_generation(metadata_generation: int) -> int:

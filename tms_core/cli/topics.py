@@ -14,7 +14,7 @@ from tms_core.cli.outcome import arguments
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.typed import TtlType
 from tms_core.clock import SystemClock
-from tms_core.errors import Forbidden, TopicNotFound
+from tms_core.errors import Forbidden
 from tms_core.logs.printable import columns, complete, duration, moment
 from tms_core.messaging.topics.partitions import PARTITIONS
 from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
@@ -181,10 +181,7 @@ def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
       tms topic delete default:orders
     """
     with options.client() as client:
-        try:
-            client.topic(topic)  # a name that was mistyped is told before anything is asked
-        except TopicNotFound as error:
-            raise TopicNotFound(error.message, f"List the topics: tms topic list {topic.namespace}") from error
+        client.topic(topic)  # a mistyped name fails before the question
         if not yes:
             click.confirm(f"Delete {topic} and all its messages", abort=True, err=True)
         client.delete_topic(topic)
