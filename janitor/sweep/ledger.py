@@ -329,14 +329,14 @@ class DeletedRanges:
 
     def close(self) -> None:
         """Wait until no compaction is running; slices that were not started are left to the store."""
-        self._beside.shutdown(cancel_futures=True)
+        self._executor.shutdown(cancel_futures=True)
 
     def _begin(self, part: Slice | None) -> None:
         """Start the compaction of a slice beside the pass, if its table supports that."""
-        if part is not None and part.worthwhile and part.table.compacts_beside:
-            part.begun = self._beside.submit(self._compact_beside, part)
+        if part is not None and part.worthwhile and part.table.can_compact_concurrently:
+            part.begun = self._executor.submit(self._compact_in_background, part)
 
-    def _compact_beside(self, part: Slice) -> None:
+    def _compact_in_background(self, part: Slice) -> None:
         """Compact a slice, unless one before has failed: only that error is reported to the run."""
         if not self._failed:
             try:

@@ -9,9 +9,9 @@ from tms_core.tables.wrapped import Hook, WrappedMessageTable, WrappedPayloadTab
 
 
 @pytest.mark.parametrize("beside", [True, False])
-def test_wrapped_table_compacts_beside_if_its_table_does(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapped_table_can_compact_concurrently_if_its_table_can(beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     for table in (store.message, store.payload):
-        monkeypatch.setattr(type(table), "compacts_beside", beside)
-    assert WrappedMessageTable(store.message, Hook()).compacts_beside is beside
-    assert WrappedPayloadTable(store.payload, Hook()).compacts_beside is beside
+        monkeypatch.setattr(type(table), "can_compact_concurrently", beside)
+    assert WrappedMessageTable(store.message, Hook()).can_compact_concurrently is beside
+    assert WrappedPayloadTable(store.payload, Hook()).can_compact_concurrently is beside

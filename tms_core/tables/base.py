@@ -321,7 +321,7 @@ class KeyTable(KeyReads):
         return TooLarge(f"A message has {size} bytes, and the store accepts {most}.", "Send smaller messages.")
 
     @property
-    def compacts_beside(self) -> bool:
+    def can_compact_concurrently(self) -> bool:
         """Return whether :meth:`compact` may be called by another thread while rows are read and written, at this
         moment.
         """

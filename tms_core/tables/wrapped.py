@@ -92,8 +92,8 @@ class _Written(Wrapped[W], KeyTable):
         self._table.check_sizes(values)
 
     @property
-    def compacts_beside(self) -> bool:
-        return self._table.compacts_beside
+    def can_compact_concurrently(self) -> bool:
+        return self._table.can_compact_concurrently
 
     def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
         self._hook.delete(self._table, keys, origin)

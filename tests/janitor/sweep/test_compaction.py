@@ -42,7 +42,7 @@ class BesideTable(SlicedTable):
         self.go_on = Event()
 
     @property
-    def compacts_beside(self) -> bool:
+    def can_compact_concurrently(self) -> bool:
         return True
 
     def compact(self, start: bytes, stop: bytes) -> None:

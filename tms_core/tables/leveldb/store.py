@@ -286,7 +286,7 @@ class LevelDBTable(LevelDBReads, KeyTable):
         self._writable.sync()
 
     @property
-    def compacts_beside(self) -> bool:
+    def can_compact_concurrently(self) -> bool:
         return self._writable.has_room()
 
     def compact(self, start: bytes, stop: bytes) -> None:
