@@ -14,7 +14,7 @@ from janitor.cli.ledger import policy
 from janitor.cli.options import common_options, session
 from janitor.cli.outcome import typed
 from janitor.cli.state import complete_topics
-from janitor.inspect.answer import Found, Missing, Trace, Why
+from janitor.inspect.answer import FoundRow, MissingRow, Trace, Why
 from janitor.inspect.fate import Fate
 from janitor.rules.policy import Hold, Reason, Rule
 from tms_core.cli.help import Command
@@ -112,12 +112,12 @@ def _metadata(answer: Why) -> str:
     return f"generation {answer.generation}{deleted}, ttl {duration(answer.ttl_seconds * 1000)}{consumed}"
 
 
-def _heading(found: Found) -> str:
+def _heading(found: FoundRow) -> str:
     what, when = ("message", "published") if found.table == "message" else ("payload", "stored")
     return f"{what} of generation {found.generation}, {when} {render.moment(found.time_ms)}, is there"
 
 
-def _fate(answer: Why, found: Found, arguments: str) -> str:
+def _fate(answer: Why, found: FoundRow, arguments: str) -> str:
     fate = found.fate
     if fate.rule is None:
         return f"stays: {_KEPT[fate.reason] if fate.reason else ''}" + _hold(answer, fate, arguments)
@@ -173,7 +173,7 @@ def _hold(answer: Why, fate: Fate, arguments: str) -> str:
     return complete("; until the store is adopted: janitor adopt", arguments) if fate.hold else ""
 
 
-def _missing(answer: Why, missing: Missing) -> Iterator[str]:
+def _missing(answer: Why, missing: MissingRow) -> Iterator[str]:
     what = "the message" if missing.table == "message" else "its stored payload"
     yield f"{what} does not exist"
     for trace in missing.taken[:NAMED_RUNS]:

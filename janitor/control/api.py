@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from janitor.archive.restore import Request, Restored
 from janitor.boundary.claim import Boundary
 from janitor.inspect.answer import Why
-from janitor.inspect.rows import Audit, Inspected
+from janitor.inspect.rows import Audit, InspectedRows
 from janitor.report import Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
@@ -64,7 +64,7 @@ class ReadEngine(Protocol):
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
     ) -> Planned: ...
 
-    def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> Inspected: ...
+    def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows: ...
 
     def boundary(self) -> tuple[Claim | None, Boundary]: ...
 

@@ -21,7 +21,7 @@ from janitor.boundary.claim import Boundary
 from janitor.control import api, wire
 from janitor.control.api import Greeting
 from janitor.inspect.answer import Why
-from janitor.inspect.rows import Audit, Inspected
+from janitor.inspect.rows import Audit, InspectedRows
 from janitor.report import EXPECTED, Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import Planned
@@ -210,8 +210,8 @@ class RemoteEngine:
         settings = self.greeting.settings or digest
         return self._caller.ask("plan", Planned, at_ms=at_ms, patterns=patterns, digest=settings, what_if=what_if)
 
-    def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> Inspected:
-        return self._caller.ask("inspect", Inspected, table=table, patterns=patterns, limit=limit)
+    def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows:
+        return self._caller.ask("inspect", InspectedRows, table=table, patterns=patterns, limit=limit)
 
     def boundary(self) -> tuple[Claim | None, Boundary]:
         return self._caller.ask("boundary", tuple[Claim | None, Boundary])

@@ -29,7 +29,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRow:
     """A row in the store.
 
     Attributes:
@@ -66,7 +66,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Missing:
+class MissingRow:
     """A row that is not in the store.
 
     Attributes:
@@ -116,8 +116,8 @@ class Why:
     generation: int | None
     ttl_seconds: int | None
     problem: str
-    found: tuple[Found, ...]
-    missing: tuple[Missing, ...]
+    found: tuple[FoundRow, ...]
+    missing: tuple[MissingRow, ...]
     ledger_reach: LedgerReach
     resume: tuple[str, ...] = ()
     consumed: bool = False

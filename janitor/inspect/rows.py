@@ -42,7 +42,7 @@ Heartbeat = Callable[[int], None]
 V = TypeVar("V")
 
 
-class Inspected(NamedTuple):
+class InspectedRows(NamedTuple):
     """Rows of one table, the first of them decoded, and totals of all.
 
     Attributes:
@@ -130,7 +130,7 @@ def _audit(table: MessageReads, found: Audit, is_invalid: Callable[[int], bool],
 
 def messages(
     store: Reads, snapshot: VisibilityState | None, patterns: tuple[str, ...], limit: int, heartbeat: Heartbeat
-) -> Inspected:
+) -> InspectedRows:
     """Decode the message table.
 
     Args:
@@ -153,12 +153,12 @@ def messages(
                 rows.append(_message(raw, key, value, state))
     if skipped := store.calls[UNREADABLE] - unreadable:
         counts["unreadable"] = skipped
-    return Inspected(rows, dict(counts), None if oldest is None else transaction_ms(oldest))
+    return InspectedRows(rows, dict(counts), None if oldest is None else transaction_ms(oldest))
 
 
 def payloads(
     store: Reads, snapshot: VisibilityState | None, patterns: tuple[str, ...], limit: int, heartbeat: Heartbeat
-) -> Inspected:
+) -> InspectedRows:
     """Decode the payload table; arguments as for :func:`messages`."""
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()
@@ -174,10 +174,10 @@ def payloads(
                 oldest = _smaller(oldest, key.write_pointer)
             if len(rows) < limit:
                 rows.append(_payload(raw, key, body, state))
-    return Inspected(rows, dict(counts), None if oldest is None else transaction_ms(oldest))
+    return InspectedRows(rows, dict(counts), None if oldest is None else transaction_ms(oldest))
 
 
-def metadata(store: Reads, patterns: tuple[str, ...]) -> Inspected:
+def metadata(store: Reads, patterns: tuple[str, ...]) -> InspectedRows:
     """Decode the metadata table, with deleted topics and rows that do not parse."""
     rows = []
     counts: Counter[str] = Counter()
@@ -194,7 +194,7 @@ def metadata(store: Reads, patterns: tuple[str, ...]) -> Inspected:
             continue
         counts["deleted" if parsed.deleted else "topics"] += 1
         rows.append({**row, "generation": parsed.generation, "ttl_seconds": parsed.ttl_seconds, "problem": None})
-    return Inspected(rows, dict(counts))
+    return InspectedRows(rows, dict(counts))
 
 
 def snapshot_figures(state: VisibilityState, name: str, limit: int) -> dict[str, Any]:

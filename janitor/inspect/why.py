@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
+from janitor.inspect.answer import FoundRow, LedgerReach, MissingRow, Trace, Why
 from janitor.inspect.fate import judge
 from janitor.inspect.rows import pointer_state
 from janitor.rules.policy import Delete, Row, Rule, decide
@@ -99,9 +99,9 @@ class _Question:
     message_id: MessageId
     probe_ms: int | None
 
-    def answer(self) -> tuple[list[Found], list[Missing]]:
-        found: list[Found] = []
-        missing: list[Missing] = []
+    def answer(self) -> tuple[list[FoundRow], list[MissingRow]]:
+        found: list[FoundRow] = []
+        missing: list[MissingRow] = []
         for key, value in self._messages():
             message = self._message(key, value)
             found.append(message)
@@ -110,9 +110,9 @@ class _Question:
                 if self._has_payload(wanted):
                     found.append(self._payload(wanted, message))
                 else:
-                    missing.append(Missing("payload", wanted.pack(), self._traces([wanted], _TAKING)))
+                    missing.append(MissingRow("payload", wanted.pack(), self._traces([wanted], _TAKING)))
         if not found:
-            missing.append(Missing("message", None, self._traces(self._candidates(), _TAKING)))
+            missing.append(MissingRow("message", None, self._traces(self._candidates(), _TAKING)))
         return found, missing
 
     def _messages(self) -> Iterator[tuple[MessageKey, MessageValue | None]]:
@@ -129,10 +129,10 @@ class _Question:
                 values = [value for _, value in table.read(MESSAGES, raw, raw + b"\x00", 1).items]
                 yield key, values[0] if values else None
 
-    def _message(self, key: MessageKey, value: MessageValue | None) -> Found:
+    def _message(self, key: MessageKey, value: MessageValue | None) -> FoundRow:
         pointer = value.pointer if value else None
         fate = judge(self.run, Row("message", key, pointer), key, probe_ms=self.probe_ms)
-        return Found(
+        return FoundRow(
             table="message",
             key=key.pack(),
             generation=key.generation,
@@ -172,10 +172,10 @@ class _Question:
         raw = key.pack()
         return self.store.payload.first(raw, raw + b"\x00") is not None
 
-    def _payload(self, key: PayloadKey, message: Found) -> Found:
+    def _payload(self, key: PayloadKey, message: FoundRow) -> FoundRow:
         row, referenced = Row("payload", key), not message.fate.doomed or self._is_referenced(key)
         fate = judge(self.run, row, key, referenced=referenced, message=message.fate, probe_ms=self.probe_ms)
-        return Found(
+        return FoundRow(
             table="payload",
             key=key.pack(),
             generation=key.generation,

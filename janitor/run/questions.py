@@ -18,7 +18,7 @@ from janitor.archive.restore import Request, Restored
 from janitor.boundary import claim as boundary
 from janitor.boundary.claim import Boundary, Limit
 from janitor.inspect.answer import Why
-from janitor.inspect.rows import Audit, Inspected, messages, metadata, payloads, snapshot_figures
+from janitor.inspect.rows import Audit, InspectedRows, messages, metadata, payloads, snapshot_figures
 from janitor.inspect.why import why
 from janitor.report import Report
 from janitor.rules.policy import Hold
@@ -78,7 +78,7 @@ class Questions:
         document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=only_to_look)
         return Planned(report, document)
 
-    def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> Inspected:
+    def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows:
         """Return the rows of one table, the first ones decoded, all of them counted.
 
         Raises:

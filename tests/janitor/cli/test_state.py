@@ -14,7 +14,7 @@ from janitor.cli.history import LOST, RUNNING, status
 from janitor.cli.ledger import cells, parts
 from janitor.cli.state import place_of
 from janitor.cli.why import lines
-from janitor.inspect.answer import Found, LedgerReach, Missing, Trace, Why
+from janitor.inspect.answer import FoundRow, LedgerReach, MissingRow, Trace, Why
 from janitor.inspect.fate import Fate
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.records import RunRecord
@@ -248,15 +248,15 @@ LIVE = Fate("keep", Reason.LIVE, Rule.EXPIRED, NOW_MS + DAY, goes_ms=NOW_MS + DA
 HELD = Fate("keep", Reason.HELD, Rule.EXPIRED, DUE_MS)
 
 
-def answer(*found: Found, **changes: object) -> Why:
+def answer(*found: FoundRow, **changes: object) -> Why:
     memory = LedgerReach(NOW_MS - DAY, NOW_MS - DAY, 30)
     told = Why(TOPIC, MESSAGE_ID, NOW_MS, 1, 3600, "", found, (), memory)
     return replace(told, **changes)  # type: ignore[arg-type]
 
 
-def message(fate: Fate, **changes: object) -> Found:
+def message(fate: Fate, **changes: object) -> FoundRow:
     key = MessageKey(TOPIC, 1, MESSAGE_ID.publish_ms, 0).pack()
-    return replace(Found("message", key, 1, MESSAGE_ID.publish_ms, None, "", False, fate), **changes)  # type: ignore[arg-type]
+    return replace(FoundRow("message", key, 1, MESSAGE_ID.publish_ms, None, "", False, fate), **changes)  # type: ignore[arg-type]
 
 
 def told(fate: Fate, **changes: object) -> str:
@@ -333,7 +333,7 @@ def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> Non
 def test_given_a_row_that_is_gone_then_the_runs_are_told_from_those_that_only_may_have_taken_it() -> None:
     sure = Trace(entry(run_id="r1", at_ms=NOW_MS, ttl_seconds=60, cutoff_ms=NOW_MS, snapshot_timestamp_ms=NOW_MS), True)
     died = Trace(entry(run_id="r2", rows=None), False)
-    shown = "\n".join(lines(answer(missing=(Missing("message", None, (sure, died)),))))
+    shown = "\n".join(lines(answer(missing=(MissingRow("message", None, (sure, died)),))))
     assert "the message does not exist" in shown
     assert (
         "deleted, if it existed, by run r1, 2023-11-14 22:13:20 UTC,"
@@ -342,13 +342,13 @@ def test_given_a_row_that_is_gone_then_the_runs_are_told_from_those_that_only_ma
     )
     assert "perhaps deleted by run r2" in shown
     assert "that run died, or is still running" in shown
-    many = "\n".join(lines(answer(missing=(Missing("payload", b"", (died,) * 9),))))
+    many = "\n".join(lines(answer(missing=(MissingRow("payload", b"", (died,) * 9),))))
     assert "its stored payload does not exist" in many
     assert "and 4 more runs" in many
 
 
 def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_known() -> None:
-    gone = Missing("message", None, ())
+    gone = MissingRow("message", None, ())
     shown = list(lines(answer(missing=(gone,))))[-1]
     assert shown == (
         "  no known run deleted it: the state has all deletions since 2023-11-13 22:13:20 UTC;"

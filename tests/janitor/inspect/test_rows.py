@@ -128,7 +128,7 @@ def test_given_patterns_then_only_rows_of_those_topics_are_read(store: MemorySto
     found = inspect.messages(store, SNAPSHOT, ("default:orders",), 100, nobody)
     assert {row["topic"] for row in found.rows} == {"default:orders"}
     assert inspect.messages(store, SNAPSHOT, ("*:unknown",), 100, nobody).counts == {"plain": 1}, "has no metadata"
-    assert inspect.payloads(store, SNAPSHOT, ("x:*",), 100, nobody) == inspect.Inspected([], {}, None)
+    assert inspect.payloads(store, SNAPSHOT, ("x:*",), 100, nobody) == inspect.InspectedRows([], {}, None)
 
 
 def test_given_any_table_when_inspected_then_nothing_is_written_and_pages_are_told(store: MemoryStore) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.inspect import rows as inspect
-from janitor.inspect.answer import Found, Why
+from janitor.inspect.answer import FoundRow, Why
 from janitor.inspect.why import why
 from janitor.rules.frontier import admit
 from janitor.rules.policy import Hold, Reason, Rule
@@ -123,7 +123,7 @@ def ask(
     return why(topic.store, state, there, topic.id, message_id, there.now_ms, HISTORY_DAYS)
 
 
-def only(answer: Why) -> Found:
+def only(answer: Why) -> FoundRow:
     """The one row that was found."""
     assert answer.missing == ()
     [found] = answer.found
@@ -325,7 +325,7 @@ def test_given_a_negative_pointer_then_the_runs_that_may_have_negated_it_are_nam
 STORED_MS = NOW_MS - 90_000
 
 
-def payload_of(answer: Why) -> Found:
+def payload_of(answer: Why) -> FoundRow:
     [message, payload] = answer.found
     assert (message.table, message.refers, payload.table) == ("message", True, "payload")
     return payload

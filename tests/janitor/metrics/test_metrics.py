@@ -47,7 +47,7 @@ PAGE = (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")
 
 OWN = ("tms_janitor_", "tms_topic_", "tms_consumer_")
 
-Found = dict[str, float]
+FoundRow = dict[str, float]
 
 
 def empty(**changes: Any) -> Status:
@@ -128,7 +128,7 @@ def parse_openmetrics(document: str) -> Iterable[Metric]:
     return found
 
 
-def series(families: Iterable[Metric]) -> Found:
+def series(families: Iterable[Metric]) -> FoundRow:
     """Values of the product's own series, by name and label values: ``tms_topic_bytes a b``."""
     samples = [sample for family in families for sample in family.samples if sample.name.startswith(OWN)]
     found = {
@@ -143,12 +143,12 @@ def _order(labels: Mapping[str, str]) -> list[str]:
     return [name for name in definition.labels if name in labels]
 
 
-def seen(status: Status, per_topic: PerTopic = "top", top: int = 1000) -> Found:
+def seen(status: Status, per_topic: PerTopic = "top", top: int = 1000) -> FoundRow:
     """The series of a status, as a Prometheus reads them."""
     return series(parse_text(text(metrics(status, per_topic, top))))
 
 
-def without_prefix(found: Found) -> Found:
+def without_prefix(found: FoundRow) -> FoundRow:
     return {name.removeprefix("tms_janitor_"): value for name, value in found.items()}
 
 
@@ -321,7 +321,7 @@ def test_label_values_are_those_the_code_has(known: tuple[str, ...], pattern: st
 # --- consumers -------------------------------------------------------------------------------------------------------
 
 
-def lags(found: Found) -> Found:
+def lags(found: FoundRow) -> FoundRow:
     return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_consumer_lag")}
 
 
@@ -336,7 +336,7 @@ FOUR = [behind("a:a:x", 0), behind("a:a:y", 9), behind("a:b:x", 30), behind("b:a
     ],
 )
 def test_given_consumers_then_those_furthest_behind_have_series_and_the_others_are_summed(
-    per_topic: PerTopic, expected: Found
+    per_topic: PerTopic, expected: FoundRow
 ) -> None:
     assert lags(seen(empty(consumers=FOUR), per_topic, 2)) == expected
 
@@ -374,7 +374,7 @@ OTHER = "_other _other"
 SOME = [queue("a:a", 100), queue("a:b", 300), queue("a:c", 200, messages=5, counted_ms=1_000), queue("b:a", 50)]
 
 
-def sizes(found: Found) -> Found:
+def sizes(found: FoundRow) -> FoundRow:
     return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_topic_bytes")}
 
 
