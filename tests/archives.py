@@ -14,7 +14,7 @@ from typing import Any
 
 from janitor.archive import index as archived
 from janitor.archive.index import ArchivedFile, Selection
-from janitor.archive.restore import Request, Restored, restore
+from janitor.archive.restore import Request, RestoreResult, restore
 from janitor.archive.writer import ParquetArchive, RunArchive, SavedFile
 from janitor.rules.policy import Rule
 from janitor.state.base import State
@@ -81,7 +81,7 @@ class Undo:
         snapshot: VisibilityState | None = None,
         dry_run: bool = False,
         **selection: Any,
-    ) -> Restored:
+    ) -> RestoreResult:
         request = Request(source.id, target.id if target else None, Selection(**selection), dry_run)
         files = self.files(source)
         now_ms = self.clock.now_ms()

@@ -31,7 +31,7 @@ _PAGE_ROWS = 1000
 _NAMED = 3
 
 
-class Arrival(NamedTuple):
+class RestoredRow(NamedTuple):
     """An archived row as it would come back.
 
     Attributes:
@@ -114,7 +114,7 @@ class Conflicts:
             self._referred.add(pointer)
             self._present.setdefault(pointer, {})[key] = _digest(pointer, None)
 
-    def compare(self, table: str, generation: int, rows: list[Arrival], *, mixed: bool) -> None:
+    def compare(self, table: str, generation: int, rows: list[RestoredRow], *, mixed: bool) -> None:
         """Compare archived rows with those of the target and of other generations.
 
         Args:

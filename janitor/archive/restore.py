@@ -25,7 +25,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from janitor.archive import parquet
-from janitor.archive.conflicts import Arrival, Conflicts
+from janitor.archive.conflicts import Conflicts, RestoredRow
 from janitor.archive.index import ANY, ArchivedFile, Selection
 from janitor.archive.writer import CommitState, pick
 from janitor.rules.policy import Rule
@@ -61,7 +61,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Restored:
+class RestoreResult:
     """The result of a restore, or of a dry run.
 
     Attributes:
@@ -112,7 +112,7 @@ def restore(
     now_ms: int,
     heartbeat: Callable[[int], None],
     side: SideTable | None = None,
-) -> Restored:
+) -> RestoreResult:
     """Write archived rows into a topic's current generation; durable on return.
 
     All payloads that the messages refer to return with them, whenever and by whichever run they were deleted.
@@ -182,7 +182,7 @@ class _Restore:
         self._referenced: set[tuple[int, int]] = set()
         self._archived: set[tuple[int, int]] = set()
         self._would_write: set[bytes] = set()
-        self._result = Restored(request.source, target, self._topic.generation, request.dry_run)
+        self._result = RestoreResult(request.source, target, self._topic.generation, request.dry_run)
 
     def survey(self, messages: Sequence[ArchivedFile], payloads: Sequence[ArchivedFile]) -> None:
         """Read the facts that decide, before anything is written: void and proven transactions, and needed payloads."""
@@ -241,7 +241,7 @@ class _Restore:
             if table == "message":
                 for _, pointer, payload in found:
                     _require_value(file, pointer, payload)
-            arrivals = [Arrival(self._new_key(p), w, body, self._is_meant(file, p)) for p, w, body in found]
+            arrivals = [RestoredRow(self._new_key(p), w, body, self._is_meant(file, p)) for p, w, body in found]
             self._conflicts.compare(table, generation, arrivals, mixed=mixed)
             self._heartbeat(len(rows))
 
@@ -263,7 +263,7 @@ class _Restore:
             raise read_only_error()
         return self._store
 
-    def finish(self) -> Restored:
+    def finish(self) -> RestoreResult:
         """Return the result, with what there is to say about it."""
         result = self._result
         lacking = sum(not self._has_payload(pointer) for _, pointer in self._referenced - self._archived)

@@ -10,7 +10,7 @@ import click
 from janitor.archive import folder as archive_folder
 from janitor.archive import index as archived
 from janitor.archive.index import Listing, Selection
-from janitor.archive.restore import Request, Restored
+from janitor.archive.restore import Request, RestoreResult
 from janitor.cli import render
 from janitor.cli.options import PARTLY, common_options, session, together, topic_patterns
 from janitor.cli.state import complete_topics
@@ -148,7 +148,7 @@ def _print_groups(groups: list[archived.Group]) -> None:
     render.print_table(table)
 
 
-def _show_restored(done: Restored) -> None:
+def _show_restored(done: RestoreResult) -> None:
     out = render.console()
     would = "would be " if done.dry_run else ""
     out.print(

@@ -24,13 +24,13 @@ from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from janitor.archive.restore import Request, Restored
+from janitor.archive.restore import Request, RestoreResult
 from janitor.boundary.claim import Boundary
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, InspectedRows
 from janitor.report import Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
-from janitor.run.questions import Planned
+from janitor.run.questions import PlanResult
 from janitor.state import values
 from janitor.state.base import Claim
 from janitor.status.status import Status
@@ -62,7 +62,7 @@ class ReadEngine(Protocol):
 
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
-    ) -> Planned: ...
+    ) -> PlanResult: ...
 
     def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows: ...
 
@@ -74,7 +74,7 @@ class ReadEngine(Protocol):
 
     def snapshot_figures(self, limit: int) -> dict[str, Any]: ...
 
-    def restorable(self, folder: Path, request: Request) -> Restored: ...
+    def restorable(self, folder: Path, request: Request) -> RestoreResult: ...
 
 
 class OperatorCommands(Protocol):
@@ -88,7 +88,7 @@ class OperatorCommands(Protocol):
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report: ...
 
-    def restore(self, folder: Path, request: Request) -> Restored: ...
+    def restore(self, folder: Path, request: Request) -> RestoreResult: ...
 
 
 class AnyEngine(ReadEngine, OperatorCommands, Protocol):

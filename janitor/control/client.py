@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from janitor.archive.restore import Request, Restored
+from janitor.archive.restore import Request, RestoreResult
 from janitor.boundary.claim import Boundary
 from janitor.control import api, wire
 from janitor.control.api import Greeting
@@ -24,7 +24,7 @@ from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, InspectedRows
 from janitor.report import EXPECTED, Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
-from janitor.run.questions import Planned
+from janitor.run.questions import PlanResult
 from janitor.state import values
 from janitor.state.base import Claim
 from janitor.status.status import Status
@@ -205,10 +205,10 @@ class RemoteEngine:
 
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
-    ) -> Planned:
+    ) -> PlanResult:
         """Return a plan by the other janitor's settings, which ``digest`` then names."""
         settings = self.greeting.settings or digest
-        return self._caller.ask("plan", Planned, at_ms=at_ms, patterns=patterns, digest=settings, what_if=what_if)
+        return self._caller.ask("plan", PlanResult, at_ms=at_ms, patterns=patterns, digest=settings, what_if=what_if)
 
     def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows:
         return self._caller.ask("inspect", InspectedRows, table=table, patterns=patterns, limit=limit)
@@ -225,8 +225,8 @@ class RemoteEngine:
     def snapshot_figures(self, limit: int) -> dict[str, Any]:
         return self._caller.ask("snapshot_figures", dict[str, Any], limit=limit)
 
-    def restorable(self, folder: Path, request: Request) -> Restored:
-        return self._caller.ask("restorable", Restored, folder=folder, request=request)
+    def restorable(self, folder: Path, request: Request) -> RestoreResult:
+        return self._caller.ask("restorable", RestoreResult, folder=folder, request=request)
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
         return self._caller.ask("adopt", list[TopicId], once_for=once_for, store_id=store_id)
@@ -240,9 +240,9 @@ class RemoteEngine:
         with self._finished_anyway():
             return self._caller.ask("apply", Report, wanted=wanted, adopt=adopt)
 
-    def restore(self, folder: Path, request: Request) -> Restored:
+    def restore(self, folder: Path, request: Request) -> RestoreResult:
         with self._finished_anyway():
-            return self._caller.ask("restore", Restored, folder=folder, request=request)
+            return self._caller.ask("restore", RestoreResult, folder=folder, request=request)
 
     def status(self) -> Status:
         return self._caller.ask("status", Status)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Lock
 
-from janitor.archive.restore import Request, Restored
+from janitor.archive.restore import Request, RestoreResult
 from janitor.daemon.schedule import Schedule
 from janitor.daemon.snapshot_refresh import Refreshed
 from janitor.daemon.trigger import Trigger, every
@@ -201,7 +201,7 @@ class Daemon:
         with self._watched.run():
             return self.engine.apply(wanted, adopt=adopt)
 
-    def restore(self, folder: Path, request: Request) -> Restored:
+    def restore(self, folder: Path, request: Request) -> RestoreResult:
         """Restore archived rows, as :meth:`janitor.run.engine.OperatorDecisions.restore`, visible as any other run."""
         with self._watched.run():
             return self.engine.restore(folder, request)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import RLock
 
-from janitor.archive.restore import Request, Restored
+from janitor.archive.restore import Request, RestoreResult
 from janitor.boundary import claim as boundary
 from janitor.report import Report
 from janitor.rules import frontier
@@ -100,7 +100,7 @@ class OperatorDecisions(Questions):
                 decided.note_done(state, decided.approval(patterns, clock=clock), once_for)
         return sorted(held)
 
-    def restore(self, folder: Path, request: Request) -> Restored:
+    def restore(self, folder: Path, request: Request) -> RestoreResult:
         """Write archived rows back (:func:`janitor.archive.restore.restore`).
 
         Args:

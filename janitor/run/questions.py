@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from janitor.archive import index as archived
 from janitor.archive import restore as archive
-from janitor.archive.restore import Request, Restored
+from janitor.archive.restore import Request, RestoreResult
 from janitor.boundary import claim as boundary
 from janitor.boundary.claim import Boundary, Limit
 from janitor.inspect.answer import Why
@@ -38,7 +38,7 @@ from tms_core.tables.base import TableName
 from tms_core.topic import TopicId
 
 
-class Planned(NamedTuple):
+class PlanResult(NamedTuple):
     """A plan, and the contents of its file (:func:`janitor.run.plan_file.save`)."""
 
     report: Report
@@ -53,7 +53,7 @@ class Questions:
 
     def plan(
         self, *, at_ms: int | None = None, patterns: tuple[str, ...] = (), digest: str = "", what_if: str = ""
-    ) -> Planned:
+    ) -> PlanResult:
         """Make a plan of a run without doing it; the next run then reads everything too.
 
         Args:
@@ -76,7 +76,7 @@ class Questions:
             # A frequent run searches less, and would leave some of it for a day.
             self.deps.state.save_note(boundary.WANTED, run.ready.now.wall_ms)
         document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=only_to_look)
-        return Planned(report, document)
+        return PlanResult(report, document)
 
     def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows:
         """Return the rows of one table, the first ones decoded, all of them counted.
@@ -151,11 +151,11 @@ class Questions:
             raise NoSnapshot(f"There is no snapshot: {tx.message}")
         return {**snapshot_figures(tx.snapshot, tx.name, limit), "problem": tx.message or None}
 
-    def restorable(self, folder: Path, request: Request) -> Restored:
+    def restorable(self, folder: Path, request: Request) -> RestoreResult:
         """Return the result of :meth:`~janitor.run.engine.OperatorDecisions.restore` without a restore; same errors."""
         return self._restore(folder, replace(request, dry_run=True))
 
-    def _restore(self, folder: Path, request: Request) -> Restored:
+    def _restore(self, folder: Path, request: Request) -> RestoreResult:
         deps = self.deps
         files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
         transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)

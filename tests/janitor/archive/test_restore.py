@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from janitor.archive import index as archived
 from janitor.archive import parquet
 from janitor.archive.index import Selection
-from janitor.archive.restore import Request, Restored, restore
+from janitor.archive.restore import Request, RestoreResult, restore
 from janitor.rules.policy import Rule
 from janitor.sweep.transactions import TransactionView
 from tests.archives import Undo, keys_of
@@ -62,7 +62,7 @@ def found(store: MemoryStore) -> Topic:
     return topic(store, "default:found", ttl_seconds=86_400, generation=5)
 
 
-def counted(done: Restored) -> tuple[int, int, int, int]:
+def counted(done: RestoreResult) -> tuple[int, int, int, int]:
     return done.restored, done.negated, done.already_there, done.skipped
 
 

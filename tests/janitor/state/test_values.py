@@ -16,7 +16,7 @@ from janitor.report import Report
 from janitor.rules.policy import Rule
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile
-from janitor.run.questions import Planned
+from janitor.run.questions import PlanResult
 from janitor.state import values
 from janitor.state.base import Claim
 from tests.builders import DAY, HOUR, NOW_MS, janitor, pointer, topic
@@ -76,7 +76,7 @@ def test_given_a_plan_with_entries_of_all_kinds_then_it_comes_back_to_the_last_f
     rig.snapshots.invalid = [invalid]
     rig.engine.adopt()
     planned = rig.engine.plan()
-    found: Planned = carried(Planned, planned)
+    found: PlanResult = carried(PlanResult, planned)
     assert found == planned
     assert found.report.to_json() == planned.report.to_json()
     assert len(found.report.entries) == 3
