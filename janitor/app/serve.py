@@ -18,7 +18,7 @@ from janitor.control.api import ControlBackend, Observers, greeting
 from janitor.control.server import ControlServer
 from janitor.daemon.daemon import Daemon, DaemonPlan, Job
 from janitor.daemon.schedule import Schedule
-from janitor.daemon.snapshot_refresh import Refreshed
+from janitor.daemon.snapshot_refresh import CachedSource
 from janitor.daemon.trigger import cron, every
 from janitor.daemon.watched import Watched
 from janitor.http.app import make_app, make_waiting_app
@@ -180,7 +180,7 @@ def _assemble(
     wanted = settings.janitor
     lease = stack.enter_context(current.lease(state, store, stop if standby else None))
     read = current.source()
-    source = Refreshed(read) if read is not None else None
+    source = CachedSource(read) if read is not None else None
     engine = current.engine(
         # What only plans gets no object that could write (invariant S5).
         store if wanted.apply else read_only(store),
@@ -240,7 +240,7 @@ def _assemble(
     return daemon
 
 
-def _reader(source: Refreshed | None) -> Transaction:
+def _reader(source: CachedSource | None) -> Transaction:
     """Return a reader with the view of the last snapshot."""
     if source is not None:
         # That none can be read is said where snapshots are read.

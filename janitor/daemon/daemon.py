@@ -19,7 +19,7 @@ from threading import Event, Lock
 
 from janitor.archive.restore import Request, RestoreResult
 from janitor.daemon.schedule import Schedule
-from janitor.daemon.snapshot_refresh import Refreshed
+from janitor.daemon.snapshot_refresh import CachedSource
 from janitor.daemon.trigger import Trigger, every
 from janitor.daemon.watched import Watched
 from janitor.metrics import Metrics
@@ -117,7 +117,7 @@ class Daemon:
         self,
         engine: Engine,
         watched: Watched,
-        source: Refreshed | None,
+        source: CachedSource | None,
         schedule: Schedule,
         deployment: Deployment,
         metrics: Metrics,

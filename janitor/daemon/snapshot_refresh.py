@@ -16,7 +16,7 @@ from tms_core.transaction.source.source import Loaded, SnapshotSource
 logger = logging.getLogger(__name__)
 
 
-class Refreshed:
+class CachedSource:
     """A source that answers with the data read last.
 
     Args:

@@ -27,7 +27,7 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Preparation, Run, TopicWork
 from janitor.sweep.transactions import TxState
 from tms_core.tables.base import KeyRange
-from tms_core.tables.record import Recorded, record_state, record_transactions, recorded_transactions
+from tms_core.tables.record import SystemRecord, record_state, record_transactions, recorded_transactions
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
@@ -254,7 +254,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
     if deps.side is not None:
         recorded = recorded_transactions(deps.side)
         if recorded is not None and guards.check_recorded(recorded, ready.tx) is not None:
-            record_transactions(deps.side, Recorded("", recorded.place))
+            record_transactions(deps.side, SystemRecord("", recorded.place))
         record_adopter(deps, record)
     return sorted(topics)
 
@@ -262,7 +262,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
 def record_adopter(deps: Deps, record: StoreRecord) -> None:
     """Record next to the store which state has adopted it, to recognize another, empty state."""
     if deps.side is not None and record.adopted_ms is not None:
-        record_state(deps.side, Recorded(record.mark, deps.state_name))
+        record_state(deps.side, SystemRecord(record.mark, deps.state_name))
 
 
 def seen(record: StoreRecord, tx: TxState) -> StoreRecord:

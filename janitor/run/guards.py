@@ -27,7 +27,7 @@ from janitor.sweep.transactions import TxState
 from tms_core.clock import OFF_MS, Clock
 from tms_core.logs.printable import duration
 from tms_core.tables.base import Reads
-from tms_core.tables.record import Recorded
+from tms_core.tables.record import SystemRecord
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
@@ -208,7 +208,7 @@ def check_transaction_system(record: StoreRecord, snapshot: VisibilityState | No
     return GuardNote("identity", True, f"{message}; {advice}")
 
 
-def check_recorded(recorded: Recorded | None, tx: TxState) -> GuardNote | None:
+def check_recorded(recorded: SystemRecord | None, tx: TxState) -> GuardNote | None:
     """Return a note if the snapshot is not of the transaction system that the store itself records (invariant S13).
 
     Args:
@@ -224,7 +224,7 @@ def check_recorded(recorded: Recorded | None, tx: TxState) -> GuardNote | None:
     return GuardNote("identity", True, f"the snapshot is {difference}; {advice}")
 
 
-def check_state(recorded: Recorded | None, record: StoreRecord) -> GuardNote | None:
+def check_state(recorded: SystemRecord | None, record: StoreRecord) -> GuardNote | None:
     """Return a note if another state has adopted the store, as the store itself records it (invariant S13)."""
     if recorded is None or recorded.id == record.mark:
         return None

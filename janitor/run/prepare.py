@@ -31,7 +31,7 @@ from janitor.sweep.executor import never
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import PassKind, PlanLimits, Preparation, Run, Terms, none_is_new
 from janitor.sweep.sweep import Division, Threads
-from janitor.sweep.transactions import DECIDED, Observed, TransactionView, decided
+from janitor.sweep.transactions import DECIDED, InvalidListChange, TransactionView, decided
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor, Positions
 from tms_core.tables.base import MetadataReads, Reads, Store
@@ -245,7 +245,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
     if at_ms is not None and tx.usable is None:
         # A snapshot that is fresh today is the best there is to look ahead with.
         tx = read(clock.now_ms())
-    ids, system_note = Observed(now.wall_ms), None
+    ids, system_note = InvalidListChange(now.wall_ms), None
     if (usable := tx.usable) is not None:
         known = state.known_ids(now.wall_ms, terms.lifetime.window_end_ms(0))
         ids = txstate.observe(known, usable.invalid, now.wall_ms)
@@ -254,7 +254,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
         system_note = system_note or guards.check_recorded(recorded, tx)
         if system_note is not None and usable.timestamp_ms < (record.snapshot_timestamp_ms or 0):
             # Of the same system from before, as far as can be told: the one that was used last has been removed.
-            tx, ids, system_note = txstate.older(tx), Observed(now.wall_ms), None
+            tx, ids, system_note = txstate.older(tx), InvalidListChange(now.wall_ms), None
     unknown = _knows_none(state) and state_note is None and system_note is None
     notes = [note for note in (clock_note, store_note or state_note, system_note) if note is not None]
     ended = decided(now.wall_ms, DECIDED.read(state), tx.usable, terms.lifetime)

@@ -20,8 +20,8 @@ from janitor.state.figures import GuardNote
 from janitor.state.records import Mode
 from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.transactions import (
-    Decided,
-    Observed,
+    DecidedTransactions,
+    InvalidListChange,
     TransactionView,
     TxState,
     search_since_ms,
@@ -141,9 +141,9 @@ class Preparation:
     record: StoreRecord
     unknown: bool
     tx: TxState
-    ids: Observed
+    ids: InvalidListChange
     notes: list[GuardNote]
-    decided: Decided
+    decided: DecidedTransactions
     refutation: Refutation | None = None
 
     @property

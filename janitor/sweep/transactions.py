@@ -164,7 +164,7 @@ class TransactionView:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class InvalidListChange:
     """An invalid list, compared with the pointers known before.
 
     Attributes:
@@ -189,7 +189,7 @@ class Observed:
             yield OpenIdRecord(pointer, self.seen_ms)
 
 
-def observe(known: KnownIds, invalid: array[int], now_ms: int) -> Observed:
+def observe(known: KnownIds, invalid: array[int], now_ms: int) -> InvalidListChange:
     """Compare an invalid list with the pointers known so far.
 
     Args:
@@ -202,7 +202,7 @@ def observe(known: KnownIds, invalid: array[int], now_ms: int) -> Observed:
     gone = [pointer for pointer in absent if known.open_ids[pointer].closed_ms is None]
     unlisted = set(absent)
     still = [_now(record, now_ms) for pointer, record in known.open_ids.items() if pointer not in unlisted]
-    return Observed(now_ms, still, new, gone, left)
+    return InvalidListChange(now_ms, still, new, gone, left)
 
 
 def differences(first: array[int], second: array[int]) -> tuple[array[int], array[int]]:
@@ -282,7 +282,7 @@ def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class DecidedTransactions:
     """The facts about decided transactions.
 
     Attributes:
@@ -296,10 +296,12 @@ class Decided:
     noted_ms: int
 
 
-DECIDED: KeptFigures[Decided | None] = KeptFigures(Note.TRANSACTION_ENDS, Decided, None)
+DECIDED: KeptFigures[DecidedTransactions | None] = KeptFigures(Note.TRANSACTION_ENDS, DecidedTransactions, None)
 
 
-def decided(now_ms: int, note: Decided | None, snapshot: VisibilityState | None, lifetime: Lifetime) -> Decided:
+def decided(
+    now_ms: int, note: DecidedTransactions | None, snapshot: VisibilityState | None, lifetime: Lifetime
+) -> DecidedTransactions:
     """Return the present facts about decided transactions.
 
     Args:
@@ -308,14 +310,14 @@ def decided(now_ms: int, note: Decided | None, snapshot: VisibilityState | None,
         snapshot: the present snapshot; None if it does not exist.
         lifetime: how long a transaction may write. Older messages were decided in any case.
     """
-    known = note or Decided(0, 0, 0)
+    known = note or DecidedTransactions(0, 0, 0)
     if snapshot is not None:
         taken_ms = snapshot.timestamp_ms
         begun_ms = oldest_open_ms(snapshot) - lifetime.allowance_ms
         if known.noted_ms == 0 or taken_ms < known.noted_ms:
-            known = Decided(known.before_ms, begun_ms, taken_ms)
+            known = DecidedTransactions(known.before_ms, begun_ms, taken_ms)
         elif taken_ms - known.noted_ms >= SEEN_MS:
-            known = Decided(max(known.before_ms, known.next_ms), begun_ms, taken_ms)
+            known = DecidedTransactions(max(known.before_ms, known.next_ms), begun_ms, taken_ms)
     over_ms = now_ms - lifetime.max_ms - lifetime.allowance_ms - SEEN_MS
     return replace(known, before_ms=max(0, known.before_ms, over_ms))
 

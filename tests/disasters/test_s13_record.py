@@ -7,10 +7,10 @@ import pytest
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic
 from tms_core.tables.base import Store
-from tms_core.tables.record import Recorded, record_transactions, recorded_state, recorded_transactions
+from tms_core.tables.record import SystemRecord, record_transactions, recorded_state, recorded_transactions
 from tms_core.tables.side import MemorySide
 
-HERE = Recorded("ours", "/srv/store.tx", pointer(NOW_MS), NOW_MS)
+HERE = SystemRecord("ours", "/srv/store.tx", pointer(NOW_MS), NOW_MS)
 
 
 def expired(store: Store) -> Topic:
@@ -50,7 +50,7 @@ def test_run_with_a_state_from_before_the_record_is_recorded(store: Store) -> No
     assert reasons(known) == []
     record = rig.state.store()
     assert record is not None
-    assert recorded_state(side) == Recorded(record.mark, "/srv/state")
+    assert recorded_state(side) == SystemRecord(record.mark, "/srv/state")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_run_with_a_new_state_knows_the_transactions_by_the_record(
     assert orders.times() == ([NOW_MS - 2 * DAY, NOW_MS] if words else [NOW_MS])
     rig.engine.adopt()
     assert reasons(rig) == []
-    assert recorded_transactions(side) == (Recorded("", HERE.place) if words else HERE)
+    assert recorded_transactions(side) == (SystemRecord("", HERE.place) if words else HERE)
 
 
 def test_run_with_a_snapshot_from_before_the_recorded_one_goes_on(store: Store) -> None:

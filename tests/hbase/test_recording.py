@@ -16,7 +16,7 @@ from tms_core.client.sync import Client
 from tms_core.errors import ConfigurationError
 from tms_core.server.serving import serving
 from tms_core.tables.hbase.side import HBaseSide
-from tms_core.tables.record import Recorded, recorded_transactions
+from tms_core.tables.record import SystemRecord, recorded_transactions
 from tms_core.transaction.manager.storage import system_of
 
 ORDERS = "default:orders"
@@ -55,7 +55,7 @@ class Deployment:
             pytest.fail("it was served")
         return str(caught.value)
 
-    def recorded(self) -> Recorded | None:
+    def recorded(self) -> SystemRecord | None:
         with self._tables.open(self.namespace, buckets=2) as store:
             return recorded_transactions(HBaseSide(store.pool, self.namespace))
 

@@ -18,7 +18,7 @@ from tms_core.client.sync import Client
 from tms_core.errors import ConfigurationError
 from tms_core.server.serving import serving
 from tms_core.tables.leveldb.side import LevelDBSide
-from tms_core.tables.record import Recorded, record_transactions, recorded_transactions
+from tms_core.tables.record import SystemRecord, record_transactions, recorded_transactions
 from tms_core.transaction.manager.storage import system_of
 from tms_core.transaction.source.source import SYSTEM_FILE
 
@@ -61,7 +61,7 @@ def accept(folder: Path, *options: str) -> None:
     assert execute(["admin", "accept", "--config", str(folder / "tms.yaml"), *options]) == 0
 
 
-def recorded(folder: Path) -> Recorded:
+def recorded(folder: Path) -> SystemRecord:
     with LevelDBSide(folder / "store.side") as side:
         found = recorded_transactions(side)
     assert found is not None
@@ -201,7 +201,7 @@ def test_server_killed_while_it_starts_a_log_starts_again(tmp_path: Path, steps:
     with served(tmp_path):
         pass
     with LevelDBSide(tmp_path / "store.side") as side:
-        record_transactions(side, recorded_begin := Recorded(system_of(tmp_path / "store.tx"), "store.tx"))
+        record_transactions(side, recorded_begin := SystemRecord(system_of(tmp_path / "store.tx"), "store.tx"))
     for path in (tmp_path / "store.tx").iterdir():
         if path.name != SYSTEM_FILE or steps == "recorded":
             path.unlink()

@@ -39,7 +39,7 @@ from tms_core.tables.side import MemorySide
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import Failure, MessageKind
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import DirectoryStorage, Recovered
+from tms_core.transaction.manager.storage import DirectoryStorage, RecoveredLog
 from tms_core.transaction.model import TX_PER_MS
 from tms_core.transaction.rpc import service as rpc_service
 from tms_core.transaction.rpc.client import TransactionClient
@@ -59,7 +59,7 @@ class Node:
         name: str,
         clock: ManualClock,
         token_file: Path | None = None,
-        former: Callable[[], Recovered] | None = None,
+        former: Callable[[], RecoveredLog] | None = None,
     ) -> None:
         lease = Lease(SideCell(side, b"l"), name, SECONDS, clock, wall_clocks=False)
         self.leadership = Leadership(lease, clock, fencing_delay_seconds=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from tms_core.clock import ManualClock
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import DirectoryStorage, Log, MemoryStorage, Recovered
+from tms_core.transaction.manager.storage import DirectoryStorage, Log, MemoryStorage, RecoveredLog
 from tms_core.transaction.model import Snapshot, VisibilityState
 
 NOW_MS = 1_795_000_000_000
@@ -41,7 +41,7 @@ class LookingStorage(MemoryStorage):
     def __init__(self, directory: Path) -> None:
         self._storage = DirectoryStorage(directory)
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredLog:
         return self._storage.recover()
 
     def close(self) -> None:
@@ -58,11 +58,11 @@ class LeftBehindList(MemoryStorage):
     def __init__(self, invalid: array[int]) -> None:
         self._state = VisibilityState(0, invalid[-1], invalid[-1], invalid)
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredLog:
         stream = io.BytesIO()
         write_snapshot(stream, Snapshot(self._state))
         stream.seek(0)
-        return Recovered(read_snapshot(stream), iter(()), 0)
+        return RecoveredLog(read_snapshot(stream), iter(()), 0)
 
 
 class LeftBehind(LeftBehindList):
@@ -102,8 +102,8 @@ class SpyStorage(MemoryStorage):
     def close(self) -> None:
         self.happened.append("close")
 
-    def recover(self) -> Recovered:
-        return Recovered(None, iter(()), 0)
+    def recover(self) -> RecoveredLog:
+        return RecoveredLog(None, iter(()), 0)
 
 
 class _SpyLog:

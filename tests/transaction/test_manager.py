@@ -25,7 +25,7 @@ from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.journal import LogFailed, LogFile
 from tms_core.transaction.manager.manager import MAX_CHECKPOINTS, TransactionManager
-from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered
+from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, RecoveredLog
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, Transaction, TransactionType
 
 SECOND = 1_000
@@ -411,7 +411,7 @@ def test_ledger_of_many_invalid_transactions_takes_bounded_memory_and_forgets_no
 
 def test_given_a_log_that_is_damaged_when_the_manager_would_begin_anew_then_it_says_so(clock: ManualClock) -> None:
     class Damaged(SpyStorage):
-        def recover(self) -> Recovered:
+        def recover(self) -> RecoveredLog:
             if self.failure is not None:
                 raise FormatError("transaction log txlog.1: an edit of version 0")
             return super().recover()

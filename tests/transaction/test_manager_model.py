@@ -24,7 +24,7 @@ from tms_core.transaction.codec.edits import Edit, decode_edit, encode_edit
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.state import ManagerState
-from tms_core.transaction.manager.storage import Recovered
+from tms_core.transaction.manager.storage import RecoveredLog
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, Snapshot, Transaction, TransactionType
 
 LONG_MS = 86_400_000
@@ -37,11 +37,11 @@ class Disk:
         self.snapshots: dict[int, bytes] = {}
         self.logs: dict[int, Journal] = {}
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredLog:
         newest = max(self.snapshots, default=0)
         snapshot = read_snapshot(io.BytesIO(self.snapshots[newest])) if newest else None
         edits = [edit for number in sorted(self.logs) if number >= newest for edit in self.logs[number].kept()]
-        return Recovered(snapshot, iter(edits), max([newest, *self.logs]))
+        return RecoveredLog(snapshot, iter(edits), max([newest, *self.logs]))
 
     def log(self, timestamp_ms: int) -> Journal:
         assert timestamp_ms not in self.logs

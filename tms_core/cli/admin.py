@@ -233,14 +233,14 @@ def accept_store(config: Path | None, leveldb: str | None, hbase: str | None) ->
     from tms_core.server.serving import open_side  # noqa: PLC0415
     from tms_core.settings.models import load  # noqa: PLC0415
     from tms_core.tables.leveldb.layout import find_tables  # noqa: PLC0415
-    from tms_core.tables.record import Recorded, record_transactions, recorded_transactions  # noqa: PLC0415
+    from tms_core.tables.record import SystemRecord, record_transactions, recorded_transactions  # noqa: PLC0415
 
     settings = load(config, os.environ, {"leveldb": leveldb, "hbase": hbase}).settings
     if settings.storage.kind == "leveldb":
         find_tables(settings.storage.leveldb.path)
     with open_side(settings.storage, SystemClock()) as side:
         before, directory = recorded_transactions(side), settings.transactions.directory
-        record_transactions(side, Recorded("", directory))
+        record_transactions(side, SystemRecord("", directory))
     if before is not None:
         click.echo(f"no longer expected: the transactions in {before.place}, up to write pointer {before.pointer}")
     click.echo(f"accepted: the transactions in {directory}")

@@ -33,11 +33,11 @@ from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.recording import RecordedStorage, check_directory, check_snapshots
 from tms_core.settings.models import Settings, TransactionSettings, is_loopback, split_address
 from tms_core.tables.base import CELLS, Reads, Store
-from tms_core.tables.record import Recorded, record_transactions, recorded_transactions
+from tms_core.tables.record import SystemRecord, record_transactions, recorded_transactions
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, living_topics
 from tms_core.transaction.manager.manager import TransactionManager
-from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, Recovered, Storage
+from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, RecoveredLog, Storage
 from tms_core.transaction.model import TX_PER_MS, late_transactions, transaction_ms
 from tms_core.transaction.rpc.client import TransactionClient, connecting
 from tms_core.transaction.rpc.service import Level, ManagerOfSeveral, TransactionService
@@ -173,7 +173,7 @@ def _among_several(
         root = root_of(side)
         if root is not None:
             place = f"the side table of HBase namespace {settings.storage.hbase.namespace}"
-            record_transactions(side, Recorded(root.log, place, manager.last_pointer, root.taken_ms))
+            record_transactions(side, SystemRecord(root.log, place, manager.last_pointer, root.taken_ms))
         # With several slots the manager is not told where is published: other servers do that, too.
         if one_leader:
             find_undecided(store, side, manager)
@@ -255,7 +255,7 @@ def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool
         raise
 
 
-def _left_in(directory: str, store: Store, side: SideTable) -> Recovered:
+def _left_in(directory: str, store: Store, side: SideTable) -> RecoveredLog:
     """Return the state that a manager has left in a folder; empty if the folder does not exist."""
     _check_former(directory, store, side)
     if not _is_folder(directory):
@@ -263,7 +263,7 @@ def _left_in(directory: str, store: Store, side: SideTable) -> Recovered:
     storage = DirectoryStorage(Path(directory))
     try:
         found = storage.recover()
-        return Recovered(found.snapshot, iter(list(found.edits)), found.newest_ms)
+        return RecoveredLog(found.snapshot, iter(list(found.edits)), found.newest_ms)
     finally:
         storage.close()
 

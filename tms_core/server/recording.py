@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tms_core.errors import ConfigurationError, NoSnapshot, SnapshotError, StoreError
 from tms_core.logs.loggers import get_logger
-from tms_core.tables.record import Recorded, record_transactions, recorded_transactions
+from tms_core.tables.record import SystemRecord, record_transactions, recorded_transactions
 from tms_core.tables.side import SideTable
 from tms_core.transaction.codec.edits import Edit, EditState
-from tms_core.transaction.manager.storage import DirectoryStorage, Log, Recovered, system_of
+from tms_core.transaction.manager.storage import DirectoryStorage, Log, RecoveredLog, system_of
 from tms_core.transaction.model import Snapshot
 from tms_core.transaction.source.source import DirectorySource
 
@@ -42,11 +42,11 @@ class RecordedStorage:
         system = system_of(path) or secrets.token_hex(_ID_BYTES)
         if recorded is None or not recorded.pointer:
             # First the row, then the file: a file without a row proves that the side table was lost (invariant S13).
-            record_transactions(side, Recorded(system, str(path)))
+            record_transactions(side, SystemRecord(system, str(path)))
         storage.name_system(system)
         self._system = system
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredLog:
         """Return the data of the previous manager; see :class:`~tms_core.transaction.manager.storage.Storage`."""
         found = self._storage.recover()
         return replace(found, edits=self._checked(found))
@@ -59,7 +59,7 @@ class RecordedStorage:
         """Save a snapshot and record it; a failure to record it is only logged."""
         self._storage.save(snapshot)
         visibility = snapshot.visibility
-        newest = Recorded(self._system, str(self._path), visibility.write_pointer, visibility.timestamp_ms)
+        newest = SystemRecord(self._system, str(self._path), visibility.write_pointer, visibility.timestamp_ms)
         try:
             record_transactions(self._side, newest)
         except StoreError as error:
@@ -69,7 +69,7 @@ class RecordedStorage:
         """Release the directory."""
         self._storage.close()
 
-    def _checked(self, found: Recovered) -> Iterator[Edit]:
+    def _checked(self, found: RecoveredLog) -> Iterator[Edit]:
         """Yield the edits, then compare the highest pointer with the record, before anything is written.
 
         Raises:
@@ -120,7 +120,7 @@ def check_snapshots(directory: str, side: SideTable) -> None:
         return
     recorded, pointer = recorded_transactions(side), found.snapshot.write_pointer
     if recorded is None:
-        record_transactions(side, Recorded(found.system, directory, pointer, found.snapshot.timestamp_ms))
+        record_transactions(side, SystemRecord(found.system, directory, pointer, found.snapshot.timestamp_ms))
     elif difference := recorded.differs(found.system, pointer):
         raise _refused(f"The transaction snapshots in {directory} are {difference}", directory, recorded)
 
@@ -134,7 +134,7 @@ def lost_side(what: str, directory: str) -> ConfigurationError:
     )
 
 
-def _refused(found: str, directory: str, recorded: Recorded) -> ConfigurationError:
+def _refused(found: str, directory: str, recorded: SystemRecord) -> ConfigurationError:
     is_there = Path(directory).resolve() == Path(recorded.place).resolve()
     return ConfigurationError(
         f"{found}; the transactions of this store are in {recorded.place}, up to write pointer {recorded.pointer}.",

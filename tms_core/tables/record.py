@@ -18,7 +18,7 @@ from tms_core.tables.side import SideTable
 _TRANSACTIONS, _STATE = b"it", b"is"
 
 
-class Recorded(NamedTuple):
+class SystemRecord(NamedTuple):
     """A transaction system, or a janitor's state.
 
     Attributes:
@@ -46,7 +46,7 @@ class Recorded(NamedTuple):
         return None
 
 
-def recorded_transactions(side: SideTable) -> Recorded | None:
+def recorded_transactions(side: SideTable) -> SystemRecord | None:
     """Return the transaction system of a store; None: none is recorded.
 
     Raises:
@@ -55,7 +55,7 @@ def recorded_transactions(side: SideTable) -> Recorded | None:
     return _read(side, _TRANSACTIONS)
 
 
-def recorded_state(side: SideTable) -> Recorded | None:
+def recorded_state(side: SideTable) -> SystemRecord | None:
     """Return the janitor's state that knows a store; None: none is recorded.
 
     Raises:
@@ -64,23 +64,23 @@ def recorded_state(side: SideTable) -> Recorded | None:
     return _read(side, _STATE)
 
 
-def record_transactions(side: SideTable, system: Recorded) -> None:
+def record_transactions(side: SideTable, system: SystemRecord) -> None:
     """Record the transaction system of a store. Durable on return."""
     _write(side, _TRANSACTIONS, system)
 
 
-def record_state(side: SideTable, state: Recorded) -> None:
+def record_state(side: SideTable, state: SystemRecord) -> None:
     """Record the janitor's state that knows a store, if it is not recorded yet. Durable on return."""
     if recorded_state(side) != state:
         _write(side, _STATE, state)
 
 
-def _read(side: SideTable, key: bytes) -> Recorded | None:
+def _read(side: SideTable, key: bytes) -> SystemRecord | None:
     value = side.get(key)
     if value is None:
         return None
     try:
-        found = Recorded(**json.loads(value))
+        found = SystemRecord(**json.loads(value))
         if [type(field) for field in found] != [str, str, int, int]:
             raise ValueError("a field has a wrong type")
     except (ValueError, TypeError) as error:
@@ -88,7 +88,7 @@ def _read(side: SideTable, key: bytes) -> Recorded | None:
     return found
 
 
-def _write(side: SideTable, key: bytes, recorded: Recorded) -> None:
+def _write(side: SideTable, key: bytes, recorded: SystemRecord) -> None:
     # A janitor does not make the table: it works without one, and needs no right to make one.
     with suppress(StoreNotFound):
         side.put([(key, json.dumps(recorded._asdict()).encode())])

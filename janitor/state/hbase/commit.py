@@ -39,7 +39,7 @@ _RENEWED = (b"r", b"o", b"q")
 
 
 @dataclass
-class Committed:
+class CommittedState:
     """The values that hang on a root."""
 
     root: Root
@@ -122,12 +122,12 @@ class HBaseDocuments:
         """Return the root as it is now."""
         return Root.parse(self.table.get(ROOT), self.name)
 
-    def _present(self) -> Committed:
+    def _present(self) -> CommittedState:
         root = self.root()
         for name in list(self._read):
             if name not in root.blocks:
                 self._read.pop(name, None)
-        return Committed(root, self._load)
+        return CommittedState(root, self._load)
 
     def _load(self, name: str, keys: Sequence[str]) -> bytes:
         known, stored = self._read.get(name, ((), b""))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from janitor.daemon.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, DaemonPlan, Job
-from janitor.daemon.snapshot_refresh import Refreshed
+from janitor.daemon.snapshot_refresh import CachedSource
 from janitor.daemon.trigger import every
 from janitor.daemon.watched import Watched
 from janitor.metrics import Metrics
@@ -67,7 +67,7 @@ def daemon_kit(
         daemon = Daemon(
             rig.engine,
             watched,
-            Refreshed(rig.snapshots),
+            CachedSource(rig.snapshots),
             time.schedule,
             Deployment("memory", mode, "every 60 s", rig.engine.deps.terms),
             Metrics("top", 200),

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from janitor.daemon.snapshot_refresh import Refreshed
+from janitor.daemon.snapshot_refresh import CachedSource
 from tests.builders import NOW_MS, Snapshots
 from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot
@@ -16,7 +16,7 @@ def test_given_snapshots_that_can_never_be_read_when_asked_then_the_reason_is_gi
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     manager = Snapshots(ManualClock(NOW_MS), error=NoSnapshot("the folder is empty"))
-    source = Refreshed(manager)
+    source = CachedSource(manager)
     with pytest.raises(NoSnapshot, match="the folder is empty"):
         source.latest()
     source.refresh()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from janitor.rules.policy import Frontier, Hold
-from janitor.sweep.transactions import SEEN_MS, Decided, decided, until_decided
+from janitor.sweep.transactions import SEEN_MS, DecidedTransactions, decided, until_decided
 from tests.builders import HOUR, LIFETIME, MINUTE, NOW_MS, SECOND, pointer, visibility
 from tests.janitor.run.served_store import ServedStore
 from tests.kit.messaging import ORDERS
@@ -110,17 +110,17 @@ def test_given_snapshots_when_the_noted_one_is_old_enough_then_what_was_before_i
     open_since = pointer(NOW_MS - MINUTE)
     first = decided(NOW_MS, None, visibility(NOW_MS, in_progress=[open_since]), LIFETIME)
     over_ms = NOW_MS - HOUR - allowance_ms - SEEN_MS
-    assert first == Decided(over_ms, NOW_MS - MINUTE - allowance_ms, NOW_MS)
+    assert first == DecidedTransactions(over_ms, NOW_MS - MINUTE - allowance_ms, NOW_MS)
     soon = decided(NOW_MS + SEEN_MS - 1, first, visibility(NOW_MS + SEEN_MS - 1), LIFETIME)
     assert soon == replace(first, before_ms=over_ms + SEEN_MS - 1)
     later = decided(NOW_MS + SEEN_MS, first, visibility(NOW_MS + SEEN_MS), LIFETIME)
-    assert later == Decided(first.next_ms, NOW_MS + SEEN_MS - allowance_ms, NOW_MS + SEEN_MS)
+    assert later == DecidedTransactions(first.next_ms, NOW_MS + SEEN_MS - allowance_ms, NOW_MS + SEEN_MS)
 
 
 def test_given_a_snapshot_from_before_the_noted_one_then_it_begins_anew_and_nothing_comes_back() -> None:
-    known = Decided(NOW_MS - MINUTE, NOW_MS - SECOND, NOW_MS)
+    known = DecidedTransactions(NOW_MS - MINUTE, NOW_MS - SECOND, NOW_MS)
     found = decided(NOW_MS, known, visibility(NOW_MS - 1), LIFETIME)
-    assert found == Decided(known.before_ms, NOW_MS - 1 - LIFETIME.allowance_ms, NOW_MS - 1)
+    assert found == DecidedTransactions(known.before_ms, NOW_MS - 1 - LIFETIME.allowance_ms, NOW_MS - 1)
 
 
 def test_given_a_frontier_when_lowered_then_only_to_where_transactions_have_ended() -> None:

@@ -27,7 +27,7 @@ from janitor.sweep.transactions import (
 )
 from tests.builders import LIFETIME, NOW_MS, pointer, visibility
 from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
-from tms_core.transaction.source.source import Loaded, Rejected, Rejection
+from tms_core.transaction.source.source import Loaded, RejectedSnapshot, Rejection
 
 INTERVAL_SECONDS = 60
 ALLOWANCE_MS = LIFETIME.allowance_ms
@@ -42,7 +42,7 @@ class Source:
 
     age_ms: int = 0
     error: Exception | None = None
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedSnapshot, ...] = ()
 
     def latest(self) -> Loaded:
         if self.error is not None:
@@ -98,8 +98,8 @@ def test_s14_given_a_source_that_fails_when_read_then_there_is_no_snapshot_and_t
 @pytest.mark.parametrize("age_ms", [0, 120_001])
 def test_s14_given_newer_snapshots_that_were_passed_over_when_read_then_they_are_named(age_ms: int) -> None:
     rejected = (
-        Rejected("snapshot.3", Rejection.EMPTY, "it is empty"),
-        Rejected("snapshot.2", Rejection.TRUNCATED, "it ends early"),
+        RejectedSnapshot("snapshot.3", Rejection.EMPTY, "it is empty"),
+        RejectedSnapshot("snapshot.2", Rejection.TRUNCATED, "it ends early"),
     )
     assert read(Source(age_ms, rejected=rejected)).rejected == ("snapshot.3: it is empty", "snapshot.2: it ends early")
 

@@ -30,7 +30,7 @@ from tms_core.tables.side import SideTable
 from tms_core.transaction.codec.edits import Edit, decode_edit
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.manager.journal import GroupLog, LogFailed, LogFull
-from tms_core.transaction.manager.storage import MemoryStorage, Recovered, StorageElsewhere
+from tms_core.transaction.manager.storage import MemoryStorage, RecoveredLog, StorageElsewhere
 from tms_core.transaction.model import Snapshot
 
 #: Keys: the root, a cell of the log, a part of a snapshot.
@@ -101,7 +101,7 @@ class SideStorage:
     """
 
     def __init__(
-        self, side: SideTable, lease: Callable[[], Still], former: Callable[[], Recovered] | None = None
+        self, side: SideTable, lease: Callable[[], Still], former: Callable[[], RecoveredLog] | None = None
     ) -> None:
         self._side = side
         self._lease = lease
@@ -116,7 +116,7 @@ class SideStorage:
         #: The time of the last snapshot for which a log was started, and the number of that log's first cell.
         self._begun = (-1, 0)
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredLog:
         """Take over from the former manager: close its log, and read its edits.
 
         Raises:
@@ -181,7 +181,7 @@ class SideStorage:
         """Return the number of the next cell that this manager writes."""
         return self._free if self._log is None else self._log.next
 
-    def _taken_over(self, value: bytes | None) -> tuple[Recovered, int]:
+    def _taken_over(self, value: bytes | None) -> tuple[RecoveredLog, int]:
         """Close the log of a root, and return its snapshot and edits, and the number of the first own cell."""
         if value is None:
             self.name = secrets.token_hex(_NAME_BYTES)
@@ -194,7 +194,7 @@ class SideStorage:
         root = LogRoot.parse(value)
         self.name = root.log
         cells, free = self._ended(root.first)
-        return Recovered(self._snapshot(root), _edits(cells), root.taken_ms), free
+        return RecoveredLog(self._snapshot(root), _edits(cells), root.taken_ms), free
 
     def _ended(self, first: int) -> tuple[list[bytes], int]:
         """Close a log, and return its cells, and the number after the closing cell."""

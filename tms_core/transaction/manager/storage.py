@@ -62,7 +62,7 @@ class DirectoryFull(DirectoryFailed, StoreFull):
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
+class RecoveredLog:
     """The snapshot and the edits that a manager left behind.
 
     Attributes:
@@ -95,7 +95,7 @@ class Log(Protocol):
 class Storage(Protocol):
     """The storage of snapshots and logs."""
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredLog:
         """Return the newest snapshot and the edits after it.
 
         Raises:
@@ -149,7 +149,7 @@ class DirectoryStorage:
         """Return whether a directory has snapshots or logs."""
         return any(_SNAPSHOT.fullmatch(found.name) or _LOG.fullmatch(found.name) for found in path.glob("*"))
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredLog:
         """Return the newest usable snapshot, and every edit since.
 
         Raises:
@@ -162,7 +162,7 @@ class DirectoryStorage:
         except OSError as error:
             raise _failed(self._path, error) from error
         edits = (edit for number in logs if number >= since_ms for edit in read_log(self._path / f"txlog.{number}"))
-        return Recovered(snapshot, edits, max([*snapshots, *logs], default=0))
+        return RecoveredLog(snapshot, edits, max([*snapshots, *logs], default=0))
 
     def name_system(self, system: str) -> None:
         """Store the id of the transaction system, if it has no id. Durable on return.
@@ -256,9 +256,9 @@ class DirectoryStorage:
 class MemoryStorage:
     """A storage that stores nothing; the state is lost with the manager."""
 
-    def recover(self) -> Recovered:
+    def recover(self) -> RecoveredLog:
         """Return an empty state."""
-        return Recovered(None, iter(()), 0)
+        return RecoveredLog(None, iter(()), 0)
 
     def log(self, timestamp_ms: int) -> Log:
         """Return a log that stores nothing."""

@@ -54,7 +54,7 @@ class Rejection(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class RejectedSnapshot:
     """A snapshot that could not be used.
 
     Attributes:
@@ -98,7 +98,7 @@ class Loaded:
 
     snapshot: VisibilityState
     name: str
-    rejected: tuple[Rejected, ...] = ()
+    rejected: tuple[RejectedSnapshot, ...] = ()
     ignored: int = 0
     notes: tuple[str, ...] = ()
     system: str = ""
@@ -128,7 +128,7 @@ class NoUsableSnapshot(NoSnapshot):
         rejected: the defect of each.
     """
 
-    def __init__(self, folder: Folder, rejected: tuple[Rejected, ...]) -> None:
+    def __init__(self, folder: Folder, rejected: tuple[RejectedSnapshot, ...]) -> None:
         named = "; ".join(f"{one.name} is {one.reason}" for one in rejected[:_NAMED])
         more = f"; and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
         super().__init__(f"no snapshot in {folder} can be used: {named}{more}.", _HINT)
@@ -222,11 +222,11 @@ class DirectorySource:
         latest_ms = self._clock.now_ms() + _AHEAD_MS
         for _ in range(_LISTINGS):
             names, ignored = self._list()
-            rejected: list[Rejected] = []
+            rejected: list[RejectedSnapshot] = []
             found: list[Loaded] = []
             for name in names:
                 result = self._load(name)
-                if isinstance(result, Rejected):
+                if isinstance(result, RejectedSnapshot):
                     rejected.append(result)
                     continue
                 found.append(result)
@@ -266,7 +266,7 @@ class DirectorySource:
         except OSError:
             return ""
 
-    def _load(self, name: str) -> Loaded | Rejected:
+    def _load(self, name: str) -> Loaded | RejectedSnapshot:
         shown = name or self._own_name
         try:
             with self._folder.open(name) as stream:
@@ -274,24 +274,28 @@ class DirectorySource:
             return Loaded(state, shown, notes=_notes(shown, state))
         except TruncatedSnapshot as error:
             reason = Rejection.TRUNCATED if error.size_bytes else Rejection.EMPTY
-            return Rejected(shown, reason, error.message)
+            return RejectedSnapshot(shown, reason, error.message)
         except UnsupportedSnapshotVersion as error:
-            return Rejected(shown, Rejection.VERSION, error.message)
+            return RejectedSnapshot(shown, Rejection.VERSION, error.message)
         except ImplausibleSnapshot as error:
-            return Rejected(shown, Rejection.IMPLAUSIBLE, error.message)
+            return RejectedSnapshot(shown, Rejection.IMPLAUSIBLE, error.message)
         except SnapshotError as error:
-            return Rejected(shown, Rejection.CORRUPT, error.message)
+            return RejectedSnapshot(shown, Rejection.CORRUPT, error.message)
         except FileNotFoundError as error:
-            return Rejected(shown, Rejection.VANISHED, str(error))
+            return RejectedSnapshot(shown, Rejection.VANISHED, str(error))
         except OSError as error:
-            return Rejected(shown, Rejection.UNREADABLE, str(error))
+            return RejectedSnapshot(shown, Rejection.UNREADABLE, str(error))
 
 
-def _passed_over(one: Loaded, latest_ms: int) -> Rejected:
+def _passed_over(one: Loaded, latest_ms: int) -> RejectedSnapshot:
     taken_ms = one.snapshot.timestamp_ms
     if taken_ms > latest_ms:
-        return Rejected(one.name, Rejection.FUTURE, f"it was taken at {taken_ms} ms, ahead of this machine's clock.")
-    return Rejected(one.name, Rejection.MISNAMED, f"it was taken at {taken_ms} ms by its content, which counts.")
+        return RejectedSnapshot(
+            one.name, Rejection.FUTURE, f"it was taken at {taken_ms} ms, ahead of this machine's clock."
+        )
+    return RejectedSnapshot(
+        one.name, Rejection.MISNAMED, f"it was taken at {taken_ms} ms by its content, which counts."
+    )
 
 
 def _notes(name: str, state: VisibilityState) -> tuple[str, ...]:
