@@ -39,7 +39,7 @@ from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StoreBusy, StoreError, TmsError
 from tms_core.logs.loggers import configure
 from tms_core.rowkey import MessageKey
-from tms_core.server.serving import Started, serving
+from tms_core.server.serving import RunningServer, serving
 from tms_core.tables.base import MessageValue
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, encode_properties
@@ -120,7 +120,7 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
     return 0
 
 
-def _visit(started: Started, arguments: str) -> None:
+def _visit(started: RunningServer, arguments: str) -> None:
     """Publish and read like customers, until a signal ends it."""
     janitor = cast(Embedded, started.companions["janitor"])
     _say(
@@ -159,7 +159,7 @@ class Workers:
         say: told what becomes of them.
     """
 
-    def __init__(self, started: Started, say: Callable[[str], None]) -> None:
+    def __init__(self, started: RunningServer, say: Callable[[str], None]) -> None:
         self._client = Client(started.url, transactions=cast(str, started.transactions))
         self._typed = [sys.executable, "-m", "examples.worker", started.url, cast(str, started.transactions)]
         self._say = say
@@ -209,7 +209,7 @@ class Customers:
         say: told what they do.
     """
 
-    def __init__(self, started: Started, say: Callable[[str], None]) -> None:
+    def __init__(self, started: RunningServer, say: Callable[[str], None]) -> None:
         self._address = urlsplit(started.url).netloc
         self._transactions = TransactionClient(cast(str, started.transactions), _TIMEOUT_SECONDS)
         self._say = say

@@ -39,7 +39,7 @@ from tms_core.errors import (
     Unavailable,
 )
 from tms_core.messaging.service import MessagingService
-from tms_core.server.serving import Started, serving
+from tms_core.server.serving import RunningServer, serving
 
 START = MessageId(0, 0)
 MISSING, THERE = "default:missing", "default:there"
@@ -71,7 +71,7 @@ class Caller(Protocol):
 class Http:
     """Plain requests of one content type."""
 
-    def __init__(self, server: Started, content_type: str) -> None:
+    def __init__(self, server: RunningServer, content_type: str) -> None:
         self._port, self._content_type = port_of(server.url), content_type
 
     def ask(self, operation: str, topic: str, *arguments: str) -> Outcome:
@@ -107,7 +107,7 @@ class Http:
 class SyncCaller:
     """The client for threads."""
 
-    def __init__(self, server: Started) -> None:
+    def __init__(self, server: RunningServer) -> None:
         self._server = server
 
     def ask(self, operation: str, topic: str, *arguments: str) -> Outcome:
@@ -124,7 +124,7 @@ class SyncCaller:
 class AsyncCaller:
     """The client for an event loop."""
 
-    def __init__(self, server: Started) -> None:
+    def __init__(self, server: RunningServer) -> None:
         self._server = server
 
     def ask(self, operation: str, topic: str, *arguments: str) -> Outcome:
@@ -148,7 +148,7 @@ def _of_client(operation: str, arguments: tuple[str, ...]) -> tuple[Any, ...]:
 class Commands:
     """``tms`` and its words."""
 
-    def __init__(self, server: Started, capture: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, server: RunningServer, capture: pytest.CaptureFixture[str]) -> None:
         self._server, self._capture = server, capture
 
     def ask(self, operation: str, topic: str, *arguments: str) -> Outcome:
@@ -176,7 +176,7 @@ class Commands:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
+def server() -> Iterator[RunningServer]:
     environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     # What is given back comes again at once.
     environ["TMS_SERVER__CONSUMERS__RETRY_SECONDS"] = "0"
@@ -187,7 +187,7 @@ def server() -> Iterator[Started]:
 
 
 @pytest.fixture(params=["Avro", "JSON", "client", "async client", "command line"])
-def caller(request: pytest.FixtureRequest, server: Started, capsys: pytest.CaptureFixture[str]) -> Caller:
+def caller(request: pytest.FixtureRequest, server: RunningServer, capsys: pytest.CaptureFixture[str]) -> Caller:
     callers: dict[str, Caller] = {
         "Avro": Http(server, AVRO),
         "JSON": Http(server, JSON),
@@ -224,7 +224,7 @@ def test_topic_created_again_is_a_conflict_for_every_caller(caller: Caller) -> N
 
 @pytest.mark.parametrize("operation", ["set_position", "delete_position"])
 def test_change_of_a_group_with_open_claims_is_a_conflict_for_every_caller(
-    caller: Caller, server: Started, operation: str
+    caller: Caller, server: RunningServer, operation: str
 ) -> None:
     with Client(server.url, transactions=server.transactions or "") as client:
         client.publish(THERE, [b"a"])

@@ -16,7 +16,7 @@ import tms_core
 from tests.test_tms_messages import Type, client, here, server, topic, typed
 from tms_core.cli.main import cli
 from tms_core.client import Client
-from tms_core.server.serving import Started
+from tms_core.server.serving import RunningServer
 
 __all__ = ["client", "here", "server", "topic", "typed"]
 
@@ -48,7 +48,7 @@ def test_given_a_topic_that_is_not_there_then_what_makes_it_is_what_is_typed_nex
 
 
 def test_given_a_consumer_with_open_claims_then_what_releases_them_is_what_is_typed_next(
-    typed: Type, topic: str, client: Client, server: Started, monkeypatch: pytest.MonkeyPatch
+    typed: Type, topic: str, client: Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert server.transactions is not None
     monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", server.transactions)
@@ -64,7 +64,7 @@ def test_given_a_consumer_with_open_claims_then_what_releases_them_is_what_is_ty
 
 
 def test_given_a_server_that_was_named_then_what_is_typed_next_names_it_too(
-    typed: Type, topic: str, server: Started, monkeypatch: pytest.MonkeyPatch
+    typed: Type, topic: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TMS_URL")
     code, _, err = typed("producer", "show", topic, "importer", "--server", server.url)
@@ -76,7 +76,7 @@ def test_given_a_server_that_was_named_then_what_is_typed_next_names_it_too(
 
 @pytest.mark.parametrize("verb", ["abort --yes", "invalidate"])
 def test_given_a_transaction_that_has_ended_then_what_says_more_is_what_is_typed_next(
-    typed: Type, server: Started, client: Client, verb: str
+    typed: Type, server: RunningServer, client: Client, verb: str
 ) -> None:
     assert server.transactions is not None
     with client.transaction() as tx:

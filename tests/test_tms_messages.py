@@ -27,12 +27,12 @@ from tms_core.rowkey import MessageId
 from tms_core.server import companions
 from tms_core.server.auth.tokens import new_token, token_line
 from tms_core.server.companions import CompanionContext
-from tms_core.server.serving import Started, serving
+from tms_core.server.serving import RunningServer, serving
 from tms_core.topic import TopicId
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Started]:
+def server() -> Iterator[RunningServer]:
     environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     # What is given back comes again at once.
     environ["TMS_SERVER__CONSUMERS__RETRY_SECONDS"] = "0"
@@ -41,7 +41,7 @@ def server() -> Iterator[Started]:
 
 
 @pytest.fixture
-def client(server: Started) -> Iterator[Client]:
+def client(server: RunningServer) -> Iterator[Client]:
     assert server.transactions is not None
     with Client(server.url, transactions=server.transactions) as client:
         yield client
@@ -56,7 +56,7 @@ def topic(client: Client, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def here(server: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def here(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands ask this server."""
     monkeypatch.setenv("TMS_URL", server.url)
     monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(server.transactions))
@@ -706,7 +706,7 @@ def test_given_the_beginning_of_a_verb_then_the_shell_can_complete_it(
 
 
 def test_given_settings_that_the_environment_names_then_their_server_is_asked(
-    typed: Type, server: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: Type, server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tmp_path / "tms.yaml"
     settings.write_text(f"server: {{port: {server.url.rpartition(':')[2]}}}\n", encoding="utf-8")
@@ -716,7 +716,7 @@ def test_given_settings_that_the_environment_names_then_their_server_is_asked(
 
 
 def test_given_the_beginning_of_a_topic_then_the_shell_can_complete_it_as_long_as_the_server_answers(
-    topic: str, server: Started, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    topic: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def completed(url: str) -> set[str]:
         monkeypatch.setenv("COMP_WORDS", f"tms topic show --server {url} {topic[:-1]}")

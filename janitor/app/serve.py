@@ -20,7 +20,7 @@ from janitor.daemon.daemon import Daemon, DaemonPlan, Job
 from janitor.daemon.schedule import Schedule
 from janitor.daemon.snapshot_refresh import CachedSource
 from janitor.daemon.trigger import cron, every
-from janitor.daemon.watched import Watched
+from janitor.daemon.watched import RunWatcher
 from janitor.http.app import make_app, make_waiting_app
 from janitor.http.guard import guarded
 from janitor.http.server import HttpServer
@@ -155,7 +155,7 @@ def opened(
         store = stack.enter_context(current.held_store())
         state = stack.enter_context(current.place.state())
         held = _Held(store, state, stack.enter_context(current.side()))
-        watched = Watched(current.clock)
+        watched = RunWatcher(current.clock)
         observers = Observers(watched)
         daemon = _assemble(current, held, stack, stop, standby, adopt, patterns, watched, observers, feedback)
         if waiting is not None:
@@ -171,7 +171,7 @@ def _assemble(
     standby: bool,
     adopt: bool,
     patterns: tuple[str, ...],
-    watched: Watched,
+    watched: RunWatcher,
     observers: Observers,
     feedback: Feedback | None,
 ) -> Daemon:

@@ -21,7 +21,7 @@ from janitor.archive.restore import Request, RestoreResult
 from janitor.daemon.schedule import Schedule
 from janitor.daemon.snapshot_refresh import CachedSource
 from janitor.daemon.trigger import Trigger, every
-from janitor.daemon.watched import Watched
+from janitor.daemon.watched import RunWatcher
 from janitor.metrics import Metrics
 from janitor.report import Report
 from janitor.run.engine import Engine
@@ -116,7 +116,7 @@ class Daemon:
     def __init__(
         self,
         engine: Engine,
-        watched: Watched,
+        watched: RunWatcher,
         source: CachedSource | None,
         schedule: Schedule,
         deployment: Deployment,

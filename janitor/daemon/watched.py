@@ -13,7 +13,7 @@ from tms_core.clock import Clock
 from tms_core.topic import TopicId
 
 
-class Watched:
+class RunWatcher:
     """The current work of a run; the engine's observer."""
 
     def __init__(self, clock: Clock) -> None:

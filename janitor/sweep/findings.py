@@ -89,7 +89,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Untouchable:
+class RemainingPointer:
     """An invalid write pointer that is not negated, so no boundary may pass it."""
 
     pointer: int
@@ -112,7 +112,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedTopic:
     """A topic that is left undone.
 
     Attributes:
@@ -141,7 +141,7 @@ class ReachedKey:
     key: bytes
 
 
-Finding = Due | Invalid | Kept | Untouchable | ExpiredMessages | Read | Failed | Unreadable | ReachedKey
+Finding = Due | Invalid | Kept | RemainingPointer | ExpiredMessages | Read | FailedTopic | Unreadable | ReachedKey
 
 
 class Done(NamedTuple):
@@ -184,10 +184,10 @@ def unrecognized(table: DataTable, keys: Sequence[bytes]) -> Kept:
     return Kept(Reason.UNRECOGNIZED, len(keys), table, keys)
 
 
-def failed(table: DataTable, prefix: bytes, error: StoreError) -> Failed:
+def failed(table: DataTable, prefix: bytes, error: StoreError) -> FailedTopic:
     """Return the failure of a topic, which is then left undone in this step and the next ones."""
     refused = isinstance(error, WriteRefused)
-    return Failed(prefix, table, "store", f"topic {prefix[:-1].decode()}: {error}", refused)
+    return FailedTopic(prefix, table, "store", f"topic {prefix[:-1].decode()}: {error}", refused)
 
 
 def times_of(batch: Batch) -> tuple[int, int]:

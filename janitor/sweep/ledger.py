@@ -256,7 +256,7 @@ class Slice:
     """A range of one table with deleted rows; both ends are keys of deleted rows.
 
     Attributes:
-        begun: the compaction beside the pass; None: it comes after the pass.
+        begun: the compaction during the pass; None: it runs after the pass.
     """
 
     table: KeyTable
@@ -286,7 +286,7 @@ class DeletedRanges:
 
     slices: list[Slice] = field(default_factory=list)
     _last: dict[KeyTable, Slice] = field(default_factory=dict)
-    _beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "compact"))
+    _executor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "compact"))
     _lock: Lock = field(default_factory=Lock)
     _failed: bool = False
 
@@ -332,7 +332,7 @@ class DeletedRanges:
         self._executor.shutdown(cancel_futures=True)
 
     def _begin(self, part: Slice | None) -> None:
-        """Start the compaction of a slice beside the pass, if its table supports that."""
+        """Start the compaction of a slice during the pass, if its table supports that."""
         if part is not None and part.worthwhile and part.table.can_compact_concurrently:
             part.begun = self._executor.submit(self._compact_in_background, part)
 

@@ -20,13 +20,13 @@ from janitor.sweep.findings import (
     Done,
     Due,
     ExpiredMessages,
-    Failed,
+    FailedTopic,
     Finding,
     Invalid,
     Kept,
     Read,
+    RemainingPointer,
     Unreadable,
-    Untouchable,
     failed,
     times_of,
 )
@@ -80,7 +80,7 @@ class Outcome:
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     seeks_spared: int = 0
     early: dict[tuple[TopicId, int], tuple[bytes, bytes]] = field(default_factory=dict)
-    failed: dict[bytes, Failed] = field(default_factory=dict)
+    failed: dict[bytes, FailedTopic] = field(default_factory=dict)
     withheld: set[bytes] = field(default_factory=set)
     moved: set[bytes] = field(default_factory=set)
     expired: list[Expiry] = field(default_factory=list)
@@ -105,11 +105,11 @@ class Outcome:
                 self._add_kept(finding)
             case Read():
                 self.scanned[finding.phase] += finding.rows
-            case Untouchable():
+            case RemainingPointer():
                 self.keep_pointer(finding.pointer)
             case ExpiredMessages():
                 self.expired += finding.expiries
-            case Failed():
+            case FailedTopic():
                 self._add_failed(finding)
             case Unreadable():
                 self.errors.append(finding.message)
@@ -192,12 +192,12 @@ class Outcome:
         if topic is not None and len(self.unknown) < NAMED_KEYS:
             self.unknown.add(topic)
 
-    def _add_failed(self, failed: Failed) -> None:
+    def _add_failed(self, failed: FailedTopic) -> None:
         self.failures[failed.table, failed.reason] += 1
         self._note_failed(failed)
         self.errors.append(failed.message)
 
-    def _note_failed(self, failed: Failed) -> None:
+    def _note_failed(self, failed: FailedTopic) -> None:
         """Note a topic's failure. A failure because the store refused to write is not replaced, so that it never counts
         as a strike.
         """

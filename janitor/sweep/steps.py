@@ -37,7 +37,7 @@ from janitor.rules.ranges import (
     timeless_range,
     topic_stop,
 )
-from janitor.sweep.findings import Batch, ExpiredMessages, Finding, Invalid, Kept, ReachedKey, Read, Untouchable
+from janitor.sweep.findings import Batch, ExpiredMessages, Finding, Invalid, Kept, ReachedKey, Read, RemainingPointer
 from janitor.sweep.run import TopicWork
 from janitor.sweep.scan import Event, Part, SearchScope, Visit, allowed, batches, due, first, skip, topics
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, PayloadKey, generation_prefix, time_prefix
@@ -365,7 +365,7 @@ def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
         parsed = MessageKey.parse(cell.key)
         if parsed is None:
             # L0 forbids to change the row, so no boundary may pass its transaction (S4).
-            yield Untouchable(cell.pointer)
+            yield RemainingPointer(cell.pointer)
         elif _within_plan(part, parsed, cell) and not part.goes_early(cell.key):
             ours.append((parsed, cell))
     doomed = []
@@ -375,7 +375,7 @@ def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
             doomed.append(cell)
         elif isinstance(decision, Delete):
             # Due, and still there: its topic has changed since this part's messages were deleted. The next pass's.
-            yield Untouchable(cell.pointer)
+            yield RemainingPointer(cell.pointer)
     if doomed:
         yield _invalid(part, ours[0][0], doomed)
 

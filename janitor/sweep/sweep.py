@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 from janitor.sweep.executor import Executor
-from janitor.sweep.findings import Failed, ReachedKey, Read, failed
+from janitor.sweep.findings import FailedTopic, ReachedKey, Read, failed
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import STEPS, Part, SearchScope, Visit
@@ -239,7 +239,7 @@ def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterat
         if not found.again:
             return
     message = f"topic {found.prefix[:-1].decode()} keeps changing; the next run tries again"
-    outcome.add(Failed(found.prefix, found.table, "moved", message))
+    outcome.add(FailedTopic(found.prefix, found.table, "moved", message))
 
 
 def _apply_findings(found: Visit, part: Part, so_far: tuple[Outcome, ...]) -> Iterator[Read | Advance]:

@@ -13,7 +13,7 @@ from tests.support import raising
 from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
-from tms_core.server.ha.leadership import REACH_MS, Leadership, Watch
+from tms_core.server.ha.leadership import REACH_MS, Leadership, LeaseWatcher
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import LeadershipMetrics
 from tms_core.tables.lease import Lease
@@ -329,7 +329,7 @@ def test_given_a_store_that_fails_when_a_watch_stops_then_it_says_that_others_ha
 ) -> None:
     first = node("a")
     first.step()
-    watch = Watch(first.step, first.leadership.resign)
+    watch = LeaseWatcher(first.step, first.leadership.resign)
     monkeypatch.setattr(node.cell, "swap_lease", raising(StoreError("HBase is away.")))
     with caplog.at_level(logging.WARNING):
         watch.stop()

@@ -29,7 +29,7 @@ from tms_core.server.ha.manager_log import SideStorage, root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import OtherService, SharedManager
 from tms_core.server.ha.slot_assignment import SideCell
-from tms_core.server.managing import Managed, _reached, managed, show
+from tms_core.server.managing import ServerTransactions, _reached, managed, show
 from tms_core.server.serving import _Opened
 from tms_core.settings.models import LeaderSettings, Settings, load
 from tms_core.tables.base import MessageValue
@@ -398,7 +398,7 @@ def made(
     stack: ExitStack,
     leader: LeaderSettings | None = None,
     store: MemoryStore | None = None,
-) -> Managed:
+) -> ServerTransactions:
     clock, store = ManualClock(NOW_MS), store or MemoryStore()
     member = HaMember(store, side, side, leader or settings.server.leader, clock)
     transactions = managed(settings, clock, store, side, member, stack)
@@ -438,7 +438,7 @@ def test_servers_over_tls_ask_each_other_and_themselves_by_a_certificate(
                     transactions.asked.start_short()
 
 
-def follower(settings: Settings, side: MemorySide, stack: ExitStack) -> Managed:
+def follower(settings: Settings, side: MemorySide, stack: ExitStack) -> ServerTransactions:
     """What a second server has, which does not lead."""
     store, clock = MemoryStore(), ManualClock(NOW_MS)
     member = HaMember(store, side, side, settings.server.leader, clock)
@@ -532,7 +532,7 @@ def settings_with(kind: str, **transactions: object) -> Settings:
     )
 
 
-def managed_alone(settings: Settings, stack: ExitStack) -> Managed:
+def managed_alone(settings: Settings, stack: ExitStack) -> ServerTransactions:
     """What a server has that can have no others beside it."""
     clock, store, side = ManualClock(NOW_MS), MemoryStore(), MemorySide()
     found = managed(settings, clock, store, side, None, stack)

@@ -51,7 +51,7 @@ format_option = shared(
 )
 
 
-class Answering:
+class OutputOptions:
     """Options of a command that say how its answer is written."""
 
     format: str
@@ -66,7 +66,7 @@ class Answering:
 
 
 @dataclass(frozen=True)
-class Remote(Answering):
+class Remote(OutputOptions):
     """The options of every command that asks a running server."""
 
     server: str | None

@@ -18,7 +18,7 @@ import click
 
 from tms_core.cli.help import CommandGroup, shared
 from tms_core.cli.outcome import completing
-from tms_core.cli.remote import Answering, config_option, format_option
+from tms_core.cli.remote import OutputOptions, config_option, format_option
 from tms_core.cli.typed import Moment, TimeType, TransactionIdType
 from tms_core.clock import SystemClock
 from tms_core.errors import NotInProgress
@@ -45,7 +45,7 @@ TransactionId = TransactionIdType()
 
 
 @dataclass(frozen=True)
-class CommandOptions(Answering):
+class CommandOptions(OutputOptions):
     """The options of every command of the group."""
 
     tx_server: str | None

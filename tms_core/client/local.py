@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tms_core.client.sync import Client
 
 if TYPE_CHECKING:
-    from tms_core.server.serving import Started
+    from tms_core.server.serving import RunningServer
 
 #: Settings for free ports on this machine.
 _ANY_PORTS = {
@@ -30,7 +30,7 @@ class LocalClient(Client):
         server: the addresses of the server, for other programs on this machine.
     """
 
-    def __init__(self, server: Started, resources: ExitStack) -> None:
+    def __init__(self, server: RunningServer, resources: ExitStack) -> None:
         super().__init__(server.url, transactions=server.transactions or "")
         self.server = server
         self._resources = resources

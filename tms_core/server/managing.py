@@ -59,7 +59,7 @@ MOST_ROWS, PAGE_ROWS = 200_000, 2_000
 logger = get_logger(__name__)
 
 
-class Managed(NamedTuple):
+class ServerTransactions(NamedTuple):
     """The transactions of a server.
 
     Attributes:
@@ -88,7 +88,7 @@ def managed(
     stack: ExitStack,
     *,
     created: bool = False,
-) -> Managed:
+) -> ServerTransactions:
     """Return the manager that the settings want.
 
     Args:
@@ -105,7 +105,7 @@ def managed(
     if wanted.source == "directory":
         check_snapshots(wanted.directory, side)
     if wanted.source != "manager":
-        return Managed()
+        return ServerTransactions()
     if member is not None and not member.is_alone:
         return _among_several(settings, clock, store, side, member, stack)
     if member is not None:
@@ -117,7 +117,7 @@ def managed(
     # Before a client can abort one of them.
     find_undecided(store, side, manager)
     service = _service(manager, wanted, stack)
-    return Managed(manager, manager, manager, service.address, service=service)
+    return ServerTransactions(manager, manager, manager, service.address, service=service)
 
 
 def offset() -> int:
@@ -157,7 +157,7 @@ def check_alone(settings: Settings, side: SideTable) -> None:
         )
 
 
-def show(transactions: Managed, side: SideTable, clock: Clock, registry: CollectorRegistry) -> None:
+def show(transactions: ServerTransactions, side: SideTable, clock: Clock, registry: CollectorRegistry) -> None:
     """Have the manager's metrics shown."""
     if transactions.own is not None:
         registry.register(TransactionMetrics(transactions.own, side, clock))
@@ -165,7 +165,7 @@ def show(transactions: Managed, side: SideTable, clock: Clock, registry: Collect
 
 def _among_several(
     settings: Settings, clock: Clock, store: Store, side: SideTable, member: HaMember, stack: ExitStack
-) -> Managed:
+) -> ServerTransactions:
     wanted, server = settings.transactions, settings.server
     one_leader, leadership = server.leader.slots == 1, member.slots.leaderships[0]
 
@@ -193,7 +193,9 @@ def _among_several(
     # This server's own address may be 0.0.0.0, which no certificate names.
     opens = connecting(wanted, server.leader.certificate_name or split_address(reached)[0])
     client = stack.enter_context(TransactionClient(service.address, opens=opens))
-    return Managed(shared.manager if one_leader else None, shared.manager, client, service.address, shared, service)
+    return ServerTransactions(
+        shared.manager if one_leader else None, shared.manager, client, service.address, shared, service
+    )
 
 
 def _service(

@@ -26,7 +26,7 @@ from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server import companions
 from tms_core.server.auth.gate import Authenticator, Gate, Rules
 from tms_core.server.auth.tokens import Tokens
-from tms_core.server.managing import Managed, check_alone, managed, show
+from tms_core.server.managing import ServerTransactions, check_alone, managed, show
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.recording import lost_side
@@ -68,7 +68,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Started:
+class RunningServer:
     """A server that answers.
 
     Attributes:
@@ -90,7 +90,7 @@ def serving(
     *,
     janitor: bool = True,
     clock: Clock | None = None,
-) -> Iterator[Started]:
+) -> Iterator[RunningServer]:
     """Run a server while the block runs.
 
     Args:
@@ -160,7 +160,7 @@ def serving(
             workers.alone = partial(listener.alone, waiting=waiting.polls)
         elif not member.is_alone:
             member.begin(service, listener.port, transactions.shared)
-        yield Started(listener.url, transactions.address, started)
+        yield RunningServer(listener.url, transactions.address, started)
 
 
 class _Opened(NamedTuple):
@@ -262,7 +262,7 @@ def _listen(
     registry: CollectorRegistry,
     forwarder: Forwarder | None,
     waiting: Waiting,
-    transactions: Managed,
+    transactions: ServerTransactions,
     started: Mapping[str, companions.Companion],
     stack: ExitStack,
 ) -> Listener:

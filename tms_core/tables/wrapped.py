@@ -63,7 +63,7 @@ class Hook:
         table.hide(keys)
 
 
-class Wrapped(KeyReads, Generic[K]):
+class WrappedTable(KeyReads, Generic[K]):
     """A table of another that can be read."""
 
     def __init__(self, table: K, hook: Hook) -> None:
@@ -79,7 +79,7 @@ class Wrapped(KeyReads, Generic[K]):
         return self._hook.estimate_bytes(self._table, start, stop)
 
 
-class _Written(Wrapped[W], KeyTable):
+class _Written(WrappedTable[W], KeyTable):
     def __init__(self, table: W, hook: Hook) -> None:
         super().__init__(table, hook)
         self.weighs_compaction = table.weighs_compaction
@@ -105,14 +105,14 @@ class _Written(Wrapped[W], KeyTable):
         self._table.compact(start, stop)
 
 
-class WrappedMessageReads(Wrapped[MessageReads], MessageReads):
+class WrappedMessageReads(WrappedTable[MessageReads], MessageReads):
     """A message table that can be read."""
 
     def reserved(self, prefix: bytes) -> int:
         return self._hook.reserved(self._table, prefix)
 
 
-class WrappedPayloadReads(Wrapped[PayloadReads], PayloadReads):
+class WrappedPayloadReads(WrappedTable[PayloadReads], PayloadReads):
     """A payload table that can be read."""
 
 

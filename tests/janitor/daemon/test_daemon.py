@@ -12,7 +12,7 @@ import pytest
 from janitor.daemon.daemon import HUNG_RUN_MS, LATE_TICK_MS, Daemon, DaemonPlan, Job
 from janitor.daemon.snapshot_refresh import CachedSource
 from janitor.daemon.trigger import every
-from janitor.daemon.watched import Watched
+from janitor.daemon.watched import RunWatcher
 from janitor.metrics import Metrics
 from janitor.state.base import RunRecord
 from janitor.state.records import TopicCount
@@ -36,7 +36,7 @@ class DaemonKit:
     rig: Kit
     daemon: Daemon
     time: VirtualTime
-    watched: Watched
+    watched: RunWatcher
     lease: Lease | None
 
     @property
@@ -57,7 +57,7 @@ def daemon_kit(
 ) -> Iterator[DaemonKit]:
     """A daemon that sweeps every minute, started; it does something when time is let pass."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    watched = Watched(clock)
+    watched = RunWatcher(clock)
     with virtual_time(clock) as time:
         rig = janitor(store or MemoryStore(), clock=clock, observer=watched, **options)
         lease = Lease(rig.state, "this one", 60, clock) if leased else None
@@ -94,7 +94,7 @@ def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_kno
     store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
     told: list[tuple[int, int]] = []
     topic(store, "default:orders", ttl_seconds=3600).plain(*(NOW_MS - 2 * HOUR + n * MINUTE for n in range(90)))
-    watched = Watched(clock)
+    watched = RunWatcher(clock)
     rig = janitor(store, clock=clock, observer=watched, batch_rows=20)
     rig.state.save_counts(
         {TopicId("default", "orders"): TopicCount(90, 900, NOW_MS - 2 * HOUR, NOW_MS - 30 * MINUTE, 0)}

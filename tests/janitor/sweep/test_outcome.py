@@ -11,7 +11,7 @@ from janitor.rules.frontier import admit
 from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state import values
 from janitor.state.base import ClockAnchor
-from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, unrecognized
+from janitor.sweep.findings import Batch, Done, Due, FailedTopic, Kept, RemainingPointer, unrecognized
 from janitor.sweep.ledger import DeletedRanges, DeletedRows
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import TopicWork
@@ -56,16 +56,16 @@ def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twi
     one, other = Outcome(), Outcome()
     one.add(due(KEYS[3:]), Done(KEYS[3:], at_ms=9))
     other.add(due(KEYS[:3]), Done(KEYS[:3], at_ms=7))
-    one.add(Untouchable(8))
-    other.add(Untouchable(5))
-    other.add(Failed(b"a:b:", "payload", "store", "broken"))
+    one.add(RemainingPointer(8))
+    other.add(RemainingPointer(5))
+    other.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
     one.add(Kept(Reason.UNKNOWN_TOPIC, 1, prefix=b"a:c:"))
     one.merge(other)
     assert list(one.taken.values()) == [DeletedRows(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
     assert one.entries[about()].rows == 5
     assert one.untouchable == 5
     assert (one.failed, one.errors, one.failures) == (
-        {b"a:b:": Failed(b"a:b:", "payload", "store", "broken")},
+        {b"a:b:": FailedTopic(b"a:b:", "payload", "store", "broken")},
         ["broken"],
         Counter({("payload", "store"): 1}),
     )
@@ -75,7 +75,7 @@ def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twi
 def test_given_an_outcome_when_it_travels_as_json_then_it_arrives_as_it_was() -> None:
     outcome = Outcome(scanned=Counter(message=3), withheld={b"x:y:"}, pointers={ORDERS.topic: {1, 2}})
     outcome.add(unrecognized("payload", [b"\xff"]))
-    outcome.add(Failed(b"a:b:", "payload", "store", "broken"))
+    outcome.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
     outcome.add(due(KEYS), Done(KEYS))
     assert values.unpack(Outcome, values.pack(outcome)) == outcome
 

@@ -283,7 +283,7 @@ class Leadership:
         self._failure = error.message
 
 
-class Watch:
+class LeaseWatcher:
     """A thread that looks at the leases each second.
 
     Args:

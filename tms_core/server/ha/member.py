@@ -20,7 +20,7 @@ from tms_core.errors import ConfigurationError
 from tms_core.messaging.publish.workers import THREADS
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
-from tms_core.server.ha.leadership import Watch
+from tms_core.server.ha.leadership import LeaseWatcher
 from tms_core.server.ha.sealed_ranges import SealedRanges
 from tms_core.server.ha.shared_manager import SharedManager
 from tms_core.server.ha.slot_assignment import SlotAssignment
@@ -59,7 +59,7 @@ class HaMember:
         self.store = FencedStore(store, self.slots, SealedRanges(store.message, side, clock))
         self.side = FencedSide(side, self.slots)
         self.forwarder = Forwarder(self.slots, wanted.ca_file, wanted.certificate_name)
-        self._watch: Watch | None = None
+        self._watch: LeaseWatcher | None = None
 
     @property
     def is_alone(self) -> bool:
@@ -90,7 +90,7 @@ class HaMember:
             self.slots.leaderships[0].win(look)
         else:
             self._assignment.at(_with_port(self._advertise, port))
-        self._watch = Watch(look, self._assignment.resign)
+        self._watch = LeaseWatcher(look, self._assignment.resign)
 
     def stop(self) -> None:
         """Release the leadership; call it after all accepted requests have their outcomes."""
