@@ -144,7 +144,7 @@ def _visit(started: RunningServer, arguments: str) -> None:
                 return
             customers.act(step)
             workers.look()
-            narrator.tell_news(janitor.daemon.status(), janitor.daemon.runs(RECENT_RUNS))
+            narrator.print_news(janitor.daemon.status(), janitor.daemon.runs(RECENT_RUNS))
             if step == APPROVE_AT:
                 _say(f"the change was intended, so the tour approves it: janitor approve {ORDERS} {arguments}")
                 janitor.daemon.approve((str(ORDERS),))
@@ -293,7 +293,7 @@ class Narrator:
         self._told: set[str] = set()
         self._held: set[str] = set()
 
-    def tell_news(self, status: Status, runs: Sequence[RunRecord]) -> None:
+    def print_news(self, status: Status, runs: Sequence[RunRecord]) -> None:
         """Print what is new in a status, and the runs that have ended since."""
         ended = [run for run in reversed(runs) if run.finished_ms is not None and run.id not in self._told]
         self._told.update(run.id for run in ended)

@@ -257,5 +257,5 @@ def test_given_statuses_one_after_the_other_then_each_thing_is_told_once(
     said: list[str] = []
     narrator = tour.Narrator(said.append)
     for seen in statuses:
-        narrator.tell_news(seen, [seen.last_run] if seen.last_run else [])
+        narrator.print_news(seen, [seen.last_run] if seen.last_run else [])
     assert said == told

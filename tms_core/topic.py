@@ -236,7 +236,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 def _properties(topic: TopicId, value: bytes) -> dict[str, str]:
     try:
-        loaded = json.loads(value.decode("utf-8"), object_pairs_hook=_once_each)
+        loaded = json.loads(value.decode("utf-8"), object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError) as error:
         raise MetadataError(f"topic {shortened(str(topic))}: its properties are not JSON: {error}") from error
     if not isinstance(loaded, dict) or not all(isinstance(item, str) for item in loaded.values()):
@@ -244,7 +244,7 @@ def _properties(topic: TopicId, value: bytes) -> dict[str, str]:
     return loaded
 
 
-def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _reject_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Gson refuses an object that names a key twice; it would not be clear which one counts."""
     found = dict(pairs)
     if len(found) != len(pairs):

@@ -29,7 +29,7 @@ from tms_core.tables.base import Store
 from tms_core.tables.leveldb.clone import NO_LINKS, at_rest, remove_stale, still
 from tms_core.tables.leveldb.layout import find_tables, holds_database
 from tms_core.tables.leveldb.lock import sync, translated
-from tms_core.tables.leveldb.side import LevelDBSide, beside
+from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.side import SideTable
 
@@ -64,7 +64,7 @@ def folders_of(settings: AllSettings) -> Folders:
     transactions, store = settings.transactions, settings.storage.leveldb.path
     is_here = transactions.source in ("manager", "directory") and "://" not in transactions.directory
     log = Path(transactions.directory) if is_here else None
-    return Folders(store, beside(store), log, settings.janitor.state)
+    return Folders(store, side_path(store), log, settings.janitor.state)
 
 
 def back_up(found: Folders, target: Path, *, store: Store | None = None, side: SideTable | None = None) -> int:

@@ -13,7 +13,7 @@ from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tms_core.tables.base import Reads, Store
 from tms_core.tables.leveldb.clone import clone, copied, remove_stale
 from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_database, identity
-from tms_core.tables.leveldb.side import LevelDBSide, beside
+from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.side import SideTable
 
@@ -73,7 +73,7 @@ class LevelDBPlace:
 
     @contextmanager
     def side(self, *, read_only: bool) -> Iterator[SideTable | None]:
-        folder = beside(self._path)
+        folder = side_path(self._path)
         with ExitStack() as stack:
             if not holds_database(folder):
                 yield None

@@ -145,14 +145,14 @@ def held(
 
 def _wait_for(lease: Lease, end: Event) -> None:
     """Wait until the lease is free; watching that it is not renewed needs no wall clock (invariant S12)."""
-    told = False
+    is_logged = False
     while True:
         try:
             lease.acquire()
         except LeaseHeld as held:
-            if not told:
+            if not is_logged:
                 logger.warning("on standby: %s This janitor takes over when the lease is free.", held.message)
-            told = True
+            is_logged = True
             if end.wait(STANDBY_SECONDS):
                 raise
         else:

@@ -103,14 +103,14 @@ def _begun(begin: Callable[[], Opened], stop: Event) -> Opened:
     Raises:
         StoreUnavailable, StateUnavailable: it does not, and one is to end.
     """
-    told = False
+    is_logged = False
     while True:
         try:
             return begin()
         except (StoreUnavailable, StateUnavailable) as error:
-            if not told:
+            if not is_logged:
                 logger.warning("%s The janitor tries again every %d s.", error.message, RETRY_SECONDS)
-            told = True
+            is_logged = True
             if stop.wait(RETRY_SECONDS):
                 raise
 

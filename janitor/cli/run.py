@@ -77,7 +77,7 @@ def after_run(engine: Engine) -> None:
     """
     engine.deps.state.save_note(Note.DAEMON, None)
     try:
-        engine.keep_house()
+        engine.prune_history()
     except TmsError as error:
         logger.warning("housekeeping failed: %s", error)
 

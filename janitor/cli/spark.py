@@ -76,10 +76,10 @@ def stats(
     day = datetime.fromtimestamp(now_ms / 1000, UTC).date().isoformat()
     with on.ended_alike(), on.session(master) as spark:
         register(spark)
-        found = on.attended(spark, lambda: counting.count(spark, options, now_ms, transactions), name="count")
+        found = on.run_on_spark(spark, lambda: counting.count(spark, options, now_ms, transactions), name="count")
         place = _absolute(out) if out else None
         written = (
-            on.attended(spark, lambda: counting.write(spark, found, place, day), name="write the counts")
+            on.run_on_spark(spark, lambda: counting.write(spark, found, place, day), name="write the counts")
             if place
             else None
         )

@@ -217,7 +217,7 @@ class Daemon:
             self._add("snapshot", every(self._plan.snapshot_seconds), self._source.refresh, at_once=True)
         self._add("sweep", self._plan.trigger, self.sweep, at_once=True)
         self._add("topics", every(TOPICS_SECONDS), self._show_topics, at_once=True)
-        self._add("housekeeping", every(HOUSEKEEPING_SECONDS), self.engine.keep_house, at_once=True)
+        self._add("housekeeping", every(HOUSEKEEPING_SECONDS), self.engine.prune_history, at_once=True)
         self._add("tick", every(TICK_SECONDS), self.tick, at_once=True)
         for job in self._plan.jobs:
             self._add(job.name, every(job.seconds), job.chore, at_once=True)

@@ -128,7 +128,7 @@ class Schedule:
         for name in wishes:
             self._grant(name)
         for name, planned in self._triggers.items():
-            self._put_right(name, planned)
+            self._correct_job(name, planned)
 
     def shutdown(self, *, wait: bool) -> None:
         """Stop the schedule; a second call does nothing.
@@ -174,7 +174,7 @@ class Schedule:
             self._hurried.add(name)
         self._scheduler.modify_job(name, next_run_time=wall_time(self._clock))
 
-    def _put_right(self, name: str, planned: Interval | Calendar) -> None:
+    def _correct_job(self, name: str, planned: Interval | Calendar) -> None:
         job, now = self._scheduler.get_job(name), wall_time(self._clock)
         if job is None or job.next_run_time is None or name in self._hurried:
             return

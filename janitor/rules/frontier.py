@@ -36,7 +36,7 @@ def admit(topic: TopicMetadata, now: ClockAnchor) -> FrontierRecord:
     return _applied(_unseen(now), topic, Cutoff.at(now.wall_ms, topic.ttl_seconds), now)
 
 
-def stand_still(record: FrontierRecord | None, now: ClockAnchor) -> FrontierRecord:
+def freeze(record: FrontierRecord | None, now: ClockAnchor) -> FrontierRecord:
     """Return the record of a skipped topic: rows that come due meanwhile count as a jump after that."""
     return replace(record or _unseen(now), at=now, pending=None, approved=None)
 

@@ -80,7 +80,7 @@ def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
         stoppable: passes on the records of invalid ids, of which there may be a million.
     """
     ids, now_ms = run.ready.ids, run.ready.now.wall_ms
-    if run.ready.speaks_against(state.claim()):
+    if run.ready.contradicts(state.claim()):
         state.save_claim(None)
     # S4: before the first evidence. What is covered counts only for ids that were known when the covering began.
     state.save_open_ids(stoppable(ids.open_ids()))

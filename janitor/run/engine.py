@@ -169,7 +169,7 @@ class OperatorDecisions(Questions):
         parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
         save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
 
-    def keep_house(self) -> None:
+    def prune_history(self) -> None:
         """Delete old history and archived days, unless a guard doubts the clock."""
         ready = prepare(self.deps)
         if ready.is_blocked:

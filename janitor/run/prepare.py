@@ -320,7 +320,7 @@ def remember_snapshot(state: State, ready: Preparation) -> None:
         return
     DECIDED.save(state, ready.decided)
     IN_PROGRESS.save(state, InProgressThen(usable.write_pointer, frozenset(usable.open_pointers)))
-    if ready.speaks_against(claim):
+    if ready.contradicts(claim):
         state.save_claim(None)
 
 
@@ -331,7 +331,7 @@ def claim_in_force(deps: Deps, ready: Preparation) -> Claim | None:
         StateError: the state could not be read.
     """
     claim = deps.state.claim()
-    if claim is None or ready.first_contact or ready.speaks_against(claim):
+    if claim is None or ready.first_contact or ready.contradicts(claim):
         return None
     now_ms, evidence = deps.clock.now_ms(), deps.state.evidence()
     return claim if boundary.in_force(claim, evidence, now_ms, deps.terms.lifetime) else None

@@ -29,7 +29,7 @@ from tms_core.errors import ConfigurationError
 from tms_core.tables.base import Reads
 from tms_core.tables.leveldb.clone import clone, copied
 from tms_core.tables.leveldb.layout import holds_database
-from tms_core.tables.leveldb.side import LevelDBSide, beside
+from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicMetadata
@@ -130,7 +130,7 @@ class Access:
         with ExitStack() as stack:
             side: SideTable
             if self.is_leveldb:
-                folder = beside(Path(self.settings.storage.leveldb.path))
+                folder = side_path(Path(self.settings.storage.leveldb.path))
                 if not holds_database(folder):
                     yield None
                     return

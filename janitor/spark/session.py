@@ -168,7 +168,7 @@ def ended_alike() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def attended(
+def run_on_spark(
     spark: SparkSession, work: Callable[[], T], alive: Callable[[], None] = lambda: None, *, name: str = ""
 ) -> T:
     """Have something done on Spark, and call all of it back when one cannot go on waiting.
@@ -187,7 +187,7 @@ def attended(
         try:
             while not wait([future], LOOK_SECONDS).done:
                 alive()
-                progress.tell()
+                progress.log()
         except (Interrupted, KeyboardInterrupt):
             # The JVM has ended already if the signal went to the whole process group, as systemd and timeout send it.
             with suppress(Exception):
@@ -201,7 +201,7 @@ class _Progress:
     """The progress of Spark, logged at intervals; short work is not logged.
 
     Args:
-        name: as of :func:`attended`.
+        name: as of :func:`run_on_spark`.
     """
 
     def __init__(self, spark: SparkSession, name: str) -> None:
@@ -210,10 +210,10 @@ class _Progress:
         # A session of Spark Connect has no context, and its server reports progress by itself.
         self._remote = "connect" in type(spark).__module__
         self._reported: list[tuple[int, int]] = []
-        self._began = self._told = time.monotonic()
-        self._is_told = False
+        self._began = self._logged = time.monotonic()
+        self._has_logged = False
         # PySpark declares a class, and calls what it is given.
-        self._handler = cast("Any", self._hear)
+        self._handler = cast("Any", self._on_progress)
 
     def __enter__(self) -> Self:
         if self._name and self._remote:
@@ -223,7 +223,7 @@ class _Progress:
     def __exit__(self, *_: object) -> None:
         if self._name and self._remote:
             self._spark.removeProgressHandler(self._handler)
-        if self._is_told:
+        if self._has_logged:
             logger.info("%s: over after %.0f s", self._name, time.monotonic() - self._began)
 
     def described(self, work: Callable[[], T]) -> T:
@@ -233,12 +233,12 @@ class _Progress:
         self._spark.sparkContext.setJobDescription(self._name)
         return work()
 
-    def tell(self) -> None:
+    def log(self) -> None:
         """Log the number of finished tasks, if it has changed."""
         now = time.monotonic()
-        if not self._name or (self._is_told and now - self._told < TELL_SECONDS):
+        if not self._name or (self._has_logged and now - self._logged < TELL_SECONDS):
             return
-        self._told, self._is_told = now, True
+        self._logged, self._has_logged = now, True
         stages = self._reported if self._remote else self._stages()
         done, tasks = (sum(numbers) for numbers in zip(*stages, strict=True)) if stages else (0, 0)
         # Spark plans before the first stage and between stages, which may take longer than the tasks.
@@ -251,7 +251,9 @@ class _Progress:
         found = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
         return [(stage.numCompletedTasks, stage.numTasks) for stage in found if stage is not None]
 
-    def _hear(self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
+    def _on_progress(
+        self, stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool
+    ) -> None:
         self._reported = [(stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()]
 
 

@@ -68,11 +68,11 @@ class RecordedLedger(Documents):
         added = list(entries)
 
         def add() -> None:
-            told = self._json("ledger", _NOTHING)
-            rows = [[number, *entry_row(entry)] for number, entry in enumerate(added, told["next"])]
+            saved = self._json("ledger", _NOTHING)
+            rows = [[number, *entry_row(entry)] for number, entry in enumerate(added, saved["next"])]
             for begin in range(0, len(rows), PAGE_ENTRIES):
                 self._put_page(rows[begin : begin + PAGE_ENTRIES])
-            self._save("ledger", {**told, "next": told["next"] + len(added)})
+            self._save("ledger", {**saved, "next": saved["next"] + len(added)})
 
         if added:
             self._write(add)
@@ -135,8 +135,8 @@ class RecordedLedger(Documents):
             if left:
                 oldest = self._put_page(left)
         if forgotten:
-            told, rest = self._json("ledger", _NOTHING), self._entries(oldest) if oldest else []
-            self._save("ledger", {**told, "since_ms": rest[0][_AT_MS] if rest else None})
+            saved, rest = self._json("ledger", _NOTHING), self._entries(oldest) if oldest else []
+            self._save("ledger", {**saved, "since_ms": rest[0][_AT_MS] if rest else None})
         return forgotten
 
     def _put_page(self, rows: list[list[Any]]) -> LedgerPage:

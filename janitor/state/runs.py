@@ -183,8 +183,8 @@ class RecordedRuns(Documents):
         """Return every counter since this state started, including running runs."""
         booked = self._booked_of(self._going()[1])
         # Both of one moment, and after what was booked: a run that ends meanwhile is then counted once.
-        told, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
-        sums = _sums(json.loads(told) if told else [])
+        saved, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
+        sums = _sums(json.loads(saved) if saved else [])
         going = {each[0] for each in json.loads(runs)["going"]} if runs else set()
         for run_id in booked.keys() & going:
             for key, amount in booked[run_id].items():
@@ -224,8 +224,8 @@ class RecordedRuns(Documents):
 
     def _going(self) -> tuple[int, dict[str, _Going]]:
         """Return the number of the next run, and the runs that go on."""
-        told = self._json("runs", {"next": 1, "going": []})
-        return told["next"], {each[0]: _Going(*each) for each in told["going"]}
+        saved = self._json("runs", {"next": 1, "going": []})
+        return saved["next"], {each[0]: _Going(*each) for each in saved["going"]}
 
     def _save_going(self, number: int, going: dict[str, _Going]) -> None:
         self._save("runs", {"next": number, "going": list(going.values())})

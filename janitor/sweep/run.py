@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from janitor.boundary.claim import Refutation
 from janitor.report import DataTable
-from janitor.rules.frontier import admit, advance, stand_still
+from janitor.rules.frontier import admit, advance, freeze
 from janitor.rules.policy import Frontier, Hold
 from janitor.rules.ranges import Lifetime
 from janitor.state.base import Claim, ClockAnchor, FrontierRecord, RunRecord, StoreRecord
@@ -160,7 +160,7 @@ class Preparation:
         """Return whether this store, or its transaction system, is not the one that was adopted (invariant S13)."""
         return not self.adopted or any(note.guard == "identity" for note in self.notes)
 
-    def speaks_against(self, claim: Claim | None) -> bool:
+    def contradicts(self, claim: Claim | None) -> bool:
         """Return whether a transaction has become invalid that the claim counts as decided."""
         if claim is None or claim.made_ms >= self.ids.seen_ms:
             return False
@@ -350,11 +350,11 @@ class Run:
     def _frontier(self, topic: TopicMetadata) -> tuple[Frontier, FrontierRecord]:
         record = self.records.get(topic.topic)
         if topic.topic.matches(self.paused):
-            return Frontier.closed(self.now_ms, topic, Hold.PAUSED), stand_still(record, self.now)
+            return Frontier.closed(self.now_ms, topic, Hold.PAUSED), freeze(record, self.now)
         if topic.topic in self.quarantined:
-            return Frontier.closed(self.now_ms, topic, Hold.QUARANTINED), stand_still(record, self.now)
+            return Frontier.closed(self.now_ms, topic, Hold.QUARANTINED), freeze(record, self.now)
         if self.terms.protects(topic.topic):
-            return Frontier.closed(self.now_ms, topic, Hold.PROTECTED), stand_still(record, self.now)
+            return Frontier.closed(self.now_ms, topic, Hold.PROTECTED), freeze(record, self.now)
         if self.label is Hold.FIRST_CONTACT or (record is None and self.newborn(topic)):
             return Frontier.open(self.now_ms, topic), admit(topic, self.now)
         terms = self.terms

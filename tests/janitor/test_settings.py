@@ -12,7 +12,7 @@ from janitor.settings import AllSettings, config_digest, load
 from tms_core.errors import ConfigurationError
 from tms_core.settings.fields import extra, fields, kinds
 from tms_core.settings.layers import LoadedSettings
-from tms_core.tables.leveldb.side import beside
+from tms_core.tables.leveldb.side import side_path
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -93,7 +93,7 @@ def test_settings_of_a_store_named_in_any_way_give_it_the_same_folders(
         assert found.settings.storage.kind == "leveldb"
         assert found.settings.janitor.state == tmp_path / "store.janitor"
         assert found.settings.transactions.directory == str(tmp_path / "store.tx")
-        assert beside(found.settings.storage.leveldb.path) == tmp_path / "store.side"
+        assert side_path(found.settings.storage.leveldb.path) == tmp_path / "store.side"
         assert found.origin("janitor.state") == found.origin("transactions.directory") == "default"
 
 

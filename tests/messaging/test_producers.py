@@ -39,9 +39,9 @@ from tms_core.messaging.producers.rows import (
     ProducerName,
     Registration,
     TransactionOutcome,
-    begun_by,
     is_of_producer,
     tidy,
+    transactions_of,
 )
 from tms_core.messaging.publish import pipeline
 from tms_core.messaging.publish.pipeline import MessageWriteBatch
@@ -244,7 +244,7 @@ def test_given_transactions_that_only_read_then_decided_ones_are_not_kept_and_en
         one.begin(tx, str(number))
         assert [begun.label for begun in kit.service.producers.get(BILLS, "importer")[1]] == [str(number)]
         kit.commit(tx)
-    assert len(begun_by(kit.side, ProducerName(BILLS, 1, "importer"))) == 2
+    assert len(transactions_of(kit.side, ProducerName(BILLS, 1, "importer"))) == 2
     with pytest.raises(TransactionEnded):
         one.begin(tx)
     rolled_back = kit.begin()

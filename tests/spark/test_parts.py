@@ -89,7 +89,7 @@ def rows_of(parts: Parts, piece: Piece, wanted: Wanted) -> list[bytes]:
 def wants(wanted: Wanted, key: bytes) -> bool:
     parsed = MessageKey.parse(key) if wanted.table == "message" else PayloadKey.parse(key)
     if parsed is None:
-        return not wanted.only_ours
+        return not wanted.is_recognized_only
     since, until = wanted.from_ms or 0, 2**63 if wanted.to_ms is None else wanted.to_ms
     return wanted.wants(parsed.topic) and since <= parsed.time_ms < until
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from janitor.spark import session as on
-from janitor.spark.session import attended
+from janitor.spark.session import run_on_spark
 from tms_core.errors import Interrupted
 
 
@@ -42,7 +42,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage().rpartition(" after ")[0] for record in caplog.records]
 
 
-def test_attended_tells_step_and_tasks_done_and_names_the_job(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_on_spark_tells_step_and_tasks_done_and_names_the_job(caplog: pytest.LogCaptureFixture) -> None:
     spark, looked = Classic(), Event()
     with caplog.at_level(logging.INFO):
         name = "sweep, step 2 of 3: invalid transactions"
@@ -51,13 +51,13 @@ def test_attended_tells_step_and_tasks_done_and_names_the_job(caplog: pytest.Log
             if told(caplog):
                 looked.set()
 
-        attended(cast(Any, spark), lambda: looked.wait(60), look, name=name)
+        run_on_spark(cast(Any, spark), lambda: looked.wait(60), look, name=name)
     assert told(caplog)[0] == f"{name}: 3 of 6 tasks done"
     assert told(caplog)[-1] == f"{name}: over"
     assert spark.described == [name]
 
 
-def test_attended_on_connect_tells_what_the_server_reports(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_on_spark_on_connect_tells_what_the_server_reports(caplog: pytest.LogCaptureFixture) -> None:
     handlers: list[Any] = []
     remote = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     remote.registerProgressHandler, remote.removeProgressHandler = handlers.append, handlers.remove
@@ -71,25 +71,25 @@ def test_attended_on_connect_tells_what_the_server_reports(caplog: pytest.LogCap
             handler(stages=stages, inflight_tasks=2, operation_id="one", done=False)
 
     with caplog.at_level(logging.INFO):
-        attended(remote, lambda: looked.wait(60), look, name="count")
+        run_on_spark(remote, lambda: looked.wait(60), look, name="count")
     assert told(caplog) == ["count: 1 of 4 tasks done", "count: over"]
     assert handlers == []
 
 
-def test_attended_before_the_first_task_tells_that_no_tasks_are_running(
+def test_run_on_spark_before_the_first_task_tells_that_no_tasks_are_running(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Tracker, "getActiveStageIds", lambda _: [])
     looked = Event()
     with caplog.at_level(logging.INFO):
-        attended(
+        run_on_spark(
             cast(Any, Classic()), lambda: looked.wait(60), lambda: looked.set() if told(caplog) else None, name="count"
         )
     assert told(caplog)[0] == "count: no tasks running"
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("stopped")])
-def test_attended_that_is_interrupted_together_with_the_jvm_raises_the_interruption(error: BaseException) -> None:
+def test_run_on_spark_that_is_interrupted_together_with_the_jvm_raises_the_interruption(error: BaseException) -> None:
     called = Event()
 
     class ExpiredMessages(Classic):
@@ -101,13 +101,13 @@ def test_attended_that_is_interrupted_together_with_the_jvm_raises_the_interrupt
         raise error
 
     with pytest.raises(type(error)):
-        attended(cast(Any, ExpiredMessages()), lambda: called.wait(60), interrupt)
+        run_on_spark(cast(Any, ExpiredMessages()), lambda: called.wait(60), interrupt)
     assert called.is_set()
 
 
-def test_attended_that_is_over_at_once_or_has_no_name_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_run_on_spark_that_is_over_at_once_or_has_no_name_tells_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert attended(cast(Any, object()), lambda: 3) == 3
+        assert run_on_spark(cast(Any, object()), lambda: 3) == 3
         looked = Event()
-        attended(cast(Any, object()), lambda: looked.wait(60), looked.set)
+        run_on_spark(cast(Any, object()), lambda: looked.wait(60), looked.set)
     assert told(caplog) == []

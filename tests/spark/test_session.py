@@ -17,12 +17,12 @@ import pytest
 
 from janitor.spark import session as on
 from janitor.spark.session import (
-    attended,
     error_of,
     plain_kind,
     require_answer,
     require_java,
     require_pyspark,
+    run_on_spark,
     session,
     translated,
 )
@@ -161,9 +161,9 @@ def test_given_ctrl_c_while_spark_is_at_work_then_all_of_it_is_called_back() -> 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        attended(cast(Any, Busy()), lambda: called_back.wait(60), interrupted)
+        run_on_spark(cast(Any, Busy()), lambda: called_back.wait(60), interrupted)
     assert called_back.is_set()
-    assert attended(cast(Any, Busy()), lambda: 3) == 3
+    assert run_on_spark(cast(Any, Busy()), lambda: 3) == 3
 
 
 def test_given_sigterm_when_something_is_only_looked_at_then_it_ends_as_with_ctrl_c() -> None:

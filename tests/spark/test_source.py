@@ -38,7 +38,7 @@ from tms_core.errors import ConfigurationError, StoreBusy, StoreNotFound
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey
 from tms_core.tables.base import ALL_KEYS, CELLS, KEYS, MESSAGES, PAYLOADS, KeyRange, MessageValue, Page, Store, TxCell
 from tms_core.tables.leveldb.database import StoredColumns
-from tms_core.tables.leveldb.side import LevelDBSide, beside
+from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.leveldb.store import LevelDBMessageReads, LevelDBStore, decode
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries
@@ -282,7 +282,7 @@ def test_given_messages_with_a_ttl_of_their_own_when_read_then_it_takes_them(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, links: bool
 ) -> None:
     place = filled(many)
-    side = beside(place)
+    side = side_path(place)
     keys = [row["key"] for row in read(place) if row["rule"] == "live"]
     with LevelDBSide(side) as table:
         Expiries(table).put([(keys[0], NOW_MS), (keys[1], NOW_MS + 1), (keys[-1], NOW_MS - 1), (b"gone", 5)])
@@ -311,7 +311,7 @@ def with_groups(place: Path, folder: Path) -> dict[str, str]:
     """A topic whose first five messages a group has processed, the last two by claims, and a topic that is kept."""
     done, dead, running = pointer(NOW_MS - DAY, 0), pointer(NOW_MS - DAY, 1), pointer(NOW_MS - HOUR)
     times = [NOW_MS - 3 * HOUR + number for number in range(10)]
-    with LevelDBStore(place, create=True) as store, LevelDBSide(beside(place)) as side:
+    with LevelDBStore(place, create=True) as store, LevelDBSide(side_path(place)) as side:
         for name, retention in (("orders", "consumed"), ("bills", "ttl")):
             found = unknown_topic(store, f"default:{name}").plain(*times, NOW_MS).stored(done, times[0])
             found.describe(ttl_seconds=86_400, retention=retention)
@@ -349,7 +349,7 @@ def test_given_consumers_that_cannot_be_read_when_judged_then_their_topic_is_kep
 ) -> None:
     (tmp_path / "tx").mkdir()
     options = with_groups(place, tmp_path / "tx")
-    with LevelDBSide(beside(place)) as side:
+    with LevelDBSide(side_path(place)) as side:
         [*_, (key, _)] = side.rows(b"t", b"u", 100).items
         side.put([(key, b"damaged")])
     assert {row["rule"] for row in read(place, **options)} == {"live"}
@@ -399,7 +399,7 @@ def test_given_a_side_table_somebody_holds_when_a_task_comes_to_it_then_the_erro
     place = filled(sample)
     found = reader(place)
     [part] = found.partitions()
-    with LevelDBSide(beside(place)), pytest.raises(StoreBusy, match="while it read message rows of keys"):
+    with LevelDBSide(side_path(place)), pytest.raises(StoreBusy, match="while it read message rows of keys"):
         list(found.read(part))
 
 
@@ -411,7 +411,7 @@ def test_given_a_random_store_when_read_then_each_rows_verdict_is_the_laws(scene
     expires = {key: ms for key in scene.messages if (ms := data.draw(moments)) is not None}
     with TemporaryDirectory() as folder:
         place = Path(folder) / "messaging"
-        with LevelDBStore(place, create=True) as store, LevelDBSide(beside(place)) as side:
+        with LevelDBStore(place, create=True) as store, LevelDBSide(side_path(place)) as side:
             scene.fill(store)
             Expiries(side).put(expires.items())
         options = {"leveldb": str(place), "now": str(scene.now_ms)}

@@ -21,7 +21,7 @@ from tms_core.tables.leveldb.clone import clone
 from tms_core.tables.leveldb.layout import FOLDERS
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.log import BLOCK_BYTES, find_damage
-from tms_core.tables.leveldb.side import LevelDBSide, beside
+from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.leveldb.store import LevelDBStore, release
 
 MIB = 1 << 20
@@ -183,15 +183,15 @@ def test_store_with_a_damaged_log_in_any_table_is_refused_with_no_file_changed(
 
 
 def test_store_with_a_damaged_log_beside_it_is_refused_with_no_file_changed(folder: Path) -> None:
-    with closing(LevelDBSide(beside(folder))) as side:
+    with closing(LevelDBSide(side_path(folder))) as side:
         side.put([(b"a", b"1")])
         side.put([(b"b", b"2")])
-        shutil.copytree(beside(folder), folder.with_name("taken"))
-    shutil.rmtree(beside(folder))
-    folder.with_name("taken").rename(beside(folder))
-    [log] = beside(folder).glob("*.log")
+        shutil.copytree(side_path(folder), folder.with_name("taken"))
+    shutil.rmtree(side_path(folder))
+    folder.with_name("taken").rename(side_path(folder))
+    [log] = side_path(folder).glob("*.log")
     flip(log, 20)
-    before = files(folder, beside(folder))
+    before = files(folder, side_path(folder))
     with pytest.raises(StoreError, match="Nothing was changed"):
         LevelDBStore(folder)
-    assert files(folder, beside(folder)) == before
+    assert files(folder, side_path(folder)) == before

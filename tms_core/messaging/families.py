@@ -117,7 +117,7 @@ class Families:
                 )
             self._check_free(made, permit)
             for one in made:
-                self._make_anew(*one)
+                self._recreate(*one)
 
     def update(self, topic: TopicId, properties: Mapping[str, str], permit: Permit = permit_all) -> None:
         """Replace the properties of a topic and its parts; an omitted property returns to its default.
@@ -242,7 +242,7 @@ class Families:
         # In this order: groups are registered in a new partition before anyone can publish to it, so that it keeps
         # messages for them from the first one on. The topic names the partitions only when all exist.
         for member, given in made:
-            self._make_anew(member, given)
+            self._recreate(member, given)
             self._register(member, layout.members(last))
         self._change_members(after, others)
         self._change(topic, properties)
@@ -292,7 +292,7 @@ class Families:
         ]
         self._check_free(new, permit)
         for one in new:
-            self._make_anew(*one)
+            self._recreate(*one)
         for name in former:
             self._update_partitions(layout.route(name), routes[name], asked.others, permit)
         self._change(topic, properties)
@@ -374,7 +374,7 @@ class Families:
                 if made.generation == 1 and not self._has_rows(topic):
                     self._newborn[topic] = made
 
-    def _make_anew(self, topic: TopicId, properties: Mapping[str, str]) -> None:
+    def _recreate(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         """Create a topic; first delete what an interrupted request has left of it."""
         self._delete_if_there(topic)
         self._make(topic, properties)

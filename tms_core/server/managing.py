@@ -24,7 +24,7 @@ from tms_core.consumers.claim_rows import all_claims, free_void
 from tms_core.errors import ConfigurationError, StoreError, TmsError, TransactionError
 from tms_core.logs.loggers import get_logger
 from tms_core.messaging.ids import id_parts, position, tail
-from tms_core.messaging.producers.rows import all_begun, mark_void
+from tms_core.messaging.producers.rows import mark_void, started_transactions
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, NEGATIVE
 from tms_core.security.files import token_reader
 from tms_core.security.tls import ServerCertificate
@@ -356,7 +356,7 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
     if not began:
         return
     claims = ((claim.pointer, group.label) for _, group, claim in all_claims(side))
-    begun_rows = ((begun.pointer, producer.label) for producer, begun in all_begun(side) if not begun.void)
+    begun_rows = ((begun.pointer, producer.label) for producer, begun in started_transactions(side) if not begun.void)
     for pointer, place in chain(claims, begun_rows):
         if pointer in began:
             manager.note_written(pointer, place)

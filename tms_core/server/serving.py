@@ -45,7 +45,7 @@ from tms_core.settings.models import (
 )
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb.layout import FOLDERS, holds_database, written_ms
-from tms_core.tables.leveldb.side import LevelDBSide, beside
+from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.recently_set import RecentlySet
@@ -231,7 +231,7 @@ def _side(settings: Settings, clock: Clock, stack: ExitStack, opened: _Opened) -
     """Return where messages with a ttl of their own are noted, and more; beside a LevelDB store, never in it."""
     storage = settings.storage
     if storage.kind == "leveldb":
-        folder, log = beside(storage.leveldb.path), Path(settings.transactions.directory)
+        folder, log = side_path(storage.leveldb.path), Path(settings.transactions.directory)
         if not opened.created and not holds_database(folder) and system_of(log):
             # Before it is made: a backup is restored to a folder that is not there.
             raise lost_side(str(folder), str(log))
@@ -247,7 +247,7 @@ def open_side(storage: StorageSettings, clock: Clock) -> SideTable:
     if storage.kind == "memory":
         return MemorySide()
     if storage.kind == "leveldb":
-        return LevelDBSide(beside(storage.leveldb.path))
+        return LevelDBSide(side_path(storage.leveldb.path))
     from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415 as in _open
     from tms_core.tables.hbase.side import HBaseSide  # noqa: PLC0415 as in _open
 

@@ -237,7 +237,7 @@ class _Server(uvicorn.Server):
                     await self._told.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await _some_turns()  # takes connections that have come already
+        await _yield_to_loop()  # takes connections that have come already
         for server in self.servers:
             server.close()
         for acceptor in self._acceptors:
@@ -256,7 +256,7 @@ class _Server(uvicorn.Server):
     async def _close_connections(self) -> None:
         """Close idle connections, and the others after their responses."""
         while True:
-            await _some_turns()  # one that was just accepted is none yet
+            await _yield_to_loop()  # one that was just accepted is none yet
             if not (self.server_state.connections or self.server_state.tasks):
                 return
             for connection in list(self.server_state.connections):
@@ -310,7 +310,7 @@ class _TlsAcceptor:
             )
 
 
-async def _some_turns() -> None:
+async def _yield_to_loop() -> None:
     """Let the event loop do due rows, and what follows from that."""
     for _ in range(_TURNS):
         await asyncio.sleep(0)

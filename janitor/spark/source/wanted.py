@@ -47,7 +47,7 @@ class Wanted:
     salts: frozenset[int] | None = None
 
     @property
-    def only_ours(self) -> bool:
+    def is_recognized_only(self) -> bool:
         """Return whether unrecognized keys are left out, because they have neither topic nor time."""
         return self.names_topics or self.from_ms is not None or self.to_ms is not None
 
@@ -81,7 +81,7 @@ class Wanted:
     def mask(self, rows: Columns) -> Flags:
         """Return which rows of a page are wanted."""
         keep = np.ones(len(rows.topic), dtype=np.bool_)
-        if self.only_ours:
+        if self.is_recognized_only:
             keep &= rows.topic >= 0
         if self.names_topics:
             keep &= np.array([*map(self.wants, rows.topics), False], dtype=np.bool_)[rows.topic]
@@ -93,7 +93,7 @@ class Wanted:
 
     def behind(self, key: bytes) -> bytes | None:
         """Return where to read on behind a key, if the rows that follow it are not wanted; None: at the next one."""
-        if not self.only_ours:
+        if not self.is_recognized_only:
             return None
         prefix = topic_prefix(key)
         if prefix is None:
@@ -140,7 +140,7 @@ class Wanted:
         Raises:
             StoreError: the table could not be read.
         """
-        if not self.only_ours:
+        if not self.is_recognized_only:
             return self.ranges()
         found: list[KeyRange] = []
         for first, last in self.ranges():

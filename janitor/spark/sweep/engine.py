@@ -24,7 +24,7 @@ from janitor.rules.policy import Reason, Rule
 from janitor.run.engine import Engine
 from janitor.run.prepare import Deps
 from janitor.spark.access import Access, spare_collections
-from janitor.spark.session import attended, translated
+from janitor.spark.session import run_on_spark, translated
 from janitor.spark.source.parts import between, cut_by_counts, cut_evenly
 from janitor.spark.sweep.ranged import NOTHING, RangedReads, RangedStore
 from janitor.spark.sweep.task import TaskEnvironment, pack, perform, unpack
@@ -83,7 +83,7 @@ class SparkSender:
         step, finds, run = parts[0].step, parts[0].finds, parts[0].run
         kind = "plan" if run.mode == "plan" and not finds else "sweep"
         name = f"{kind}, step {STEPS.index(step) + 1} of {len(STEPS)}: {_STEP_NAMES[step]}"
-        return attended(self._spark, partial(self._collect, list(parts)), alive, name=name)
+        return run_on_spark(self._spark, partial(self._collect, list(parts)), alive, name=name)
 
     def _collect(self, parts: list[Part]) -> list[Outcome]:
         environment = self._environment

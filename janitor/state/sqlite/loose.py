@@ -111,9 +111,9 @@ class LooseFile:
             finally:
                 os.close(handle)
             if size > self._allowed:
-                self._write_anew(self._path)
+                self._rewrite(self._path)
 
-    def _write_anew(self, path: Path) -> None:
+    def _rewrite(self, path: Path) -> None:
         """Rewrite the file without outdated lines, synced, because the old file may have been on disk."""
         lines = "".join(f"{json.dumps([key.hex(), value.decode()])}\n" for key, value in self._rows().items()).encode()
         new = path.with_suffix(".new")

@@ -11,7 +11,7 @@ from tests.janitor.cli.conftest import SETTINGS, Site
 from tms_core.consumers.positions import Position, Positions
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import KEYS
-from tms_core.tables.leveldb.side import LevelDBSide, beside
+from tms_core.tables.leveldb.side import LevelDBSide, side_path
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -30,7 +30,7 @@ def consumer(site: Site) -> Site:
 
 
 def read(site: Site, message: MessageId) -> None:
-    with LevelDBSide(beside(site.store)) as side:
+    with LevelDBSide(side_path(site.store)) as side:
         Positions(side).put(ORDERS, Position("billing", message, NOW_MS, 0))
 
 
@@ -81,7 +81,7 @@ def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer
 def test_given_a_store_without_consumers_when_run_then_nothing_is_held(site: Site) -> None:
     site.set(f"{SETTINGS}server: {{consumers: {{floor: true}}}}\n")
     assert site.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
-    assert not beside(site.store).exists()
+    assert not side_path(site.store).exists()
 
 
 FIGURES = {

@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.report import Report
-from janitor.rules.frontier import advance, stand_still
+from janitor.rules.frontier import advance, freeze
 from janitor.rules.policy import Delete, Frontier, Hold, Invert, Keep, Reason, Row, Rule, Verdict, decide
 from janitor.rules.ranges import Lifetime, message_spans, search_range, timeless_range
 from janitor.state.base import ClockAnchor, FrontierRecord, StoreRecord
@@ -115,7 +115,7 @@ class Scene:
             return None, None
         record = self.records.get(topic)
         if TERMS.protects(topic):
-            stand_still(record, self.now)
+            freeze(record, self.now)
             frontier = Frontier.closed(self.now_ms, parsed, Hold.PROTECTED)
         else:
             frontier, _ = advance(record, parsed, self.now, hold_seconds=3600, allowance_ms=LIFETIME.allowance_ms)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.rules.frontier import admit, advance, approve, elapsed_ms, stand_still
+from janitor.rules.frontier import admit, advance, approve, elapsed_ms, freeze
 from janitor.rules.policy import Frontier, Hold
 from janitor.state.base import ClockAnchor, FrontierRecord, PendingJump
 from tms_core.rowkey import Cutoff
@@ -335,7 +335,7 @@ def test_given_a_ttl_longer_than_time_itself_when_admitted_then_the_cutoff_is_ze
 
 def test_given_a_topic_that_was_passed_by_when_it_is_no_longer_then_what_gathered_is_a_jump() -> None:
     now = later(START, DAY_MS)
-    record = stand_still(settled(), now)
+    record = freeze(settled(), now)
     assert record == replace(settled(), at=now)
     frontier, _ = step(record, topic(), later(now, 60_000))
     assert frontier.hold is Hold.FRONTIER
@@ -347,7 +347,7 @@ def test_given_a_held_jump_when_the_topic_is_passed_by_for_days_then_the_hold_be
     record = approve(record, topic(2))
     assert (record.pending, record.approved) != (None, None)
     away = later(START, 2 * DAY_MS)
-    record = stand_still(record, away)
+    record = freeze(record, away)
     assert (record.pending, record.approved) == (None, None)
     frontier, record = step(record, topic(2), later(away, 1000))
     assert frontier.hold is Hold.FRONTIER
@@ -365,6 +365,6 @@ def test_given_a_wall_clock_that_is_behind_when_advanced_then_rows_are_judged_by
 
 
 def test_given_a_topic_never_seen_when_passed_by_then_it_is_held_once_it_is_no_longer() -> None:
-    record = stand_still(None, START)
+    record = freeze(None, START)
     assert record == FrontierRecord(0, 0, START, START_MS)
     assert step(record, topic(3), later(START, 1000))[0].hold is Hold.FRONTIER

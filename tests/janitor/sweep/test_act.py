@@ -113,11 +113,11 @@ def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing
     assert [kept.discarded for kept in cellar.kept] == [True]
 
 
-def test_keep_house_deletes_old_archived_days_unless_the_clock_is_doubtful() -> None:
+def test_prune_history_deletes_old_archived_days_unless_the_clock_is_doubtful() -> None:
     cellar = MemoryArchive()
     rig = janitor(MemoryStore(), archive=cellar)
     rig.engine.run_once(adopt=True)
-    rig.engine.keep_house()
+    rig.engine.prune_history()
     rig.clock.step(DAY)
-    rig.engine.keep_house()
+    rig.engine.prune_history()
     assert cellar.expired == [(7, NOW_MS)]

@@ -162,7 +162,7 @@ class Core:
         began = self.monotonic()
         done: list[float] = []
 
-        def tell(messages: int, size: int, error: str = "") -> None:
+        def report(messages: int, size: int, error: str = "") -> None:
             seconds = (done[0] if done else self.monotonic()) - began
             measure = self._measure
             if measure is not None:
@@ -172,9 +172,9 @@ class Core:
                     logger.exception("the hook measure failed")
 
         try:
-            yield tell
+            yield report
         except TmsError as error:
-            tell(0, 0, type(error).__name__)
+            report(0, 0, type(error).__name__)
             raise
         finally:
             done.append(self.monotonic())
@@ -267,15 +267,15 @@ class Reading:
                     self._size += sum(len(message.payload) for message in found)
                 return found
         self._decoder.end()
-        self._tell()
+        self._report_once()
         return []
 
     async def close(self) -> None:
         """Stop reading, and return the connection; a second call does nothing."""
-        self._tell()
+        self._report_once()
         await self._pieces.close()
 
-    def _tell(self) -> None:
+    def _report_once(self) -> None:
         """Report the number of received messages to the hook, once."""
         measured, self._measured = self._measured, None
         if measured is not None:

@@ -84,7 +84,7 @@ class _Background:
                 pause = retry.pause_seconds(failures, core.random, asked_seconds(error))
                 await self._stop.wait(min(pause, max(0.0, ends - core.monotonic())))
 
-    def _tell(self, fates: Sequence[Fate]) -> None:
+    def _report(self, fates: Sequence[Fate]) -> None:
         """Call the callbacks with the outcomes of messages; an error of a callback does not affect other messages."""
         for on_delivery, payload, error in fates:
             try:
@@ -140,7 +140,7 @@ class BackgroundThread(_Background):
                         thread.start()
                         self._thread = thread
         finally:
-            self._tell_all()
+            self._report_all()
 
     def flush(self, timeout_seconds: float | None) -> None:
         """Wait until all messages queued until now are published.
@@ -171,7 +171,7 @@ class BackgroundThread(_Background):
                 self._give_up()
                 self._changed.notify_all()
         if late:
-            self._tell_all()
+            self._report_all()
         with self._here():
             self._waiting.tell()
 
@@ -190,14 +190,14 @@ class BackgroundThread(_Background):
             raise BufferFull("There is no room, and on_delivery cannot wait.", "Handle the message in another thread.")
         self._changed.wait()
 
-    def _tell_all(self) -> None:
+    def _report_all(self) -> None:
         """Call the due callbacks without the lock, because they may take long or publish again."""
         with self._here():
             fates = self._waiting.fates()
-        self._tell(fates)
+        self._report(fates)
         if fates:
             with self._here():
-                self._waiting.were_told()
+                self._waiting.mark_reported()
                 self._changed.notify_all()
 
     def _here(self) -> threading.Condition:
@@ -221,7 +221,7 @@ class BackgroundThread(_Background):
                 with self._changed:
                     self._waiting.settle(error)
                 # Call the callbacks before `flush` wakes up: it promises that they were called.
-                self._tell_all()
+                self._report_all()
                 with self._changed:
                     self._changed.notify_all()
         except BaseException:
@@ -229,7 +229,7 @@ class BackgroundThread(_Background):
                 self._thread = None
                 self._waiting.abandon(NotPublished("The thread that publishes has failed."))
                 self._changed.notify_all()
-            self._tell_all()
+            self._report_all()
             raise
 
     def _next(self) -> MessageBatch | None:
@@ -275,7 +275,7 @@ class BackgroundTask(_Background):
                     if self._task is None:
                         self._task = asyncio.create_task(self._work(), name="tms-publish")
         finally:
-            self._tell_all()
+            self._report_all()
 
     async def flush(self, timeout_seconds: float | None) -> None:
         """Wait until all messages queued until now are published.
@@ -306,17 +306,17 @@ class BackgroundTask(_Background):
             _, late = await asyncio.wait([self._task], timeout=self._close_seconds)
             if late:
                 self._give_up()
-                self._tell_all()
+                self._report_all()
             for task in late:
                 task.cancel()
                 await asyncio.wait(late)
         self._waiting.tell()
 
-    def _tell_all(self) -> None:
+    def _report_all(self) -> None:
         """Call the due callbacks."""
         if fates := self._waiting.fates():
-            self._tell(fates)
-            self._waiting.were_told()
+            self._report(fates)
+            self._waiting.mark_reported()
 
     async def _work(self) -> None:
         try:
@@ -324,12 +324,12 @@ class BackgroundTask(_Background):
                 error = await self._send(batch)
                 async with self._changed:
                     self._waiting.settle(error)
-                    self._tell_all()
+                    self._report_all()
                     self._changed.notify_all()
         except BaseException:
             self._task = None
             self._waiting.abandon(NotPublished("The task that publishes was cancelled, or has failed."))
-            self._tell_all()
+            self._report_all()
             async with self._changed:
                 self._changed.notify_all()
             raise

@@ -177,12 +177,12 @@ class MessageBuffer:
             self.settle(error)
 
     def fates(self) -> list[Fate]:
-        """Return the due callbacks with their arguments; call :meth:`were_told` after them."""
+        """Return the due callbacks with their arguments; call :meth:`mark_reported` after them."""
         found, self._fates = self._fates, []
         self._tellers += bool(found)
         return found
 
-    def were_told(self) -> None:
+    def mark_reported(self) -> None:
         """Note that the callbacks of :meth:`fates` were called."""
         self._tellers -= 1
         if not self._tellers and not self._fates:

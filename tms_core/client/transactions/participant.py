@@ -97,9 +97,9 @@ class GroupClaims(Participant):
         counts: whether returned messages count as delivered.
     """
 
-    def __init__(self, core: Core, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> None:
+    def __init__(self, core: Core, topic: Topic, name: str, siblings: Sequence[TopicId] = ()) -> None:
         self._core = core
-        self._beside = beside
+        self._siblings = siblings
         self._topic = topic_id(topic)
         self._name = name
         self._transaction: Transaction | None = None
@@ -123,7 +123,7 @@ class GroupClaims(Participant):
         try:
             return await self._claim(limit, order, max_deliveries)
         except ConsumerNotFound:
-            for topic in (self._topic, *self._beside):
+            for topic in (self._topic, *self._siblings):
                 with suppress(ConsumerConflict, *([] if topic == self._topic else [TopicNotFound, PartitionsChanged])):
                     await self._core.ask(consumer_calls.register(topic, self._name))
             return await self._claim(limit, order, max_deliveries)

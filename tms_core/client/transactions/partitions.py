@@ -223,7 +223,7 @@ class Rotation:
         """Return the topic that a partition belongs to; a topic without known partitions belongs to itself."""
         return self._wholes.get(topic, topic)
 
-    def beside(self, topic: TopicId) -> list[TopicId]:
+    def siblings(self, topic: TopicId) -> list[TopicId]:
         """Return the other partitions of the same topic; a group is registered in all of them together."""
         return [one for one, whole in self._wholes.items() if whole == self.whole(topic) and one != topic]
 

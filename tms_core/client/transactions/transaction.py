@@ -151,7 +151,7 @@ class ClientTransaction:
     ) -> tuple[TopicId, GroupClaims, ClaimedBatch] | None:
         """Claim the next messages of the first topic that has messages; poll at most ``most`` topics."""
         async for topic in rotation.round(most):
-            claims = await self.claims(topic, group, rotation.beside(topic))
+            claims = await self.claims(topic, group, rotation.siblings(topic))
             with self._step():
                 try:
                     batch = await claims.claim(limit, order, max_deliveries)
@@ -164,12 +164,12 @@ class ClientTransaction:
                 return topic, claims, batch
         return None
 
-    async def claims(self, topic: Topic, name: str, beside: Sequence[TopicId] = ()) -> GroupClaims:
+    async def claims(self, topic: Topic, name: str, siblings: Sequence[TopicId] = ()) -> GroupClaims:
         """Return the transaction's claims in a consumer group."""
         key = (topic_id(topic), name)
         found = self._claims.get(key)
         if found is None:
-            found = self._claims[key] = GroupClaims(self._core, topic, name, beside)
+            found = self._claims[key] = GroupClaims(self._core, topic, name, siblings)
             await self.register(found)
         return found
 
@@ -293,7 +293,7 @@ class ClientTransaction:
             for claims in excused:
                 await claims.rollback_tx()
 
-    def _excuse(self, error: BaseException) -> None:
+    def _excuse_failure(self, error: BaseException) -> None:
         """Do not count the claims as deliveries if a server or connection failed, not the program."""
         if isinstance(error, INTERRUPTED):
             for claims in self._claims.values():
@@ -305,7 +305,7 @@ class ClientTransaction:
         try:
             await self._prepare()
         except BaseException as error:
-            self._excuse(error)
+            self._excuse_failure(error)
             await self.roll_back()
             raise
 
@@ -344,7 +344,7 @@ class ClientTransaction:
         except UNKNOWN as error:
             await self._find_out(error)
         except TmsError as error:
-            self._excuse(error)
+            self._excuse_failure(error)
             await self.roll_back()
             raise
         except BaseException:
@@ -382,7 +382,7 @@ class ClientTransaction:
             OutcomeUnknown: no server responds.
         """
         self._ended = self._doubtful = True
-        self._excuse(unanswered)
+        self._excuse_failure(unanswered)
         pointer = self.transaction.transaction_id
         try:
             committed = await self._is_visible()
@@ -474,7 +474,7 @@ class ClientTransaction:
             yield
         except BaseException as error:
             self._doubtful |= isinstance(error, UNKNOWN) or not isinstance(error, TmsError)
-            self._excuse(error)
+            self._excuse_failure(error)
             raise
 
 

@@ -242,7 +242,7 @@ class Groups:
             claims = [claim for _, claim in rows]
             settle = partial(settled, interrupted=self._interrupted, backoff=self._backoff, now_ms=now_ms)
             seen = look(former.id, claims, reader, settle)
-            self._tell_failed(metadata, name, _failed_since(seen.free, seen.gone), reader)
+            self._log_failed(metadata, name, _failed_since(seen.free, seen.gone), reader)
             held = self._held(group, former, seen, request)
             self._remember(group, seen.merged)
             found = _Choice(GroupBatch([], held=held), [], seen.base)
@@ -307,7 +307,7 @@ class Groups:
             free, kept = given_back([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
             self._free(metadata, former, rows, pointer, (free, kept))
             if after is None:
-                self._tell_failed(metadata, name, _failed_since(free, free), None)
+                self._log_failed(metadata, name, _failed_since(free, free), None)
             if self._transactions is not None and all(claim.pointer != pointer for claim in kept):
                 self._transactions.note_taken_back(pointer, group.label)
 
@@ -335,7 +335,7 @@ class Groups:
                 found.append(FailedRange(mark, None))
         return found[:_MOST_SHOWN]
 
-    def _tell_failed(
+    def _log_failed(
         self, metadata: TopicMetadata, name: str, failed: Sequence[GroupClaim], reader: Transaction | None
     ) -> None:
         """Log each message that has failed alone in its batch."""

@@ -143,7 +143,7 @@ class ConsumerRegistry:
         metadata = self._topics.get(topic)
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
             self.found(metadata, name)
-            claims = self._let_go(metadata, name, _Force(force, principal))
+            claims = self._release_claims(metadata, name, _Force(force, principal))
             puts, deletes = _undrained(metadata, name, claims)
             try:
                 self._positions.delete(metadata, name)
@@ -224,7 +224,7 @@ class ConsumerRegistry:
         # passed in the meantime.
         with self._lock:
             now_ms = self._read_path.clock.now_ms()
-            claims = self._let_go(metadata, name, force)
+            claims = self._release_claims(metadata, name, force)
             if former is None:
                 self._positions.forget_former(metadata)
                 self._side.delete(former_claims(self._side, metadata))
@@ -264,7 +264,7 @@ class ConsumerRegistry:
         reader = self._transactions.visibility().dummy_transaction()
         return position._replace(id=look(position.id, claims, reader).base)
 
-    def _let_go(self, topic: TopicMetadata, name: str, force: _Force) -> list[bytes]:
+    def _release_claims(self, topic: TopicMetadata, name: str, force: _Force) -> list[bytes]:
         """Return the keys of a consumer's claims, after open ones were released.
 
         Raises:

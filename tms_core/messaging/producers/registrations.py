@@ -21,13 +21,13 @@ from tms_core.messaging.producers.rows import (
     Registration,
     StartedTransaction,
     TransactionOutcome,
-    begun_by,
     earlier_homes,
     last_of,
     next_generation,
     producers_of,
     registration,
     requests_by,
+    transactions_of,
 )
 from tms_core.messaging.remembered import CountedNames
 from tms_core.messaging.topics.catalog import TopicRegistry
@@ -241,7 +241,7 @@ class Producers:
         return known
 
     def _open(self, producer: ProducerName) -> list[StartedTransaction]:
-        return [begun for _, begun in begun_by(self._side, producer) if not self._requests.is_decided(begun)]
+        return [begun for _, begun in transactions_of(self._side, producer) if not self._requests.is_decided(begun)]
 
     def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
         self._requests.change(("of this name", SideChange(key, raw, known.pack(), deletes=deletes)))
@@ -279,7 +279,7 @@ class Producers:
         # A topic that was created again is a new home: transactions of the old home are invalidated, but their outcomes
         # are not reported.
         for earlier in earlier_homes(self._side, producer):
-            rows = begun_by(self._side, earlier)
+            rows = transactions_of(self._side, earlier)
             left_there = [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
             older += left_there
             outcomes += [(begun, outcome) for _, begun, outcome in left_there]
@@ -297,7 +297,9 @@ class Producers:
         principal: str | None,
     ) -> list[tuple[bytes, StartedTransaction, TransactionOutcome]]:
         """Return the transactions of older generations with their outcomes; invalidate open ones if possible here."""
-        rows = [(key, begun) for key, begun in begun_by(self._side, producer) if begun.generation < known.generation]
+        rows = [
+            (key, begun) for key, begun in transactions_of(self._side, producer) if begun.generation < known.generation
+        ]
         return [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
 
     def _outcome(

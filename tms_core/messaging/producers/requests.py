@@ -16,7 +16,7 @@ from tms_core.messaging.ids import ReadKeys, tail
 from tms_core.messaging.model import LABEL_BYTES
 from tms_core.messaging.producers.in_flight import InFlight
 from tms_core.messaging.producers.last_request import LastRequest, RememberedRequest
-from tms_core.messaging.producers.rows import ProducerName, StartedTransaction, begun_by, counting
+from tms_core.messaging.producers.rows import ProducerName, StartedTransaction, counting, transactions_of
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
@@ -223,7 +223,7 @@ class Requests:
         The last older transaction that may be committed stays: if the new transaction is aborted, the next instance
         continues after that one.
         """
-        rows = begun_by(self._side, producer, before=pointer, most=_LOOKED_AT)
+        rows = transactions_of(self._side, producer, before=pointer, most=_LOOKED_AT)
         decided = [(key, begun) for key, begun in rows if self.is_decided(begun) or self._has_ended(begun, sent)]
         last = next((key for key, begun in reversed(decided) if not self.is_given_up(begun)), None)
         return [key for key, _ in decided if key != last]

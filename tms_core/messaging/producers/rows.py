@@ -215,7 +215,7 @@ def is_of_producer(key: bytes) -> bool:
     return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
 
 
-def begun_by(
+def transactions_of(
     side: SideTable, producer: ProducerName, before: int | None = None, most: int | None = None
 ) -> list[tuple[bytes, StartedTransaction]]:
     """Return the stored transactions of a producer, each with its key, the oldest first.
@@ -233,7 +233,7 @@ def begun_by(
     return [(key, StartedTransaction.parse(key, value)) for key, value in rows]
 
 
-def all_begun(side: SideTable) -> Iterator[tuple[ProducerName, StartedTransaction]]:
+def started_transactions(side: SideTable) -> Iterator[tuple[ProducerName, StartedTransaction]]:
     """Yield the stored transactions of all producers, including producers of old generations.
 
     Raises:
@@ -331,7 +331,7 @@ def tidy(
     """
     # Read transactions and requests before registrations: a producer that is registered in between then has a
     # registration without rows here, and loses nothing. In the other order, its rows would count as orphans.
-    marked, begun, active, opened = _tidy_begun(side, is_invalid, is_undecided, idle_before_ms)
+    marked, begun, active, opened = _mark_void(side, is_invalid, is_undecided, idle_before_ms)
     requested = list(_rows(side, _REQUEST))
     producers = dict(_rows(side, _PRODUCER))
     for key, value in producers.items():
@@ -380,13 +380,13 @@ def mark_void(side: SideTable, is_invalid: Callable[[int], bool]) -> int:
         FormatError: a row is damaged.
         StoreError: the table could not be read or written.
     """
-    marked, *_ = _tidy_begun(side, is_invalid, lambda _: False, 0)
+    marked, *_ = _mark_void(side, is_invalid, lambda _: False, 0)
     return marked + sum(
         _former_marked(side, key, value, is_invalid) != value for key, value in list(_rows(side, _PRODUCER))
     )
 
 
-def _tidy_begun(
+def _mark_void(
     side: SideTable,
     is_invalid: Callable[[int], bool],
     is_undecided: Callable[[int], bool],

@@ -176,7 +176,9 @@ def _object(body: bytes, fields: set[str]) -> dict[str, Any]:
 
 def _parse(body: bytes, **options: Any) -> dict[str, Any]:
     try:
-        given = json.loads(body.decode("utf-8"), object_pairs_hook=_once_each, parse_constant=_no_number, **options)
+        given = json.loads(
+            body.decode("utf-8"), object_pairs_hook=_reject_duplicates, parse_constant=_no_number, **options
+        )
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The body is not JSON: {error}.") from error
     if not isinstance(given, dict):
@@ -184,7 +186,7 @@ def _parse(body: bytes, **options: Any) -> dict[str, Any]:
     return given
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a field is there twice")

@@ -184,7 +184,7 @@ class SlotAssignment:
                 patient=owner != self._ordinal,
                 read=partial(rows.get, _row(len(slots), slot)),
             )
-        self._say_what_is_lacking()
+        self._log_obstacles()
 
     def _may_lead(self, prepare: Callable[[int], bool], slot: int) -> bool:
         """Return whether a term of a slot may start: the number of slots is unchanged, and ``prepare`` agrees."""
@@ -204,7 +204,7 @@ class SlotAssignment:
         self._lacking[ordinal] = said
         return said != former
 
-    def _say_what_is_lacking(self) -> None:
+    def _log_obstacles(self) -> None:
         own = self.slots.leaderships[self._ordinal :: self._wanted.servers]
         if self._ordinal < self._wanted.servers and not all(leadership.holds for leadership in own):
             self._looks += 1

@@ -119,7 +119,7 @@ class LevelDBSide(SideTable):
         self._database.close()
 
 
-def beside(store: Path) -> Path:
+def side_path(store: Path) -> Path:
     """Return the folder of the side table of a LevelDB store."""
     store = store.resolve()
     return store.with_name(f"{store.name}.side")

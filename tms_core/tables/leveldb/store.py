@@ -49,7 +49,7 @@ from tms_core.tables.leveldb.layout import disk_bytes, find_tables, holds_databa
 from tms_core.tables.leveldb.lineage import FolderTrace, StoreTrace, trace_folder
 from tms_core.tables.leveldb.lock import locked, sync, translated
 from tms_core.tables.leveldb.manifest import prepare, rename_tables
-from tms_core.tables.leveldb.side import beside
+from tms_core.tables.leveldb.side import side_path
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable
 
 T = TypeVar("T")
@@ -97,16 +97,16 @@ class LevelDBStore(Store):
         found = find_tables(self.path, create=create)
         present = {name: folder for name, folder in found.items() if holds_database(folder)}
         opened = {name: _trace(folder) for name, folder in present.items()}
-        side = beside(self.path)
+        side = side_path(self.path)
         # All of them, before the first is opened: merely opening a folder changes it.
         prepare(*present.values(), side=side if holds_database(side) else None)
         with ExitStack() as stack:
             databases = {name: _open(folder, stack, create=name not in opened) for name, folder in found.items()}
             self._open = stack.pop_all()
         self._trace = StoreTrace(self.path, opened)
-        self._lay_out(databases)
+        self._open_tables(databases)
 
-    def _lay_out(self, databases: Mapping[TableName, WritableDatabase]) -> None:
+    def _open_tables(self, databases: Mapping[TableName, WritableDatabase]) -> None:
         calls, self._databases = self.calls, databases
         message, payload = databases.get("message"), databases.get("payload")
         self.metadata = LevelDBMetadataTable(databases["metadata"], calls)
@@ -116,7 +116,7 @@ class LevelDBStore(Store):
     def with_own_counter(self) -> LevelDBStore:
         other = copy(self)
         other.calls, other._open = Counter(), ExitStack()
-        other._lay_out(self._databases)
+        other._open_tables(self._databases)
         return other
 
     @contextmanager

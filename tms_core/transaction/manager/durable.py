@@ -89,7 +89,7 @@ class DurableState:
         """
         with suppress(LogFailed):
             self._sync(self._log, 0)
-        if self._begin_anew():
+        if self._restart():
             logger.info("the transaction manager has taken over the files of the previous manager, with a new log")
 
     @contextmanager
@@ -220,14 +220,14 @@ class DurableState:
         if not self._failed:
             return
         with self._saving, self._lock:
-            if self._begin_anew():
+            if self._restart():
                 self._note_mended()
                 logger.warning("the transaction manager has restarted from its files, with a new log")
 
     def _note_mended(self) -> None:
         """React to decisions that the failure of the log may have undone; called with the lock held."""
 
-    def _begin_anew(self) -> bool:
+    def _restart(self) -> bool:
         """Restart with the state on disk if the log has failed; return whether it had failed."""
         if not self._failed:
             return False

@@ -118,17 +118,17 @@ class QuickConnection(asyncio.StreamReaderProtocol):
             quick.under_way += 1
             self._event_loop.call_soon(self._do)
             return
-        self._let_go()
+        self._feed_held()
         self._feed(data)
 
     def eof_received(self) -> bool | None:
         """Give the held bytes to the stream, then close the stream."""
-        self._let_go()
+        self._feed_held()
         return super().eof_received()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Give the held bytes to the stream, then the loss of the connection."""
-        self._let_go()
+        self._feed_held()
         super().connection_lost(exc)
 
     def _is_quick(self, data: bytes) -> bool:
@@ -146,7 +146,7 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         self._between_calls = False
         super().data_received(data)
 
-    def _let_go(self) -> None:
+    def _feed_held(self) -> None:
         """Have held rows read from the stream."""
         if self._held:
             data, self._held = self._held, b""
@@ -157,7 +157,7 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         """Do held rows, if nothing else has come."""
         quick = self._quick
         if quick.arrivals != self._held_as:
-            self._let_go()
+            self._feed_held()
         if not self._held:
             return
         data, self._held = self._held, b""
