@@ -185,7 +185,7 @@ class JanitorSettings(Section):
         "folder of the janitor's state, next to the store and never inside it",
         reason="next to the store: storage.leveldb.path with the suffix .janitor",
         place=True,
-        beside=".janitor",
+        suffix=".janitor",
     )
 
     @model_validator(mode="before")
@@ -221,11 +221,11 @@ class AllSettings(core.Settings):
         )
 
     @model_validator(mode="after")
-    def _beside_the_store(self) -> Self:
+    def _check_folders(self) -> Self:
         """Refuse a path inside the store that the janitor would write; the server checks its own paths."""
-        self.require_beside_store("janitor.state", self.janitor.state)
+        self.require_outside_store("janitor.state", self.janitor.state)
         if self.janitor.archive.enabled:
-            self.require_beside_store("janitor.archive.path", self.janitor.archive.path)
+            self.require_outside_store("janitor.archive.path", self.janitor.archive.path)
         return self
 
 

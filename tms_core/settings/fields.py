@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 #: The origin of a value that no layer gave.
 DEFAULT = "default"
-#: The setting that other folders have their default beside.
+#: The setting from which other folders derive their defaults.
 STORE = "storage.leveldb.path"
 
 
@@ -31,7 +31,7 @@ S = TypeVar("S", bound=Section)
 
 
 def setting(
-    default: object, meaning: str, *, reason: str, unit: str = "", place: bool = False, beside: str = ""
+    default: object, meaning: str, *, reason: str, unit: str = "", place: bool = False, suffix: str = ""
 ) -> Any:
     """Declare a setting.
 
@@ -41,13 +41,13 @@ def setting(
         reason: why the default is what it is.
         unit: of a number.
         place: it is a path (or a URL); a relative one starts at the folder of the file.
-        beside: the default is the LevelDB store's folder with this at the end of its name; ``default`` is that of the
+        suffix: the default is the LevelDB store's folder with this at the end of its name; ``default`` is that of the
             default store.
     """
     return Field(
         default,
         description=meaning,
-        json_schema_extra={"reason": reason, "unit": unit, "place": place, "beside": beside},
+        json_schema_extra={"reason": reason, "unit": unit, "place": place, "suffix": suffix},
     )
 
 
@@ -92,7 +92,7 @@ def section_of(field: FieldInfo) -> type[Section] | None:
 
 
 def extra(field: FieldInfo, name: str) -> object:
-    """Return ``reason``, ``unit``, ``place`` or ``beside`` of a setting, as declared with :func:`setting`."""
+    """Return ``reason``, ``unit``, ``place`` or ``suffix`` of a setting, as declared with :func:`setting`."""
     return field.json_schema_extra.get(name) if isinstance(field.json_schema_extra, dict) else None
 
 

@@ -82,7 +82,7 @@ def load_as(
     given |= _from_flags(flags, known_flags)
     origins = {path: value.origin for path, value in given.items() if value.origin != DEFAULT}
     values = {path: _placed(path, known[path], value) for path, value in given.items()}
-    values |= _beside_store(known, values, origins)
+    values |= _derived_folders(known, values, origins)
     try:
         return LoadedSettings(model.model_validate(_nested(values)), origins)
     except ValidationError as error:
@@ -179,7 +179,7 @@ def _placed(path: str, field: FieldInfo, given: _Given) -> object:
     return place if "://" in place else str(given.folder / place)
 
 
-def _beside_store(
+def _derived_folders(
     known: Mapping[str, FieldInfo], values: Mapping[str, object], origins: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the defaults that follow the LevelDB store, whatever names it: two stores have nothing in common."""
@@ -193,8 +193,8 @@ def _beside_store(
         raise ConfigurationError(
             f"{store} cannot be used: it is in a loop of symbolic links.", f"Correct {STORE}, or the links."
         ) from error
-    ends = {path: extra(field, "beside") for path, field in known.items() if path not in origins}
-    return {path: f"{folder}{end}" for path, end in ends.items() if end}
+    suffixes = {path: extra(field, "suffix") for path, field in known.items() if path not in origins}
+    return {path: f"{folder}{suffix}" for path, suffix in suffixes.items() if suffix}
 
 
 def _nested(values: Mapping[str, object]) -> dict[str, Any]:

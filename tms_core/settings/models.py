@@ -301,7 +301,7 @@ class TransactionSettings(Section):
         "webhdfs://[USER@]HOST:PORT[,HOST:PORT...]/PATH",
         reason="next to the store: storage.leveldb.path with the suffix .tx",
         place=True,
-        beside=".tx",
+        suffix=".tx",
     )
     thrift: ListenAddress = setting(
         "127.0.0.1:15165",
@@ -676,9 +676,9 @@ class Settings(Section):
     server: ServerSettings = ServerSettings()
 
     @model_validator(mode="after")
-    def _beside_the_store(self) -> Self:
+    def _check_folders(self) -> Self:
         if self.transactions.source == "manager":
-            self.require_beside_store("transactions.directory", self.transactions.directory)
+            self.require_outside_store("transactions.directory", self.transactions.directory)
         return self
 
     @model_validator(mode="after")
@@ -706,7 +706,7 @@ class Settings(Section):
             )
         return self
 
-    def require_beside_store(self, name: str, place: str | Path) -> None:
+    def require_outside_store(self, name: str, place: str | Path) -> None:
         """Reject a folder inside LevelDB's folders, which must contain CDAP's tables only."""
         store = self.storage.leveldb.path
         if self.storage.kind != "leveldb" or "://" in str(place):
