@@ -31,7 +31,7 @@ from janitor.sweep.run import Preparation, Terms
 from janitor.sweep.sweep import Threads
 from tms_core.clock import Clock, ManualClock
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import KEYS, MESSAGES, KeyReads, MessageValue, Reads, Store, Want, read_all
+from tms_core.tables.base import KEYS, MESSAGES, KeyReads, MessageValue, Projection, Reads, Store, read_all
 from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.model import TX_PER_MS, InProgress, InProgressType, VisibilityState
 from tms_core.transaction.source.source import Loaded, SnapshotSource
@@ -388,6 +388,6 @@ def _watch(owner: object, names: Sequence[str], before: Watcher | None, after: W
 _R = TypeVar("_R")
 
 
-def every(table: KeyReads, want: Want[list[_R]]) -> list[_R]:
+def every(table: KeyReads, want: Projection[list[_R]]) -> list[_R]:
     """Return all rows of a table, over all pages."""
     return read_all(table, want, b"", None).items

@@ -7,7 +7,7 @@ from threading import RLock
 from typing import Any, TypeVar
 
 from tms_core.rowkey import salt
-from tms_core.tables.base import KeyRange, KeyReads, KeyTable, MessageTable, Origin, Page, Store, TxCell, Want
+from tms_core.tables.base import KeyRange, KeyReads, KeyTable, MessageTable, Origin, Page, Projection, Store, TxCell
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.wrapped import Hook, WrappedMessageTable, WrappedPayloadTable
 
@@ -23,7 +23,7 @@ class _Salt(Hook):
         self._salt = bytes([number])
         self._lock = lock
 
-    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         with self._lock:
             page: Page[Any] = table.read(want, start, stop, limit)
         return page._replace(items=[item for item in page.items if self._is_mine(item)])

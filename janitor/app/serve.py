@@ -120,7 +120,7 @@ def _http(current: Session, app: ASGIApp) -> HttpServer:
     return HttpServer(guarded(app, wanted.token_file), wanted.host, wanted.port)
 
 
-class _Held(NamedTuple):
+class _OpenStore(NamedTuple):
     """The store and state that the daemon works on; ``side`` has messages with a ttl of their own, and consumers."""
 
     store: Store
@@ -154,7 +154,7 @@ def opened(
         feedback = stack.enter_context(current.feedback())
         store = stack.enter_context(current.held_store())
         state = stack.enter_context(current.place.state())
-        held = _Held(store, state, stack.enter_context(current.side()))
+        held = _OpenStore(store, state, stack.enter_context(current.side()))
         watched = RunWatcher(current.clock)
         observers = Observers(watched)
         daemon = _assemble(current, held, stack, stop, standby, adopt, patterns, watched, observers, feedback)
@@ -165,7 +165,7 @@ def opened(
 
 def _assemble(
     current: Session,
-    held: _Held,
+    held: _OpenStore,
     stack: ExitStack,
     stop: Event,
     standby: bool,
@@ -249,7 +249,7 @@ def _reader(source: CachedSource | None) -> Transaction:
     return UNINFORMED
 
 
-def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: _Held, stack: ExitStack) -> str:
+def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: _OpenStore, stack: ExitStack) -> str:
     """Open the HTTP server and the control socket; returns the status page's address."""
     page = make_app(daemon, current.settings.janitor.http.host, current.common.arguments(anywhere=True))
     http = stack.enter_context(_http(current, page))
@@ -261,7 +261,7 @@ def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: 
 
 
 def _answer(
-    current: Session, daemon: Daemon, observers: Observers, held: _Held, page: ASGIApp, stack: ExitStack
+    current: Session, daemon: Daemon, observers: Observers, held: _OpenStore, page: ASGIApp, stack: ExitStack
 ) -> None:
     """Answer the commands that cannot open the store because this process has it."""
     store, state, side = held

@@ -31,7 +31,7 @@ _ID_AT = 17
 _TOKEN_BYTES = 6
 
 
-class _Going(NamedTuple):
+class _UnfinishedRun(NamedTuple):
     """An unfinished run; ``number`` counts runs in the order in which they started."""
 
     id: str
@@ -68,7 +68,7 @@ class RecordedRuns(Documents):
             if run.finished_ms is not None:
                 self._put_finished(run, number)
             else:
-                going[run.id] = _Going(run.id, run.mode, run.started_ms, run.heartbeat_ms, number)
+                going[run.id] = _UnfinishedRun(run.id, run.mode, run.started_ms, run.heartbeat_ms, number)
             self._save_going(number + 1, going)
 
         self._write(begin)
@@ -222,15 +222,15 @@ class RecordedRuns(Documents):
         found = self.driver.loose.get_many(list(keys)) if keys else {}
         return {keys[key]: _sums(json.loads(row)) for key, row in found.items()}
 
-    def _going(self) -> tuple[int, dict[str, _Going]]:
+    def _going(self) -> tuple[int, dict[str, _UnfinishedRun]]:
         """Return the number of the next run, and the runs that go on."""
         saved = self._json("runs", {"next": 1, "going": []})
-        return saved["next"], {each[0]: _Going(*each) for each in saved["going"]}
+        return saved["next"], {each[0]: _UnfinishedRun(*each) for each in saved["going"]}
 
-    def _save_going(self, number: int, going: dict[str, _Going]) -> None:
+    def _save_going(self, number: int, going: dict[str, _UnfinishedRun]) -> None:
         self._save("runs", {"next": number, "going": list(going.values())})
 
-    def _alive(self, going: dict[str, _Going]) -> list[tuple[RunRecord, int]]:
+    def _alive(self, going: dict[str, _UnfinishedRun]) -> list[tuple[RunRecord, int]]:
         beats = self.driver.loose.get_many([_beat_key(run_id) for run_id in going])
         found = []
         for run in going.values():
@@ -240,7 +240,7 @@ class RecordedRuns(Documents):
             found.append((record, run.number))
         return found
 
-    def _found(self, run_id: str, going: dict[str, _Going]) -> tuple[RunRecord | None, int]:
+    def _found(self, run_id: str, going: dict[str, _UnfinishedRun]) -> tuple[RunRecord | None, int]:
         """Return a run and its number."""
         if run_id in going:
             return self._alive({run_id: going[run_id]})[0]

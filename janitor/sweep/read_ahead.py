@@ -19,7 +19,18 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import CELLS, KEYS, KeyRange, KeyReads, Page, PointerSet, TxCell, Want, cells_of, searched
+from tms_core.tables.base import (
+    CELLS,
+    KEYS,
+    KeyRange,
+    KeyReads,
+    Page,
+    PointerSet,
+    Projection,
+    TxCell,
+    cells_of,
+    searched,
+)
 
 T = TypeVar("T")
 
@@ -56,7 +67,7 @@ class Ahead(KeyReads):
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
         return self._table.estimate_bytes(start, stop)
 
-    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         """Read a page. A page of one key without an end is a seek: it reads keys ahead, which later pages use."""
         page: Page[Any]
         if want.part == "keys":

@@ -41,7 +41,7 @@ from janitor.sweep.findings import Batch, ExpiredMessages, Finding, Invalid, Kep
 from janitor.sweep.run import TopicWork
 from janitor.sweep.scan import Event, Part, SearchScope, Visit, allowed, batches, due, first, skip, topics
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, PayloadKey, generation_prefix, time_prefix
-from tms_core.tables.base import KEYS, Origin, TxCell, Want, cells_of
+from tms_core.tables.base import KEYS, Origin, Projection, TxCell, cells_of
 from tms_core.tables.side import Expiries, Expiry
 
 #: Payload keys gathered before their messages are looked for; bounds memory, about 10 MB.
@@ -331,7 +331,7 @@ def _since(key: MessageKey, since_ms: int) -> bytes:
     return time_prefix(key.topic.prefix, key.generation, min(max(0, since_ms), LONG_MAX))
 
 
-def _cells(part: Part, wanted: Want[list[TxCell]], begin: bytes, stop: bytes | None) -> Iterator[Finding]:
+def _cells(part: Part, wanted: Projection[list[TxCell]], begin: bytes, stop: bytes | None) -> Iterator[Finding]:
     is_invalid = part.run.transactions.is_invalid
     start: bytes | None = begin
     found: list[TxCell] = []

@@ -26,9 +26,9 @@ from tms_core.tables.base import (
     MessageValue,
     Origin,
     PointerSet,
+    Projection,
     Store,
     TxCell,
-    Want,
     cells_of,
 )
 from tms_core.tables.base import read_all as read_whole
@@ -89,7 +89,7 @@ def key(number: int) -> bytes:
     return b"k%d" % number
 
 
-def read_all(table: KeyReads, want: Want[list[T]], limit: int, stop: bytes | None = None) -> list[T]:
+def read_all(table: KeyReads, want: Projection[list[T]], limit: int, stop: bytes | None = None) -> list[T]:
     """Read as every caller does: page after page, until no page says where to go on."""
     items: list[T] = []
     resume: bytes | None = b""
@@ -123,7 +123,7 @@ def test_given_rows_of_any_size_when_pages_are_bounded_by_bytes_then_each_ends_w
     payloads = [b"a" * 1000, b"b" * 1000, b"c" * 1000, b"d" * 3000]
     store.message.put([(key(number), MessageValue(7, payload)) for number, payload in enumerate(payloads)])
     store.payload.put([(key(number), payload) for number, payload in enumerate(payloads)])
-    wanted: list[tuple[KeyReads, Want[Any]]] = [(store.message, MESSAGES), (store.payload, PAYLOADS)]
+    wanted: list[tuple[KeyReads, Projection[Any]]] = [(store.message, MESSAGES), (store.payload, PAYLOADS)]
     for table, want in wanted:
         sizes: list[int] = []
         keys: list[bytes] = []
@@ -137,7 +137,7 @@ def test_given_rows_of_any_size_when_pages_are_bounded_by_bytes_then_each_ends_w
 
 
 def test_given_an_empty_table_when_read_then_there_is_nothing_and_no_next_page(store: Store) -> None:
-    wanted: list[Want[Any]] = [KEYS, CELLS, MESSAGES, COLUMNS]
+    wanted: list[Projection[Any]] = [KEYS, CELLS, MESSAGES, COLUMNS]
     pages = [store.message.read(want, b"", None, 5) for want in wanted]
     pages += [store.payload.read(want, b"", None, 5) for want in (KEYS, PAYLOADS)]
     assert [(len(page.items), page.resume) for page in pages] == [(0, None)] * 6

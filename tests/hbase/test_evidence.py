@@ -18,7 +18,7 @@ from tests.hbase.tables import Tables
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
 from tms_core.settings.models import HBaseSettings
-from tms_core.tables.base import KEYS, MessageTable, MessageValue, Page, Want
+from tms_core.tables.base import KEYS, MessageTable, MessageValue, Page, Projection
 from tms_core.tables.hbase.store import HBasePart, HBaseStore
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
@@ -71,7 +71,7 @@ def test_given_a_salt_that_cannot_be_read_when_run_then_the_others_are_evidence_
     def watched(part: HBasePart, whole: HBaseStore, number: int, message: MessageTable, *rest: MessageTable) -> None:
         read_page = message.read
 
-        def reading(want: Want[Any], *arguments: Any) -> Page[Any]:
+        def reading(want: Projection[Any], *arguments: Any) -> Page[Any]:
             if want.part == "cells" and number in broken:
                 raise StoreUnavailable("the region is not served")
             page: Page[Any] = read_page(want, *arguments)

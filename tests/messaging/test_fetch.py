@@ -12,7 +12,7 @@ from tms_core.errors import BadRequest, StoreError, TopicNotFound
 from tms_core.messaging.fetcher import PAGE_BYTES
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix
-from tms_core.tables.base import MESSAGES, MessageValue, Page, Want
+from tms_core.tables.base import MESSAGES, MessageValue, Page, Projection
 from tms_core.transaction.model import Transaction, VisibilityLevel
 
 TTL_MS = 7 * 24 * HOUR
@@ -513,7 +513,7 @@ def test_given_large_messages_behind_small_ones_when_fetched_then_no_read_of_the
     reads: list[int] = []
     read = table.read
 
-    def counted(want: Want[Any], *arguments: Any) -> Page[Any]:
+    def counted(want: Projection[Any], *arguments: Any) -> Page[Any]:
         page: Page[Any] = read(want, *arguments)
         if want.call == "rows":
             payloads = page.items.payloads if want.part == "columns" else [row[1] for row in page.items]

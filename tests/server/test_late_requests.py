@@ -16,7 +16,7 @@ from tests.server.test_fenced import TOPIC, Server, TwoServers
 from tms_core.errors import BadRequest, StoreUnavailable
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
-from tms_core.tables.base import KEYS, Page, Want
+from tms_core.tables.base import KEYS, Page, Projection
 from tms_core.topic import TopicId
 
 EVERY_ROW = reader()
@@ -80,7 +80,7 @@ def test_given_a_repetition_when_the_late_rows_arrive_behind_one_of_its_reads_th
     two.other.leads()
     read_page, reads = two.store.message.read, iter(range(10_000))
 
-    def arrive(want: Want[Any], *arguments: Any) -> Page[Any]:
+    def arrive(want: Projection[Any], *arguments: Any) -> Page[Any]:
         page: Page[Any] = read_page(want, *arguments)
         if want is KEYS and next(reads) == read:
             arrives.set()

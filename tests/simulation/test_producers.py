@@ -26,7 +26,7 @@ from tms_core.messaging.publish.rows import MessageRows
 from tms_core.messaging.service import MessagingService
 from tms_core.server.ha.fenced_store import MessageFence
 from tms_core.server.ha.sealed_ranges import Gaps, SealedRanges
-from tms_core.tables.base import CELLS, KEYS, KeyReads, MessageTable, Page, Want
+from tms_core.tables.base import CELLS, KEYS, KeyReads, MessageTable, Page, Projection
 from tms_core.transaction.manager.manager import TransactionManager
 
 SENT = {"publish", "store", "publish stored"}
@@ -233,7 +233,7 @@ def sealed_behind_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
     read_page = MessageFence.read
 
     def read(
-        self: MessageFence, table: KeyReads, want: Want[Any], start: bytes, stop: bytes | None, limit: int
+        self: MessageFence, table: KeyReads, want: Projection[Any], start: bytes, stop: bytes | None, limit: int
     ) -> Page[Any]:
         if want is not KEYS:
             return read_page(self, table, want, start, stop, limit)

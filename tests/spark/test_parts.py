@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from janitor.settings import load
 from janitor.spark.access import Access
 from janitor.spark.source import pages
-from janitor.spark.source.pages import Ask
+from janitor.spark.source.pages import RowFields
 from janitor.spark.source.parts import PIECE_ROWS, Piece, between, cut_by_counts, cut_evenly, pieces
-from janitor.spark.source.wanted import Wanted
+from janitor.spark.source.wanted import RowSelection
 from janitor.spark.sweep.engine import cutter
 from janitor.state.base import TopicCount
 from janitor.sweep.run import Run
@@ -75,18 +75,18 @@ def salts(store: Store) -> Parts:
     return list(enumerate(store.parts()))
 
 
-def rows_of(parts: Parts, piece: Piece, wanted: Wanted) -> list[bytes]:
+def rows_of(parts: Parts, piece: Piece, wanted: RowSelection) -> list[bytes]:
     """The keys of the wanted rows of a piece."""
     [part] = [part for salt, part in parts if salt == piece.salt]
     found: list[bytes] = []
     table = part.message if wanted.table == "message" else part.payload
     wanted = piece.of(wanted)
-    for page in pages.scan(table, piece, wanted, Ask()):
+    for page in pages.scan(table, piece, wanted, RowFields()):
         found += [key for key in page.keys if wants(wanted, key)]
     return found
 
 
-def wants(wanted: Wanted, key: bytes) -> bool:
+def wants(wanted: RowSelection, key: bytes) -> bool:
     parsed = MessageKey.parse(key) if wanted.table == "message" else PayloadKey.parse(key)
     if parsed is None:
         return not wanted.is_recognized_only
@@ -94,7 +94,7 @@ def wants(wanted: Wanted, key: bytes) -> bool:
     return wanted.wants(parsed.topic) and since <= parsed.time_ms < until
 
 
-def check_even(parts: Parts, wanted: Wanted, number: int, rows: int) -> None:
+def check_even(parts: Parts, wanted: RowSelection, number: int, rows: int) -> None:
     """Whether all rows are there once, in about as many pieces, of which none has thrice the median."""
     cut = pieces(parts, wanted, number)
     found = [rows_of(parts, piece, wanted) for piece in cut]
@@ -107,15 +107,15 @@ def check_even(parts: Parts, wanted: Wanted, number: int, rows: int) -> None:
 
 #: What somebody wants of the uneven store, and how many rows that is.
 WISHES = {
-    "everything": (Wanted("message"), HUGE_ROWS + TINY * TINY_ROWS),
-    "payloads": (Wanted("payload"), HUGE_ROWS + TINY * TINY_ROWS),
-    "one topic": (Wanted("message", ("default:huge",)), HUGE_ROWS),
-    "all topics by name": (Wanted("message", ("default:huge", *TINIES)), HUGE_ROWS + TINY * TINY_ROWS),
-    "all topics by pattern": (Wanted("message", ("*:huge", "*:tiny*")), HUGE_ROWS + TINY * TINY_ROWS),
-    "some tiny ones and the huge one": (Wanted("payload", ("*:huge", "*:tiny1*")), HUGE_ROWS + 10 * TINY_ROWS),
-    "from near the end": (Wanted("message", from_ms=NOW_MS + HUGE_ROWS - 2100), 2100),
-    "until near the beginning": (Wanted("message", to_ms=NOW_MS + 2100), 2100 + TINY * TINY_ROWS),
-    "between": (Wanted("message", ("*:huge",), from_ms=NOW_MS + 3000, to_ms=NOW_MS + 5100), 2100),
+    "everything": (RowSelection("message"), HUGE_ROWS + TINY * TINY_ROWS),
+    "payloads": (RowSelection("payload"), HUGE_ROWS + TINY * TINY_ROWS),
+    "one topic": (RowSelection("message", ("default:huge",)), HUGE_ROWS),
+    "all topics by name": (RowSelection("message", ("default:huge", *TINIES)), HUGE_ROWS + TINY * TINY_ROWS),
+    "all topics by pattern": (RowSelection("message", ("*:huge", "*:tiny*")), HUGE_ROWS + TINY * TINY_ROWS),
+    "some tiny ones and the huge one": (RowSelection("payload", ("*:huge", "*:tiny1*")), HUGE_ROWS + 10 * TINY_ROWS),
+    "from near the end": (RowSelection("message", from_ms=NOW_MS + HUGE_ROWS - 2100), 2100),
+    "until near the beginning": (RowSelection("message", to_ms=NOW_MS + 2100), 2100 + TINY * TINY_ROWS),
+    "between": (RowSelection("message", ("*:huge",), from_ms=NOW_MS + 3000, to_ms=NOW_MS + 5100), 2100),
 }
 
 
@@ -151,31 +151,31 @@ def test_given_messages_between_two_times_under_salts_when_more_pieces_are_asked
 @pytest.mark.parametrize(
     "wanted",
     [
-        Wanted("message"),
-        Wanted("message", from_ms=NOW_MS),
-        Wanted("message", to_ms=NOW_MS),
-        Wanted("message", from_ms=NOW_MS, to_ms=NOW_MS + 2),
-        Wanted("message", from_ms=NOW_MS, to_ms=NOW_MS - 9),
-        Wanted("payload", from_ms=NOW_MS, to_ms=NOW_MS + 9000),
+        RowSelection("message"),
+        RowSelection("message", from_ms=NOW_MS),
+        RowSelection("message", to_ms=NOW_MS),
+        RowSelection("message", from_ms=NOW_MS, to_ms=NOW_MS + 2),
+        RowSelection("message", from_ms=NOW_MS, to_ms=NOW_MS - 9),
+        RowSelection("payload", from_ms=NOW_MS, to_ms=NOW_MS + 9000),
     ],
 )
 def test_given_rows_that_no_two_times_bound_under_salts_when_more_pieces_are_asked_for_then_each_salt_stays_whole(
-    wanted: Wanted, in_salts: SaltedStore
+    wanted: RowSelection, in_salts: SaltedStore
 ) -> None:
     assert [piece[::2] for piece in pieces(salts(in_salts), wanted, 3 * BUCKETS)] == [(salt, None) for salt in range(4)]
 
 
 def test_given_salts_when_cut_then_there_is_a_piece_for_each_unless_more_are_asked_for(in_salts: SaltedStore) -> None:
-    wanted = Wanted("message", ("default:huge", *TINIES))
+    wanted = RowSelection("message", ("default:huge", *TINIES))
     for number in (None, 1, BUCKETS):
         assert [piece.salt for piece in pieces(salts(in_salts), wanted, number)] == [0, 1, 2, 3]
-    narrow = Wanted("message", salts=frozenset({2}))
+    narrow = RowSelection("message", salts=frozenset({2}))
     assert [piece.salt for piece in pieces(salts(in_salts), narrow, None)] == [2]
-    assert pieces(salts(in_salts), Wanted("message", salts=frozenset({9})), None) == []
+    assert pieces(salts(in_salts), RowSelection("message", salts=frozenset({9})), None) == []
 
 
 def test_given_an_empty_store_when_cut_then_each_salt_is_one_piece() -> None:
-    assert len(pieces(salts(SaltedStore()), Wanted("message"), 40)) == BUCKETS
+    assert len(pieces(salts(SaltedStore()), RowSelection("message"), 40)) == BUCKETS
 
 
 def test_given_rows_larger_than_a_cut_can_be_missed_by_when_cut_then_no_piece_is_thrice_the_median(place: Path) -> None:
@@ -183,12 +183,12 @@ def test_given_rows_larger_than_a_cut_can_be_missed_by_when_cut_then_no_piece_is
     with LevelDBStore(place, create=True) as store:
         fill(store, "default:heavy", 40, lambda: bodies.randbytes(100_000))
     with LevelDBStore(place) as store:
-        check_even([(None, store)], Wanted("payload"), 4, 40)
+        check_even([(None, store)], RowSelection("payload"), 4, 40)
 
 
 def test_given_no_number_when_cut_then_there_are_as_many_pieces_as_there_are_bytes_for(on_disk: Path) -> None:
     with LevelDBStore(on_disk) as store:
-        assert pieces([(None, store)], Wanted("message"), None) == [Piece(None, (ALL_KEYS,))]
+        assert pieces([(None, store)], RowSelection("message"), None) == [Piece(None, (ALL_KEYS,))]
         ranges = cut_evenly(store.message, ALL_KEYS, 4)
     assert len(ranges) == 4
     assert (ranges[0].start, ranges[-1].stop) == (b"", None)
@@ -263,7 +263,7 @@ def test_given_ranges_and_cuts_when_dealt_out_then_each_key_stays_in_one_and_lie
 
 
 def test_given_what_is_wanted_when_looked_for_then_its_stretches_hold_each_wanted_row(on_disk: Path) -> None:
-    wanted = Wanted("message", ("*:tiny0*",), from_ms=NOW_MS + 5, to_ms=NOW_MS + 15)
+    wanted = RowSelection("message", ("*:tiny0*",), from_ms=NOW_MS + 5, to_ms=NOW_MS + 15)
     with LevelDBStore(on_disk) as store:
         found = wanted.stretches(store.message)
         rows = [store.message.read(KEYS, *reach, 100).items for reach in found]

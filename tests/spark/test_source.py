@@ -22,10 +22,10 @@ from janitor.rules.policy import Row
 from janitor.spark.session import translated
 from janitor.spark.source import pages
 from janitor.spark.source.options import SourceOptions
-from janitor.spark.source.pages import Ask
+from janitor.spark.source.pages import RowFields
 from janitor.spark.source.parts import Piece
 from janitor.spark.source.source import FilteringReader, FilteringSource, RowReader, TmsSource
-from janitor.spark.source.wanted import Wanted
+from janitor.spark.source.wanted import RowSelection
 from janitor.spark.sweep.ranged import RangedStore
 from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic, visibility
 from tests.janitor.rules.test_differential import LONG_MAX, Scene, leveldb_store, scenes
@@ -158,14 +158,14 @@ def test_given_a_random_store_when_read_then_every_key_comes_once_in_order(scene
         scene.fill(store)
         for name, stored in (("message", store.message), ("payload", store.payload)):
             table: DataTable = "message" if name == "message" else "payload"
-            found = [key for rows in pages.scan(stored, ALL, Wanted(table), Ask()) for key in rows.keys]
+            found = [key for rows in pages.scan(stored, ALL, RowSelection(table), RowFields()) for key in rows.keys]
             assert found == sorted(scene.messages if table == "message" else scene.payloads)
 
 
-@pytest.mark.parametrize("ask", [Ask(), Ask(sizes=True, payloads=True)])
+@pytest.mark.parametrize("ask", [RowFields(), RowFields(sizes=True, payloads=True)])
 @pytest.mark.parametrize("table", ["message", "payload"])
 def test_given_a_store_that_takes_values_apart_itself_when_read_then_its_pages_say_the_same(
-    table: DataTable, ask: Ask, place: Path
+    table: DataTable, ask: RowFields, place: Path
 ) -> None:
     memory = MemoryStore()
     with LevelDBStore(place, create=True) as store:
@@ -173,7 +173,7 @@ def test_given_a_store_that_takes_values_apart_itself_when_read_then_its_pages_s
         for one in (memory, store):
             sample(one)
             read_from = one.message if table == "message" else one.payload
-            [rows] = pages.scan(read_from, ALL, Wanted(table), ask)
+            [rows] = pages.scan(read_from, ALL, RowSelection(table), ask)
             pointers = rows.pointers and [column.tolist() for column in rows.pointers]
             sizes = rows.sizes and [size for size, present in zip(*rows.sizes, strict=True) if present]
             said.append((rows.keys, pointers, sizes, rows.payloads))
@@ -198,7 +198,7 @@ def test_given_values_whole_and_damaged_when_taken_apart_then_each_says_what_it_
     database: Any = Mock(measured=Mock(return_value=Page(StoredColumns(keys, values), None)))
     table: Any = LevelDBMessageReads(database, Counter())
     found = []
-    for rows in pages.scan(table, ALL, Wanted("message"), Ask(sizes=True, payloads=True)):
+    for rows in pages.scan(table, ALL, RowSelection("message"), RowFields(sizes=True, payloads=True)):
         assert rows.pointers is not None
         assert rows.sizes is not None
         assert rows.payloads is not None
@@ -455,7 +455,7 @@ _BODY = MessageValue(None, b"x")
 def test_given_topics_when_read_then_their_rows_come_and_no_others(topics: str, table: str, filled: Filled) -> None:
     place = filled(many)
     everything = [row for row in read(place, table=table) if row["topic"] is not None]
-    wanted = Wanted("message", tuple(topics.split(",")))
+    wanted = RowSelection("message", tuple(topics.split(",")))
     expected = [row for row in everything if wanted.wants(TopicId(row["namespace"], row["topic"]))]
     assert read(place, table=table, topics=topics) == expected
 
@@ -483,8 +483,8 @@ def test_given_a_moment_near_the_end_when_read_then_what_lies_before_is_leapt_ov
 
     place = filled(fill)
     with LevelDBStore(place) as store:
-        wanted = Wanted("message", from_ms=NOW_MS + 19_990)
-        read_rows = sum(len(rows.keys) for rows in pages.scan(store.message, ALL, wanted, Ask()))
+        wanted = RowSelection("message", from_ms=NOW_MS + 19_990)
+        read_rows = sum(len(rows.keys) for rows in pages.scan(store.message, ALL, wanted, RowFields()))
     assert 10 <= read_rows < 200
 
 

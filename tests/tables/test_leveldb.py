@@ -22,8 +22,8 @@ from tms_core.tables.base import (
     PAYLOADS,
     MessageValue,
     PointerSet,
+    Projection,
     TxCell,
-    Want,
     cells_of,
 )
 from tms_core.tables.leveldb.library import plyvel
@@ -392,7 +392,7 @@ def test_given_damaged_tables_when_read_then_it_is_an_error_and_never_a_shorter_
     for index in damaged:
         overwrite(tables[index], *part)
     with LevelDBStore(tmp_path) as store:
-        wanted: list[Want[Any]] = [KEYS, MESSAGES, COLUMNS, CELLS, cells_of(PointerSet.of(frozenset({8})))]
+        wanted: list[Projection[Any]] = [KEYS, MESSAGES, COLUMNS, CELLS, cells_of(PointerSet.of(frozenset({8})))]
         for want in wanted:
             for start, stop in [(b"", None), (b"%d" % damaged[-1], b"%d~" % damaged[-1]), (b"%d" % damaged[-1], None)]:
                 with pytest.raises(StoreError, match="message") as caught:

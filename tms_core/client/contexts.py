@@ -104,7 +104,7 @@ class _Context:
         """Return the rotation of a consumer; the client keeps it, so reading continues at the last partition."""
         return self._rotations.setdefault((str(topic), consumer), Rotation(self._core, topic))
 
-    def _poll(self, topic: Topic, start: Start, limit: int | None, *, inclusive: bool) -> calls.Ask:
+    def _poll(self, topic: Topic, start: Start, limit: int | None, *, inclusive: bool) -> calls.PollRequest:
         self._work.require_open()
         return calls.poll_on(topic, start, limit, self.transaction, inclusive=inclusive)
 

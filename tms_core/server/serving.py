@@ -163,23 +163,23 @@ def serving(
         yield RunningServer(listener.url, transactions.address, started)
 
 
-class _Opened(NamedTuple):
+class _OpenResources(NamedTuple):
     store: Store
     created: bool
     #: When the store was last written before; 0: not known.
     past_ms: int = 0
 
 
-def _open(settings: Settings, clock: Clock) -> _Opened:
+def _open(settings: Settings, clock: Clock) -> _OpenResources:
     storage = settings.storage
     if storage.kind == "memory":
-        return _Opened(MemoryStore(), created=True)
+        return _OpenResources(MemoryStore(), created=True)
     if storage.kind == "leveldb":
         path = storage.leveldb.path
         created = not holds_database(path / FOLDERS["metadata"])
         # Opening the store writes to it.
         past_ms = written_ms(path)
-        return _Opened(LevelDBStore(path, create=True), created, past_ms)
+        return _OpenResources(LevelDBStore(path, create=True), created, past_ms)
     from tms_core.tables.hbase.store import HBaseStore  # noqa: PLC0415 Thrift takes a sixth of a start without it
 
     store = HBaseStore(storage.hbase, clock)
@@ -189,7 +189,7 @@ def _open(settings: Settings, clock: Clock) -> _Opened:
     except StoreError:
         store.close()
         raise
-    return _Opened(store, created=False)
+    return _OpenResources(store, created=False)
 
 
 def _messaging(
@@ -227,7 +227,7 @@ def _make_topics(names: Sequence[str], service: MessagingService) -> None:
             service.create_topic(topic, {})
 
 
-def _side(settings: Settings, clock: Clock, stack: ExitStack, opened: _Opened) -> SideTable:
+def _side(settings: Settings, clock: Clock, stack: ExitStack, opened: _OpenResources) -> SideTable:
     """Return where messages with a ttl of their own are noted, and more; beside a LevelDB store, never in it."""
     storage = settings.storage
     if storage.kind == "leveldb":

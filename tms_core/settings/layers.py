@@ -75,7 +75,7 @@ def load_as(
     """
     known = dict(fields(model))
     folder = (Path() if file is None else file.parent).absolute()
-    given = {path: _Given(field.default, DEFAULT, folder) for path, field in known.items() if _has_place(field)}
+    given = {path: _SourcedValue(field.default, DEFAULT, folder) for path, field in known.items() if _has_place(field)}
     if file is not None:
         given |= _from_file(model, file, folder)
     given |= _from_environment(model, known, environ, folder)
@@ -89,7 +89,7 @@ def load_as(
         raise explained(error.errors(include_url=False), known, origins) from error
 
 
-class _Given(NamedTuple):
+class _SourcedValue(NamedTuple):
     """A value, where it came from, and where it starts if it is a relative path."""
 
     value: object
@@ -97,11 +97,11 @@ class _Given(NamedTuple):
     folder: Path
 
 
-def _from_file(model: type[Section], file: Path, folder: Path) -> dict[str, _Given]:
+def _from_file(model: type[Section], file: Path, folder: Path) -> dict[str, _SourcedValue]:
     origin = f"file {file}"
     content = yaml_file.read(file)
     own = {key: value for key, value in content.items() if key not in model.left_alone}
-    return {path: _Given(value, origin, folder) for path, value in _flat(model, own, "", origin)}
+    return {path: _SourcedValue(value, origin, folder) for path, value in _flat(model, own, "", origin)}
 
 
 def _flat(
@@ -126,7 +126,7 @@ def _flat(
 
 def _from_environment(
     model: type[Section], known: Mapping[str, FieldInfo], environ: Mapping[str, str], folder: Path
-) -> dict[str, _Given]:
+) -> dict[str, _SourcedValue]:
     given = {}
     for name, value in environ.items():
         inner = name.removeprefix(PREFIX).lower()
@@ -138,13 +138,13 @@ def _from_environment(
             close = path if path in known else closest(path, known)
             better = f"Did you mean {PREFIX}{close.replace('.', '__').upper()}? " if close else ""
             raise ConfigurationError(f"{name} in the environment is not a setting.", better + _INJECTED)
-        given[path] = _Given(_scalar(path, known[path], value, origin), origin, folder)
+        given[path] = _SourcedValue(_scalar(path, known[path], value, origin), origin, folder)
     return given
 
 
-def _from_flags(flags: Mapping[str, object], known_flags: Flags) -> dict[str, _Given]:
+def _from_flags(flags: Mapping[str, object], known_flags: Flags) -> dict[str, _SourcedValue]:
     return {
-        path: _Given(value, f"flag --{name}", Path.cwd())
+        path: _SourcedValue(value, f"flag --{name}", Path.cwd())
         for name, given in flags.items()
         if given is not None
         for path, value in known_flags[name](str(given)).items()
@@ -168,7 +168,7 @@ def _has_place(field: FieldInfo) -> bool:
     return extra(field, "place") is True and field.default not in (None, PydanticUndefined)
 
 
-def _placed(path: str, field: FieldInfo, given: _Given) -> object:
+def _placed(path: str, field: FieldInfo, given: _SourcedValue) -> object:
     if not extra(field, "place") or not isinstance(given.value, str | Path):
         return given.value
     place = str(given.value)

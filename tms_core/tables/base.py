@@ -185,7 +185,7 @@ class PointerSet(NamedTuple):
         return cls(pointers, frozenset(chain(packed, cut_short)))
 
 
-class Want(NamedTuple, Generic[T]):
+class Projection(NamedTuple, Generic[T]):
     """The parts of a row that a page shall have; take one of the constants after this class.
 
     Attributes:
@@ -205,7 +205,7 @@ class Want(NamedTuple, Generic[T]):
         """Return the name under which ``Store.calls`` counts the page."""
         return self.part if self.part in ("keys", "cells") else "rows"
 
-    def within(self, most_bytes: int | None) -> Want[T]:
+    def within(self, most_bytes: int | None) -> Projection[T]:
         """Return the same with another limit of bytes."""
         return self._replace(most_bytes=most_bytes)
 
@@ -215,18 +215,18 @@ class Want(NamedTuple, Generic[T]):
 
 
 #: Keys; values are not read if the store can avoid it.
-KEYS: Want[list[bytes]] = Want("keys")
+KEYS: Projection[list[bytes]] = Projection("keys")
 #: The transactional part of transactional rows. ``limit`` counts the rows read, not the rows returned.
-CELLS: Want[list[TxCell]] = Want("cells")
+CELLS: Projection[list[TxCell]] = Projection("cells")
 #: Whole rows of the message table.
-MESSAGES: Want[list[tuple[bytes, MessageValue]]] = Want("rows")
+MESSAGES: Projection[list[tuple[bytes, MessageValue]]] = Projection("rows")
 #: The same, column by column.
-COLUMNS: Want[MessageColumns] = Want("columns")
+COLUMNS: Projection[MessageColumns] = Projection("columns")
 #: Whole rows of the payload table.
-PAYLOADS: Want[list[tuple[bytes, bytes]]] = Want("rows")
+PAYLOADS: Projection[list[tuple[bytes, bytes]]] = Projection("rows")
 
 
-def cells_of(pointers: PointerSet) -> Want[list[TxCell]]:
+def cells_of(pointers: PointerSet) -> Projection[list[TxCell]]:
     """Search for the cells of some pointers."""
     return CELLS._replace(pointers=pointers)
 
@@ -251,7 +251,7 @@ class KeyReads(ABC):
     keys_per_call = 0
 
     @abstractmethod
-    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         """Read a page of ``[start, stop)``.
 
         Args:
@@ -279,7 +279,7 @@ class KeyReads(ABC):
         """Return the approximate size of a range on disk; 0: the store does not know it."""
 
 
-def read_all(table: KeyReads, want: Want[list[Item]], start: bytes, stop: bytes | None) -> Page[list[Item]]:
+def read_all(table: KeyReads, want: Projection[list[Item]], start: bytes, stop: bytes | None) -> Page[list[Item]]:
     """Read a whole range as one page.
 
     Raises:

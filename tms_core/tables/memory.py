@@ -18,10 +18,10 @@ from tms_core.tables.base import (
     Origin,
     Page,
     PayloadTable,
+    Projection,
     Store,
     TableName,
     TxCell,
-    Want,
     searched,
 )
 
@@ -38,14 +38,14 @@ class _Rows(Generic[V]):
         self._values: dict[bytes, V] = {}
         self._order: list[bytes] | None = []
 
-    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         self._calls[want.call] += 1
         page = self._page(start, stop, limit)
         if want.call == "rows" and want.most_bytes is not None:
             page = self._bounded(page, want.most_bytes)
         return cast(Page[T], self._wanted(want, page))
 
-    def _wanted(self, want: Want[T], page: Page[list[tuple[bytes, V]]]) -> Page[Any]:
+    def _wanted(self, want: Projection[T], page: Page[list[tuple[bytes, V]]]) -> Page[Any]:
         """Return the wanted part of the rows."""
         return page if want.part == "rows" else Page([key for key, _ in page.items], page.resume)
 
@@ -99,7 +99,7 @@ class MemoryMessageTable(_Rows[MessageValue], MessageTable):
     def _payload(self, value: MessageValue) -> bytes | None:
         return value.payload
 
-    def _wanted(self, want: Want[T], page: Page[list[tuple[bytes, MessageValue]]]) -> Page[Any]:
+    def _wanted(self, want: Projection[T], page: Page[list[tuple[bytes, MessageValue]]]) -> Page[Any]:
         if want.part == "columns":
             return Page(MessageColumns.of(page.items), page.resume)
         if want.part != "cells":

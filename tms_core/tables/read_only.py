@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import ALL_KEYS, UNREADABLE, Calls, KeyReads, MetadataReads, Page, Reads, Want
+from tms_core.tables.base import ALL_KEYS, UNREADABLE, Calls, KeyReads, MetadataReads, Page, Projection, Reads
 from tms_core.tables.wrapped import Hook, WrappedMessageReads, WrappedPayloadReads, WrappedStore
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class _CallCounter(Hook):
         self._calls = calls
         self._of_store = of_store
 
-    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         self._calls.count(want.call)
         before = self._of_store[UNREADABLE]
         page = table.read(want, start, stop, limit)

@@ -19,10 +19,10 @@ from tms_core.tables.base import (
     Page,
     PayloadReads,
     PayloadTable,
+    Projection,
     Reads,
     RowsOfRequest,
     TxCell,
-    Want,
 )
 
 K = TypeVar("K", bound=KeyReads)
@@ -34,7 +34,7 @@ W = TypeVar("W", bound=KeyTable)
 class Hook:
     """A hook around reads and changes of a table; this one does nothing."""
 
-    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         """Read a page, as :meth:`KeyReads.read`."""
         return table.read(want, start, stop, limit)
 
@@ -72,7 +72,7 @@ class WrappedTable(KeyReads, Generic[K]):
         self.name = table.name
         self.keys_per_call = table.keys_per_call
 
-    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         return self._hook.read(self._table, want, start, stop, limit)
 
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:

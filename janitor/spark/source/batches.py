@@ -14,7 +14,7 @@ from pyspark.sql.types import BinaryType, BooleanType, IntegerType, LongType, St
 from janitor.report import DataTable
 from janitor.spark.columns import ACTIONS, RULES, Columns, Decisions, Flags
 from janitor.spark.source.options import SourceTable
-from janitor.spark.source.pages import Ask, Rows
+from janitor.spark.source.pages import RowFields, Rows
 
 ROW_COLUMNS = (
     StructField("namespace", StringType()),
@@ -64,7 +64,7 @@ _ARROW: Mapping[type, Any] = {
 }
 
 
-def columns_of(table: SourceTable, ask: Ask) -> tuple[StructField, ...]:
+def columns_of(table: SourceTable, ask: RowFields) -> tuple[StructField, ...]:
     """Return the columns of a table."""
     if table == "metadata":
         return METADATA_COLUMNS
@@ -102,7 +102,7 @@ def row_batch(table: DataTable, page: Rows, rows: Columns, decisions: Decisions,
     }
     if page.payloads is not None:
         found["payload"] = page.payloads if at is None else [page.payloads[int(index)] for index in at]
-    return arrow_batch(columns_of(table, Ask(payloads=page.payloads is not None)), found)
+    return arrow_batch(columns_of(table, RowFields(payloads=page.payloads is not None)), found)
 
 
 def _numbers(values: NDArray[Any], present: Flags) -> Any:

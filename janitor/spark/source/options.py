@@ -16,7 +16,7 @@ from typing import Literal, cast
 from janitor.run.plan_file import WhatIf
 from janitor.settings import load
 from janitor.spark.access import Access
-from janitor.spark.source.pages import Ask
+from janitor.spark.source.pages import RowFields
 from tms_core.errors import ConfigurationError
 
 #: The name under which Spark knows the source.
@@ -48,7 +48,7 @@ class SourceOptions:
     to_ms: int | None = None
     now_ms: int | None = None
     partitions: int | None = None
-    ask: Ask = field(default_factory=Ask)
+    ask: RowFields = field(default_factory=RowFields)
     changes: tuple[WhatIf, ...] = ()
 
     @classmethod
@@ -80,7 +80,7 @@ class SourceOptions:
             _moment(found, "to"),
             _moment(found, "now"),
             _count(found, "partitions"),
-            Ask(_switch(found, "sizes"), _switch(found, "payload")),
+            RowFields(_switch(found, "sizes"), _switch(found, "payload")),
             WhatIf.parse(found.get("what_if", "")),
         )
 

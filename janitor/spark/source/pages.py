@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from janitor.spark.columns import Flags, Longs, Pointers
 from janitor.spark.source.parts import Piece
-from janitor.spark.source.wanted import Wanted
+from janitor.spark.source.wanted import RowSelection
 from tms_core.tables.base import (
     CELLS,
     KEYS,
@@ -55,14 +55,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RowFields:
     """The requested parts of each row in addition to its key."""
 
     sizes: bool = False
     payloads: bool = False
 
 
-def scan(table: MessageReads | PayloadReads, piece: Piece, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+def scan(table: MessageReads | PayloadReads, piece: Piece, wanted: RowSelection, ask: RowFields) -> Iterator[Rows]:
     """Yield the rows of a piece, skipping unneeded ranges; some unneeded rows may be among them.
 
     Raises:
@@ -71,7 +71,7 @@ def scan(table: MessageReads | PayloadReads, piece: Piece, wanted: Wanted, ask: 
     return chain.from_iterable(_scan(table, reach, wanted, ask) for reach in piece.ranges)
 
 
-def _scan(table: MessageReads | PayloadReads, reach: KeyRange, wanted: Wanted, ask: Ask) -> Iterator[Rows]:
+def _scan(table: MessageReads | PayloadReads, reach: KeyRange, wanted: RowSelection, ask: RowFields) -> Iterator[Rows]:
     start: bytes | None = reach.start
     stop = reach.stop
     limit = FIRST_ROWS
@@ -86,7 +86,7 @@ def _scan(table: MessageReads | PayloadReads, reach: KeyRange, wanted: Wanted, a
 
 
 def _read(
-    table: MessageReads | PayloadReads, start: bytes, stop: bytes | None, limit: int, ask: Ask
+    table: MessageReads | PayloadReads, start: bytes, stop: bytes | None, limit: int, ask: RowFields
 ) -> tuple[Rows, bytes | None]:
     if isinstance(table, LevelDBMessageReads):
         stored = table.read(STORED, start, stop, limit)
@@ -103,7 +103,7 @@ def _read(
     return _of_payloads(payloads.items, ask), payloads.resume
 
 
-def _of_stored(keys: list[bytes], values: list[bytes], ask: Ask) -> Rows:
+def _of_stored(keys: list[bytes], values: list[bytes], ask: RowFields) -> Rows:
     """Message rows with their values as LevelDB has them; an unreadable one has neither pointer nor payload."""
     buffers: list[Any] = pa.array(values, pa.binary()).buffers()
     offsets = np.frombuffer(buffers[1], dtype=np.int32)[: len(values) + 1]
@@ -139,17 +139,17 @@ def _of_cells(table: MessageReads, page: Page[list[bytes]]) -> tuple[Rows, bytes
     return Rows(page.items, _pointers([pointers.get(key) for key in page.items])), page.resume
 
 
-def _of_values(items: Sequence[tuple[bytes, MessageValue]], ask: Ask) -> Rows:
+def _of_values(items: Sequence[tuple[bytes, MessageValue]], ask: RowFields) -> Rows:
     payloads = [value.payload for _, value in items]
     return Rows([key for key, _ in items], _pointers([value.pointer for _, value in items]), *_measured(payloads, ask))
 
 
-def _of_payloads(items: Sequence[tuple[bytes, bytes]], ask: Ask) -> Rows:
+def _of_payloads(items: Sequence[tuple[bytes, bytes]], ask: RowFields) -> Rows:
     return Rows([key for key, _ in items], None, *_measured([value for _, value in items], ask))
 
 
 def _measured(
-    payloads: Sequence[bytes | None], ask: Ask
+    payloads: Sequence[bytes | None], ask: RowFields
 ) -> tuple[tuple[Longs, Flags] | None, Sequence[bytes | None] | None]:
     lengths = [-1 if payload is None else len(payload) for payload in payloads]
     sizes = np.array(lengths, dtype=np.int64)

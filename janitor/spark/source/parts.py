@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from janitor.spark.source.wanted import Wanted
+from janitor.spark.source.wanted import RowSelection
 from janitor.state.base import TopicCount
 from tms_core.rowkey import pointer_prefix, time_prefix
 from tms_core.tables.base import KeyRange, KeyReads, Reads
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
         end = "the last" if last is None else _shown(last)
         return f"{salt}keys {_shown(first) or 'from the first'} to {end}{several}{times}"
 
-    def of(self, wanted: Wanted) -> Wanted:
+    def of(self, wanted: RowSelection) -> RowSelection:
         """Return the wanted rows within this piece."""
         return wanted if self.times_ms is None else replace(wanted, from_ms=self.times_ms[0], to_ms=self.times_ms[1])
 
@@ -68,7 +68,7 @@ class Piece(NamedTuple):
 NOTHING = Piece(None, ())
 
 
-def pieces(parts: Sequence[tuple[int | None, Reads]], wanted: Wanted, number: int | None) -> list[Piece]:
+def pieces(parts: Sequence[tuple[int | None, Reads]], wanted: RowSelection, number: int | None) -> list[Piece]:
     """Return the pieces to read for the wanted rows.
 
     Args:
@@ -108,7 +108,7 @@ def cut_keys(table: KeyReads, stretches: Sequence[KeyRange], number: int | None)
         stretches: the ranges to read, in key order and disjoint.
         number: the number of pieces; fewer if they would become too small. None: by the bytes.
     """
-    ruler = _Ruler(table, stretches)
+    ruler = _MeasuredRanges(table, stretches)
     number = min(number or -(-ruler.length // PIECE_BYTES), ruler.length // LEAST_BYTES)
     if number < 2:
         return []
@@ -172,7 +172,7 @@ def between(ranges: Sequence[KeyRange], cuts: Sequence[bytes]) -> Iterator[tuple
         yield tuple(some)
 
 
-def _times(wanted: Wanted, share: int) -> list[tuple[int, int] | None]:
+def _times(wanted: RowSelection, share: int) -> list[tuple[int, int] | None]:
     """Return the stretches of time that each salt is cut into: so many of the same length, if it can be.
 
     Keys of payloads tell no time by which rows could be leapt over, so payloads are not cut.
@@ -185,7 +185,7 @@ def _times(wanted: Wanted, share: int) -> list[tuple[int, int] | None]:
     return [*pairwise(first + length * at // share for at in range(share + 1))]
 
 
-class _Ruler:
+class _MeasuredRanges:
     """Ranges of a table laid one after the other, measured in bytes.
 
     Attributes:

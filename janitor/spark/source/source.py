@@ -30,7 +30,7 @@ from janitor.spark.source import pages
 from janitor.spark.source.batches import CLAIM_COLUMNS, METADATA_COLUMNS, arrow_batch, columns_of, row_batch
 from janitor.spark.source.options import NAME, SourceOptions
 from janitor.spark.source.parts import NOTHING, Piece, pieces
-from janitor.spark.source.wanted import Wanted
+from janitor.spark.source.wanted import RowSelection
 from janitor.spark.stream import is_meant
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import all_claims
@@ -134,7 +134,7 @@ class RowReader(DataSourceReader):
     def __init__(self, asked: SourceOptions) -> None:
         table: DataTable = "message" if asked.table == "message" else "payload"
         self._asked = asked
-        self.wanted = Wanted(table, asked.patterns, from_ms=asked.from_ms, to_ms=asked.to_ms)
+        self.wanted = RowSelection(table, asked.patterns, from_ms=asked.from_ms, to_ms=asked.to_ms)
         now_ms = SystemClock().now_ms() if asked.now_ms is None else asked.now_ms
         with asked.access.reading() as store:
             self.policy = asked.access.policy(store, now_ms, asked.changes)
@@ -188,7 +188,7 @@ class _SmallReader(DataSourceReader):
 
     def __init__(self, asked: SourceOptions) -> None:
         self._asked = asked
-        self._wanted = Wanted("message", asked.patterns)
+        self._wanted = RowSelection("message", asked.patterns)
 
 
 class MetadataReader(_SmallReader):

@@ -27,7 +27,7 @@ _MOST_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RowSelection:
     """Rows of one table.
 
     Attributes:
@@ -161,14 +161,14 @@ class Wanted:
         found.append(KeyRange(key, stop))
         return stop
 
-    def narrowed(self, filters: Iterable[Filter]) -> Wanted:
+    def narrowed(self, filters: Iterable[Filter]) -> RowSelection:
         """Return the rows that also pass filters, as far as their keys show that."""
         found = self
         for one in filters:
             found = found._narrowed_by(one)
         return found
 
-    def _narrowed_by(self, one: Filter) -> Wanted:
+    def _narrowed_by(self, one: Filter) -> RowSelection:
         values: frozenset[Any]
         match one:
             case EqualTo((column,), value):
@@ -188,7 +188,7 @@ class Wanted:
                 return self._since(min(values))._until(max(values) + 1)
         return self
 
-    def _within(self, one: Filter) -> Wanted:
+    def _within(self, one: Filter) -> RowSelection:
         match one:
             case GreaterThanOrEqual((self._time,), int(ms)):
                 return self._since(ms)
@@ -204,10 +204,10 @@ class Wanted:
     def _time(self) -> str:
         return "publish_ms" if self.table == "message" else "write_ms"
 
-    def _since(self, ms: int) -> Wanted:
+    def _since(self, ms: int) -> RowSelection:
         return replace(self, from_ms=ms if self.from_ms is None else max(ms, self.from_ms))
 
-    def _until(self, ms: int) -> Wanted:
+    def _until(self, ms: int) -> RowSelection:
         return replace(self, to_ms=ms if self.to_ms is None else min(ms, self.to_ms))
 
 

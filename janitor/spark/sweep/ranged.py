@@ -18,9 +18,9 @@ from tms_core.tables.base import (
     MetadataTable,
     Page,
     PayloadTable,
+    Projection,
     Reads,
     Store,
-    Want,
 )
 from tms_core.tables.wrapped import (
     Hook,
@@ -81,7 +81,7 @@ class _Ranges(Hook):
         self._reaches = reaches
         self._starts = [reach.start for reach in reaches]
 
-    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         """Return the rows of the first range that has some."""
         for first, last in self._within(start, stop):
             # The first key after a range is not one of these rows.

@@ -142,7 +142,7 @@ class SqliteState(State):
         return cls(None)
 
 
-class _Border:
+class _ErrorTranslation:
     """Translates SQLite's errors into the state's; entered at every read, so it is no generator."""
 
     def __init__(self, name: str) -> None:
@@ -175,7 +175,7 @@ class SqliteDocuments:
     def __init__(self, folder: Path | None, busy_seconds: float) -> None:
         self.name = "the state in memory" if folder is None else str(folder / FILE_NAME)
         self.loose = LooseFile(folder)
-        self._border = _Border(self.name)
+        self._border = _ErrorTranslation(self.name)
         self._lock = RLock()
         if folder is not None:
             _prepare(folder)

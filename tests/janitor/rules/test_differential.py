@@ -37,7 +37,7 @@ from tms_core.clock import ManualClock
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import MetadataError
 from tms_core.rowkey import Cutoff, MessageId, MessageKey, PayloadKey, generation_prefix, java_abs
-from tms_core.tables.base import MESSAGES, PAYLOADS, MessageValue, Page, Store, Want
+from tms_core.tables.base import MESSAGES, PAYLOADS, MessageValue, Page, Projection, Store
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryMessageTable, MemoryStore
 from tms_core.tables.side import MemorySide
@@ -313,7 +313,7 @@ def judge(scene: Scene, *, tells: bool = True) -> tuple[dict[bytes, Verdict], di
 class SilentCells(MemoryMessageTable):
     """Messages in memory whose cells do not say which rows refer, as HBase's do not."""
 
-    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         page: Page[Any] = super().read(want, start, stop, limit)
         if want.part == "cells":
             return page._replace(items=[cell._replace(refers=True) for cell in page.items])

@@ -14,7 +14,7 @@ from janitor.rules.policy import Rule
 from janitor.sweep.read_ahead import Ahead
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic
 from tms_core.errors import StoreError, StoreUnavailable
-from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, TxCell, Want
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class DearMessages(MemoryMessageTable):
     keys_per_call = KEYS_PER_CALL
     broken: bytes | None = None
 
-    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         page: Page[Any] = super().read(want, start, stop, limit)
         if self.broken in [item if isinstance(item, bytes) else item[0] for item in page.items]:
             raise StoreUnavailable("a row cannot be read")
@@ -93,7 +93,7 @@ def test_given_any_questions_from_start_to_end_when_asked_then_each_answer_is_th
         if kind == "first":
             assert ahead.first(start) == store.message.first(start)
         elif stop is None or start < stop:
-            want: Want[Any] = KEYS if kind == "keys" else CELLS
+            want: Projection[Any] = KEYS if kind == "keys" else CELLS
             mine, its = partial(ahead.read, want), partial(store.message.read, want)
             assert all_of(mine, start, stop, limit) == all_of(its, start, stop, limit)
 
@@ -113,7 +113,7 @@ def test_given_large_steps_when_taken_then_little_is_read_ahead_for_nothing() ->
     read: list[int] = []
     read_page = store.message.read
 
-    def noted(want: Want[Any], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
+    def noted(want: Projection[Any], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
         read.append(limit)
         return read_page(want, start, stop, limit)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from tms_core.client.consume.consuming import MessageBatches
-from tms_core.client.protocol.calls import Ask
+from tms_core.client.protocol.calls import PollRequest
 from tms_core.client.protocol.core import Core, Reading
 from tms_core.client.protocol.messages import Message
 from tms_core.client.protocol.wire import run
@@ -16,7 +16,7 @@ from tms_core.rowkey import MessageId
 class _Poll:
     """A poll that sends its request with the first message; arguments as of :class:`Messages`."""
 
-    def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
+    def __init__(self, core: Core, ask: PollRequest, limit: int | None) -> None:
         self._core = core
         self._ask = ask
         self._left = limit
@@ -57,7 +57,7 @@ class Messages:
         limit: the most messages to read; None: all current messages.
     """
 
-    def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
+    def __init__(self, core: Core, ask: PollRequest, limit: int | None) -> None:
         self._poll = _Poll(core, ask, limit)
         self._batch: Iterator[Message] = iter(())
 
@@ -85,7 +85,7 @@ class Messages:
 class AsyncMessages:
     """An iterator over the messages of a poll while the response arrives; for one task; as :class:`Messages`."""
 
-    def __init__(self, core: Core, ask: Ask, limit: int | None) -> None:
+    def __init__(self, core: Core, ask: PollRequest, limit: int | None) -> None:
         self._poll = _Poll(core, ask, limit)
         self._batch: Iterator[Message] = iter(())
 

@@ -229,10 +229,12 @@ def poll(
 
 
 #: Makes a request of a poll from the last received message (None: the start of the poll) and a limit.
-Ask = Callable[[MessageId | None, int | None], Call[None]]
+PollRequest = Callable[[MessageId | None, int | None], Call[None]]
 
 
-def poll_on(topic: Topic, start: Start, limit: int | None, transaction: Transaction | None, *, inclusive: bool) -> Ask:
+def poll_on(
+    topic: Topic, start: Start, limit: int | None, transaction: Transaction | None, *, inclusive: bool
+) -> PollRequest:
     """Return a function that makes the requests of a poll: the first one, and one after each limited response.
 
     Raises:

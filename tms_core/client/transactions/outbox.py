@@ -29,7 +29,7 @@ from tms_core.topic import TopicId
 _LEAST_BYTES = 100
 
 
-class _Kept(NamedTuple):
+class _PendingMessage(NamedTuple):
     """A message to publish.
 
     Attributes:
@@ -53,7 +53,7 @@ class Outbox:
         self._pointer = pointer
         self._limits = limits
         #: The kept messages, by the topic or partition that they are published to.
-        self._kept: dict[TopicId, list[_Kept]] = {}
+        self._kept: dict[TopicId, list[_PendingMessage]] = {}
         self._kept_bytes = 0
         self._stored: dict[TopicId, None] = {}
         #: Topics with a publish. Payloads stored after it would become visible with the payloads stored before it.
@@ -81,7 +81,7 @@ class Outbox:
         if isinstance(number, Mapping) and name not in self._core.layouts:
             await read_layout(self._core, name)
         for place in places(self._core, name, number):
-            kept = [_Kept(payload, ttl_seconds, place.topic, place.number) for payload in given]
+            kept = [_PendingMessage(payload, ttl_seconds, place.topic, place.number) for payload in given]
             self._kept.setdefault(place.partition, []).extend(kept)
             self._kept_bytes += sum(map(len, given))
         if self._kept_bytes > self._limits.transaction_bytes:
@@ -143,7 +143,7 @@ class Outbox:
                 await self._move([*batch, *behind], error)
                 return
 
-    async def _publish_all(self, topic: TopicId, kept: Sequence[_Kept]) -> None:
+    async def _publish_all(self, topic: TopicId, kept: Sequence[_PendingMessage]) -> None:
         """Publish the stored payloads of a topic, then these messages."""
         if topic in self._stored:
             del self._stored[topic]
@@ -175,7 +175,7 @@ class Outbox:
         published = await self._core.ask(calls.publish_in(topic, messages, self._pointer, ttl_seconds))
         self._published.append((topic, published))
 
-    async def _move(self, kept: Sequence[_Kept], error: PartitionsChanged) -> None:
+    async def _move(self, kept: Sequence[_PendingMessage], error: PartitionsChanged) -> None:
         """Keep messages that a sealed partition has rejected, for the open partitions.
 
         Raises:
@@ -184,7 +184,7 @@ class Outbox:
         self._moves += 1
         for topic in dict.fromkeys(one.topic for one in kept):
             await read_again(self._core, topic, self._moves, error)
-        moved: dict[TopicId, list[_Kept]] = {}
+        moved: dict[TopicId, list[_PendingMessage]] = {}
         for one in kept:
             for place in places(self._core, one.topic, one.number):
                 moved.setdefault(place.partition, []).append(one._replace(topic=place.topic, number=place.number))
@@ -192,7 +192,9 @@ class Outbox:
         # Moved messages are older than the messages kept for the new partitions, so they come first.
         self._kept |= {partition: [*found, *self._kept.get(partition, [])] for partition, found in moved.items()}
 
-    def _batches(self, kept: Sequence[_Kept]) -> Iterator[tuple[Sequence[_Kept], Sequence[_Kept]]]:
+    def _batches(
+        self, kept: Sequence[_PendingMessage]
+    ) -> Iterator[tuple[Sequence[_PendingMessage], Sequence[_PendingMessage]]]:
         """Yield requests of about the right size with messages of one TTL, and the remaining messages after each."""
         first, size = 0, 0
         for at, one in enumerate(kept):

@@ -22,7 +22,7 @@ KNOWN_GROUPS = 10_000
 _KNOWN_MS = 5000
 
 
-class _Known(NamedTuple):
+class _DrainedNote(NamedTuple):
     """A note that a group has read all partitions before a family.
 
     Attributes:
@@ -50,7 +50,7 @@ class DrainedHistory:
         self._clock = clock
         self._alone = alone
         #: The notes, by the last partition before the family.
-        self._known: RecentlySet[ConsumerGroup, _Known] = RecentlySet(KNOWN_GROUPS)
+        self._known: RecentlySet[ConsumerGroup, _DrainedNote] = RecentlySet(KNOWN_GROUPS)
 
     def unread(self, part: TopicMetadata, name: str, reader: Transaction) -> TopicId | None:
         """Return the first earlier partition that a group has not read completely for a reader; None: it has read all.
@@ -71,7 +71,7 @@ class DrainedHistory:
                 if pointer is None:
                     return topic
                 found.append((pointer, topic))
-            known = self._known[group] = _Known(*max(found), taken_back, now_ms)
+            known = self._known[group] = _DrainedNote(*max(found), taken_back, now_ms)
         # The reader must not build on the results of a transaction that is not in its snapshot.
         return known.topic if claim_outcome(known.pointer, reader) is ClaimOutcome.OPEN else None
 
@@ -79,5 +79,5 @@ class DrainedHistory:
         """Drop cached data, because another process may have written."""
         self._known.clear()
 
-    def _is_old(self, known: _Known, now_ms: int) -> bool:
+    def _is_old(self, known: _DrainedNote, now_ms: int) -> bool:
         return not self._alone and not 0 <= now_ms - known.read_ms < _KNOWN_MS

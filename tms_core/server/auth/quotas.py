@@ -22,7 +22,7 @@ _EVERYBODY = "*"
 
 
 @dataclass(slots=True)
-class _Use:
+class _Usage:
     """The usage of a principal; ``bytes_left`` is below 0 where it owes some."""
 
     requests: int
@@ -40,7 +40,7 @@ class Quotas:
     def __init__(self, quotas: Sequence[AuthQuota], clock: Clock) -> None:
         self._quotas = {quota.principal: quota for quota in reversed(quotas)}
         self._clock = clock
-        self._uses: OrderedDict[str, _Use] = OrderedDict()
+        self._uses: OrderedDict[str, _Usage] = OrderedDict()
 
     def of(self, principal: str) -> AuthQuota | None:
         """Return the quota of a principal; None: it has none."""
@@ -99,14 +99,14 @@ class Quotas:
                 60.0,
             )
 
-    def _use(self, principal: str, quota: AuthQuota) -> _Use:
+    def _use(self, principal: str, quota: AuthQuota) -> _Usage:
         """Return the current usage of a principal; it holds at most the bytes of one second, so quiet time saves
         nothing.
         """
         now_ms, rate = self._clock.monotonic_ms(), quota.bytes_per_second or 0
         use = self._uses.get(principal)
         if use is None:
-            use = self._uses[principal] = _Use(0, rate, now_ms)
+            use = self._uses[principal] = _Usage(0, rate, now_ms)
             self._forget()
         self._uses.move_to_end(principal)
         use.bytes_left = min(rate, use.bytes_left + rate * (now_ms - use.at_ms) / 1000)

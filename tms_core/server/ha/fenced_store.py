@@ -30,9 +30,9 @@ from tms_core.tables.base import (
     Origin,
     Page,
     PayloadTable,
+    Projection,
     Store,
     TxCell,
-    Want,
     partly_written,
 )
 from tms_core.tables.side import SideChange, SideTable
@@ -112,7 +112,7 @@ class TableFence(Hook):
         fence = _Fence(slots)
         self._changing, self._reading = fence.changing, fence.reading
 
-    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         with self._reading(start):
             return table.read(want, start, stop, limit)
 
@@ -165,7 +165,7 @@ class MessageFence(TableFence):
         with self._reading(prefix) as term:
             return self._gaps(term, prefix).end
 
-    def read(self, table: KeyReads, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         with self._reading(start) as term:
             # Settle the gaps before the read. A row that appears between a read and a later settlement would be visible
             # to one reader and hidden from another.

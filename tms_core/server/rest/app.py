@@ -163,7 +163,7 @@ def routes(context: ServerContext) -> list[GuardedRoute]:
         TopicRoutes(context),
         Consumers(context),
         ProducerRoutes(context),
-        _About(context),
+        _CommonRoutes(context),
     )
     return [
         GuardedRoute(f"{_TOPIC}/publish", Publish(context), "publish", {"POST": Need.PUBLISH}),
@@ -428,7 +428,7 @@ async def _nothing_here(_: Scope, __: Receive, ___: Send) -> None:
     raise HTTPException(404, "This path does not exist. /openapi.json lists all paths.")
 
 
-class _About:
+class _CommonRoutes:
     """The routes that are not about topics."""
 
     def __init__(self, context: ServerContext) -> None:

@@ -126,7 +126,7 @@ class Forwarder:
         leader = _address(leadership)
         if not leader or self._opened is None or any(name == FORWARDED for name, _ in scope["headers"]):
             raise _unavailable("No server leads at the moment.")
-        passage = _Passage(scope, receive, send, self._extensions)
+        passage = _ForwardedRequest(scope, receive, send, self._extensions)
         transport = await self._current(self._opened)
         passing = asyncio.ensure_future(passage.run(transport, leader))
         gone, leader_changed = (
@@ -164,7 +164,7 @@ async def _leader_changed(leadership: Leadership, leader: str) -> None:
         await asyncio.sleep(LOOK_SECONDS)
 
 
-class _Passage:
+class _ForwardedRequest:
     """One request on its way to the leader and its answer on the way back."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, extensions: dict[str, Any]) -> None:

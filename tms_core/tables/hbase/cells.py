@@ -24,9 +24,9 @@ from tms_core.tables.base import (
     Origin,
     Page,
     PayloadTable,
+    Projection,
     TableName,
     TxCell,
-    Want,
     searched,
 )
 from tms_core.tables.hbase.rows import KEYS, POINTERS, ROWS, HBaseRows, Query, Row, batches
@@ -80,7 +80,7 @@ class HBaseTable(KeyTable):
     def most_value_bytes(self) -> int:
         return self._limit.most_value_bytes
 
-    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         self._calls.count(want.call)
         page = self._salts.page(start, stop, limit, _query(want))
         items = self._wanted(want, page.items)
@@ -89,7 +89,7 @@ class HBaseTable(KeyTable):
         return cast(Page[T], page._replace(items=items, rows_read=len(page.items.keys)))
 
     @abstractmethod
-    def _wanted(self, want: Want[T], found: SaltedRows) -> Any:
+    def _wanted(self, want: Projection[T], found: SaltedRows) -> Any:
         """Return the wanted part of the rows that can be read."""
 
     def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
@@ -146,7 +146,7 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         super().__init__(salts, calls, buckets, limit)
         self._threads = threads
 
-    def _wanted(self, want: Want[T], found: SaltedRows) -> Any:
+    def _wanted(self, want: Projection[T], found: SaltedRows) -> Any:
         if want.part == "keys":
             return found.keys
         if want.part == "cells":
@@ -194,7 +194,7 @@ class HBasePayloadTable(HBaseTable, PayloadTable):
 
     name: TableName = "payload"
 
-    def _wanted(self, want: Want[T], found: SaltedRows) -> Any:
+    def _wanted(self, want: Projection[T], found: SaltedRows) -> Any:
         if want.part == "keys":
             return found.keys
         cells = [(key, row.columns.get(PAYLOAD_TABLE_COLUMN)) for key, row in zip(*found, strict=True)]
@@ -242,7 +242,7 @@ class HBaseMetadataTable(MetadataTable):
         return value
 
 
-def _query(want: Want[Any]) -> Query:
+def _query(want: Projection[Any]) -> Query:
     if want.call != "rows":
         return KEYS if want.part == "keys" else POINTERS
     return ROWS if want.most_bytes is None else ROWS._replace(page_bytes=min(want.most_bytes, ROWS.page_bytes))

@@ -37,11 +37,11 @@ from tms_core.tables.base import (
     PayloadReads,
     PayloadTable,
     PointerSet,
+    Projection,
     RowsOfRequest,
     Store,
     TableName,
     TxCell,
-    Want,
     searched,
 )
 from tms_core.tables.leveldb.database import PAGE_BYTES, Change, Database, StoredColumns, WritableDatabase
@@ -176,7 +176,7 @@ def _open(folder: Path, stack: ExitStack, *, create: bool) -> WritableDatabase:
 
 
 #: Whole rows with their values as they are stored, for callers that decode them by the page; of LevelDB only.
-STORED: Want[StoredColumns] = Want("stored")
+STORED: Projection[StoredColumns] = Projection("stored")
 
 
 class LevelDBReads(KeyReads):
@@ -186,11 +186,11 @@ class LevelDBReads(KeyReads):
         self._database = database
         self._calls = calls
 
-    def read(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
+    def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         self._calls[want.call] += 1
         return cast(Page[T], self._page(want, start, stop, limit))
 
-    def _page(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
+    def _page(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
         if want.part == "keys":
             return self._database.keys(start, stop, limit)
         if want.part == "stored":
@@ -206,7 +206,7 @@ class LevelDBMessageReads(LevelDBReads, MessageReads):
 
     name: TableName = "message"
 
-    def _page(self, want: Want[T], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
+    def _page(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[Any]:
         if want.part == "cells":
             return self._cells(start, stop, limit, want.pointers)
         if want.part not in ("rows", "columns"):

@@ -84,7 +84,7 @@ class _Broken(Exception):
     """The connection broke during a call."""
 
 
-class _Late(_Broken):
+class _TimedOut(_Broken):
     """There was no answer in time."""
 
 
@@ -366,7 +366,7 @@ class TransactionClient:
                     raise
             except _Broken as broken:
                 self._leave(address)
-                if not (again and left) or (isinstance(broken, _Late) and not several):
+                if not (again and left) or (isinstance(broken, _TimedOut) and not several):
                     raise self._unclear(name, str(broken)) from broken
         raise AssertionError("no service was asked")
 
@@ -389,7 +389,7 @@ class TransactionClient:
                 # The connection is as good as before.
                 unknown = error
             except TimeoutError as error:
-                raise _Late(f"there was no answer within {seconds:g} s") from error
+                raise _TimedOut(f"there was no answer within {seconds:g} s") from error
             except (OSError, EOFError, FormatError) as error:
                 raise _Broken(str(error)) from error
         raise unknown
