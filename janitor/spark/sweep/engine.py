@@ -1,12 +1,12 @@
-"""A pass whose jobs are tasks on Spark: planned, guarded, counted and concluded by the engine as any other.
+"""A pass whose jobs are tasks on Spark. The engine plans, guards, counts and concludes it like any other pass.
 
-The engine does not change. It prepares, asks its guards, takes each step of a pass in all parts before the next one
-begins, and saves what was reached; only the division of the pass is another (:class:`~janitor.sweep.sweep.Division`).
-While tasks are at work the driver shows that the run is alive and renews its lease; when that is lost, the tasks are
-called back, and those that do not hear it end at their next batch by themselves. There is one task for each share.
+The engine does not change. It prepares the run, checks the guards, completes each step in all parts before the next
+step, and saves the progress; only the division of the pass differs (:class:`~janitor.sweep.sweep.Division`). While
+tasks work, the driver sends heartbeats and renews its lease. If it loses the lease, it cancels the tasks; a task that
+does not get the message stops before its next batch. Each share has one task.
 
-Traded: what a task takes is counted when it ends. What an attempt took that was lost is in the ledger without a number,
-because each attempt announces where it will delete before it does.
+The trade-off: a task's deletions are counted only when the task finishes. If an attempt is lost, the ledger has its
+deletions without a number, because each attempt announces its ranges before it deletes.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ _STEP_NAMES = {"message": "messages", "invert": "invalid transactions", "payload
 
 
 class Sender(Protocol):
-    """Has tasks done somewhere."""
+    """A sender of parts to tasks."""
 
     def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
-        """Have the step of each part taken by a task; the outcomes come in their order.
+        """Run the step of each part in a task; return the outcomes in the order of the parts.
 
         Args:
-            alive: called now and then while one waits.
+            alive: called at intervals during the wait.
 
         Raises:
-            Interrupted: what ``alive`` raised; the tasks were called back.
-            StoreError: a task failed as often as it was tried.
+            Interrupted: ``alive`` raised it; the tasks were cancelled.
+            StoreError: a task failed in all its attempts.
         """
         ...
 
 
 class SparkSender:
-    """Has tasks done on Spark, one for each part.
+    """A sender that runs tasks on Spark, one for each part.
 
     Args:
-        spark: where; a session of the sweep's own, whose jobs are all called back when the run has to end.
+        spark: a session of this sweep only, because all its jobs are cancelled if the run has to stop.
         environment: the resources of tasks; sent with them.
     """
 
@@ -107,20 +107,20 @@ class SparkSender:
         return [unpack(found[at]) for at in range(len(parts))]
 
 
-#: Cuts the store of a run into parts, each with what of the driver's own store stands for it.
+#: Cuts the store of a run into parts. Each part has a stand-in for the driver's own store.
 Cut = Callable[[Run], list[tuple[Part, Reads]]]
-#: Gives a sender whose tasks look at the store as it is now, as long as the block runs.
+#: Returns a sender whose tasks read the present contents of the store while the block runs.
 Looking = Callable[[], AbstractContextManager[Sender]]
 
 
 class Tasks:
-    """A division whose steps are tasks: those of a store in HBase in a sweep, and those of any store in a plan.
+    """A division whose steps are tasks: for a store in HBase in a sweep, and for any store in a plan.
 
     Args:
-        sender: has tasks done.
+        sender: runs the tasks.
         cut: cuts the store into parts.
-        state: where the lease of a run is.
-        lease: of the driver; None where there is none to lose.
+        state: the location of the run's lease.
+        lease: the driver's lease; None if the run needs no lease.
     """
 
     def __init__(self, sender: Sender, cut: Cut, state: State, lease: Lease | None) -> None:
@@ -134,7 +134,7 @@ class Tasks:
         found = self.cut(run)
         record = LeaseRecord.parse(self._state.lease()) if self._lease is not None else None
         if record is not None and self._lease is not None and record.fence != self._lease.fence:
-            record = None  # It is kept elsewhere, where the driver alone looks after it.
+            record = None  # the driver alone maintains the record
         bound = replace(run, lease=record)
         parts = [replace(part, run=bound, replans=False).open(store, executor) for part, store in found]
         yield _TaskWorkers(self._sender, self._state, parts)
@@ -147,11 +147,11 @@ class _TaskWorkers:
         self._state = state
 
     def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
-        """Take a step in all parts, and once more in topics that have moved meanwhile (invariant S2)."""
+        """Run a step in all parts, and again in topics whose metadata changed during the step (invariant S2)."""
         run, step = self.parts[0].run, self.parts[0].step
         taken = [Outcome() for _ in self.parts]
         searches = step != "invert" or any(part.search.since_ms is not None for part in self.parts)
-        # A task costs more than it takes to see that it would have nothing to do.
+        # A task costs more than the check that it would have nothing to do.
         due = [part for part in self.parts if _has_rows(part)] if searches else []
         narrowed = run
         for _ in range(REPLANS):
@@ -174,7 +174,7 @@ class _TaskWorkers:
         ended = next((outcome.ended for outcome in taken if outcome.ended is not None), None)
         for part, outcome in zip(self.parts, outcomes, strict=True):
             outcome.merge(taken[part.number])
-            # A run that has to end says of none of its parts that it was covered.
+            # An interrupted run counts no part as covered.
             outcome.ended = ended
             yield StepFinished(part, outcome)
 
@@ -187,7 +187,8 @@ class _TaskWorkers:
         answered = {
             (*key[:4], taken.start) for outcome in found for key, taken in (*outcome.taken.items(), *outcome.unsure)
         }
-        # Also where no task says that another one went before it: Spark may have killed one of two that ran at once.
+        # Always read the announcements: Spark may have killed one of two concurrent attempts, and then no task reports
+        # it.
         lost = [entry for about, entry in self._announced(run).items() if about not in known.keys() | answered]
         if lost:
             logger.warning("%d announcements of attempts that were lost go into the ledger without a count", len(lost))
@@ -209,29 +210,30 @@ def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, DeletedRows]:
 
 
 def _with_rate(parts: Sequence[Part], run: Run) -> list[Part]:
-    """Return the parts with equal shares of the run's rate, which is a limit also if few tasks are at work at once."""
+    """Return the parts with equal shares of the run's rate; the limit holds even if only a few tasks run at once."""
     if run.terms.rows_per_second:
         run = replace(run, terms=replace(run.terms, rows_per_second=run.terms.rows_per_second / len(parts)))
     return [replace(part, run=run) for part in parts]
 
 
 def _has_rows(part: Part) -> bool:
-    """Return whether the table of a part's step has rows there."""
+    """Return whether the table of a part's step has rows in the part."""
     table = part.store.payload if part.step == "payload" else part.store.message
     return table.first(b"") is not None
 
 
 class GuidedDriver:
-    """A driver that alone can write a store, and goes only where tasks have found something to do on a copy.
+    """A driver that writes the store alone, and visits only places where tasks found work on a copy.
 
-    A store in LevelDB is one process's. Most of a full pass is not deleting but looking: for the pointers of
-    invalid transactions in every message row, and for payload rows that have come due among those that have not. So
-    tasks look, by the same code that would do it, and the driver, which judges every row again, goes nowhere else.
-    Nothing else can write meanwhile, so what tasks saw is still so.
+    LevelDB admits one process. Most of a full pass is reading: it searches every message row for the pointers of
+    invalid transactions, and the payload table for due rows. Therefore tasks read, with the same code that would
+    delete, and the driver visits only their findings and judges every row again. Nothing else can write during the
+    pass, so the findings of the tasks stay valid.
 
     Args:
-        tasks: who does plans, and cuts the store.
-        looking: gives a sender of tasks that look; asked once, when they are needed, and held until the pass ends.
+        tasks: runs plans, and cuts the store.
+        looking: returns a sender of tasks that read; called once, when they are needed, and kept until the pass
+            finishes.
     """
 
     def __init__(self, tasks: Tasks, looking: Looking) -> None:
@@ -252,7 +254,7 @@ class GuidedDriver:
 
 
 class _GuidedWorkers:
-    """Workers that go where there is something to do."""
+    """Workers that visit only places with findings."""
 
     def __init__(
         self, driver: Workers, store: Store, shares: Sequence[Part], looking: Looking, needed: ExitStack
@@ -271,7 +273,7 @@ class _GuidedWorkers:
             yield from self._driver.take(outcomes)
             return
         if self._sender is None:
-            # Not before messages are deleted, or tasks would look at those, too.
+            # After the deletion of messages, because otherwise the tasks would read the deleted messages too.
             self._sender = self._needed.enter_context(self._looking())
         search = SearchScope(part.search.since_ms, part.search.everything)
         looks = [replace(share, step=part.step, undone=part.undone, search=search) for share in self._shares]
@@ -283,10 +285,9 @@ class _GuidedWorkers:
         yield StepFinished(part, outcome)
 
     def _go(self, part: Part, seen: Outcome, total: Outcome) -> Iterator[Read]:
-        """Take a step where tasks have found something.
+        """Run a step in the places where tasks have findings.
 
-        What is deleted is counted by the driver, which deletes it; what stays is counted by the tasks, who saw all of
-        it.
+        The driver counts deletions, because it deletes. The tasks count remaining rows, because they read all rows.
         """
         found = sorted(seen.found)
         ranges = (found, []) if part.step == "invert" else ([], found)
@@ -302,19 +303,19 @@ class _GuidedWorkers:
 
 
 def _needs_looking(part: Part) -> bool:
-    """Return whether there may be much to look at; due rows of messages lies in one range of each topic."""
+    """Return whether the step may have many rows to read; the due messages of a topic are one range."""
     if part.step == "invert":
         return part.search.since_ms is not None and part.store.message.first(b"") is not None
     return part.step == "payload" and part.store.payload.first(b"") is not None
 
 
 def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | None = None) -> Engine:
-    """Return an engine whose passes are done on Spark.
+    """Return an engine whose passes run on Spark.
 
     Args:
-        sender: has tasks done.
+        sender: runs the tasks.
         cut: cuts the store into parts.
-        looking: of a store that nothing but this process can write: gives a sender of tasks that look at it; None where
+        looking: for a store that only this process can write: returns a sender of tasks that read the store; None if
             tasks delete.
     """
     tasks = Tasks(sender, cut, deps.state, deps.lease)
@@ -322,11 +323,11 @@ def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | Non
 
 
 def cutter(access: Access, partitions: int | None, counts: Callable[[], Mapping[TopicId, TopicCount]] = dict) -> Cut:
-    """Return a function that cuts the store of the settings: by bytes in LevelDB, by salt and counted rows in HBase.
+    """Return a function that cuts the configured store: by bytes in LevelDB, by salt and counted rows in HBase.
 
     Args:
-        partitions: about how many parts; in HBase at least one for each salt. None: by the store's size.
-        counts: returns the counted rows of topics, which tell where to cut a salt in HBase.
+        partitions: the approximate number of parts; in HBase at least one for each salt. None: by the store's size.
+        counts: returns the counted rows of topics, which show where to cut a salt in HBase.
     """
 
     def cut(run: Run) -> list[tuple[Part, Reads]]:
@@ -346,7 +347,7 @@ def cutter(access: Access, partitions: int | None, counts: Callable[[], Mapping[
         for share in salted:
             [salt] = share.span.start
             for within in ranges:
-                # The same keys in both tables, so that the span of a part says which rows of either table it has.
+                # Both tables have the same keys, so the span of a part defines its rows in either table.
                 cut_out = RangedReads(share, [within], [within]) if cuts else share
                 parts.append((Part(run, len(parts), salt, (within, within)), cut_out))
         return parts

@@ -1,4 +1,4 @@
-"""What all routes share: the service, the limits, the threads, the polls that wait, how a request becomes a topic."""
+"""The context of all routes: service, limits, threads, waiting polls, and the conversion of a request to a topic."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ from tms_core.web.protocol import abort_of
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: From this size on a body is taken apart in a thread, so that the other requests need not wait for it. As many
-#: messages without a payload take a few milliseconds.
+#: Bodies of this size or more are decoded in a thread, so that other requests do not wait. Decoding that many messages
+#: without payloads takes a few milliseconds.
 _LARGE_BYTES = 250_000
-#: Under this name a request has what counts bytes for the quota of its principal, if it has one.
+#: The key in a request's state of the function that counts bytes for the principal's quota.
 SPENDS = "spends"
-#: How many large bodies are taken apart at once: only one can be at a time, and more would keep the event loop waiting.
+#: The number of large bodies that are decoded at once. The interpreter decodes only one at a time, and more would delay
+#: the event loop.
 _DECODING = 1
-#: Topics whose largest message is remembered.
+#: The number of topics whose largest message is remembered.
 _KNOWN_TOPICS = 10_000
-#: What the body of a poll may have beside its transaction, in bytes.
+#: The largest part of a poll's body outside its transaction, in bytes.
 _POLL_BYTES = 16 << 10
-#: What an id of a transaction takes in the body of a poll, in bytes: eight, and a third more where it is base64.
+#: The size of a transaction id in the body of a poll, in bytes: eight, and a third more in base64.
 _ID_BYTES = 11
 
 
@@ -52,8 +53,8 @@ class PollLimit:
     """The limits of a poll's response.
 
     Attributes:
-        messages: how many; None: as many as it asks for.
-        bytes: how many of messages, with what each takes beside its payload; None: as many as there are.
+        messages: the most messages; None: as many as the poll requests.
+        bytes: the most bytes of messages, including the overhead of each; None: unlimited.
     """
 
     messages: int | None = None
@@ -61,7 +62,7 @@ class PollLimit:
 
 
 class Sizes:
-    """The largest message of each topic that was published or read here lately, as far as it matters."""
+    """The largest recent message of each topic that was published or read here, if it matters."""
 
     def __init__(self) -> None:
         self._largest: dict[TopicId, int] = {}
@@ -88,14 +89,14 @@ class Sizes:
 
 
 class Waiting:
-    """The polls of a server that wait.
+    """The waiting polls of a server.
 
     Args:
-        most_each: how many of one principal may; None: any number.
+        most_each: the most waiting polls of one principal; None: unlimited.
 
     Attributes:
-        closed: whether none may wait any more.
-        polls: for each of them a function that wakes it, which any thread may call.
+        closed: whether polls may no longer wait.
+        polls: a function for each poll that wakes it; any thread may call it.
     """
 
     def __init__(self, most_each: int | None = None) -> None:
@@ -132,7 +133,7 @@ class Waiting:
                 del self._each[principal]
 
     def close(self) -> None:
-        """Stop all of them, and start none; may be called by any thread."""
+        """Stop all waiting polls, and refuse new ones; any thread may call it."""
         self.closed = True
         for wake in list(self.polls):
             wake()
@@ -145,7 +146,7 @@ def waking(came: asyncio.Future[None]) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
 
     def wake() -> None:
-        with suppress(RuntimeError):  # the loop has ended, and with it who waited
+        with suppress(RuntimeError):  # the loop is closed, and so is the waiter
             loop.call_soon_threadsafe(_settle, came)
 
     return wake
@@ -153,15 +154,15 @@ def waking(came: asyncio.Future[None]) -> Callable[[], None]:
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What all routes share.
+    """The objects that all routes share.
 
     Args:
         max_request_bytes: the largest body, before and after decompression.
-        gate: the rules; None: everybody may do everything.
-        poll_threads: where polls read the store, so that nothing else waits for them; None: in ``threads`` too.
-        transaction_ids: how many ids the transaction of a poll may carry (``server.max_transaction_ids``).
-        present_ids: how many ids a transaction of the manager in this process would carry now; a poll may carry as
-            many and a tenth more, whatever the setting says.
+        gate: the access rules; None: everybody may do everything.
+        poll_threads: the threads in which polls read the store, so that other requests do not wait; None: ``threads``.
+        transaction_ids: the most ids in the transaction of a poll (``server.max_transaction_ids``).
+        present_ids: the number of ids in a present transaction of this process's manager; a poll may have a tenth more,
+            whatever the setting is.
         hold_seconds: how long the janitor in this process holds rows after a ttl was shortened; None without one.
     """
 
@@ -187,10 +188,10 @@ class ServerContext:
         object.__setattr__(self, "_codecs", {codec.content_type: codec for codec in codecs})
 
     def codec(self, headers: Headers) -> Codec:
-        """Return the language of a request.
+        """Return the codec for a request's content type.
 
         Raises:
-            BadRequest: it is none of ours. For CDAP's it has to be named exactly, as CDAP has it.
+            BadRequest: the content type is not supported. CDAP's type must match exactly, as in CDAP.
         """
         named = headers.get(b"content-type", b"")
         known = self._codecs.get(named) or self._codecs.get(json_name(named))
@@ -213,13 +214,13 @@ class ServerContext:
         """Return a request's body as values.
 
         Args:
-            share: the memory share of the request; it grows with the body, and with what becomes of it.
-            limit: how large the body may be; None: as a request may be (``server.max_request_mb``).
-            cost: how much memory ``decode`` takes at most.
+            share: the memory share of the request; it grows with the body and the decoded values.
+            limit: the largest body; None: ``server.max_request_mb``.
+            cost: the largest memory that ``decode`` takes.
 
         Raises:
-            HTTPException: it is too large, or compressed in a way that is not served.
-            BadRequest: it cannot be decoded.
+            HTTPException: the body is too large, or has an unsupported compression.
+            BadRequest: the body cannot be decoded.
             Unavailable: there is no memory for it.
         """
         longest = BodyLimit(self.max_request_bytes, "server.max_request_mb")
@@ -248,24 +249,24 @@ class ServerContext:
 
     @property
     def poll_body(self) -> BodyLimit:
-        """Return how large the body of a poll may be."""
-        # As many as were there when the transaction began may be gone by now, but not all that many.
+        """Return the limit for the body of a poll."""
+        # Some ids that existed when the transaction started may be gone by now, but not many.
         by_list = _POLL_BYTES + _ID_BYTES * (self.present_ids() * 11 // 10)
         by_setting = min(_POLL_BYTES + _ID_BYTES * self.transaction_ids, self.max_request_bytes)
         return BodyLimit(max(by_list, by_setting), "server.max_transaction_ids")
 
     def in_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Call something that may wait."""
+        """Call a function that may wait."""
         return asyncio.get_running_loop().run_in_executor(self.threads, partial(function, *args, **kwargs))
 
     def in_poll_thread(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
-        """Call something that reads messages."""
+        """Call a function that reads messages."""
         threads = self.poll_threads or self.threads
         return asyncio.get_running_loop().run_in_executor(threads, partial(function, *args, **kwargs))
 
 
 class ContextRoute:
-    """A route that answers requests with what all routes share."""
+    """A route that passes the shared context to its handler."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -285,10 +286,10 @@ def json_name(content_type: bytes) -> bytes:
 
 
 def topic_of(scope: Scope) -> TopicId:
-    """Return the topic a request is about.
+    """Return the topic of a request.
 
     Raises:
-        BadRequest: its name is none.
+        BadRequest: the name is not a topic name.
     """
     names = scope["path_params"]
     return named_topic(names["namespace"], names["topic"])
@@ -296,10 +297,10 @@ def topic_of(scope: Scope) -> TopicId:
 
 @remembered(4096)
 def named_topic(namespace: str, topic: str) -> TopicId:
-    """Return a topic by its two names.
+    """Return a topic by namespace and name.
 
     Raises:
-        BadRequest: one of them is no name.
+        BadRequest: one of them is not a valid name.
     """
     try:
         return TopicId.parse(f"{namespace}:{topic}")
@@ -320,7 +321,7 @@ async def outcome(wanted: Answer[T]) -> T:
 
 
 def when_done(wanted: Answer[T], call: Callable[[], object]) -> None:
-    """Have the running loop call something as soon as an answer is there, whichever thread has settled it."""
+    """Call a function in the running loop as soon as a result exists, whichever thread has set it."""
     wanted.when_done(partial(_call_in, asyncio.get_running_loop(), get_ident(), call))
 
 
@@ -328,7 +329,7 @@ def _call_in(loop: asyncio.AbstractEventLoop, thread: int, call: Callable[[], ob
     if get_ident() == thread:
         call()
         return
-    with suppress(RuntimeError):  # the loop has ended, and no request waits any more
+    with suppress(RuntimeError):  # the loop is closed, so no request waits
         loop.call_soon_threadsafe(harmless, call)
 
 
@@ -340,7 +341,7 @@ def _settle(waiting: asyncio.Future[None]) -> None:
 async def answer(
     send: Send, status: int, body: bytes = b"", content_type: bytes = b"", *more: tuple[bytes, bytes]
 ) -> None:
-    """Send a whole answer, with ``more`` headers."""
+    """Send a complete response, with additional headers."""
     headers = [(b"content-length", b"%d" % len(body)), *more]
     if content_type:
         headers.append((b"content-type", content_type))
@@ -349,6 +350,6 @@ async def answer(
 
 
 def headers_of(scope: Scope) -> Headers:
-    """Return a request's headers by their names in lower case; of two with one name the last."""
+    """Return a request's headers by lower-case names; the last one wins if a name repeats."""
     found: dict[Any, Any] = dict(scope["headers"])
     return found

@@ -48,7 +48,7 @@ from tms_core.transaction.source.source import DirectorySource, Loaded, Snapshot
 
 
 class ServiceSettings(Protocol):
-    """The settings ``transactions`` of a service; not their class, so that applications need no settings."""
+    """The settings ``transactions`` of a service, as a protocol, so that applications need not import settings."""
 
     @property
     def source(self) -> str: ...
@@ -74,9 +74,9 @@ class ServiceSettings(Protocol):
     def snapshot_directory(self) -> str | None: ...
 
 
-#: What is left for a call at least, in seconds: no time at all is none.
+#: The shortest time limit of a call, in seconds, because 0 would mean no limit.
 _SHORTEST_SECONDS = 0.001
-#: Stands for the answer of a service that does not know a method.
+#: Stands for the response of a service that does not know a method.
 _UNKNOWN = object()
 
 
@@ -85,7 +85,7 @@ class _Broken(Exception):
 
 
 class _TimedOut(_Broken):
-    """There was no answer in time."""
+    """The call timed out."""
 
 
 class TransactionClient:
@@ -112,20 +112,20 @@ class TransactionClient:
         opens: Callable[[str, float], RpcConnection] | None = None,
     ) -> None:
         addresses = (address,) if isinstance(address, str) else tuple(address)
-        #: The one that is asked now.
+        #: The index of the current address.
         self.address = addresses[0]
         self.opens = opens or partial(SocketConnection, token_file=token_file, tls=tls)
         self._timeout_seconds = timeout_seconds
         self._lines = {one: IdleConnections(partial(self._opened, one)) for one in addresses}
-        #: Whether the service begins a transaction with the commit of another, as far as is known since a connection
-        #: was last opened.
+        #: Whether the service can start a transaction with the commit of another, as known since the last new
+        #: connection.
         self._begins_with_commit = True
-        #: Whether it ends transactions and gives them checkpoints by their ids, likewise.
+        #: Whether the service accepts ids in place of transactions to finish and checkpoint them, likewise.
         self._takes_ids = True
 
     @classmethod
     def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
-        """Return the service that the settings name, or another one with their token and authorities.
+        """Return a client for the configured service, or for another service with the configured token and authorities.
 
         Raises:
             ConfigurationError: ``transactions.ca_file`` cannot be read.
@@ -146,7 +146,7 @@ class TransactionClient:
     # --- transactions ------------------------------------------------------------------------------------------------
 
     def start_short(self, timeout_seconds: int | None = None, client: str = UNKNOWN_CLIENT) -> Transaction:
-        """Start a short transaction; this and the rest as of ``TransactionManager``."""
+        """Start a short transaction; this and the other methods match ``TransactionManager``."""
         if timeout_seconds is None:
             return self._transaction("startShortClientId", wire.string(1, client))
         fields = (wire.string(1, client), _timeout(2, timeout_seconds))
@@ -162,10 +162,10 @@ class TransactionClient:
         self._call("canCommitOrThrow", wire.i64(1, transaction_id), keys, again=True)
 
     def commit(self, transaction_id: int, write_pointer: int | None = None) -> None:
-        """Commit.
+        """Commit a transaction.
 
         Args:
-            write_pointer: its present one, which Tephra's service wants to know; by default the id.
+            write_pointer: the present write pointer, which Tephra's service requires; by default the id.
         """
         pointer = transaction_id if write_pointer is None else write_pointer
         self._call("commitOrThrow", wire.i64(1, transaction_id), wire.i64(2, pointer))
@@ -177,10 +177,10 @@ class TransactionClient:
         timeout_seconds: int | None = None,
         client: str = UNKNOWN_CLIENT,
     ) -> Transaction | None:
-        """Commit, and start a short transaction that sees it, with one call.
+        """Commit, and start a short transaction that sees the commit, in one call.
 
         Returns:
-            None: it is committed, and none was started, since Tephra's own service does not know the call.
+            None: the commit succeeded, but Tephra's own service does not know the call, so no transaction was started.
         """
         timeout = () if timeout_seconds is None else (_timeout(3, timeout_seconds),)
         if self._begins_with_commit:
@@ -195,7 +195,7 @@ class TransactionClient:
 
     def abort(self, transaction: Transaction) -> None:
         """Abort a transaction whose writes were rolled back."""
-        # Without its lists, which may be longer than a request.
+        # Without the lists of ids, which may be larger than a request.
         fields = (
             wire.i64(1, transaction.transaction_id),
             wire.i32(2, transaction.type + 1),
@@ -205,7 +205,7 @@ class TransactionClient:
             self._call("abortTx", wire.structure(1, *transaction_fields(transaction)), again=True)
 
     def invalidate(self, transaction_id: int) -> bool:
-        """Hide the writes of a transaction permanently; whether it was in progress until now."""
+        """Hide the writes of a transaction permanently; return whether it was in progress."""
         return bool(self._call("invalidateTx", wire.i64(1, transaction_id), kind=bool))
 
     def checkpoint(self, transaction: Transaction) -> Transaction:
@@ -221,34 +221,34 @@ class TransactionClient:
     # --- the invalid list --------------------------------------------------------------------------------------------
 
     def truncate_invalid(self, transaction_ids: Collection[int]) -> bool:
-        """Take ids off the invalid list; whether any was on it."""
+        """Remove ids from the invalid list; return whether any was on it."""
         return self._boolean("truncateInvalidTx", wire.i64s(1, sorted(transaction_ids), Kind.SET))
 
     def truncate_invalid_before(self, time_ms: int) -> bool:
-        """Take off what started before a time; whether there was any."""
+        """Remove transactions that started before a time; return whether there were any."""
         return self._boolean("truncateInvalidTxBefore", wire.i64(1, time_ms))
 
     def invalid_size(self) -> int:
-        """Return how many transactions are on the invalid list."""
+        """Return the number of transactions on the invalid list."""
         return int(self._call("invalidTxSize", kind=int, again=True))
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Reset the manager's state."""
         self._call("resetState")
 
     def prune_now(self) -> None:
-        """Have Tephra's service prune the invalid list; ours does nothing."""
+        """Make Tephra's service prune the invalid list; no effect on ``tms serve``."""
         self._call("pruneNow", again=True)
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
     def status(self) -> str:
-        """``OK``, or ``NOTOK``."""
+        """Return ``OK`` or ``NOTOK``."""
         said: bytes = self._call("status", kind=bytes, again=True)
         return said.decode(errors="replace")
 
     def encoded_snapshot(self) -> bytes:
-        """Return all of the state, in the bytes of a snapshot file."""
+        """Return the complete state, in the bytes of a snapshot file."""
         data: bytes = self._call("getSnapshot", kind=bytes, again=True)
         return data
 
@@ -260,9 +260,7 @@ class TransactionClient:
             raise self._unclear("getSnapshot", str(error)) from error
 
     def clients(self) -> dict[int, str]:
-        """Return the clients of the transactions in progress, by id, where the service knows them; Tephra's own does
-        not.
-        """
+        """Return the clients of the transactions in progress, by id; Tephra's service does not know them."""
         try:
             found: Fields = self._call("inProgressClients", kind=dict, again=True)
         except MethodUnknown:
@@ -271,10 +269,10 @@ class TransactionClient:
         return dict(zip(found.get(1, ()), names, strict=False))
 
     def published(self) -> dict[int, dict[str, int]]:
-        """Return where transactions in progress have published: by id the topics, with the time of the first message
-        there.
+        """Return the topics in which transactions in progress have published: by id, with the time of the first
+        message.
 
-        Empty where the service does not know; Tephra's own does not.
+        Empty if the service does not know; Tephra's service does not.
         """
         try:
             rows: Fields = self._call("inProgressTopics", kind=dict, again=True)
@@ -295,15 +293,15 @@ class TransactionClient:
             state = self.state()
         except (TransactionError, FormatError) as error:
             raise SourceUnreachable(error.message, error.hint) from error
-        # A snapshot that no manager can have written is another error than a service that does not answer.
+        # A snapshot that no manager can have written is a different error from a missing response.
         return Loaded(state, f"the transaction service {self.address}")
 
     def state(self) -> VisibilityState:
-        """Return the manager's state of now.
+        """Return the manager's present state.
 
         Raises:
             ServiceUnavailable: no service responds.
-            FormatError: the answer is not a snapshot.
+            FormatError: the response is not a snapshot.
         """
         return read_complete_visibility(io.BytesIO(self.encoded_snapshot()))
 
@@ -316,7 +314,7 @@ class TransactionClient:
             raise self._unclear(name, str(error)) from error
 
     def _by_id(self, name: str, fields: tuple[bytes, ...], kind: type, *, again: bool = False) -> Any:
-        """Call a method that takes an id in place of a transaction; ``_UNKNOWN`` where the service is Tephra's."""
+        """Call a method that takes an id in place of a transaction; ``_UNKNOWN`` if the service is Tephra's."""
         if self._takes_ids:
             try:
                 return self._call(name, *fields, kind=kind, again=again)
@@ -329,10 +327,10 @@ class TransactionClient:
         return bool(found.get(1))
 
     def _call(self, name: str, *fields: bytes, kind: type = NoneType, again: bool = False) -> Any:
-        """Call a method; returns its result.
+        """Call a method; return its result.
 
         Args:
-            again: it may be done twice, so it is when a connection breaks.
+            again: the call is repeatable; it is repeated if a connection breaks.
         """
         result = self._answered(name, fields, again=again)
         for number, value in result.items():
@@ -344,9 +342,9 @@ class TransactionClient:
         return value
 
     def _answered(self, name: str, fields: tuple[bytes, ...], *, again: bool) -> Fields:
-        """Ask one service after another, as long as nothing was done or it may be done twice, within the time limit."""
+        """Call one service after another within the time limit, while a repetition is harmless."""
         several = len(self._lines) > 1
-        # A transaction that was begun and not answered ends by itself, so another service may begin one.
+        # A started transaction without a response times out, so another service may start one.
         again = again or (several and name.startswith("start"))
         ends = time.monotonic() + self._timeout_seconds
         order = self._order() if several else [self.address] * 2
@@ -354,7 +352,7 @@ class TransactionClient:
             seconds = self._timeout_seconds
             if several:
                 rest = max(_SHORTEST_SECONDS, ends - time.monotonic())
-                # One that hangs leaves time for the others.
+                # Leave time for other services if this one hangs.
                 seconds = rest / (left + 1) if again else rest
             try:
                 return self._asked(address, name, fields, seconds)
@@ -377,7 +375,7 @@ class TransactionClient:
         return addresses[at:] + addresses[:at]
 
     def _leave(self, address: str) -> None:
-        """Switch to the next service, unless that has happened already."""
+        """Switch to the next service, unless another thread has done so."""
         if self.address == address:
             self.address = [*self._order(), address][1]
 
@@ -386,7 +384,7 @@ class TransactionClient:
             try:
                 return line.ask(name, fields, seconds)
             except MethodUnknown as error:
-                # The connection is as good as before.
+                # The connection remains usable.
                 unknown = error
             except TimeoutError as error:
                 raise _TimedOut(f"there was no answer within {seconds:g} s") from error
@@ -395,7 +393,7 @@ class TransactionClient:
         raise unknown
 
     def _opened(self, address: str) -> RpcConnection:
-        # It may be another one by now.
+        # The current service may have changed.
         self._begins_with_commit = self._takes_ids = True
         try:
             return self.opens(address, self._timeout_seconds / len(self._lines))
@@ -414,7 +412,7 @@ class TransactionClient:
 
 
 def connecting(wanted: ServiceSettings, certificate_name: str = "") -> Callable[[str, float], SocketConnection]:
-    """Return what opens a connection, from address and timeout, as the settings say.
+    """Return a function that opens a connection, from address and timeout, by the settings.
 
     Args:
         certificate_name: the name in the certificate; empty: the host of the address.
@@ -428,13 +426,13 @@ def connecting(wanted: ServiceSettings, certificate_name: str = "") -> Callable[
 
 
 class ServiceSource:
-    """A transaction service as a source of snapshots (``transactions.source: thrift``); no connection is kept.
+    """A transaction service as a source of snapshots (``transactions.source: thrift``); it keeps no connection.
 
     Args:
         address: ``HOST:PORT`` of the service.
-        timeout_seconds: the longest a snapshot may take.
-        token_file: of the token that it demands; None: it demands none.
-        opens: see :class:`TransactionClient`.
+        timeout_seconds: the time limit of a snapshot.
+        token_file: the file of the token that the service requires; None: no token.
+        opens: as in :class:`TransactionClient`.
     """
 
     def __init__(
@@ -449,17 +447,17 @@ class ServiceSource:
         self._opens = opens or partial(SocketConnection, token_file=token_file)
 
     def latest(self) -> Loaded:
-        """Return a snapshot of now; see :meth:`TransactionClient.latest`."""
+        """Return a present snapshot; see :meth:`TransactionClient.latest`."""
         with TransactionClient(self._address, self._timeout_seconds, opens=self._opens) as client:
             return client.latest()
 
 
 def source_of(wanted: ServiceSettings) -> SnapshotSource | None:
-    """Return where a program outside the server finds snapshots; None for nowhere.
+    """Return the source of snapshots for a program outside the server; None if there is no source.
 
     Raises:
-        ConfigurationError: the folder of snapshots is named by a URL of another kind than webhdfs, or
-            a file that the settings name cannot be used.
+        ConfigurationError: the folder of snapshots is a URL of another kind than webhdfs, or a configured file cannot
+            be used.
     """
     if wanted.source == "thrift":
         return ServiceSource(wanted.thrift, opens=connecting(wanted))
@@ -467,7 +465,7 @@ def source_of(wanted: ServiceSettings) -> SnapshotSource | None:
     return None if directory is None else DirectorySource.at(directory, wanted.kerberos, wanted.hdfs_ca_file)
 
 
-#: The exception in each field of an answer, where it is not "not in progress".
+#: The exception in each field of a response, except "not in progress".
 _DECLARED: Mapping[tuple[str, int], type[TransactionError]] = {
     ("getSnapshot", 1): CannotSnapshot,
     ("truncateInvalidTxBefore", 1): TruncateTimeError,
@@ -487,7 +485,7 @@ def _timeout(number: int, seconds: int) -> bytes:
     """Return the field of a timeout.
 
     Raises:
-        BadArgument: it is more than a field takes.
+        BadArgument: it exceeds the field's range.
     """
     if seconds > MAX_TIMEOUT_SECONDS:
         raise BadArgument(f"timeout must not exceed {MAX_TIMEOUT_SECONDS} seconds but is {seconds} seconds")
@@ -495,7 +493,7 @@ def _timeout(number: int, seconds: int) -> bytes:
 
 
 def _declared(name: str, number: int, fields: Fields) -> TransactionError:
-    """Return the error that a service declares."""
+    """Return the error that a service reports."""
     kind = _DECLARED.get((name, number), NotInProgress)
     if kind is Conflict:
         pointer, key, client = fields.get(1, 0), as_text(fields, 2), as_text(fields, 3)

@@ -47,48 +47,48 @@ from tms_core.web.failed_attempts import MOST_WAITING, FailedAttempts
 
 #: The largest request, in bytes (``data.tx.thrift.max.read.buffer``).
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-#: What a request may have beside that for each id that is listed now, in bytes: a transaction that carries them all is
-#: sent back with its checkpoint or its end by clients of Tephra's.
+#: The allowance of a request for each listed id, in bytes: Tephra's clients send a transaction with all its ids back
+#: when they request a checkpoint or finish it.
 LISTED_ID_BYTES = 10
-#: How many connections there may be; and never more than one for so many files that the process may open.
+#: The most connections; and at most one for this many files that the process may open.
 MAX_CONNECTIONS, FILES_EACH = 1_000, 4
-#: How many requests above a size, in bytes, are taken in at a time, once so many bytes of them have come; the others
-#: wait. And how long so many more bytes may take then, in seconds.
+#: The most requests above a size, in bytes, that are received at once, counted after so many of their bytes have
+#: arrived; other requests wait. Then the time limit for the next so many bytes, in seconds.
 LARGE_REQUESTS, LARGE_BYTES, LARGE_SECONDS = 4, 64 * 1024, 5
-#: How long a new connection may take until its first request begins, and each request until it is whole, in seconds.
+#: The time limit from the connection to the start of its first request, and for each request to be complete, in
+#: seconds.
 REQUEST_SECONDS = 60
-#: How long a connection must have been silent before a new one takes its place, in seconds: one that has not had an
-#: answer yet, and any other.
+#: The silence after which a new connection replaces this one, in seconds: without a response so far, and otherwise.
 NEW_SILENT_SECONDS, SILENT_SECONDS = 1.0, 60.0
-#: How many bytes of answers may wait to be read, of all connections together, unless one answer alone has more.
+#: The most bytes of unread responses of all connections together, unless one response alone is larger.
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
-#: How many requests are done at a time (``data.tx.server.threads``).
+#: The number of concurrent calls (``data.tx.server.threads``).
 WORKERS = 20
-#: How long requests under way may take when the service stops, in seconds.
+#: The time limit for running requests when the service stops, in seconds.
 STOP_SECONDS = 10
-#: How long a TLS handshake may take, or a call without TLS to a service that has a certificate, in seconds; and the
-#: byte with which a handshake begins.
+#: The time limit of a TLS handshake, or of a plain call to a service with a certificate, in seconds; and the first byte
+#: of a handshake.
 HANDSHAKE_SECONDS, HANDSHAKE = 10, b"\x16"
-#: How often transactions are looked through for what has timed out, in seconds. CDAP's 10
-#: (``data.tx.cleanup.interval``) would be how much later the messages of a worker that died come again.
+#: The interval at which timed-out transactions are expired, in seconds. With CDAP's 10 (``data.tx.cleanup.interval``),
+#: messages of a dead worker would be delivered again that much later.
 CLEANUP_SECONDS = 1
 _BACKLOG = 128
-#: What the call is shorter than that a server begins with which passes others on, in bytes.
+#: An upper bound for the call with which another server starts a forwarding connection, in bytes.
 _SHORT_BYTES = 128
 
-#: Calls that change or show what is of all clients.
+#: Calls that change or show the state of all clients.
 ADMINISTRATIVE = ("truncateInvalidTx", "truncateInvalidTxBefore", "resetState", "getSnapshot")
 NOT_ADMINISTRATIVE = "This call needs the administrative token (transactions.admin_token_file)"
 NO_MEMORY = "Requests use all the memory that server.memory allows"
 _DEMANDED = "This transaction service demands a token"
-#: Where the name of a call is, behind the version or without one, and its length before it.
+#: The position of a call's name, after the version or without one, and of its length.
 _NAMES_AT = (8, 4)
 _LONGEST_NAME = 64
-#: What a short string takes, in bytes: as an object, in a list and in a set.
+#: The memory of a short string, in bytes: as an object, in a list and in a set.
 _STRING_BYTES = 150
 
-#: Takes so many bytes of memory while its block runs. It calls a function, in any thread, to cut off a client that
-#: keeps others waiting, and gives a function that says that the request has come.
+#: Reserves memory while its block runs. It calls a function, in any thread, that disconnects a client that delays
+#: others, and yields a function that reports that the request is complete.
 Room = Callable[[int, Callable[[], None]], AbstractAsyncContextManager[Callable[[], None]]]
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class ManagerOfSeveral(Protocol):
         ...
 
     def pass_on(self, frame: bytes) -> bytes:
-        """Have the one answer that has to.
+        """Forward a call to the responsible service.
 
         Raises:
             ServiceUnavailable: nothing was done.
@@ -124,18 +124,18 @@ class ManagerOfSeveral(Protocol):
 
 
 class TransactionService:
-    """Serves a manager until it is stopped, and does for it due rows from time to time.
+    """A server for a transaction manager, which also does the manager's periodic work.
 
     Args:
-        manager: who answers; it is not closed with the service.
-        address: ``HOST:PORT`` to listen at; with port 0, :attr:`port` is a free one once the service is started.
+        manager: executes the calls; it is not closed with the service.
+        address: ``HOST:PORT`` to listen on; with port 0, :attr:`port` is a free port after the start.
         cleanup_seconds: the interval for expiring transactions.
-        snapshot_seconds: how often a snapshot is taken (``transactions.snapshot_interval_seconds``).
-        tokens: returns the token that a connection has to show first, for each level that demands one. Without one for
-            ``ADMIN`` the clients' token is good for all calls; without one for ``CLIENT`` only :data:`ADMINISTRATIVE`
-            calls demand a token.
-        several: knows whether this is the service that has to answer; None: there is no other.
-        certificate: its TLS certificate; None: it speaks no TLS.
+        snapshot_seconds: the interval of snapshots (``transactions.snapshot_interval_seconds``).
+        tokens: returns the token that a connection must send first, for each level that requires one. Without a token
+            for ``ADMIN``, the clients' token allows all calls; without one for ``CLIENT``, only :data:`ADMINISTRATIVE`
+            calls require a token.
+        several: selects the responsible service; None: this service is the only one.
+        certificate: the TLS certificate; None: no TLS.
     """
 
     def __init__(
@@ -156,36 +156,36 @@ class TransactionService:
         self._host, self.port = split_address(address)
         self._jobs = ((cleanup_seconds, manager.expire), (snapshot_seconds, manager.take_snapshot))
         self._workers = ThreadPoolExecutor(WORKERS, "transactions")
-        # Of their own: those who wait for another server may wait for long, and the other one for us.
+        # Separate threads: calls that wait for another server may wait long, and that server may wait for this one.
         self._passing = ThreadPoolExecutor(WORKERS, "transactions-elsewhere")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = asyncio.Event()
         self._thread: threading.Thread | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._quick = QuickCalls(manager, lambda frame: answer(manager, frame), is_here=several is None)
-        #: Those of which bytes are awaited, and since when; the longest comes first.
+        #: Connections with an incomplete request, each with its start; the longest-waiting comes first.
         self._awaiting = self._quick.awaiting
-        #: Those that have not had an answer yet.
+        #: Connections without a response so far.
         self._new: set[asyncio.Task[None]] = set()
         self._seldom = SeldomLogger(logger)
         self._bounded = BoundedAudit(SystemClock().monotonic_ms)
-        #: Slows down those who show a wrong token, or none.
+        #: Slows down connections with a wrong or missing token.
         self.failed = FailedAttempts(SystemClock(), min(MOST_WAITING, _most_connections() // 10))
         self._large = asyncio.Semaphore(LARGE_REQUESTS)
-        #: Takes memory for a large request, which the server's other requests share; None: there are no others.
+        #: Reserves memory for a large request, shared with the server's other requests; None: unlimited.
         self.room: Room | None = None
         self._unread: dict[asyncio.StreamWriter, int] = {}
 
     @property
     def address(self) -> str:
-        """``HOST:PORT``."""
+        """Return ``HOST:PORT``."""
         return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     def start(self) -> None:
-        """Listen; returns when calls are answered.
+        """Start to listen; calls are executed from the return on.
 
         Raises:
-            ConfigurationError: the address, the port or the certificate cannot be had.
+            ConfigurationError: the address, the port or the certificate cannot be used.
         """
         listener = self._listen()
         self.port = listener.getsockname()[1]
@@ -197,7 +197,7 @@ class TransactionService:
         started.wait()
 
     def stop(self) -> None:
-        """Finish running calls and close the port; without effect on a service that does not run."""
+        """Finish running calls and close the port; no effect on a stopped service."""
         if self._thread is None or self._loop is None:
             return
         self._loop.call_soon_threadsafe(self._stopping.set)
@@ -233,7 +233,7 @@ class TransactionService:
                 connection.cancel()
 
     async def _begin(self, listener: socket.socket) -> Callable[[], object]:
-        """Accept connections from now on; returns a function that stops it."""
+        """Start to accept connections; return a function that stops it."""
         certificate = self._certificate
         if certificate is None:
             server = await asyncio.get_running_loop().create_server(self._connection, sock=listener)
@@ -276,7 +276,7 @@ class TransactionService:
                 task.cancel()
 
     async def _shake_hands(self, peer: socket.socket, name: object, context: ssl.SSLContext) -> None:
-        """Start TLS with a client, or say that it has to."""
+        """Start TLS with a client, or respond that TLS is required."""
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         with ExitStack() as refused:
             refused.callback(peer.close)
@@ -304,7 +304,7 @@ class TransactionService:
                 self._seldom.log(logging.WARNING, "%s is cut off: there is no TLS with it: %s", name, error)
 
     async def _renew(self, certificate: ServerCertificate) -> None:
-        """Show a renewed certificate to connections from now on."""
+        """Use a renewed certificate for new connections."""
         while True:
             await asyncio.sleep(files.LOOK_SECONDS)
             certificate.renew()
@@ -322,7 +322,7 @@ class TransactionService:
             connection.add_done_callback(known.discard)
 
     def _take_a_place(self) -> bool:
-        """Close the longest idle connection, preferring ones that never got a response; whether there was one."""
+        """Close the longest idle connection, preferably without a response so far; return whether one was closed."""
         now = asyncio.get_running_loop().time()
         new = ((one, since + NEW_SILENT_SECONDS) for one, since in self._awaiting.items() if one in self._new)
         others = ((one, since + SILENT_SECONDS) for one, since in self._awaiting.items())
@@ -336,7 +336,7 @@ class TransactionService:
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: QuickConnection
     ) -> None:
-        """Answer the requests of one connection until either side has enough."""
+        """Serve the requests of one connection until either side closes it."""
         wait_seconds: float | None = REQUEST_SECONDS
         level = self._level_without_token()
         direct = False
@@ -369,7 +369,7 @@ class TransactionService:
             writer.close()
 
     async def _replied(self, frame: bytes, level: Level, direct: bool, address: str) -> tuple[Level, bool, bytes]:
-        """Return the answer to a frame, with the level and the directness that its connection has from here on."""
+        """Return the response to a frame, and the new permission level and forwarding state of its connection."""
         if self._tokens and _is_of(frame, (AUTHENTICATE,)):
             level, data = await self._work(self._authenticated, frame)
             if level is Level.NONE:
@@ -388,7 +388,7 @@ class TransactionService:
         return await self._work(self._quick.do, frame), direct
 
     def _forbidden(self, frame: bytes, level: Level, address: str) -> bytes | None:
-        """Return the response to a call above a permission level; None: it is not."""
+        """Return the response to a call above a permission level; None if the call is allowed."""
         if level is Level.NONE:
             event, reason = Event.UNAUTHORIZED, _DEMANDED
         elif level is Level.CLIENT and _is_of(frame, ADMINISTRATIVE):
@@ -452,9 +452,7 @@ class TransactionService:
         return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, _DEMANDED)
 
     def _most(self) -> int:
-        """Return the largest request: a transaction carries all ids of the list, and some more than there are by
-        now.
-        """
+        """Return the size limit of a request: a transaction with all listed ids, and a margin for new ones."""
         return max(MAX_FRAME_BYTES, LARGE_BYTES + LISTED_ID_BYTES * self._manager.listed_ids)
 
     async def _size(self, reader: asyncio.StreamReader, seconds: float | None, most: int) -> int:
@@ -480,7 +478,7 @@ class TransactionService:
             loop = asyncio.get_running_loop()
 
             def abort() -> None:
-                with suppress(RuntimeError):  # the loop has ended
+                with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(writer.transport.abort)
 
             async with AsyncExitStack() as stack:
@@ -492,7 +490,7 @@ class TransactionService:
     async def _whole(
         self, reader: asyncio.StreamReader, begun: bytes, size: int, received: Callable[[], None]
     ) -> bytes:
-        """Return a request that has started; a large one has to come steadily, since others wait for its place."""
+        """Return the complete request; a large request must arrive steadily, because others wait for its place."""
         if size <= LARGE_BYTES:
             return begun
         found = bytearray(begun)
@@ -506,7 +504,7 @@ class TransactionService:
         return _refusal(wire.read_head(begun), NO_MEMORY)
 
     async def _read_rest(self, reader: asyncio.StreamReader, size: int, use: Callable[[bytes], object]) -> None:
-        """Read the rest of a large request in parts, each of which is used as it comes."""
+        """Read the rest of a large request in parts, and process each part as it arrives."""
         async with asyncio.timeout(REQUEST_SECONDS):
             while size:
                 part = await self._awaited(reader.readexactly(min(size, LARGE_BYTES)), LARGE_SECONDS)
@@ -514,7 +512,7 @@ class TransactionService:
                 use(part)
 
     async def _awaited(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
-        """Wait for bytes of a request; until they have come whole, the connection may be closed."""
+        """Wait for the bytes of a request; the connection may be closed until they are complete."""
         connection = cast("asyncio.Task[None]", asyncio.current_task())
         self._awaiting[connection] = asyncio.get_running_loop().time()
         try:
@@ -524,7 +522,7 @@ class TransactionService:
             self._awaiting.pop(connection, None)
 
     async def _send(self, writer: asyncio.StreamWriter, data: bytes) -> None:
-        """Send a response, closing the connections that have not read for longest."""
+        """Send a response; close the connections that have left responses unread for longest."""
         self._unread[writer] = len(data)
         writer.write(LENGTH.pack(len(data)) + data)
         while len(self._unread) > 1 and sum(self._unread.values()) > MAX_UNREAD_BYTES:
@@ -558,7 +556,7 @@ class TransactionService:
 
 
 async def _refuse_plain(peer: socket.socket) -> None:
-    """Answer the first call of a connection without TLS that it has to speak TLS, and close it."""
+    """Respond to the first call of a connection without TLS that TLS is required, and close the connection."""
     reader, writer = await asyncio.open_connection(sock=peer)
     try:
         (size,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
@@ -572,7 +570,7 @@ async def _refuse_plain(peer: socket.socket) -> None:
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Do nothing: no caller waits."""
 
 
 def _memory_of(size: int) -> int:
@@ -581,7 +579,7 @@ def _memory_of(size: int) -> int:
 
 
 def _is_of(frame: bytes, names: Collection[str]) -> bool:
-    """Return whether a frame is one of some calls, without reading the rest of it."""
+    """Return whether a frame is one of some calls, without parsing its arguments."""
     for at in _NAMES_AT:
         size = int.from_bytes(frame[at - LENGTH.size : at], "big")
         if 0 < size <= _LONGEST_NAME and frame[at : at + size].decode(errors="replace") in names:
@@ -590,9 +588,7 @@ def _is_of(frame: bytes, names: Collection[str]) -> bool:
 
 
 def _host(writer: asyncio.StreamWriter) -> str:
-    """Return where a connection comes from, without its port; of a call that another server passed on, that
-    server's.
-    """
+    """Return the host of a connection; for a forwarded call, the host of the forwarding server."""
     name = writer.get_extra_info("peername")
     return str(name[0]) if name else ""
 
