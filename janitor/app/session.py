@@ -1,4 +1,4 @@
-"""A session: it makes the objects of a command from its options: settings, store or clone, state, snapshots, engine."""
+"""A session: creates a command's objects from its options: settings, store or clone, state, snapshots, engine."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ from tms_core.tables.side import SideTable
 from tms_core.transaction.rpc.client import TransactionClient, source_of
 from tms_core.transaction.source.source import SnapshotSource
 
-#: Handles signals while a block runs (:func:`tms_core.cli.entry.ending`). The first SIGTERM or SIGINT asks to stop
-#: between two batches, the second ends the process at once. Nothing is lost by that either: the next janitor goes on.
+#: Handles signals while a block runs (:func:`tms_core.cli.entry.ending`). The first SIGTERM or SIGINT requests a stop
+#: between two batches; the second stops the process at once. Neither loses data: the next janitor continues.
 ending = partial(entry.ending, said=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n")
 
 logger = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Session:
         flags = {"leveldb": common.leveldb, "hbase": common.hbase, "snapshots": common.snapshots}
         self.loaded: LoadedSettings[AllSettings] = load(common.config, environ, flags)
         self.settings = self.loaded.settings
-        #: Where the metrics are registered.
+        #: The registry of the metrics.
         self.registry = CollectorRegistry()
 
     @property
@@ -80,31 +80,31 @@ class Session:
         return config_digest(self.settings)
 
     def refusal(self) -> str:
-        """Return why the surrounding process cannot work now; empty: it can, or there is none."""
+        """Return the reason why the surrounding process cannot work now; empty if it can, or without one."""
         return ""
 
     def topic_changes(self) -> int:
-        """Return how many changes of topics this process knows of; 0 where the janitor runs alone."""
+        """Return the number of topic changes that this process knows of; 0 if the janitor runs alone."""
         return 0
 
     def arguments(self) -> str:
-        """Return the options that led here, to be typed again after another verb."""
+        """Return the options of this command, for use with another verb."""
         return self.common.arguments()
 
     @cached_property
     def place(self) -> Place:
-        """Return where the store and its state are.
+        """Return the location of the store and its state.
 
         Raises:
-            ConfigurationError: the store is of a kind that cannot be cleaned from here.
+            ConfigurationError: this program cannot clean this kind of store.
         """
         storage = self.settings.storage
         if storage.kind == "hbase":
-            from janitor.app.hbase_place import HBasePlace  # noqa: PLC0415 where no store is in HBase, Thrift is not needed
+            from janitor.app.hbase_place import HBasePlace  # noqa: PLC0415 a store in LevelDB needs no Thrift
 
             return HBasePlace(storage.hbase, self.clock)
         if storage.kind == "leveldb":
-            from janitor.app.leveldb_place import LevelDBPlace  # noqa: PLC0415 as little is LevelDB where all is in HBase
+            from janitor.app.leveldb_place import LevelDBPlace  # noqa: PLC0415 a store in HBase needs no LevelDB
 
             return LevelDBPlace(Path(storage.leveldb.path), self.state_path)
         raise ConfigurationError(
@@ -133,10 +133,10 @@ class Session:
         )
 
     def source(self) -> SnapshotSource | None:
-        """Return where snapshots come from; raises as :func:`source_of` does.
+        """Return the source of snapshots; raises as :func:`source_of` does.
 
         Raises:
-            ConfigurationError: ``--snapshots`` names a folder that is not there.
+            ConfigurationError: the folder of ``--snapshots`` does not exist.
         """
         named = self.common.snapshots
         if named is not None and "://" not in named and not Path(named).is_dir():
@@ -170,7 +170,7 @@ class Session:
         """Return the transaction manager, at its address.
 
         Raises:
-            ConfigurationError: there is none.
+            ConfigurationError: the settings name no transaction manager.
         """
         transactions = self.settings.transactions
         if transactions.source in ("directory", "none"):
@@ -183,14 +183,14 @@ class Session:
         return TransactionClient.configured(transactions)
 
     def holder(self, observer: Observer = ignore_progress) -> RemoteEngine | None:
-        """Return the janitor that holds the store, where one answers in the state folder.
+        """Return the janitor that holds the store, if one responds in the state folder.
 
         Args:
-            observer: told how far its answers are.
+            observer: receives the progress of its responses.
 
         Raises:
-            StoreBusy: one is there that does not answer, or is another user's or of another version.
-            ConfigurationError: it holds another store.
+            StoreBusy: the janitor does not respond, runs as another user or has another version.
+            ConfigurationError: the janitor holds another store.
         """
         if not self.place.exclusive:
             return None
@@ -212,7 +212,7 @@ class Session:
         return RemoteEngine(caller, greeting)
 
     def refresh_status(self) -> None:
-        """Let the running janitor show changes of the state at once; the changes are effective without it, too."""
+        """Make the running janitor show changes of the state at once; the changes take effect in any case."""
         try:
             holder = self.holder()
             if holder is not None:
@@ -299,7 +299,7 @@ class Session:
         try:
             return stack.enter_context(local())
         except (StoreBusy, StateBusy):
-            # It may have come up in this very moment.
+            # The janitor may have started in between.
             holder = self.holder(observer)
             if holder is None:
                 raise
@@ -307,7 +307,7 @@ class Session:
 
     @contextmanager
     def _cloned(self, *, records: bool = False) -> Iterator[Engine]:
-        # The store first: at a place where there is none, no state is made.
+        # The store first, so that no state is created without a store.
         with (
             self.place.readable() as store,
             self.place.state() as state,
@@ -340,19 +340,20 @@ class Session:
     def lease(
         self, state: State, store: Reads, standby: Event | None = None, until: Event | None = None
     ) -> AbstractContextManager[Lease]:
-        """Return the lease on the store, held while the block runs (invariant S12).
+        """Yield the lease on the store, held while the block runs (invariant S12).
 
         Args:
-            standby: for one that may wait where several can have the store open, until this is set.
-            until: for one that waits only as long as the lease of a dead holder lasts, or until this is set.
+            standby: wait for the lease until this is set, if several processes can open the store.
+            until: wait at most for the lease of a dead holder to expire, or until this is set.
 
         Raises:
-            LeaseHeld: another process has it, and this one may not wait, or not any longer. Where only one process can
-                open the store, the state folder belongs to another store, and a janitor is at work there.
+            LeaseHeld: another process has the lease, and this one may not wait or has waited long enough. If only one
+                process
+                can open the store: the state folder belongs to another store whose janitor is running.
         """
         wanted, exclusive = self.settings.janitor.lease, self.place.exclusive
-        # Where only one process can open the store, a process that is still named as the holder of its lease is dead.
-        # The state of a restored store names another one until it is adopted; then the lease says what its holder had.
+        # If only one process can open the store, a recorded holder of its lease is dead. The state of a restored store
+        # names another store until adoption; then the lease shows what its holder had.
         record, identity = state.store(), store.identity()
         sole = exclusive and (record is None or record.identity == identity)
         standby = None if exclusive else standby
@@ -360,10 +361,10 @@ class Session:
         return held(wanted, state, self.clock, sole=sole, store=only, standby=standby, until=until)
 
     def archive(self) -> ParquetArchive | None:
-        """Return where rows go before they are deleted; None where the settings want none.
+        """Return the archive for rows before their deletion; None if archiving is off.
 
         Raises:
-            ConfigurationError: pyarrow is not installed, or the place is none on this machine.
+            ConfigurationError: pyarrow is not installed, or the path is not on this machine.
         """
         wanted = self.settings.janitor.archive
         if not wanted.enabled:
@@ -405,7 +406,7 @@ class Session:
     def _engine(
         self, store: Reads, state: State, side: SideTable | None, lease: Lease | None = None, **options: Any
     ) -> Iterator[Engine]:
-        # A question deletes nothing, so it must not need what only the archive needs.
+        # A query deletes nothing, so it must not need the archive's packages.
         archive = self.archive() if isinstance(store, Store) else None
         with progress(sys.stderr) as observer:
             yield self.engine(store, state, observer=observer, side=side, lease=lease, archive=archive, **options)

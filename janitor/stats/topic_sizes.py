@@ -1,22 +1,23 @@
-"""How many messages lie in each topic, and how many bytes: counted in the background, slowly, exactly.
+"""The number of messages and bytes of each topic: counted exactly and slowly in the background.
 
-Nothing waits for these figures, so they have a small budget of rows of their own and are never on a sweep's way. What
-is counted is what lies there: the rows of a topic's living generation in both tables, also those that are due and not
-swept yet, rolled back or not committed yet. What a sweep would take is in the plan.
+Nothing waits for these figures, so they have a separate, small budget of rows and never delay a sweep. The count covers
+all rows of a topic's living generation in both tables, including rows that are due but not swept yet, rolled back, or
+not committed yet. A plan shows the rows that a sweep would delete.
 
 * ``messages``: rows of the message table.
-* ``size_bytes``: of those rows the key, 8 bytes of write pointer where there is one, and the payload; of the topic's
-  rows in the payload table the key and the payload. What a store adds (salt, column names) or saves (compression) is
-  not in it. This is what the bytes of a topic are everywhere: held rows of it is told by its part of the messages,
-  ``janitor spark stats`` counts by the same rule, and where rows go uncounted, in plans, runs and topics not counted
-  yet, it is estimated from keys and what the store says of its files.
-* ``oldest_ms``, ``newest_ms``: publish times of the first and the last of the messages.
+* ``size_bytes``: for each of these rows the key, 8 bytes for a write pointer, and the payload; for the topic's rows in
+  the payload table the key and the payload. Additions (salt, column names) and savings (compression) of a store do not
+  count. All sizes of topics use this unit: held rows get their share by the number of messages, ``janitor spark
+  stats`` counts by the same rule, and plans, runs and topics without a count estimate it from keys and the store's file
+  sizes.
+* ``oldest_ms``, ``newest_ms``: publish times of the first and the last message.
 
-Unrecognized keys (rule L0) and rows whose value cannot be read are left out. Exact means that every row was looked at,
-not that it was at one moment: published messages while a topic is counted may be in this count or in the next one.
+Unrecognized keys (rule L0) and rows with an unreadable value do not count. Exact means that the count reads every row,
+not that it reads all rows at one moment: messages that are published during the count may be in this count or in the
+next one.
 
-Topics share the budget in turns (:mod:`janitor.stats.scheduler`): those swept since their count first, which are
-counted anew at once, then those never counted, then those counted longest ago.
+Topics share the budget in turns (:mod:`janitor.stats.scheduler`): first topics that were swept since their count, which
+are counted again at once, then topics without a count, then the topics with the oldest counts.
 """
 
 from __future__ import annotations
@@ -35,39 +36,39 @@ from tms_core.rowkey import GENERATION_BYTES, MESSAGE_TAIL_BYTES, NEGATIVE, PAYL
 from tms_core.tables.base import MESSAGES, PAYLOADS, Reads
 from tms_core.topic import TopicId, TopicMetadata
 
-#: Rows that the count reads per second: a small budget beside the sweeps.
+#: Rows that the count reads per second: a small budget next to the sweeps.
 ROWS_PER_SECOND = 50_000
-#: Rows of one page at most: what is read before a request to stop the count is noticed.
+#: The most rows of a page: the count checks for a stop request after each page.
 PAGE_ROWS = 1000
-#: Rows of a table's first page, when it is not known yet how large they are.
+#: Rows of a table's first page, when their size is not known yet.
 FIRST_PAGE_ROWS = 100
-#: About how many bytes one page may hold in memory.
+#: The approximate memory of one page, in bytes.
 PAGE_BYTES = 4 << 20
-#: How many of the ledger's last entries are asked for what was swept since it was counted.
+#: The number of the ledger's last entries in which the counter looks for swept topics.
 SWEPT_ENTRIES = 500
-#: How often a step that goes on adds to the sizes over time, in milliseconds.
+#: The interval at which a long step adds to the sizes over time, in milliseconds.
 SIZES_EVERY_MS = 60_000
-#: How long a turn lasts, in seconds of the budget.
+#: The length of a turn, in seconds of the budget.
 TURN_SECONDS = 2
-#: What a write pointer counts for.
+#: The bytes that a write pointer counts for.
 POINTER_BYTES = 8
 
-#: Payloads are read to be measured, so a large one counts as so many rows of this size.
+#: Payloads are read to be measured, so a large payload counts as several rows of this size.
 ROW_BYTES = 4096
 
 _log = logging.getLogger(__name__)
 
 
 class TopicSizeCounter:
-    """Counts the topics of one store, again and again.
+    """A repeated count of the topics of one store.
 
     Args:
-        store: is only read; a face that cannot write will do.
-        state: where counts are kept.
-        clock: what counts are dated and paced by.
+        store: the store; only read.
+        state: stores the counts.
+        clock: the clock of the counts' times and of the budget.
         rows_per_second: the budget.
-        refresh_seconds: how old a count may become before it is made again.
-        is_stopping: whether the process is ending; asked before every page and in every wait.
+        refresh_seconds: the age after which a topic is counted again.
+        is_stopping: whether the process is stopping; checked before every page and in every wait.
     """
 
     def __init__(
@@ -84,20 +85,20 @@ class TopicSizeCounter:
         self._state = state
         self._clock = clock
         self._is_stopping = is_stopping
-        #: The budget, which others may share; ends a wait with ``StopRequested``.
+        #: The budget, which others may share; raises ``StopRequested`` in a wait if the process stops.
         self.pacer = Pacer(rows_per_second, clock, self._raise_if_stopping)
         self._turns = CountScheduler(
             self, clock, self.pacer, turn_rows=rows_per_second * TURN_SECONDS, refresh_seconds=refresh_seconds
         )
         self._found: dict[TopicId, TopicCount | None] = {}
         self._swept: set[TopicId] = set()
-        #: Whether counts were saved that the sizes over time do not have yet.
+        #: Whether there are saved counts that the sizes over time do not have yet.
         self._sized, self._sized_ms = True, clock.monotonic_ms()
 
     def step(self) -> None:
-        """Count due rows, until nothing is unfinished, or until the process is stopping; to be called now and then.
+        """Count topics that are due for a count, until none is unfinished or the process is stopping.
 
-        A topic that cannot be read keeps the count it had, with its time, and is tried again when it is due again.
+        A topic that cannot be read keeps its previous count with its time, and is tried again when it is due again.
 
         Raises:
             StoreError: the metadata could not be read, or counts could not be read or saved.
@@ -126,7 +127,7 @@ class TopicSizeCounter:
         return [(topic, living[topic]) for topic in order]
 
     def outdated(self, life: Life) -> bool:
-        """Return whether a topic was swept since it was counted."""
+        """Return whether a topic was swept since its count."""
         return life[0] in self._swept
 
     def begin(self, life: Life) -> Generator[int, None, TopicCount]:
@@ -143,11 +144,11 @@ class TopicSizeCounter:
         self._found[life[0]] = found
 
     def failed(self, life: Life, error: StoreError) -> None:
-        """Say once that a topic could not be counted."""
+        """Log once that a topic could not be counted."""
         _log.warning("topic %s could not be counted, its figures stay as they were: %s", life[0], error)
 
     def save(self) -> None:
-        """Save what was counted since."""
+        """Save the counts since the last call."""
         if self._found:
             self._state.save_counts(self._found)
             self._sized = False
@@ -156,7 +157,7 @@ class TopicSizeCounter:
             self._save_sizes()
 
     def _save_sizes(self) -> None:
-        """Add the counts to the sizes over time: when a step is over, and now and then in one that goes on."""
+        """Add the counts to the sizes over time: after a step, and at intervals in a long step."""
         self._sized_ms = self._clock.monotonic_ms()
         if not self._sized:
             save_sizes(self._state, self._state.counts())
@@ -169,12 +170,12 @@ class TopicSizeCounter:
 
 @dataclass(slots=True)
 class _Tally:
-    """A topic's count under way.
+    """An unfinished count of a topic.
 
     Attributes:
-        messages_from, payloads_from: where the next page starts; None once that table is done.
-        limit: rows of the next page.
-        rows: rows read.
+        messages_from, payloads_from: the start of the next page; None once that table is done.
+        limit: the rows of the next page.
+        rows: the number of read rows.
     """
 
     topic: TopicId
@@ -201,7 +202,7 @@ class _Tally:
         return TopicCount(self.messages, self.size_bytes, self.oldest_ms, self.newest_ms, now_ms)
 
     def read(self, store: Reads) -> int:
-        """Return one page more, of the message table first; returns how many rows it had."""
+        """Read one more page, of the message table first; return its number of rows."""
         before = self.size_bytes
         if self.messages_from is not None:
             rows, resume = self._read_messages(store, self.messages_from)
@@ -220,7 +221,7 @@ class _Tally:
         return rows
 
     def _read_messages(self, store: Reads, start: bytes) -> tuple[int, bytes | None]:
-        # Rows are in the order of their times; a negative one, which is none of ours, lies behind all others.
+        # Rows are ordered by time; negative times, which no server writes, sort after all others.
         stop = generation_prefix(self.topic.prefix, self.generation) + NEGATIVE
         page = store.message.read(MESSAGES, start, stop, self.limit)
         key_bytes = len(self.topic.prefix) + GENERATION_BYTES + MESSAGE_TAIL_BYTES
@@ -245,5 +246,5 @@ class _Tally:
 
 
 def _time_ms(key: bytes) -> int:
-    """Return the publish or write time in a key: of either table it is what stands before the last two bytes."""
+    """Return the publish or write time in a key: in both tables it precedes the last two bytes."""
     return int.from_bytes(key[-10:-2], "big", signed=True)

@@ -1,7 +1,7 @@
-"""The transaction manager of a server and its service: of this server alone, of several, or none.
+"""The transaction manager of a server and its service: of this server alone, of several servers, or none.
 
-Its metrics say who keeps readers waiting. From its start on a server notes published messages in transactions. Earlier
-messages are searched among a limited number of rows: a metric must not delay a server.
+Its metrics show the transactions for which readers wait. From its start on, a server notes published messages of
+transactions. It searches earlier messages among a limited number of rows, because a metric must not delay a server.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from tms_core.transaction.rpc.service import Level, ManagerOfSeveral, Transactio
 if TYPE_CHECKING:
     from tms_core.server.ha.member import HaMember
 
-#: Addresses that mean all of a machine's.
+#: Addresses that mean all interfaces of a machine.
 _ALL = ("0.0.0.0", "::", "")  # noqa: S104 - they are compared, not listened at
-#: What the alert on readers that wait goes by.
+#: The metric behind the alert on waiting readers.
 UNDECIDED = "tms_topic_first_undecided_timestamp_seconds"
-#: For how long readers wait before a topic has a series; shorter waits would each leave one behind.
+#: The wait of readers after which a topic gets a series; shorter waits would each leave a series.
 LATE_SECONDS = 30
-#: How many topics are shown, those that wait longest.
+#: The number of shown topics: those with the longest waits.
 MOST_SERIES = 100
-#: How many rows are searched, and how many of them at once.
+#: The number of searched rows, in total and at once.
 MOST_ROWS, PAGE_ROWS = 200_000, 2_000
 
 logger = get_logger(__name__)
@@ -63,12 +63,12 @@ class ServerTransactions(NamedTuple):
     """The transactions of a server.
 
     Attributes:
-        manager: what requests ask; None: transactions are managed elsewhere, for all or for some of them.
-        own: the manager in this process; None if it does not exist.
-        asked: who answers for all transactions, wherever they are managed; None: that is for the settings to say.
-        address: ``HOST:PORT`` of the service in this process; None if it does not exist.
-        shared: what several servers have together; None: this one has all of it.
-        service: the service in this process; None if it does not exist.
+        manager: the manager that requests use; None: other servers manage some or all transactions.
+        own: the manager in this process; None without one.
+        asked: the manager of all transactions, wherever it runs; None: the settings name it.
+        address: ``HOST:PORT`` of the service in this process; None without one.
+        shared: the shared data of several servers; None: this server is the only one.
+        service: the service in this process; None without one.
     """
 
     manager: TransactionManager | None = None
@@ -89,16 +89,16 @@ def managed(
     *,
     created: bool = False,
 ) -> ServerTransactions:
-    """Return the manager that the settings want.
+    """Return the configured manager.
 
     Args:
-        store: is only read.
-        created: whether the store was made just now.
-        member: this server among others; None: there can be no others.
-        stack: opened objects are closed with it.
+        store: the store; only read.
+        created: whether the store was created just now.
+        member: this server among several; None: there can be no others.
+        stack: closes the opened objects.
 
     Raises:
-        ConfigurationError: the manager's place cannot be one, or the service's port cannot be had.
+        ConfigurationError: the manager's folder or the service's port cannot be used.
         TmsError: the manager cannot start.
     """
     wanted = settings.transactions
@@ -114,14 +114,14 @@ def managed(
     manager = stack.enter_context(
         TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
     )
-    # Before a client can abort one of them.
+    # Before a client can abort one of these transactions.
     find_undecided(store, side, manager)
     service = _service(manager, wanted, stack)
     return ServerTransactions(manager, manager, manager, service.address, service=service)
 
 
 def offset() -> int:
-    """Return where in its millisecond a transaction's id starts: the time does not reveal one."""
+    """Return the offset of transaction ids in their millisecond, so that the time does not reveal an id."""
     return secrets.randbelow(TX_PER_MS)
 
 
@@ -144,10 +144,10 @@ def release_rows(side: SideTable, is_leaving: Callable[[int], bool]) -> None:
 
 
 def check_alone(settings: Settings, side: SideTable) -> None:
-    """See that a server that manages transactions by itself has all of them: first, and again when it has its lease.
+    """Check that a server that manages transactions alone has all of them; called again when it gets its lease.
 
     Raises:
-        ConfigurationError: several servers have managed those of this store.
+        ConfigurationError: several servers have managed the transactions of this store.
     """
     if settings.transactions.source == "manager" and root_of(side) is not None:
         raise ConfigurationError(
@@ -158,7 +158,7 @@ def check_alone(settings: Settings, side: SideTable) -> None:
 
 
 def show(transactions: ServerTransactions, side: SideTable, clock: Clock, registry: CollectorRegistry) -> None:
-    """Have the manager's metrics shown."""
+    """Register the manager's metrics."""
     if transactions.own is not None:
         registry.register(TransactionMetrics(transactions.own, side, clock))
 
@@ -174,12 +174,12 @@ def _among_several(
         if root is not None:
             place = f"the side table of HBase namespace {settings.storage.hbase.namespace}"
             record_transactions(side, SystemRecord(root.log, place, manager.last_pointer, root.taken_ms))
-        # With several slots the manager is not told where is published: other servers do that, too.
+        # With several slots, the manager does not know all published messages, because other servers publish too.
         if one_leader:
             find_undecided(store, side, manager)
 
     if root_of(side) is None:
-        # Also looked at when the log is begun, which may be hours later.
+        # Check again when the log starts, which may be hours later.
         _check_former(wanted.directory, store, side)
     storage = SideStorage(side, leadership.tenure, partial(_left_in, wanted.directory, store, side))
     manager = TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
@@ -242,7 +242,7 @@ def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool
         )
     check_directory(directory, side, created=created)
     is_new = recorded_transactions(side) is None and not DirectoryStorage.has_log(Path(directory))
-    # Refused it cannot be: a store that CDAP has written looks the same as a copy without what belongs to it.
+    # The server cannot refuse this store: a store that CDAP wrote looks the same as an incomplete copy.
     if is_new and not created and may_have_undecided(store):
         logger.warning(
             "the store has messages of transactions, and %s has no transaction log: messages of transactions that "
@@ -292,7 +292,7 @@ def _is_folder(directory: str) -> bool:
 
 
 def _reached(advertise: str, service: TransactionService) -> str:
-    """Return where other servers reach a service: at the host it listens at, or the one they know this server by."""
+    """Return the address at which other servers reach a service: its host, or the advertised host of this server."""
     host, port = split_address(service.address)
     if host in _ALL or is_loopback(host):
         host = urlsplit(advertise).hostname or host
@@ -300,7 +300,7 @@ def _reached(advertise: str, service: TransactionService) -> str:
 
 
 class TransactionMetrics(Collector):
-    """Read at each scrape from the transaction manager in this process."""
+    """Metrics of the transaction manager in this process, read at each scrape."""
 
     def __init__(self, manager: TransactionManager, side: SideTable, clock: Clock) -> None:
         self._manager = manager
@@ -319,7 +319,7 @@ class TransactionMetrics(Collector):
             "tms_oldest_open_claim_timestamp_seconds", "When the oldest transaction began that has an open claim."
         )
         if manager.running:
-            # One that has just been deposed says nothing.
+            # A former leader reports nothing.
             with suppress(TransactionError, StoreError):
                 self._look(undecided, claims, oldest)
         yield from (undecided, claims, oldest)
@@ -328,7 +328,7 @@ class TransactionMetrics(Collector):
         manager = self._manager
         before_ms = self._clock.now_ms() - LATE_SECONDS * 1000
         first: dict[str, int] = {}
-        # Without their ids: who knows one can write with it.
+        # Without ids, because a client that knows an id can write with it.
         for late in late_transactions(manager.published(), {}, before_ms):
             for topic, publish_ms in late.topics:
                 first[topic] = min(publish_ms, first.get(topic, publish_ms))
@@ -343,14 +343,14 @@ class TransactionMetrics(Collector):
 
 
 def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -> None:
-    """Tell the manager what its transactions in progress have written before it was there.
+    """Find messages that transactions in progress published before the start of this manager.
 
     Args:
-        store, side: are only read.
+        store, side: the tables; only read.
 
     Raises:
         StoreError: the store could not be read.
-        FormatError: a row beside the store is damaged.
+        FormatError: a row of the side table is damaged.
     """
     began, left = manager.visibility().open_pointers, MOST_ROWS
     if not began:
@@ -373,19 +373,19 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
                     manager.note_published(cell.pointer, str(topic.topic), publish_ms)
                     manager.note_written(cell.pointer, str(topic.topic))
         if start is not None:
-            # An abort would show readers what was not found.
+            # An abort would show readers the messages that were not found.
             manager.note_unknown()
             return
 
 
 def may_have_undecided(store: Reads) -> bool:
-    """Return whether there may be messages that only a transaction manager's state can tell to be committed or not.
+    """Return whether there may be messages whose outcome only a transaction manager's state shows.
 
     Args:
-        store: is only read.
+        store: the store; only read.
 
     Returns:
-        False: there is none with a write pointer. True also where there are more rows than are searched.
+        False: no row has a write pointer. True also if there are more rows than the search reads.
 
     Raises:
         StoreError: the store could not be read.

@@ -1,17 +1,17 @@
-"""``spark.readStream.format("tms")``: a topic's messages as a stream, each once.
+"""``spark.readStream.format("tms")``: a topic's messages as a stream, each exactly once.
 
-A batch is planned by reading it: only so can be told where what is decided ends, since a transaction that is open
-holds back all behind its first message. What was found (places, numbers) goes into the batch's offset, and tasks read
-the messages themselves: each is sent twice, and the driver keeps none.
+The driver plans a batch by reading it, because an open transaction holds back all messages after its first one, and
+only reading shows that limit. The batch's offset stores the findings (positions, numbers), and tasks read the messages
+themselves. Therefore each message is sent twice, and the driver keeps none.
 
-**Why a batch is the same when it is read again.** Ids of a topic only grow, and no reader passes the lowest that is
-not acknowledged (``tms_core.server.ha.sealed_ranges`` keeps that over a change of leaders), so nothing comes to lie
-before a batch's end later. All in it was decided when it was planned, and a decision stands: committed rows stay
-committed, and invalid rows are hidden by the invalid list until its rows are negated (rule L4). Messages may expire,
-and the topic may be created again; each task counts, so neither goes unseen. Nothing of this needs the transaction of
-the plan to stay open: a view that is taken later shows the same.
+**Why a batch is the same when it is read again.** Ids of a topic only grow, and no reader passes the lowest
+unacknowledged id (``tms_core.server.ha.sealed_ranges`` guarantees this over a change of leaders). Therefore no message
+can appear before a batch's end later. All messages of the batch were decided when it was planned, and a decision is
+final: committed rows stay committed, and the invalid list hides invalid rows until they are inverted (rule L4).
+Messages may expire, and the topic may be created again; each task counts its messages, so it notices both. The plan's
+transaction need not stay open: a later view shows the same messages.
 
-A topic with partitions is read by at least one task for each partition that has messages.
+At least one task reads each partition with messages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tms_core.client.consume.consuming import IDLE
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Refused, TopicNotFound
 
-#: What a stream's rows are.
+#: The columns of a stream.
 STREAM_SCHEMA = StructType(
     [
         StructField("id", StringType()),
@@ -47,19 +47,19 @@ STREAM_SCHEMA = StructType(
         StructField("payload", BinaryType()),
     ]
 )
-#: What goes into one Arrow batch, at most; one message may be larger.
+#: The most messages of one Arrow batch, and the most bytes unless one message is larger.
 _BATCH_ROWS, _BATCH_BYTES = 10_000, 4_000_000
-#: The last millisecond of which Python can make a timestamp.
+#: The last millisecond that a Python timestamp can represent.
 _LAST_MS = 253_402_300_799_999
 
 
 class StretchPartition(InputPartition):
-    """What one task reads.
+    """The messages that one task reads.
 
     Args:
-        stretch: which messages.
-        topic, generation: the topic or partition that has them.
-        view: what is committed; None: everything is shown.
+        stretch: the range of messages.
+        topic, generation: the topic or partition of the messages.
+        view: the committed transactions; None: the task reads all messages.
     """
 
     def __init__(self, stretch: Stretch, topic: str, generation: int, view: Transaction | None) -> None:
@@ -70,11 +70,11 @@ class StretchPartition(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream as Spark knows it: batches are planned in the driver, and their parts read in tasks.
+    """A stream for Spark: the driver plans batches, and tasks read their parts.
 
     Args:
-        feed: what to read.
-        clock: what is too old by now, and how to wait.
+        feed: the source of the messages.
+        clock: the clock for expiry and waits.
     """
 
     def __init__(self, feed: Feed, clock: Clock | None = None) -> None:
@@ -86,7 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def _planner(self) -> Planner:
-        """Opened when it is needed, since tasks get a reader, too."""
+        """Return the planner; it is opened when it is needed, because tasks get a reader too."""
         self._opened = self._opened or Planner(self._feed, self._clock)
         return self._opened
 
@@ -103,9 +103,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner.stay()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return where the next batch ends; ``start`` where there is none. Raises as :meth:`Planner.next` does.
+        """Return the end of the next batch; ``start`` without new messages. Raises as :meth:`Planner.next` does.
 
-        Spark asks again at once where there was nothing, so it waits for a while first, as a consumer does.
+        Spark asks again at once if there are no messages, so this method waits for a while first, like a consumer.
         """
         if self._quiet:
             self._clock.sleep(IDLE.pause_seconds(self._quiet, self._random))
@@ -118,10 +118,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the parts of a batch, as its end has them.
+        """Return the parts of a batch, as its end stores them.
 
         Raises:
-            Refused: the end is not that of a batch which starts at the start.
+            Refused: the end does not belong to a batch with this start.
         """
         topic = str(self._feed.topic)
         first, last = StreamOffset.parse(start, topic), StreamOffset.parse(end, topic)
@@ -151,7 +151,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Yield the messages of a part, as Arrow batches.
 
         Raises:
-            Refused: they are not those that were planned.
+            Refused: they differ from the planned messages.
         """
         part = cast(StretchPartition, partition)
         stretch, count, last = part.stretch, 0, None
@@ -167,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _pages(self, part: StretchPartition) -> Iterator[list[Message]]:
         feed, stretch = self._feed, part.stretch
-        # To those who see what is not committed, a reference may come to stand for more payloads than it did.
+        # A reader of uncommitted messages may later find more payloads behind a reference.
         limit = stretch.messages if feed.committed else None
         page: list[Message] = []
         size = 0
@@ -175,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 is_same = client.topic(part.topic).generation == part.generation
             except TopicNotFound:
-                # With another number of partitions, those go that have no message left.
+                # If the number of partitions changed, partitions without messages are dropped.
                 is_same = False
             if not is_same:
                 return
