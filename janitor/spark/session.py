@@ -43,27 +43,27 @@ logger = logging.getLogger(__name__)
 
 #: The Java versions that Spark 4 runs on.
 JAVA = (17, 21)
-#: How long Java may take to say which version it is, in seconds.
+#: The time limit for Java to report its version, in seconds.
 _JAVA_SECONDS = 60
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
-#: How the last line of a traceback names an error of ours.
+#: The form of the last line of a traceback with an error of this project.
 _OURS = re.compile(r"^((?:tms_core|janitor)(?:\.\w+)+)\.(\w+): (.+)$", re.MULTILINE)
-#: How a traceback of Python's ends, and how Java says what came of what.
+#: The form of the last lines of Python's tracebacks, and of Java's causes.
 _RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt): .+)$", re.MULTILINE)
 _CAUSED = re.compile(r"^(?:Caused by: |: )(?:[\w$]+\.)+([\w$]+: .+)$", re.MULTILINE)
-#: Where Spark Connect and a master of Spark's own listen, where no other port is given.
+#: The default ports of Spark Connect and of a Spark master.
 _PORTS = {"sc": 15002, "spark": 7077}
-#: How long one of them may take to answer, in seconds; Spark itself would try for minutes.
+#: The time limit for a response from them, in seconds; Spark itself would try for minutes.
 _ANSWER_SECONDS = 10
-#: How often the thread that waits for Spark looks after other things, in seconds.
+#: The interval at which the thread that waits for Spark checks other conditions, in seconds.
 LOOK_SECONDS = 1.0
-#: How often it is told how far Spark is, in seconds.
+#: The interval at which progress is logged, in seconds.
 TELL_SECONDS = 10.0
 _JDK = "Install a JDK 17 (apt-get install openjdk-17-jdk-headless) and let JAVA_HOME or PATH name it."
 _QUIET_LOG = Path(__file__).with_name("log4j2.properties")
 _LOG = "Spark's own log says more: let SPARK_CONF_DIR name a folder with a log4j2.properties of yours."
 
-#: Each task is tried as often as on a cluster, where one machine is all there is.
+#: The number of attempts of each task on a single machine, as on a cluster.
 LOCAL = "local[*,4]"
 
 
@@ -79,10 +79,10 @@ def require_pyspark() -> None:
 
 
 def require_java(environ: Mapping[str, str]) -> None:
-    """Make sure that Spark finds a Java it runs on.
+    """Make sure that Spark finds a supported Java.
 
     Raises:
-        ConfigurationError: there is none, or it is of another version.
+        ConfigurationError: no Java was found, or its version is not supported.
     """
     home = environ.get("JAVA_HOME")
     found = str(Path(home) / "bin" / "java") if home else shutil.which("java", path=environ.get("PATH"))
@@ -133,7 +133,7 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
         try:
             yield spark
         except BaseException:
-            # Without a JVM (see attended) stop fails, too; the error that is already on its way says more.
+            # Without a JVM (see run_on_spark), stop fails too; the first error says more.
             if before is None:
                 with suppress(Exception):
                     spark.stop()
@@ -144,7 +144,7 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
 
 @contextmanager
 def _own_interrupts() -> Iterator[None]:
-    """Keep Ctrl-C as it was: PySpark's own handler talks to the JVM in the middle of another talk."""
+    """Keep the handler of Ctrl-C: PySpark's own handler calls the JVM in the middle of another call."""
     before = signal.getsignal(signal.SIGINT)
     yield
     if current_thread() is main_thread():
@@ -153,7 +153,7 @@ def _own_interrupts() -> Iterator[None]:
 
 @contextmanager
 def ended_alike() -> Iterator[None]:
-    """Let SIGTERM stop commands that only read as Ctrl-C does; the first process of a container would ignore it."""
+    """Make SIGTERM stop commands that only read, like Ctrl-C; the first process of a container would ignore it."""
     if current_thread() is not main_thread():
         yield
         return
@@ -171,16 +171,16 @@ def ended_alike() -> Iterator[None]:
 def run_on_spark(
     spark: SparkSession, work: Callable[[], T], alive: Callable[[], None] = lambda: None, *, name: str = ""
 ) -> T:
-    """Have something done on Spark, and call all of it back when one cannot go on waiting.
+    """Do work on Spark, and cancel it if the caller cannot wait any longer.
 
     Args:
-        spark: a session whose jobs are all one's own.
-        alive: called now and then while one waits.
-        name: what it is, for the log and Spark's own pages; empty: nothing is told.
+        spark: a session whose jobs all belong to the caller.
+        alive: called at intervals during the wait.
+        name: the name of the work for the log and Spark's own pages; empty: progress is not logged.
 
     Raises:
-        Interrupted: what ``alive`` raised.
-        KeyboardInterrupt: Ctrl-C was pressed, or the process was told to end.
+        Interrupted: ``alive`` raised it.
+        KeyboardInterrupt: Ctrl-C, or a signal to stop.
     """
     with ThreadPoolExecutor(1, "spark") as thread, _Progress(spark, name) as progress:
         future = thread.submit(progress.described, work)
@@ -189,7 +189,7 @@ def run_on_spark(
                 alive()
                 progress.log()
         except (Interrupted, KeyboardInterrupt):
-            # The JVM has ended already if the signal went to the whole process group, as systemd and timeout send it.
+            # The JVM is gone already if the signal went to the whole process group, as systemd and timeout send it.
             with suppress(Exception):
                 # Tags would spare other jobs, but a classic session knows a tag only in the thread that set it.
                 spark.interruptAll()
@@ -207,12 +207,12 @@ class _Progress:
     def __init__(self, spark: SparkSession, name: str) -> None:
         self._spark = spark
         self._name = name
-        # A session of Spark Connect has no context, and its server reports progress by itself.
+        # A session of Spark Connect has no context; its server reports progress.
         self._remote = "connect" in type(spark).__module__
         self._reported: list[tuple[int, int]] = []
         self._began = self._logged = time.monotonic()
         self._has_logged = False
-        # PySpark declares a class, and calls what it is given.
+        # PySpark declares a class, but calls the handler as a function.
         self._handler = cast("Any", self._on_progress)
 
     def __enter__(self) -> Self:
@@ -246,7 +246,7 @@ class _Progress:
         logger.info("%s: %s after %.0f s", self._name, said, now - self._began)
 
     def _stages(self) -> list[tuple[int, int]]:
-        """Return how many tasks of each stage under way are over, and how many there are."""
+        """Return the finished tasks and all tasks of each running stage."""
         tracker = self._spark.sparkContext.statusTracker()
         found = (tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds())
         return [(stage.numCompletedTasks, stage.numTasks) for stage in found if stage is not None]
@@ -258,10 +258,10 @@ class _Progress:
 
 
 def require_answer(master: str) -> None:
-    """Make sure that a program listens at the address of a cluster, where the name of the master has one.
+    """Make sure that a program listens at the address of a cluster, if the name of the master has one.
 
     Raises:
-        TmsError: none does.
+        TmsError: no program listens there.
     """
     scheme, _, rest = master.partition("://")
     if scheme not in _PORTS:
@@ -278,8 +278,8 @@ def require_answer(master: str) -> None:
 
 @contextmanager
 def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment of a new JVM while the block runs, and of no other program."""
-    # Tasks on this machine run in the interpreter that runs this.
+    """Set the environment of a new JVM while the block runs, but of no other program."""
+    # Tasks on this machine run in the interpreter of this process.
     wanted = {"PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable)}
     if master.startswith("local"):
         wanted["SPARK_LOCAL_IP"] = environ.get("SPARK_LOCAL_IP", "127.0.0.1")
@@ -299,7 +299,7 @@ def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _wanted_log_level() -> str:
-    """Return the log level of ``spark-submit``; empty: it has none."""
+    """Return the log level of ``spark-submit``; empty if it is not set."""
     from pyspark import SparkConf  # noqa: PLC0415
 
     return str(SparkConf().get("spark.log.level", "FATAL"))
@@ -317,7 +317,7 @@ def translated() -> Iterator[None]:
 
     try:
         with warnings.catch_warnings():
-            # Of pandas, which is loaded and not used.
+            # A warning about pandas, which is loaded but not used.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
             yield
     except (PySparkException, Py4JError) as error:
@@ -346,7 +346,7 @@ def _reason(text: str) -> str:
 
 
 def plain_kind(kind: type) -> type[TmsError]:
-    """Return the nearest kind of error in the tree of :mod:`tms_core.errors` that is made of a message and a hint."""
+    """Return the nearest class of error in :mod:`tms_core.errors` that takes a message and a hint."""
     tree = (found for found in kind.__mro__ if found.__module__ == errors.__name__ and found is not errors.Conflict)
     found = next(tree, TmsError)
     return found if issubclass(found, TmsError) else TmsError

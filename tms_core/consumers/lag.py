@@ -29,23 +29,24 @@ from tms_core.tables.base import KEYS, MESSAGES, Page, Reads
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicMetadata
 
-#: Keys of one page at most, and bytes of one of whole rows.
+#: The most keys of one page, and the most bytes of a page of whole rows.
 PAGE_ROWS, _PAGE_BYTES = 4000, 1 << 20
 
-#: A count under way: yields how many rows each step has read, and returns what was found.
+#: A running count: yields the number of rows that each step has read, and returns the result.
 Counting = Generator[int, None, "list[Lag]"]
 
 
 class Lag(NamedTuple):
-    """How far one consumer is behind.
+    """The lag of one consumer.
 
     Attributes:
-        messages: how many it has not read.
-        at_least: whether there may be more, since no more were to be counted; then it is not known how many.
-        oldest_ms: when the oldest of them was published; None when it has read all.
-        expired: whether messages may have gone unread: messages as old as its position have expired since it was
-            stored. Of one that has read nothing yet it is said when published messages since it said so is gone. In a
-            topic that is quiet for so long it can no longer be known that there were none.
+        messages: the number of unread messages.
+        at_least: whether the count stopped at its limit, so that there may be more.
+        oldest_ms: the publish time of the oldest unread message; None without unread messages.
+        expired: whether messages may have expired unread: messages as old as its position have expired since the
+            position was stored. For a consumer that has read nothing yet, it is true once messages from the time since
+            its registration have expired. If a topic was quiet for that long, the absence of such messages cannot be
+            known.
     """
 
     position: Position
@@ -55,15 +56,15 @@ class Lag(NamedTuple):
     expired: bool
 
     def seconds(self, now_ms: int) -> float:
-        """Return the age of the oldest message that it has not read; 0 when it has read all."""
+        """Return the age of the oldest unread message; 0 without unread messages."""
         return 0.0 if self.oldest_ms is None else max(0, now_ms - self.oldest_ms) / 1000
 
 
 class LagTables(NamedTuple):
-    """What tells which messages can be read.
+    """The tables that show which messages readers can read.
 
     Attributes:
-        floor: the hold of unread messages; None: nothing does.
+        floor: the hold of unread messages; None: nothing is held.
     """
 
     store: Reads
@@ -78,14 +79,14 @@ def count(
     now_ms: int,
     most_rows: int | None = None,
 ) -> Counting:
-    """Count what a topic's consumers have not read.
+    """Count the unread messages of a topic's consumers.
 
     Args:
-        now_ms: the moment ttls are judged by.
-        most_rows: how many rows to read for all of them together; None: as many as there are.
+        now_ms: the time at which ttls are judged.
+        most_rows: the most rows to read for all consumers together; None: unlimited.
 
     Returns:
-        In the order of their names.
+        The lags in the order of the consumers' names.
 
     Raises:
         StoreError: the tables could not be read.
@@ -95,7 +96,7 @@ def count(
     if floor is not None:
         gone, cutoff = floor.lowest(due), floor.lowered(topic, due, positions)
     starts = {position: unread_from(store, topic, position, cutoff) for position in positions}
-    # A negative time, which is none of ours, lies behind all others.
+    # Negative times, which no server writes, sort after all others.
     generation = topic.rows_prefix
     stop = generation + NEGATIVE
     has_stored = bool(positions) and store.payload.first(generation, stop_key(generation)) is not None
@@ -104,7 +105,7 @@ def count(
     for position, start in sorted(starts.items(), key=lambda item: item[1], reverse=True):
         yield from count.add(start, stop)
         stop = start
-        # Of the row in which a position lies, some payloads are read.
+        # The consumer has read a part of the payloads of the row at its position.
         read = yield from count.read_before(position, start)
         expired = gone.expires(_heard_ms(position))
         found.append(Lag(position, max(0, count.messages - read), count.cut_short, count.oldest_ms, expired))
@@ -121,7 +122,7 @@ def _heard_ms(position: Position) -> int:
 
 
 def finish(counting: Counting) -> list[Lag]:
-    """Take all steps at once."""
+    """Run all steps at once."""
     while True:
         try:
             next(counting)
@@ -159,7 +160,7 @@ class _RangeCount:
         oldest: bytes | None = None
         resume: bytes | None = start
         while resume is not None and resume < stop:
-            # One row is read of what may not be counted any more: it shows whether there is something, and how old.
+            # Read one row beyond the limit: it shows whether there are more messages, and their age.
             limit = PAGE_ROWS if self._left is None else max(1, min(PAGE_ROWS, self._left))
             page, stored = self._page(resume, stop, limit)
             there = self._there(page.items)
@@ -173,13 +174,13 @@ class _RangeCount:
             yield len(page.items)
             for row in filter(stored.__contains__, there):
                 prefix = self._payloads_of(stored[row])
-                # It was counted as one.
+                # The row was counted as one message.
                 self.messages += (yield from self._payloads(prefix, stop_key(prefix))) - 1
         if oldest is not None and (key := MessageKey.parse(oldest)) is not None:
             self.oldest_ms = key.publish_ms
 
     def _page(self, start: bytes, stop: bytes, limit: int) -> tuple[Page[list[bytes]], dict[bytes, int]]:
-        """Some keys, and the pointers of those whose rows stand for stored payloads."""
+        """Keys, and the pointers of those whose rows refer to stored payloads."""
         if not self._has_stored:
             return self._store.message.read(KEYS, start, stop, limit), {}
         page = self._store.message.read(MESSAGES.within(_PAGE_BYTES), start, stop, limit)
@@ -187,7 +188,7 @@ class _RangeCount:
         return Page([key for key, _ in page.items], page.resume), stored
 
     def _payloads(self, start: bytes, stop: bytes | None) -> Generator[int, None, int]:
-        """Count payloads, as many as may be counted."""
+        """Count payloads, up to the limit."""
         found, resume = 0, start if self._left is None or self._left > 0 else None
         self.cut_short |= resume is None
         while resume is not None:
@@ -202,9 +203,7 @@ class _RangeCount:
         return found
 
     def read_before(self, position: Position, start: bytes) -> Generator[int, None, int]:
-        """Count the messages that a consumer has read of the row at its position, if it has unread messages in that
-        row.
-        """
+        """Count the read messages of the row at a consumer's position, if that row has unread messages too."""
         message = position.id
         packed = message.pack()
         if not message.in_payload_table or start[-MESSAGE_TAIL_BYTES:] != packed[:MESSAGE_TAIL_BYTES]:

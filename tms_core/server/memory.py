@@ -28,21 +28,21 @@ from typing import NamedTuple
 
 from tms_core.errors import Unavailable
 
-#: What all requests and answers may take together, in bytes, unless told otherwise.
+#: The default memory for all requests and responses together, in bytes.
 MEMORY_BYTES = 256 << 20
-#: How long a request waits before clients that keep it waiting are cut off, in seconds: a client who reads or sends at
-#: all gets far within that.
+#: The wait of a request after which the server disconnects clients that block it, in seconds. A client that reads or
+#: sends at all finishes far within it.
 WAIT_SECONDS = 2.0
-#: After how long a request is refused that nothing could make room for, in seconds.
+#: The wait after which a request is rejected if no memory becomes free, in seconds.
 LONGEST_SECONDS = 30.0
-#: What part of the memory is for what may last: bodies, and answers that go on or have large messages.
+#: The share of the memory for long-lasting use: bodies, and responses that are long or have large messages.
 _LASTING = 0.75
-#: A body that is not larger takes no share, in bytes; as much is buffered for each connection anyway.
+#: Bodies up to this size reserve nothing, in bytes, because the connection buffers as much already.
 FREE_BYTES = 64 << 10
 
 
 class _Waiter(NamedTuple):
-    """Who waits for how much."""
+    """A waiting request and its demand."""
 
     share: Share
     size: int
@@ -51,11 +51,11 @@ class _Waiter(NamedTuple):
 
 
 class Memory:
-    """What all requests and answers of a server share.
+    """The memory that all requests and responses of a server share.
 
     Args:
-        limit_bytes: their total limit.
-        wait_seconds: how long one may keep another waiting.
+        limit_bytes: the total limit.
+        wait_seconds: how long a share may block a waiting request.
     """
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES, wait_seconds: float = WAIT_SECONDS) -> None:
@@ -63,7 +63,7 @@ class Memory:
         self.wait_seconds = wait_seconds
         self._used_bytes = 0
         self._waiting: deque[_Waiter] = deque()
-        #: When shares were last used, in that order.
+        #: The shares, by their last use.
         self._shares: dict[Share, float] = {}
 
     @property
@@ -73,26 +73,26 @@ class Memory:
 
     @property
     def waiting(self) -> int:
-        """Return how many wait."""
+        """Return the number of waiting requests."""
         return len(self._waiting)
 
     def share(self, abort: Callable[[], None]) -> Share:
-        """Return a share for one request, empty at first.
+        """Return an empty share for one request.
 
         Args:
-            abort: ends the connection of the request at once.
+            abort: closes the connection of the request at once.
         """
         return Share(self, abort)
 
     async def take(self, share: Share, size: int, *, brief: bool = False) -> None:
-        """Let a share grow, as soon as there is room.
+        """Let a share grow as soon as there is room.
 
         Args:
-            size: by how much; all there is, where that is more.
-            brief: whether it is small and soon over, so that it need not wait for what may last.
+            size: the growth; at most all memory.
+            brief: whether the use is small and short, so that it need not wait for long-lasting uses.
 
         Raises:
-            Unavailable: there was none for too long.
+            Unavailable: no memory became free in time.
         """
         size = min(size, int(self.limit_bytes * _LASTING) - share.size)
         if self._used_bytes + size <= self.limit_bytes if brief else not self._waiting and self._fits(size):
@@ -127,12 +127,12 @@ class Memory:
                 return
 
     def _unlock(self) -> None:
-        """Make room for the first, if waiting requests hold all memory."""
+        """Make room for the first request if waiting requests hold all memory."""
         if self._waiting and sum(waiter.share.size for waiter in self._waiting) == self._used_bytes:
             self._cut_off_for(self._waiting[0], asyncio.get_running_loop().time())
 
     def _cut_off_for(self, waiter: _Waiter, before: float) -> None:
-        """Cut off those not used since a moment, the longest at it first, until one can go on or none is left."""
+        """Disconnect clients whose shares were not used since a time, the oldest use first, until a request fits."""
         waiting = {one.share: one for one in self._waiting}
         for share, since in list(self._shares.items()):
             if waiter.granted.done() or since > before:
@@ -149,7 +149,7 @@ class Memory:
             self._shrink(share, share.size)
 
     def give(self, share: Share, size: int) -> None:
-        """Return so many bytes of a share."""
+        """Release so many bytes of a share."""
         self._shrink(share, size)
         self._unlock()
 
@@ -167,7 +167,7 @@ class Memory:
             self._shares[share] = asyncio.get_running_loop().time()
 
     def _serve(self) -> None:
-        """Let the first go on for whom there is room, and no other before him."""
+        """Grant memory to the first waiting requests, in their order, while there is room."""
         while self._waiting and self._fits(self._waiting[0].size):
             waiter = self._waiting.popleft()
             if not waiter.granted.done():
@@ -184,14 +184,14 @@ class Memory:
 
 
 class Share:
-    """What one request takes; as a context manager it is released when the block is left.
+    """The memory of one request; as a context manager, it is released when the block finishes.
 
     Args:
-        abort: ends the connection at once.
+        abort: closes the connection at once.
 
     Attributes:
-        size: how much it is now, in bytes.
-        waits_for_client: whether only its client can finish it.
+        size: the present size, in bytes.
+        waits_for_client: whether only the client can finish the request.
     """
 
     __slots__ = ("_memory", "abort", "size", "waits_for_client")
@@ -203,20 +203,20 @@ class Share:
         self.waits_for_client = False
 
     async def take(self, size: int, *, brief: bool = False) -> None:
-        """Take so much more, as soon as there is room; see :meth:`Memory.take`.
+        """Let the share grow as soon as there is room; see :meth:`Memory.take`.
 
         Raises:
-            Unavailable: there was none for too long.
+            Unavailable: no memory became free in time.
         """
         await self._memory.take(self, size, brief=brief)
 
     def shrink(self, size: int) -> None:
-        """Keep so much, at most."""
+        """Shrink the share to at most this size."""
         if size < self.size:
             self._memory.give(self, self.size - size)
 
     def begin_waiting(self) -> None:
-        """Note that only the client can finish it from now on."""
+        """Note that only the client can finish the request from now on."""
         self.waits_for_client = True
         self._memory.touch(self)
 
@@ -225,7 +225,7 @@ class Share:
         self.waits_for_client = False
 
     def close(self) -> None:
-        """Give all of it back; closing twice is not an error."""
+        """Release the whole share; closing twice is not an error."""
         self.shrink(0)
 
     def __enter__(self) -> Share:
@@ -236,11 +236,11 @@ class Share:
 
 
 class LentMemory:
-    """Takes shares of a memory for requests that are served by another event loop.
+    """A memory for requests that another event loop serves.
 
     Args:
-        memory: whose.
-        loop: that of the memory.
+        memory: the shared memory.
+        loop: the event loop of the memory.
     """
 
     def __init__(self, memory: Memory, loop: asyncio.AbstractEventLoop) -> None:
@@ -263,7 +263,7 @@ class LentMemory:
         try:
             taking = asyncio.run_coroutine_threadsafe(taken, self._loop)
         except RuntimeError:
-            # The loop has ended, and all that it served.
+            # The loop is closed, and so are its requests.
             taken.close()
             yield _nothing
             return
@@ -280,7 +280,7 @@ class LentMemory:
         try:
             await share.take(size)
         except BaseException:
-            # Room may have come after the borrower left, and its own call to close the share came too early.
+            # Memory may have become free after the borrower left, when its own call to close the share came too early.
             share.close()
             raise
         share.begin_waiting()
@@ -291,7 +291,7 @@ class LentMemory:
 
 
 def _nothing() -> None:
-    """Nobody waits for it."""
+    """Do nothing: no caller waits."""
 
 
 def _no_room() -> Unavailable:

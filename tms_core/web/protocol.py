@@ -1,26 +1,26 @@
-"""One connection: uvicorn's HTTP/1.1, safe from what uvicorn itself is not.
+"""One connection: uvicorn's HTTP/1.1, protected against attacks that uvicorn does not handle.
 
-* **A proposal to speak another protocol** (``Upgrade: h2c``, which Java's HttpClient and ``curl --http2`` make with
-  their first request) is ignored, as RFC 9110 wants it. The parser takes it for agreed upon: it skips the body and
-  reads what comes next as another request, so that the body of one is carried out as the next (request smuggling). So
-  such a request is read again without its ``Upgrade`` header, by a new parser, which goes on from there.
-* **Connections that say nothing** end: uvicorn gives its time limit to those only that were answered before.
-* **Slow clients**: a request's head has a deadline, and its body a least rate, both counted only while the server is
-  ready to read. A client may be as slow as it likes while it has an answer to read.
-* **There is a bound on connections**, or a few hundred idle ones would take all the files that the process may open,
-  and with them those the store needs. For one too many, that client is cut off which has owed the rest of its request
-  for longest, else that which has asked nothing for longest; where there is none, the new one may ask for ``/ping``
-  only, so that a server that has much to do is not restarted by who watches over it, and is answered 503 to all else.
-* **A head may not grow without end**, and nor may what follows a body; trailers do not count as headers.
-* **A client that has said all and closes its half** is answered (not over TLS, which has no halves).
-* **An answer's head goes with the first piece of its body**, which uvicorn writes one after the other.
-* **A known head is not parsed again.** The application may hand over a function that serves requests with the same head
+* **A proposal of another protocol** (``Upgrade: h2c``, which Java's HttpClient and ``curl --http2`` send with their
+  first request) is ignored, as RFC 9110 requires. The parser assumes agreement: it skips the body and reads the
+  following bytes as another request, so that it would execute a body as a request (request smuggling). Therefore a new
+  parser reads such a request again, without its ``Upgrade`` header, and continues from there.
+* **Silent connections** are closed. Uvicorn has a time limit only for connections that have got a response.
+* **Slow clients**: a request's head has a deadline, and its body a minimum rate. Both count only while the server is
+  ready to read. A client may be slow while it has a response to read.
+* **The number of connections is limited**, because a few hundred idle ones would take all files that the process may
+  open, including the store's. For one connection too many, the server disconnects the client that has owed the rest of
+  its request for longest, or else the client that has been idle for longest. Without such a client, the new connection
+  may only request ``/ping``, so that a supervisor does not restart a busy server; all other requests get 503.
+* **A head is limited in size**, and so is the data after a body; trailers do not count as headers.
+* **A client that closes its half after its last request** gets a response (not over TLS, which has no half-close).
+* **A response's head goes with the first piece of its body**, because uvicorn would write them one after the other.
+* **A known head is not parsed again.** The application may pass a function that serves requests with the same head
   (:func:`know`). The function serves a request if its head is the known one, byte for byte, except for the digits of
   :data:`SEQUENCE`. As many bytes must follow as the parser read after that head, and nothing else may be pending on the
   connection. So no request can hide in another request. Requests that the function declines, and requests that fail,
   pass parser and application.
 
-Traded: it overrides what uvicorn's protocol calls and keeps, so that a new version of uvicorn has to pass
+The trade-off: this module overrides methods of uvicorn's protocol, so a new version of uvicorn must pass
 ``tests/server/test_protocol.py``.
 """
 
@@ -47,11 +47,12 @@ Serve: TypeAlias = "Callable[[HttpProtocol, bytes, bytes], bool]"
 
 logger = get_logger(__name__)
 
-#: What a client may send before what it sends makes sense: a head, or whatever is neither head nor body.
+#: The most bytes that a client may send before they make sense: a head, or data that is neither head nor body.
 _SENSELESS_BYTES = 64 << 10
-#: Under these names a request's state has what ends its connection, and what finds out whether it still has a client.
+#: The keys in a request's state of the function that closes its connection, and of the function that checks whether its
+#: client is still connected.
 _ABORT, _PROBE = "abort", "probe"
-#: Under these names it has what makes its head known, and the error of the function that served its head, if any.
+#: The keys of the function that makes its head known, and of the error of the function that served its head.
 _KNOW, _FAILURE = "know", "failure"
 #: The longest head that becomes known, and the largest body after it, in bytes.
 _KNOWN_HEAD_BYTES, KNOWN_BODY_BYTES = 2 << 10, 64 << 10
@@ -59,34 +60,33 @@ _KNOWN_HEAD_BYTES, KNOWN_BODY_BYTES = 2 << 10, 64 << 10
 SEQUENCE = b"x-tms-sequence"
 _NUMBER = re.compile(rb"\r\n%b: *([0-9]{1,19})\r\n" % SEQUENCE, re.IGNORECASE)
 _BUSY = b"There are too many connections (server.max_connections)."
-#: How many more connections there may be that ask for nothing but /ping.
+#: The number of additional connections that may only request /ping.
 _PING_CONNECTIONS = 16
-#: How long these may take to ask, in seconds.
+#: The time limit for their request, in seconds.
 _PING_SECONDS = 2.0
 _PING = b"/ping"
 _HEAD_END = b"\r\n\r\n"
-#: How what precedes an answer begins ("100 Continue").
+#: The start of data that precedes a response ("100 Continue").
 _INTERIM = b"HTTP/1.1 1"
-#: What is copied for it at most: this takes no longer than another write.
+#: The most bytes that are copied to join two writes: copying them takes less time than another write.
 _JOINED_BYTES = 128 << 10
-#: For how long a client must have owed the rest of its request before another one takes its place, in seconds.
+#: How long a client must have owed the rest of its request before another connection may replace it, in seconds.
 _OWED_SECONDS = 1.0
-#: And for how long one must have asked nothing that was answered before, in seconds: longer than from one request of a
-#: client that is at work to its next.
+#: How long a connection with a response must have been idle, in seconds: longer than the pause between two requests of
+#: a working client.
 _IDLE_SECONDS = 5.0
 
 
 def places(most_connections: int) -> int:
-    """Return how many connections there may be: no more than half of the files that the process may open (``ulimit
-    -n``): the store needs files, too.
+    """Return the most connections: half of the files that the process may open (``ulimit -n``), because the store
+    needs files too.
     """
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most_connections if files == resource.RLIM_INFINITY else min(most_connections, max(1, files // 2))
 
 
 def bounded(most_connections: int, heads: Heads | None = None) -> type[HttpProtocol]:
-    """Return the protocol of a server that has at most so many connections, and no more than there are
-    :func:`places`.
+    """Return the protocol class of a server with at most so many connections, and no more than :func:`places`.
 
     Args:
         heads: the known heads, empty at first; None: every request is parsed.
@@ -122,7 +122,7 @@ def _no_probe() -> None:
 
 
 def know(scope: Scope, serve: Serve) -> None:
-    """Have a function serve the requests that have the same head as this one, if they can be recognized by it.
+    """Make a function serve later requests with the same head as this one, if the head can be recognized.
 
     Args:
         serve: gets the connection, the digits of :data:`SEQUENCE` (empty: the head has none) and the body, and
@@ -140,9 +140,9 @@ def failure_of(scope: Scope) -> BaseException | None:
 
 
 def _without_number(head: bytes) -> tuple[bytes, bytes]:
-    """Return a head with 0 as the number of its request, and the number; empty: it has none."""
+    """Return a head with 0 as the number of its request, and the number; empty without a number."""
     found = _NUMBER.search(head)
-    # Not without any digit: a head that leaves its number empty is another head, and its request is refused.
+    # A head with an empty number is another head, and its request is rejected.
     return (head, b"") if found is None else (b"%b0%b" % (head[: found.start(1)], head[found.end(1) :]), found[1])
 
 
@@ -170,10 +170,10 @@ class HttpProtocol(HttpToolsProtocol):
     """One connection; :func:`bounded` makes the class that a server uses.
 
     Attributes:
-        most: how many there may be.
-        seldom: says that there are too many.
-        head_seconds: how long a request's head may take from its first byte on.
-        body_seconds, body_bytes: how much of a body has to come within how long, as long as there is more of it.
+        most: the most connections.
+        seldom: logs that there are too many.
+        head_seconds: the time limit of a request's head, from its first byte.
+        body_seconds, body_bytes: the minimum bytes of a body within so many seconds, while more of it is expected.
         heads: the known heads; None: every request is parsed.
     """
 
@@ -189,16 +189,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_body = False
         self._senseless_bytes = 0
         self._ping_only = self._turned_away = self._half_closed = self._cut_off = False
-        #: Since when the client owes the rest of a request, or its first; None: it owes nothing.
+        #: The time since which the client owes the rest of a request, or its first request; None: it owes nothing.
         self._owing_since: float | None = self.loop.time()
-        #: When and with how many bytes the present stretch of a body began; None: no body is coming.
+        #: The start of the present stretch of a body, in time and bytes; None: no body is arriving.
         self._stretch: _Stretch | None = None
         self._body_bytes = 0
         self._said_at = self.loop.time()
         self._head_begun = False
         #: The request that a function serves by its head; empty: none.
         self._served = b""
-        #: Data that came since then, and the error of the function.
+        #: Data that arrived since then, and the error of the function.
         self._later = b""
         self._failure: BaseException | None = None
 
@@ -216,7 +216,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._wait()
 
     def _take_a_place(self) -> bool:
-        """Cut off the client that has owed the rest of its request for longest, or is idle; whether there was one."""
+        """Disconnect the client that has owed the rest of its request for longest, or is idle; return whether there
+        was one.
+        """
         others = [one for one in self.connections if isinstance(one, HttpProtocol) and one is not self]
         others = [one for one in others if not (one._cut_off or one.flow.read_paused)]
         owing = [(one._owing_since + _OWED_SECONDS, one) for one in others if one._owing_since is not None]
@@ -255,19 +257,19 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _is_slow_to_close(self) -> bool:
-        """Return whether all is sent and closed, and only TLS still waits for an idle client to close, too.
+        """Return whether all is sent and closed, and only TLS still waits for an idle client to close too.
 
-        A client that reads nothing while it is idle, as pools of connections do, never closes.
+        A client that does not read while it is idle, like a connection pool, never closes.
         """
         is_silent = self.loop.time() - self._said_at >= _IDLE_SECONDS
         return is_silent and self.transport.is_closing() and not self.transport.get_write_buffer_size()
 
     def cancel(self) -> None:
-        """Close the connection, whose request was not answered in time; uvicorn's tasks have the same method."""
+        """Close the connection after a timeout of its request; uvicorn's tasks have the same method."""
         self.transport.abort()
 
     def probe(self) -> None:
-        """See whether a client that has closed its half is still there (RFC 9110, 15.2)."""
+        """Check whether a client that has closed its half is still connected (RFC 9110, 15.2)."""
         if self._half_closed and not self.cycle.response_started and self.parser.get_http_version() == "1.1":
             self.transport.write(b"HTTP/1.1 102 Processing\r\n\r\n")
 
@@ -276,7 +278,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.flow.read_paused or self._served:
-            # It is not the client who keeps the other waiting.
+            # The server delays the other connection, not the client.
             self._said_at = now
             if self._owing_since is not None:
                 self._owing_since = now
@@ -303,7 +305,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _is_too_slow(self, stretch: _Stretch, now: float) -> bool:
-        """Return whether too little of a body came; starts the next stretch where one is over."""
+        """Return whether too little of a body arrived; start the next stretch if one is complete."""
         if now < stretch.since + self.body_seconds:
             return False
         came = self._body_bytes - stretch.bytes
@@ -311,7 +313,7 @@ class HttpProtocol(HttpToolsProtocol):
         return came < self.body_bytes and not stretch.paused
 
     def _wait(self) -> None:
-        """Look again at the next moment at which the client could be too late."""
+        """Schedule the next check, at the earliest time at which the client could be too late."""
         self._unset_keepalive_if_required()
         now = self.loop.time()
         due = self._said_at + self.timeout_keep_alive
@@ -329,7 +331,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _head_is_whole(self) -> bool:
-        """Return whether a request's head has come, of the first request."""
+        """Return whether the head of the first request is complete."""
         return self._last is not None
 
     def _owes(self) -> bool:
@@ -339,8 +341,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _last(self) -> RequestResponseCycle | None:
-        """Return the last request whose head came."""
-        return self.cycle  # None at first, whatever uvicorn declares
+        """Return the last request with a complete head."""
+        return self.cycle  # None at first, despite uvicorn's declaration
 
     def _refuse(self, status: bytes, reason: bytes) -> None:
         """Send the reason and close, ignoring further data."""
@@ -350,11 +352,11 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(b"HTTP/1.1 %b\r\n%b\r\n\r\n%b" % (status, head, reason))
         self.transport.close()
 
-    # -- what comes ---------------------------------------------------------------------------------------------------
+    # -- incoming data -------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._served:
-            # The served request is answered first, and until then nothing more is read.
+            # The served request gets its response first; nothing more is read until then.
             self._later += data
             self.flow.pause_reading()
         elif (heads := self.heads) is None or not self._is_between():
@@ -365,7 +367,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._offer(heads, data, self._body_bytes - before)
 
     def _is_between(self) -> bool:
-        """Return whether the last request is answered, nothing of the next has come, and all is usual."""
+        """Return whether the last request has a response, no byte of the next has arrived, and the state is ordinary."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
             return False
@@ -379,8 +381,8 @@ class HttpProtocol(HttpToolsProtocol):
         known = heads.get(head)
         if known is None or len(data) - end != known.body_bytes:
             return False
-        # Among the requests without an answer, so that a stop of the server waits for this one. Before the call: if a
-        # thread has written the body by then, the call itself confirms the request.
+        # Count it among the requests without a response, so that a stop of the server waits for it. Before the call: if
+        # a thread has written the body by then, the call itself confirms the request.
         self._served = data
         task: Any = self
         self.tasks.add(task)
@@ -391,11 +393,11 @@ class HttpProtocol(HttpToolsProtocol):
         return False
 
     def confirm(self) -> None:
-        """Answer the request that a function serves: 200, without a body."""
+        """Respond 200 without a body to the request that a function serves."""
         self._end_serving()
         if self.transport.is_closing():
             return
-        # As uvicorn writes it.
+        # The same bytes as uvicorn writes.
         last = [(b"connection", b"close")] if self._half_closed else []
         headers = [*self.server_state.default_headers, (b"content-length", b"0"), *last]
         self.transport.write(STATUS_LINE[200] + b"\r\n".join(map(b": ".join, headers)) + _HEAD_END)
@@ -408,7 +410,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.data_received(data)
 
     def fail(self, error: BaseException) -> None:
-        """Have the application answer the request that a function serves, by raising this error."""
+        """Let the application respond to the request that a function serves, by raising this error."""
         data, self._later = self._served + self._later, b""
         self._end_serving()
         if self.transport.is_closing():
@@ -435,7 +437,7 @@ class HttpProtocol(HttpToolsProtocol):
                 self.scope["state"][_KNOW] = lambda serve: heads.__setitem__(head, KnownHead(body_bytes, serve))
 
     def _receive(self, data: bytes) -> None:
-        """Have data parsed."""
+        """Parse data."""
         self._unset_keepalive_if_required()
         self._in_body = False
         self._said_at = self.loop.time()
@@ -449,7 +451,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if self._owes():
             return
-        # More has to come.
+        # More data must arrive first.
         self._senseless_bytes = 0 if self._in_body else self._senseless_bytes + len(data)
         if self._senseless_bytes > _SENSELESS_BYTES:
             self._end(b"431 Request Header Fields Too Large", b"The head of the request is too long.")
@@ -480,12 +482,12 @@ class HttpProtocol(HttpToolsProtocol):
                 return
 
     def _head(self) -> bytes:
-        """Return the head of the request without the upgrade."""
+        """Return the head of the request without the upgrade headers."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
         return b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(lines))
 
-    # -- what the parser finds ----------------------------------------------------------------------------------------
+    # -- callbacks of the parser ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -525,10 +527,11 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _Joining:
-    """Where one answer is written: its head goes with the first piece of its body, as two writes wake a client twice.
+    """A transport that joins the head of one response with the first piece of its body, because two writes wake a
+    client twice.
 
     Args:
-        transport: of the connection.
+        transport: the transport of the connection.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -555,12 +558,12 @@ class _Joining:
 
 
 class _Stretch(NamedTuple):
-    """A stretch of time in which a body comes.
+    """A period in which a body arrives.
 
     Attributes:
-        since: when it started.
-        bytes: how much had come before.
-        paused: whether the server was not ready to read when it started.
+        since: its start.
+        bytes: the bytes that arrived before it.
+        paused: whether the server was not ready to read at its start.
     """
 
     since: float

@@ -26,26 +26,26 @@ from janitor.state.documents import Changes, View
 from janitor.state.sqlite.loose import LooseFile
 from tms_core.errors import StateBusy, StateError, StateUnavailable, is_full
 
-#: What ``PRAGMA user_version`` says of a file of this layout.
+#: The value of ``PRAGMA user_version`` in a file of this layout.
 SCHEMA_VERSION = 6
-#: What ``PRAGMA application_id`` says of a file of ours ("tmsj").
+#: The value of ``PRAGMA application_id`` in the janitor's files ("tmsj").
 APPLICATION_ID = 0x746D736A
 
-#: What it means to do without a state file.
+#: The consequences of a lost state file.
 LOSS = (
     "this loses which store was adopted, which jumps are held, the proven boundary and the history, but no message: "
     "the store is then a first contact and nothing is deleted until it is adopted."
 )
 
 _TABLES = (
-    # With row ids, since SQLite reads a large value when it compares keys without them.
+    # With row ids, because without them SQLite reads large values when it compares keys.
     "CREATE TABLE documents (key TEXT PRIMARY KEY, value BLOB NOT NULL)",
     "CREATE TABLE history (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID",
 )
 
 
 def is_new(connection: sqlite3.Connection, where: str) -> bool:
-    """Return whether the open file has no tables; otherwise it has those of this layout.
+    """Return whether the open file has no tables; otherwise it has the tables of this layout.
 
     Args:
         where: the file, for messages.
@@ -53,7 +53,7 @@ def is_new(connection: sqlite3.Connection, where: str) -> bool:
     Raises:
         StateError: the file is another program's database, or has another layout.
     """
-    # In this order tables that another process makes between two of the readings are taken for a janitor's.
+    # In this order, tables that another process creates between two of the queries count as a janitor's.
     (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     (number,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
@@ -73,7 +73,7 @@ def is_new(connection: sqlite3.Connection, where: str) -> bool:
 
 
 def make_tables(connection: sqlite3.Connection, where: str) -> None:
-    """Make the tables if they are still not there; call it inside a transaction."""
+    """Create the tables if they do not exist; call it inside a transaction."""
     if is_new(connection, where):
         for statement in _TABLES:
             connection.execute(statement)
@@ -82,17 +82,17 @@ def make_tables(connection: sqlite3.Connection, where: str) -> None:
 
 
 FILE_NAME = "state.sqlite3"
-#: How long to wait for another process that is writing, in seconds; a commit takes milliseconds.
+#: How long to wait for another writing process, in seconds; a commit takes milliseconds.
 BUSY_SECONDS = 10.0
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY})
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
-#: The lease is a document too, and the only one that is written outside transactions.
+#: The lease is also a document, and the only one that is written outside transactions.
 _LEASE = "lease"
-#: Rows that are read at once: few at first, since many readers want no more.
+#: Rows that are read at once: few at first, because many readers need no more.
 _FIRST_PAGE, _LAST_PAGE = 25, 1600
-#: Rows of more bytes are compressed; those are JSON, which never begins with this byte.
+#: Larger rows are compressed, in bytes; uncompressed rows are JSON, which never starts with this byte.
 _LARGE, _COMPRESSED = 1024, b"x"
 _PUT_DOCUMENT = "INSERT OR REPLACE INTO documents VALUES (?, ?)"
 _PUT_ROW = "INSERT OR REPLACE INTO history VALUES (?, ?)"
@@ -119,16 +119,16 @@ def copy_state(source: Path, target: Path) -> None:
 
 
 class SqliteState(State):
-    """The state of one store, in a file. Threads may share one; processes may each have their own on the same folder.
+    """The state of one store, in a file. Threads may share one; processes may each open the same folder.
 
     Args:
-        folder: where ``state.sqlite3`` is or shall be, made (for this user only) if it is not there; None keeps the
-            state in memory, see :meth:`in_memory`.
-        busy_seconds: how long to wait for another process that is writing.
+        folder: the folder of ``state.sqlite3``, created for this user only if it does not exist; None keeps the state
+            in memory, see :meth:`in_memory`.
+        busy_seconds: how long to wait for another writing process.
 
     Raises:
         StateError: the file is corrupt, another program's, another version's, or cannot be opened.
-        StateBusy: another process is writing it all that time.
+        StateBusy: another process was writing during the whole wait.
     """
 
     driver: SqliteDocuments
@@ -138,12 +138,12 @@ class SqliteState(State):
 
     @classmethod
     def in_memory(cls) -> Self:
-        """Return a state that stops with the object."""
+        """Return a state that exists only as long as the object."""
         return cls(None)
 
 
 class _ErrorTranslation:
-    """Translates SQLite's errors into the state's; entered at every read, so it is no generator."""
+    """A context that translates SQLite's errors into the state's; a class, because entering a generator costs more."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -187,7 +187,7 @@ class SqliteDocuments:
                 check_same_thread=False,
             )
         if folder is None:
-            # It ends with the object, as nothing else of it remains.
+            # It closes with the object, because nothing else refers to it.
             weakref.finalize(self, self.connection.close)
         try:
             with self._border:
@@ -212,7 +212,7 @@ class SqliteDocuments:
             rows = {key: value and _stored(value) for key, value in changes.rows.items()}
             self._write(_PUT_ROW, "DELETE FROM history WHERE key = ?", rows)
         with suppress(StateError):
-            # What is left does no harm: it is of a run that has ended.
+            # Leftover rows are harmless: they belong to a finished run.
             if changes.loose:
                 self.loose.delete(changes.loose)
 
@@ -232,7 +232,7 @@ class SqliteDocuments:
         return self.value(_LEASE)
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
-        """Write the lease if it is still as expected."""
+        """Write the lease if it still has the expected value."""
         with self._begun("IMMEDIATE"):
             if self.lease() != expected:
                 return False
@@ -269,8 +269,8 @@ class SqliteDocuments:
         return row[0] if row else None
 
     def _write(self, put: str, delete: str, rows: Mapping[Any, bytes | None]) -> None:
-        """Write rows, and remove those whose value is None."""
-        # In order of key, so that SQLite comes to each of its pages once.
+        """Write rows, and delete rows with the value None."""
+        # In key order, so that SQLite visits each of its pages once.
         keys = sorted(rows)
         self.connection.executemany(put, ((key, rows[key]) for key in keys if rows[key] is not None))
         self.connection.executemany(delete, ((key,) for key in keys if rows[key] is None))
@@ -287,7 +287,7 @@ class SqliteDocuments:
                 yield
                 self.connection.execute("COMMIT")
             except BaseException:
-                # Does nothing where SQLite itself has undone everything, as it does when the disk is full.
+                # No effect if SQLite itself has rolled back, as it does on a full disk.
                 self.connection.rollback()
                 raise
 
@@ -301,9 +301,9 @@ def _loaded(value: bytes) -> bytes:
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder and an empty file that only this user can read.
+    """Create the folder and an empty file that only this user can read.
 
-    A file that is there is not opened here: closing it again would drop the locks that this process holds on it.
+    An existing file is not opened here: closing it again would drop the locks that this process holds on it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

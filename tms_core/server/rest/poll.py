@@ -34,26 +34,26 @@ from tms_core.server.rest.context import ContextRoute, ServerContext, headers_of
 from tms_core.topic import TopicId
 from tms_core.web.protocol import abort_of, probe_of
 
-#: How much a thread makes at a time, so that handing over costs next to nothing beside it.
+#: The bytes that a thread encodes at once; the cost of a thread switch is negligible next to it.
 _STEP_BYTES = 1 << 19
-#: For how long a thread reads at a time, in seconds: as long as others may wait for it.
+#: The time that a thread reads at once, in seconds: other requests may wait for it this long.
 STEP_SECONDS = 0.02
-#: What is sent at once, as the whole answer; less than a piece of an answer that goes on.
+#: A response up to this size is sent as a whole; it is smaller than a piece of a long response.
 _SMALL_BYTES = 50_000
-#: How much memory is taken for each byte that a step makes: that, the page it is made of, and what is being sent.
+#: The memory for each encoded byte of a step: the byte, its source page, and the bytes in transit.
 _HELD = 4
-#: How long a poll waits before it looks whether its topic is still there and its client as well, in seconds.
+#: The interval at which a waiting poll checks its topic and its client, in seconds.
 _LOOK_SECONDS = 5.0
 
-#: The header in which a request says how long it waits for a message, in whole seconds.
+#: The request header with the time to wait for a message, in whole seconds.
 WAIT = b"x-tms-wait-seconds"
-#: The header in which an answer says how far it has looked: the id from which the next poll may begin.
+#: The response header with the position of a poll: the id from which the next poll may start.
 POSITION = b"x-tms-position"
-#: The header of an answer that is empty although the poll has waited for as long as it was to.
+#: The header of an empty response after the whole requested wait.
 WAITED = b"x-tms-waited"
-#: The header of an answer of a topic that takes no more messages.
+#: The response header of a topic that accepts no more messages.
 SEALED = b"x-tms-sealed"
-#: The header of an answer to a poll that asks for more than the server gives at once.
+#: The response header of a poll whose request exceeds the server's limit.
 LIMITED = b"x-tms-limited"
 
 
@@ -94,7 +94,7 @@ class Poll(ContextRoute):
 
 
 class _Polling:
-    """One poll under way."""
+    """A running poll."""
 
     def __init__(
         self, context: ServerContext, topic: TopicId, request: FetchRequest, codec: Codec, share: Share, *, zipped: bool
@@ -110,17 +110,19 @@ class _Polling:
         self._found = 0
         self._goes_on = False
         self.ended = self.waited = False
-        #: By how much packing has made the answer smaller.
+        #: The ratio by which compression has reduced the response.
         self.saved_bytes = 0
 
     def close(self) -> None:
-        """Let go of the data read: this and the generators that read refer to each other."""
+        """Release the read data, because this object and its generators refer to each other."""
         self._pieces = iter(())
         self._fetch = None
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers of the response: its position, if the response is whole, and whether it waited in vain."""
+        """Return the headers of the response: its position if the response is complete, and whether the poll waited in
+        vain.
+        """
         found = self._fetch.position if self.ended and self._fetch is not None else None
         headers = [] if found is None else [(POSITION, str(found).encode())]
         if self._fetch is not None and self._fetch.is_sealed:
@@ -128,12 +130,11 @@ class _Polling:
         return [*headers, (WAITED, b"true")] if self.waited else headers
 
     async def begin(self, scope: Scope, receive: Receive) -> list[bytes]:
-        """Return the first pieces: all of a short answer, and as soon as there is something to wait for, some of a long
-        one.
+        """Return the first pieces: a short response as a whole, or the start of a long one.
 
         Raises:
-            Disconnected: the client is gone.
-            Unavailable: it is to wait, and too many of its principal's do.
+            Disconnected: the client has disconnected.
+            Unavailable: the poll has to wait, but the principal has too many waiting polls.
         """
         await self._room()
         made = await self._context.in_poll_thread(self._first)
@@ -158,7 +159,7 @@ class _Polling:
                 made = await self._context.in_poll_thread(self._again)
 
     async def stream(self, made: list[bytes], receive: Receive, send: Send) -> None:
-        """Send each piece and produce the next, until there is no more or the client has disconnected."""
+        """Send each piece and produce the next one, until there are no more or the client has disconnected."""
         self._goes_on = True
         async with _watching(receive) as gone:
             while not (self.ended or gone.done()):
@@ -175,17 +176,17 @@ class _Polling:
         made.reverse()
         more = True
         while made:
-            # Kept by nothing else, it is gone once it is sent.
+            # No other reference remains, so the piece is freed after it is sent.
             piece = made.pop()
             more = not self.ended or bool(made) or len(piece) > FREE_BYTES
             await send({"type": "http.response.body", "body": piece, "more_body": more})
         if more:
-            # A piece is taken before the one before it is sent; this waits until nearly all is.
+            # The next piece is encoded before the previous one is sent; this waits until nearly all of it is sent.
             await send({"type": "http.response.body", "body": b"", "more_body": not self.ended})
         self._share.end_waiting()
 
     async def _room(self) -> None:
-        """Take memory for a step: as much as the largest message there may be makes necessary."""
+        """Reserve memory for a step, enough for the largest possible message."""
         known = self._context.sizes.of(self._topic)
         largest = self._context.max_request_bytes if known is None else known
         size = _HELD * (_STEP_BYTES + largest) - self._share.size
@@ -214,7 +215,7 @@ class _Polling:
     # -- in a thread --------------------------------------------------------------------------------------------------
 
     def _first(self) -> list[bytes]:
-        """Start to read, and make the first pieces."""
+        """Start to read, and encode the first pieces."""
         self._fetch = fetch = self._context.service.begin_fetch(self._topic, self._request)
         pieces = self._codec.write_messages(self._counted(fetch.pages()))
         self._pieces = _gzip(self._measured(pieces)) if self._zipped else pieces
@@ -222,7 +223,7 @@ class _Polling:
         return self._step()
 
     def _again(self) -> list[bytes]:
-        """Read again after the rows that were read already."""
+        """Read again after the rows that were already read."""
         position = self._fetch.position if self._fetch is not None else None
         if position is not None:
             self._request = replace(self._request, start=position, inclusive=True)
@@ -273,17 +274,17 @@ async def _watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
 
 
 def _look(scope: Scope, gone: asyncio.Future[object]) -> None:
-    """See whether the client is still there."""
+    """Check whether the client is still connected."""
     if gone.done():
         raise Disconnected
     probe_of(scope)()
 
 
 def _waits(headers: Headers, request: FetchRequest) -> FetchRequest:
-    """Return a request with the wait that its header asks for.
+    """Return a request with the wait of its header.
 
     Raises:
-        BadRequest: that is no number of seconds that a poll may wait.
+        BadRequest: the header is not a valid number of seconds.
     """
     asked = headers.get(WAIT)
     if asked is None:
@@ -298,7 +299,7 @@ def _size(made: list[bytes]) -> int:
 
 
 def _gzip(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Fast rather than small: the fastest level makes messages a fraction of their size already."""
+    """Return a fast compressor: even the fastest level reduces messages to a fraction of their size."""
     member = zlib.compressobj(1, zlib.DEFLATED, GZIP)
     yield from map(member.compress, pieces)
     yield member.flush()
