@@ -367,7 +367,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._offer(heads, data, self._body_bytes - before)
 
     def _is_between(self) -> bool:
-        """Return whether the last request has a response, no byte of the next has arrived, and the state is ordinary."""
+        """Return whether the last request has a response, no byte of the next has arrived, and the state is usual."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
             return False
