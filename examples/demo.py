@@ -1,7 +1,7 @@
 """The janitor at work on a sample store, in a minute: ``make demo``.
 
-The store is one that CDAP's own classes wrote, unpacked anew each time. Its transaction snapshot is years old, which a
-janitor rightly refuses to judge by, so it is written again with the present time.
+CDAP's own classes wrote the store, which is unpacked for each run. Its transaction snapshot is years old, so a janitor
+would not use it; the demo writes it again with the present time.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "tests" / "vectors" / "cdap-leveldb" / "sample.tar.xz"
-#: More than the sample has.
+#: A limit above the size of the sample.
 ALL_ROWS = 1_000_000
-#: What the sample's newest usable snapshot is called.
+#: The name of the sample's newest usable snapshot.
 SNAPSHOT = "snapshot.1699999999000"
 
 
 def main(folder: Path = ROOT / "data" / "demo", clock: Clock | None = None) -> int:
-    """Unpack, plan, sweep, compare; returns an exit code.
+    """Unpack, plan, sweep, compare; return an exit code.
 
     Args:
-        folder: where to work; what was there is removed.
-        clock: what time it is; the machine's by default.
+        folder: the working folder; its previous contents are removed.
+        clock: the clock; None: the machine's.
     """
     clock = clock or SystemClock()
     if not SAMPLE.exists():
-        click.echo(f"the sample store {SAMPLE} is missing; it comes with a checkout, not with a package", err=True)
+        click.echo(f"the sample store {SAMPLE} is missing; a checkout contains it, a package does not", err=True)
         return 1
     store, snapshots = unpack(folder, clock)
     where = ["--leveldb", _short(store), "--snapshots", _short(snapshots)]
     spoken = ["--log-format", "text"]
-    _say("A messaging store that CDAP wrote: 8 topics, and what has gathered in them.")
+    _say("A messaging store that CDAP wrote: 8 topics, with live, expired and invalid rows.")
     _figures(store, folder / "look")
     _say("1. What would a sweep do?   janitor plan")
     if code := execute(["plan", *where, *spoken], clock):
         return code
-    _say("2. Do it; the first time a store has to be adopted.   janitor run --once --adopt")
+    _say("2. Run it; the first run must adopt the store.   janitor run --once --adopt")
     if code := execute(["run", "--once", "--adopt", *where, *spoken], clock):
         return code
-    _say("3. What is left")
+    _say("3. The remaining rows")
     _figures(store, folder / "look")
     shown = " ".join(where)
     _say("Now try:")
@@ -67,7 +67,7 @@ def main(folder: Path = ROOT / "data" / "demo", clock: Clock | None = None) -> i
 
 
 def unpack(folder: Path, clock: Clock) -> tuple[Path, Path]:
-    """A fresh working copy of the sample: its store, and its snapshots as of now."""
+    """Unpack a working copy of the sample: its store, and its snapshots with the present time."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -100,7 +100,7 @@ def _say(text: str) -> None:
 
 
 def _short(path: Path) -> str:
-    """The path relative to the checkout, as an operator types it."""
+    """Return the path relative to the checkout, as an operator types it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 

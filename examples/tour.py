@@ -1,12 +1,13 @@
-"""A server with the janitor inside, on a sample store, with customers who give it work: ``make run``.
+"""A server with the janitor inside, on a sample store with traffic: ``make run``.
 
-The store is one that CDAP's own classes wrote, and the transactions go on from CDAP's own snapshot. Beside CDAP's
-topics there are five: one whose messages live for seconds and are published while one looks on, one whose ttl is
-shortened after a while, as a person might do by mistake, and one that is published to in transactions, of which one
-commits, one is rolled back and one is left to become invalid, and two of a consumer group, of whose three workers one
-is killed (:mod:`examples.worker`). So within a minute rows have expired, an old generation
-has gone, invalid transactions' rows have been inverted, and something was held and let go. Server and daemon are the
-real ones, spoken to as any client would, and every command works against them from another terminal.
+CDAP's own classes wrote the store, and the transactions continue from CDAP's own snapshot. The tour adds five topics.
+The messages of ``ticks`` live for seconds. The ttl of ``orders`` is shortened after a while, as an operator might do
+by mistake. ``payments`` gets messages in three transactions: one commits, one is rolled back, and one becomes invalid.
+Two topics belong to a consumer group with three workers, one of which the tour kills (:mod:`examples.worker`).
+
+Within a minute, the janitor deletes expired rows and an old generation, inverts rows of invalid transactions, and
+holds and releases rows. Server and daemon are the real programs, and every command works against them from another
+terminal.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ from tms_core.topic import TopicId, encode_properties
 from tms_core.transaction.codec.thrift import encode_transaction
 from tms_core.transaction.rpc.client import TransactionClient
 
-#: Messages of this one live for ten seconds.
+#: Messages of this topic live for ten seconds.
 TICKS = TopicId("demo", "ticks")
 TICKS_TTL_SECONDS = 10
-#: This one has a message for each second of the last hour, and keeps them for a day, until an operator types 600 s.
+#: This topic has a message for each second of the last hour, and keeps messages for a day until its ttl is shortened.
 ORDERS = TopicId("demo", "orders")
 ORDERS_TTL_SECONDS, MISTAKEN_TTL_SECONDS = 86_400, 600
-#: This one is published to in transactions.
+#: This topic gets messages in transactions.
 PAYMENTS = TopicId("demo", "payments")
 PAYMENTS_TTL_SECONDS = 3600
-#: So many events are counted by so many workers of a group.
+#: The number of events, and of workers in the group that counts them.
 EVENTS, WORKERS = 300, 3
-#: How many runs may end while the narrator is looking elsewhere.
+#: The number of last runs in which the narrator looks for news.
 RECENT_RUNS = 50
-#: How often a second passes for the customers; a test makes it shorter.
+#: The length of a step in seconds; a test shortens it.
 STEP_SECONDS = 1.0
-#: When things happen, in steps: a transaction of each fate, the mistake, a look at what readers see, and the approval.
+#: The steps of the events: three transactions, the shortened ttl, a read, and the approval.
 COMMIT_AT, ROLL_BACK_AT, LEAVE_AT, SHORTEN_AT, READ_AT, APPROVE_AT = 4, 6, 8, 15, 30, 35
-#: After how long the transaction that is left may be given up.
+#: The timeout of the abandoned transaction.
 LEFT_SECONDS = 1
-#: What a call may take.
+#: The time limit of a call.
 _TIMEOUT_SECONDS = 30
 
 SETTINGS = """\
@@ -82,16 +83,16 @@ janitor:
 
 
 def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, any_ports: bool = False) -> int:
-    """Unpack the sample, serve it, and tell what happens; returns an exit code.
+    """Unpack the sample, serve it, and print the events; return an exit code.
 
     Args:
-        folder: where to work; what was there is removed.
-        clock: what time it is; the machine's by default.
-        any_ports: take free ports and not the usual ones.
+        folder: the working folder; its previous contents are removed.
+        clock: the clock; None: the machine's.
+        any_ports: use free ports instead of the usual ones.
     """
     clock = clock or SystemClock()
     if not SAMPLE.exists():
-        click.echo(f"the sample store {SAMPLE} is missing; it comes with a checkout, not with a package", err=True)
+        click.echo(f"the sample store {SAMPLE} is missing; a checkout contains it, a package does not", err=True)
         return 1
     if in_use(folder / "messaging"):
         click.echo(
@@ -107,7 +108,7 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
     settings.write_text(SETTINGS.format(**ports), encoding="utf-8")
     configure("text" if sys.stderr.isatty() else "auto", sys.stderr)
     shown = f"--config {settings.relative_to(Path.cwd()) if settings.is_relative_to(Path.cwd()) else settings}"
-    # What is adopted before the first sweep is never refused, so that there is no error to be explained.
+    # The store is adopted before the first sweep, so that the first sweep does not print an error.
     if execute(["adopt", "--config", str(settings)], clock):
         return 1
     try:
@@ -121,17 +122,17 @@ def main(folder: Path = ROOT / "data" / "run", clock: Clock | None = None, *, an
 
 
 def _visit(started: RunningServer, arguments: str) -> None:
-    """Publish and read like customers, until a signal ends it."""
+    """Publish and read like customers, until a signal."""
     janitor = cast(Embedded, started.companions["janitor"])
     _say(
-        "A messaging store that CDAP wrote, served, with the janitor inside. Ask from another terminal, for example:\n"
+        "A messaging server with the janitor inside, on a store that CDAP wrote. Try these in another terminal:\n"
         f"  .venv/bin/janitor status {arguments}\n"
         f"  .venv/bin/janitor plan {arguments}\n"
         f"  .venv/bin/tms tx list --server {started.transactions}\n"
         f"  curl {started.url}/v1/namespaces/demo/topics\n"
-        "Ctrl-C ends it."
+        "Ctrl-C stops it."
     )
-    _say(f"Its status page: {janitor.url}")
+    _say(f"Status page: {janitor.url}")
     stop, narrator = Event(), Narrator(_say)
     with (
         ending(stop.set, hangup=janitor.daemon.sweep_now),
@@ -146,17 +147,17 @@ def _visit(started: RunningServer, arguments: str) -> None:
             workers.look()
             narrator.print_news(janitor.daemon.status(), janitor.daemon.runs(RECENT_RUNS))
             if step == APPROVE_AT:
-                _say(f"the change was intended, so the tour approves it: janitor approve {ORDERS} {arguments}")
+                _say(f"the change was intended, so the tour approves it with: janitor approve {ORDERS} {arguments}")
                 janitor.daemon.approve((str(ORDERS),))
                 janitor.daemon.sweep_now()
 
 
 class Workers:
-    """A consumer group of three processes, of which one is killed at its work.
+    """A consumer group of three processes, one of which the tour kills.
 
     Args:
         started: the server.
-        say: told what becomes of them.
+        say: prints a sentence.
     """
 
     def __init__(self, started: RunningServer, say: Callable[[str], None]) -> None:
@@ -171,7 +172,7 @@ class Workers:
             self._client.create_topic(topic, ttl=TICKS_TTL_SECONDS * 360)
         self._client.publish(worker.EVENTS, [b"event %d" % number for number in range(EVENTS)])
         quiet = subprocess.DEVNULL
-        # A Ctrl-C is the server's, which ends them.
+        # Ctrl-C reaches only the server, which then stops the workers.
         self._workers = [
             subprocess.Popen(self._typed, cwd=ROOT, stdout=quiet, stderr=quiet, start_new_session=True)  # noqa: S603
             for _ in range(WORKERS)
@@ -186,7 +187,7 @@ class Workers:
         self._client.close()
 
     def look(self) -> None:
-        """Kill one of them once they are at work, and tell when all is counted."""
+        """Kill one worker once they have counted events, and report when all events are counted."""
         if self._done:
             return
         with self._client.transaction() as tx:
@@ -194,7 +195,7 @@ class Workers:
         if counted and not self._killed:
             self._killed = True
             self._workers[0].kill()
-            self._say(f"{WORKERS} workers of a group count {EVENTS} events; one of them is killed while it works")
+            self._say(f"{WORKERS} workers of a group count {EVENTS} events; the tour kills one of them")
         if len(counted) >= EVENTS:
             self._done = True
             once = len(set(counted)) == len(counted) == EVENTS
@@ -202,11 +203,11 @@ class Workers:
 
 
 class Customers:
-    """Those who publish and read, over REST and Thrift like any other client.
+    """Publishers and readers, over REST and Thrift like any other client.
 
     Args:
         started: the server.
-        say: told what they do.
+        say: prints a sentence.
     """
 
     def __init__(self, started: RunningServer, say: Callable[[str], None]) -> None:
@@ -223,7 +224,7 @@ class Customers:
         self._transactions.close()
 
     def act(self, step: int) -> None:
-        """Do what the customers do in this second."""
+        """Do the actions of this step."""
         self._ask("POST", TICKS, "/publish", {"messages": [f"tick {step}"]})
         if step == COMMIT_AT:
             self._commit()
@@ -233,7 +234,8 @@ class Customers:
             self._leave()
         elif step == SHORTEN_AT:
             self._ask("PUT", ORDERS, "/properties", {"ttl": str(MISTAKEN_TTL_SECONDS)})
-            self._say(f"the ttl of {ORDERS} is set to {MISTAKEN_TTL_SECONDS} s: most of its messages expire at once")
+            self._say(f"the ttl of {ORDERS} is shortened to {MISTAKEN_TTL_SECONDS} s, as if by mistake: most of its
+            messages expire at once")
         elif step == READ_AT:
             self._read()
 
@@ -242,18 +244,18 @@ class Customers:
         self._pay(transaction.write_pointer, "paid")
         self._transactions.can_commit(transaction.transaction_id, [])
         self._transactions.commit(transaction.transaction_id)
-        self._say(f"a message is published to {PAYMENTS} in a transaction, which commits")
+        self._say(f"published a message to {PAYMENTS} in a transaction that commits")
 
     def _roll_back(self) -> None:
         transaction = self._transactions.start_short()
         self._ask("POST", PAYMENTS, "/rollback", self._pay(transaction.write_pointer, "changed my mind"))
         self._transactions.abort(transaction)
-        self._say("a second one, in a transaction that is rolled back")
+        self._say("published a message in a transaction that is rolled back")
 
     def _leave(self) -> None:
         transaction = self._transactions.start_short(LEFT_SECONDS)
         self._pay(transaction.write_pointer, "whose client is gone")
-        self._say("a third one, in a transaction whose client disappears: the transaction becomes invalid")
+        self._say("published a message in a transaction whose client disappears: the transaction becomes invalid")
 
     def _read(self) -> None:
         transaction = self._transactions.start_short()
@@ -270,7 +272,7 @@ class Customers:
         return self._ask("POST", PAYMENTS, "/publish", {"transactionWritePointer": str(pointer), "messages": [words]})
 
     def _ask(self, method: str, topic: TopicId, path: str, body: Any) -> Any:
-        """One request; returns the answer's JSON, None where it has none."""
+        """Send one request; return the response's JSON, or None without a body."""
         with closing(HTTPConnection(self._address, timeout=_TIMEOUT_SECONDS)) as connection:
             target = f"/v1/namespaces/{topic.namespace}/topics/{topic.topic}{path}"
             connection.request(method, target, json.dumps(body), {"Content-Type": "application/json"})
@@ -282,10 +284,10 @@ class Customers:
 
 
 class Narrator:
-    """Prints what happens, each thing once.
+    """A printer of events, each once.
 
     Args:
-        say: told each sentence.
+        say: prints a sentence.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -294,7 +296,7 @@ class Narrator:
         self._held: set[str] = set()
 
     def print_news(self, status: Status, runs: Sequence[RunRecord]) -> None:
-        """Print what is new in a status, and the runs that have ended since."""
+        """Print the news in a status, and the runs that have finished since the last call."""
         ended = [run for run in reversed(runs) if run.finished_ms is not None and run.id not in self._told]
         self._told.update(run.id for run in ended)
         for run in ended:
@@ -314,7 +316,7 @@ class Narrator:
 
 
 def in_use(path: Path) -> bool:
-    """Whether another process has this store open."""
+    """Return whether another process has this store open."""
     try:
         LevelDBStore(path).close()
     except StoreBusy:
@@ -325,7 +327,7 @@ def in_use(path: Path) -> bool:
 
 
 def _furnish(path: Path, clock: Clock) -> None:
-    """Write orders of the last hour, as CDAP would have."""
+    """Write orders of the last hour, in CDAP's format."""
     now_ms = clock.now_ms()
     with LevelDBStore(path) as store:
         value = encode_properties({"generation": "1", "ttl": str(ORDERS_TTL_SECONDS)})

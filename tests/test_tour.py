@@ -96,7 +96,7 @@ class Tour:
 
     def get(self, path: str) -> tuple[int, str]:
         """Ask its status page for something; once a sweep was told of, it is up."""
-        [port] = re.findall(r"Its status page: http://127\.0\.0\.1:(\d+)/", "\n".join(self.told))
+        [port] = re.findall(r"Status page: http://127\.0\.0\.1:(\d+)/", "\n".join(self.told))
         connection = HTTPConnection("127.0.0.1", int(port), timeout=PATIENCE_SECONDS)
         try:
             connection.request("GET", path)

@@ -116,7 +116,7 @@ def _wait(tab: Page, condition: str) -> None:
 def _page_of(tour: subprocess.Popen[str]) -> str:
     """Return the address of the tour's status page from its output."""
     for line in tour.stdout or ():
-        found = re.search(r"Its status page: (\S+)", line)
+        found = re.search(r"Status page: (\S+)", line)
         if found:
             return found[1]
     raise SystemExit("the tour ended before its status page was up")
