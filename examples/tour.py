@@ -234,8 +234,10 @@ class Customers:
             self._leave()
         elif step == SHORTEN_AT:
             self._ask("PUT", ORDERS, "/properties", {"ttl": str(MISTAKEN_TTL_SECONDS)})
-            self._say(f"the ttl of {ORDERS} is shortened to {MISTAKEN_TTL_SECONDS} s, as if by mistake: most of its
-            messages expire at once")
+            self._say(
+                f"the ttl of {ORDERS} is shortened to {MISTAKEN_TTL_SECONDS} s, as if by mistake: "
+                "most of its messages expire at once"
+            )
         elif step == READ_AT:
             self._read()
 
