@@ -11,7 +11,7 @@ from typing import Any
 Document = dict[str, Any]
 
 _LONG: Document = {
-    "description": "A 64-bit number; sent as text, taken as either.",
+    "description": "A 64-bit number; sent as text, accepted as text or number.",
     "oneOf": [
         {"type": "string", "pattern": "^-?[0-9]{1,19}$"},
         {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
@@ -57,12 +57,12 @@ def _is_header(name: str) -> Document:
 
 
 _PRODUCER_FIELDS: Document = {
-    "generation": {**_is("Long"), "description": "Of the instance that counts."},
-    "updatedMs": {**_is("Long"), "description": "When that was registered."},
-    "former": {**_or_null(_is("Former")), "description": "What became of the last transaction before it."},
+    "generation": {**_is("Long"), "description": "The generation of the current instance."},
+    "updatedMs": {**_is("Long"), "description": "The registration time of that instance."},
+    "former": {**_or_null(_is("Former")), "description": "The outcome of the last transaction before this instance."},
     "open": {
         "type": "array",
-        "description": "Its transactions that are in progress.",
+        "description": "Its transactions in progress.",
         "items": _record(transaction=_is("Long"), label={"type": "string"}),
     },
 }
@@ -92,7 +92,7 @@ _SCHEMAS: Document = {
             "type": ["integer", "null"],
             "minimum": 1,
             "maximum": 2**31 - 1,
-            "description": "How long these messages live, if shorter than the topic's ttl.",
+            "description": "The ttl of these messages, if shorter than the topic's ttl.",
         },
     ),
     "PublishResponse": _record(transactionWritePointer=_is("Long"), rollbackRange=_is("RollbackRange")),
@@ -116,12 +116,12 @@ _SCHEMAS: Document = {
     ),
     "Ages": _record(
         messages={"type": "integer", "minimum": 0},
-        older={"type": "integer", "minimum": 0, "description": "How many of them are older than was asked."},
-        atLeast={"type": "boolean", "description": "Whether there are more than were counted."},
+        older={"type": "integer", "minimum": 0, "description": "The number of messages older than the requested age."},
+        atLeast={"type": "boolean", "description": "Whether there are more messages than were counted."},
         holdSeconds={
             "type": ["integer", "null"],
             "minimum": 0,
-            "description": "For how long the janitor in this server holds what a shorter ttl makes due; null: none.",
+            "description": "How long the janitor in this server holds rows after a ttl is shortened; null: no janitor.",
         },
     ),
     "Position": _record(position=_ID),
@@ -130,29 +130,29 @@ _SCHEMAS: Document = {
         position=_ID,
         claims={
             "type": "array",
-            "description": "What transactions in progress have claimed; left out where there is nothing.",
+            "description": "The claims of transactions in progress; absent without claims.",
             "items": _record(
                 transaction=_is("Long"),
                 after={**_ID, "description": "The id before the first message."},
                 last={**_ID, "description": "The id of the last message."},
-                deliveries={"type": "integer", "minimum": 1, "description": "How often they were given out."},
+                deliveries={"type": "integer", "minimum": 1, "description": "The number of deliveries."},
             ),
         },
         failed={
             "type": "array",
-            "description": "What was given out and not processed, at most 100 ranges; left out where there is nothing.",
+            "description": "Delivered, unprocessed messages, at most 100 ranges; absent without such messages.",
             "items": _record(
                 message={
                     **_ID,
                     "type": ["string", "null"],
-                    "description": "The one that failed alone; null: they failed together.",
+                    "description": "The message that failed alone; null: the messages failed together.",
                 },
                 after={**_ID, "description": "The id before the first message."},
                 last={**_ID, "description": "The id of the last message."},
-                deliveries={"type": "integer", "minimum": 1, "description": "How often they were given out."},
+                deliveries={"type": "integer", "minimum": 1, "description": "The number of deliveries."},
                 retryMs={
                     "type": ["integer", "null"],
-                    "description": "The time before which they do not come again; null: with the next poll.",
+                    "description": "The earliest time of the next delivery; null: the next poll.",
                 },
             ),
         },
@@ -163,35 +163,39 @@ _SCHEMAS: Document = {
         transaction={
             "type": "string",
             "contentEncoding": "base64",
-            "description": "The Thrift struct of the Tephra transaction that claims what is answered.",
+            "description": "The Thrift struct of the Tephra transaction that claims the returned messages.",
         },
     ),
     "GroupRollback": _record(
         ["transactionWritePointer"],
         transactionWritePointer=_is("Long"),
-        after=_or_null({**_ID, "description": "Only what lies behind this id."}),
+        after=_or_null({**_ID, "description": "Return only messages after this id."}),
     ),
     "Consumers": {
         "type": "array",
         "items": _record(
             name={"type": "string"},
-            position={**_ID, "description": "The id of the last message it has read."},
-            lagMessages={"type": "integer", "minimum": 0, "description": "How many messages it has not read."},
+            position={**_ID, "description": "The id of the last message that the consumer has read."},
+            lagMessages={"type": "integer", "minimum": 0, "description": "The number of unread messages."},
             lagIsAtLeast={
                 "type": "boolean",
-                "description": "Whether there may be any number more, since no more were counted.",
+                "description": "Whether the count stopped at its limit, so that there may be more.",
             },
-            lagSeconds={"type": "number", "minimum": 0, "description": "The age of the oldest of them; else 0."},
-            updatedMs={**_is("Long"), "description": "When it last said how far it has read."},
-            expired={"type": "boolean", "description": "Whether messages may have expired before it has read them."},
+            lagSeconds={
+                "type": "number",
+                "minimum": 0,
+                "description": "The age of the oldest unread message; 0 without unread messages.",
+            },
+            updatedMs={**_is("Long"), "description": "When the position was last stored."},
+            expired={"type": "boolean", "description": "Whether messages may have expired unread."},
         ),
     },
     "Registration": _record(
         ["instance"],
-        instance={"type": "string", "format": "uuid", "description": "Drawn at random by each instance."},
+        instance={"type": "string", "format": "uuid", "description": "A random UUID; each instance uses a new one."},
         ended={
             "type": "object",
-            "description": "How the transactions have ended that were undecided, by their numbers.",
+            "description": "The outcomes of transactions that were undecided, by their numbers.",
             "additionalProperties": {"enum": ["committed", "aborted"]},
         },
     ),
@@ -200,13 +204,13 @@ _SCHEMAS: Document = {
         former=_or_null(_is("Former")),
         undecided={
             "type": "array",
-            "description": "Transactions of older instances that are to be ended, and told of when asked again.",
+            "description": "Undecided transactions of older instances; report their outcomes in the next registration.",
             "items": _is("Long"),
         },
     ),
     "Former": _record(
         transaction=_is("Long"),
-        label={"type": "string", "description": "What the producer has called it."},
+        label={"type": "string", "description": "The label that the producer gave the transaction."},
         outcome={"enum": ["committed", "aborted", "pending"]},
     ),
     "Producer": _record(**_PRODUCER_FIELDS),
@@ -215,22 +219,24 @@ _SCHEMAS: Document = {
 }
 
 _CODES = {
-    400: "The request is wrong; the text says how.",
-    404: "There is no such topic, or no such consumer or producer of it.",
-    409: "There is such a topic or consumer already, claims are open, the transaction has ended, the producer is "
+    400: "The request is invalid; the text has the reason.",
+    404: "The topic, or its consumer or producer, does not exist.",
+    409: "The topic or consumer already exists, claims are open, the transaction has ended, the producer is "
     "fenced (X-TMS-Fenced), or messages are in other partitions (X-TMS-Partitions).",
     413: "The body is larger than requests of its kind may be (server.max_request_mb, server.max_transaction_ids), or "
     "has more messages than that has room for; or a message is larger than the store accepts.",
-    415: "The body is compressed in a way that is not served.",
-    500: "It failed; whether anything was written may be unknown.",
-    503: "Not now: nothing was done, and the same request may succeed later.",
+    415: "The compression of the body is not supported.",
+    500: "The server failed; it may be unknown whether anything was written.",
+    503: "Temporarily unavailable: nothing was done, and the same request may succeed later.",
 }
 _REFUSALS = {
-    401: "There is no token, or it is not valid.",
-    403: "The token is good, but its principal may not do that.",
-    429: "The principal is above its quota (server.auth.quotas); Retry-After says when to try again.",
+    401: "The token is missing or invalid.",
+    403: "The token is valid, but its principal lacks the permission.",
+    429: "The principal is above its quota (server.auth.quotas); Retry-After has the wait.",
 }
-_SCHEMES: Document = {"token": {"type": "http", "scheme": "bearer", "description": "server.auth says of which kind."}}
+_SCHEMES: Document = {
+    "token": {"type": "http", "scheme": "bearer", "description": "A token of the kind in server.auth."}
+}
 
 
 def _error(description: str) -> Document:
@@ -274,29 +280,31 @@ _IN_PATH = [
     _path_parameter("topic", "^[a-zA-Z0-9_-]+$"),
     _path_parameter("name", "^[a-zA-Z0-9_-]{1,255}$"),
 ]
-_FORCE = _header_parameter("X-TMS-Force", {"enum": ["true", "false"]}, "Also where claims are open.")
-_ONLY_NEW = _header_parameter("If-None-Match", {"enum": ["*"]}, "Only where there is no such consumer yet.")
-_ORDER = _header_parameter("X-TMS-Order", {"enum": ["partition", "none"]}, "What the group keeps to: partition.")
+_FORCE = _header_parameter("X-TMS-Force", {"enum": ["true", "false"]}, "Also if claims are open.")
+_ONLY_NEW = _header_parameter("If-None-Match", {"enum": ["*"]}, "Only if the consumer does not exist yet.")
+_ORDER = _header_parameter("X-TMS-Order", {"enum": ["partition", "none"]}, "The order of the group: partition or none.")
 _MAX_DELIVERIES = _header_parameter(
     "X-TMS-Max-Deliveries",
     {"type": "integer", "minimum": 1, "maximum": 2**31 - 1},
-    "How often a message is given out at most; the last time it comes alone.",
+    "The most deliveries of a message; the last delivery has this message alone.",
 )
 _PRODUCER_HEADERS = [
     _header_parameter("X-TMS-Producer", {"type": "string"}, "The producer: namespace:topic/name."),
-    _header_parameter("X-TMS-Generation", {"type": "string", "pattern": "^[0-9]{1,19}$"}, "As it was registered."),
+    _header_parameter(
+        "X-TMS-Generation", {"type": "string", "pattern": "^[0-9]{1,19}$"}, "The generation from the registration."
+    ),
     _header_parameter("X-TMS-Sequence", {"type": "string", "pattern": "^[0-9]{1,19}$"}, "The number of the request."),
-    _header_parameter("X-TMS-Label", {"type": "string"}, "What it calls the transaction, percent-encoded."),
+    _header_parameter("X-TMS-Label", {"type": "string"}, "The label of the transaction, percent-encoded."),
     _header_parameter(
         "X-TMS-Oldest-Open",
         {"type": "string", "pattern": "^[0-9]{1,19}$"},
-        "What its instance has begun before this transaction has ended.",
+        "Another transaction of the instance that started before this one finished.",
     ),
 ]
 _GROUP_HEADERS: Document = {
-    "X-TMS-Deliveries": {"schema": {"type": "integer"}, "description": "How often these messages were given out."},
+    "X-TMS-Deliveries": {"schema": {"type": "integer"}, "description": "The number of deliveries of these messages."},
     "X-TMS-Held": {"schema": {"type": "string"}, "description": "The transaction that must be decided first."},
-    "X-TMS-Position": {"schema": _ID, "description": "From where the next message may come."},
+    "X-TMS-Position": {"schema": _ID, "description": "The position from which the next message may come."},
 }
 _OLDER_THAN: Document = {
     "name": "olderThanSeconds",
@@ -318,15 +326,15 @@ def _topics() -> Document:
             "get": _operation(
                 "A topic's properties.",
                 [400, 404, 500],
-                done=_answer("All properties, generation and ttl among them.", _is("Properties"), avro=False),
+                done=_answer("All properties, including generation and ttl.", _is("Properties"), avro=False),
             ),
-            "delete": _operation("Delete a topic; its messages are gone at once.", [400, 404, 500]),
+            "delete": _operation("Delete a topic; readers no longer see its messages.", [400, 404, 500]),
         },
         "/{topic}/ages": {
             "get": _operation(
-                "How many messages live, and how many of them a shorter ttl would hide.",
+                "Return the number of live messages, and how many a shorter ttl would hide.",
                 [400, 404, 500],
-                done=_answer("At most 100,000 are counted.", _is("Ages"), avro=False),
+                done=_answer("At most 100,000 messages are counted.", _is("Ages"), avro=False),
                 parameters=[_OLDER_THAN],
             )
         },
@@ -340,38 +348,38 @@ def _consumers() -> Document:
     return {
         "/{topic}/consumers": {
             "get": _operation(
-                "How far the topic's consumers have read.",
+                "Return the positions and lags of the topic's consumers.",
                 [400, 404, 500],
                 done=_answer("By their names.", _is("Consumers"), avro=False),
             )
         },
         "/{topic}/consumers/{name}": {
             "put": _operation(
-                "Say how far a consumer has read.",
+                "Store the position of a consumer.",
                 [*_BODY, 404, 409, 500],
                 body=_body("Position", avro=False),
                 parameters=[_FORCE, _ONLY_NEW],
             ),
             "get": _operation(
-                "How far a consumer has read.",
+                "Return the position and lag of a consumer.",
                 [400, 404, 500],
-                done=_answer("What was put, and the claims that are open.", _is("Consumer"), avro=False),
+                done=_answer("The stored position, and the open claims.", _is("Consumer"), avro=False),
             ),
-            "delete": _operation("Forget a consumer.", [400, 404, 409, 500], parameters=[_FORCE]),
+            "delete": _operation("Delete a consumer.", [400, 404, 409, 500], parameters=[_FORCE]),
         },
         "/{topic}/consumers/{name}/poll": {
             "post": _operation(
-                "Claim messages for a transaction, as one of a consumer group.",
+                "Claim messages for a transaction, as a member of a consumer group.",
                 [*_BODY, 404, 409, 500, 503],
                 body=_body("GroupPollRequest"),
-                done=_answer("The messages; none where there is nothing, or nothing yet.", _is("ConsumeResponse"))
+                done=_answer("The messages; empty if there are none at present.", _is("ConsumeResponse"))
                 | {"headers": _GROUP_HEADERS},
                 parameters=[_ORDER, _MAX_DELIVERIES],
             )
         },
         "/{topic}/consumers/{name}/rollback": {
             "post": _operation(
-                "Take back what a transaction has claimed, before it is aborted.",
+                "Release the claims of a transaction before it is aborted.",
                 [*_BODY, 404, 409, 500, 503],
                 body=_body("GroupRollback"),
             )
@@ -380,11 +388,15 @@ def _consumers() -> Document:
 
 
 def _producers() -> Document:
-    registered = _answer("Its generation, and what became of the former.", _is("Registered"), avro=False)
+    registered = _answer(
+        "The new generation, and the outcome of the previous instance's last transaction.",
+        _is("Registered"),
+        avro=False,
+    )
     return {
         "/{topic}/producers": {
             "get": _operation(
-                "The topic's producers.", [400, 404, 500], done=_answer("By name.", _is("Producers"), avro=False)
+                "List the topic's producers.", [400, 404, 500], done=_answer("By name.", _is("Producers"), avro=False)
             )
         },
         "/{topic}/producers/{name}": {
@@ -395,25 +407,29 @@ def _producers() -> Document:
                 done=registered,
             ),
             "get": _operation(
-                "A producer.", [400, 404, 500], done=_answer("What it has open, too.", _is("Producer"), avro=False)
+                "A producer.",
+                [400, 404, 500],
+                done=_answer("The producer, with its open transactions.", _is("Producer"), avro=False),
             ),
-            "delete": _operation("Forget a producer; its instance is fenced.", [400, 404, 500, 503]),
+            "delete": _operation("Delete a producer; its instance is fenced.", [400, 404, 500, 503]),
         },
     }
 
 
 def _messages() -> Document:
     codes = [*_BODY, 404, 409, 500, 503]
-    published = _answer("On disk. In a transaction: what rollback takes; else empty.", _is("PublishResponse"))
+    published = _answer(
+        "The messages are durable. In a transaction: the rollback range; otherwise empty.", _is("PublishResponse")
+    )
     calls = {
-        "publish": ("Publish messages, or in a transaction what was stored.", "PublishRequest", published),
+        "publish": ("Publish messages, or the stored payloads of a transaction.", "PublishRequest", published),
         "store": (
-            "Store payloads of a transaction, to be published later; without any, note a producer's transaction.",
+            "Store payloads of a transaction for a later publish; without payloads, record a producer's transaction.",
             "PublishRequest",
             None,
         ),
         "rollback": (
-            "Take back a transactional publish; without rollbackRange, all of the transaction in the topic.",
+            "Roll back a publish of a transaction; without rollbackRange, all of its publishes in the topic.",
             "RollbackRequest",
             None,
         ),
@@ -463,7 +479,7 @@ def openapi(*, secured: bool = False) -> Document:
     )
     paths = routes | {
         "/v1/topics": {"get": _operation("List the topics of all namespaces.", [500], done=names)},
-        "/ping": {"get": _operation("Whether the server answers.", [], done=_TEXT)},
+        "/ping": {"get": _operation("Return 200 if the server runs.", [], done=_TEXT)},
         "/metrics": {"get": _operation("Metrics for Prometheus.", [], done=_TEXT)},
         "/openapi.json": {"get": _operation("This document.", [], done=_answer("OpenAPI.", {}, avro=False))},
     }

@@ -68,7 +68,7 @@ def sent_by(context: ServerContext, principal: str | None, headers: Headers, *, 
     named = headers.get(PRODUCER)
     if named is None:
         if any(name in headers for name in (GENERATION, SEQUENCE, LABEL, OLDEST_OPEN)):
-            raise BadRequest("X-TMS-Producer: it is missing beside what else is said of a producer.", "Send it, too.")
+            raise BadRequest("X-TMS-Producer is missing; other headers of a producer need it.", "Send it, too.")
         return None
     found, name, generation = _instance(named, headers.get(GENERATION, b""))
     if context.gate is not None:
