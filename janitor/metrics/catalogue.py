@@ -123,23 +123,21 @@ def _combinations(*values: Iterable[str]) -> tuple[Labels, ...]:
 
 
 COUNTERS = (
-    _counter("sweeps", "Runs that ended, by how.", result=RESULTS),
+    _counter("sweeps", "Finished runs, by result.", result=RESULTS),
     _counter("rows_scanned", "Rows read by runs.", table=TABLES),
     _counter("rows_deleted", "Rows deleted.", table=TABLES, rule=DELETING),
-    _counter(
-        "bytes_deleted", "Bytes of deleted rows; values as the store estimates them.", table=TABLES, rule=DELETING
-    ),
-    _counter("rows_inverted", "Message rows of invalid transactions whose write pointer was negated."),
-    _counter("delete_errors", "Topics that a run left undone.", table=TABLES, reason=FAILURES),
-    _counter("store_calls", "Operations that runs asked of the store.", call=CALLS),
-    _counter("snapshot_errors", "Runs that had no usable transaction snapshot.", reason=Problem),
-    _counter("guard_trips", "Times a guard stopped a run.", guard=GUARDS),
+    _counter("bytes_deleted", "Bytes of deleted rows; estimated for values.", table=TABLES, rule=DELETING),
+    _counter("rows_inverted", "Inverted message rows of invalid transactions."),
+    _counter("delete_errors", "Topics that a run did not finish, by cause.", table=TABLES, reason=FAILURES),
+    _counter("store_calls", "Operations of runs on the store.", call=CALLS),
+    _counter("snapshot_errors", "Runs without a usable transaction snapshot.", reason=Problem),
+    _counter("guard_trips", "Runs that a guard stopped.", guard=GUARDS),
 )
 
 PHASE_DURATION = Definition(
     f"{PREFIX}sweep_phase_duration_seconds",
     "summary",
-    "How long the phases of runs took.",
+    "Duration of the phases of runs, in seconds.",
     ("phase",),
     _combinations(PHASES),
 )
@@ -148,34 +146,36 @@ PHASE_DURATION = Definition(
 DUE = (*_combinations(TABLES, DELETING), ("message", str(Rule.INVALID_TRANSACTION)))
 
 GAUGES = (
-    Definition(f"{PREFIX}build_info", "gauge", "The version that runs; always 1.", ("version",), None),
-    _gauge("heartbeat_timestamp_seconds", "When the daemon, or else the last run, last showed that it was alive."),
-    _gauge("next_run_timestamp_seconds", "When the next run is due."),
-    _gauge("last_success_timestamp_seconds", "When a run last did all there was to do.", table=TABLES),
-    Definition(f"{PREFIX}overdue_rows", "gauge", "Rows that are due and still there.", ("table", "rule"), DUE),
+    Definition(f"{PREFIX}build_info", "gauge", "The running version, as a label; always 1.", ("version",), None),
+    _gauge("heartbeat_timestamp_seconds", "Time of the last heartbeat of the daemon, or of the last run."),
+    _gauge("next_run_timestamp_seconds", "Time of the next run."),
+    _gauge("last_success_timestamp_seconds", "Time of the last run that completed all its work.", table=TABLES),
+    Definition(
+        f"{PREFIX}overdue_rows", "gauge", "Rows that are due but not deleted or inverted.", ("table", "rule"), DUE
+    ),
     Definition(
         f"{PREFIX}oldest_overdue_timestamp_seconds", "gauge", "Time of the oldest overdue row.", ("table", "rule"), DUE
     ),
-    _gauge("kept_rows", "Rows that stay for another reason than being live.", reason=COUNTED_REASONS),
-    _gauge("attention", "1 where janitor status asks an operator to check this condition.", condition=Condition),
-    _gauge("held_topics", "Topics whose deletions wait.", reason=Hold),
-    _gauge("quarantined_topics", "Topics that are put aside because they failed too often."),
-    _gauge("paused", "1 when anything is paused, be it a single topic."),
-    _gauge("plan_only", "1 when nothing is deleted, because janitor.apply is false."),
+    _gauge("kept_rows", "Rows that a run kept although they are not live, by reason.", reason=COUNTED_REASONS),
+    _gauge("attention", "1 if janitor status asks an operator to check this condition.", condition=Condition),
+    _gauge("held_topics", "Topics with held deletions.", reason=Hold),
+    _gauge("quarantined_topics", "Topics in quarantine after repeated failures."),
+    _gauge("paused", "1 if at least one topic is paused."),
+    _gauge("plan_only", "1 if janitor.apply is false, so that nothing is deleted."),
     _gauge("is_leader", "1 in the process that holds the lease."),
-    _gauge("snapshot_timestamp_seconds", "When the transaction snapshot was taken."),
+    _gauge("snapshot_timestamp_seconds", "Time of the transaction snapshot."),
     _gauge("invalid_transactions", "Transactions in the snapshot's invalid list."),
-    _gauge("open_invalid_transactions", "Invalid transactions that may still write, or await a full run."),
-    _gauge("in_progress_transactions", "Transactions that are in progress in the snapshot."),
-    _gauge("prune_boundary_timestamp_seconds", "Transactions that began until then have no rows left to negate."),
-    _gauge("clock_skew_seconds", "How far wall time is ahead of another clock.", source=CLOCKS),
-    _gauge("statistics_timestamp_seconds", "When the whole store was last counted on Spark."),
-    _gauge("statistics_overdue_ratio", "Overdue rows among all rows, by that count.", rule=DELETING[:2]),
-    _gauge("orphan_payload_rows", "Payload rows that no message refers to, by that count."),
-    _gauge("missing_payloads", "References to payloads of which there is no row, by that count."),
+    _gauge("open_invalid_transactions", "Invalid transactions that may still write, or wait for a full pass."),
+    _gauge("in_progress_transactions", "Transactions in progress in the snapshot."),
+    _gauge("prune_boundary_timestamp_seconds", "Start time up to which no transaction has rows left to invert."),
+    _gauge("clock_skew_seconds", "Wall clock minus the reference clock, in seconds.", source=CLOCKS),
+    _gauge("statistics_timestamp_seconds", "Time of the last count of the whole store on Spark."),
+    _gauge("statistics_overdue_ratio", "Overdue rows divided by all rows, in that count.", rule=DELETING[:2]),
+    _gauge("orphan_payload_rows", "Payload rows without a message that refers to them, in that count."),
+    _gauge("missing_payloads", "References to payloads without a row, in that count."),
     _gauge(
         "blocking_transaction_timestamp_seconds",
-        "When the undecided transaction began that has held up readers longest.",
+        "Start of the undecided transaction that has blocked readers for longest.",
     ),
 )
 
@@ -187,9 +187,9 @@ def _of_topic(name: str, text: str) -> Definition:
 
 MESSAGES = _of_topic("messages", "Messages in the topic.")
 SIZE = _of_topic("bytes", "Bytes of the topic's keys and payloads.")
-COUNTED = _of_topic("stats_timestamp_seconds", "When messages and bytes were counted.")
-OLDEST = _of_topic("oldest_message_timestamp_seconds", "When the oldest message was published.")
-NEWEST = _of_topic("newest_message_timestamp_seconds", "When the newest message was published.")
+COUNTED = _of_topic("stats_timestamp_seconds", "Time of the count of messages and bytes.")
+OLDEST = _of_topic("oldest_message_timestamp_seconds", "Publish time of the oldest message.")
+NEWEST = _of_topic("newest_message_timestamp_seconds", "Publish time of the newest message.")
 TOPICS = (MESSAGES, SIZE, COUNTED, OLDEST, NEWEST)
 
 
@@ -198,12 +198,10 @@ def _of_consumer(name: str, text: str) -> Definition:
     return Definition(f"tms_consumer_{name}", "gauge", text, ("tms_namespace", "topic", "consumer"), None)
 
 
-LAG = _of_consumer("lag_messages", "Messages that the consumer has not read.")
-OLDEST_UNREAD = _of_consumer(
-    "oldest_unread_timestamp_seconds", "When the oldest message was published that it has not read."
-)
-POSITION = _of_consumer("position_timestamp_seconds", "When the last message was published that it has read.")
-LAG_COUNTED = _of_consumer("stats_timestamp_seconds", "When its unread messages were counted.")
+LAG = _of_consumer("lag_messages", "Unread messages of the consumer.")
+OLDEST_UNREAD = _of_consumer("oldest_unread_timestamp_seconds", "Publish time of the consumer's oldest unread message.")
+POSITION = _of_consumer("position_timestamp_seconds", "Publish time of the last message that the consumer has read.")
+LAG_COUNTED = _of_consumer("stats_timestamp_seconds", "Time of the count of unread messages.")
 CONSUMERS = (LAG, OLDEST_UNREAD, POSITION, LAG_COUNTED)
 
 CATALOGUE = (*COUNTERS, PHASE_DURATION, *GAUGES, *TOPICS, *CONSUMERS)

@@ -314,9 +314,9 @@ class TransactionMetrics(Collector):
             "Time of the first message of a topic at which readers in transactions wait for a late transaction.",
             labels=["tms_namespace", "topic"],
         )
-        claims = GaugeMetricFamily("tms_open_claims", "Claims of consumer groups whose transactions are in progress.")
+        claims = GaugeMetricFamily("tms_open_claims", "Claims of consumer groups with transactions in progress.")
         oldest = GaugeMetricFamily(
-            "tms_oldest_open_claim_timestamp_seconds", "When the oldest transaction began that has an open claim."
+            "tms_oldest_open_claim_timestamp_seconds", "Start of the oldest transaction with an open claim."
         )
         if manager.running:
             # A former leader reports nothing.

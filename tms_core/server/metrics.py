@@ -99,10 +99,10 @@ class ServerMetrics(Collector):
         registry.register(_Service(service))
         registry.register(self)
         self.redelivered = Counter(
-            "tms_messages_redelivered", "Messages given to a consumer group once more.", registry=registry
+            "tms_messages_redelivered", "Messages delivered to a consumer group again.", registry=registry
         )
         self.dead_letters = Counter(
-            "tms_dead_letters", "Messages that were given out more often than they should be.", registry=registry
+            "tms_dead_letters", "Messages delivered for the last time, to be moved to a dead letter topic.", registry=registry
         )
 
     def request(self, route: str, code: int, seconds: float) -> None:
@@ -134,11 +134,11 @@ class ServerMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of all tallies."""
         requests = CounterMetricFamily(
-            "tms_requests", "Requests answered, by route and status code.", labels=["route", "code"]
+            "tms_requests", "Requests with a response, by route and status code.", labels=["route", "code"]
         )
         durations = HistogramMetricFamily(
             "tms_request_duration_seconds",
-            "From a request's first byte read to its answer's last byte sent.",
+            "Time from a request's first byte to its response's last byte, in seconds.",
             labels=["route"],
         )
         routes: dict[str, Tally] = {}
@@ -153,11 +153,11 @@ class ServerMetrics(Collector):
         yield from self._of_topics(["tms_namespace", "topic"])
 
     def _of_topics(self, labels: Sequence[str]) -> Iterator[Metric]:
-        published = CounterMetricFamily("tms_topic_messages_published", "The same by topic.", labels=labels)
-        fetched = CounterMetricFamily("tms_topic_messages_fetched", "The same by topic.", labels=labels)
+        published = CounterMetricFamily("tms_topic_messages_published", "The same, by topic.", labels=labels)
+        fetched = CounterMetricFamily("tms_topic_messages_fetched", "The same, by topic.", labels=labels)
         durations = HistogramMetricFamily(
             "tms_topic_publish_duration_seconds",
-            "From a publish's body read to its messages on disk, by topic.",
+            "Time from a publish's complete body to its durable messages, by topic, in seconds.",
             labels=labels,
         )
         for topic, tally in list(self._topics.items()):
@@ -209,16 +209,16 @@ class _Service(Collector):
     def collect(self) -> Iterator[Metric]:
         cache = self._service.cache.figures
         yield GaugeMetricFamily(
-            "tms_publish_queue_size", "Requests accepted and not yet on disk.", self._service.workers.requests
+            "tms_publish_queue_size", "Accepted requests that are not durable yet.", self._service.workers.requests
         )
-        yield CounterMetricFamily("tms_cache_hits", "Reads that the message cache answered.", cache.hits)
-        yield CounterMetricFamily("tms_cache_misses", "Reads that went to the store.", cache.misses)
-        yield GaugeMetricFamily("tms_cache_bytes", "Memory that the message cache takes.", cache.weight)
+        yield CounterMetricFamily("tms_cache_hits", "Reads served from the message cache.", cache.hits)
+        yield CounterMetricFamily("tms_cache_misses", "Reads from the store.", cache.misses)
+        yield GaugeMetricFamily("tms_cache_bytes", "Memory of the message cache, in bytes.", cache.weight)
         delays = self._service.first_reads.delays
         bounds = [*(str(bound_ms / 1000) for bound_ms in BOUNDS_MS), "+Inf"]
         yield HistogramMetricFamily(
             "tms_publish_visible_seconds",
-            "From a message's publish time to the first poll that read it; one message of each page.",
+            "Time from a message's publish to the first poll with it, for one message of each page, in seconds.",
             buckets=list(zip(bounds, map(float, delays.counts), strict=True)),
             sum_value=delays.sum_ms / 1000,
         )
@@ -232,7 +232,7 @@ class LeadershipMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         first = self._slots.leaderships[0]
-        yield GaugeMetricFamily("tms_server_is_leader", "1 in the server that leads slot 0.", int(first.leads))
+        yield GaugeMetricFamily("tms_server_is_leader", "1 if this server leads slot 0.", int(first.leads))
         yield GaugeMetricFamily("tms_server_slots", "Slots that this server leads.", self._slots.led)
         terms = sum(leadership.fence for leadership in self._slots.leaderships)
-        yield GaugeMetricFamily("tms_server_term", "The number of the newest term, of all slots together.", terms)
+        yield GaugeMetricFamily("tms_server_term", "Sum of the newest terms of all slots.", terms)

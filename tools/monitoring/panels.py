@@ -146,7 +146,7 @@ WORK = (
         "Rows inverted",
         "timeseries",
         "rowsps",
-        "Message rows of invalid transactions whose write pointer was negated.",
+        "Inverted message rows of invalid transactions.",
         _of("sum(rate(tms_janitor_rows_inverted_total{${scope}}[$__rate_interval]))", "rows"),
     ),
     Panel(
