@@ -180,7 +180,7 @@ class _RangeCount:
             self.oldest_ms = key.publish_ms
 
     def _page(self, start: bytes, stop: bytes, limit: int) -> tuple[Page[list[bytes]], dict[bytes, int]]:
-        """Keys, and the pointers of those whose rows refer to stored payloads."""
+        """Return keys, and the pointers of those whose rows refer to stored payloads."""
         if not self._has_stored:
             return self._store.message.read(KEYS, start, stop, limit), {}
         page = self._store.message.read(MESSAGES.within(_PAGE_BYTES), start, stop, limit)
