@@ -34,21 +34,21 @@ from janitor.status.status import SnapshotFigures, Status
 from tms_core.errors import LeaseLost, StopRequested, StoreError, TmsError
 from tms_core.topic import TopicId
 
-#: How often the status is updated and the lease renewed, in seconds.
+#: The interval at which the status is updated and the lease renewed, in seconds.
 TICK_SECONDS = 5
-#: How often the main thread watches the schedule, in seconds.
+#: The interval at which the main thread watches the schedule, in seconds.
 WATCH_SECONDS = 1.0
-#: How often the status is collected anew when nothing has happened, in seconds.
+#: The interval at which the status is collected again without an event, in seconds.
 COLLECT_SECONDS = 30
-#: How often the metadata table is read for what is shown, in seconds; a sweep reads it by itself.
+#: The interval at which the metadata table is read for the status, in seconds; sweeps read it separately.
 TOPICS_SECONDS = 60
-#: How soon after the last time jobs are done again that follow a sweep, in seconds.
+#: The shortest interval between runs of the jobs that follow a sweep, in seconds.
 AFTER_SWEEP_SECONDS = 15
-#: How often past runs, ledger and archive are pruned, in seconds.
+#: The interval at which past runs, ledger and archive are pruned, in seconds.
 HOUSEKEEPING_SECONDS = 3600
-#: A tick that is later than this, in milliseconds, means that the process hangs.
+#: A process whose tick is later than this hangs, in milliseconds.
 LATE_TICK_MS = 60_000
-#: A run without a heartbeat for this long, in milliseconds, hangs; no single call may take that long.
+#: A run without a heartbeat for this long hangs, in milliseconds; no single call may take that long.
 HUNG_RUN_MS = 900_000
 
 #: Jobs without which nothing is cleaned, or the status is not updated.
@@ -57,16 +57,16 @@ ESSENTIAL = frozenset({"sweep", "tick"})
 logger = logging.getLogger(__name__)
 
 
-#: Work beside the sweeps, such as the background count; raises ``TmsError`` where it could not be done.
+#: Background work next to the sweeps, such as the counts; raises ``TmsError`` on a failure.
 PeriodicTask = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A chore and how often it is done.
+    """A periodic task and its interval.
 
     Attributes:
-        after_sweeps: whether it is also done soon after a sweep that took rows.
+        after_sweeps: whether the task also runs soon after a sweep that deleted rows.
     """
 
     name: str
@@ -77,17 +77,17 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class DaemonPlan:
-    """When a daemon does what.
+    """The schedule and the tasks of a daemon.
 
     Attributes:
-        trigger: when sweeps run.
-        adopt: accept a store met for the first time with the first sweep.
-        patterns: topics to sweep; none for all.
-        snapshot_seconds: how often the transaction snapshot is read.
-        jobs: further chores.
-        refusal: why what runs beside the daemon cannot do its work now; empty when it can.
-        topic_changes: how many changes of topics the process knows of, where a server runs in it.
-        stop: set from outside to end everything.
+        trigger: the times of sweeps.
+        adopt: whether the first sweep adopts a store.
+        patterns: the topics to sweep; empty: all.
+        snapshot_seconds: the interval at which the transaction snapshot is read.
+        jobs: further tasks.
+        refusal: returns the reason why the surrounding server cannot work now; empty if it can.
+        topic_changes: returns the number of topic changes that this process knows of, if a server runs in it.
+        stop: stops everything; set from outside.
     """
 
     trigger: Trigger
@@ -135,7 +135,7 @@ class Daemon:
         self._plan = plan
         self.stop = plan.stop
         self._collecting = Lock()
-        #: By monotonic time, which no wrong clock changes.
+        #: By monotonic time, which a wrong clock does not change.
         self._started_ms = self._ticked_ms = self._clock.monotonic_ms()
         self._log = RunLog(deployment.arguments)
         self._failing: dict[str, str] = {}
@@ -163,7 +163,7 @@ class Daemon:
     def request_stop(self) -> None:
         """Stop everything within one batch; for any thread."""
         self.stop.set()
-        # Any wish wakes the loop that watches the schedule.
+        # Any request wakes the loop that watches the schedule.
         self._schedule.run_now("tick")
 
     def sweep_now(self) -> None:
@@ -172,16 +172,16 @@ class Daemon:
         self._schedule.run_now("sweep")
 
     def refresh_status(self) -> None:
-        """Collect the status again, topics included, because an operator has changed something or looks."""
+        """Collect the status again, including the topics, because an operator has changed something or is watching."""
         try:
             self.engine.remember_topics()
         except StoreError as error:
-            # The rest of the status is worth showing all the same.
+            # The rest of the status is still useful.
             logger.warning("topics could not be read for the status: %s", error)
         self._outdated = True
         self.tick()
 
-    # -- what an operator decides (``janitor.control.api.Decider``) --------------------------------------------------
+    # -- decisions of operators (``janitor.control.api.Decider``) ------------------------------------------------------
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
         """Adopt the store, as :meth:`janitor.run.engine.OperatorDecisions.adopt`; that may delete earlier counts."""
@@ -207,7 +207,7 @@ class Daemon:
             return self.engine.restore(folder, request)
 
     def at_work(self) -> bool:
-        """Return whether a run is under way."""
+        """Return whether a run is in progress."""
         return self.engine.at_work()
 
     # -- jobs ------------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class Daemon:
         self._schedule.add(name, trigger, partial(self._do, name, chore), at_once=at_once)
 
     def _do(self, name: str, chore: PeriodicTask) -> None:
-        """Run a chore; show a failing chore, and run it again when it is due."""
+        """Run a task; report a failing task, and run it again when it is due."""
         if self.stop.is_set():
             return
         try:
@@ -280,7 +280,7 @@ class Daemon:
             self._follow_sweep()
 
     def _follow_sweep(self) -> None:
-        """Have the jobs done that follow a sweep which took rows, unless they were a moment ago."""
+        """Run the jobs that follow a sweep, unless they ran a moment ago."""
         now_ms = self._clock.monotonic_ms()
         if now_ms - self._followed_ms >= AFTER_SWEEP_SECONDS * 1000:
             self._followed_ms = now_ms
@@ -358,13 +358,13 @@ class Daemon:
             leader=self._lease is None or self._lease.held,
         )
 
-    # -- what others see -------------------------------------------------------------------------------------------
+    # -- views ---------------------------------------------------------------------------------------------------------
 
     def status(self) -> Status:
-        """Return the status as of the last tick, or with a topic that was changed in this process since then."""
+        """Return the status of the last tick, or a newer one if a topic was changed in this process since then."""
         changes = self._plan.topic_changes()
         if changes != self._changes_shown:
-            # Set first: of several readers one collects, and a change that comes meanwhile is not missed.
+            # Set first: one of several readers collects, and a change during the collection is not missed.
             self._changes_shown = changes
             try:
                 self.refresh_status()
@@ -378,15 +378,15 @@ class Daemon:
         return self._state.runs(limit)
 
     def past(self) -> AbstractContextManager[State]:
-        """Return the state, which has the past."""
+        """Return the state, which has the history."""
         return nullcontext(self._state)
 
     def metrics(self, accept: str | None = None) -> tuple[bytes, str]:
-        """Return the metrics' text and its content type, as a scraper's ``Accept`` header wants it."""
+        """Return the metrics as text and their content type, by a scraper's ``Accept`` header."""
         return self._metrics.render(accept)
 
     def alive(self) -> str:
-        """Return why this process should be restarted; empty: it is healthy."""
+        """Return the reason to restart this process; empty: it is healthy."""
         late_ms = self._clock.monotonic_ms() - self._ticked_ms
         if late_ms > LATE_TICK_MS:
             return f"no activity in this process for {late_ms // 1000} s"
@@ -396,7 +396,7 @@ class Daemon:
         return ""
 
     def ready(self) -> str:
-        """Return why this process cannot do its work now; empty: it can. A paused janitor is ready."""
+        """Return the reason why this process cannot work now; empty: it can. A paused janitor is ready."""
         if self.stop.is_set():
             return "the janitor is stopping"
         broken = [f"{job} fails: {error}" for job, error in self._failing.items() if job in ESSENTIAL]

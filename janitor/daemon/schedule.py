@@ -16,16 +16,16 @@ from apscheduler.schedulers.base import BaseScheduler
 from janitor.daemon.trigger import SLACK, Calendar, Interval, Trigger, wall_time
 from tms_core.clock import Clock
 
-#: More than there are jobs, so that none waits for a thread; they are made when they are needed.
+#: More threads than jobs, so that no job waits for a thread; they are created on demand.
 THREADS = 16
 
 
 def _ignore(name: str, error: BaseException) -> None:
-    """Do nothing: the log has the error already."""
+    """Do nothing: the error is logged already."""
 
 
 class _QuietPool(ThreadPoolExecutor):
-    """A pool of threads that logs failures of its jobs only, not two lines for each job that it runs."""
+    """A pool of threads that logs only failures of its jobs, not two lines for each run."""
 
     def start(self, scheduler: BaseScheduler, alias: str) -> None:
         super().start(scheduler, alias)
@@ -36,10 +36,10 @@ class Schedule:
     """Jobs by name.
 
     Args:
-        clock: by whose monotonic time intervals are kept.
-        on_error: told, in the job's thread, that a job raised. That is logged already, and the job goes on being run.
-            What it raises itself is logged, too.
-        scheduler: what runs the jobs; by default one with threads of its own. Tests bring one without.
+        clock: the clock whose monotonic time measures intervals.
+        on_error: called in the job's thread after a job raised. The error is logged already, and the job runs again
+            when it is due. An error of this function is logged too.
+        scheduler: runs the jobs; by default one with its own threads. Tests pass one without threads.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Schedule:
     def add(self, name: str, trigger: Trigger, function: Callable[[], object], *, at_once: bool = False) -> None:
         """Add a job that runs a function.
 
-        A run that comes due while the last one still goes on is left out. Runs that were missed, because the machine
-        slept, are made up for by one.
+        A run that is due while the previous one is still running is skipped. Missed runs, because the machine slept,
+        are replaced by one run.
 
         Args:
-            at_once: run it for the first time when the schedule starts, and not only when the trigger says so.
+            at_once: also run the job when the schedule starts.
         """
         self._triggers[name] = planned = trigger(self._clock)
         first = {}
@@ -90,7 +90,7 @@ class Schedule:
         )
 
     def next_run_ms(self, name: str) -> int | None:
-        """Return when a job runs next, by the wall clock; None when the schedule has not started, or is over."""
+        """Return the time of a job's next run, by the wall clock; None if the schedule is not running."""
         job = self._scheduler.get_job(name) if self._scheduler.running else None
         if job is None or job.next_run_time is None:
             return None
@@ -137,7 +137,7 @@ class Schedule:
             wait: return only when running jobs have finished; not possible from a job.
         """
         if self._scheduler.running:
-            # Not with wait: APScheduler waits with its locks held, and a job that asks when it runs next would hang.
+            # Not with wait: APScheduler waits with its locks held, and a job that reads its next run would hang.
             self._scheduler.shutdown(wait=False)
         if wait:
             self._pool.shutdown(wait=True)
@@ -186,7 +186,7 @@ class Schedule:
 
 
 def _errors_only() -> logging.Logger:
-    """Return the scheduler's own log; that a run was left out, because the last one is still going on, is no news."""
+    """Return the scheduler's own log, without the messages about skipped runs."""
     logger = logging.getLogger(f"{__name__}.apscheduler")
     logger.setLevel(logging.ERROR)
     return logger

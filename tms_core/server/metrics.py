@@ -102,7 +102,9 @@ class ServerMetrics(Collector):
             "tms_messages_redelivered", "Messages delivered to a consumer group again.", registry=registry
         )
         self.dead_letters = Counter(
-            "tms_dead_letters", "Messages delivered for the last time, to be moved to a dead letter topic.", registry=registry
+            "tms_dead_letters",
+            "Messages delivered for the last time, to be moved to a dead letter topic.",
+            registry=registry,
         )
 
     def request(self, route: str, code: int, seconds: float) -> None:

@@ -26,9 +26,9 @@ from tms_core.errors import StoreError, TooLarge
 Item = TypeVar("Item")
 T = TypeVar("T")
 
-#: Under this name ``Store.calls`` counts rows whose value could not be read.
+#: The name under which ``Store.calls`` counts rows with unreadable values.
 UNREADABLE = "unreadable"
-#: Keys that are read at once where the first ones that were asked for are none of those that are looked for.
+#: The number of keys that are read at once when the first keys of a range are not the wanted ones.
 _MANY_KEYS = 1000
 
 TableName = Literal["message", "payload", "metadata"]
@@ -41,7 +41,7 @@ class KeyRange(NamedTuple):
     stop: bytes | None
 
     def holds(self, key: bytes) -> bool:
-        """Return whether a key is one of these."""
+        """Return whether a key is in the range."""
         return self.start <= key and (self.stop is None or key < self.stop)
 
 
@@ -72,17 +72,17 @@ class Origin(NamedTuple):
 
 
 class Page(NamedTuple, Generic[T]):
-    """Items of at most ``limit`` rows, in key order.
+    """A page of at most ``limit`` rows, in key order.
 
-    A page may hold fewer items than asked for, even none, and still have a ``resume``: rows without the requested cells
+    A page may hold fewer items than requested, even none, and still have a ``resume``: rows without the requested cells
     were read and omitted.
 
     Attributes:
         items: a list, or :class:`MessageColumns`.
-        resume: where the next page starts; None after the last row of the range.
-        origin: the store's knowledge of the rows; None: it has none.
-        rows_read: in a search, how many rows were looked at.
-        gap: in a search, a range without keys: from after the last row read to the first one after the range.
+        resume: the start of the next page; None after the last row of the range.
+        origin: the store's knowledge of the rows; None without any.
+        rows_read: in a search, the number of read rows.
+        gap: in a search, a range without keys: from after the last read row to the first row after the range.
     """
 
     items: T
@@ -98,7 +98,7 @@ def every(
     """Yield all items of a range, page by page.
 
     Args:
-        limit: how many items a page has.
+        limit: the items of a page.
 
     Raises:
         StoreError: a page could not be read.
@@ -166,12 +166,12 @@ class TxCell(NamedTuple):
 
 
 class PointerSet(NamedTuple):
-    """Write pointers above 0 that are searched for.
+    """Write pointers above 0, for a search.
 
     Attributes:
-        among: what holds them, and may hold others.
-        stored: how each may begin, as bytes in a store: big-endian, with and without the zeros at its end; None: they
-            are too many to keep them like that.
+        among: a container of the pointers, which may hold other pointers too.
+        stored: the possible first bytes of each pointer in a store: big-endian, with and without the trailing zeros;
+            None: there are too many pointers to keep them in this form.
     """
 
     among: Container[int]
@@ -179,21 +179,21 @@ class PointerSet(NamedTuple):
 
     @classmethod
     def of(cls, pointers: frozenset[int]) -> PointerSet:
-        """Few enough to be kept twice."""
+        """Return a set with both forms, if the pointers are few enough."""
         packed = [pointer.to_bytes(8, "big") for pointer in pointers if pointer > 0]
         cut_short = (raw[:size] for raw in packed if not raw[-1] for size in range(len(raw.rstrip(b"\x00")), 8))
         return cls(pointers, frozenset(chain(packed, cut_short)))
 
 
 class Projection(NamedTuple, Generic[T]):
-    """The parts of a row that a page shall have; take one of the constants after this class.
+    """The parts of a row that a page has; use one of the constants after this class.
 
     Attributes:
         part: ``keys``; ``cells``, of transactional rows only; ``rows``; ``columns``, which are rows column by column;
             or a part of one kind of store only.
-        most_bytes: after about so many bytes of values a page ends early, but not before its first row. None: the
-            store's own limit.
-        pointers: only cells with one of these.
+        most_bytes: the bytes of values after which a page stops early, but not before its first row. None: the store's
+            own limit.
+        pointers: return only cells with one of these pointers.
     """
 
     part: str
@@ -214,7 +214,7 @@ class Projection(NamedTuple, Generic[T]):
         return Page(cast(T, MessageColumns.of(()) if self.part == "columns" else []), None)
 
 
-#: Keys; values are not read if the store can avoid it.
+#: Keys. A store reads no values if it can avoid them.
 KEYS: Projection[list[bytes]] = Projection("keys")
 #: The transactional part of transactional rows. ``limit`` counts the rows read, not the rows returned.
 CELLS: Projection[list[TxCell]] = Projection("cells")
@@ -227,15 +227,15 @@ PAYLOADS: Projection[list[tuple[bytes, bytes]]] = Projection("rows")
 
 
 def cells_of(pointers: PointerSet) -> Projection[list[TxCell]]:
-    """Search for the cells of some pointers."""
+    """Return a search for the cells of some pointers."""
     return CELLS._replace(pointers=pointers)
 
 
 def searched(page: Page[list[TxCell]], pointers: PointerSet | None) -> Page[list[TxCell]]:
-    """Leave only the cells of some pointers in a page; None: all of them."""
+    """Return a page with only the cells of some pointers; None: all cells."""
     if pointers is None:
         return page
-    # By their place, which is faster than by their name: a search passes over many.
+    # By position, which is faster than by name: a search visits many rows.
     cells = [cell for cell in page.items if cell[1] in pointers.among and cell[1] > 0]
     return page._replace(items=cells, rows_read=len(page.items))
 
@@ -244,7 +244,8 @@ class KeyReads(ABC):
     """The keys of a message or payload table.
 
     Attributes:
-        keys_per_call: how many keys can be read in the time that a call takes beside; 0: calls are next to nothing.
+        keys_per_call: the number of keys that can be read in the time of one call's overhead; 0: calls cost next to
+            nothing.
     """
 
     name: TableName
@@ -255,7 +256,7 @@ class KeyReads(ABC):
         """Read a page of ``[start, stop)``.
 
         Args:
-            want: the parts of a row that the page shall have.
+            want: the parts of a row that the page has.
             limit: the largest number of rows that are read.
 
         Raises:
@@ -263,20 +264,20 @@ class KeyReads(ABC):
         """
 
     def first(self, start: bytes, stop: bytes | None = None) -> bytes | None:
-        """Return the first key of the range; None when it has none."""
+        """Return the first key of the range; None if the range is empty."""
         resume: bytes | None = start
         limit = 1
         while resume is not None:
             page = self.read(KEYS, resume, stop, limit)
             if page.items:
                 return page.items[0]
-            # Of rows that no reader is shown there may be many.
+            # The range may start with many rows that no reader sees.
             resume, limit = page.resume, _MANY_KEYS
         return None
 
     @abstractmethod
     def estimate_bytes(self, start: bytes, stop: bytes | None) -> int:
-        """Return the approximate size of a range on disk; 0: the store does not know it."""
+        """Return the approximate size of a range on disk; 0: unknown."""
 
 
 def read_all(table: KeyReads, want: Projection[list[Item]], start: bytes, stop: bytes | None) -> Page[list[Item]]:
@@ -294,24 +295,25 @@ def read_all(table: KeyReads, want: Projection[list[Item]], start: bytes, stop: 
 
 
 class KeyTable(KeyReads):
-    """The part that message table and payload table share: keys, and deleting by key.
+    """The common part of message table and payload table: keys, and deleting by key.
 
     Attributes:
-        weighs_compaction: whether :meth:`compact` itself judges what is worth it, and so is asked for few rows too.
+        weighs_compaction: whether :meth:`compact` itself decides if a compaction is worth its cost; then it is called
+            even for a few rows.
     """
 
     weighs_compaction = False
 
     @property
     def most_value_bytes(self) -> int | None:
-        """Return the largest message or payload that can be put, in bytes; None: the store has no limit."""
+        """Return the largest message or payload that the table accepts, in bytes; None: unlimited."""
         return None
 
     def check_sizes(self, values: Sequence[bytes]) -> None:
-        """See that values are small enough to be put.
+        """Check that values are small enough for the table.
 
         Raises:
-            TooLarge: one is not.
+            TooLarge: a value is too large.
         """
         most = self.most_value_bytes
         if most is not None and values and (largest := max(map(len, values))) > most:
@@ -322,9 +324,7 @@ class KeyTable(KeyReads):
 
     @property
     def can_compact_concurrently(self) -> bool:
-        """Return whether :meth:`compact` may be called by another thread while rows are read and written, at this
-        moment.
-        """
+        """Return whether another thread may call :meth:`compact` during reads and writes now."""
         return False
 
     @abstractmethod
@@ -332,16 +332,16 @@ class KeyTable(KeyReads):
         """Delete rows; a key without a row is not an error. Durable after :meth:`sync`.
 
         Args:
-            origin: that of the pages which had these keys; None: not known.
+            origin: the origin of the pages with these keys; None: not known.
         """
 
     @abstractmethod
     def sync(self) -> None:
-        """Return when everything written so far survives a crash of the machine."""
+        """Return when all writes so far survive a crash of the machine."""
 
     @abstractmethod
     def compact(self, start: bytes, stop: bytes) -> None:
-        """Request the space of deleted rows in the range."""
+        """Ask the store to free the space of deleted rows in the range."""
 
 
 class MessageReads(KeyReads):
@@ -360,7 +360,7 @@ class MessageReads(KeyReads):
 
 
 def partly_written(error: TooLarge) -> StoreError:
-    """Return a refusal that met a later piece of a write, so that the pieces before it are there."""
+    """Return the error for a write whose later part was refused, so that its first part exists."""
     return StoreError(f"A part of the messages is written. {error.message}", error.hint)
 
 
@@ -369,13 +369,13 @@ class MessageTable(MessageReads, KeyTable):
 
     @abstractmethod
     def invert(self, cells: Sequence[TxCell], origin: Origin | None = None) -> list[bool]:
-        """Store the negated pointer in each row that still carries exactly ``cell.pointer`` (invariant S6).
+        """Store the negated pointer in each row that still has exactly ``cell.pointer`` (invariant S6).
 
-        Durable on return. Payload, other cells and key stay. A row that is gone or carries another pointer is left
-        as it is.
+        Durable on return. Payload, other cells and key stay the same. A deleted row, or a row with another pointer,
+        stays unchanged.
 
         Args:
-            origin: that of the pages which had these cells; None: not known.
+            origin: the origin of the pages with these cells; None: not known.
 
         Returns:
             For each cell whether its row was changed.
@@ -386,7 +386,9 @@ class MessageTable(MessageReads, KeyTable):
         """Write rows in one durable batch, as CDAP would."""
 
     def hide(self, keys: Sequence[bytes]) -> None:
-        """Have no reader shown rows that follow one another if they come once more, where a write may come late."""
+        """Hide adjoining rows from readers if a late write stores them again; for stores in which a write may arrive
+        late.
+        """
 
     def rows_of(self, requests: Iterable[RowsOfRequest]) -> Sequence[tuple[bytes, MessageValue]]:
         """Return the rows of requests, one after another, in the form that :meth:`put` writes fastest."""
@@ -410,24 +412,25 @@ class PayloadTable(PayloadReads, KeyTable):
 
 
 class Calls(Counter[str]):
-    """Operations by name, counted by any number of threads."""
+    """Operations by name; any number of threads may count."""
 
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
 
     def count(self, name: str, number: int = 1) -> None:
-        """Add to a name; nothing leaves no trace."""
+        """Add to a name; adding 0 creates no entry."""
         if number:
             with self._lock:
                 self[name] += number
 
 
 class MetadataReads(ABC):
-    """The readable part of the metadata table: a topic's key to its JSON. Small, so it is listed whole.
+    """The readable part of the metadata table, which maps a topic's key to its JSON. It is small, so it is read as a
+    whole.
 
     Attributes:
-        version: another number after each change of a row; None: other processes change rows, too.
+        version: changes with each change of a row; None: other processes change rows too.
     """
 
     @property
@@ -436,11 +439,11 @@ class MetadataReads(ABC):
 
     @abstractmethod
     def rows(self) -> list[tuple[bytes, bytes]]:
-        """Return all rows in key order, deleted topics and rows that do not parse among them."""
+        """Return all rows in key order, including deleted topics and rows that do not parse."""
 
     @abstractmethod
     def get(self, key: bytes) -> bytes | None:
-        """Return one row's value."""
+        """Return the value of one row."""
 
 
 class MetadataTable(MetadataReads):
@@ -448,16 +451,16 @@ class MetadataTable(MetadataReads):
 
     @abstractmethod
     def compare_and_set(self, key: bytes, expected: bytes | None, value: bytes) -> bool:
-        """Write ``value`` if the row still holds ``expected`` (None: has no row). Durable on return."""
+        """Write ``value`` if the row still holds ``expected`` (None: no row). Durable on return."""
 
 
 class Reads(ABC):
     """The readable part of three related tables; readers such as a plan get only this (S5).
 
     Attributes:
-        calls: how many operations were asked of the store, by name: ``keys``, ``cells``, ``delete`` and so on. A page
-            of any size is one call. ``unreadable`` among them is a number of rows.
-        span: which keys of the message table, as they are stored, this store has.
+        calls: the number of operations on the store, by name: ``keys``, ``cells``, ``delete`` and so on. A page of any
+            size is one call. ``unreadable`` is a number of rows.
+        span: the stored keys of the message table that this store has.
     """
 
     span: KeyRange = ALL_KEYS
@@ -472,16 +475,17 @@ class Reads(ABC):
         return self.calls.total() - self.calls[UNREADABLE]
 
     def parts(self) -> Sequence[Reads]:
-        """Return the store cut in pieces that can be scanned side by side, each in key order; a whole store is its only
-        one.
+        """Return the store cut into parts that can be scanned in parallel, each in key order; an undivided store is its
+        only part.
 
-        A part shows the rows of its piece and shares everything else. To find rows wherever they are, ask the whole
-        store. No two parts' spans have a key in common; where no part has keys, there are no messages.
+        A part shows the rows of its piece and shares everything else. To find rows anywhere, use the whole store. The
+        spans of two parts have no key in common; keys outside all parts have no messages.
         """
         return (self,)
 
     def region(self, row: bytes) -> str:
-        """Return where a row of the message table, as it is stored, is kept now, for people; empty: there is one place.
+        """Return the present location of a stored row of the message table, for operators; empty: there is one
+        location.
 
         Raises:
             StoreError: the store could not be read.
@@ -493,14 +497,14 @@ class Reads(ABC):
         return self
 
     def obstacles(self) -> Sequence[str]:
-        """Return why no prune boundary may be published for this store, each as a sentence with a next step.
+        """Return the reasons against a prune boundary for this store, each as a sentence with a next step.
 
-        Other cleaners work on such a store, too. A store with a single holder has no obstacles.
+        Other cleaners work on such a store too. A store with a single holder has no obstacles.
         """
         return ()
 
     def disk_bytes(self) -> int | None:
-        """Return the size of the store on its disk; None: it is unknown without a search."""
+        """Return the size of the store on its disk; None: unknown without a search."""
         return None
 
     @abstractmethod
@@ -509,25 +513,25 @@ class Reads(ABC):
 
     @abstractmethod
     def lineage(self) -> Mapping[str, Any]:
-        """Return the marks that a backup of this store would not have, as JSON values: recorded after each pass (rule
+        """Return marks that a backup of this store would lack, as JSON values: recorded after each pass (invariant
         S13).
 
         Raises:
-            StoreError: it cannot be found out now.
+            StoreError: the marks cannot be read now.
         """
 
     @abstractmethod
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Return how it shows that this is a backup put back in the store's place, or another store.
+        """Return the evidence that this store is a restored backup or another store.
 
         Args:
-            known: the lineage that was remembered; empty: nothing was.
+            known: the recorded lineage; empty: none was recorded.
 
         Returns:
-            The rest of a sentence, for people; None: this may be the store itself as it went on from there.
+            The rest of a sentence, for operators; None: this may be the same store, continued.
 
         Raises:
-            StoreError: it cannot be found out now.
+            StoreError: the marks cannot be read now.
         """
 
     @abstractmethod
@@ -542,7 +546,7 @@ class Reads(ABC):
 
 
 class Store(Reads):
-    """Three tables that belong together, to be read and written."""
+    """Three related tables, for reading and writing."""
 
     metadata: MetadataTable
     message: MessageTable

@@ -1,15 +1,14 @@
-"""The alerts: what people are told of, and when.
+"""The alerts and their conditions.
 
-Each alert is one expression over the metrics of ``docs/reference/metrics.md`` and ``docs/reference/rest.md``, with
-names in braces for what
-differs between sites: ``${scope}`` is which janitors it is about, ``${servers}`` which servers, too, the others are the
-thresholds below. A daemon that sweeps every minute has other figures than a CronJob that sweeps every night, and they
-differ in nothing else.
+Each alert is one expression over the metrics of ``docs/reference/metrics.md`` and ``docs/reference/rest.md``. Names in
+braces differ between sites: ``${scope}`` selects the janitors, ``${servers}`` also the servers, and the others are the
+thresholds below. A daemon that sweeps every minute needs other thresholds than a CronJob that sweeps every night;
+nothing else differs.
 
-Alerts are about releases (a namespace and a job), never about a pod, which may be gone by the time it is looked up.
+Alerts are about releases (a namespace and a job), never about a pod, which may no longer exist when an operator looks.
 
-Two severities: ``critical`` is for what should wake a person, because rows may be lost or nothing works any more, and
-``warning`` for what waits until the morning. ``info`` is only shown.
+There are three severities. ``critical`` should wake an operator, because rows may be lost or nothing works any
+longer. ``warning`` can wait until the morning. ``info`` is only shown.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from typing import Any, Literal
 
 from janitor.status.health import Condition
 
-#: The janitors that alerts are about, unless it is set otherwise: those that are scraped under this name.
+#: The default selector of janitors: the usual name of their scrape job.
 SCOPE = 'job="tms-janitor"'
-#: Those, and the servers beside them, in which some of them run.
+#: The default selector of janitors and of servers, which may have a janitor inside.
 SERVERS = 'job=~"tms-janitor(-server)?"'
 
 Severity = Literal["critical", "warning", "info"]
@@ -31,13 +30,13 @@ Severity = Literal["critical", "warning", "info"]
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A figure of the alerts that a site may want otherwise.
+    """A threshold of the alerts that a site may change.
 
     Attributes:
-        name: as values files have it.
-        daemon: its value where a daemon sweeps every minute.
-        cronjob: its value where runs are started from outside, once a day at least.
-        meaning: what it is, with its unit.
+        name: its name in values files.
+        daemon: the value for a daemon that sweeps every minute.
+        cronjob: the value for runs that are started from outside, at least once a day.
+        meaning: its meaning, with the unit.
     """
 
     name: str
@@ -73,10 +72,10 @@ class Alert:
     """One alert.
 
     Attributes:
-        name: as Prometheus shows it; a section of ``docs/operate/alerts.md`` has the same name.
-        wait: how long the expression has to hold: a threshold's name, or ``now``.
-        summary: one line with Prometheus' own placeholders, for a screen or a telephone.
-        meaning: what it says of the store, and why it matters.
+        name: the name in Prometheus and of the section in ``docs/operate/alerts.md``.
+        wait: how long the expression must hold: a threshold's name, or ``now``.
+        summary: one line with Prometheus' placeholders, for a screen or a telephone.
+        meaning: what it means for the store, and why it matters.
     """
 
     name: str
@@ -88,7 +87,7 @@ class Alert:
 
 
 def _of_any_pod(metric: str, labels: str = "") -> str:
-    """Return a gauge of a janitor from whichever pod has it; if one pod follows another, the last value."""
+    """Return a gauge of a janitor from any of its pods; if one pod follows another, the last value."""
     by, series = "max by (namespace, job)", f"{metric}{{{labels}${{scope}}}}"
     return f"({by} ({series}) or {by} (last_over_time({series}[1h])))"
 
@@ -101,8 +100,7 @@ def _asks(*conditions: Condition) -> str:
 
 
 _TRIPS, _BY_GUARD = "tms_janitor_guard_trips_total{${scope}}", "max by (namespace, job, guard)"
-#: Whether rows stay that are due, 1 or 0. What waits to be adopted, or for a consumer as the settings want it, is
-#: no failure.
+#: Whether due rows stay, 1 or 0. Rows that wait for an adoption or, as configured, for a consumer do not count.
 _OVERDUE = (
     "((sum by (namespace, job) (tms_janitor_overdue_rows{${scope}})"
     " unless max by (namespace, job) (tms_janitor_plan_only{${scope}}) == 1"
@@ -115,8 +113,8 @@ ALERTS = (
     Alert(
         "TmsJanitorDown",
         "critical",
-        # An offset of nothing is not allowed, so a minute stands before it. Single runs that only plan leave no sign of
-        # life; a daemon does, and it is who knows when the next run is due.
+        # Prometheus rejects an offset of 0, so it is a minute. Single runs that only plan send no heartbeat; a daemon
+        # does, and only a daemon knows its next run.
         "absent_over_time(tms_janitor_heartbeat_timestamp_seconds{${scope}}[${absentSeconds}s])"
         " unless on () max(tms_janitor_plan_only{${scope}}) == 1"
         " unless on () (max(tms_janitor_plan_only{${scope}})"
@@ -185,14 +183,14 @@ ALERTS = (
     Alert(
         "TmsGuardTripped",
         "critical",
-        # The last minute in which the counter went up, be it in a pod that took a while to follow the one before, and
-        # whether a run has succeeded since.
+        # The last minute in which the counter rose, also if a new pod followed the previous one with a gap; and whether
+        # a run has succeeded since.
         f"max_over_time((({_BY_GUARD} ({_TRIPS}) > {_BY_GUARD} (last_over_time({_TRIPS}[10m] offset 1m))) * 0 + time())"
         "[${windowSeconds}s:1m])"
         " > on (namespace, job) group_left ()"
         " (max by (namespace, job) (tms_janitor_last_success_timestamp_seconds{${scope}})"
         f" or 0 * max by (namespace, job) ({_TRIPS}))",
-        # Nothing is deleted meanwhile, and who switches on adopts a moment later.
+        # Nothing is deleted before the adoption, and an operator who sets janitor.apply adopts a moment later.
         "forSeconds",
         "The {{ $labels.guard }} guard stopped a run; nothing is deleted",
         "The clock jumped, the store or its transaction system has changed, or the store is not adopted.",
@@ -233,7 +231,7 @@ ALERTS = (
     Alert(
         "TmsClockSkew",
         "warning",
-        # A time ahead of Prometheus' own would also keep the alerts on old times from firing.
+        # A time ahead of Prometheus' clock would also prevent the alerts on old times.
         "max by (namespace, job, source) (abs(tms_janitor_clock_skew_seconds{${scope}})) > ${skewSeconds}"
         " or label_replace(max by (namespace, job) (tms_janitor_heartbeat_timestamp_seconds{${scope}}) - time()"
         ' > ${skewSeconds}, "source", "prometheus", "", "")',
@@ -300,7 +298,7 @@ def thresholds(mode: Literal["daemon", "cronjob"] = "daemon") -> dict[str, int]:
 def rules(
     values: Mapping[str, int | str] | None = None, scope: str = SCOPE, runbook: str = "", servers: str = SERVERS
 ) -> dict[str, Any]:
-    """Return the rules as Prometheus reads them.
+    """Return the rules in Prometheus' format.
 
     Args:
         values: the value of each threshold; by default those of a daemon.

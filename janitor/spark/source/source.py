@@ -41,30 +41,31 @@ from tms_core.tables.side import Expiries, SideTable
 from tms_core.topic import TopicMetadata
 from tms_core.transaction.model import Transaction
 
-# Spark starts a Python for each step of a query, and each imports this: the client is for streams alone.
+# Spark starts a Python process for each step of a query, and each process imports this module; only streams need the
+# client.
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from janitor.spark.stream.feed import Feed
 
-#: Whether Spark offers filters to sources that are written in Python.
+#: The setting that passes filters to sources in Python.
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 
 def register(spark: SparkSession) -> None:
-    """Make the source known to a session, with filter push-down where the session offers that."""
+    """Register the source in a session, with filter push-down if the session supports it."""
     offered = str(spark.conf.get(PUSHDOWN, "false")) == "true"
     spark.dataSource.register(FilteringSource if offered else TmsSource)
 
 
 class TmsSource(DataSource):
-    """The source as Spark knows it.
+    """The source for Spark.
 
     Args:
-        options: as given to ``spark.read``.
+        options: the options of ``spark.read``.
 
     Raises:
-        ConfigurationError: an option is wrong; names it.
+        ConfigurationError: an option is wrong; the error names it.
     """
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -76,7 +77,7 @@ class TmsSource(DataSource):
 
     @property
     def asked(self) -> SourceOptions:
-        """Return which rows of a store."""
+        """Return the requested rows of a store."""
         if isinstance(self._given, SourceOptions):
             return self._given
         raise ConfigurationError(
@@ -104,31 +105,31 @@ class TmsSource(DataSource):
 
 
 class FilteringSource(TmsSource):
-    """The same for sessions that offer filters; Spark refuses to run it where they are not offered."""
+    """The same source with push-down; Spark refuses to run it in a session without push-down."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return _small(self.asked) or FilteringReader(self.asked)
 
 
 class RowPartition(InputPartition):
-    """What one task reads."""
+    """The rows that one task reads."""
 
     def __init__(self, piece: Piece) -> None:
         self.piece = piece
 
 
 class RowReader(DataSourceReader):
-    """Reads the message or the payload table.
+    """A reader of the message or the payload table.
 
     Args:
-        asked: what to read.
+        asked: the requested rows.
 
     Attributes:
-        wanted: which rows.
-        policy: what they are judged by.
+        wanted: the selection of rows.
+        policy: the rules that judge them.
 
     Raises:
-        StoreError: the store cannot be read; raised where the query is planned.
+        StoreError: the store cannot be read; raised when the query is planned.
     """
 
     def __init__(self, asked: SourceOptions) -> None:
@@ -142,7 +143,7 @@ class RowReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         with self._asked.access.salted() as parts:
             found = pieces(parts, self.wanted, self._asked.partitions)
-        # None at all would make Spark call read with a partition of its own.
+        # Without any partition, Spark would call read with a partition that Spark makes.
         return [RowPartition(piece) for piece in found or [NOTHING]]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -171,19 +172,19 @@ class RowReader(DataSourceReader):
 
 
 class FilteringReader(RowReader):
-    """Reads no more than filters leave over, as far as keys tell."""
+    """A reader that skips rows that the filters exclude, if the keys show it."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Look at the filters; Spark evaluates all of them once more."""
+        """Inspect the filters; Spark evaluates all of them again."""
         self.wanted = self.wanted.narrowed(filters)
         return filters
 
 
 class _SmallReader(DataSourceReader):
-    """Reads something small, in one task.
+    """A reader of a small table, in one task.
 
     Args:
-        asked: what to read.
+        asked: the requested rows.
     """
 
     def __init__(self, asked: SourceOptions) -> None:
@@ -192,7 +193,7 @@ class _SmallReader(DataSourceReader):
 
 
 class MetadataReader(_SmallReader):
-    """Reads the metadata table."""
+    """A reader of the metadata table."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         with _named("metadata rows"), self._asked.access.reading() as store:
@@ -214,10 +215,11 @@ class MetadataReader(_SmallReader):
 
 
 class ClaimReader(_SmallReader):
-    """Reads what consumer groups have claimed; a group has as many claims as workers."""
+    """A reader of the claims of consumer groups; a group has as many claims as workers."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        # What is known of transactions comes first: a claim that is taken back goes before its transaction ends.
+        # Read the transactions before the claims: a claim that is rolled back disappears before its transaction
+        # finishes.
         now_ms = SystemClock().now_ms() if self._asked.now_ms is None else self._asked.now_ms
         snapshot = self._asked.access.transactions(now_ms).snapshot
         view = None if snapshot is None else snapshot.dummy_transaction()
@@ -254,7 +256,7 @@ def _batch(columns: tuple[StructField, ...], rows: list[tuple[Any, ...]]) -> Ite
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Let an error say what a task was reading."""
+    """Add the part that a task was reading to its error."""
     try:
         yield
     except StoreError as error:
@@ -263,17 +265,17 @@ def _named(what: str) -> Iterator[None]:
 
 
 def _expiring(expiries: Expiries | None, keys: list[bytes]) -> Longs | None:
-    """Return when each message expires by a TTL of its own (rule L6); ``NEVER_MS`` without one.
+    """Return the expiry of each message with its own TTL (rule L6); ``NEVER_MS`` for other messages.
 
-    Call it after the page was read. A server saves the TTL before the message, so the TTL of a message that was read is
-    never missing. In HBase the saved TTLs have no salt, so a task also reads the TTLs of messages of other salts.
+    Call it after the page was read. A server saves the TTL before the message, so the TTL of a read message is never
+    missing. In HBase the saved TTLs have no salt, so a task also reads the TTLs of messages of other salts.
 
     Args:
         expiries: the saved TTLs; None: the store has none.
         keys: the keys of the messages, in order.
 
     Returns:
-        None where no message has one.
+        None if no message has its own TTL.
     """
     found = expiries.moments(keys) if expiries is not None else {}
     if not found:
