@@ -1,9 +1,9 @@
-"""Publishes the image and the chart in a registry: for both architectures, signed, with contents and provenance.
+"""Publish the image and the chart to a registry: for both architectures, signed, with contents and provenance.
 
 ``python -m image.publish REGISTRY VERSION CHART --builder URL --invocation URL [--key FILE]``
 
-Each image of :data:`TAGS` is in the registry already, once for each architecture (``NAME:TAG-amd64``). Programs: crane,
-cosign and helm (``make publisher tools``). Without a key cosign signs as the workflow that it runs in.
+The registry must already have each image of :data:`TAGS`, once for each architecture (``NAME:TAG-amd64``). Programs:
+crane, cosign and helm (``make publisher tools``). Without a key, cosign signs as the workflow that runs it.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 NAME = "tms-janitor"
-#: What is published: the image, and the one that keeps an archive.
+#: The published images: the plain one, and the one for archives.
 TAGS = ("{version}", "{version}-archive")
 ARCHITECTURES = ("amd64", "arm64")
-#: Kinds of statements, as cosign names them, and the ends of their files' names.
+#: Kinds of statements, by their names in cosign, and the suffixes of their files.
 ENDINGS = {"cyclonedx": ".cdx.json", "slsaprovenance1": ".provenance.json"}
 _MADE = "slsaprovenance1"
 SBOM = "opt/tms/sbom.cdx.json"
 LABEL = "org.opencontainers.image."
-#: A key of one's own is known to nobody else, so there is no public log to ask or to tell.
+#: A private key is known only to its owner, so there is no public log to check or to write.
 APART = ("--use-signing-config=false", "--tlog-upload=false")
 
-#: Runs a program; returns what it wrote.
+#: Runs a program; returns its output.
 Run: TypeAlias = Callable[[Sequence[str]], bytes]
 
 
 class Maker(NamedTuple):
-    """Who publishes: the workflow's address, that of this run of it, and a private key or nothing."""
+    """The publisher: the workflow's address, the address of this run, and a private key or nothing."""
 
     builder: str
     invocation: str
@@ -42,15 +42,15 @@ class Maker(NamedTuple):
 
 
 def run(words: Sequence[str]) -> bytes:
-    """Run a program that has to succeed; what it says to people is shown."""
+    """Run a program that must succeed; show its messages."""
     return subprocess.run(words, check=True, stdout=subprocess.PIPE).stdout  # noqa: S603 - what stands below
 
 
 def labels(config: dict[str, Any], version: str) -> dict[str, str]:
-    """What an image's labels say: ``version``, ``revision``, ``source``, ``base.name``.
+    """Return an image's labels: ``version``, ``revision``, ``source``, ``base.name``.
 
     Raises:
-        SystemExit: one is missing, or it is another version.
+        SystemExit: a label is missing, or the version differs.
     """
     given = config["config"].get("Labels") or {}
     found = {name: given.get(LABEL + name, "") for name in ("version", "revision", "source", "base.name")}
@@ -60,7 +60,7 @@ def labels(config: dict[str, Any], version: str) -> dict[str, str]:
 
 
 def provenance(about: dict[str, str], maker: Maker) -> dict[str, Any]:
-    """How something was made, as a predicate of SLSA's provenance, version 1."""
+    """Return the provenance of an artifact, as a predicate of SLSA's provenance, version 1."""
     base, _, digest = about["base.name"].partition("@sha256:")
     commit = {"uri": f"git+{about['source']}", "digest": {"gitCommit": about["revision"]}}
     image = {"uri": f"pkg:docker/{base}", **({"digest": {"sha256": digest}} if digest else {})}
@@ -75,18 +75,18 @@ def provenance(about: dict[str, str], maker: Maker) -> dict[str, Any]:
 
 
 def contents(archive: bytes) -> bytes:
-    """The list of contents in an image's file system, which is a tar archive."""
+    """Return the list of contents in an image's file system, which is a tar archive."""
     with tarfile.open(fileobj=io.BytesIO(archive)) as files:
         file = files.extractfile(SBOM)
         return file.read() if file else b""
 
 
 class Publisher:
-    """Puts things into a registry, and signs them.
+    """A publisher of signed artifacts in a registry.
 
     Args:
-        registry: with the path under which all is put, without a slash at the end.
-        folder: where what is said of an image is written, too: its contents and its provenance.
+        registry: the registry with a path, without a slash at the end.
+        folder: the folder for each image's contents and provenance.
     """
 
     def __init__(self, registry: str, version: str, maker: Maker, folder: Path, run: Run = run) -> None:
@@ -98,7 +98,9 @@ class Publisher:
         self._signing = ["--yes", *(("--key", maker.key, *APART) if maker.key else ())]
 
     def image(self, tag: str) -> str:
-        """Join the images of all architectures into one of this tag, and sign all; returns its name with its digest."""
+        """Join the images of all architectures into one image of this tag, and sign all; return its name with its
+        digest.
+        """
         repository = f"{self._registry}/{NAME}"
         parts = {each: f"{repository}:{tag}-{each}" for each in ARCHITECTURES}
         configs = {each: json.loads(self._run(["crane", "config", part])) for each, part in parts.items()}
@@ -114,10 +116,10 @@ class Publisher:
         return whole
 
     def chart(self, package: Path, *options: str) -> str:
-        """Push the chart's package, and sign it; returns its name with its digest.
+        """Push the chart's package, and sign it; return its name with its digest.
 
         Args:
-            options: of ``helm push``.
+            options: options of ``helm push``.
         """
         self._run(["helm", "push", str(package), f"oci://{self._registry}/charts", *options])
         whole = self._named(f"{self._registry}/charts/{NAME}:{self._version.replace('+', '_')}")
@@ -125,12 +127,12 @@ class Publisher:
         return whole
 
     def wheel(self, package: Path) -> None:
-        """Attest how a wheel was made, in a bundle that lies beside it: a wheel is in no registry of images."""
+        """Attest the provenance of a wheel, in a bundle next to it: a registry of images does not store wheels."""
         config = json.loads(
             self._run(["crane", "config", f"{self._registry}/{NAME}:{self._version}-{ARCHITECTURES[0]}"])
         )
         made = provenance(labels(config, self._version), self._maker)
-        # The image's base has no part in it.
+        # The base image does not contribute to it.
         del made["buildDefinition"]["resolvedDependencies"][1:]
         written, bundle = (package.with_name(f"{package.name}{end}") for end in (ENDINGS[_MADE], ".sigstore.json"))
         written.write_text(json.dumps(made), encoding="utf-8")
@@ -138,7 +140,7 @@ class Publisher:
         self._run(["cosign", "attest-blob", *self._signing, *said, str(package)])
 
     def _named(self, reference: str) -> str:
-        """What a tag names now, by its digest: tags move."""
+        """Return the name of a tag's present image, by digest, because tags move."""
         digest = self._run(["crane", "digest", reference]).decode().strip()
         return f"{reference.rpartition(':')[0]}@{digest}"
 
@@ -149,7 +151,7 @@ class Publisher:
 
 
 def main(words: Sequence[str] | None = None, run: Run = run) -> None:
-    """Publish all; says the digest of each."""
+    """Publish everything; print each digest."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     for name in ("registry", "version", "chart"):
         parser.add_argument(name)

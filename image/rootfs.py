@@ -1,7 +1,7 @@
-"""Lays out the root file system of the image: Python, the environment and what they load; no shell, no package manager.
+"""Create the root file system of the image: Python, the environment and their libraries; no shell, no package manager.
 
-``python rootfs.py ENVIRONMENT ROOT``, with the Python and in the system that the environment was made of. What is there
-can be read in ``/var/lib/dpkg/status.d`` (Debian's packages of which something was taken) and in their copyrights.
+``python rootfs.py ENVIRONMENT ROOT``, run with the Python and on the system of the environment.
+``/var/lib/dpkg/status.d`` lists the contents (the Debian packages of copied files), with their copyrights.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-#: What of Python's own library serves tests, screens and building only, and what environments or editors leave.
+#: Parts of Python's library for tests, screens and building only, and files of environments or editors.
 LEFT_OUT = (
     *("test", "tests", "idlelib", "ensurepip", "tkinter", "turtledemo", "turtle.*", "lib2to3", "pydoc_data"),
     *("site-packages", "dist-packages", "config-*", "macholib", "*.opt-?.pyc", "ossaudiodev.*", "nis.*"),
     *("_tkinter.*", "_test*", "_ctypes_test.*", "_xx*", "xx*", "_dbm.*", "_gdbm.*", "readline.*", "_curses*"),
 )
-#: What of the environment's packages serves those who build on them, or who test them.
+#: Parts of the environment's packages for building on them or testing them.
 BUILT_WITH = ("tests", "include", "*.pyx", "*.pxd", "*.pxi", "*.h", "*.hpp", "*.c", "*.cpp", "*.opt-?.pyc")
-#: The environment's commands that are needed.
+#: The environment's commands that the image has.
 COMMANDS = ("janitor", "tms", "python", "python3*")
-#: Besides them: what the commands begin with, what proves servers, time zones, and what says which system this is.
+#: In addition: the interpreter of the commands, certificates of authorities, time zones, and the name of the system.
 TAKEN = ("/usr/bin/env", "/etc/ssl/certs/ca-certificates.crt", "/usr/share/zoneinfo", "/etc/os-release")
 USERS = "root:x:0:0:root:/:/sbin/nologin\ntms:x:65532:65532:tms:/var/lib/tms:/sbin/nologin\n"
 GROUPS = "root:x:0:\ntms:x:65532:\n"
 
 
 def bring(path: Path, root: Path, left_out: tuple[str, ...] = ()) -> Path:
-    """Copy a file or a folder to its place below ``root``, with each link on the way; returns where the links end."""
+    """Copy a file or a folder to its place below ``root``, with each link on the way; return the links' target."""
     for part in (*reversed(path.parents), path):
         if part.is_symlink():
             place = root / part.relative_to("/")
@@ -53,7 +53,7 @@ def bring(path: Path, root: Path, left_out: tuple[str, ...] = ()) -> Path:
 
 
 def _without_dots(parts: Iterable[str]) -> list[str]:
-    """The parts of a path in which no link is left, without ``..``."""
+    """Return the parts of a path without links and ``..``."""
     found: list[str] = []
     for part in parts:
         if part == "..":
@@ -64,7 +64,7 @@ def _without_dots(parts: Iterable[str]) -> list[str]:
 
 
 def programs(folders: Iterable[Path]) -> Iterator[Path]:
-    """The programs and libraries in folders, by what they begin with."""
+    """Return the programs and libraries in folders, by their first bytes."""
     for path in (path for folder in folders for path in sorted(folder.rglob("*"))):
         if path.is_file() and not path.is_symlink():
             with path.open("rb") as file:
@@ -73,11 +73,11 @@ def programs(folders: Iterable[Path]) -> Iterator[Path]:
 
 
 def libraries(files: Sequence[Path]) -> set[Path]:
-    """The libraries that programs load, their own libraries too.
+    """Return the libraries that programs load, including the libraries' own.
 
     Raises:
-        SystemExit: one is neither on this system nor among them. (A wheel's own library finds others of the wheel only
-            when a module has loaded it.)
+        SystemExit: a library is neither on this system nor among them. (A wheel's own library finds others of the wheel
+            only after a module has loaded it.)
     """
     command = ["ldd", *map(str, files)]
     told = subprocess.run(command, capture_output=True, text=True, check=False).stdout  # noqa: S603 - the system's own
@@ -88,7 +88,7 @@ def libraries(files: Sequence[Path]) -> set[Path]:
 
 
 def packages(root: Path, system: Path = Path("/")) -> dict[str, str]:
-    """What dpkg says of each package that has a file below ``root``; nothing where there is no dpkg."""
+    """Return dpkg's entry for each package with a file below ``root``; empty without dpkg."""
     there = {f"/{path.relative_to(root)}" for path in root.rglob("*") if path.is_file()}
     info, status = system / "var/lib/dpkg/info", system / "var/lib/dpkg/status"
     there |= {path.removeprefix("/usr") for path in there}  # /lib and /bin are links to folders there
@@ -103,11 +103,11 @@ def packages(root: Path, system: Path = Path("/")) -> dict[str, str]:
 
 
 def lay_out(environment: Path, root: Path) -> None:
-    """The whole root file system.
+    """Create the whole root file system.
 
     Args:
-        environment: the virtual environment; it is at the same place below ``root``.
-        root: a folder that is not there yet.
+        environment: the virtual environment; it has the same path below ``root``.
+        root: a folder that does not exist yet.
 
     Raises:
         SystemExit: a library is missing.
@@ -137,12 +137,14 @@ def lay_out(environment: Path, root: Path) -> None:
             bring(licence, root)
     (root / "tmp").mkdir(exist_ok=True)
     (root / "tmp").chmod(0o1777)
-    # Python starts in a fifth of the time, and what runs may not write.
+    # With bytecode, Python starts in a fifth of the time; programs in the image cannot write it.
     compileall.compile_dir(root, maxlevels=99, stripdir=str(root), prependdir="/", quiet=2)
 
 
 def _bring_libraries(root: Path) -> None:
-    """Bring what programs below ``root`` load; each is asked at its place in the system, for what lies beside it."""
+    """Copy the libraries of programs below ``root``; each program is resolved at its place in the system, next to its
+    files.
+    """
     inside = [Path("/") / path.relative_to(root) for path in programs([root])]
     for library in libraries(inside):
         if not (root / library.relative_to("/")).exists():

@@ -1,8 +1,8 @@
-"""What the image for Spark starts: the janitor, or an executor where Spark says so.
+"""The entry point of the image for Spark: the janitor, or an executor if Spark starts one.
 
-On Kubernetes Spark makes the pods of its executors itself, with ``executor`` as their only argument, and says in their
-environment what they are to be (Spark's ``BasicExecutorFeatureStep`` writes it). Its own images have a shell script for
-that; this stands in for it, so that driver and executors are one image: the same Python, the same packages.
+On Kubernetes, Spark creates the pods of its executors with ``executor`` as their only argument, and with their
+settings in the environment (Spark's ``BasicExecutorFeatureStep`` sets them). Spark's own images have a shell script for
+that. This module replaces it, so that driver and executors use one image: the same Python and the same packages.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from sysconfig import get_path
 
-#: What an executor is told, by the flag it goes on with.
+#: The settings of an executor, by the flag that passes them on.
 TOLD = {
     "--driver-url": "SPARK_DRIVER_URL",
     "--executor-id": "SPARK_EXECUTOR_ID",
@@ -23,21 +23,21 @@ TOLD = {
     "--resourceProfileId": "SPARK_RESOURCE_PROFILE_ID",
     "--podName": "SPARK_EXECUTOR_POD_NAME",
 }
-#: Further places of classes, if they are told: before Spark's own, and behind them.
+#: Additional class paths, if they are set: before Spark's own, and after.
 BEFORE, BEHIND = ("SPARK_CLASSPATH", "SPARK_CONF_DIR"), ("HADOOP_CONF_DIR", "SPARK_DIST_CLASSPATH")
 OPTION = "SPARK_JAVA_OPT_"
 BACKEND = "org.apache.spark.scheduler.cluster.k8s.KubernetesExecutorBackend"
 
 
 def executor(environ: Mapping[str, str], spark: Path) -> list[str]:
-    """The command line of an executor.
+    """Return the command line of an executor.
 
     Args:
-        environ: what it is told.
-        spark: where Spark is; its jars are in there.
+        environ: the environment with the settings.
+        spark: Spark's folder, which has its jars.
 
     Raises:
-        KeyError: something is not told.
+        KeyError: a setting is missing.
     """
     numbers = sorted(int(name.removeprefix(OPTION)) for name in environ if name.startswith(OPTION))
     options = [environ[f"{OPTION}{number}"] for number in numbers]
@@ -49,13 +49,13 @@ def executor(environ: Mapping[str, str], spark: Path) -> list[str]:
 
 
 def main() -> None:
-    """Become what the first argument says."""
+    """Replace this process with the program of the first argument."""
     words, environ = ["janitor", *sys.argv[1:]], dict(os.environ)
     if sys.argv[1:2] == ["executor"]:
         spark = Path(get_path("purelib")) / "pyspark"
         words = executor(environ, spark)
         environ["SPARK_HOME"] = str(spark)
-        # A session's files are put where it stands, and nothing else can be written.
+        # A session's files are stored in the working folder, and no other folder is writable.
         os.chdir(environ["SPARK_LOCAL_DIRS"].partition(",")[0])
     os.execvpe(words[0], words, environ)  # noqa: S606 - that is what it is for
 

@@ -42,16 +42,16 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-#: Counted up whenever the two sides would no longer understand each other; what this docstring says stays.
+#: Increased whenever the two sides can no longer understand each other; the form in the docstring above stays.
 PROTOCOL = 2
 #: The socket's name in the state folder.
 SOCKET_NAME = "control.sock"
-#: The longest address the kernel takes, in bytes (``sun_path`` without its last zero).
+#: The longest socket address of the kernel, in bytes (``sun_path`` without its last zero).
 MAX_ADDRESS_BYTES = 107
 
-#: How often a decision that waits looks whether it may begin, in seconds.
+#: The interval at which a waiting decision checks whether it may start, in seconds.
 LOOK_SECONDS = 0.2
-#: Decisions that are not taken while a run is under way.
+#: Decisions that wait until no run is in progress.
 WAITING = frozenset({"adopt", "apply", "restore"})
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Decider(OperatorCommands, Protocol):
     """The engine, or its wrapper, that makes decisions in the process that holds the store."""
 
     def at_work(self) -> bool:
-        """Return whether a run is under way, which a decision of ``WAITING`` has to wait for."""
+        """Return whether a run is in progress, for which a decision of ``WAITING`` has to wait."""
         ...
 
 
@@ -111,11 +111,11 @@ class Views(Protocol):
         ...
 
     def refresh_status(self) -> None:
-        """Look again, because something has changed that is shown."""
+        """Collect the status again, because shown data has changed."""
         ...
 
     def sweep_now(self) -> None:
-        """Start a sweep as soon as possible; returns before it has started."""
+        """Start a sweep as soon as possible; return before it has started."""
         ...
 
 
@@ -140,10 +140,10 @@ def methods(kind: type) -> frozenset[str]:
     return frozenset(name for name in vars(kind) if not name.startswith("_"))
 
 
-#: What changes something: the decisions, and a sweep before its time.
+#: Calls that change something: the decisions, and an early sweep.
 DECISIONS = methods(OperatorCommands) | {"back_up", "sweep_now"}
 
-#: Makes an engine for one question, given who watches it and what ends it.
+#: Makes an engine for one query, from an observer and a stop condition.
 MakeReader = Callable[[Observer, Callable[[], bool]], ReadEngine]
 
 
@@ -203,15 +203,15 @@ def greeting(store: str, settings: str) -> Greeting:
 
 
 def answer(behind: ControlBackend, method: str, body: bytes, observe: Observer, gone: Event) -> Any:
-    """Return the result of a question, as JSON values.
+    """Return the result of a call, as JSON values.
 
     Args:
-        observe: told how far it is.
-        gone: set when the client has hung up, or the janitor is to end.
+        observe: called with the progress.
+        gone: set when the client has disconnected, or the janitor stops.
 
     Raises:
-        StoreBusy: the client speaks another protocol.
-        TmsError: what the engine raises, or there is no such question.
+        StoreBusy: the client uses another protocol version.
+        TmsError: the error of the engine, or an unknown method.
     """
     try:
         asked = json.loads(body)
@@ -236,7 +236,7 @@ def answer(behind: ControlBackend, method: str, body: bytes, observe: Observer, 
 
 
 def _serve(behind: ControlBackend, method: str, arguments: Mapping[str, Any]) -> Any:
-    """Answer the calls that need no engine."""
+    """Execute the calls that need no engine."""
     if method == "hello":
         return values.pack(behind.greeting)
     if method == "status":
@@ -253,7 +253,7 @@ def _serve(behind: ControlBackend, method: str, arguments: Mapping[str, Any]) ->
 
 
 def _decide(behind: ControlBackend, method: str, arguments: Mapping[str, Any], observe: Observer, gone: Event) -> Any:
-    """Let the engine that writes do something; once started, it is finished even if the client goes away."""
+    """Execute a decision with the writing engine; once started, it finishes even if the client disconnects."""
     if method in WAITING:
         _wait(behind.decider, observe, gone)
     logger.info("received %s on the control socket", method)
@@ -273,7 +273,7 @@ def _wait(decider: Decider, observe: Observer, gone: Event) -> None:
 
 
 def _call(engine: object, protocol: type, method: str, arguments: Mapping[str, Any]) -> Any:
-    """Call a method with arguments as they came over the wire."""
+    """Call a method with decoded arguments."""
     function = getattr(protocol, method)
     kinds = typing.get_type_hints(function)
     try:
@@ -285,7 +285,7 @@ def _call(engine: object, protocol: type, method: str, arguments: Mapping[str, A
 
 
 def not_understood(why: str) -> TmsError:
-    """Return the error of a request that is none."""
+    """Return the error for an invalid request."""
     return TmsError(f"The request was not understood: {why}.")
 
 

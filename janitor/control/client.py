@@ -36,11 +36,11 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     import httpx2
 
-#: How long to wait until a janitor says who it is, and how long one may be silent, in seconds. While it works it says
-#: every few seconds that it is alive.
+#: How long to wait for a janitor's greeting, and for its next sign while it works, in seconds. A working janitor sends
+#: a sign every few seconds.
 GREETING_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 
-#: How asking fails where no process listens, or no longer.
+#: The errors of a connection to a socket on which no process listens.
 _GONE = (FileNotFoundError, NotADirectoryError, ConnectionError)
 
 T = TypeVar("T")
@@ -49,12 +49,12 @@ logger = logging.getLogger(__name__)
 
 
 class Caller:
-    """Asks the janitor that listens in a state folder.
+    """A client of the janitor that listens in a state folder.
 
     Args:
         folder: the state folder.
-        observer: told how far the other one is.
-        answer_seconds: how long it may say nothing.
+        observer: receives the progress.
+        answer_seconds: how long the janitor may be silent.
     """
 
     def __init__(
@@ -79,15 +79,15 @@ class Caller:
             return None
 
     def ask(self, method: str, kind: type[T], **arguments: Any) -> T:
-        """Ask one thing.
+        """Send one call; return its result.
 
         Args:
-            method: as the wire has it.
-            kind: the type of the answer.
+            method: the method's name in the protocol.
+            kind: the type of the result.
 
         Raises:
-            TmsError: what the other side raised; :class:`StoreBusy` where it does not answer.
-            StoreError: it is over, or is not understood.
+            TmsError: the error of the other side; :class:`StoreBusy` if it does not respond.
+            StoreError: the other side has stopped, or the response cannot be read.
         """
         try:
             return self._ask(method, kind, arguments, self._answer_seconds)
@@ -129,7 +129,8 @@ class Caller:
         except httpx2.TimeoutException as error:
             raise self._silent() from error
         except httpx2.RemoteProtocolError as error:
-            # What is no HTTP is no janitor; one that hung up before or within its answer has ended.
+            # A response that is not HTTP is not a janitor's; if the connection closed before or in the response, the
+            # janitor has stopped.
             if begun or "disconnected" in str(error):
                 raise ConnectionResetError("the other side closed the connection") from error
             raise self._not_understood(error) from error
@@ -195,8 +196,8 @@ class RemoteEngine:
     """An engine in another process (``janitor.control.api.AnyEngine``).
 
     Args:
-        caller: reaches it.
-        greeting: what it said of itself.
+        caller: the connection to it.
+        greeting: its identity.
     """
 
     def __init__(self, caller: Caller, greeting: Greeting) -> None:
@@ -251,7 +252,7 @@ class RemoteEngine:
         self._caller.ask("refresh_status", type(None))
 
     def back_up(self, folder: Path) -> int:
-        """Have the other one write a backup into a new folder; returns how many bytes it has."""
+        """Request a backup into a new folder; return its size in bytes."""
         return self._caller.ask("back_up", int, folder=str(folder))
 
     def sweep_now(self) -> None:

@@ -41,19 +41,19 @@ from tms_core.topic import TopicId
 from tms_core.web.protocol import HttpProtocol, abort_of
 from tms_core.web.thread import ServerThread
 
-#: How many clients are answered at once.
+#: The number of clients that are served at once.
 MAX_CLIENTS = 16
-#: How long a client may be silent before its request is complete, in seconds.
+#: The time limit for a client to complete its request, in seconds.
 REQUEST_SECONDS = 10
-#: How long a client may take to read its answer, in seconds; it does nothing else meanwhile.
+#: The time limit for a client to read its response, in seconds.
 ANSWER_SECONDS = 30.0
-#: How often every client hears that its janitor is alive, in seconds.
+#: The interval at which every client gets a sign that its janitor works, in seconds.
 PULSE_SECONDS = 5.0
-#: Progress is said so often at most, in seconds: as often as a terminal shows it.
+#: The shortest interval of progress messages, in seconds: a terminal shows no more.
 PROGRESS_SECONDS = 0.1
-#: How long a stop waits for answers under way, in seconds; questions end within a page, and runs within a batch.
+#: How long a stop waits for running calls, in seconds; queries stop within a page, and runs within a batch.
 STOP_SECONDS = 30.0
-#: How long it then waits for clients to take these, in seconds.
+#: How long it then waits for clients to read the responses, in seconds.
 LAST_SECONDS = 5
 
 _CREDENTIALS = struct.Struct("iII")
@@ -62,13 +62,13 @@ logger = logging.getLogger(__name__)
 
 
 class ControlServer:
-    """Answers on the socket of a state folder, from :meth:`start` to :meth:`stop`.
+    """A server on the socket of a state folder, from :meth:`start` to :meth:`stop`.
 
     Args:
         folder: the state folder.
-        behind: what answers.
-        request_seconds: how long a client may be silent before its request is complete.
-        pulse_seconds: how often every client hears that this janitor is alive.
+        behind: executes the calls.
+        request_seconds: the time limit for a client to complete its request.
+        pulse_seconds: the interval at which every client gets a sign that this janitor works.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class ControlServer:
         self._inode = 0
 
     def start(self) -> None:
-        """Listen; returns when the socket is there.
+        """Listen; return when the socket exists.
 
         Raises:
-            StoreBusy: another janitor answers on it.
-            StoreError: there can be no socket.
+            StoreBusy: another janitor listens on it.
+            StoreError: the socket cannot be created.
         """
         with ExitStack() as stack:
             listening = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -148,13 +148,13 @@ class ControlServer:
         with api.address(self._folder) as address:
             self._remove_stale(address)
             listening.bind(address)
-        # Nothing can connect before it listens, so there is no moment at which others could.
+        # No client can connect before it listens, so the permissions are never open to others.
         self._path.chmod(0o600)
         self._inode = self._path.stat().st_ino
         listening.listen(MAX_CLIENTS)
 
     def _remove_stale(self, address: str) -> None:
-        """Remove the socket of a process that is dead."""
+        """Remove the socket of a dead process."""
         try:
             if not stat.S_ISSOCK(self._path.lstat().st_mode):
                 raise StoreError(f"{self._path} is not a socket.", "Remove it, if nothing else needs it.")
@@ -195,7 +195,7 @@ class ControlServer:
         return guarded
 
     async def _answer(self, request: Request) -> Response:
-        """Have a thread work on a question."""
+        """Start a thread for a call."""
         try:
             body = await _body(request)
         except ClientDisconnect:
@@ -222,7 +222,7 @@ class ControlServer:
         return _Answer(exchange, self._pulse_seconds)
 
     def _work(self, exchange: _RunningCall, method: str, body: bytes, uid: int) -> None:
-        """Work on one question; nothing that goes wrong with it goes further than here."""
+        """Execute one call; its errors affect no other call."""
         result = "failed"
         try:
             line = wire.encode({"result": api.answer(self._behind, method, body, exchange.observe, exchange.gone)})
@@ -231,7 +231,7 @@ class ControlServer:
             line = wire.encode_error(error)
             is_failure = isinstance(error, (StoreError, StateError, ArchiveError))
             result = "failed" if is_failure and not isinstance(error, (StoreBusy, StateBusy)) else "refused"
-        # A bug: the client is told that there is one, the log where, and the janitor goes on.
+        # A bug: the client gets an error, the log the traceback, and the janitor continues.
         except Exception as error:
             logger.exception("a query failed")
             bug = TmsError(f"The janitor that holds the store failed: {error!r}.", "See its log.")
@@ -248,7 +248,7 @@ class ControlServer:
 
 
 class _SocketProtocol(HttpProtocol):
-    """A connection whose client is known by its user, and is gone when it hangs up."""
+    """A connection whose client is identified by its user, and counts as disconnected once it closes its half."""
 
     most: ClassVar[int] = 4 * MAX_CLIENTS
     stopping: ClassVar[Event]
@@ -256,7 +256,7 @@ class _SocketProtocol(HttpProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client = ("", peer_uid(transport.get_extra_info("socket")))
-        if self.stopping.is_set():  # uvicorn waits for one that comes this late
+        if self.stopping.is_set():  # uvicorn waits for late connections
             transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
@@ -306,7 +306,7 @@ class _RunningCall:
         self._limit: asyncio.TimerHandle | None = None
 
     def observe(self, phase: str, topic: TopicId | None, rows: int) -> None:
-        """Notify the client of progress, at most ten times a second."""
+        """Send progress to the client, at most ten times a second."""
         with self._lock:
             if phase == EXPECTED:
                 self._expected = rows
@@ -324,7 +324,7 @@ class _RunningCall:
         self._wake()
 
     def _wake(self) -> None:
-        with suppress(RuntimeError):  # the loop has ended
+        with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._news.set)
 
     async def lines(self, pulse_seconds: float) -> AsyncIterator[bytes]:
@@ -341,7 +341,7 @@ class _RunningCall:
         yield answer
 
     def end(self) -> None:
-        """Note that all lines are sent, or the client is gone."""
+        """Note that all lines are sent, or the client has disconnected."""
         self.gone.set()
         if self._limit is not None:
             self._limit.cancel()
@@ -358,7 +358,7 @@ class _RunningCall:
 
 
 class _Answer(StreamingResponse):
-    """An answer, sent as it comes."""
+    """A response that is sent as it is produced."""
 
     def __init__(self, exchange: _RunningCall, pulse_seconds: float) -> None:
         super().__init__(exchange.lines(pulse_seconds), media_type="application/x-ndjson")

@@ -18,11 +18,11 @@ from tms_core.client.sync import DEFAULT_TRANSACTIONS
 from tms_core.errors import TmsError
 from tms_core.rowkey import MessageId
 
-#: Where a stream begins that is to see only what comes.
+#: The start of a stream that reads only new messages.
 LATEST = "latest"
-#: How a server is asked again that does not answer; some seconds, so that a restart of it is survived.
+#: The retries for a server that does not respond: a few seconds, enough for a restart.
 RETRIES = Retry(attempts=8)
-#: Messages in one batch unless told otherwise: some seconds' work, and well within the time of one transaction.
+#: The default number of messages in a batch: a few seconds of work, well within the timeout of a transaction.
 MAX_MESSAGES = 50_000
 
 _HIGHEST_COUNT = 1_000_000_000
@@ -31,18 +31,18 @@ _ID_DIGITS = 40
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A topic of a server, and how it is to be read.
+    """A topic of a server, and the options for reading it.
 
     Attributes:
-        url: of the server.
-        topic: whose messages.
-        start: where a query starts that has no checkpoint; None: behind what is there when it does.
-        max_messages: in one batch.
-        stretch_messages: in one task.
-        fail_on_loss: whether messages that may be lost end the query.
-        committed: whether only what is committed is read.
+        url: the server's URL.
+        topic: the topic.
+        start: the start of a query without a checkpoint; None: after the present messages.
+        max_messages: the most messages in a batch.
+        stretch_messages: the most messages in a task.
+        fail_on_loss: whether possibly lost messages stop the query.
+        committed: whether the query reads only committed messages.
         transactions: ``HOST:PORT`` of the transaction service.
-        token_file, ca_file: as of the client; on executors, too.
+        token_file, ca_file: as for the client; also on executors.
     """
 
     url: str
@@ -58,10 +58,10 @@ class Feed:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Feed:
-        """Read options as Spark has them.
+        """Parse Spark's options.
 
         Raises:
-            ConfigurationError: names the option and what to write.
+            ConfigurationError: an option is wrong; the error names it and a valid value.
         """
         found = {name.lower(): value for name, value in given.items()}
         if "token" in found:
@@ -117,7 +117,7 @@ def named(topic: str) -> TopicId:
     """Return a topic by its name.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: it is not a topic's name.
     """
     try:
         return TopicId.parse(topic)
@@ -126,10 +126,10 @@ def named(topic: str) -> TopicId:
 
 
 def begin_of(text: str) -> StreamPosition | None:
-    """Return where a stream starts, by its option; None is ``latest``.
+    """Return the start of a stream, by its option; None is ``latest``.
 
     Raises:
-        ConfigurationError: it says nothing.
+        ConfigurationError: the option is not a position.
     """
     if text == LATEST:
         return None
