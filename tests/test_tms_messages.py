@@ -435,7 +435,7 @@ def test_given_follow_when_messages_are_published_then_they_are_printed_as_they_
 
 
 def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance_is_refused(typed: Type) -> None:
-    assert typed("producer", "list", typed.topic)[1] == f"no topic of {typed.topic} has a producer\n"
+    assert typed("producer", "list", typed.topic)[1] == f"no topic that matches {typed.topic} has a producer\n"
     assert typed("producer", "fence", typed.topic, "importer")[0] == 1
     with typed.client.producer(typed.topic, "importer") as producer:
         with producer.transaction("file 17") as tx:
@@ -557,7 +557,7 @@ def test_given_permissions_on_one_topic_when_a_pattern_is_listed_then_the_others
         out, err = capsys.readouterr()
         return code, [line.split()[0] for line in out.splitlines()[1:]], err
 
-    said = "left out: you may not consume there, or it is gone by now\n"
+    said = "left out: no permission to consume there, or deleted since\n"
     assert listed("default:*") == (0, ["default:orders"], f"2 topics were {said}")
     assert listed("default:[os]*") == (0, ["default:orders"], f"1 topic was {said}")
     assert listed("default:order?") == (0, ["default:orders"], "")

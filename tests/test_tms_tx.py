@@ -150,7 +150,7 @@ def test_given_ids_when_invalidated_then_those_that_were_in_progress_are_invalid
     assert typed("invalidate", one, two)[:2] == (0, f"{one}: invalid now\n{two}: invalid now\n")
     code, out, err = typed("invalidate", one)
     assert (code, out) == (1, f"{one}: not in progress\n")
-    assert "hint: See what became of the first of them: tms tx show " in err
+    assert "hint: See the outcome of the first one: tms tx show " in err
     assert list(manager.visibility().invalid) == [one, two]
 
 

@@ -15,7 +15,7 @@ from tms_core.cli.help import Command
 
 @click.command("apply", cls=Command)
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--adopt", is_flag=True, help="Adopt the store, with the rows that the plan shows.")
+@click.option("--adopt", is_flag=True, help="Adopt the store, and delete the rows of the plan.")
 @common_options
 def command(file: Path, adopt: bool) -> int:
     """Carry out a plan file.

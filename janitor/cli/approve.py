@@ -27,7 +27,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 def once_for_option(command: _F) -> _F:
     """Return the option ``--once-for``."""
-    text = "Do this once for each TEXT, for example a date; the state remembers it."
+    text = "Run only once for each TEXT, for example a date; the state stores it."
     return click.option("--once-for", metavar="TEXT", help=text)(command)
 
 
@@ -38,7 +38,7 @@ def is_done(current: Session, verb: str, text: str | None) -> bool:
     with current.place.state() as state:
         done = was_done(state, verb, text)
     if done:
-        click.echo(f"{verb} was done for {text} before; nothing is done now", err=True)
+        click.echo(f"{verb} was done for {text} before; nothing to do", err=True)
     return done
 
 

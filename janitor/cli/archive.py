@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: The options that say which rows are meant.
 selecting = together(
-    click.option("--run", "run_id", metavar="ID", help="Only what this run deleted."),
+    click.option("--run", "run_id", metavar="ID", help="Only rows that this run deleted."),
     click.option("--since", type=TimeType(), help="Only rows published at this time or later."),
     click.option("--until", type=TimeType(), help="Only rows published before this time."),
 )

@@ -30,7 +30,7 @@ on_spark = together(
         metavar="URL",
         help="The Spark master: local[*] (the default), spark://…, k8s://…, sc://… (Connect).",
     ),
-    click.option("--partitions", type=click.IntRange(min=1), help="About how many tasks; default: by size."),
+    click.option("--partitions", type=click.IntRange(min=1), help="Approximate number of tasks; default: by size."),
 )
 
 
@@ -42,9 +42,11 @@ def command() -> None:
 @command.command("stats")
 @on_spark
 @topic_patterns
-@click.option("--out", metavar="PATH", help="Write them as Parquet into PATH/day=YYYY-MM-DD, too.")
+@click.option("--out", metavar="PATH", help="Also write them as Parquet into PATH/day=YYYY-MM-DD.")
 @click.option(
-    "--remember/--no-remember", default=True, help="Whether the status page and metrics show it; by default they do."
+    "--remember/--no-remember",
+    default=True,
+    help="Show the result on the status page and in metrics (the default), or not.",
 )
 @common_options
 def stats(

@@ -48,8 +48,8 @@ logger = logging.getLogger(__name__)
 
 
 @click.command("status", cls=Command)
-@click.option("--check", is_flag=True, help="One line, and the exit code of a monitoring plugin: 0, 1, 2 or 3.")
-@click.option("--watch", is_flag=True, help=f"Show it again every {WATCH_SECONDS} s, until Ctrl-C.")
+@click.option("--check", is_flag=True, help="Print one line; exit like a monitoring plugin with 0, 1, 2 or 3.")
+@click.option("--watch", is_flag=True, help=f"Update every {WATCH_SECONDS} s until Ctrl-C.")
 @common_options
 def command(check: bool, watch: bool) -> int:
     """Show the status of the janitor, held topics and required actions.

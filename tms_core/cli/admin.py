@@ -51,9 +51,9 @@ _FLAGS: Mapping[str, Callable[[str], Mapping[str, object]]] = {
     "--compression",
     type=click.Choice(["none", "snappy", "gz", "lz4", "zstd"]),
     default="snappy",
-    help="Of the tables' files; the region servers need its library. CDAP's default is snappy.",
+    help="Compression of the tables' files; the region servers need its library. CDAP's default is snappy.",
 )
-@click.option("--script", is_flag=True, help="Print what the HBase shell takes to do the same, and make nothing.")
+@click.option("--script", is_flag=True, help="Print commands for the HBase shell instead of creating tables.")
 def create_hbase_tables(
     config: Path | None,
     thrift2: str | None,
@@ -94,7 +94,7 @@ def create_hbase_tables(
     if hbase.thrift2 is None:
         raise ConfigurationError(
             "Tables are created through a Thrift 2 server, and storage.hbase.thrift2 is not set.",
-            "Give --thrift2 HOST:PORT, or hand what --script prints to the HBase shell.",
+            "Give --thrift2 HOST:PORT, or run the output of --script in the HBase shell.",
         )
     admin = HBasePool.configured(hbase, connections=1, timeout_seconds=_CREATE_SECONDS, service="HbaseAdmin")
     try:
@@ -172,7 +172,7 @@ def _load(name: str) -> click.Command:
         ) from error
     if found is None:
         raise ConfigurationError(
-            f"The command {name} comes with the janitor, which is not installed here.",
+            f"The command {name} belongs to the janitor, which is not installed.",
             "Install it from a checkout: pip install .",
         )
     # A copy, because the other program shows the same command with its own name in the examples.

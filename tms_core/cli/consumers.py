@@ -65,11 +65,11 @@ def list_consumers(options: Remote, pattern: str) -> None:
                 left_out += 1
     if left_out:
         topics = "1 topic was" if left_out == 1 else f"{left_out} topics were"
-        click.echo(f"{topics} left out: you may not consume there, or it is gone by now", err=True)
+        click.echo(f"{topics} left out: no permission to consume there, or deleted since", err=True)
 
     def lines() -> Iterator[str]:
         if not found:
-            yield f"no topic of {pattern} has a consumer"
+            yield f"no topic that matches {pattern} has a consumer"
             return
         rows = [_row(topic, one) for topic, one in found]
         yield from columns([["topic", "consumer", "lag", "oldest unread", "updated", ""], *rows])
@@ -135,7 +135,9 @@ def release(options: Remote, topic: TopicId, name: str) -> None:
         with options.transactions() as service:
             released = [pointer for pointer in pointers if service.invalidate(pointer)]
     ended = len(pointers) - len(released)
-    found = f"{len(released)} transactions of {name} were invalidated" + (f", {ended} had ended" if ended else "")
+    found = f"{len(released)} transactions of {name} were invalidated" + (
+        f", {ended} had finished before" if ended else ""
+    )
     options.print({"released": [str(pointer) for pointer in released], "had_ended": ended}, lambda: [found])
 
 
@@ -277,4 +279,4 @@ def _row(topic: TopicId, one: ConsumerPosition) -> list[str]:
     behind = "many" if one.lag_is_at_least else f"{one.lag_messages:,}"
     oldest = f"{duration(round(one.lag_seconds * 1000))} ago" if one.lag_messages else ""
     said = f"{one.updated:%Y-%m-%d %H:%M:%S} UTC"
-    return [str(topic), one.name, behind, oldest, said, "may have missed some that expired" if one.expired else ""]
+    return [str(topic), one.name, behind, oldest, said, "may have missed expired messages" if one.expired else ""]

@@ -54,7 +54,7 @@ _LINE_BYTES = 8 << 20
     help="Message to publish instead of a file; repeatable.",
 )
 @click.option("--binary", is_flag=True, help="The whole input is one message.")
-@click.option("--transaction", "together", is_flag=True, help="All or nothing: in one transaction.")
+@click.option("--transaction", "together", is_flag=True, help="Publish in one transaction: all messages or none.")
 @click.option(
     "--key", metavar="TEXT", help="Key of the messages: messages with one key are in one partition, in order."
 )

@@ -38,7 +38,7 @@ def list_producers(options: Remote, pattern: str) -> None:
 
     def lines() -> Iterator[str]:
         if not found:
-            yield f"no topic of {pattern} has a producer"
+            yield f"no topic that matches {pattern} has a producer"
             return
         rows = [
             [str(topic), one.name, str(one.generation), _time(one), str(len(one.open)), _said(one.previous)]

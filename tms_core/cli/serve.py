@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--snapshots",
     metavar="DIR",
-    help="Folder of another manager's transaction snapshots; this server then manages no transactions.",
+    help="Folder of another manager's transaction snapshots; then this server manages no transactions.",
 )
 @click.option("--no-janitor", is_flag=True, help="Serve without the janitor: nothing is deleted.")
 @shared("--log-format", type=click.Choice(["auto", "text", "json"]), default="text", shown="text", help=LOG_FORMAT)

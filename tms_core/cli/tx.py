@@ -196,9 +196,7 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
                 f"Transaction {transaction_id} is not in progress.", "List the transactions in progress: tms tx list"
             )
         if not yes:
-            click.confirm(
-                "Has everything it wrote been rolled back? What was not becomes readable", abort=True, err=True
-            )
+            click.confirm("Have all its writes been rolled back? Others become readable", abort=True, err=True)
         client.abort(_transaction(entry))
         gone = "invalid now" if client.state().is_invalid(entry.write_pointer) else "aborted"
     options.print({str(transaction_id): True}, lambda: iter([f"{transaction_id}: {gone}"]))
@@ -206,8 +204,12 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
 
 @tx.command("truncate")
 @click.argument("transaction_ids", metavar="[ID...]", type=TransactionId, nargs=-1)
-@click.option("--before", type=TimeType(), help="All that began before: milliseconds, or 2026-11-01T00:00:00Z.")
-@click.option("--yes", is_flag=True, help="Do not ask: no message of theirs is left in any table.")
+@click.option(
+    "--before", type=TimeType(), help="All transactions that started before: milliseconds, or 2026-11-01T00:00:00Z."
+)
+@click.option(
+    "--yes", is_flag=True, help="Do not ask for confirmation that no table has messages of these transactions."
+)
 @common
 def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: Moment | None, *, yes: bool) -> None:
     """Remove transactions from the invalid list.
@@ -228,9 +230,9 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
     with options.client() as client:
         if not yes:
             click.confirm(
-                "Messages of theirs that are left in any table become readable. tms serve gives up their claims and "
+                "Remaining messages of these transactions become readable. tms serve voids their claims and "
                 "producers' transactions first; another transaction service does not, and consumer groups lose what "
-                "was claimed. Is nothing of theirs left?",
+                "was claimed. Are no messages of these transactions left?",
                 abort=True,
                 err=True,
             )
@@ -326,5 +328,5 @@ def _count(held: dict[str, Any]) -> str:
 def _require_all(done: dict[str, bool]) -> None:
     missed = [pointer for pointer, ok in done.items() if not ok]
     if missed:
-        hint = f"See what became of the first of them: tms tx show {missed[0]}"
+        hint = f"See the outcome of the first one: tms tx show {missed[0]}"
         raise NotInProgress(f"{len(missed)} of {len(done)} were not in progress.", hint)
