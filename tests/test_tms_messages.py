@@ -593,7 +593,7 @@ def test_given_a_consumer_when_set_shown_and_deleted_then_it_goes_on_there_and_i
     assert typed("consumer", "set", typed.topic, "billing", "--since", "now+1h")[0] == 0
     assert typed("poll", typed.topic, "--raw", "--consumer", "billing")[1] == ""
     assert typed("consumer", "delete", typed.topic, "billing")[0] == 0
-    assert typed("consumer", "list", typed.topic)[1] == f"no topic of {typed.topic} has a consumer\n"
+    assert typed("consumer", "list", typed.topic)[1] == f"no topic that matches {typed.topic} has a consumer\n"
 
 
 def test_consumer_show_names_the_message_that_failed_and_how_often(typed: Type) -> None:
