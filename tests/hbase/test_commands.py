@@ -99,7 +99,7 @@ def test_given_a_machine_whose_clock_is_days_ahead_of_the_cluster_s_when_the_doc
     arguments = ["doctor", "--config", str(tmp_path / "janitor.yaml"), "--format", "json"]
     assert execute(arguments, ManualClock(present_ms + 6 * DAY, monotonic_ms=HOUR)) == 1
     [said] = [found["message"] for found in json.loads(capsys.readouterr().out) if found["check"] == "clock"]
-    assert "ahead of that of HBase's servers; set right the one that is wrong" in said
+    assert "ahead of that of HBase's servers; correct the wrong clock" in said
 
 
 def test_given_a_janitor_on_another_machine_when_asked_how_it_is_then_its_lease_is_its_sign_of_life(

@@ -869,7 +869,7 @@ def test_given_what_is_not_there_then_that_is_said(kit: GroupKit) -> None:
         kit.poll(kit.begin(), group="mail")
     with pytest.raises(BadRequest, match="no transaction"):
         kit.poll(Transaction(1, -1, -1))
-    with pytest.raises(BadRequest, match="no write pointer"):
+    with pytest.raises(BadRequest, match="not a write pointer"):
         groups.roll_back(ORDERS, GROUP, 0)
     with pytest.raises(TopicNotFound):
         groups.roll_back(TopicId("default", "gone"), GROUP, 1)

@@ -30,7 +30,7 @@ from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import OtherService, SharedManager
 from tms_core.server.ha.slot_assignment import SideCell
 from tms_core.server.managing import ServerTransactions, _reached, managed, show
-from tms_core.server.serving import _Opened
+from tms_core.server.serving import _OpenResources
 from tms_core.settings.models import LeaderSettings, Settings, load
 from tms_core.tables.base import MessageValue
 from tms_core.tables.lease import Lease
@@ -183,7 +183,7 @@ def test_given_a_connection_to_a_leader_that_is_one_no_more_when_asked_then_the_
         servers.change()
         # As if it had been looked for at this moment.
         third.shared._looked_ms = servers.clock.monotonic_ms()
-        with pytest.raises(ServiceUnavailable, match="not manage them any more"):
+        with pytest.raises(ServiceUnavailable, match="no longer manages them"):
             client.start_short()
         assert client.start_short().transaction_id > begun
     third.stop()
@@ -509,7 +509,7 @@ def test_given_a_server_alone_when_others_begin_a_log_before_it_has_its_lease_th
         finally:
             member.stop()
 
-    for name, stub in (("_open", _Opened(store, created=False)), ("_side", side)):
+    for name, stub in (("_open", _OpenResources(store, created=False)), ("_side", side)):
         monkeypatch.setattr(serving, name, lambda *_, stub=stub: stub)
     monkeypatch.setattr("tms_core.server.ha.member.on_hbase", waiting)
     environ = {

@@ -364,7 +364,7 @@ def test_given_a_holder_that_dies_while_it_answers_then_1_and_nothing_is_half_pr
         assert asked.result() == 1
     out, err = site.streams.readouterr()
     assert out == ""
-    assert "ended before it had answered" in err
+    assert "stopped before it responded" in err
     holder.wait()
     # The socket it left behind keeps nobody from the store, which is free now.
     assert site.janitor("plan").code == 0

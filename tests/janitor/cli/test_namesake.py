@@ -22,4 +22,4 @@ def test_given_pyjanitor_in_the_environment_when_anything_is_asked_then_it_is_re
     out, err = capsys.readouterr()
     assert out == ""
     assert "pyjanitor is installed in this environment" in err
-    assert "Use an environment of its own" in err
+    assert "Install each of the two into a separate environment" in err

@@ -70,7 +70,7 @@ def test_given_nobody_then_nobody_answers(tmp_path: Path) -> None:
 
 
 def test_given_a_holder_that_has_ended_since_then_that_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="ended before it had answered"):
+    with pytest.raises(StoreError, match="stopped before it responded"):
         RemoteEngine(Caller(tmp_path), GREETING).verify()
 
 
@@ -85,7 +85,7 @@ def test_given_a_silent_server_then_it_is_not_waited_for_for_ever(tmp_path: Path
 
 @pytest.mark.parametrize("said", [b"", b'{"progress": {}}\n', b'{"result": {"cells"'])
 def test_given_a_server_that_dies_before_its_answer_is_whole_then_that_is_said(tmp_path: Path, said: bytes) -> None:
-    with server(tmp_path, answering(said)) as remote, pytest.raises(StoreError, match="ended before it had answered"):
+    with server(tmp_path, answering(said)) as remote, pytest.raises(StoreError, match="stopped before it responded"):
         remote.verify()
 
 
@@ -112,7 +112,7 @@ def test_given_what_is_no_http_then_it_is_not_understood(tmp_path: Path, said: b
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 20"])
 def test_given_a_server_that_dies_within_the_head_then_that_is_said(tmp_path: Path, said: bytes) -> None:
-    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match="ended before"):
+    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match="stopped before"):
         remote.verify()
 
 

@@ -173,7 +173,7 @@ def test_given_an_answer_longer_than_is_taken_then_that_is_said(desk: Control, m
     desk.start()
     remote = desk.remote()
     monkeypatch.setattr(wire, "MAX_BYTES", 300)
-    with pytest.raises(StoreError, match="too much to be handed"):
+    with pytest.raises(StoreError, match="too much for one response"):
         remote.plan()
 
 

@@ -307,7 +307,7 @@ READS = "".join(f'self._calls["{want.call}"]' for want in (KEYS, CELLS, MESSAGES
     ("known", "pattern", "code"),
     [
         (GUARDS, r'GuardNote\(\s*"(\w+)", True', sources("janitor")),
-        (FAILURES, r'Failed\([\w.]+, [\w.]+, "(\w+)"', sources("janitor/sweep")),
+        (FAILURES, r'FailedTopic\([\w.]+, [\w.]+, "(\w+)"', sources("janitor/sweep")),
         (CALLS, r'self\._calls\["(\w+)"\]', sources("tms_core/tables") + READS),
         (RESULTS, r"``(\w+)``", str(RunRecord.__doc__).partition("result:")[2].partition("error:")[0]),
         (CLOCKS, r'skew_seconds=.*"(\w+)"', sources("janitor")),
