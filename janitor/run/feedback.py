@@ -49,8 +49,8 @@ def withheld(participants: Collection[str]) -> str:
     if not others:
         return ""
     return (
-        f"janitor.boundary.participants names {', '.join(others)}, whose bound this janitor does not know, so nothing "
-        "is taken off the invalid list"
+        f"janitor.boundary.participants names {', '.join(others)}, whose boundary this janitor does not know, so no "
+        "transaction leaves the invalid list"
     )
 
 

@@ -169,7 +169,6 @@ class LogFile(GroupLog):
         return kind(
             f"transaction log {self._path} could not be written: {reason or failure}.",
             "Repair the disk or free space on it. The manager continues without a restart; acknowledged changes stay.",
-            "Repair the disk or free space on it. The manager continues without a restart; acknowledged changes stay.",
             self._path,
         )
 
