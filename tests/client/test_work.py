@@ -93,7 +93,7 @@ def test_given_bad_input_then_it_is_said_before_anything_is_done(client: Client)
         with pytest.raises(BadRequest):
             client.work(ORDERS, "billing", **options)
     with client.transaction() as tx:
-        with pytest.raises(BadRequest, match="no order"):
+        with pytest.raises(BadRequest, match="not an order"):
             next(tx.consume(ORDERS, "billing", order="fifo"))
         tx.roll_back()
     with pytest.raises(TopicNotFound):

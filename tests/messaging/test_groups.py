@@ -867,7 +867,7 @@ def test_given_what_is_not_there_then_that_is_said(kit: GroupKit) -> None:
     groups = kit.service.groups
     with pytest.raises(ConsumerNotFound):
         kit.poll(kit.begin(), group="mail")
-    with pytest.raises(BadRequest, match="no transaction"):
+    with pytest.raises(BadRequest, match="not a transaction"):
         kit.poll(Transaction(1, -1, -1))
     with pytest.raises(BadRequest, match="not a write pointer"):
         groups.roll_back(ORDERS, GROUP, 0)

@@ -51,11 +51,11 @@ def reading(read_pointer: int, *, own: int, invalid: tuple[int, ...] = (), open_
 @pytest.mark.parametrize(
     ("verb", "body", "reason"),
     [
-        ("publish", {}, "outside a transaction has a payload"),
+        ("publish", {}, "outside a transaction needs a payload"),
         ("publish", {"messages": ["a"], "ttlSeconds": 0}, "ttl of 0"),
         ("publish", {"transactionWritePointer": "-5"}, "-5 is not a write pointer"),
         ("store", {"messages": ["a"]}, "in a transaction only"),
-        ("store", {"transactionWritePointer": "5"}, "nothing to store"),
+        ("store", {"transactionWritePointer": "5"}, "no payload to store"),
         ("store", {"messages": ["a"], "transactionWritePointer": "5", "ttlSeconds": 5}, "ttlSeconds"),
         ("poll", {"limit": 0}, "limit of 0"),
         ("poll", {"startFrom": {"timeMs": "-1"}}, "-1 is not a time"),

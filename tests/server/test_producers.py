@@ -94,7 +94,7 @@ def test_given_a_transaction_that_sends_nothing_when_it_is_announced_then_the_ne
     elsewhere = TopicClient(producer.topic.client, "orders").create()
     headers = {"x_tms_producer": "default:bills/importer", "x_tms_generation": generation, "x_tms_sequence": "3"}
     refused = producer.ask("POST", f"{elsewhere.path}/store", json.dumps(nothing).encode(), **headers)
-    assert (refused.status, "nothing to store" in refused.text) == (400, True)
+    assert (refused.status, "no payload to store" in refused.text) == (400, True)
     assert producer.topic.post("poll").json == []
 
 

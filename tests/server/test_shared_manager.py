@@ -607,7 +607,7 @@ def test_given_messages_of_transactions_and_no_folder_when_a_server_is_to_begin_
     elsewhere = settings.model_copy(
         update={"transactions": settings.transactions.model_copy(update={"directory": "webhdfs://a:1/tx"})}
     )
-    with ExitStack() as stack, pytest.raises(ConfigurationError, match="no folder here"):
+    with ExitStack() as stack, pytest.raises(ConfigurationError, match="not a folder here"):
         made(elsewhere, side, stack, store=store)
     (tmp_path / "tx").mkdir()
     with ExitStack() as stack:

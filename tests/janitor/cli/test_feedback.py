@@ -111,5 +111,5 @@ def test_given_other_participants_when_explained_then_they_are_named_and_nothing
     both = f"{JANITOR}, boundary: {{feedback: on, participants: [messaging, datasets]}}"
     site.set(settings("manager", "127.0.0.1:15165", both))
     explained = site.janitor("boundary --explain")
-    assert "no feedback: janitor.boundary.participants names datasets, whose bound" in explained.out
+    assert "no feedback: janitor.boundary.participants names datasets, whose boundary" in explained.out
     assert "datasets" in site.janitor("boundary --format json").json["feedback"]["withheld"]

@@ -278,7 +278,7 @@ def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_f
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("topics/default:gone", "no such topic"), ("runs/r-1", "no such run"), ("topics/x", "x")]
+    ("path", "said"), [("topics/default:gone", "this topic does not exist"), ("runs/r-1", "this run does not exist"), ("topics/x", "x")]
 )
 def test_given_a_page_of_what_is_not_there_then_it_says_so_and_the_janitor_is_well(
     look: Look, path: str, said: str
