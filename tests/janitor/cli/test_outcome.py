@@ -33,14 +33,14 @@ _NAMED = re.compile(
 )
 #: What is said of a program, or has no options that lead anywhere; all else is to be typed.
 _SAID = (
-    "The commands that write are", "The janitor that holds the store ended", "the first janitor run",
+    "The commands that write are", "the first janitor run",
     "for janitor apply", "janitor spark needs", "the manager inside `tms serve`",
     "that the transaction service of `tms serve` requires",
-    "that of tms serve", "let tms serve create", "CDAP, tms serve", "as tms serve does", "another tms serve",
+    "the address of tms serve", "let tms serve create", "CDAP, tms serve", "as tms serve does", "another tms serve",
     "as tms poll prints it", "serve without it", "Usage: ", "--help",
     "allow the transaction service of `tms serve`", "runs the manager in `tms serve`",
     "or start tms serve with its janitor", "of the transaction service of `tms serve`;",
-    "tms serve gives up their claims", "1 where janitor status asks",
+    "tms serve voids their claims", "1 if janitor status asks",
 )  # fmt: skip
 _OPTIONS = "--config janitor.yaml"
 

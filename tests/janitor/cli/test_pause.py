@@ -168,7 +168,7 @@ def test_given_a_run_of_another_process_under_way_then_the_status_says_so_and_do
     with SqliteState(site.folder / "data" / "janitor") as state:
         state.begin_run(RunRecord("at-work", "apply", NOW_MS - 5 * MINUTE, heartbeat_ms=NOW_MS - SECOND))
     shown = site.janitor("status").out
-    assert "under way    run at-work of another process, begun 2023-11-14 22:08:20 UTC (5 min ago)" in shown
+    assert "under way    run at-work of another process, started 2023-11-14 22:08:20 UTC (5 min ago)" in shown
     assert "last run     none has finished yet" in shown
     assert site.janitor("status --format json").json["running"]["id"] == "at-work"
     site.clock.advance(HOUR)

@@ -66,7 +66,7 @@ def test_given_no_store_any_more_then_the_state_is_read_all_the_same(site: Site,
     [
         (NOW_MS - 40 * DAY, NOW_MS - 41 * DAY, ["known: the last 30 days", "the store was adopted 2023-10-04"]),
         (NOW_MS - 40 * DAY, NOW_MS - 40 * DAY, ["known: the last 30 days"]),
-        (NOW_MS - HOUR, NOW_MS - DAY, ["known since 2023-11-14 21:13:20 UTC; nothing older", "is lost"]),
+        (NOW_MS - HOUR, NOW_MS - DAY, ["known since 2023-11-14 21:13:20 UTC; nothing older", "are lost"]),
         (NOW_MS - HOUR, None, ["known since 2023-11-14 21:13:20 UTC; nothing older"]),
         (None, None, ["does not say since when"]),
     ],
