@@ -222,7 +222,7 @@ def _save_sight(ready: Preparation, state: State, clocks: ClockAnchor) -> None:
 
 
 def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[TopicId]:
-    """Adopt a store as it was prepared; return its topics, as :meth:`janitor.run.engine.OperatorDecisions.adopt`."""
+    """Adopt a store as it was prepared; return its topics, as :meth:`janitor.run.engine.Engine.adopt`."""
     state, lineage = deps.state, deps.store.lineage()
     run = make_run(deps, ready, kind="frequent", label=Hold.FIRST_CONTACT)
     run.load_topics()

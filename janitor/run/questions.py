@@ -152,7 +152,7 @@ class Questions:
         return {**snapshot_figures(tx.snapshot, tx.name, limit), "problem": tx.message or None}
 
     def restorable(self, folder: Path, request: Request) -> Restored:
-        """Return the result of :meth:`~janitor.run.engine.OperatorDecisions.restore` without a restore; same errors."""
+        """Return the result of :meth:`~janitor.run.engine.Engine.restore` without a restore; same errors."""
         return self._restore(folder, replace(request, dry_run=True))
 
     def _restore(self, folder: Path, request: Request) -> Restored:

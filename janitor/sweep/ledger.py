@@ -41,8 +41,6 @@ from tms_core.rowkey import LONG_MAX, generation_prefix, position_prefix, stop_k
 from tms_core.tables.base import KeyTable, TableName
 from tms_core.topic import TopicId
 
-#: How many entries are remembered at most, whatever ``history_days`` says: about 250 MB.
-KEPT_ENTRIES = 1_000_000
 #: How often deletions are saved, in milliseconds of monotonic time.
 BOOK_MS = 1_000
 
