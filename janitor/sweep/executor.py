@@ -23,11 +23,12 @@ from typing import Protocol, cast
 from janitor.rules.policy import Rule
 from janitor.state.base import Pause, State
 from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, DeletionCount, Done, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import DeletedRanges, Ledger, LedgerSums
+from janitor.sweep.ledger import Ledger, LedgerSums
 from janitor.sweep.run import TopicWork
 from tms_core.clock import Clock
 from tms_core.errors import ArchiveError, StopRequested, StoreError
 from tms_core.tables.base import KeyTable, MessageReads, MessageTable, MetadataReads, PayloadReads
+from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only_error
 from tms_core.topic import TopicId

@@ -30,9 +30,10 @@ from janitor.sweep.findings import (
     failed,
     times_of,
 )
-from janitor.sweep.ledger import DeletedRanges, DeletedRows, LedgerKey, ledger_entry
+from janitor.sweep.ledger import DeletedRows, LedgerKey, ledger_entry
 from tms_core.errors import Interrupted, StoreError
 from tms_core.tables.base import KeyRange
+from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
 

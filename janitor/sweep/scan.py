@@ -20,7 +20,6 @@ from janitor.rules.policy import Delete, Hold, Keep, Reason, Row, decide, is_unr
 from janitor.rules.ranges import Span, intersect, topic_stop
 from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, unrecognized
-from janitor.sweep.read_ahead import Ahead
 from janitor.sweep.run import Run, TopicWork
 from tms_core.errors import StoreError
 from tms_core.rowkey import (
@@ -33,6 +32,7 @@ from tms_core.rowkey import (
     topic_prefix,
 )
 from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads, Page, Reads
+from tms_core.tables.read_ahead import Ahead
 from tms_core.tables.side import Expiries, Expiry
 
 #: Holds that may last for years. What they hold is counted by full passes only, or every pass would read it all.

@@ -9,8 +9,8 @@ import pytest
 
 from janitor.run import sweep_run
 from janitor.state.records import OpenIdRecord
-from janitor.sweep import ledger
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
+from tms_core.tables import compaction
 from tms_core.tables.base import CELLS, MessageValue, Store, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -89,7 +89,7 @@ def assert_true(rig: Kit) -> None:
 def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is_remembered_and_the_next_run_finishes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger, "WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     stopped_in = set()
     for at_call in range(1, CALLS):
         rig, topics = prepared(MemoryStore())

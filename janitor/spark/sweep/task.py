@@ -26,7 +26,7 @@ from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
 from janitor.sweep.findings import NOTHING_DONE, DeletionCount, Done, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import DeletedRanges, Ledger
+from janitor.sweep.ledger import Ledger
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import Part
@@ -35,6 +35,7 @@ from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError
 from tms_core.tables.base import ALL_KEYS, KeyRange, Reads, Store
+from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 

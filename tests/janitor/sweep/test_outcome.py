@@ -12,13 +12,14 @@ from janitor.rules.policy import Frontier, Hold, Reason, Rule
 from janitor.state import values
 from janitor.state.base import ClockAnchor
 from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, unrecognized
-from janitor.sweep.ledger import DeletedRanges, DeletedRows
+from janitor.sweep.ledger import DeletedRows
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import TopicWork
 from tests.builders import NOW_MS
 from tests.support import raising
 from tms_core.errors import StopRequested
 from tms_core.rowkey import MessageKey
+from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata
 
