@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from threading import Lock
 
 from janitor.report import DataTable, Entry, EntryKey, Report
 from janitor.rules.policy import Hold, Rule
@@ -21,18 +22,23 @@ from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
 from janitor.state.figures import HELD, SNAPSHOT, GuardNote, HeldRows, SnapshotRead
 from janitor.state.records import Mode, Note
 from janitor.state.topic_history import save_topics
-from janitor.sweep.ledger import Sums, open_announcements
-from janitor.sweep.outcome import Outcome, ledger_entries
+from janitor.sweep.findings import DeletionCount
+from janitor.sweep.outcome import Outcome, open_announcements
 from janitor.sweep.run import Run
 from tms_core.clock import Clock
 from tms_core.errors import Interrupted, Refused, StateError
 from tms_core.logs.printable import complete
+
+logger = logging.getLogger(__name__)
 
 #: Which table's rows are read in a phase of a pass.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
 
 #: The note that says when a daemon that only plans last looked at everything.
 REHEARSED = Note.REHEARSED
+
+#: How often the counters of a running run are saved, in milliseconds of monotonic time.
+BOOK_MS = 1_000
 
 #: How many topics' overdue rows are remembered, those with the most first; the totals are of these.
 NAMED_OVERDUE = 20_000
@@ -187,16 +193,40 @@ def taken(entries: Mapping[EntryKey, Entry]) -> Counter[CounterKey]:
     return amounts
 
 
-def book(state: State, run_id: str, sums: Sums) -> None:
-    """Update the counters with the progress of a run.
+class RunningCounters:
+    """The counters of a running run, saved about once a second; its threads share them.
 
-    Raises:
-        StateError: the state could not be written.
+    So counters change while a run works, and the deletions of a killed run are counted when it is recovered. A failure
+    to save them stops no sweep (invariant S15).
     """
-    amounts: Counter[CounterKey] = Counter()
-    for (table, rule), (rows, size_bytes) in sums.items():
-        amounts.update(_taken(table, rule, rows, size_bytes))
-    state.book(run_id, {key: float(amount) for key, amount in amounts.items()})
+
+    def __init__(self, state: State, clock: Clock, run_id: str) -> None:
+        self._state = state
+        self._clock = clock
+        self._run_id = run_id
+        self._amounts: Counter[CounterKey] = Counter()
+        self._saved_ms = clock.monotonic_ms()
+        self._failed = False
+        self._lock = Lock()
+
+    def add(self, taken: DeletionCount) -> None:
+        """Add deletions, and save the counters if that is due."""
+        with self._lock:
+            self._amounts.update(_taken(*taken))
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - self._saved_ms < BOOK_MS:
+                return
+            self._saved_ms = now_ms
+            try:
+                self._state.book(self._run_id, {key: float(amount) for key, amount in self._amounts.items()})
+            except StateError as error:
+                if not self._failed:
+                    logger.warning(
+                        "the counters of this run do not change in the metrics until it ends, because they cannot be "
+                        "saved: %s",
+                        error,
+                    )
+                self._failed = True
 
 
 def _save_unreported(state: State, run: Run, outcome: Outcome, result: str) -> None:
@@ -266,16 +296,13 @@ def _taken_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry
     """Return the deletions of a run; announcements without a result have no number of rows."""
     if run.mode == "plan":
         return []
-    usable = run.ready.tx.usable
-    taken = ledger_entries(outcome, run.id, usable.timestamp_ms if usable else None)
+    taken = [*outcome.taken.values(), *outcome.unsure]
     own = [entry for entry in state.intents() if entry.run_id == run.id]
     return taken + open_announcements(own, taken)
 
 
 # -- the log -----------------------------------------------------------------------------------------------------------
 
-
-logger = logging.getLogger(__name__)
 
 #: How rows are called that rules delete.
 _DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "outdated", Rule.PROCESSED: "processed"}

@@ -21,8 +21,7 @@ from janitor.state.base import TopicCount
 from janitor.state.ids import BATCH_IDS
 from janitor.state.records import LINEAGE, OpenIdRecord
 from janitor.sweep.executor import Pacer, Permission, StoreExecutor
-from janitor.sweep.ledger import Ledger, LedgerSums
-from janitor.sweep.outcome import Outcome
+from janitor.sweep.outcome import Ledger, Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import Part, SearchScope
 from janitor.sweep.sweep import Advance, Event, StepFinished, StepStarted, sweep_store
@@ -198,7 +197,7 @@ class SweepRun:
             Pacer(deps.terms.rows_per_second, deps.clock, self._permission.alive),
             Ledger(deps.state, deps.clock, run.id, usable.timestamp_ms if usable else None),
             deps.archive.begin(run.id, run.transactions) if deps.archive else None,
-            LedgerSums(partial(record.book, deps.state, run.id), deps.clock),
+            record.RunningCounters(deps.state, deps.clock, run.id).add,
         )
 
     def _sync(self) -> None:

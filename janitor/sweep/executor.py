@@ -23,7 +23,7 @@ from typing import Protocol, cast
 from janitor.rules.policy import Rule
 from janitor.state.base import Pause, State
 from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, DeletionCount, Done, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import Ledger, LedgerSums
+from janitor.sweep.outcome import Ledger
 from janitor.sweep.run import TopicWork
 from tms_core.clock import Clock
 from tms_core.errors import ArchiveError, StopRequested, StoreError
@@ -276,7 +276,7 @@ class StoreExecutor:
         pacer: limits the rate.
         ledger: announces batches.
         keeper: archives rows before their deletion; None: no archive.
-        booking: saves sums of deletions during the run; None: the caller has them at the end.
+        booking: called with deletions and inversions while the run works; None: the caller has them at the end.
 
     Attributes:
         deleted: the ranges of deleted rows, for the compaction; the caller closes it.
@@ -289,7 +289,7 @@ class StoreExecutor:
         pacer: Pacer,
         ledger: Ledger,
         keeper: Keeper | None = None,
-        booking: LedgerSums | None = None,
+        booking: Callable[[DeletionCount], None] | None = None,
     ) -> None:
         self._metadata = metadata
         self._permission = permission
@@ -311,7 +311,7 @@ class StoreExecutor:
 
     def pay(self, taken: DeletionCount) -> None:
         if self._booking is not None:
-            self._booking.add(taken)
+            self._booking(taken)
         self._pacer.pay(taken.rows)
 
     def apply(self, finding: Finding) -> Done:
@@ -329,13 +329,13 @@ class StoreExecutor:
         # Before they are: an error here leaves nothing done, and only ranges before this one are worked on yet.
         self.deleted.add(table, allowed)
         # The announcement is written first: if the process dies during the deletion, its ledger still has the range.
-        at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=allowed))
+        entry = self._ledger.announce(finding, allowed[0])
         try:
             table.delete(allowed, finding.batch.origin)
         except StoreError as error:
             # Some of the rows may be gone, so the ledger gets the range without a number of rows.
-            return Done(at_ms=at_ms, stop="unsure", error=error)
-        return Done(allowed, at_ms=at_ms)
+            return Done(entry=entry, stop="unsure", error=error)
+        return Done(allowed, entry=entry)
 
     def _allowed(self, due: Due) -> list[bytes] | Done:
         """Return the keys of the rows that may be deleted now: the whole batch, or its archived rows.
@@ -388,8 +388,8 @@ class StoreExecutor:
             return WITHHELD
         if not isinstance(invalid.table, MessageTable):
             raise read_only_error()
-        at_ms = self._ledger.announce_inverting(invalid)
+        entry = self._ledger.announce(invalid, invalid.cells[0].key)
         # S6: the table compares each pointer as it negates it. A row that changed since it was read is left alone.
         changed = invalid.table.invert(invalid.cells)
         cells = [cell for cell, done in zip(invalid.cells, changed, strict=True) if done]
-        return Done(cells=cells, at_ms=at_ms)
+        return Done(cells=cells, entry=entry)

@@ -22,11 +22,9 @@ from janitor.rules.policy import Rule
 from janitor.run import conclude, feedback, guards, passes, prepare
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep import ledger, steps
+from janitor.sweep import outcome, steps
 from janitor.sweep.executor import Permission, StoreExecutor
-from janitor.sweep.findings import Done, Invalid
-from janitor.sweep.ledger import LedgerKey
-from janitor.sweep.outcome import Outcome
+from janitor.sweep.findings import Done, Due, Invalid
 from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
@@ -212,18 +210,17 @@ def nothing_is_announced(patch: pytest.MonkeyPatch) -> None:
 
 
 def announced_as_far_as_the_first_batch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "_furthest", lambda _, batch: batch.keys[-1] + b"\x00")
+    furthest = outcome._furthest
+
+    def not_further(finding: Any) -> bytes:
+        return finding.batch.keys[-1] + b"\x00" if isinstance(finding, Due) else furthest(finding)
+
+    patch.setattr(outcome, "_furthest", not_further)
 
 
 def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
     """An entry is written over by the next batch."""
-    book = Outcome._book
-
-    def forget_and_book(outcome: Outcome, key: LedgerKey, *rest: Any) -> None:
-        outcome.taken.pop(key, None)
-        book(outcome, key, *rest)
-
-    patch.setattr(Outcome, "_book", forget_and_book)
+    patch.setattr(outcome, "_joined", lambda _, entry: entry)
 
 
 def full_passes_are_incremental(patch: pytest.MonkeyPatch) -> None:

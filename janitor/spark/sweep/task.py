@@ -26,8 +26,7 @@ from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
 from janitor.sweep.findings import NOTHING_DONE, DeletionCount, Done, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import Ledger
-from janitor.sweep.outcome import Outcome
+from janitor.sweep.outcome import Ledger, Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import Part
 from janitor.sweep.sweep import run_step
