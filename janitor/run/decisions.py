@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import RLock
 
 from janitor.archive.restore import Request, Restored
-from janitor.rules import frontier
+from janitor.rules import policy
 from janitor.rules.policy import Hold
 from janitor.run import record
 from janitor.run.conclude import adopt
@@ -79,7 +79,7 @@ class OperatorDecisions(Questions):
         run = make_run(self.deps, ready, kind="frequent", patterns=patterns)
         run.load_topics()
         held = {
-            work.topic.topic: frontier.approve(work.record, work.topic)
+            work.topic.topic: policy.approve(work.record, work.topic)
             for work in run.topics.values()
             if patterns and work.frontier.hold is Hold.FRONTIER and run.in_scope(work.topic.topic.prefix)
         }

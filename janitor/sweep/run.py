@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from janitor.boundary.claim import Refutation
 from janitor.report import DataTable
-from janitor.rules.frontier import admit, advance, stand_still
-from janitor.rules.policy import Frontier, Hold
+from janitor.rules.policy import Frontier, Hold, admit, advance, stand_still
 from janitor.rules.ranges import Lifetime
 from janitor.state.base import Claim, ClockAnchor, FrontierRecord, RunRecord, StoreRecord
 from janitor.state.figures import GuardNote

@@ -16,9 +16,8 @@ from janitor.archive import restore, writer
 from janitor.archive.conflicts import Conflicts
 from janitor.archive.writer import CommitState, commit_state
 from janitor.boundary import claim as boundary
-from janitor.rules import frontier
-from janitor.rules.frontier import elapsed_ms
-from janitor.rules.policy import Rule
+from janitor.rules import policy
+from janitor.rules.policy import Rule, elapsed_ms
 from janitor.run import conclude, feedback, guards, passes, prepare
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
@@ -91,12 +90,12 @@ def whatever_is_in_progress_is_invalid(patch: pytest.MonkeyPatch) -> None:
 
 def nothing_jumps(patch: pytest.MonkeyPatch) -> None:
     """S8: every frontier advances as far as the rules."""
-    patch.setattr(frontier, "_jumps", lambda *_: False)
+    patch.setattr(policy, "_jumps", lambda *_: False)
 
 
 def a_hold_is_over_at_once(patch: pytest.MonkeyPatch) -> None:
     """S8: what was held once goes with the next run."""
-    patch.setattr(frontier, "elapsed_ms", lambda since, now: max(elapsed_ms(since, now), 3_600_000))
+    patch.setattr(policy, "elapsed_ms", lambda since, now: max(elapsed_ms(since, now), 3_600_000))
 
 
 def no_clock_guard(patch: pytest.MonkeyPatch) -> None:

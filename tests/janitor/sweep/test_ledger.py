@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from janitor.rules.frontier import admit
-from janitor.rules.policy import Frontier, Rule
+from janitor.rules.policy import Frontier, Rule, admit
 from janitor.state.base import ClockAnchor, LedgerEntry
 from janitor.sweep.findings import Batch, Done, Due
 from janitor.sweep.outcome import Ledger, Outcome

@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import cast
 
 from janitor.report import NAMED_KEYS, EntryKey, UnrecognizedKey
-from janitor.rules.frontier import admit
-from janitor.rules.policy import Frontier, Hold, Reason, Rule
+from janitor.rules.policy import Frontier, Hold, Reason, Rule, admit
 from janitor.state import values
 from janitor.state.base import ClockAnchor
 from janitor.sweep.findings import Batch, Done, Due, Failed, Kept, Untouchable, unrecognized
