@@ -139,7 +139,7 @@ def _hand_over(
 
 
 def _is_permitted(permission: Permission) -> bool:
-    if permission.allows_all():
+    if not permission.pauses():
         return True
     logger.info("something was paused, so nothing more is taken off the invalid list")
     return False

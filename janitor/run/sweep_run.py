@@ -118,6 +118,8 @@ class SweepRun:
         with closing(sweep_store(run, deps.division, executor, deps.expiries, outcome)) as events:
             try:
                 for event in events:
+                    if isinstance(event, StepStarted) and event.step == "invert":
+                        executor.deleted.no_more("message")
                     self._consume(event)
                 self._costs.start("")
             except TmsError as error:

@@ -22,7 +22,7 @@ from typing import Protocol, cast
 
 from janitor.rules.policy import Rule
 from janitor.state.base import Pause, State
-from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, DeletionCount, Done, Due, Finding, Invalid, Read
+from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, DeletionCount, Done, Due, Finding, Invalid
 from janitor.sweep.outcome import Ledger
 from janitor.sweep.run import TopicWork
 from tms_core.clock import Clock
@@ -73,15 +73,21 @@ class Permission:
         Raises:
             StopRequested, LeaseLost, StateError: the run is over.
         """
-        return not topic.matches(pause.pattern for pause in self._pauses())
+        return not topic.matches(pause.pattern for pause in self.pauses())
 
-    def allows_all(self) -> bool:
-        """Return whether the whole store may be changed: nothing is paused.
+    def pauses(self) -> list[Pause]:
+        """Return the present pauses, if the run may continue; without any, the whole store may be changed.
 
         Raises:
             StopRequested, LeaseLost, StateError: the run is over.
         """
-        return not self._pauses()
+        self.raise_if_stopping()
+        # S12: read the lease record itself, not this process's clock: the next holder may be deleting already.
+        if self._lease is not None:
+            self._lease.check()
+        self._beat()
+        # Read for each batch, so a pause holds from the next batch on.
+        return self._state.pauses()
 
     def alive(self) -> None:
         """Renew the lease and the heartbeat when they are due; called before and after each page, and in each wait.
@@ -93,16 +99,6 @@ class Permission:
         if self._lease is not None:
             self._lease.renew_if_due()
         self._beat()
-
-    def _pauses(self) -> list[Pause]:
-        """Return the pauses, if the run may continue."""
-        self.raise_if_stopping()
-        # S12: read the lease record itself, not this process's clock: the next holder may be deleting already.
-        if self._lease is not None:
-            self._lease.check()
-        self._beat()
-        # Read for each batch, so a pause holds from the next batch on.
-        return self._state.pauses()
 
     def _beat(self) -> None:
         """Save a heartbeat if it is due, after a check of the lease: a run that only reads must stop without it too."""
@@ -167,15 +163,7 @@ class Executor(Protocol):
     """Carries out findings. Each method raises ``Interrupted`` if the pass is over; then it has done nothing."""
 
     def alive(self) -> None:
-        """Check whether the pass continues; called before each jump.
-
-        Raises:
-            Interrupted: the pass is over.
-        """
-        ...
-
-    def after_page(self, read: Read) -> None:
-        """Check whether the pass continues; called after each page.
+        """Check whether the pass continues; called before each jump and after each page.
 
         Raises:
             Interrupted: the pass is over.
@@ -250,9 +238,6 @@ class DryRun:
     def alive(self) -> None:
         raise_if_stopping(self._is_stopping)
 
-    def after_page(self, read: Read) -> None:
-        self.alive()
-
     def apply(self, finding: Finding) -> Done:
         """Count the rows as deleted or inverted, without a change."""
         match finding:
@@ -303,12 +288,6 @@ class StoreExecutor:
     def alive(self) -> None:
         self._permission.alive()
 
-    def after_page(self, read: Read) -> None:
-        if read.phase == "invert":
-            # The first page of this step shows that all deletions of messages are done (STEPS).
-            self.deleted.no_more("message")
-        self._permission.alive()
-
     def pay(self, taken: DeletionCount) -> None:
         if self._booking is not None:
             self._booking(taken)
@@ -317,9 +296,12 @@ class StoreExecutor:
     def apply(self, finding: Finding) -> Done:
         if isinstance(finding, Invalid):
             return self._invert(finding)
-        if not isinstance(finding, Due) or finding.hold is not None or not finding.batch.keys:
+        if not isinstance(finding, Due) or finding.hold is not None:
             return NOTHING_DONE
-        table, allowed = finding.table, self._allowed(finding)
+        if (stopped := self._stopped(finding.work)) is not None:
+            return stopped
+        table, batch = finding.table, finding.batch
+        allowed = batch.keys if self._keeper is None else self._archive(self._keeper, finding)
         if isinstance(allowed, Done):
             return allowed
         if not isinstance(table, KeyTable):
@@ -331,31 +313,19 @@ class StoreExecutor:
         # The announcement is written first: if the process dies during the deletion, its ledger still has the range.
         entry = self._ledger.announce(finding, allowed[0])
         try:
-            table.delete(allowed, finding.batch.origin)
+            table.delete(allowed, batch.origin)
         except StoreError as error:
             # Some of the rows may be gone, so the ledger gets the range without a number of rows.
             return Done(entry=entry, stop="unsure", error=error)
         return Done(allowed, entry=entry)
-
-    def _allowed(self, due: Due) -> list[bytes] | Done:
-        """Return the keys of the rows that may be deleted now: the whole batch, or its archived rows.
-
-        Returns:
-            A ``Done`` with the reason if no row may be deleted.
-        """
-        if (stopped := self._stopped(due.work)) is not None:
-            return stopped
-        return due.batch.keys if self._keeper is None else self._archive(self._keeper, due)
 
     def _stopped(self, work: TopicWork) -> Done | None:
         """Return the reason why nothing may be deleted in this topic now; None: deletions are allowed."""
         if not self._permission.allows(work.topic.topic):
             return WITHHELD
         # S2: last, so that as little time as possible lies between this read and the deletion.
-        return MOVED if self._has_moved(work) else None
-
-    def _has_moved(self, work: TopicWork) -> bool:
-        return self._metadata.get(work.topic.topic.prefix) != work.raw
+        has_moved = self._metadata.get(work.topic.topic.prefix) != work.raw
+        return MOVED if has_moved else None
 
     def _archive(self, keeper: Keeper, due: Due) -> list[bytes] | Done:
         """Archive the rows; return the keys of the archived rows, or the reason why nothing may be deleted."""

@@ -26,7 +26,6 @@ from janitor.sweep.findings import Failed, ReachedKey, Read, failed
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import STEPS, Part, SearchScope, Visit
-from janitor.sweep.scan import Event as PartEvent
 from janitor.sweep.steps import inversions, message_ttls, messages, payloads
 from tms_core.errors import StoreError, TmsError
 from tms_core.tables.side import Expiries
@@ -171,6 +170,10 @@ class _ThreadWorkers:
 # -- one step in one part ----------------------------------------------------------------------------------------------
 
 
+#: What yields the work of each step in key order, without topics that are undone when they are reached.
+_STEPS = {"message": messages, "ttl": message_ttls, "invert": inversions, "payload": payloads}
+
+
 def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
     """Run one step in one part; yield its progress.
 
@@ -179,7 +182,7 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
     """
     undone = set(part.undone)
     try:
-        for event in _events(part, undone):
+        for event in _STEPS[part.step](part, undone):
             if isinstance(event, Visit):
                 found = Outcome()
                 try:
@@ -201,12 +204,6 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
         outcome.ended = error
     finally:
         outcome.seeks_spared += part.messages.take_spared() + part.payloads.take_spared()
-
-
-def _events(part: Part, undone: set[bytes]) -> Iterator[PartEvent]:
-    """Yield the work of a step in key order, without topics that are ``undone`` when they are reached."""
-    steps = {"message": messages, "ttl": message_ttls, "invert": inversions, "payload": payloads}
-    return steps[part.step](part, undone)
 
 
 def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterator[Read | Advance]:
@@ -251,7 +248,7 @@ def _apply_findings(found: Visit, part: Part, so_far: tuple[Outcome, ...]) -> It
         elif isinstance(finding, Read):
             attempt.add(finding)
             yield finding
-            part.executor.after_page(finding)
+            part.executor.alive()
         else:
             done = part.executor.apply(finding)
             # Count before the wait: a run that is stopped while it waits has deleted these rows (S15).

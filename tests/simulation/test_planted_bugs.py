@@ -21,7 +21,7 @@ from janitor.rules.policy import Rule, elapsed_ms
 from janitor.run import conclude, feedback, guards, passes, prepare
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep import outcome, steps
+from janitor.sweep import executor, outcome, steps
 from janitor.sweep.executor import Permission, StoreExecutor
 from janitor.sweep.findings import Done, Due, Invalid
 from janitor.sweep.run import Run, Terms
@@ -111,7 +111,7 @@ def no_store_guard(patch: pytest.MonkeyPatch) -> None:
 def metadata_is_read_once(patch: pytest.MonkeyPatch) -> None:
     """S2: a batch goes whatever became of its topic meanwhile."""
 
-    patch.setattr(StoreExecutor, "_has_moved", lambda *_: False)
+    patch.setattr(executor, "MOVED", None)
 
 
 def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def unreadable_topics_get_a_ttl(patch: pytest.MonkeyPatch) -> None:
 
 def a_pause_counts_from_the_next_run(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks before a batch whether its topic was paused meanwhile."""
-    patch.setattr(Permission, "allows", lambda permission, _: permission._pauses() is not None)
+    patch.setattr(Permission, "allows", lambda permission, _: permission.pauses() is not None)
 
 
 def a_pause_counts_until_the_run_begins(patch: pytest.MonkeyPatch) -> None:

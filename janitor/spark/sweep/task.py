@@ -25,7 +25,7 @@ from janitor.state import values
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
-from janitor.sweep.findings import NOTHING_DONE, DeletionCount, Done, Due, Finding, Invalid, Read
+from janitor.sweep.findings import NOTHING_DONE, DeletionCount, Done, Due, Finding, Invalid
 from janitor.sweep.outcome import Ledger, Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import Part
@@ -137,9 +137,6 @@ class Finder:
     """The executor of a task that looks for a driver which alone may write: it says where something is to be done."""
 
     def alive(self) -> None:
-        """Do nothing: Spark kills a task that it no longer needs."""
-
-    def after_page(self, read: Read) -> None:
         """Do nothing: Spark kills a task that it no longer needs."""
 
     def apply(self, finding: Finding) -> Done:
