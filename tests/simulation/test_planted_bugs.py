@@ -6,7 +6,7 @@ the way a hurried change would. The failing history must come out short enough t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,12 +55,7 @@ def adopt_accepts_whatever_is_there(patch: pytest.MonkeyPatch) -> None:
 
 def no_search_for_references(patch: pytest.MonkeyPatch) -> None:
     """L5: nobody looks for the message that a payload belongs to."""
-
-    def find_nothing(*_: object) -> Generator[None, None, set[int]]:
-        yield
-        return set()
-
-    patch.setattr(steps, "find_referenced", find_nothing)
+    patch.setattr(steps, "find_referenced", lambda *_: iter(()))
 
 
 def nothing_is_undecided(patch: pytest.MonkeyPatch) -> None:
