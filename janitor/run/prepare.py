@@ -11,7 +11,8 @@ about it is withdrawn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -34,6 +35,7 @@ from janitor.sweep.sweep import Division, Threads
 from janitor.sweep.transactions import DECIDED, Observed, TransactionView, decided
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor, Positions
+from tms_core.errors import StateBusy
 from tms_core.tables.base import MetadataReads, Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only, read_only_error
@@ -200,6 +202,19 @@ class Deps:
         """
         if self.lease is not None:
             self.lease.check()
+
+    @contextmanager
+    def as_holder(self) -> Iterator[None]:
+        """Convert the state's refusal in the block into a loss of the lease, if the lease is lost.
+
+        Raises:
+            LeaseLost: instead of the state's ``StateBusy``.
+        """
+        try:
+            yield
+        except StateBusy:
+            self.check_lease()
+            raise
 
 
 # -- what every run and every answer starts from -----------------------------------------------------------------------

@@ -208,8 +208,7 @@ def _take(part: Part, store: Reads, whole: Reads, executor: Executor) -> Outcome
 
 def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: Outcome) -> None:
     """Make durable what was done, and have its space given back: only here it is known where rows were."""
-    part.message.sync()
-    part.payload.sync()
+    part.sync()
     outcome.compact(deleted, allowed.alive)
 
 
