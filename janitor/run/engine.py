@@ -69,7 +69,7 @@ class Engine(OperatorDecisions):
                 ready = self._adopted(prepare(self.deps), wanted=adopt)
                 due: PassKind = "incremental" if incremental else "frequent"
                 kind = "full" if self._is_full_due(ready) else due
-                run = make_run(self.deps, ready, kind=kind, patterns=patterns, deletes=True)
+                run = make_run(self.deps, ready, kind=kind, patterns=patterns, mode="apply")
             return SweepRun(self.deps, run, moves_frontiers=True).sweep()
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
@@ -88,7 +88,7 @@ class Engine(OperatorDecisions):
             ready = self._adopted(ready, wanted=adopt)
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
-            run = make_run(self.deps, ready, kind="full", limits=wanted.limits, deletes=True)
+            run = make_run(self.deps, ready, kind="full", limits=wanted.limits, mode="apply")
             return SweepRun(self.deps, run, moves_frontiers=False).sweep()
 
     def rehearse(self, *, patterns: tuple[str, ...] = ()) -> Report:
@@ -153,7 +153,7 @@ class SweepRun:
 
     def __init__(self, deps: Deps, run: Run, *, moves_frontiers: bool) -> None:
         self._deps = deps
-        self._run = passes.begin(deps, "apply", run)
+        self._run = run
         self._moves_frontiers = moves_frontiers
         self._outcome = Outcome()
         self._costs = passes.Costs(deps)

@@ -23,14 +23,14 @@ from janitor.report import Observer, UnrecognizedKey, ignore_progress
 from janitor.rules.policy import Hold
 from janitor.run import guards
 from janitor.run.guards import InProgressThen
-from janitor.state.base import Claim, State, StoreRecord
+from janitor.state.base import Claim, RunRecord, State, StoreRecord
 from janitor.state.figures import GuardNote, KeptFigures
-from janitor.state.records import RESTORED, Note
+from janitor.state.records import RESTORED, Mode, Note
 from janitor.sweep import transactions as txstate
 from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.executor import never
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import PassKind, PlanLimits, Preparation, Run, Terms, none_is_new
+from janitor.sweep.run import NO_RUN, PassKind, PlanLimits, Preparation, Run, Terms, none_is_new
 from janitor.sweep.sweep import Division, Threads
 from janitor.sweep.transactions import DECIDED, Observed, TransactionView, decided
 from tms_core.clock import Clock
@@ -284,25 +284,29 @@ def make_run(
     patterns: tuple[str, ...] = (),
     label: Hold | None = None,
     limits: PlanLimits | None = None,
-    deletes: bool = False,
+    mode: Mode | None = None,
 ) -> Run:
-    """Return the run with the data that a pass judges by; the topics are not read yet.
+    """Return the data that a pass judges by; the topics are not read yet.
 
     Args:
         kind, patterns, label, limits: as for :class:`~janitor.sweep.run.Run`.
-        deletes: whether the run deletes; False: a plan.
+        mode: the mode of a run, which starts now; None: a question, which is not a run.
 
     Raises:
         StateError: the state, or the positions of consumers, could not be read.
     """
     usable, terms, state, floor = ready.tx.usable, deps.terms, deps.state, deps.floor
-    processed = None
+    processed, record = None, NO_RUN
+    if mode is not None:
+        now_ms = deps.clock.now_ms()
+        record = RunRecord(new_id(now_ms, deps.token_hex), mode, now_ms, heartbeat_ms=now_ms)
     if usable is not None and deps.side is not None:
-        announces = deletes and not ready.is_blocked
+        announces = mode == "apply" and not ready.is_blocked
         processed = ProcessedRows(deps.side, usable, terms.hold_seconds, announces)
     return Run(
         store=deps.store,
         ready=ready,
+        record=record,
         terms=terms,
         transactions=TransactionView(usable, ready.now.wall_ms, terms.lifetime.undecided_ms),
         records={} if label is Hold.FIRST_CONTACT else state.frontiers(),
@@ -316,6 +320,11 @@ def make_run(
         processed=processed,
         newborn=deps.newborn,
     )
+
+
+def new_id(started_ms: int, token_hex: Callable[[int], str]) -> str:
+    """Return the id of a run that starts now."""
+    return f"{started_ms}-{token_hex(4)}"
 
 
 def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None:

@@ -169,7 +169,7 @@ class Questions:
 def begin_plan(deps: Deps, ready: Preparation, kind: PassKind, patterns: tuple[str, ...]) -> Run:
     """Return the run of a plan that has read nothing yet."""
     label = Hold.FIRST_CONTACT if ready.first_contact else None
-    return passes.begin(deps, "plan", make_run(deps, ready, kind=kind, patterns=patterns, label=label))
+    return make_run(deps, ready, kind=kind, patterns=patterns, label=label, mode="plan")
 
 
 def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:

@@ -16,8 +16,7 @@ from threading import Lock
 
 from janitor.report import DataTable, Entry, EntryKey, Report
 from janitor.rules.policy import Hold, Rule
-from janitor.run.passes import new_id
-from janitor.run.prepare import Deps
+from janitor.run.prepare import Deps, new_id
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
 from janitor.state.figures import HELD, SNAPSHOT, GuardNote, HeldRows, SnapshotRead
 from janitor.state.records import Mode, Note
