@@ -25,8 +25,8 @@ from janitor.daemon.watched import Watched
 from janitor.metrics import Metrics
 from janitor.report import Report
 from janitor.run.engine import Engine
+from janitor.run.log import RunLog
 from janitor.run.plan_file import PlanFile
-from janitor.run.record import RunLog
 from janitor.state.base import RunRecord, State
 from janitor.status import collect
 from janitor.status.collect import Deployment, Live
