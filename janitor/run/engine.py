@@ -219,7 +219,7 @@ class SweepRun:
             clocks = guards.read_clocks(deps.clock)
             conclude.begin_run(run, deps.state, clocks, self._stoppable, moves_frontiers=self._moves_frontiers)
         failure = None
-        with closing(sweep_store(run, deps.division, executor, deps.expiries, outcome)) as events:
+        with closing(sweep_store(run, deps.division, executor, outcome)) as events:
             try:
                 for event in events:
                     self._consume(event, executor)
@@ -244,8 +244,8 @@ class SweepRun:
             deps.writable_store().sync()
         self._costs.start("")
         # L6: only after the sync. A row that comes back without its expiry would live as long as its topic's TTL.
-        if deps.expiries is not None:
-            deps.expiries.forget(outcome.expired)
+        if self._run.expiries is not None:
+            self._run.expiries.forget(outcome.expired)
         if self._coverage is None:
             self._free_void_claims()
         if state_failed is not None:

@@ -172,11 +172,6 @@ class Deps:
             object.__setattr__(self, "observer", GuardedObserver(self.observer))
 
     @property
-    def expiries(self) -> Expiries | None:
-        """Return the messages with a ttl of their own (L6); None: there are none."""
-        return None if self.side is None else Expiries(self.side)
-
-    @property
     def floor(self) -> Floor | None:
         """Return the hold on messages that registered consumers have not read; None: there is no hold."""
         seconds = self.terms.consumer_hold_seconds
@@ -316,6 +311,7 @@ def make_run(
         limits=limits,
         paused=tuple(pause.pattern for pause in state.pauses()),
         quarantined=guards.quarantined(state.strikes(), ready.now.wall_ms),
+        expiries=Expiries(deps.side) if deps.side is not None else None,
         consumers=ConsumerHolds(floor) if floor is not None else None,
         processed=processed,
         newborn=deps.newborn,

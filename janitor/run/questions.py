@@ -183,7 +183,7 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
     """
     costs = passes.Costs(deps)
     claim, counts = claim_in_force(deps, run.ready), passes.load_topics(deps, run)
-    for event in sweep_store(run, deps.division, DryRun(deps.is_stopping), deps.expiries, outcome):
+    for event in sweep_store(run, deps.division, DryRun(deps.is_stopping), outcome):
         costs.see(event)
     costs.start("")
     if outcome.ended is not None:

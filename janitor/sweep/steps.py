@@ -76,7 +76,7 @@ def message_ttls(whole: Part, undone: Collection[bytes]) -> Iterator[Event]:
     Args:
         undone: metadata keys of topics that failed or were withheld in any part.
     """
-    for page in cast(Expiries, whole.expiries).due_pages(whole.run.now_ms, whole.run.terms.batch_rows):
+    for page in cast(Expiries, whole.run.expiries).due_pages(whole.run.now_ms, whole.run.terms.batch_rows):
         yield Read("message", None, len(page))
         # As keys sort, and not as names do.
         page.sort(key=lambda expiry: expiry.key)
@@ -373,7 +373,7 @@ def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
     head, tail = cells[0].key, cells[-1].key
     same_length = {len(cell.key) for cell in cells} == {len(head)}
     alike = same_length and head[:-MESSAGE_TAIL_BYTES] == tail[:-MESSAGE_TAIL_BYTES]
-    plain = alike and part.run.limits is None and not part.plans_expiries
+    plain = alike and part.run.limits is None and part.expiries_of_plan is None
     key = MessageKey.parse(head) if plain else None
     return key if key is not None and isinstance(_decision(part, key, cells[0]), Invert) else None
 

@@ -28,7 +28,6 @@ from janitor.sweep.run import Run
 from janitor.sweep.scan import STEPS, Part, SearchScope, Visit
 from janitor.sweep.steps import inversions, message_ttls, messages, payloads
 from tms_core.errors import StoreError, TmsError
-from tms_core.tables.side import Expiries
 
 #: How often a topic is planned again within one pass before it is left for the next.
 REPLANS = 3
@@ -81,13 +80,10 @@ class Division(Protocol):
         ...
 
 
-def sweep_store(
-    run: Run, division: Division, executor: Executor, expiries: Expiries | None, total: Outcome
-) -> Generator[Event, None, None]:
+def sweep_store(run: Run, division: Division, executor: Executor, total: Outcome) -> Generator[Event, None, None]:
     """Run the steps of a pass; yield its events.
 
     Args:
-        expiries: messages with TTLs of their own; None: there are none.
         total: gets all results and the error that ended the pass early, when the generator ends or is closed.
     """
     with division.begin(run, executor) as workers:
@@ -97,14 +93,14 @@ def sweep_store(
             # L5: each step is over in all parts before the next. A payload's message may be in any other part.
             for step in STEPS:
                 for part, done in zip(workers.parts, outcomes, strict=True):
-                    part.step, part.undone, part.expiries = step, frozenset(done.failed), expiries
+                    part.step, part.undone = step, frozenset(done.failed)
                     part.search = SearchScope(since_ms)
                 yield StepStarted(step, workers.parts)
                 yield from workers.take(outcomes)
-                if step == "message" and expiries is not None and not _has_ended(outcomes):
+                if step == "message" and run.expiries is not None and not _has_ended(outcomes):
                     # A topic that any part gave up is left alone here too: its messages lie in all parts.
                     undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
-                    whole = Part(run, step="ttl", undone=undone, expiries=expiries).open(run.store, executor)
+                    whole = Part(run, step="ttl", undone=undone).open(run.store, executor)
                     yield from run_step(whole, total)
                 if _has_ended([*outcomes, total]):
                     break
