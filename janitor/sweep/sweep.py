@@ -180,12 +180,7 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
     try:
         for event in _STEPS[part.step](part, undone):
             if isinstance(event, Visit):
-                found = Outcome()
-                try:
-                    yield from visit(event, part, outcome, found)
-                finally:
-                    undone.update(found.failed, found.withheld, found.moved)
-                    outcome.merge(found)
+                yield from _visit(event, part, undone, outcome)
                 if outcome.ended is not None:
                     break
                 continue
@@ -202,17 +197,17 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
         outcome.seeks_spared += part.messages.take_spared() + part.payloads.take_spared()
 
 
-def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterator[Read | Advance]:
+def _visit(found: Visit, part: Part, undone: set[bytes], outcome: Outcome) -> Iterator[Read | Advance]:
     """Process one topic, again if its metadata changes meanwhile (invariant S2); yield the progress.
 
     Args:
-        before: the results of this step before this topic.
-        outcome: gets the results of this topic.
+        undone: gets the topic if it is left undone.
+        outcome: has the results of this step before this topic, and gets the results of this topic.
     """
     for _ in range(REPLANS):
         attempt = Outcome()
         try:
-            yield from _apply_findings(found, part, (before, outcome, attempt))
+            yield from _apply_findings(found, part, outcome, attempt)
         except StoreError as error:
             attempt.add(failed(found.table, found.prefix, error))
         except Exception as error:  # noqa: BLE001 what was done is kept; the pass raises this again
@@ -222,6 +217,7 @@ def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterat
             # A moved topic is planned again below. It counts as moved only where the driver has to do that.
             if part.replans:
                 attempt.moved.clear()
+            undone.update(attempt.failed, attempt.withheld, attempt.moved)
             # What stays is counted again by the next attempt.
             outcome.merge(attempt.taking() if has_moved else attempt)
         if not (has_moved and part.replans):
@@ -233,14 +229,14 @@ def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterat
             return
     message = f"topic {found.prefix[:-1].decode()} keeps changing; left for the next run"
     outcome.add(Failed(found.prefix, found.table, "moved", message))
+    undone.add(found.prefix)
 
 
-def _apply_findings(found: Visit, part: Part, so_far: tuple[Outcome, ...]) -> Iterator[Read | Advance]:
-    """Have the findings of one topic carried out, until there is a reason to stop; count them in the last outcome."""
-    attempt = so_far[-1]
+def _apply_findings(found: Visit, part: Part, before: Outcome, attempt: Outcome) -> Iterator[Read | Advance]:
+    """Have the findings of one topic carried out, until there is a reason to stop; count them in ``attempt``."""
     for finding in found.findings():
         if isinstance(finding, ReachedKey):
-            yield Advance(part, finding.key, so_far)
+            yield Advance(part, finding.key, (before, attempt))
         elif isinstance(finding, Read):
             attempt.add(finding)
             yield finding
