@@ -77,7 +77,7 @@ def _seen_jumps(run: Run, present: Mapping[TopicId, FrontierRecord]) -> dict[Top
 
 
 class Coverage:
-    """Saves what a run of full passes covers, part by part or on the way through a store of one part (invariant S4).
+    """Saves the intervals that a full pass covers, each part or a store of one part on the way (invariant S4).
 
     It continues a round, and limits the search of the parts to intervals that are not covered yet.
 
@@ -104,7 +104,7 @@ class Coverage:
                 part.search = SearchScope(part.search.since_ms, True, covered, self.round.since_ms)
 
     def consume(self, event: Event) -> None:
-        """Save what an event of the pass shows as covered."""
+        """Save the intervals that an event of the pass shows as covered."""
         match event:
             case StepStarted("payload", [part]) if self._is_whole:
                 part.search = part.search._replace(covered=self.round.payloads_from)

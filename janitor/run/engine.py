@@ -3,7 +3,7 @@
 A run deletes and inverts, carries out a plan file, or only plans and saves the plan. The commands, the daemon and the
 tests use this module; the engine inherits queries and decisions of operators.
 
-The conclusions of a run are saved at its end, in one transaction, after the store's writes are durable. A run that dies
+A run saves its conclusions last, in one transaction, after the store's writes are durable. A run that dies
 before that loses only its report; the next run finds the same rows.
 """
 
@@ -358,7 +358,7 @@ class SweepRun:
         return True
 
     def _lineage(self) -> dict[str, Any] | None:
-        """Return the facts that identify the store from now on; None if it was put back meanwhile, or failed."""
+        """Return the facts that identify the store from now on; None: a backup has replaced it, or it has failed."""
         deps, run, outcome = self._deps, self._run, self._outcome
         with self._deps.as_holder():
             deps.check_lease()

@@ -1,4 +1,4 @@
-"""The log of runs: what a run did, what kept it from more, and what failed, each in one line."""
+"""The log of runs: work, obstacles and failures of each run."""
 
 from __future__ import annotations
 

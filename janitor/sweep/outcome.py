@@ -1,12 +1,12 @@
-"""What a pass does: announced before it is done, and counted afterwards.
+"""The changes of a pass: announced before they are made, and counted afterwards.
 
 An *outcome* is the result of a pass: one value that can be merged and sent, and the only place that counts (invariant
 S15). Report, ledger, metrics and the evidence for a boundary are made from it only. Each part of a store, each thread
 and each Spark task fills its own outcome; they are merged afterwards.
 
 An *announcement* is a ledger entry without a number of rows. It is written before the first row between its keys is
-changed (``State.intend``), so the ranges of a run that dies are known as well. When a run ends, the entries of its
-outcome replace its announcements.
+changed (``State.intend``), so the ranges of a run that dies are known as well. The entries of the outcome replace the
+announcements when the run is closed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gives the disk space of deleted rows back: what is compacted together, when, and what is left to the store.
+"""Compaction of deleted rows, which frees their disk space.
 
 A deleted row takes space until LevelDB compacts its table files, and LevelDB does that only when it must. Therefore a
 run compacts its deletions itself, in slices: a compaction cannot be interrupted, and a run must renew its heartbeat in
@@ -37,7 +37,7 @@ ALIVE_SECONDS = 1.0
 
 @dataclass(slots=True)
 class Slice:
-    """A range of one table with deleted rows; both ends are keys of deleted rows.
+    """A range of one table with deleted rows; first and last key are keys of deleted rows.
 
     Attributes:
         begun: the compaction beside the pass; None: it comes after the pass.
@@ -93,7 +93,7 @@ class DeletedRanges:
                 self._begin(self._last.pop(table, None))
 
     def compact(self, heartbeat: Callable[[], None]) -> None:
-        """Compact all slices; those that were not started before one by one.
+        """Compact all slices; slices that were not started before are compacted one by one.
 
         Raises:
             StoreError: the store failed; the rows are deleted all the same.
