@@ -81,7 +81,7 @@ class Announcements:
             return entries
         pairs = list(zip(entries, admissions, strict=True))
         if len(ahead.lanes) > 1:
-            pairs.sort(key=lambda pair: ahead.lanes[pair[1].keys.request])
+            pairs = [pair for _, pair in sorted(zip(map(ahead.lanes.__getitem__, keys), pairs, strict=True))]
         if requests := self._covered(ahead, pairs, at):
             for (entry, _), request in zip(pairs, requests, strict=True):
                 entry.announced = request
@@ -103,7 +103,7 @@ class Announcements:
             StoreError: the store failed; nothing else may be written.
         """
         rows, last = self._requests.rows, self._requests.last
-        found = {key: rows.get(key) for key in ahead.windows}
+        found = {key: rows[key] for key in ahead.windows}
         changes: list[tuple[SideChange, LastRequest]] = []
         for key, (announced, window) in ahead.windows.items():
             raw = found[key]
@@ -145,7 +145,6 @@ class Announcements:
                 # Before the write, because the rows may exist even if the write fails.
                 _, last = ahead.windows[admission.keys.request]
                 last.request, last.is_written = entry.announced, False
-                requests.last[admission.keys.request] = last
         if not changes:
             return entries
         requests.change(*changes)
@@ -200,6 +199,9 @@ class Announcements:
                 return []
             # The first request of a transaction also stores the transaction, so it cannot skip the announcement.
             if entry.pointer is not None and not self._requests.has_begun(admission, entry.pointer):
+                return []
+            # Another process may have written since, so that the last request was forgotten.
+            if self._requests.last.get(admission.keys.request) is not window[1]:
                 return []
             request = window[0].next(admission.sent.generation, admission.sent.sequence, at, entry.rows)
             if request is None:
