@@ -169,8 +169,8 @@ class Requests:
         self.last: RecentlySet[bytes, RememberedRequest] = RecentlySet(_KNOWN_REQUESTS)
 
     @property
-    def announces_ahead(self) -> bool:
-        """Return whether one announcement may cover several requests: no other process writes to the side table."""
+    def is_alone(self) -> bool:
+        """Return whether no other process writes to the side table, so that an announcement may cover more requests."""
         return self._side.private
 
     def admit(self, topic: TopicMetadata, sent: Sent, pointer: int | None, rows: int) -> Admission:
