@@ -60,7 +60,6 @@ class Row(NamedTuple):
     """The facts about a row that the rules need.
 
     Attributes:
-        table: its table.
         key: its parsed key; None: TMS writes no such key.
         pointer: the stored write pointer of a message row, unchanged; None: it has none, or this is a payload row.
     """
@@ -181,7 +180,6 @@ def decide(
     """Return the verdict on one row.
 
     Args:
-        row: the row.
         topic: the topic's metadata; None: it has no row, or its row does not parse (L1).
         frontier: the limit of this run for the topic; None exactly if ``topic`` is None.
         transactions: the transaction snapshot, or a substitute.

@@ -80,9 +80,6 @@ class Coverage:
     """Saves the intervals that a full pass covers, each part or a store of one part on the way (invariant S4).
 
     It continues a round, and limits the search of the parts to intervals that are not covered yet.
-
-    Attributes:
-        round: the round.
     """
 
     def __init__(self, deps: Deps, run: Run, parts: Sequence[Part], stoppable: Stoppable) -> None:

@@ -72,7 +72,6 @@ class Costs:
     It consumes the events of the pass, and shows its progress.
 
     Attributes:
-        phase_seconds: the duration of each phase.
         bytes_before: the size of the store on its disk before the pass; None: unknown.
     """
 

@@ -51,8 +51,6 @@ class Permission:
     Args:
         state: has the pauses and the heartbeat.
         lease: the lease of the run; None: no other process can write.
-        clock: the clock of the heartbeat.
-        is_stopping: returns whether a stop of the run was requested.
     """
 
     def __init__(
@@ -123,7 +121,6 @@ class Pacer:
 
     Args:
         rows_per_second: the limit; None: no limit.
-        clock: measures the time and waits.
         alive: called between two pieces of a wait, and before each page of a count; its error stops both.
     """
 
@@ -226,11 +223,7 @@ def raise_if_stopping(is_stopping: Callable[[], bool]) -> None:
 
 
 class DryRun:
-    """The executor of a plan. It changes nothing, and counts everything as done.
-
-    Args:
-        is_stopping: returns whether the process is stopping.
-    """
+    """The executor of a plan. It changes nothing, and counts everything as done."""
 
     def __init__(self, is_stopping: Callable[[], bool] = never) -> None:
         self._is_stopping = is_stopping
@@ -257,9 +250,6 @@ class StoreExecutor:
 
     Args:
         metadata: the metadata table; read before each batch.
-        permission: asked before each batch.
-        pacer: limits the rate.
-        ledger: announces batches.
         keeper: archives rows before their deletion; None: no archive.
         booking: called with deletions and inversions while the run works; None: the caller has them at the end.
 

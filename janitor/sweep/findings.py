@@ -40,7 +40,6 @@ class Due:
     """Rows that the rules delete.
 
     Attributes:
-        table: their table.
         size_bytes: exact bytes of keys, and the store's estimate of the bytes of values.
         hold: the reason why they stay for now; None: they are deleted.
         label: the hold in the report.

@@ -54,9 +54,7 @@ class Outcome:
     """The findings and changes of a pass.
 
     Attributes:
-        entries: the entries of the report.
         kept: numbers of rows that stay, by reason.
-        errors: errors, as sentences.
         unrecognized: the first unrecognized keys, for the report.
         unknown: the first topics with rows but without readable metadata.
         pointers: the negated write pointers, by topic.
@@ -75,7 +73,6 @@ class Outcome:
         write_failed: whether the store refused a deletion, for example because its disk is full.
         archive_error: the error of the archive that stopped all deletions.
         truncated: the number of transactions taken off the invalid list.
-        notes: notes for the report.
         calls: store calls by name, of a task or of a finished pass; not merged.
         ended: the error that stopped the pass early: ``Interrupted``, an error of the store as a whole, or a bug; not
             sent by a task.
@@ -327,14 +324,7 @@ def open_announcements(announced: Iterable[LedgerEntry], taken: Iterable[LedgerE
 
 
 class Ledger:
-    """The announcements of one run. Threads that sweep different parts of a store may share it.
-
-    Args:
-        state: saves the announcements.
-        clock: the clock of their times.
-        run_id: the id of the run.
-        snapshot_timestamp_ms: the time of the transaction snapshot; None: there is none.
-    """
+    """The announcements of one run. Threads that sweep different parts of a store may share it."""
 
     def __init__(self, state: State, clock: Clock, run_id: str, snapshot_timestamp_ms: int | None) -> None:
         self._state = state

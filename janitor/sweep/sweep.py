@@ -59,11 +59,7 @@ Event = StepStarted | Read | Advance | StepFinished
 
 
 class Workers(Protocol):
-    """The threads or tasks that run the steps of one pass.
-
-    Attributes:
-        parts: the parts of the store.
-    """
+    """The threads or tasks that run the steps of one pass."""
 
     parts: Sequence[Part]
 
@@ -117,11 +113,7 @@ def _has_ended(outcomes: Sequence[Outcome]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Runs the parts of a store in parallel threads; a single part in the caller's thread.
-
-    Attributes:
-        workers: the number of threads.
-    """
+    """Runs the parts of a store in parallel threads; a single part in the caller's thread."""
 
     workers: int = 1
 
