@@ -254,7 +254,7 @@ def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -
     failed = {topic: each.message for each in blamed if (topic := TopicId.from_prefix(each.prefix)) is not None}
     gone = {topic for topic in known if topic.prefix not in run.topics and _is_done(run, outcome, topic.prefix)}
     written = {key.topic for key, entry in outcome.entries.items() if key.held is None and entry.rows}
-    now_ms, write_failed = run.ready.now.wall_ms, outcome.write_failed
+    now_ms, write_failed = run.ready.now.wall_ms, bool(outcome.unsure)
     return guards.judge_failures(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
 
 

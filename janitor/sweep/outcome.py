@@ -69,8 +69,8 @@ class Outcome:
         moved: metadata keys of changed topics that the driver must plan again.
         expired: deleted messages with TTLs of their own; their expiries are deleted once that is durable.
         found: the ranges with work, from an executor that only reads.
-        taken, unsure: deletions for the ledger; in ``unsure`` the number of rows is not known.
-        write_failed: whether the store refused a deletion, for example because its disk is full.
+        taken: deletions for the ledger.
+        unsure: deletions of which the number of rows is not known: the store failed, or a task was lost.
         archive_error: the error of the archive that stopped all deletions.
         truncated: the number of transactions taken off the invalid list.
         calls: store calls by name, of a task or of a finished pass; not merged.
@@ -96,7 +96,6 @@ class Outcome:
     found: list[KeyRange] = field(default_factory=list)
     taken: dict[Subject, LedgerEntry] = field(default_factory=dict)
     unsure: list[LedgerEntry] = field(default_factory=list)
-    write_failed: bool = False
     archive_error: str | None = None
     truncated: int = 0
     notes: list[GuardNote] = field(default_factory=list)
@@ -151,7 +150,6 @@ class Outcome:
             self.archive_error = None if done.error is None else str(done.error)
         elif isinstance(finding, Due) and isinstance(done.error, StoreError) and done.entry is not None:
             keys = finding.batch.keys
-            self.write_failed = True
             self.unsure.append(replace(done.entry, start=keys[0], stop=keys[-1] + b"\x00"))
             self._add_failed(failed(finding.batch.table, topic.prefix, done.error))
 
@@ -275,7 +273,6 @@ class Outcome:
         self.moved |= other.moved
         for taken in other.taken.values():
             self._take(taken)
-        self.write_failed |= other.write_failed
         self.archive_error = self.archive_error or other.archive_error
         self.ended = self.ended or other.ended
 
