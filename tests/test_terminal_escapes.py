@@ -20,7 +20,7 @@ from janitor.cli import main as janitor
 from janitor.state.sqlite.state import SqliteState
 from tests.archives import Undo
 from tests.builders import DAY, NOW_MS, topic, visibility
-from tests.janitor.cli.conftest import INVALID, SETTINGS, Site, site
+from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit, kit
 from tests.server.client import JSON, Client
 from tms_core.cli import main as tms
 from tms_core.client import Client as TmsClient
@@ -29,7 +29,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import encode_properties
 from tms_core.transaction.rpc.client import TransactionClient
 
-__all__ = ["site"]
+__all__ = ["kit"]
 
 #: Sets a window's title, clears the screen with a C1 character, turns the direction of text, and makes up a line.
 HOSTILE = "x\x1b]0;owned\x07\x9b2J\u202e\r\nFORGED"
@@ -150,10 +150,10 @@ def check(printed: str) -> None:
 
 
 @pytest.fixture
-def hostile_site(site: Site) -> Site:
+def hostile_kit(kit: CommandKit) -> CommandKit:
     """A store, an archive, a state and a snapshot folder with such text in them."""
-    site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
-    with LevelDBStore(site.store) as store:
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
+    with LevelDBStore(kit.store) as store:
         orders = topic(store, "default:made", ttl_seconds=86_400).plain(NOW_MS - 2 * DAY)
         orders.write_metadata(
             encode_properties({"generation": "1", "ttl": "86400", HOSTILE: HOSTILE, "owner": HOSTILE})
@@ -162,7 +162,7 @@ def hostile_site(site: Site) -> Site:
             b"default:bad:", None, encode_properties({"generation": HOSTILE, "ttl": HOSTILE})
         )
         store.metadata.compare_and_set(f"default:{HOSTILE}:".encode(), None, b"{}")
-        undo = Undo(store, Path("data/archive"), site.clock)
+        undo = Undo(store, Path("data/archive"), kit.clock)
         [saved] = undo.sweep(orders, snapshot=visibility(NOW_MS, invalid=[INVALID]))
     assert saved.path is not None
     table = pq.read_table(saved.path)
@@ -173,22 +173,22 @@ def hostile_site(site: Site) -> Site:
     with pq.ParquetWriter(saved.path, table.schema, use_dictionary=False) as writer:
         writer.write_table(table.from_arrays(columns, schema=table.schema))
         writer.add_key_value_metadata({name: value for name, value in metadata.items() if name != b"ARROW:schema"})
-    (site.folder / "data" / "tx" / f"snapshot.{NOW_MS}").write_bytes(HOSTILE.encode())
-    site.janitor("plan --out plan.json")
-    site.janitor("adopt")
-    with SqliteState(site.folder / "data" / "janitor") as state:
+    (kit.folder / "data" / "tx" / f"snapshot.{NOW_MS}").write_bytes(HOSTILE.encode())
+    kit.janitor("plan --out plan.json")
+    kit.janitor("adopt")
+    with SqliteState(kit.folder / "data" / "janitor") as state:
         state.pause(f"default:{HOSTILE}", NOW_MS)
-    return site
+    return kit
 
 
-def test_janitor_command_over_hostile_text_escapes_it(hostile_site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_janitor_command_over_hostile_text_escapes_it(hostile_kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
     shown = set()
     for name, words in JANITOR.items():
         arguments = [*shlex.split(name), *shlex.split(words), "--config", "janitor.yaml"]
 
         def run(arguments: list[str] = arguments) -> int:
-            return janitor.execute(arguments, hostile_site.clock)
+            return janitor.execute(arguments, hostile_kit.clock)
 
         printed = on_a_terminal(monkeypatch, run)
         check(printed)

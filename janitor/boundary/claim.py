@@ -75,9 +75,7 @@ def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
     """Return the prune boundary that the evidence proves.
 
     Args:
-        evidence: covered intervals.
         open_pointers: invalid ids whose clients may still have published.
-        lifetime: how long transactions may write, and how late.
     """
     gap = find_gap(evidence)
     if gap is not None:
@@ -298,7 +296,6 @@ class Refutation:
 
     Attributes:
         message: the findings, as a clause.
-        at_ms: the time of the refutation.
         searched: whether a pass that started later has read everything.
     """
 
@@ -327,7 +324,6 @@ def refute(state: State, message: str, at_ms: int) -> None:
 
     Args:
         message: the findings, as a clause.
-        at_ms: the present time.
 
     Raises:
         StateError: the state could not be written.

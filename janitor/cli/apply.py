@@ -9,7 +9,7 @@ import click
 from janitor.cli.options import common_options, session
 from janitor.cli.outcome import finish
 from janitor.run import plan_file as plan
-from janitor.run.record import RunLog
+from janitor.run.log import RunLog
 from tms_core.cli.help import Command
 
 

@@ -10,7 +10,7 @@ import click
 
 from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
-from janitor.run.record import RunLog
+from janitor.run.log import RunLog
 from janitor.state.records import Mode, Note
 from tms_core.cli.help import Command
 from tms_core.errors import StateBusy, StoreBusy, TmsError

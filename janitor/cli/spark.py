@@ -14,7 +14,7 @@ from janitor.cli.options import common_options, session, together, topic_pattern
 from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
 from janitor.rules.policy import Rule
-from janitor.run.record import RunLog
+from janitor.run.log import RunLog
 from tms_core.cli.help import CommandGroup
 from tms_core.errors import StateBusy, StoreBusy
 from tms_core.logs.printable import duration, printable

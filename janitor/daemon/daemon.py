@@ -25,8 +25,8 @@ from janitor.daemon.watched import RunWatcher
 from janitor.metrics import Metrics
 from janitor.report import Report
 from janitor.run.engine import Engine
+from janitor.run.log import RunLog
 from janitor.run.plan_file import PlanFile
-from janitor.run.record import RunLog
 from janitor.state.base import RunRecord, State
 from janitor.status import collect
 from janitor.status.collect import Deployment, Live
@@ -184,7 +184,7 @@ class Daemon:
     # -- decisions of operators (``janitor.control.api.Decider``) ------------------------------------------------------
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """Adopt the store, as :meth:`janitor.run.engine.OperatorDecisions.adopt`; that may delete earlier counts."""
+        """Adopt the store, as :meth:`janitor.run.engine.Engine.adopt`; that may delete earlier counts."""
         adopted = self.engine.adopt(once_for=once_for, store_id=store_id)
         for job in self._plan.jobs:
             self._schedule.run_now(job.name)
@@ -193,7 +193,7 @@ class Daemon:
     def approve(
         self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
     ) -> list[TopicId]:
-        """Approve held rows, as :meth:`janitor.run.engine.OperatorDecisions.approve`."""
+        """Approve held rows, as :meth:`janitor.run.engine.Engine.approve`."""
         return self.engine.approve(patterns, clock=clock, once_for=once_for)
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
@@ -202,7 +202,7 @@ class Daemon:
             return self.engine.apply(wanted, adopt=adopt)
 
     def restore(self, folder: Path, request: Request) -> RestoreResult:
-        """Restore archived rows, as :meth:`janitor.run.engine.OperatorDecisions.restore`, visible as any other run."""
+        """Restore archived rows, as :meth:`janitor.run.engine.Engine.restore`, visible as any other run."""
         with self._watched.run():
             return self.engine.restore(folder, request)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from janitor.rules.frontier import elapsed_ms
-from janitor.rules.policy import Delete, Frontier, Hold, Invert, Reason, Row, Rule, Verdict, decide
+from janitor.rules.policy import Delete, Frontier, Hold, Invert, Reason, Row, Rule, Verdict, decide, elapsed_ms
 from janitor.sweep.run import Run, TopicWork
 from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey
 from tms_core.topic import TopicId

@@ -15,7 +15,7 @@ from janitor.inspect.answer import FoundRow, LedgerReach, MissingRow, Trace, Why
 from janitor.inspect.fate import judge
 from janitor.inspect.rows import pointer_state
 from janitor.rules.policy import Delete, Row, Rule, decide
-from janitor.rules.ranges import find_referenced, returned, search_range, timeless_range, topic_stop
+from janitor.rules.ranges import find_referenced, search_range, timeless_range, topic_stop
 from janitor.state.base import LedgerEntry, State
 from janitor.sweep.run import Run
 from janitor.sweep.transactions import oldest_open_ms
@@ -201,7 +201,7 @@ class _Question:
             search_range(self.topic, key.generation, since_ms, [key], lifetime, work.frontier.processed_now),
             timeless_range(self.topic, key.generation),
         )
-        return bool(returned(find_referenced(self.store.message, windows, {key.write_pointer}, PAGE_ROWS)))
+        return any(find_referenced(self.store.message, windows, {key.write_pointer}, PAGE_ROWS))
 
     def _candidates(self) -> list[MessageKey]:
         """Return the possible keys of the message in all generations that the ledger and the announcements name."""

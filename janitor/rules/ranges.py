@@ -19,8 +19,8 @@ pointer, the pointer was not made from a time; then the window has no end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from janitor.rules.policy import Frontier, Rule
 from tms_core.rowkey import (
@@ -254,8 +254,8 @@ def find_referenced(
     pointers: set[int],
     page_rows: int,
     goes: Callable[[bytes], bool] = stays,
-) -> Generator[None, None, set[int]]:
-    """Find which of ``pointers`` are referred to by a message row in one of ``windows``; yield after each page.
+) -> Iterator[set[int]]:
+    """Yield after each page which of ``pointers`` the message rows in ``windows`` refer to, as far as they were read.
 
     Pointers are compared as CDAP reads them, by Java's absolute value: a reader without a transaction also sees
     rolled-back messages. Memory is bounded by ``pointers``.
@@ -276,15 +276,5 @@ def find_referenced(
                     continue
                 if not goes(cell.key):
                     found.add(pointer)
-            yield
+            yield found
             start = page.resume
-    return found
-
-
-def returned(steps: Generator[None, None, set[int]]) -> set[int]:
-    """Exhaust :func:`find_referenced`; return the pointers that it found."""
-    try:
-        while True:
-            next(steps)
-    except StopIteration as found:
-        return cast(set[int], found.value)

@@ -25,12 +25,17 @@ from janitor.state.records import LINEAGE, RESTORED, OpenIdRecord
 from janitor.sweep import transactions as txstate
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Preparation, Run, TopicWork
+from janitor.sweep.scan import Part, SearchScope
+from janitor.sweep.sweep import Advance, Event, StepFinished, StepStarted
 from janitor.sweep.transactions import TxState
+from tms_core.errors import TmsError
 from tms_core.tables.base import KeyRange
 from tms_core.tables.record import SystemRecord, record_state, record_transactions, recorded_transactions
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
+#: How often a run writes down how far it has come, in milliseconds of monotonic time.
+PROGRESS_MS = 10_000
 #: Gives records on, and may end the run between them.
 Stoppable = Callable[[Iterable[OpenIdRecord]], Iterator[OpenIdRecord]]
 
@@ -69,6 +74,81 @@ def _seen_jumps(run: Run, present: Mapping[TopicId, FrontierRecord]) -> dict[Top
         elif known.pending != jump:
             changed[topic] = replace(known, pending=jump)
     return changed
+
+
+class Coverage:
+    """Saves the intervals that a full pass covers, each part or a store of one part on the way (invariant S4).
+
+    It continues a round, and limits the search of the parts to intervals that are not covered yet.
+    """
+
+    def __init__(self, deps: Deps, run: Run, parts: Sequence[Part], stoppable: Stoppable) -> None:
+        self._deps = deps
+        self._run = run
+        self._saved_ms = deps.clock.monotonic_ms()
+        stores = [part.store for part in parts]
+        with deps.as_holder(), deps.state.transaction():
+            deps.check_lease()
+            self.round = begin_round(run, deps.state, stoppable)
+        self._is_whole = boundary.is_whole(stores)
+        if gaps := boundary.gaps(stores):
+            self._save(gaps, None)
+        for part in parts:
+            if self.round.has_done(part.store):
+                part.search = SearchScope(self.round.since_ms, everything=False)
+            elif self._is_whole:
+                covered = self.round.first_undone(part.store)
+                part.search = SearchScope(part.search.since_ms, True, covered, self.round.since_ms)
+
+    def consume(self, event: Event) -> None:
+        """Save the intervals that an event of the pass shows as covered."""
+        match event:
+            case StepStarted("payload", [part]) if self._is_whole:
+                part.search = part.search._replace(covered=self.round.payloads_from)
+            case Advance() if self._is_whole and self._is_due():
+                self._save_advance(event)
+            case StepFinished() if event.part.step == "invert":
+                self._save_finished(event)
+
+    def _save_advance(self, event: Advance) -> None:
+        """Save how far a store of one part was searched, or its payloads were read."""
+        if event.part.step == "payload":
+            # A later run starts at this key, so a topic before it that failed would not be tried again.
+            if not any(outcome.failed for outcome in event.so_far):
+                with self._deps.as_holder():
+                    self._deps.check_lease()
+                    boundary.save_payloads(self._deps.state, self._run.id, event.key)
+                self._saved_ms = self._deps.clock.monotonic_ms()
+            return
+        start = self.round.first_undone(event.part.store)
+        has_room = not self.round.has_done(event.part.store) and start < event.key
+        if has_room and not any(outcome.undone for outcome in event.so_far):
+            met = [outcome.untouchable for outcome in event.so_far if outcome.untouchable is not None]
+            self._save([KeyRange(start, event.key)], min(met, default=None))
+
+    def _save_finished(self, event: StepFinished) -> None:
+        """Save that a part was covered, if it was covered completely."""
+        store, outcome = event.part.store, event.outcome
+        if outcome.undone or self.round.has_done(store):
+            return
+        try:
+            self._save([KeyRange(self.round.first_undone(store), store.span.stop)], outcome.untouchable)
+        except TmsError as error:
+            # It ends the pass; what other parts have done meanwhile is still to be counted.
+            outcome.ended = error
+
+    def _is_due(self) -> bool:
+        return self._deps.clock.monotonic_ms() - self._saved_ms >= PROGRESS_MS
+
+    def _save(self, covered: Sequence[KeyRange], untouchable: int | None) -> None:
+        deps = self._deps
+        # S4: first the rows, then the evidence about them. After a crash in between, the interval is searched again.
+        deps.writable_store().sync()
+        with deps.as_holder():
+            # Not inside the state's transaction: other threads may be at work, which take the lease's lock first.
+            deps.check_lease()
+            save_evidence(self._run, deps.state, covered, untouchable)
+        self._saved_ms = deps.clock.monotonic_ms()
 
 
 def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
@@ -174,7 +254,7 @@ def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -
     failed = {topic: each.message for each in blamed if (topic := TopicId.from_prefix(each.prefix)) is not None}
     gone = {topic for topic in known if topic.prefix not in run.topics and _is_done(run, outcome, topic.prefix)}
     written = {key.topic for key, entry in outcome.entries.items() if key.held is None and entry.rows}
-    now_ms, write_failed = run.ready.now.wall_ms, outcome.write_failed
+    now_ms, write_failed = run.ready.now.wall_ms, bool(outcome.unsure)
     return guards.judge_failures(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
 
 
@@ -222,7 +302,7 @@ def _save_sight(ready: Preparation, state: State, clocks: ClockAnchor) -> None:
 
 
 def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[TopicId]:
-    """Adopt a store as it was prepared; return its topics, as :meth:`janitor.run.engine.OperatorDecisions.adopt`."""
+    """Adopt a store as it was prepared; return its topics, as :meth:`janitor.run.engine.Engine.adopt`."""
     state, lineage = deps.state, deps.store.lineage()
     run = make_run(deps, ready, kind="frequent", label=Hold.FIRST_CONTACT)
     run.load_topics()

@@ -1,182 +1,44 @@
-"""One janitor of one store: its runs, and the other operations on the store and the state.
+"""The runs of one janitor of one store, from the first guard to the conclusion.
 
 A run deletes and inverts, carries out a plan file, or only plans and saves the plan. The commands, the daemon and the
-tests use this module.
+tests use this module; the engine inherits queries and decisions of operators.
+
+A run saves its conclusions last, in one transaction, after the store's writes are durable. A run that dies
+before that loses only its report; the next run finds the same rows.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from threading import RLock
+from functools import partial
+from typing import Any
 
-from janitor.archive.restore import Request, RestoreResult
 from janitor.boundary import claim as boundary
 from janitor.report import Report
-from janitor.rules import frontier
-from janitor.rules.policy import Hold
-from janitor.run import conclude, guards, record
-from janitor.run.conclude import adopt
+from janitor.run import conclude, feedback, guards, passes, record
+from janitor.run.decisions import OperatorDecisions
 from janitor.run.plan_file import PlanFile
-from janitor.run.prepare import Deps, make_run, prepare
-from janitor.run.questions import Questions, begin_plan, make_plan
-from janitor.run.sweep_run import SweepRun
-from janitor.state import decided
-from janitor.state.topic_history import save_topics
-from janitor.sweep.ledger import KEPT_ENTRIES
-from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import PassKind, Preparation, parse_or_none
-from tms_core.errors import GuardTripped, Interrupted, LeaseHeld, NotAdopted
+from janitor.run.prepare import Deps, claim_in_force, make_run, obstacles, prepare
+from janitor.run.questions import begin_plan, make_plan
+from janitor.state.base import TopicCount
+from janitor.state.ids import BATCH_IDS
+from janitor.state.records import LINEAGE, OpenIdRecord
+from janitor.sweep.executor import Pacer, Permission, StoreExecutor
+from janitor.sweep.outcome import Ledger, Outcome
+from janitor.sweep.run import PassKind, Preparation, Run
+from janitor.sweep.sweep import Event, StepStarted, sweep_store
+from tms_core.consumers.claim_rows import free_void
+from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError, TmsError
+from tms_core.messaging.producers.rows import IDLE_MS, tidy
 from tms_core.topic import TopicId
+
+logger = logging.getLogger(__name__)
 
 #: A pass that looks at everything, whatever the pointers say, is due this long after the last one.
 FULL_EVERY_MS = 24 * 3600 * 1000
-
-
-class OperatorDecisions(Questions):
-    """Carries out decisions of operators, and housekeeping."""
-
-    def __init__(self, deps: Deps) -> None:
-        super().__init__(deps)
-        # Held by a run, and by a decision that excludes one.
-        self._turn = RLock()
-
-    def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
-        """Accept this store, this transaction system and this clock as they are now.
-
-        Args:
-            once_for: do this once for this text; the transaction that adopts also saves the text.
-            store_id: adopt no other store (``store_id`` of a plan).
-
-        Returns:
-            The topics whose rows may be deleted from now on, when they come due.
-
-        Raises:
-            NotAdopted: this is another store; nothing was changed.
-        """
-        with self._turn:
-            ready = prepare(self.deps)
-            if store_id is not None and store_id != ready.record.mark:
-                raise NotAdopted(
-                    f"The intended store is {store_id}, but this store is {ready.record.mark}: it was not adopted.",
-                    "Check that the settings name the intended store, then: janitor plan",
-                )
-            return adopt(self.deps, ready, once_for)
-
-    def approve(
-        self, patterns: tuple[str, ...] = (), *, clock: bool = False, once_for: str | None = None
-    ) -> list[TopicId]:
-        """Release held frontiers for the next run, accept the machine's clock, or both.
-
-        Args:
-            patterns: shell patterns of the topics whose held rows may be deleted; empty: no topic.
-            clock: accept this machine's clock as it is now.
-            once_for: do this once for this text; the same transaction saves the text.
-
-        Raises:
-            NotAdopted: there is nothing to approve before the store is adopted.
-            GuardTripped: topics are named, but the clock is in doubt and not accepted too; so it is not known which
-                rows are due.
-        """
-        state, ready = self.deps.state, prepare(self.deps)
-        if not ready.adopted:
-            raise NotAdopted("This store is not adopted yet.", "Look at janitor plan, then: janitor adopt")
-        for note in ready.notes:
-            if not clock and note.tripped and note.guard == "clock":
-                raise GuardTripped(f"Nothing was approved: {note.message}.")
-        run = make_run(self.deps, ready, kind="frequent", patterns=patterns)
-        run.load_topics()
-        held = {
-            work.topic.topic: frontier.approve(work.record, work.topic)
-            for work in run.topics.values()
-            if patterns and work.frontier.hold is Hold.FRONTIER and run.in_scope(work.topic.topic.prefix)
-        }
-        with state.transaction():
-            state.save_frontiers(held)
-            if clock:
-                state.save_anchor(ready.now)
-                state.retire_times(ready.now.wall_ms)
-            if once_for is not None:
-                decided.note_done(state, decided.approval(patterns, clock=clock), once_for)
-        return sorted(held)
-
-    def restore(self, folder: Path, request: Request) -> RestoreResult:
-        """Write archived rows back (:func:`janitor.archive.restore.restore`).
-
-        Args:
-            folder: the folder of the archive.
-
-        Raises:
-            Refused, ArchiveError, StoreError: as that function; rows that were already written stay.
-        """
-        with self._turn:
-            try:
-                return self._restore(folder, request)
-            finally:
-                self.deps.restored(request.target or request.source)
-
-    def at_work(self) -> bool:
-        """Return whether another thread is in a run, or in a decision that excludes runs."""
-        if not self._turn.acquire(blocking=False):
-            return True
-        self._turn.release()
-        return False
-
-    # -- between runs --------------------------------------------------------------------------------------------
-
-    def recover(self) -> list[str]:
-        """Close the runs of a dead janitor; called once this one holds the store and the lease.
-
-        The runs are closed as lost, and their announcements are added to the ledger without a number of rows.
-
-        Returns:
-            The ids of those runs.
-        """
-        with self._turn:
-            return record.recover(self.deps)
-
-    def renew_lease(self) -> None:
-        """Renew the lease between runs; a run renews it by itself.
-
-        Raises:
-            LeaseLost: another process has taken it.
-        """
-        lease, turn = self.deps.lease, self._turn
-        # Never beside a run: that takes the state's lock before the lease's, and this the other way round.
-        if lease is None or not turn.acquire(blocking=False):
-            return
-        try:
-            if lease.held:
-                lease.renew_if_due()
-        finally:
-            turn.release()
-
-    def regain_lease(self) -> bool:
-        """Acquire the lease again after it was lost; return whether this process holds it."""
-        lease = self.deps.lease
-        with self._turn:
-            if lease is None or lease.held:
-                return True
-            try:
-                lease.acquire()
-            except LeaseHeld:
-                return False
-            record.recover(self.deps)
-            return True
-
-    def remember_topics(self) -> None:
-        """Save the topics of the metadata table, so that the status shows topics before a run has reached them."""
-        parsed = (parse_or_none(key, value) for key, value in self.deps.store.metadata.rows())
-        save_topics(self.deps.state, [topic for topic in parsed if topic is not None], self.deps.clock.now_ms())
-
-    def prune_history(self) -> None:
-        """Delete old history and archived days, unless a guard doubts the clock."""
-        ready = prepare(self.deps)
-        if ready.is_blocked:
-            return
-        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.terms.history_ms, KEPT_ENTRIES)
-        if self.deps.archive is not None:
-            self.deps.archive.expire(self.deps.terms.archive_days, ready.now.wall_ms)
 
 
 class Engine(OperatorDecisions):
@@ -194,8 +56,8 @@ class Engine(OperatorDecisions):
         report has the reason.
 
         Args:
-            adopt: accept an unknown store (:meth:`~janitor.run.engine.OperatorDecisions.adopt`). Without effect if the
-                state knows any adopted store, or if a guard blocks the run: then an operator must adopt or approve.
+            adopt: accept an unknown store (:meth:`adopt`). Without effect if the state knows any adopted store, or if a
+                guard blocks the run: then an operator must adopt or approve.
             patterns: shell patterns of topics in scope; a pass with patterns publishes no boundary.
             incremental: skip topics in which few rows have come due; for a daemon, whose next run is soon.
 
@@ -207,7 +69,7 @@ class Engine(OperatorDecisions):
                 ready = self._adopted(prepare(self.deps), wanted=adopt)
                 due: PassKind = "incremental" if incremental else "frequent"
                 kind = "full" if self._is_full_due(ready) else due
-                run = make_run(self.deps, ready, kind=kind, patterns=patterns, deletes=True)
+                run = make_run(self.deps, ready, kind=kind, patterns=patterns, mode="apply")
             return SweepRun(self.deps, run, moves_frontiers=True).sweep()
 
     def apply(self, wanted: PlanFile, *, adopt: bool = False) -> Report:
@@ -226,7 +88,7 @@ class Engine(OperatorDecisions):
             ready = self._adopted(ready, wanted=adopt)
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
-            run = make_run(self.deps, ready, kind="full", limits=wanted.limits, deletes=True)
+            run = make_run(self.deps, ready, kind="full", limits=wanted.limits, mode="apply")
             return SweepRun(self.deps, run, moves_frontiers=False).sweep()
 
     def rehearse(self, *, patterns: tuple[str, ...] = ()) -> Report:
@@ -279,3 +141,241 @@ class Engine(OperatorDecisions):
             return False
         evidence = state.evidence()
         return boundary.find_gap(evidence) is not None or any(item.started_ms < last for item in evidence)
+
+
+class SweepRun:
+    """One run that deletes.
+
+    Args:
+        run: as prepared; its topics are not read yet.
+        moves_frontiers: whether this is a run of the janitor itself, not of a plan file.
+    """
+
+    def __init__(self, deps: Deps, run: Run, *, moves_frontiers: bool) -> None:
+        self._deps = deps
+        self._run = run
+        self._moves_frontiers = moves_frontiers
+        self._outcome = Outcome()
+        self._costs = passes.Costs(deps)
+        self._permission = Permission(deps.state, deps.lease, deps.clock, self._run.id, deps.is_stopping)
+        self._counts: Mapping[TopicId, TopicCount] = {}
+        self._coverage: conclude.Coverage | None = None
+
+    def sweep(self) -> Report:
+        """Make the run; return its report.
+
+        Raises:
+            StoreError, StateError: the store or the state failed as a whole; completed deletions are in the ledger.
+        """
+        deps, run = self._deps, self._run
+        # S10: before anything else, so that a run that dies at any later point is found and closed as lost.
+        record.begin(deps, run)
+        try:
+            try:
+                if not run.ready.is_blocked:
+                    conclude.record_adopter(deps, run.ready.record)
+                    executor = self._executor()
+                    with closing(executor.deleted):
+                        self._settle(executor, self._make_pass(executor))
+            except Interrupted as error:
+                self._outcome.ended = error
+            return self._close()
+        # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
+        except Exception as error:
+            record.close(deps, run, self._outcome, "failed", error=str(error))
+            raise
+
+    def _close(self) -> Report:
+        """Record the result of the run; return its report."""
+        deps, run, outcome = self._deps, self._run, self._outcome
+        claim = claim_in_force(deps, run.ready)
+        report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
+        try:
+            with self._deps.as_holder():
+                record.close(deps, run, outcome, self._result(report), report)
+        except LeaseLost as error:
+            outcome.ended = error
+            report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
+        return report
+
+    def _result(self, report: Report) -> str:
+        """Return the result of the run as a word (``RunRecord.result``)."""
+        if self._run.ready.is_blocked:
+            return "blocked"
+        if self._outcome.interruption is not None:
+            return "interrupted"
+        return "partial" if report.errors or self._outcome.withheld else "done"
+
+    def _make_pass(self, executor: StoreExecutor) -> StateError | None:
+        """Make the pass over the store; return the state's error if the state failed.
+
+        Raises:
+            StoreError: the store failed as a whole.
+        """
+        deps, run, outcome = self._deps, self._run, self._outcome
+        self._counts = passes.load_topics(deps, run)
+        with self._deps.as_holder(), deps.state.transaction():
+            deps.check_lease()
+            clocks = guards.read_clocks(deps.clock)
+            conclude.begin_run(run, deps.state, clocks, self._stoppable, moves_frontiers=self._moves_frontiers)
+        failure = None
+        with closing(sweep_store(run, deps.division, executor, outcome)) as events:
+            try:
+                for event in events:
+                    self._consume(event, executor)
+                self._costs.start("")
+            except TmsError as error:
+                failure = error
+        outcome.ended = failure or outcome.ended
+        if isinstance(outcome.ended, StateError):
+            failure, outcome.ended = outcome.ended, None
+            return failure
+        if outcome.ended is not None and outcome.interruption is None:
+            raise outcome.ended
+        return None
+
+    def _settle(self, executor: StoreExecutor, state_failed: StateError | None) -> None:
+        """Sync the store, save the conclusions, compact, and report proven ids to the transaction manager."""
+        deps, outcome = self._deps, self._outcome
+        self._costs.start("sync")
+        # S4: before anything is concluded. A crash of the machine may take back unsynced deletions and inversions.
+        # A run that deleted nothing and proves nothing has nothing that a crash may not take back.
+        if executor.deleted.slices or self._coverage is not None:
+            deps.writable_store().sync()
+        self._costs.start("")
+        # L6: only after the sync. A row that comes back without its expiry would live as long as its topic's TTL.
+        if self._run.expiries is not None:
+            self._run.expiries.forget(outcome.expired)
+        if self._coverage is None:
+            self._free_void_claims()
+        if state_failed is not None:
+            # The store works, so what was done there was made durable all the same.
+            with self._deps.as_holder():
+                raise state_failed
+        if outcome.archive_error is not None:
+            outcome.failures["message", "archive"] += 1
+            outcome.errors.append(
+                f"nothing more was deleted, because rows could not be archived: {outcome.archive_error}"
+            )
+        if outcome.interruption is not None or not self._conclude():
+            return
+        # After the conclusions: a compaction that fails may close the store, and costs only space.
+        self._costs.start("compact")
+        outcome.compact(executor.deleted, partial(self._alive, "compact", 0))
+        self._costs.start("")
+        if deps.feedback is not None and self._moves_frontiers and outcome.interruption is None:
+            try:
+                heartbeat = partial(self._alive, "audit")
+                feedback.hand_over(deps, deps.feedback, self._run, outcome, self._permission, heartbeat)
+            except Interrupted as error:
+                outcome.ended = error
+
+    def _free_void_claims(self) -> None:
+        """Free the claims of invalid transactions, and mark their producers' batches, before their ids can leave the
+        invalid list (invariant S4). Also forget idle producers.
+
+        A pass that proves something does this before it saves its first evidence, so the evidence covers claims too.
+        """
+        deps, run = self._deps, self._run
+        usable, topics = run.ready.tx.usable, run.topics
+        if deps.side is None or usable is None or not self._moves_frontiers or self._outcome.interruption is not None:
+            return
+
+        def is_gone(topic: TopicId, generation: int) -> bool:
+            work = topics.get(topic.prefix)
+            return work is not None and work.topic.is_old(generation)
+
+        # S12: these writes have no batch whose permission is checked.
+        with self._deps.as_holder():
+            deps.check_lease()
+        freed = free_void(deps.side, usable.is_invalid, lambda group: is_gone(group.topic, group.generation))
+        if freed:
+            logger.info("%d claims of failed transactions were released to their groups", freed)
+        idle_before_ms = run.ready.now.wall_ms - IDLE_MS
+        forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_gone, idle_before_ms)[1]
+        if forgotten:
+            logger.info("%d producers that were idle for a week were forgotten", forgotten)
+
+    def _executor(self) -> StoreExecutor:
+        deps, run = self._deps, self._run
+        usable = run.ready.tx.usable
+        return StoreExecutor(
+            deps.store.metadata,
+            self._permission,
+            Pacer(deps.terms.rows_per_second, deps.clock, self._permission.alive),
+            Ledger(deps.state, deps.clock, run.id, usable.timestamp_ms if usable else None),
+            deps.archive.begin(run.id, run.transactions) if deps.archive else None,
+            record.RunningCounters(deps.state, deps.clock, run.id).add,
+        )
+
+    def _consume(self, event: Event, executor: StoreExecutor) -> None:
+        self._costs.see(event)
+        if isinstance(event, StepStarted) and event.step == "invert":
+            executor.deleted.no_more("message")
+            if self._run.proves:
+                # S4: before the first evidence, since an id of a claim that is still there must stay on the invalid
+                # list.
+                self._free_void_claims()
+                self._coverage = conclude.Coverage(self._deps, self._run, event.parts, self._stoppable)
+        elif self._coverage is not None:
+            self._coverage.consume(event)
+
+    def _stoppable(self, records: Iterable[OpenIdRecord]) -> Iterator[OpenIdRecord]:
+        """Yield records of invalid ids; a stop request is checked between batches, and the first batch is always saved.
+
+        To save a million takes ten seconds and more. A stop undoes the state's transaction, and the next run saves
+        them.
+        """
+        for number, one in enumerate(records, 1):
+            if not number % BATCH_IDS:
+                self._permission.raise_if_stopping()
+            yield one
+
+    # -- what is concluded -----------------------------------------------------------------------------------------
+
+    def _conclude(self) -> bool:
+        """Save the results of the pass, if this process still has the lease (invariants S4, S12)."""
+        deps, run, state = self._deps, self._run, self._deps.state
+        progress = self._coverage.round if self._coverage is not None else None
+        barred = obstacles(deps, run.ready) if progress is not None else ()
+        clocks = guards.read_clocks(deps.clock)
+        try:
+            lineage = self._lineage()
+            if lineage is None:
+                return False
+            with self._deps.as_holder(), state.transaction():
+                # S12: inside the transaction, so the next holder's conclusions are not overwritten.
+                deps.check_lease()
+                if self._moves_frontiers:
+                    conclude.conclude_run(run, self._outcome, progress, state, clocks, barred, self._stoppable)
+                else:
+                    conclude.conclude_apply(run, state, clocks, self._stoppable)
+                if lineage != state.note(LINEAGE):
+                    state.save_note(LINEAGE, lineage)
+        except Interrupted as error:
+            self._outcome.ended = error
+            return False
+        return True
+
+    def _lineage(self) -> dict[str, Any] | None:
+        """Return the facts that identify the store from now on; None: a backup has replaced it, or it has failed."""
+        deps, run, outcome = self._deps, self._run, self._outcome
+        with self._deps.as_holder():
+            deps.check_lease()
+        try:
+            # S13: once more at the end. A backup that was put back during the run undoes what the run has proven.
+            with self._deps.as_holder():
+                _, put_back = guards.check_lineage(deps.state, deps.store, run.ready.record)
+            if put_back is None:
+                return dict(deps.store.lineage())
+            outcome.notes.append(put_back)
+        except StoreError as error:
+            if passes.is_finished(run, outcome):
+                raise
+            # It has failed in the pass already, so there is little to conclude.
+            outcome.errors.append(f"the evidence of this run is not saved, because the store failed: {error}")
+        return None
+
+    def _alive(self, phase: str, rows: int) -> None:
+        self._deps.observer(phase, None, rows)
+        self._permission.alive()

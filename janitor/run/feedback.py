@@ -139,7 +139,7 @@ def _hand_over(
 
 
 def _is_permitted(permission: Permission) -> bool:
-    if permission.allows_all():
+    if not permission.pauses():
         return True
     logger.info("a topic was paused, so no more transactions leave the invalid list")
     return False

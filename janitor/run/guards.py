@@ -94,7 +94,6 @@ def check_clocks(state: State, now: ClockAnchor, allowance_ms: int) -> GuardNote
     """Return a note if wall time differs from any clock that it can be compared with (invariant S7).
 
     Args:
-        state: the state, with the clock of its server.
         now: read just before.
 
     Raises:
@@ -277,7 +276,6 @@ def strike(known: Strikes | None, error: str, now_ms: int) -> Strikes:
 
     Args:
         known: its saved record; None before its first failure.
-        now_ms: when it failed.
     """
     count = 1 if known is None else known.count + 1
     if count < STRIKES:
@@ -311,8 +309,6 @@ def judge_failures(
     """Return the changed failure records after a run.
 
     Args:
-        failed: topics that failed in the run, with their errors.
-        done: topics that did not fail.
         written: topics in which rows were deleted or inverted.
         write_failed: whether the store refused a write; then several topics may have the same cause.
 

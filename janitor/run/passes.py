@@ -1,17 +1,16 @@
-"""One pass: its start, its phases and its report."""
+"""One pass: its topics, its costs and its report."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 from janitor.report import EXPECTED, Report, counts_as_done
 from janitor.rules.policy import Rule
 from janitor.run.prepare import Deps
-from janitor.state.base import Claim, RunRecord, State, TopicCount
+from janitor.state.base import Claim, State, TopicCount
 from janitor.state.figures import GuardNote
-from janitor.state.records import NOT_COUNTED, MessagesLeft, Mode, StoreBytes
+from janitor.state.records import NOT_COUNTED, MessagesLeft, StoreBytes
 from janitor.sweep.findings import Read
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run, TopicWork
@@ -39,17 +38,6 @@ def is_finished(run: Run, outcome: Outcome) -> bool:
 def is_complete(run: Run, outcome: Outcome) -> bool:
     """Return whether a pass covered every topic (invariant S4)."""
     return is_finished(run, outcome) and not run.has_aside
-
-
-def new_id(started_ms: int, token_hex: Callable[[int], str]) -> str:
-    """Return the id of a run that starts now."""
-    return f"{started_ms}-{token_hex(4)}"
-
-
-def begin(deps: Deps, mode: Mode, run: Run) -> Run:
-    """Start a run that has read nothing yet."""
-    now_ms = deps.clock.now_ms()
-    return replace(run, record=RunRecord(new_id(now_ms, deps.token_hex), mode, now_ms, heartbeat_ms=now_ms))
 
 
 def load_topics(deps: Deps, run: Run) -> Mapping[TopicId, TopicCount]:
@@ -84,7 +72,6 @@ class Costs:
     It consumes the events of the pass, and shows its progress.
 
     Attributes:
-        phase_seconds: the duration of each phase.
         bytes_before: the size of the store on its disk before the pass; None: unknown.
     """
 

@@ -11,7 +11,8 @@ about it is withdrawn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -22,18 +23,19 @@ from janitor.report import Observer, UnrecognizedKey, ignore_progress
 from janitor.rules.policy import Hold
 from janitor.run import guards
 from janitor.run.guards import InProgressThen
-from janitor.state.base import Claim, State, StoreRecord
+from janitor.state.base import Claim, RunRecord, State, StoreRecord
 from janitor.state.figures import GuardNote, KeptFigures
-from janitor.state.records import RESTORED, Note
+from janitor.state.records import RESTORED, Mode, Note
 from janitor.sweep import transactions as txstate
 from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
 from janitor.sweep.executor import never
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import PassKind, PlanLimits, Preparation, Run, Terms, none_is_new
+from janitor.sweep.run import NO_RUN, PassKind, PlanLimits, Preparation, Run, Terms, none_is_new
 from janitor.sweep.sweep import Division, Threads
 from janitor.sweep.transactions import DECIDED, InvalidListChange, TransactionView, decided
 from tms_core.clock import Clock
 from tms_core.consumers.positions import Floor, Positions
+from tms_core.errors import StateBusy
 from tms_core.tables.base import MetadataReads, Reads, Store
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only, read_only_error
@@ -170,11 +172,6 @@ class Deps:
             object.__setattr__(self, "observer", GuardedObserver(self.observer))
 
     @property
-    def expiries(self) -> Expiries | None:
-        """Return the messages with a ttl of their own (L6); None: there are none."""
-        return None if self.side is None else Expiries(self.side)
-
-    @property
     def floor(self) -> Floor | None:
         """Return the hold on messages that registered consumers have not read; None: there is no hold."""
         seconds = self.terms.consumer_hold_seconds
@@ -200,6 +197,19 @@ class Deps:
         """
         if self.lease is not None:
             self.lease.check()
+
+    @contextmanager
+    def as_holder(self) -> Iterator[None]:
+        """Convert the state's refusal in the block into a loss of the lease, if the lease is lost.
+
+        Raises:
+            LeaseLost: instead of the state's ``StateBusy``.
+        """
+        try:
+            yield
+        except StateBusy:
+            self.check_lease()
+            raise
 
 
 # -- what every run and every answer starts from -----------------------------------------------------------------------
@@ -269,25 +279,29 @@ def make_run(
     patterns: tuple[str, ...] = (),
     label: Hold | None = None,
     limits: PlanLimits | None = None,
-    deletes: bool = False,
+    mode: Mode | None = None,
 ) -> Run:
-    """Return the run with the data that a pass judges by; the topics are not read yet.
+    """Return the data that a pass judges by; the topics are not read yet.
 
     Args:
         kind, patterns, label, limits: as for :class:`~janitor.sweep.run.Run`.
-        deletes: whether the run deletes; False: a plan.
+        mode: the mode of a run, which starts now; None: a question, which is not a run.
 
     Raises:
         StateError: the state, or the positions of consumers, could not be read.
     """
     usable, terms, state, floor = ready.tx.usable, deps.terms, deps.state, deps.floor
-    processed = None
+    processed, record = None, NO_RUN
+    if mode is not None:
+        now_ms = deps.clock.now_ms()
+        record = RunRecord(new_id(now_ms, deps.token_hex), mode, now_ms, heartbeat_ms=now_ms)
     if usable is not None and deps.side is not None:
-        announces = deletes and not ready.is_blocked
+        announces = mode == "apply" and not ready.is_blocked
         processed = ProcessedRows(deps.side, usable, terms.hold_seconds, announces)
     return Run(
         store=deps.store,
         ready=ready,
+        record=record,
         terms=terms,
         transactions=TransactionView(usable, ready.now.wall_ms, terms.lifetime.undecided_ms),
         records={} if label is Hold.FIRST_CONTACT else state.frontiers(),
@@ -297,10 +311,16 @@ def make_run(
         limits=limits,
         paused=tuple(pause.pattern for pause in state.pauses()),
         quarantined=guards.quarantined(state.strikes(), ready.now.wall_ms),
+        expiries=Expiries(deps.side) if deps.side is not None else None,
         consumers=ConsumerHolds(floor) if floor is not None else None,
         processed=processed,
         newborn=deps.newborn,
     )
+
+
+def new_id(started_ms: int, token_hex: Callable[[int], str]) -> str:
+    """Return the id of a run that starts now."""
+    return f"{started_ms}-{token_hex(4)}"
 
 
 def in_progress_then(state: State, record: StoreRecord) -> InProgressThen | None:

@@ -152,7 +152,7 @@ class Questions:
         return {**snapshot_figures(tx.snapshot, tx.name, limit), "problem": tx.message or None}
 
     def restorable(self, folder: Path, request: Request) -> RestoreResult:
-        """Return the result of :meth:`~janitor.run.engine.OperatorDecisions.restore` without a restore; same errors."""
+        """Return the result of :meth:`~janitor.run.engine.Engine.restore` without a restore; same errors."""
         return self._restore(folder, replace(request, dry_run=True))
 
     def _restore(self, folder: Path, request: Request) -> RestoreResult:
@@ -169,7 +169,7 @@ class Questions:
 def begin_plan(deps: Deps, ready: Preparation, kind: PassKind, patterns: tuple[str, ...]) -> Run:
     """Return the run of a plan that has read nothing yet."""
     label = Hold.FIRST_CONTACT if ready.first_contact else None
-    return passes.begin(deps, "plan", make_run(deps, ready, kind=kind, patterns=patterns, label=label))
+    return make_run(deps, ready, kind=kind, patterns=patterns, label=label, mode="plan")
 
 
 def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
@@ -183,7 +183,7 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
     """
     costs = passes.Costs(deps)
     claim, counts = claim_in_force(deps, run.ready), passes.load_topics(deps, run)
-    for event in sweep_store(run, deps.division, DryRun(deps.is_stopping), deps.expiries, outcome):
+    for event in sweep_store(run, deps.division, DryRun(deps.is_stopping), outcome):
         costs.see(event)
     costs.start("")
     if outcome.ended is not None:

@@ -12,27 +12,31 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from threading import Lock
 
 from janitor.report import DataTable, Entry, EntryKey, Report
 from janitor.rules.policy import Hold, Rule
-from janitor.run.passes import new_id
-from janitor.run.prepare import Deps
+from janitor.run.prepare import Deps, new_id
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
-from janitor.state.figures import HELD, SNAPSHOT, GuardNote, HeldRows, SnapshotRead
+from janitor.state.figures import HELD, SNAPSHOT, HeldRows, SnapshotRead
 from janitor.state.records import Mode, Note
 from janitor.state.topic_history import save_topics
-from janitor.sweep.ledger import Sums, open_announcements
-from janitor.sweep.outcome import Outcome, ledger_entries
+from janitor.sweep.findings import DeletionCount
+from janitor.sweep.outcome import Outcome, open_announcements
 from janitor.sweep.run import Run
 from tms_core.clock import Clock
 from tms_core.errors import Interrupted, Refused, StateError
-from tms_core.logs.printable import complete
+
+logger = logging.getLogger(__name__)
 
 #: Which table's rows are read in a phase of a pass.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
 
 #: The note that says when a daemon that only plans last looked at everything.
 REHEARSED = Note.REHEARSED
+
+#: How often the counters of a running run are saved, in milliseconds of monotonic time.
+BOOK_MS = 1_000
 
 #: How many topics' overdue rows are remembered, those with the most first; the totals are of these.
 NAMED_OVERDUE = 20_000
@@ -187,16 +191,40 @@ def taken(entries: Mapping[EntryKey, Entry]) -> Counter[CounterKey]:
     return amounts
 
 
-def book(state: State, run_id: str, sums: Sums) -> None:
-    """Update the counters with the progress of a run.
+class RunningCounters:
+    """The counters of a running run, saved about once a second; its threads share them.
 
-    Raises:
-        StateError: the state could not be written.
+    So counters change while a run works, and the deletions of a killed run are counted when it is recovered. A failure
+    to save them stops no sweep (invariant S15).
     """
-    amounts: Counter[CounterKey] = Counter()
-    for (table, rule), (rows, size_bytes) in sums.items():
-        amounts.update(_taken(table, rule, rows, size_bytes))
-    state.book(run_id, {key: float(amount) for key, amount in amounts.items()})
+
+    def __init__(self, state: State, clock: Clock, run_id: str) -> None:
+        self._state = state
+        self._clock = clock
+        self._run_id = run_id
+        self._amounts: Counter[CounterKey] = Counter()
+        self._saved_ms = clock.monotonic_ms()
+        self._failed = False
+        self._lock = Lock()
+
+    def add(self, taken: DeletionCount) -> None:
+        """Add deletions, and save the counters if that is due."""
+        with self._lock:
+            self._amounts.update(_taken(*taken))
+            now_ms = self._clock.monotonic_ms()
+            if now_ms - self._saved_ms < BOOK_MS:
+                return
+            self._saved_ms = now_ms
+            try:
+                self._state.book(self._run_id, {key: float(amount) for key, amount in self._amounts.items()})
+            except StateError as error:
+                if not self._failed:
+                    logger.warning(
+                        "the counters of this run do not change in the metrics until it ends, because they cannot be "
+                        "saved: %s",
+                        error,
+                    )
+                self._failed = True
 
 
 def _save_unreported(state: State, run: Run, outcome: Outcome, result: str) -> None:
@@ -266,92 +294,6 @@ def _taken_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry
     """Return the deletions of a run; announcements without a result have no number of rows."""
     if run.mode == "plan":
         return []
-    usable = run.ready.tx.usable
-    taken = ledger_entries(outcome, run.id, usable.timestamp_ms if usable else None)
+    taken = [*outcome.taken.values(), *outcome.unsure]
     own = [entry for entry in state.intents() if entry.run_id == run.id]
     return taken + open_announcements(own, taken)
-
-
-# -- the log -----------------------------------------------------------------------------------------------------------
-
-
-logger = logging.getLogger(__name__)
-
-#: How rows are called that rules delete.
-_DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "outdated", Rule.PROCESSED: "processed"}
-
-
-class RunLog:
-    """Writes about the runs of one process.
-
-    Args:
-        arguments: the options that lead to the store, for the commands that guards name.
-    """
-
-    def __init__(self, arguments: str = "") -> None:
-        self._arguments = arguments
-        self._first = True
-        self._notes: set[tuple[str, bool]] = set()
-        self._errors: set[str] = set()
-
-    def write(self, report: Report) -> None:
-        """Log the work, obstacles and failures of a run."""
-        figures = {str(rule): report.total(rule) for rule in Rule}
-        held = report.held_rows()
-        snapshot = report.snapshot.source if report.snapshot else ""
-        fields = {"run": report.id, **figures, "held": held, "seconds": report.duration_seconds, "snapshot": snapshot}
-        level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
-        self._first = False
-        judged = f"judged by {snapshot}" if snapshot else "without a transaction snapshot"
-        kept = f"; {held:,} {'row is' if held == 1 else 'rows are'} held" if held else ""
-        logger.log(
-            level,
-            "%s %s: %s%s (%s)",
-            _kind(report),
-            report.id,
-            _in_words(report),
-            kept,
-            judged,
-            extra={"fields": fields},
-        )
-        if report.truncated:
-            logger.info("%d transactions without rows left the invalid list", report.truncated)
-        self._write_notes(report)
-        for error in report.errors:
-            if error not in self._errors:
-                logger.error("%s", error, extra={"fields": {"run": report.id}})
-        self._errors = set(report.errors)
-
-    def _write_notes(self, report: Report) -> None:
-        for note in report.guards:
-            if (note.guard, note.tripped) not in self._notes:
-                message = complete(note.message, self._arguments)
-                logger.log(_level(note), "%s: %s", note.guard, message, extra={"fields": {"run": report.id}})
-        self._notes = {(note.guard, note.tripped) for note in report.guards}
-
-
-def _level(note: GuardNote) -> int:
-    """Return the log level of a note: a stop request is not an error."""
-    if note.guard == "interrupted":
-        return logging.INFO
-    return logging.ERROR if note.tripped else logging.WARNING
-
-
-def _in_words(report: Report) -> str:
-    """Return the work of a run or plan, in words."""
-    counts = [(report.total(rule), words) for rule, words in _DELETED.items()]
-    deleted = " and ".join(f"{count:,} {words}" for count, words in counts if count)
-    inverted = report.total(Rule.INVALID_TRANSACTION)
-    parts = [f"{deleted} {_row(sum(count for count, _ in counts))} deleted"] if deleted else []
-    parts += [f"{inverted:,} {_row(inverted)} of invalid transactions inverted"] if inverted else []
-    # What stopped it may have come before anything was read.
-    nothing = "nothing was done" if report.tripped else "nothing was due"
-    return (", ".join(parts) or nothing) + (", if it were a run" if parts and report.mode == "plan" else "")
-
-
-def _row(count: int) -> str:
-    return "row" if count == 1 else "rows"
-
-
-def _kind(report: Report) -> str:
-    return "plan" if report.mode == "plan" else "run"

@@ -18,9 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from janitor.rules.policy import Frontier, Hold
-from janitor.sweep.transactions import (
-    oldest_open_ms,
-)
+from janitor.sweep.transactions import oldest_open_ms
 from tms_core.consumers.positions import Floor, Position
 from tms_core.consumers.retention import announce, announced, processed
 from tms_core.errors import FormatError, StoreError

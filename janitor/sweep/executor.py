@@ -22,12 +22,13 @@ from typing import Protocol, cast
 
 from janitor.rules.policy import Rule
 from janitor.state.base import Pause, State
-from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, DeletionCount, Done, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import DeletedRanges, Ledger, LedgerSums
+from janitor.sweep.findings import MOVED, NOTHING_DONE, WITHHELD, DeletionCount, Done, Due, Finding, Invalid
+from janitor.sweep.outcome import Ledger
 from janitor.sweep.run import TopicWork
 from tms_core.clock import Clock
 from tms_core.errors import ArchiveError, StopRequested, StoreError
 from tms_core.tables.base import KeyTable, MessageReads, MessageTable, MetadataReads, PayloadReads
+from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.lease import Lease
 from tms_core.tables.read_only import read_only_error
 from tms_core.topic import TopicId
@@ -50,8 +51,6 @@ class Permission:
     Args:
         state: has the pauses and the heartbeat.
         lease: the lease of the run; None: no other process can write.
-        clock: the clock of the heartbeat.
-        is_stopping: returns whether a stop of the run was requested.
     """
 
     def __init__(
@@ -72,15 +71,21 @@ class Permission:
         Raises:
             StopRequested, LeaseLost, StateError: the run is over.
         """
-        return not topic.matches(pause.pattern for pause in self._pauses())
+        return not topic.matches(pause.pattern for pause in self.pauses())
 
-    def allows_all(self) -> bool:
-        """Return whether the whole store may be changed: nothing is paused.
+    def pauses(self) -> list[Pause]:
+        """Return the present pauses, if the run may continue; without any, the whole store may be changed.
 
         Raises:
             StopRequested, LeaseLost, StateError: the run is over.
         """
-        return not self._pauses()
+        self.raise_if_stopping()
+        # S12: read the lease record itself, not this process's clock: the next holder may be deleting already.
+        if self._lease is not None:
+            self._lease.check()
+        self._beat()
+        # Read for each batch, so a pause holds from the next batch on.
+        return self._state.pauses()
 
     def alive(self) -> None:
         """Renew the lease and the heartbeat when they are due; called before and after each page, and in each wait.
@@ -92,16 +97,6 @@ class Permission:
         if self._lease is not None:
             self._lease.renew_if_due()
         self._beat()
-
-    def _pauses(self) -> list[Pause]:
-        """Return the pauses, if the run may continue."""
-        self.raise_if_stopping()
-        # S12: read the lease record itself, not this process's clock: the next holder may be deleting already.
-        if self._lease is not None:
-            self._lease.check()
-        self._beat()
-        # Read for each batch, so a pause holds from the next batch on.
-        return self._state.pauses()
 
     def _beat(self) -> None:
         """Save a heartbeat if it is due, after a check of the lease: a run that only reads must stop without it too."""
@@ -128,7 +123,6 @@ class Pacer:
 
     Args:
         rows_per_second: the limit; None: no limit.
-        clock: measures the time and waits.
         alive: called between two pieces of a wait, and before each page of a count; its error stops both.
     """
 
@@ -168,15 +162,7 @@ class Executor(Protocol):
     """Carries out findings. Each method raises ``Interrupted`` if the pass is over; then it has done nothing."""
 
     def alive(self) -> None:
-        """Check whether the pass continues; called before each jump.
-
-        Raises:
-            Interrupted: the pass is over.
-        """
-        ...
-
-    def after_page(self, read: Read) -> None:
-        """Check whether the pass continues; called after each page.
+        """Check whether the pass continues; called before each jump and after each page.
 
         Raises:
             Interrupted: the pass is over.
@@ -239,20 +225,13 @@ def raise_if_stopping(is_stopping: Callable[[], bool]) -> None:
 
 
 class DryRun:
-    """The executor of a plan. It changes nothing, and counts everything as done.
-
-    Args:
-        is_stopping: returns whether the process is stopping.
-    """
+    """The executor of a plan. It changes nothing, and counts everything as done."""
 
     def __init__(self, is_stopping: Callable[[], bool] = never) -> None:
         self._is_stopping = is_stopping
 
     def alive(self) -> None:
         raise_if_stopping(self._is_stopping)
-
-    def after_page(self, read: Read) -> None:
-        self.alive()
 
     def apply(self, finding: Finding) -> Done:
         """Count the rows as deleted or inverted, without a change."""
@@ -273,11 +252,8 @@ class StoreExecutor:
 
     Args:
         metadata: the metadata table; read before each batch.
-        permission: asked before each batch.
-        pacer: limits the rate.
-        ledger: announces batches.
         keeper: archives rows before their deletion; None: no archive.
-        booking: saves sums of deletions during the run; None: the caller has them at the end.
+        booking: called with deletions and inversions while the run works; None: the caller has them at the end.
 
     Attributes:
         deleted: the ranges of deleted rows, for the compaction; the caller closes it.
@@ -290,7 +266,7 @@ class StoreExecutor:
         pacer: Pacer,
         ledger: Ledger,
         keeper: Keeper | None = None,
-        booking: LedgerSums | None = None,
+        booking: Callable[[DeletionCount], None] | None = None,
     ) -> None:
         self._metadata = metadata
         self._permission = permission
@@ -304,23 +280,20 @@ class StoreExecutor:
     def alive(self) -> None:
         self._permission.alive()
 
-    def after_page(self, read: Read) -> None:
-        if read.phase == "invert":
-            # The first page of this step shows that all deletions of messages are done (STEPS).
-            self.deleted.no_more("message")
-        self._permission.alive()
-
     def pay(self, taken: DeletionCount) -> None:
         if self._booking is not None:
-            self._booking.add(taken)
+            self._booking(taken)
         self._pacer.pay(taken.rows)
 
     def apply(self, finding: Finding) -> Done:
         if isinstance(finding, Invalid):
             return self._invert(finding)
-        if not isinstance(finding, Due) or finding.hold is not None or not finding.batch.keys:
+        if not isinstance(finding, Due) or finding.hold is not None:
             return NOTHING_DONE
-        table, allowed = finding.table, self._allowed(finding)
+        if (stopped := self._stopped(finding.work)) is not None:
+            return stopped
+        table, batch = finding.table, finding.batch
+        allowed = batch.keys if self._keeper is None else self._archive(self._keeper, finding)
         if isinstance(allowed, Done):
             return allowed
         if not isinstance(table, KeyTable):
@@ -330,33 +303,21 @@ class StoreExecutor:
         # Before they are: an error here leaves nothing done, and only ranges before this one are worked on yet.
         self.deleted.add(table, allowed)
         # The announcement is written first: if the process dies during the deletion, its ledger still has the range.
-        at_ms = self._ledger.announce(finding.work, finding.batch._replace(keys=allowed))
+        entry = self._ledger.announce(finding, allowed[0])
         try:
-            table.delete(allowed, finding.batch.origin)
+            table.delete(allowed, batch.origin)
         except StoreError as error:
             # Some of the rows may be gone, so the ledger gets the range without a number of rows.
-            return Done(at_ms=at_ms, stop="unsure", error=error)
-        return Done(allowed, at_ms=at_ms)
-
-    def _allowed(self, due: Due) -> list[bytes] | Done:
-        """Return the keys of the rows that may be deleted now: the whole batch, or its archived rows.
-
-        Returns:
-            A ``Done`` with the reason if no row may be deleted.
-        """
-        if (stopped := self._stopped(due.work)) is not None:
-            return stopped
-        return due.batch.keys if self._keeper is None else self._archive(self._keeper, due)
+            return Done(entry=entry, stop="unsure", error=error)
+        return Done(allowed, entry=entry)
 
     def _stopped(self, work: TopicWork) -> Done | None:
         """Return the reason why nothing may be deleted in this topic now; None: deletions are allowed."""
         if not self._permission.allows(work.topic.topic):
             return WITHHELD
         # S2: last, so that as little time as possible lies between this read and the deletion.
-        return MOVED if self._has_moved(work) else None
-
-    def _has_moved(self, work: TopicWork) -> bool:
-        return self._metadata.get(work.topic.topic.prefix) != work.raw
+        has_moved = self._metadata.get(work.topic.topic.prefix) != work.raw
+        return MOVED if has_moved else None
 
     def _archive(self, keeper: Keeper, due: Due) -> list[bytes] | Done:
         """Archive the rows; return the keys of the archived rows, or the reason why nothing may be deleted."""
@@ -389,8 +350,8 @@ class StoreExecutor:
             return WITHHELD
         if not isinstance(invalid.table, MessageTable):
             raise read_only_error()
-        at_ms = self._ledger.announce_inverting(invalid)
+        entry = self._ledger.announce(invalid, invalid.cells[0].key)
         # S6: the table compares each pointer as it negates it. A row that changed since it was read is left alone.
         changed = invalid.table.invert(invalid.cells)
         cells = [cell for cell, done in zip(invalid.cells, changed, strict=True) if done]
-        return Done(cells=cells, at_ms=at_ms)
+        return Done(cells=cells, entry=entry)

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from janitor.report import DataTable
 from janitor.rules.policy import Hold, Reason, Rule
+from janitor.state.base import LedgerEntry
 from janitor.sweep.run import TopicWork
 from tms_core.errors import ArchiveError, StoreError, WriteRefused
 from tms_core.tables.base import KeyRange, KeyReads, MessageReads, Origin, TxCell
@@ -39,7 +40,6 @@ class Due:
     """Rows that the rules delete.
 
     Attributes:
-        table: their table.
         size_bytes: exact bytes of keys, and the store's estimate of the bytes of values.
         hold: the reason why they stay for now; None: they are deleted.
         label: the hold in the report.
@@ -150,7 +150,7 @@ class Done(NamedTuple):
     Attributes:
         keys: the deleted rows.
         cells: the rows with negated pointers.
-        at_ms: the time; None: nothing is recorded, as in a plan.
+        entry: the announcement of these changes; None: nothing is recorded, as in a plan.
         found: the range with work, from an executor that only reads.
         stop: the reason to leave the rest of the topic: ``moved``: its metadata differs from the plan (invariant S2);
             ``withheld``: nothing may be deleted in it now; ``unsure``: the store failed during the batch, so the
@@ -160,7 +160,7 @@ class Done(NamedTuple):
 
     keys: Sequence[bytes] = ()
     cells: Sequence[TxCell] = ()
-    at_ms: int | None = None
+    entry: LedgerEntry | None = None
     found: KeyRange | None = None
     stop: Literal["moved", "withheld", "unsure"] | None = None
     error: ArchiveError | StoreError | None = None

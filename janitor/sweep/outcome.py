@@ -1,18 +1,25 @@
-"""The results of a pass: one value that can be merged and sent, and the only place that counts (invariant S15).
+"""The changes of a pass: announced before they are made, and counted afterwards.
 
-Report, ledger, metrics and the evidence for a boundary are made from it only. Each part of a store, each thread and
-each Spark task fills its own outcome; they are merged afterwards.
+An *outcome* is the result of a pass: one value that can be merged and sent, and the only place that counts (invariant
+S15). Report, ledger, metrics and the evidence for a boundary are made from it only. Each part of a store, each thread
+and each Spark task fills its own outcome; they are merged afterwards.
+
+An *announcement* is a ledger entry without a number of rows. It is written before the first row between its keys is
+changed (``State.intend``), so the ranges of a run that dies are known as well. The entries of the outcome replace the
+announcements when the run is closed.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import cast
 
 from janitor.report import NAMED_KEYS, Entry, EntryKey, UnrecognizedKey
 from janitor.rules.policy import Reason, Rule
-from janitor.state.base import LedgerEntry
+from janitor.state.base import LedgerEntry, State
 from janitor.state.figures import GuardNote
 from janitor.sweep.findings import (
     NOTHING_DONE,
@@ -30,11 +37,16 @@ from janitor.sweep.findings import (
     failed,
     times_of,
 )
-from janitor.sweep.ledger import DeletedRanges, DeletedRows, LedgerKey, ledger_entry
+from tms_core.clock import Clock
 from tms_core.errors import Interrupted, StoreError
+from tms_core.rowkey import LONG_MAX, generation_prefix, position_prefix, stop_key, time_prefix
 from tms_core.tables.base import KeyRange
+from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId
+
+#: The subject of a ledger entry: topic, generation, table and rule; then the policy of the deletion.
+Subject = tuple[TopicId, int, str, str, int, int, int]
 
 
 @dataclass(slots=True)
@@ -42,9 +54,7 @@ class Outcome:
     """The findings and changes of a pass.
 
     Attributes:
-        entries: the entries of the report.
         kept: numbers of rows that stay, by reason.
-        errors: errors, as sentences.
         unrecognized: the first unrecognized keys, for the report.
         unknown: the first topics with rows but without readable metadata.
         pointers: the negated write pointers, by topic.
@@ -59,11 +69,10 @@ class Outcome:
         moved: metadata keys of changed topics that the driver must plan again.
         expired: deleted messages with TTLs of their own; their expiries are deleted once that is durable.
         found: the ranges with work, from an executor that only reads.
-        taken, unsure: deletions for the ledger; in ``unsure`` the number of rows is not known.
-        write_failed: whether the store refused a deletion, for example because its disk is full.
+        taken: deletions for the ledger.
+        unsure: deletions of which the number of rows is not known: the store failed, or a task was lost.
         archive_error: the error of the archive that stopped all deletions.
         truncated: the number of transactions taken off the invalid list.
-        notes: notes for the report.
         calls: store calls by name, of a task or of a finished pass; not merged.
         ended: the error that stopped the pass early: ``Interrupted``, an error of the store as a whole, or a bug; not
             sent by a task.
@@ -85,9 +94,8 @@ class Outcome:
     moved: set[bytes] = field(default_factory=set)
     expired: list[Expiry] = field(default_factory=list)
     found: list[KeyRange] = field(default_factory=list)
-    taken: dict[LedgerKey, DeletedRows] = field(default_factory=dict)
-    unsure: list[tuple[LedgerKey, DeletedRows]] = field(default_factory=list)
-    write_failed: bool = False
+    taken: dict[Subject, LedgerEntry] = field(default_factory=dict)
+    unsure: list[LedgerEntry] = field(default_factory=list)
     archive_error: str | None = None
     truncated: int = 0
     notes: list[GuardNote] = field(default_factory=list)
@@ -140,11 +148,9 @@ class Outcome:
         elif done.stop == "withheld":
             self.withheld.add(topic.prefix)
             self.archive_error = None if done.error is None else str(done.error)
-        elif isinstance(finding, Due) and isinstance(done.error, StoreError) and done.at_ms is not None:
+        elif isinstance(finding, Due) and isinstance(done.error, StoreError) and done.entry is not None:
             keys = finding.batch.keys
-            self.write_failed = True
-            taken = DeletedRows(done.at_ms, keys[0], keys[-1] + b"\x00", None, None, None)
-            self.unsure.append((LedgerKey.of(finding.work, finding.batch), taken))
+            self.unsure.append(replace(done.entry, start=keys[0], stop=keys[-1] + b"\x00"))
             self._add_failed(failed(finding.batch.table, topic.prefix, done.error))
 
     def _add_due(self, due: Due, done: Done) -> DeletionCount | None:
@@ -163,8 +169,7 @@ class Outcome:
             self._note_early(topic, batch.generation, batch.keys)
             gone = set(done.keys)
             self.expired += [expiry for expiry in due.expiries if expiry.key in gone]
-        if done.at_ms is not None:
-            self._book(LedgerKey.of(due.work, batch), done.at_ms, batch.keys[0], batch.keys[-1], len(batch.keys), times)
+        self._book(done.entry, batch.keys, times)
         return None if due.hold is not None else DeletionCount(batch.table, batch.rule, len(batch.keys), size)
 
     def _add_inverted(self, invalid: Invalid, done: Done) -> DeletionCount | None:
@@ -180,8 +185,7 @@ class Outcome:
         label = EntryKey(topic, generation, "message", Rule.INVALID_TRANSACTION, invalid.label)
         self._entry(label).add(keys, sum(map(len, keys)), oldest_ms, newest_ms)
         self.pointers.setdefault(topic, set()).update(cell.pointer for cell in cells)
-        if done.at_ms is not None:
-            self._book(LedgerKey.of_invalid(invalid), done.at_ms, keys[0], keys[-1], len(keys), (oldest_ms, newest_ms))
+        self._book(done.entry, keys, (oldest_ms, newest_ms))
         return DeletionCount("message", Rule.INVALID_TRANSACTION, len(keys), sum(map(len, keys)))
 
     def _add_kept(self, kept: Kept) -> None:
@@ -205,10 +209,15 @@ class Outcome:
         if known is None or not known.refused:
             self.failed[failed.prefix] = failed
 
-    def _book(self, key: LedgerKey, at_ms: int, first: bytes, last: bytes, rows: int, times: tuple[int, int]) -> None:
-        taken = DeletedRows(at_ms, first, last + b"\x00", rows, *times)
-        known = self.taken.get(key)
-        self.taken[key] = taken if known is None else known + taken
+    def _book(self, entry: LedgerEntry | None, keys: Sequence[bytes], times: tuple[int, int]) -> None:
+        if entry is not None:
+            start, stop, (oldest_ms, newest_ms) = keys[0], keys[-1] + b"\x00", times
+            self._take(replace(entry, start=start, stop=stop, rows=len(keys), oldest_ms=oldest_ms, newest_ms=newest_ms))
+
+    def _take(self, entry: LedgerEntry) -> None:
+        subject = subject_of(entry)
+        known = self.taken.get(subject)
+        self.taken[subject] = entry if known is None else _joined(known, entry)
 
     def _entry(self, key: EntryKey) -> Entry:
         return self.entries.setdefault(key, Entry())
@@ -262,10 +271,8 @@ class Outcome:
             self._note_failed(each)
         self.withheld |= other.withheld
         self.moved |= other.moved
-        for key, taken in other.taken.items():
-            known = self.taken.get(key)
-            self.taken[key] = taken if known is None else known + taken
-        self.write_failed |= other.write_failed
+        for taken in other.taken.values():
+            self._take(taken)
         self.archive_error = self.archive_error or other.archive_error
         self.ended = self.ended or other.ended
 
@@ -279,7 +286,99 @@ class Outcome:
 _ADDED = ("truncated", "notes", "kept", "errors", "scanned", "failures", "seeks_spared", "expired", "found", "unsure")
 
 
-def ledger_entries(outcome: Outcome, run_id: str, snapshot_timestamp_ms: int | None) -> list[LedgerEntry]:
-    """Return the deletions of a run as ledger entries."""
-    found = [*outcome.taken.items(), *outcome.unsure]
-    return [ledger_entry(key, taken, run_id, snapshot_timestamp_ms) for key, taken in found]
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+def subject_of(entry: LedgerEntry) -> Subject:
+    """Return the subject of a ledger entry; a run has one entry for each."""
+    policy = entry.metadata_generation, entry.ttl_seconds, entry.cutoff_ms
+    return entry.topic, entry.generation, entry.table, entry.rule, *policy
+
+
+def _joined(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
+    """Return one entry for the counted rows of two with the same subject."""
+    return replace(
+        one,
+        at_ms=min(one.at_ms, other.at_ms),
+        start=min(one.start, other.start),
+        stop=max(one.stop, other.stop),
+        rows=cast(int, one.rows) + cast(int, other.rows),
+        oldest_ms=min(cast(int, one.oldest_ms), cast(int, other.oldest_ms)),
+        newest_ms=max(cast(int, one.newest_ms), cast(int, other.newest_ms)),
+    )
+
+
+def open_announcements(announced: Iterable[LedgerEntry], taken: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+    """Return the announcements whose result is in no entry."""
+    by_subject = defaultdict(list)
+    for entry in taken:
+        by_subject[subject_of(entry)[:4]].append(entry)
+    return [
+        entry
+        for entry in announced
+        if not any(of.start <= entry.start < of.stop for of in by_subject[subject_of(entry)[:4]])
+    ]
+
+
+class Ledger:
+    """The announcements of one run. Threads that sweep different parts of a store may share it."""
+
+    def __init__(self, state: State, clock: Clock, run_id: str, snapshot_timestamp_ms: int | None) -> None:
+        self._state = state
+        self._clock = clock
+        self._run_id = run_id
+        self._snapshot_timestamp_ms = snapshot_timestamp_ms
+        self._announced: dict[Subject, bytes] = {}
+        self._lock = Lock()
+
+    def announce(self, finding: Due | Invalid, first: bytes) -> LedgerEntry:
+        """Announce the rows of a finding from a key on, before they are changed; return the announcement.
+
+        Raises:
+            StateError: it could not be saved; nothing may be changed.
+        """
+        entry = self._announcement(finding, first)
+        subject = subject_of(entry)
+        with self._lock:
+            # Parts of a store are swept side by side, so a batch may start before the announced one.
+            if first < self._announced.get(subject, b"\xff"):
+                self._state.intend(entry)
+                # Only after it is written: if that fails, the next batch announces the range again.
+                self._announced[subject] = first
+        return entry
+
+    def _announcement(self, finding: Due | Invalid, first: bytes) -> LedgerEntry:
+        work = finding.work
+        if isinstance(finding, Due):
+            topic, (table, generation, rule, *_) = finding.work.topic.topic, finding.batch
+        else:
+            topic, table, generation, rule = finding.topic, "message", finding.generation, Rule.INVALID_TRANSACTION
+        return LedgerEntry(
+            run_id=self._run_id,
+            at_ms=self._clock.now_ms(),
+            topic=topic,
+            generation=generation,
+            table=table,
+            rule=str(rule),
+            start=first,
+            stop=_furthest(finding),
+            rows=None,
+            oldest_ms=None,
+            newest_ms=None,
+            metadata_generation=work.topic.generation if work else 0,
+            ttl_seconds=work.topic.ttl_seconds if work else 0,
+            cutoff_ms=work.frontier.cutoff.ms if work else 0,
+            snapshot_timestamp_ms=self._snapshot_timestamp_ms,
+        )
+
+
+def _furthest(finding: Due | Invalid) -> bytes:
+    """Return the end of the range in which the rule of a finding may change rows."""
+    if isinstance(finding, Invalid):
+        return cast(bytes, stop_key(generation_prefix(finding.topic.prefix, finding.generation)))
+    batch, frontier, prefix = finding.batch, finding.work.frontier, finding.work.topic.topic.prefix
+    if batch.table == "message" and batch.rule is Rule.EXPIRED:
+        return time_prefix(prefix, batch.generation, min(frontier.cutoff.ms, LONG_MAX))
+    if batch.table == "message" and batch.rule is Rule.PROCESSED:
+        return position_prefix(prefix, batch.generation, frontier.processed)
+    return generation_prefix(prefix, batch.generation + 1)

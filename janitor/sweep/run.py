@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from janitor.boundary.claim import Refutation
 from janitor.report import DataTable
-from janitor.rules.frontier import admit, advance, freeze
-from janitor.rules.policy import Frontier, Hold
+from janitor.rules.policy import Frontier, Hold, admit, advance, freeze
 from janitor.rules.ranges import Lifetime
 from janitor.state.base import Claim, ClockAnchor, FrontierRecord, RunRecord, StoreRecord
 from janitor.state.figures import GuardNote
@@ -30,6 +29,7 @@ from janitor.sweep.transactions import (
 from tms_core.errors import MetadataError
 from tms_core.tables.base import KeyRange, Reads
 from tms_core.tables.lease import LeaseRecord
+from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
 #: What came due in less time than this is not worth a visit of its own.
@@ -188,6 +188,7 @@ class Run:
         limits: the ranges of a plan file; None: no plan file.
         paused: patterns of topics in which nothing is changed.
         quarantined: topics that are skipped, because they failed too often (invariant S9).
+        expiries: messages with TTLs of their own; None: there are none, or this is a task.
         consumers: hold their unread messages; None: no message is held for consumers.
         processed: the messages that all consumers have processed (rule L7); None: not known.
         newborn: returns whether a topic is known to be created without rows, and is unchanged since.
@@ -210,6 +211,7 @@ class Run:
     limits: PlanLimits | None = None
     paused: tuple[str, ...] = ()
     quarantined: Collection[TopicId] = ()
+    expiries: Expiries | None = None
     consumers: ConsumerHolds | None = None
     processed: ProcessedRows | None = None
     newborn: Callable[[TopicMetadata], bool] = none_is_new
@@ -219,14 +221,8 @@ class Run:
     reread_topics: set[bytes] = field(default_factory=set)
 
     def __getstate__(self) -> dict[str, Any]:
-        left_behind: dict[str, Any] = {
-            "store": None,
-            "ready": None,
-            "records": {},
-            "consumers": None,
-            "processed": None,
-        }
-        left_behind["newborn"] = none_is_new
+        left_behind: dict[str, Any] = dict.fromkeys(("store", "ready", "expiries", "consumers", "processed"))
+        left_behind |= {"records": {}, "newborn": none_is_new}
         return {item.name: left_behind.get(item.name, getattr(self, item.name)) for item in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

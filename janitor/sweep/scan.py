@@ -20,7 +20,6 @@ from janitor.rules.policy import Delete, Hold, Keep, Reason, Row, decide, is_unr
 from janitor.rules.ranges import Span, intersect, topic_stop
 from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, unrecognized
-from janitor.sweep.read_ahead import Ahead
 from janitor.sweep.run import Run, TopicWork
 from tms_core.errors import StoreError
 from tms_core.rowkey import (
@@ -33,6 +32,7 @@ from tms_core.rowkey import (
     topic_prefix,
 )
 from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads, Page, Reads
+from tms_core.tables.read_ahead import Ahead
 from tms_core.tables.side import Expiries, Expiry
 
 #: Holds that may last for years. What they hold is counted by full passes only, or every pass would read it all.
@@ -59,8 +59,8 @@ class Visit(NamedTuple):
     again: bool = True
 
 
-#: What of a part is open, or the driver's.
-_OPEN = frozenset({"expiries", "store", "executor", "messages", "payloads"})
+#: What of a part is open.
+_OPEN = frozenset({"store", "executor", "messages", "payloads"})
 
 Event = Visit | Finding
 #: Findings on the way to a key, which is the value in the end; None where there is none.
@@ -105,7 +105,6 @@ class Part:
         search: the scope of the search for invalid pointers.
         store: the rows to read.
         executor: carries out findings; also asked from time to time whether to continue.
-        expiries: messages with TTLs of their own; None: there are none, or this is a task.
         messages, payloads: the tables, with keys that are read ahead.
     """
 
@@ -118,7 +117,6 @@ class Part:
     step: StepName = "message"
     undone: frozenset[bytes] = frozenset()
     search: SearchScope = NO_SEARCH
-    expiries: Expiries | None = None
     store: Reads = field(init=False)
     executor: Executor = field(init=False)
     messages: Ahead = field(init=False)
@@ -135,7 +133,7 @@ class Part:
         return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in _OPEN}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in {**state, "expiries": None}.items():
+        for name, value in state.items():
             setattr(self, name, value)
 
     def __str__(self) -> str:
@@ -153,9 +151,9 @@ class Part:
         self.payloads.forget()
 
     @property
-    def plans_expiries(self) -> bool:
-        """Return whether due messages with TTLs of their own may still exist, because this is a plan."""
-        return self.run.mode == "plan" and self.expiries is not None
+    def expiries_of_plan(self) -> Expiries | None:
+        """Return the messages with TTLs of their own if due ones may still exist, because this is a plan."""
+        return self.run.expiries if self.run.mode == "plan" else None
 
     def goes_early(self, key: bytes) -> bool:
         """Return whether a message exists only because this is a plan: a run would already have deleted it by its own
@@ -164,9 +162,10 @@ class Part:
         Raises:
             StoreError: it cannot be looked up.
         """
-        if not self.plans_expiries or self.expiries is None or (parsed := MessageKey.parse(key)) is None:
+        expiries = self.expiries_of_plan
+        if expiries is None or (parsed := MessageKey.parse(key)) is None:
             return False
-        work, expires_ms = self.run.topics.get(parsed.topic.prefix), self.expiries.expires_ms(key)
+        work, expires_ms = self.run.topics.get(parsed.topic.prefix), expiries.expires_ms(key)
         if work is None or expires_ms is None:
             return False
         row, transactions = Row("message", parsed), self.run.transactions

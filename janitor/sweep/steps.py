@@ -76,7 +76,7 @@ def message_ttls(whole: Part, undone: Collection[bytes]) -> Iterator[Event]:
     Args:
         undone: metadata keys of topics that failed or were withheld in any part.
     """
-    for page in cast(Expiries, whole.expiries).due_pages(whole.run.now_ms, whole.run.terms.batch_rows):
+    for page in cast(Expiries, whole.run.expiries).due_pages(whole.run.now_ms, whole.run.terms.batch_rows):
         yield Read("message", None, len(page))
         # As keys sort, and not as names do.
         page.sort(key=lambda expiry: expiry.key)
@@ -139,22 +139,13 @@ def _present(whole: Part, keys: Sequence[bytes]) -> tuple[set[bytes], Origin | N
 def _ttl_due(
     whole: Part, work: TopicWork, some: list[Expiry], origin: Origin | None, *, held: bool
 ) -> Iterator[Finding]:
-    for generation, group in groupby(_ttl_permitted(whole, work, some), key=lambda expiry: expiry.generation):
+    if whole.run.limits is not None:
+        ranges = whole.run.limits.ranges("message", work.topic.topic)
+        some = [expiry for expiry in some if any(each.holds(expiry.key) for each in ranges)]
+    for generation, group in groupby(some, key=lambda expiry: expiry.generation):
         found = list(group)
         batch = Batch("message", generation, Rule.EXPIRED, [expiry.key for expiry in found], origin)
         yield due(whole, work, batch, work.frontier.hold if held else None, found)
-
-
-def _ttl_permitted(whole: Part, work: TopicWork, some: list[Expiry]) -> Iterator[Expiry]:
-    """Yield the expiries within the ranges of the plan file; all of them without a plan file."""
-    limits = whole.run.limits
-    if limits is None:
-        yield from some
-        return
-    ranges = limits.ranges("message", work.topic.topic)
-    for expiry in some:
-        if any(found.holds(expiry.key) for found in ranges):
-            yield expiry
 
 
 # -- payloads ----------------------------------------------------------------------------------------------------------
@@ -186,6 +177,7 @@ def _payload_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator
 
 def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | Batch]) -> Iterator[Finding]:
     """Yield the findings of one generation's payload rows, each judged by its own time and transaction."""
+    is_undecided = part.run.transactions.is_undecided
     candidates: list[bytes] = []
     origins: list[Origin | None] = []
     for item in found:
@@ -194,8 +186,8 @@ def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | B
             continue
         for rule, held, keys in _split_by_time(work, item):
             if not held:
-                # The transaction may still publish a message that refers to its payloads.
-                decided = _decided(part, keys)
+                # L5: the transaction may still publish a message that refers to its payloads.
+                decided = [key for key in keys if not is_undecided(_pointer(key))]
                 yield Kept(Reason.UNDECIDED, len(keys) - len(decided), "payload")
                 candidates += decided
                 origins.append(item.origin)
@@ -225,12 +217,6 @@ def _between(keys: list[bytes], first_ms: int, stop_ms: int) -> list[bytes]:
         return []
     first, stop = first_ms.to_bytes(8, "big"), stop_ms.to_bytes(8, "big")
     return [key for key in keys if first <= key[-10:-2] < stop]
-
-
-def _decided(part: Part, keys: list[bytes]) -> list[bytes]:
-    """Return the keys without rows of transactions that may still commit."""
-    undecided = part.run.transactions.is_undecided
-    return [key for key in keys if not undecided(_pointer(key))]
 
 
 def _candidates(
@@ -265,13 +251,11 @@ def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes])
     since_ms, processed = (work.frontier.cutoff.ms, work.frontier.processed_now) if exact else (0, 0)
     window = search_range(topic, generation, since_ms, parsed, run.terms.lifetime, processed)
     windows, pointers = (window, timeless_range(topic, generation)), {_pointer(key) for key in keys}
-    pages = find_referenced(run.store.message, windows, pointers, run.terms.batch_rows, part.goes_early)
-    try:
-        while True:
-            next(pages)
-            yield Read("references", topic, 0)
-    except StopIteration as found:
-        return cast(set[int], found.value)
+    referenced: set[int] = set()
+    for found in find_referenced(run.store.message, windows, pointers, run.terms.batch_rows, part.goes_early):
+        referenced = found
+        yield Read("references", topic, 0)
+    return referenced
 
 
 def _pointer(key: bytes) -> int:
@@ -389,7 +373,7 @@ def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
     head, tail = cells[0].key, cells[-1].key
     same_length = {len(cell.key) for cell in cells} == {len(head)}
     alike = same_length and head[:-MESSAGE_TAIL_BYTES] == tail[:-MESSAGE_TAIL_BYTES]
-    plain = alike and part.run.limits is None and not part.plans_expiries
+    plain = alike and part.run.limits is None and part.expiries_of_plan is None
     key = MessageKey.parse(head) if plain else None
     return key if key is not None and isinstance(_decision(part, key, cells[0]), Invert) else None
 

@@ -26,10 +26,8 @@ from janitor.sweep.findings import FailedTopic, ReachedKey, Read, failed
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import STEPS, Part, SearchScope, Visit
-from janitor.sweep.scan import Event as PartEvent
 from janitor.sweep.steps import inversions, message_ttls, messages, payloads
 from tms_core.errors import StoreError, TmsError
-from tms_core.tables.side import Expiries
 
 #: How often a topic is planned again within one pass before it is left for the next.
 REPLANS = 3
@@ -61,11 +59,7 @@ Event = StepStarted | Read | Advance | StepFinished
 
 
 class Workers(Protocol):
-    """The threads or tasks that run the steps of one pass.
-
-    Attributes:
-        parts: the parts of the store.
-    """
+    """The threads or tasks that run the steps of one pass."""
 
     parts: Sequence[Part]
 
@@ -82,13 +76,10 @@ class Division(Protocol):
         ...
 
 
-def sweep_store(
-    run: Run, division: Division, executor: Executor, expiries: Expiries | None, total: Outcome
-) -> Generator[Event, None, None]:
+def sweep_store(run: Run, division: Division, executor: Executor, total: Outcome) -> Generator[Event, None, None]:
     """Run the steps of a pass; yield its events.
 
     Args:
-        expiries: messages with TTLs of their own; None: there are none.
         total: gets all results and the error that ended the pass early, when the generator ends or is closed.
     """
     with division.begin(run, executor) as workers:
@@ -98,14 +89,14 @@ def sweep_store(
             # L5: each step is over in all parts before the next. A payload's message may be in any other part.
             for step in STEPS:
                 for part, done in zip(workers.parts, outcomes, strict=True):
-                    part.step, part.undone, part.expiries = step, frozenset(done.failed), expiries
+                    part.step, part.undone = step, frozenset(done.failed)
                     part.search = SearchScope(since_ms)
                 yield StepStarted(step, workers.parts)
                 yield from workers.take(outcomes)
-                if step == "message" and expiries is not None and not _has_ended(outcomes):
+                if step == "message" and run.expiries is not None and not _has_ended(outcomes):
                     # A topic that any part gave up is left alone here too: its messages lie in all parts.
                     undone = frozenset(key for done in outcomes for key in (*done.failed, *done.withheld))
-                    whole = Part(run, step="ttl", undone=undone, expiries=expiries).open(run.store, executor)
+                    whole = Part(run, step="ttl", undone=undone).open(run.store, executor)
                     yield from run_step(whole, total)
                 if _has_ended([*outcomes, total]):
                     break
@@ -122,11 +113,7 @@ def _has_ended(outcomes: Sequence[Outcome]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Runs the parts of a store in parallel threads; a single part in the caller's thread.
-
-    Attributes:
-        workers: the number of threads.
-    """
+    """Runs the parts of a store in parallel threads; a single part in the caller's thread."""
 
     workers: int = 1
 
@@ -171,6 +158,10 @@ class _ThreadWorkers:
 # -- one step in one part ----------------------------------------------------------------------------------------------
 
 
+#: What yields the work of each step in key order, without topics that are undone when they are reached.
+_STEPS = {"message": messages, "ttl": message_ttls, "invert": inversions, "payload": payloads}
+
+
 def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
     """Run one step in one part; yield its progress.
 
@@ -179,14 +170,9 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
     """
     undone = set(part.undone)
     try:
-        for event in _events(part, undone):
+        for event in _STEPS[part.step](part, undone):
             if isinstance(event, Visit):
-                found = Outcome()
-                try:
-                    yield from visit(event, part, outcome, found)
-                finally:
-                    undone.update(found.failed, found.withheld, found.moved)
-                    outcome.merge(found)
+                yield from _visit(event, part, undone, outcome)
                 if outcome.ended is not None:
                     break
                 continue
@@ -203,23 +189,17 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
         outcome.seeks_spared += part.messages.take_spared() + part.payloads.take_spared()
 
 
-def _events(part: Part, undone: set[bytes]) -> Iterator[PartEvent]:
-    """Yield the work of a step in key order, without topics that are ``undone`` when they are reached."""
-    steps = {"message": messages, "ttl": message_ttls, "invert": inversions, "payload": payloads}
-    return steps[part.step](part, undone)
-
-
-def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterator[Read | Advance]:
+def _visit(found: Visit, part: Part, undone: set[bytes], outcome: Outcome) -> Iterator[Read | Advance]:
     """Process one topic, again if its metadata changes meanwhile (invariant S2); yield the progress.
 
     Args:
-        before: the results of this step before this topic.
-        outcome: gets the results of this topic.
+        undone: gets the topic if it is left undone.
+        outcome: has the results of this step before this topic, and gets the results of this topic.
     """
     for _ in range(REPLANS):
         attempt = Outcome()
         try:
-            yield from _apply_findings(found, part, (before, outcome, attempt))
+            yield from _apply_findings(found, part, outcome, attempt)
         except StoreError as error:
             attempt.add(failed(found.table, found.prefix, error))
         except Exception as error:  # noqa: BLE001 what was done is kept; the pass raises this again
@@ -229,6 +209,7 @@ def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterat
             # A moved topic is planned again below. It counts as moved only where the driver has to do that.
             if part.replans:
                 attempt.moved.clear()
+            undone.update(attempt.failed, attempt.withheld, attempt.moved)
             # What stays is counted again by the next attempt.
             outcome.merge(attempt.taking() if has_moved else attempt)
         if not (has_moved and part.replans):
@@ -240,18 +221,18 @@ def visit(found: Visit, part: Part, before: Outcome, outcome: Outcome) -> Iterat
             return
     message = f"topic {found.prefix[:-1].decode()} keeps changing; the next run tries again"
     outcome.add(FailedTopic(found.prefix, found.table, "moved", message))
+    undone.add(found.prefix)
 
 
-def _apply_findings(found: Visit, part: Part, so_far: tuple[Outcome, ...]) -> Iterator[Read | Advance]:
-    """Have the findings of one topic carried out, until there is a reason to stop; count them in the last outcome."""
-    attempt = so_far[-1]
+def _apply_findings(found: Visit, part: Part, before: Outcome, attempt: Outcome) -> Iterator[Read | Advance]:
+    """Have the findings of one topic carried out, until there is a reason to stop; count them in ``attempt``."""
     for finding in found.findings():
         if isinstance(finding, ReachedKey):
-            yield Advance(part, finding.key, so_far)
+            yield Advance(part, finding.key, (before, attempt))
         elif isinstance(finding, Read):
             attempt.add(finding)
             yield finding
-            part.executor.after_page(finding)
+            part.executor.alive()
         else:
             done = part.executor.apply(finding)
             # Count before the wait: a run that is stopped while it waits has deleted these rows (S15).

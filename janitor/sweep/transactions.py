@@ -94,8 +94,6 @@ def refresh(
     """Read the newest valid snapshot, and decide whether it may be used (invariant S14).
 
     Args:
-        source: the source of snapshots; None: none is configured.
-        now_ms: the time at which its age is measured.
         interval_seconds: the interval of the transaction service; a snapshot is stale after twice that time (as in
             Tephra's TransactionStateCache).
         allowance_ms: how far its clock may be ahead of ours.
@@ -138,8 +136,6 @@ class TransactionView:
     """Answers the rules' two questions (``janitor.rules.policy.Transactions``).
 
     Attributes:
-        snapshot: the usable snapshot; None if it does not exist.
-        now_ms: the time that the run judges by.
         undecided_ms: how long after its start a transaction counts as undecided without a snapshot.
     """
 
@@ -305,9 +301,7 @@ def decided(
     """Return the present facts about decided transactions.
 
     Args:
-        now_ms: the time that rows are judged by.
         note: the facts of the previous run; None: there are none.
-        snapshot: the present snapshot; None if it does not exist.
         lifetime: how long a transaction may write. Older messages were decided in any case.
     """
     known = note or DecidedTransactions(0, 0, 0)

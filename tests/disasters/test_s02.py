@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.rules import frontier
-from janitor.rules.policy import Delete, Row, decide
+from janitor.rules.policy import Delete, Row, advance, decide
 from janitor.state.base import EVERYTHING
 from janitor.sweep.transactions import TransactionView
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
@@ -69,7 +68,7 @@ class Judge:
             return False
         now = self.rig.state.anchor()
         assert now is not None
-        reach, _ = frontier.advance(
+        reach, _ = advance(
             self.records.get(key.topic),
             described,
             now,

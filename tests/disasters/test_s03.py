@@ -8,7 +8,6 @@ import pytest
 
 from janitor.boundary import claim as boundary
 from janitor.rules.ranges import topic_stop
-from janitor.sweep.ledger import DeletedRanges
 from tests.builders import (
     DAY,
     HOUR,
@@ -25,6 +24,7 @@ from tests.builders import (
 )
 from tms_core.rowkey import stop_key
 from tms_core.tables.base import Store
+from tms_core.tables.compaction import DeletedRanges
 
 INVALID = pointer(NOW_MS - 10 * MINUTE)
 

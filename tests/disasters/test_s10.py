@@ -9,7 +9,6 @@ import pytest
 
 from janitor.state.base import EVERYTHING
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep import ledger
 from janitor.sweep.executor import HEARTBEAT_MS
 from tests.builders import (
     DAY,
@@ -28,6 +27,7 @@ from tests.builders import (
     watch,
 )
 from tms_core.errors import LeaseHeld
+from tms_core.tables import compaction
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.memory import MemoryStore
@@ -112,8 +112,8 @@ def fill(store: Store) -> Topic:
 def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_lives(
     store: Store, full: bool, patient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger, "WORTHWHILE_ROWS", 1)
-    monkeypatch.setattr(ledger, "SLICE_ROWS", 4)
+    monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(compaction, "SLICE_ROWS", 4)
     rig, lease = leased(store, batch_rows=4)
     lease.acquire()
     rig.engine.run_once(adopt=True)

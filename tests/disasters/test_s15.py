@@ -9,8 +9,8 @@ import pytest
 
 from janitor.rules.policy import Rule
 from janitor.state.base import CounterKey
-from janitor.sweep import ledger
 from tests.builders import DAY, HOUR, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, unknown_topic, watch
+from tms_core.tables import compaction
 from tms_core.tables.base import MessageValue, Store
 
 INVALID = pointer(NOW_MS - 10 * HOUR)
@@ -128,7 +128,7 @@ def test_given_an_observer_that_fails_when_swept_then_the_sweep_does_all_the_sam
         if happening == phase:
             raise RuntimeError("the terminal is gone")
 
-    monkeypatch.setattr(ledger, "WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     rig, orders = case
     # Its window reaches past the cut-off, so that a message that refers to it is looked for.
     orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)

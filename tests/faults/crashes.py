@@ -34,11 +34,11 @@ from janitor.rules.ranges import Lifetime
 from janitor.run.engine import Engine
 from janitor.run.prepare import Deps
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep import ledger
 from janitor.sweep.run import Terms
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, READS, Call, every, watch, watch_state
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageKey
+from tms_core.tables import compaction
 from tms_core.tables.base import CELLS, MESSAGES, PAYLOADS, Store
 from tms_core.tables.leveldb.store import LevelDBStore, encode
 from tms_core.transaction.source.source import DirectorySource
@@ -281,7 +281,7 @@ def say(answer: object) -> None:
 
 def main(case: Path, batch_rows: int) -> None:
     # Small copies are compacted too, so that dying in it is tried.
-    ledger.WORTHWHILE_ROWS = 10
+    compaction.WORTHWHILE_ROWS = 10
     fates: dict[str, Fates] = json.loads((case / "expected.json").read_text())
     # A child lives too short for anything to be collected, and to look for it would copy the parent's memory.
     gc.disable()

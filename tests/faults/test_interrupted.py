@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
-from janitor.run import sweep_run
+from janitor.run import engine
 from janitor.state.records import OpenIdRecord
-from janitor.sweep import ledger
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
+from tms_core.tables import compaction
 from tms_core.tables.base import CELLS, MessageValue, Store, TxCell
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
@@ -89,7 +89,7 @@ def assert_true(rig: Kit) -> None:
 def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is_remembered_and_the_next_run_finishes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger, "WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     stopped_in = set()
     for at_call in range(1, CALLS):
         rig, topics = prepared(MemoryStore())
@@ -167,7 +167,7 @@ def test_given_a_word_to_stop_before_it_begins_when_swept_then_nothing_at_all_is
 def test_run_halted_while_it_learns_a_long_invalid_list_ends_and_the_next_learns_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sweep_run, "BATCH_IDS", 10)
+    monkeypatch.setattr(engine, "BATCH_IDS", 10)
     rig, _ = prepared(MemoryStore())
     rig.snapshots.invalid = [pointer(NOW_MS - DAY - number) for number in range(100)]
     told, save = [False], rig.state.save_open_ids

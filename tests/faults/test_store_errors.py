@@ -204,7 +204,7 @@ def test_given_a_history_that_cannot_be_written_when_swept_then_what_was_reached
 def test_given_a_compaction_that_fails_when_swept_then_what_was_reached_is_kept_and_the_report_names_it(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("janitor.sweep.ledger.WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
     rig, topics = prepared(store)
     seen: list[object] = []
 

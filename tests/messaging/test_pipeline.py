@@ -166,6 +166,7 @@ def test_announce_writes_own_ttl_before_rows(kit: GroupKit, context: WriterConte
 def test_announce_of_fenced_producer_drops_entry(
     kit: GroupKit, context: WriterContext, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kit.side, "private", False)
     open_topic = context.open_topics.messages(batch.topic)
     entries = [entry(kit, pointer=None, sent=sent(kit, name)) for name in "ab"]
     admit_producers(context, batch.topic, batch.rows, entries, NOW_MS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from janitor.run import sweep_run
+from janitor.run import engine
 from tests.simulation import group_site
 from tests.simulation.group_site import FaultySide, GroupSite, Violation, play
 from tests.simulation.slot_site import SLOT_WEIGHTS, SlotSite
@@ -115,7 +115,7 @@ def writes_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (group_site, sweep_run, managing):
+    for module in (group_site, engine, managing):
         monkeypatch.setattr(module, "free_void", lambda *_: 0)
 
 

@@ -6,7 +6,7 @@ the way a hurried change would. The failing history must come out short enough t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,17 +16,14 @@ from janitor.archive import restore, writer
 from janitor.archive.conflicts import Conflicts
 from janitor.archive.writer import CommitState, commit_state
 from janitor.boundary import claim as boundary
-from janitor.rules import frontier
-from janitor.rules.frontier import elapsed_ms
-from janitor.rules.policy import Rule
+from janitor.rules import policy
+from janitor.rules.policy import Rule, elapsed_ms
 from janitor.run import conclude, feedback, guards, passes, prepare
 from janitor.state.base import Evidence
 from janitor.state.sqlite.state import SqliteState
-from janitor.sweep import ledger, steps
+from janitor.sweep import executor, outcome, steps
 from janitor.sweep.executor import Permission, StoreExecutor
-from janitor.sweep.findings import Done, Invalid
-from janitor.sweep.ledger import LedgerKey
-from janitor.sweep.outcome import Outcome
+from janitor.sweep.findings import Done, Due, Invalid
 from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import Part
 from janitor.sweep.transactions import TransactionView
@@ -58,12 +55,7 @@ def adopt_accepts_whatever_is_there(patch: pytest.MonkeyPatch) -> None:
 
 def no_search_for_references(patch: pytest.MonkeyPatch) -> None:
     """L5: nobody looks for the message that a payload belongs to."""
-
-    def find_nothing(*_: object) -> Generator[None, None, set[int]]:
-        yield
-        return set()
-
-    patch.setattr(steps, "find_referenced", find_nothing)
+    patch.setattr(steps, "find_referenced", lambda *_: iter(()))
 
 
 def nothing_is_undecided(patch: pytest.MonkeyPatch) -> None:
@@ -93,12 +85,12 @@ def whatever_is_in_progress_is_invalid(patch: pytest.MonkeyPatch) -> None:
 
 def nothing_jumps(patch: pytest.MonkeyPatch) -> None:
     """S8: every frontier advances as far as the rules."""
-    patch.setattr(frontier, "_jumps", lambda *_: False)
+    patch.setattr(policy, "_jumps", lambda *_: False)
 
 
 def a_hold_is_over_at_once(patch: pytest.MonkeyPatch) -> None:
     """S8: what was held once goes with the next run."""
-    patch.setattr(frontier, "elapsed_ms", lambda since, now: max(elapsed_ms(since, now), 3_600_000))
+    patch.setattr(policy, "elapsed_ms", lambda since, now: max(elapsed_ms(since, now), 3_600_000))
 
 
 def no_clock_guard(patch: pytest.MonkeyPatch) -> None:
@@ -114,7 +106,7 @@ def no_store_guard(patch: pytest.MonkeyPatch) -> None:
 def metadata_is_read_once(patch: pytest.MonkeyPatch) -> None:
     """S2: a batch goes whatever became of its topic meanwhile."""
 
-    patch.setattr(StoreExecutor, "_has_moved", lambda *_: False)
+    patch.setattr(executor, "MOVED", None)
 
 
 def nothing_is_protected(patch: pytest.MonkeyPatch) -> None:
@@ -175,7 +167,7 @@ def unreadable_topics_get_a_ttl(patch: pytest.MonkeyPatch) -> None:
 
 def a_pause_counts_from_the_next_run(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks before a batch whether its topic was paused meanwhile."""
-    patch.setattr(Permission, "allows", lambda permission, _: permission._pauses() is not None)
+    patch.setattr(Permission, "allows", lambda permission, _: permission.pauses() is not None)
 
 
 def a_pause_counts_until_the_run_begins(patch: pytest.MonkeyPatch) -> None:
@@ -212,18 +204,17 @@ def nothing_is_announced(patch: pytest.MonkeyPatch) -> None:
 
 
 def announced_as_far_as_the_first_batch(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger, "_furthest", lambda _, batch: batch.keys[-1] + b"\x00")
+    furthest = outcome._furthest
+
+    def not_further(finding: Any) -> bytes:
+        return finding.batch.keys[-1] + b"\x00" if isinstance(finding, Due) else furthest(finding)
+
+    patch.setattr(outcome, "_furthest", not_further)
 
 
 def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
     """An entry is written over by the next batch."""
-    book = Outcome._book
-
-    def forget_and_book(outcome: Outcome, key: LedgerKey, *rest: Any) -> None:
-        outcome.taken.pop(key, None)
-        book(outcome, key, *rest)
-
-    patch.setattr(Outcome, "_book", forget_and_book)
+    patch.setattr(outcome, "_joined", lambda _, entry: entry)
 
 
 def full_passes_are_incremental(patch: pytest.MonkeyPatch) -> None:

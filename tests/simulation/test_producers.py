@@ -79,7 +79,7 @@ def generation_not_durable_first(monkeypatch: pytest.MonkeyPatch) -> None:
         if raw is None:
             change(self, key, raw, known, deletes)
         else:
-            self._requests.rows._rows[key] = known.pack()
+            self._requests.rows[key] = known.pack()
 
     monkeypatch.setattr(Producers, "_change", later)
 

@@ -25,7 +25,7 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import Deployment as Shown
 from janitor.sweep.run import Terms
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, every, pointer, topic
-from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
 from tms_core.clock import ManualClock
 from tms_core.tables.base import MESSAGES, PAYLOADS, Reads
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def desk(
+def kit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spark: SparkSession
-) -> Iterator[Site]:
+) -> Iterator[CommandKit]:
     """A store with something of everything, its settings, and Spark."""
     assert array("q", [INVALID])
     assert spark.version
     monkeypatch.chdir(tmp_path)
-    made = Site(tmp_path, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
+    made = CommandKit(tmp_path, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
     made.store.mkdir(parents=True)
     (tmp_path / "data" / "tx").mkdir()
     with LevelDBStore(made.store, create=True) as store:
@@ -64,11 +64,11 @@ def desk(
 ORDERS = TopicId("default", "orders")
 
 
-def exported(desk: Site) -> str:
-    """What an exporter of the site's memory shows."""
-    memory = desk.folder / "data" / "janitor"
-    site = Shown("store", "apply", "", Terms(3600, (), LIFETIME, True, 60))
-    exporter = Exporter(LevelDBPlace(memory, memory), site, Metrics("top", 10), desk.clock)
+def exported(kit: CommandKit) -> str:
+    """What an exporter of the state shows."""
+    memory = kit.folder / "data" / "janitor"
+    deployment = Shown("store", "apply", "", Terms(3600, (), LIFETIME, True, 60))
+    exporter = Exporter(LevelDBPlace(memory, memory), deployment, Metrics("top", 10), kit.clock)
     exporter.refresh()
     return exporter.metrics()[0].decode()
 
@@ -78,28 +78,28 @@ def rows(store: Path) -> Any:
         return every(opened.message, MESSAGES), every(opened.payload, PAYLOADS)
 
 
-def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those_of_a_run(desk: Site) -> None:
-    twin = desk.folder / "twin"
-    shutil.copytree(desk.folder / "data", twin / "data")
+def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those_of_a_run(kit: CommandKit) -> None:
+    twin = kit.folder / "twin"
+    shutil.copytree(kit.folder / "data", twin / "data")
     (twin / "janitor.yaml").write_text(SETTINGS, encoding="utf-8")
 
-    planned = desk.janitor("plan --format json").json
-    on_spark = desk.janitor("spark sweep --dry-run --partitions 2 --format json").json
+    planned = kit.janitor("plan --format json").json
+    on_spark = kit.janitor("spark sweep --dry-run --partitions 2 --format json").json
     for report in (planned, on_spark):
         for name in ("id", "duration_seconds", "phase_seconds", "store_calls", "seeks_spared"):
             del report[name]
     assert on_spark == planned
 
-    refused = desk.janitor("spark sweep")
+    refused = kit.janitor("spark sweep")
     assert refused.code == 3
-    swept = desk.janitor("spark sweep --adopt --format json")
-    single = desk.run(f"run --once --adopt --config {twin}/janitor.yaml --format json")
+    swept = kit.janitor("spark sweep --adopt --format json")
+    single = kit.run(f"run --once --adopt --config {twin}/janitor.yaml --format json")
     assert (swept.code, single.code) == (0, 0)
     for name in ("mode", "totals", "boundary"):
         assert swept.json[name] == single.json[name]
-    assert rows(desk.store) == rows(twin / "data" / "messaging")
+    assert rows(kit.store) == rows(twin / "data" / "messaging")
     memories = []
-    for folder in (desk.folder, twin):
+    for folder in (kit.folder, twin):
         with SqliteState(folder / "data" / "janitor") as state:
             runs = [run.result for run in state.runs(10) if run.mode == "apply"][:1]
             memories.append(
@@ -108,44 +108,44 @@ def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those
     assert memories[0] == memories[1]
 
     # And whoever exports that memory shows the run.
-    assert desk.janitor("spark stats").code == 0
-    text = exported(desk)
+    assert kit.janitor("spark stats").code == 0
+    text = exported(kit)
     assert 'tms_janitor_sweeps_total{result="done"} 1.0' in text
     assert 'tms_janitor_rows_deleted_total{rule="expired",table="message"} 2.0' in text
     assert 'tms_janitor_last_success_timestamp_seconds{table="message"} 1.7e+09' in text
     assert "tms_janitor_orphan_payload_rows 0.0" in text
-    status = desk.janitor("status --format json").json
+    status = kit.janitor("status --format json").json
     assert status["last_run"]["id"] == swept.json["id"]
     assert status["statistics"]["counted_ms"] == NOW_MS
-    assert "payloads without a message" in desk.janitor("status").out
+    assert "payloads without a message" in kit.janitor("status").out
 
 
-def test_given_an_archive_when_swept_on_spark_then_what_went_is_listed_read_and_restored(desk: Site) -> None:
-    desk.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
-    before = rows(desk.store)
-    assert desk.janitor("spark sweep --adopt").code == 0
-    listed = desk.janitor("archive list --format json").json["archived"]
+def test_given_an_archive_when_swept_on_spark_then_what_went_is_listed_read_and_restored(kit: CommandKit) -> None:
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
+    before = rows(kit.store)
+    assert kit.janitor("spark sweep --adopt").code == 0
+    listed = kit.janitor("archive list --format json").json["archived"]
     assert [(group["topic"], group["messages"], group["payloads"]) for group in listed] == [
         ("orders", 2, 1),
         ("retired", 1, 0),
     ]
-    frame = pandas.concat(pandas.read_parquet(path) for path in (desk.folder / "data" / "archive").rglob("*.parquet"))
-    gone = {key for one, other in zip(before, rows(desk.store), strict=True) for key in dict(one).keys() - dict(other)}
+    frame = pandas.concat(pandas.read_parquet(path) for path in (kit.folder / "data" / "archive").rglob("*.parquet"))
+    gone = {key for one, other in zip(before, rows(kit.store), strict=True) for key in dict(one).keys() - dict(other)}
     assert set(frame["key"]) == gone
-    assert desk.janitor("pause default:orders").code == 0
-    assert desk.janitor("archive restore default:orders").code == 0
-    assert {key for key, _ in rows(desk.store)[0]} == {key for key, _ in before[0] if b"retired" not in key}
+    assert kit.janitor("pause default:orders").code == 0
+    assert kit.janitor("archive restore default:orders").code == 0
+    assert {key for key, _ in rows(kit.store)[0]} == {key for key, _ in before[0] if b"retired" not in key}
 
 
-def test_given_a_store_that_is_held_when_swept_then_it_says_so_or_skips(desk: Site) -> None:
-    with LevelDBStore(desk.store):
-        assert desk.janitor("spark sweep --adopt").code == 4
-        skipped = desk.janitor("spark sweep --adopt --skip-if-locked")
+def test_given_a_store_that_is_held_when_swept_then_it_says_so_or_skips(kit: CommandKit) -> None:
+    with LevelDBStore(kit.store):
+        assert kit.janitor("spark sweep --adopt").code == 4
+        skipped = kit.janitor("spark sweep --adopt --skip-if-locked")
     assert (skipped.code, skipped.err.startswith("skipped:")) == (0, True)
 
 
 def test_given_a_driver_that_was_killed_when_swept_again_then_its_lease_is_waited_out_as_by_run_once(
-    desk: Site, monkeypatch: pytest.MonkeyPatch
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, lease = [], Session.lease
 
@@ -156,36 +156,36 @@ def test_given_a_driver_that_was_killed_when_swept_again_then_its_lease_is_waite
         return lease(self, state, store, standby, until)
 
     monkeypatch.setattr(Session, "lease", watched)
-    assert desk.janitor("spark sweep --adopt").code == 0
+    assert kit.janitor("spark sweep --adopt").code == 0
     assert asked == [(None, True)]
 
 
-def test_given_a_janitor_that_only_plans_when_swept_then_it_only_plans(desk: Site) -> None:
-    desk.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
-    before = rows(desk.store)
-    planned = desk.janitor("spark sweep --adopt")
-    assert (planned.code, rows(desk.store)) == (0, before)
+def test_given_a_janitor_that_only_plans_when_swept_then_it_only_plans(kit: CommandKit) -> None:
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {apply: false, "))
+    before = rows(kit.store)
+    planned = kit.janitor("spark sweep --adopt")
+    assert (planned.code, rows(kit.store)) == (0, before)
     assert "plan only" in planned.err
     assert planned.out.startswith("plan ")
 
 
-def test_given_a_store_when_counted_on_spark_then_it_is_shown_kept_and_written(desk: Site) -> None:
-    shown = desk.janitor("spark stats --remember --out out")
+def test_given_a_store_when_counted_on_spark_then_it_is_shown_kept_and_written(kit: CommandKit) -> None:
+    shown = kit.janitor("spark stats --remember --out out")
     assert shown.code == 0
     assert "default:orders" in shown.out
     assert "/out/day=2023-11-14" in shown.out
-    assert list((desk.folder / "out" / "day=2023-11-14").glob("*.parquet"))
-    counted = desk.janitor("spark stats --topic 'default:o*' --format json").json
+    assert list((kit.folder / "out" / "day=2023-11-14").glob("*.parquet"))
+    counted = kit.janitor("spark stats --topic 'default:o*' --format json").json
     [orders] = counted["topics"]
     assert orders["overdue"]["expired"] == 3
 
 
-def test_given_one_topic_when_counted_then_nothing_is_said_of_the_others(desk: Site) -> None:
-    with LevelDBStore(desk.store) as store:
+def test_given_one_topic_when_counted_then_nothing_is_said_of_the_others(kit: CommandKit) -> None:
+    with LevelDBStore(kit.store) as store:
         topic(store, "default:other", ttl_seconds=86400).plain(NOW_MS)
-    assert desk.janitor("spark stats --topic 'default:o*'").code == 0
-    assert desk.janitor("spark stats --topic default:orders").code == 0
-    with SqliteState(desk.folder / "data" / "janitor") as state:
+    assert kit.janitor("spark stats --topic 'default:o*'").code == 0
+    assert kit.janitor("spark stats --topic default:orders").code == 0
+    with SqliteState(kit.folder / "data" / "janitor") as state:
         counted = {str(name): count.messages for name, count in state.counts().items()}
         assert counted == {"default:orders": 4, "default:other": 1}
         assert state.note("statistics") is None, "that is of the whole store"
@@ -203,16 +203,18 @@ def test_given_a_store_without_rows_when_shown_then_it_says_so(capsys: pytest.Ca
         ("spark sweep --leveldb nothing-here", "nothing-here"),
     ],
 )
-def test_given_what_cannot_be_done_when_typed_then_it_says_why(line: str, message: str, desk: Site) -> None:
-    found = desk.run(line)
+def test_given_what_cannot_be_done_when_typed_then_it_says_why(line: str, message: str, kit: CommandKit) -> None:
+    found = kit.run(line)
     assert found.code in (1, 2)
     assert message in found.err
 
 
-def test_given_no_pyspark_when_typed_then_the_hint_installs_it(desk: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_no_pyspark_when_typed_then_the_hint_installs_it(
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(on, "find_spec", lambda _: None)
     for verb in ("stats", "sweep"):
-        found = desk.janitor(f"spark {verb}")
+        found = kit.janitor(f"spark {verb}")
         assert found.code == 2
         assert "pip install '.[spark]'" in found.err
     assert "pyspark" in sys.modules

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 #: Lines that mypy has to find wrong are marked with what it says; all others are right.
 SNIPPET = """
 from janitor.run.prepare import Deps
-from janitor.sweep.ledger import DeletedRanges
+from tms_core.tables.compaction import DeletedRanges
 from janitor.sweep.findings import Due, Invalid
 from janitor.sweep.scan import Part
 from tms_core.tables.base import KEYS, MessageTable, Reads, Store

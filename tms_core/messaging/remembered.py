@@ -18,41 +18,36 @@ from tms_core.topic import TopicId
 
 #: The most cached rows, and their age in milliseconds: the janitor changes rows of producers that were idle for days.
 _ROWS, _KEPT_MS = 20_000, 3_600_000
-#: The value of a row that is not cached.
-_NOT_READ = b"not read"
 #: The most producers and the most consumers of a topic, so that a list or a search takes a second and some MB; and the
 #: most topics whose numbers are cached.
 MOST_NAMES, _COUNTED = 20_000, 10_000
 
 
-class RememberedRows:
-    """A cache of rows that also changes them."""
+class RememberedRows(RecentlySet[bytes, bytes | None]):
+    """A cache of rows that also changes them; a subscription reads a row that is not cached."""
 
     def __init__(self, side: SideTable) -> None:
+        super().__init__(_ROWS)
         self._side = side
-        self._rows: RecentlySet[bytes, bytes | None] = RecentlySet(_ROWS)
         self._since_ms = 0
         self._changes = 0
         self._lock = Lock()
 
-    def get(self, key: bytes, *, again: bool = False) -> bytes | None:
-        """Return a row's value.
+    def __missing__(self, key: bytes) -> bytes | None:
+        return self.read(key)
 
-        Args:
-            again: read the table and ignore the cache.
+    def read(self, key: bytes) -> bytes | None:
+        """Return a row's value from the table, and cache it.
 
         Raises:
             StoreError: the row could not be read.
         """
-        known = _NOT_READ if again else self._rows.get(key, _NOT_READ)
-        if known is not _NOT_READ:
-            return known
         changes = self._changes
         value = self._side.get(key)
         with self._lock:
             # A change during the read may be newer than the value, so the value is not cached then.
             if changes == self._changes:
-                self._rows[key] = value
+                self[key] = value
         return value
 
     def change(self, changes: Sequence[SideChange]) -> list[bool]:
@@ -67,7 +62,7 @@ class RememberedRows:
         if alone and all(made):
             with self._lock:
                 if self._changes == before + 1:
-                    self._rows.update((change.key, change.value) for change in changes)
+                    self.update((change.key, change.value) for change in changes)
         return made
 
     def forget_old(self, now_ms: int) -> None:
@@ -80,14 +75,14 @@ class RememberedRows:
         """Drop all entries."""
         with self._lock:
             self._changes += 1
-            self._rows.clear()
+            self.clear()
 
     def _drop(self, keys: Sequence[bytes]) -> int:
         """Drop rows that are being changed, and return the number of changes so far."""
         with self._lock:
             self._changes += 1
             for key in keys:
-                self._rows.pop(key, None)
+                self.pop(key, None)
             return self._changes
 
 

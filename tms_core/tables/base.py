@@ -554,3 +554,8 @@ class Store(Reads):
 
     def parts(self) -> Sequence[Store]:
         return (self,)
+
+    def sync(self) -> None:
+        """Return when every change of messages and payloads so far survives a crash of the machine."""
+        self.message.sync()
+        self.payload.sync()

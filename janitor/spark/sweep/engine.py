@@ -19,8 +19,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Protocol
 
-from janitor.report import DataTable
-from janitor.rules.policy import Reason, Rule
+from janitor.rules.policy import Reason
 from janitor.run.engine import Engine
 from janitor.run.prepare import Deps
 from janitor.spark.access import Access, spare_collections
@@ -31,8 +30,7 @@ from janitor.spark.sweep.task import TaskEnvironment, pack, perform, unpack
 from janitor.state.base import LedgerEntry, State, TopicCount
 from janitor.sweep.executor import Executor
 from janitor.sweep.findings import Read, failed
-from janitor.sweep.ledger import DeletedRows, LedgerKey
-from janitor.sweep.outcome import Outcome
+from janitor.sweep.outcome import Outcome, subject_of
 from janitor.sweep.run import Run
 from janitor.sweep.scan import STEPS, Part, SearchScope
 from janitor.sweep.sweep import REPLANS, Event, StepFinished, Threads, Workers, run_step
@@ -184,29 +182,22 @@ class _TaskWorkers:
         found = self._sender.send(parts, self.parts[0].executor.alive)
         for outcome in found:
             run.store.calls.update(outcome.calls)
-        answered = {
-            (*key[:4], taken.start) for outcome in found for key, taken in (*outcome.taken.items(), *outcome.unsure)
-        }
-        # Always read the announcements: Spark may have killed one of two concurrent attempts, and then no task reports
-        # it.
+        answered = {_range_of(entry) for outcome in found for entry in (*outcome.taken.values(), *outcome.unsure)}
+        # Also where no task says that another one went before it: Spark may have killed one of two that ran at once.
         lost = [entry for about, entry in self._announced(run).items() if about not in known.keys() | answered]
         if lost:
             logger.warning("%d announcements of attempts that were lost go into the ledger without a count", len(lost))
-            found[0].unsure += map(_unsure_of, lost)
+            found[0].unsure += lost
         return found
 
     def _announced(self, run: Run) -> Mapping[tuple[object, ...], LedgerEntry]:
         """Return the deletions that a run has announced."""
         own = [entry for entry in self._state.intents() if entry.run_id == run.id] if run.mode == "apply" else []
-        return {(e.topic, e.generation, e.table, e.rule, e.start): e for e in own}
+        return {_range_of(entry): entry for entry in own}
 
 
-def _unsure_of(announced: LedgerEntry) -> tuple[LedgerKey, DeletedRows]:
-    """Return the announced deletions whose outcome is unknown."""
-    table: DataTable = "message" if announced.table == "message" else "payload"
-    policy = (announced.metadata_generation, announced.ttl_seconds, announced.cutoff_ms)
-    key = LedgerKey(announced.topic, announced.generation, table, Rule(announced.rule), *policy)
-    return key, DeletedRows(announced.at_ms, announced.start, announced.stop, None, None, None)
+def _range_of(entry: LedgerEntry) -> tuple[object, ...]:
+    return (*subject_of(entry)[:4], entry.start)
 
 
 def _with_rate(parts: Sequence[Part], run: Run) -> list[Part]:

@@ -25,9 +25,8 @@ from janitor.state import values
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
-from janitor.sweep.findings import NOTHING_DONE, DeletionCount, Done, Due, Finding, Invalid, Read
-from janitor.sweep.ledger import DeletedRanges, Ledger
-from janitor.sweep.outcome import Outcome
+from janitor.sweep.findings import NOTHING_DONE, DeletionCount, Done, Due, Finding, Invalid
+from janitor.sweep.outcome import Ledger, Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import Part
 from janitor.sweep.sweep import run_step
@@ -35,6 +34,7 @@ from janitor.sweep.transactions import TransactionView
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import Interrupted, LeaseLost, StateError, StoreError
 from tms_core.tables.base import ALL_KEYS, KeyRange, Reads, Store
+from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 
@@ -139,9 +139,6 @@ class Finder:
     def alive(self) -> None:
         """Do nothing: Spark kills a task that it no longer needs."""
 
-    def after_page(self, read: Read) -> None:
-        """Do nothing: Spark kills a task that it no longer needs."""
-
     def apply(self, finding: Finding) -> Done:
         match finding:
             case Due(hold=None):
@@ -211,8 +208,7 @@ def _take(part: Part, store: Reads, whole: Reads, executor: Executor) -> Outcome
 
 def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: Outcome) -> None:
     """Make durable what was done, and have its space given back: only here it is known where rows were."""
-    part.message.sync()
-    part.payload.sync()
+    part.sync()
     outcome.compact(deleted, allowed.alive)
 
 

@@ -13,7 +13,7 @@ import pytest
 from janitor.boundary import claim as boundary
 from janitor.boundary.claim import Refutation, find_gap
 from janitor.report import Report
-from janitor.run.sweep_run import PROGRESS_MS
+from janitor.run.conclude import PROGRESS_MS
 from janitor.state.base import Claim, Evidence
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import (

@@ -1,4 +1,4 @@
-"""A site on a disk: a small store, its snapshots and a settings file, and the command typed in its folder."""
+"""A folder with a small store, its snapshots and a settings file, in which tests type commands."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class Outcome:
 
 
 @dataclass
-class Site:
-    """A folder in which one types commands, at a clock that stands still."""
+class CommandKit:
+    """A folder in which a test types commands, at a clock that stands still."""
 
     folder: Path
     clock: ManualClock
@@ -66,7 +66,7 @@ class Site:
         return Outcome(code, *self.streams.readouterr())
 
     def janitor(self, line: str) -> Outcome:
-        """Type a command line, with the settings of the site."""
+        """Type a command line, with the settings of the folder."""
         return self.run(f"{line} --config janitor.yaml")
 
     def set(self, text: str) -> None:
@@ -83,10 +83,10 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
+def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> CommandKit:
     """Two expired messages and a live one, a message of an invalid transaction, and a deleted topic with a row."""
     monkeypatch.chdir(tmp_path)
-    made = Site(tmp_path, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
+    made = CommandKit(tmp_path, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
     made.store.mkdir(parents=True)
     (tmp_path / "data" / "tx").mkdir()
     with LevelDBStore(made.store, create=True) as store:

@@ -17,7 +17,7 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.status.collect import Deployment
 from janitor.sweep.run import Terms
 from tests.builders import HOUR, LIFETIME, MINUTE, NOW_MS, topic
-from tests.janitor.cli.conftest import Site
+from tests.janitor.cli.conftest import CommandKit
 from tests.janitor.http.conftest import Direct
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
@@ -44,13 +44,13 @@ class Shown(NamedTuple):
 
 
 @pytest.fixture
-def shown(site: Site) -> Shown:
+def shown(kit: CommandKit) -> Shown:
     """A store with a finished run, rows that are held, a counted topic and a consumer; the last run was stopped."""
-    assert site.janitor("run --once --adopt").code == 0
-    with LevelDBStore(site.store) as store:
+    assert kit.janitor("run --once --adopt").code == 0
+    with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - 2 * HOUR)
-    assert site.janitor("run --once").code == 0
-    state_folder = site.folder / "data/janitor"
+    assert kit.janitor("run --once").code == 0
+    state_folder = kit.folder / "data/janitor"
     with SqliteState(state_folder) as state:
         state.save_counts({TopicId("default", "orders"): TopicCount(3, 70, NOW_MS - HOUR, NOW_MS - MINUTE, NOW_MS)})
         behind = ConsumerFigures(
@@ -66,25 +66,25 @@ def shown(site: Site) -> Shown:
             counted_ms=NOW_MS,
         )
         CONSUMERS.save(state, [behind])
-    site.clock.step(30 * 24 * HOUR)
-    assert site.janitor("run --once").code != 0, "the clock has jumped"
-    return _look(site)
+    kit.clock.step(30 * 24 * HOUR)
+    assert kit.janitor("run --once").code != 0, "the clock has jumped"
+    return _look(kit)
 
 
-def _look(site: Site) -> Shown:
-    folder = site.folder / "data/janitor"
+def _look(kit: CommandKit) -> Shown:
+    folder = kit.folder / "data/janitor"
     terms = Terms(3600, (), LIFETIME, True, 60)
     deployment = Deployment("store", "apply", "", terms, arguments="--config janitor.yaml")
-    exporter = Exporter(LevelDBPlace(site.store, folder), deployment, Metrics("top", 10), site.clock)
+    exporter = Exporter(LevelDBPlace(kit.store, folder), deployment, Metrics("top", 10), kit.clock)
     exporter.refresh()
     web = Direct(exporter)
     families = text_string_to_metric_families(exporter.metrics()[0].decode())
     return Shown(
-        status=site.janitor("status --format json").json,
+        status=kit.janitor("status --format json").json,
         api=json.loads(web.ask("/api/status").body),
-        detail=site.janitor("topic default:orders --format json").json,
+        detail=kit.janitor("topic default:orders --format json").json,
         api_detail=json.loads(web.ask("/api/topics/default:orders").body),
-        history=site.janitor("history --format json").json,
+        history=kit.janitor("history --format json").json,
         api_runs=json.loads(web.ask("/api/runs").body)["runs"],
         page=web.ask("/").body.decode(),
         metrics={

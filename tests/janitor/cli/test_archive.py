@@ -12,7 +12,7 @@ from janitor.cli.main import cli
 from janitor.state.sqlite.state import SqliteState
 from tests.archives import Undo
 from tests.builders import DAY, HOUR, NOW_MS, topic, unknown_topic, visibility
-from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
 from tms_core.rowkey import MessageId
 from tms_core.tables.leveldb.store import LevelDBStore
 
@@ -26,29 +26,29 @@ def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def archived(site: Site) -> Site:
-    """The site, with another topic; two messages of each were deleted, one of them of an invalid transaction."""
-    site.set(ARCHIVED)
-    with LevelDBStore(site.store) as store:
+def archived(kit: CommandKit) -> CommandKit:
+    """The store, with two more topics; two messages of each were deleted, one of them of an invalid transaction."""
+    kit.set(ARCHIVED)
+    with LevelDBStore(kit.store) as store:
         for name, generation in (("default:billing", 1), ("default:shipping", 2)):
             made = topic(store, name, ttl_seconds=86_400, generation=generation)
             made.plain(OLD_MS, body=b"old").tx(INVALID, OLD_MS + HOUR)
-            undo = Undo(store, Path("data/archive"), site.clock)
+            undo = Undo(store, Path("data/archive"), kit.clock)
             undo.sweep(made, run_id=f"run-{generation}", snapshot=visibility(NOW_MS, invalid=[INVALID]))
-    return site
+    return kit
 
 
-def pause(site: Site, pattern: str) -> None:
-    with SqliteState(site.folder / "data" / "janitor") as state:
-        state.pause(pattern, site.clock.now_ms())
+def pause(kit: CommandKit, pattern: str) -> None:
+    with SqliteState(kit.folder / "data" / "janitor") as state:
+        state.pause(pattern, kit.clock.now_ms())
 
 
-def billing(site: Site) -> list[tuple[int, int | None]]:
-    with LevelDBStore(site.store) as store:
+def billing(kit: CommandKit) -> list[tuple[int, int | None]]:
+    with LevelDBStore(kit.store) as store:
         return [(key.publish_ms, value.pointer) for key, value in unknown_topic(store, "default:billing").messages()]
 
 
-def test_given_an_archive_when_listed_then_each_topic_is_shown(archived: Site) -> None:
+def test_given_an_archive_when_listed_then_each_topic_is_shown(archived: CommandKit) -> None:
     shown = archived.janitor("archive list")
     assert (shown.code, shown.err) == (0, "")
     lines = [line.split() for line in shown.out.splitlines()]
@@ -69,19 +69,19 @@ def test_given_an_archive_when_listed_then_each_topic_is_shown(archived: Site) -
     ],
 )
 def test_given_options_when_listed_then_only_what_they_mean_is_shown(
-    archived: Site, options: str, topics: list[str]
+    archived: CommandKit, options: str, topics: list[str]
 ) -> None:
     listed = archived.janitor(f"archive list {options} --format json").json
     assert [group["topic"] for group in listed["archived"]] == topics
 
 
-def test_given_no_archive_when_listed_then_it_says_whether_there_will_be_one(site: Site) -> None:
-    assert "deleted rows are lost" in site.janitor("archive list").out
-    site.set(ARCHIVED)
-    assert site.janitor("archive list").out == "nothing is archived\n"
+def test_given_no_archive_when_listed_then_it_says_whether_there_will_be_one(kit: CommandKit) -> None:
+    assert "deleted rows are lost" in kit.janitor("archive list").out
+    kit.set(ARCHIVED)
+    assert kit.janitor("archive list").out == "nothing is archived\n"
 
 
-def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown(archived: Site) -> None:
+def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown(archived: CommandKit) -> None:
     [path] = Path("data/archive").glob("*/topic=billing/*/*.parquet")
     path.write_bytes(b"nothing")
     shown = archived.janitor("archive list")
@@ -95,7 +95,7 @@ def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown
 
 
 def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_invalid_one_is_not_visible(
-    archived: Site,
+    archived: CommandKit,
 ) -> None:
     pause(archived, "default:billing")
     told = archived.janitor("archive restore default:billing --dry-run")
@@ -117,7 +117,9 @@ def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_inval
     assert (again["restored"], again["already_there"], again["warnings"]) == (0, 2, [])
 
 
-def test_given_an_archived_message_when_asked_why_then_the_commands_it_prints_bring_it_back(archived: Site) -> None:
+def test_given_an_archived_message_when_asked_why_then_the_commands_it_prints_bring_it_back(
+    archived: CommandKit,
+) -> None:
     shown = archived.janitor(f"why default:billing {MessageId(OLD_MS, 0)}").out.splitlines()
     at = shown.index("it is archived; to restore it into a paused topic:")
     for line in shown[at + 1 : at + 3]:
@@ -130,20 +132,20 @@ def test_given_an_archived_message_when_asked_why_then_the_commands_it_prints_br
 @pytest.mark.parametrize(
     "line", ["restore", "restore default:*", "restore nonsense", "restore default:a --to x", "list --since never"]
 )
-def test_given_something_that_is_no_topic_or_time_then_it_is_a_wrong_usage(archived: Site, line: str) -> None:
+def test_given_something_that_is_no_topic_or_time_then_it_is_a_wrong_usage(archived: CommandKit, line: str) -> None:
     assert archived.janitor(f"archive {line}").code == 2
 
 
-def test_given_an_archive_that_is_a_url_when_listed_then_it_is_a_wrong_setting(site: Site) -> None:
-    site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {path: 's3://bucket/archive'}, "))
-    assert site.janitor("archive list").code == 2
+def test_given_an_archive_that_is_a_url_when_listed_then_it_is_a_wrong_setting(kit: CommandKit) -> None:
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {path: 's3://bucket/archive'}, "))
+    assert kit.janitor("archive list").code == 2
 
 
 @pytest.mark.parametrize("verb", ["plan", "boundary"])
 def test_question_with_an_archive_but_without_pyarrow_is_answered(
-    site: Site, monkeypatch: pytest.MonkeyPatch, verb: str
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: archive}, "))
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: archive}, "))
     monkeypatch.setattr(parquet, "find_spec", lambda _: None)
-    answered, run = site.janitor(verb), site.janitor("run --once --adopt")
+    answered, run = kit.janitor(verb), kit.janitor("run --once --adopt")
     assert (answered.code, "pyarrow" in answered.err, run.code, "pyarrow" in run.err) == (0, False, 2, True)

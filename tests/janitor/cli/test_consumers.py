@@ -7,7 +7,7 @@ import pytest
 from janitor.state.records import Note
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, MINUTE, NOW_MS
-from tests.janitor.cli.conftest import SETTINGS, Site
+from tests.janitor.cli.conftest import SETTINGS, CommandKit
 from tms_core.consumers.positions import Position, Positions
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import KEYS
@@ -22,26 +22,28 @@ HOLD_SECONDS = 2 * 86400
 
 
 @pytest.fixture
-def consumer(site: Site) -> Site:
-    """A site where a consumer holds what it has not read."""
-    read(site, READ)
-    site.set(f"{SETTINGS}server: {{consumers: {{floor: true, max_hold_seconds: {HOLD_SECONDS}}}}}\n")
-    return site
+def consumer(kit: CommandKit) -> CommandKit:
+    """A store where a consumer holds messages that it has not read."""
+    read(kit, READ)
+    kit.set(f"{SETTINGS}server: {{consumers: {{floor: true, max_hold_seconds: {HOLD_SECONDS}}}}}\n")
+    return kit
 
 
-def read(site: Site, message: MessageId) -> None:
-    with LevelDBSide(side_path(site.store)) as side:
+def read(kit: CommandKit, message: MessageId) -> None:
+    with LevelDBSide(side_path(kit.store)) as side:
         Positions(side).put(ORDERS, Position("billing", message, NOW_MS, 0))
 
 
-def messages(site: Site) -> list[int]:
-    with LevelDBStore(site.store) as store:
+def messages(kit: CommandKit) -> list[int]:
+    with LevelDBStore(kit.store) as store:
         return [
             int.from_bytes(key[-10:-2], "big") for key in store.message.read(KEYS, b"default:orders:", b"e", 10).items
         ]
 
 
-def test_given_a_consumer_when_planned_and_run_then_what_it_has_not_read_is_held_and_shown(consumer: Site) -> None:
+def test_given_a_consumer_when_planned_and_run_then_what_it_has_not_read_is_held_and_shown(
+    consumer: CommandKit,
+) -> None:
     planned = consumer.janitor("plan --format json").json
     assert [(entry["rows"], entry["held"]) for entry in planned["topics"] if entry["rule"] == "expired"] == [
         (1, "consumer"),
@@ -65,7 +67,7 @@ def test_given_a_consumer_when_planned_and_run_then_what_it_has_not_read_is_held
     assert "1 rows wait (consumer); until 2023-11-15 22:13:20 UTC (in 1 d)" in consumer.janitor("status").out
 
 
-def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer: Site) -> None:
+def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer: CommandKit) -> None:
     consumer.janitor("run --once --adopt")
     shown = consumer.janitor(f"why default:orders {UNREAD}").out
     assert "held until 2023-11-15 22:13:20 UTC at the latest, because a consumer of its topic has not read it" in shown
@@ -78,10 +80,10 @@ def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer
     assert "the next run deletes it" in consumer.janitor(f"why default:orders {UNREAD}").out
 
 
-def test_given_a_store_without_consumers_when_run_then_nothing_is_held(site: Site) -> None:
-    site.set(f"{SETTINGS}server: {{consumers: {{floor: true}}}}\n")
-    assert site.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
-    assert not side_path(site.store).exists()
+def test_given_a_store_without_consumers_when_run_then_nothing_is_held(kit: CommandKit) -> None:
+    kit.set(f"{SETTINGS}server: {{consumers: {{floor: true}}}}\n")
+    assert kit.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
+    assert not side_path(kit.store).exists()
 
 
 FIGURES = {
@@ -97,9 +99,9 @@ FIGURES = {
 }
 
 
-def test_given_groups_with_claims_when_shown_then_open_and_redelivered_ones_are_said(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    with SqliteState(site.folder / "data/janitor") as state:
+def test_given_groups_with_claims_when_shown_then_open_and_redelivered_ones_are_said(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    with SqliteState(kit.folder / "data/janitor") as state:
         groups = [
             {**FIGURES, "consumer": "before", "open_claims": 0, "redelivered": 0},
             {**FIGURES, "consumer": "one", "open_claims": 1, "redelivered": 0},
@@ -107,14 +109,14 @@ def test_given_groups_with_claims_when_shown_then_open_and_redelivered_ones_are_
         ]
         state.save_note(Note.CONSUMERS, groups)
     behind = "4 messages behind; the oldest 1 min old"
-    shown = site.janitor("status").out
+    shown = kit.janitor("status").out
     for line in (f"before of default:orders; {behind}\n", f"{behind}; 1 open claim\n"):
         assert line in shown
     assert f"two of default:orders; {behind}; 1,200 open claims, 1 redelivered\n" in shown
-    detail = site.janitor("topic default:orders").out
+    detail = kit.janitor("topic default:orders").out
     read_at = "last read 2023-11-14 22:13:20 UTC (0 s ago)"
     assert f"before: 4 messages behind, the oldest 1 min old; {read_at}\n" in detail
     assert f"two: 4 messages behind, the oldest 1 min old; {read_at}; 1,200 open claims, 1 redelivered\n" in detail
     for line in ("status", "topic default:orders"):
-        found = site.janitor(f"{line} --format json").json["consumers"]
+        found = kit.janitor(f"{line} --format json").json["consumers"]
         assert [(one["open_claims"], one["redelivered"]) for one in found] == [(0, 0), (1, 0), (1200, 1)]

@@ -1,6 +1,6 @@
 """The commands while another process holds the store: everything as if it were free.
 
-Two sites are made alike, at the same moment. In one the commands find the store free, in the other a second process
+Two stores are made alike, at the same moment. In one the commands find the store free, in the other a second process
 holds it; what is printed must be the same, byte for byte.
 """
 
@@ -27,7 +27,7 @@ from janitor.app.serve import opened
 from janitor.app.session import Session
 from janitor.cli.main import execute
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, pointer, topic
-from tests.janitor.cli.conftest import INVALID, SETTINGS, Outcome, Site
+from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit, Outcome
 from tests.janitor.control.holder import token_hex
 from tms_core.clock import ManualClock
 from tms_core.rowkey import MessageId
@@ -69,26 +69,26 @@ class Holder:
 
 
 Hold = Callable[..., Holder]
-MakeSite = Callable[[], Site]
+MakeKit = Callable[[], CommandKit]
 
 
 @pytest.fixture
 def hold() -> Iterator[Hold]:
-    """Starts a process that holds a site's store, until the test is over."""
+    """Starts a process that holds the store of a kit, until the test is over."""
     with ExitStack() as stack:
 
-        def start(site: Site, watched: str = "") -> Holder:
-            return stack.enter_context(holding(site, watched))
+        def start(kit: CommandKit, watched: str = "") -> Holder:
+            return stack.enter_context(holding(kit, watched))
 
         yield start
 
 
 @contextmanager
-def holding(site: Site, watched: str = "") -> Iterator[Holder]:
-    words = [str(site.clock.now_ms()), str(site.clock.monotonic_ms()), *([watched] if watched else [])]
+def holding(kit: CommandKit, watched: str = "") -> Iterator[Holder]:
+    words = [str(kit.clock.now_ms()), str(kit.clock.monotonic_ms()), *([watched] if watched else [])]
     with subprocess.Popen(
         [sys.executable, "-m", "tests.janitor.control.holder", *words],
-        cwd=site.folder,
+        cwd=kit.folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -103,18 +103,18 @@ def holding(site: Site, watched: str = "") -> Iterator[Holder]:
 
 
 @pytest.fixture
-def make_site(
+def make_kit(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> MakeSite:
-    """Makes an adopted site with something for every verb, and goes there."""
+) -> MakeKit:
+    """Makes an adopted store with something for every verb, and changes to its folder."""
     monkeypatch.setattr(secrets, "token_hex", token_hex)
 
-    def make() -> Site:
+    def make() -> CommandKit:
         # Deep, because the kernel's addresses of sockets are short.
-        folder = tmp_path_factory.mktemp("site") / ("deep" * 20) / ("deeper" * 10)
+        folder = tmp_path_factory.mktemp("kit") / ("deep" * 20) / ("deeper" * 10)
         (folder / "data" / "messaging").mkdir(parents=True)
         (folder / "data" / "tx").mkdir()
-        made = Site(folder, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
+        made = CommandKit(folder, ManualClock(NOW_MS, monotonic_ms=DAY), capsys)
         with LevelDBStore(made.store, create=True) as store:
             orders = topic(store, "default:orders", ttl_seconds=86400)
             orders.plain(NOW_MS - 3 * DAY, NOW_MS - 2 * DAY, NOW_MS - MINUTE)
@@ -133,17 +133,17 @@ def make_site(
     return make
 
 
-Verb = Callable[[Site], Outcome]
+Verb = Callable[[CommandKit], Outcome]
 
 
 def typed(line: str) -> Verb:
-    return lambda site: site.janitor(line)
+    return lambda kit: kit.janitor(line)
 
 
-def applied(site: Site) -> Outcome:
+def applied(kit: CommandKit) -> Outcome:
     """A plan and its apply, one after the other."""
-    planned = site.janitor("plan --out plan.json")
-    done = site.janitor("apply plan.json --format json")
+    planned = kit.janitor("plan --out plan.json")
+    done = kit.janitor("apply plan.json --format json")
     return Outcome(done.code, planned.out + done.out, planned.err + done.err)
 
 
@@ -181,16 +181,16 @@ def sentences(outcome: Outcome) -> list[str]:
 
 
 def test_given_a_daemon_that_has_the_store_when_something_is_decided_then_no_run_is_proposed(
-    make_site: MakeSite, hold: Hold
+    make_kit: MakeKit, hold: Hold
 ) -> None:
-    site = make_site()
-    hold(site)
+    kit = make_kit()
+    hold(kit)
     for line in ("approve default:orders", "adopt"):
-        shown = site.janitor(line).out
+        shown = kit.janitor(line).out
         assert "next: janitor sweep-now --config janitor.yaml\nor wait for the next sweep of the process" in shown
         assert "run --once" not in shown
-    assert "run --once" not in site.janitor("plan").out
-    assert site.janitor("status").code == 0
+    assert "run --once" not in kit.janitor("plan").out
+    assert kit.janitor("status").code == 0
 
 
 #: How a plan, a run and their JSON tell the store's size.
@@ -207,49 +207,49 @@ def answer(outcome: Outcome) -> str:
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_given_a_held_store_then_every_verb_says_what_it_says_of_a_free_one(
-    make_site: MakeSite, hold: Hold, verb: Verb
+    make_kit: MakeKit, hold: Hold, verb: Verb
 ) -> None:
-    free = verb(make_site())
-    site = make_site()
-    hold(site)
-    held = verb(site)
+    free = verb(make_kit())
+    kit = make_kit()
+    hold(kit)
+    held = verb(kit)
     assert (held.code, answer(held), sentences(held)) == (free.code, answer(free), sentences(free))
     assert free.out
     assert held.code == 0
 
 
-def plan_gone_stale(site: Site) -> None:
-    site.janitor("plan --out plan.json")
-    with LevelDBStore(site.store) as store:
+def plan_gone_stale(kit: CommandKit) -> None:
+    kit.janitor("plan --out plan.json")
+    with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=3600)
 
 
-def plan_by_other_settings(site: Site) -> None:
-    site.janitor("plan --out plan.json")
-    site.set(SETTINGS.replace("janitor: {", "janitor: {hold_seconds: 60, "))
+def plan_by_other_settings(kit: CommandKit) -> None:
+    kit.janitor("plan --out plan.json")
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {hold_seconds: 60, "))
 
 
-def no_snapshots(site: Site) -> None:
-    shutil.rmtree(site.folder / "data" / "tx")
+def no_snapshots(kit: CommandKit) -> None:
+    shutil.rmtree(kit.folder / "data" / "tx")
 
 
-def clock_in_doubt(site: Site) -> None:
-    site.clock.step(DAY)
+def clock_in_doubt(kit: CommandKit) -> None:
+    kit.clock.step(DAY)
 
 
-def state_lost(site: Site) -> None:
-    site.janitor("plan --out plan.json")
-    shutil.rmtree(site.folder / "data" / "janitor")
+def state_lost(kit: CommandKit) -> None:
+    kit.janitor("plan --out plan.json")
+    shutil.rmtree(kit.folder / "data" / "janitor")
 
 
-def row_damaged(site: Site) -> None:
+def row_damaged(kit: CommandKit) -> None:
     """A claim that is not true: a row of an invalid transaction that nobody has looked at since."""
-    site.janitor("run --once")
-    with LevelDBStore(site.store) as store:
+    kit.janitor("run --once")
+    with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=7200).tx(INVALID, NOW_MS - MINUTE)
 
 
-FAILURES: dict[str, tuple[Callable[[Site], None], str, int]] = {
+FAILURES: dict[str, tuple[Callable[[CommandKit], None], str, int]] = {
     "stale plan": (plan_gone_stale, "apply plan.json", 3),
     "other settings": (plan_by_other_settings, "apply plan.json", 3),
     "another store's plan": (state_lost, "apply plan.json", 3),
@@ -262,16 +262,16 @@ FAILURES: dict[str, tuple[Callable[[Site], None], str, int]] = {
 
 @pytest.mark.parametrize(("prepare", "line", "code"), FAILURES.values(), ids=FAILURES)
 def test_given_a_held_store_then_what_fails_fails_as_with_a_free_one(
-    make_site: MakeSite, hold: Hold, prepare: Callable[[Site], None], line: str, code: int
+    make_kit: MakeKit, hold: Hold, prepare: Callable[[CommandKit], None], line: str, code: int
 ) -> None:
     outcomes, said = [], []
     for is_held in (False, True):
-        site = make_site()
-        prepare(site)
+        kit = make_kit()
+        prepare(kit)
         if is_held:
-            hold(site)
-        outcomes.append(site.janitor(line))
-        said.append([sentence.replace(str(site.folder), "") for sentence in sentences(outcomes[-1])])
+            hold(kit)
+        outcomes.append(kit.janitor(line))
+        said.append([sentence.replace(str(kit.folder), "") for sentence in sentences(outcomes[-1])])
     free, held = outcomes
     assert (held.code, held.out, said[1]) == (free.code, free.out, said[0])
     assert held.code == code
@@ -279,18 +279,18 @@ def test_given_a_held_store_then_what_fails_fails_as_with_a_free_one(
 
 @pytest.mark.parametrize("words", ["--dry-run", "--since now-60h", ""])
 def test_given_a_held_store_when_rows_are_restored_then_as_with_a_free_one(
-    make_site: MakeSite, hold: Hold, words: str
+    make_kit: MakeKit, hold: Hold, words: str
 ) -> None:
     outcomes = []
     for is_held in (False, True):
-        site = make_site()
-        site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
-        site.janitor("run --once")
-        site.janitor("pause default:orders")
+        kit = make_kit()
+        kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
+        kit.janitor("run --once")
+        kit.janitor("pause default:orders")
         if is_held:
-            hold(site)
-        restored = site.janitor(f"archive restore default:orders {words} --format json")
-        outcomes.append((restored, site.janitor("inspect message --format json").out))
+            hold(kit)
+        restored = kit.janitor(f"archive restore default:orders {words} --format json")
+        outcomes.append((restored, kit.janitor("inspect message --format json").out))
     free, held = outcomes
     assert (held[0].code, held[0].out, held[1]) == (free[0].code, free[0].out, free[1])
     assert held[0].json["restored"] > 0
@@ -299,75 +299,75 @@ def test_given_a_held_store_when_rows_are_restored_then_as_with_a_free_one(
 # --- what stays the holder's -----------------------------------------------------------------------------------------
 
 
-def test_given_a_held_store_when_a_pass_is_wanted_then_4_and_how_to_get_one(make_site: MakeSite, hold: Hold) -> None:
-    site = make_site()
-    hold(site)
-    refused = site.janitor("run --once")
+def test_given_a_held_store_when_a_pass_is_wanted_then_4_and_how_to_get_one(make_kit: MakeKit, hold: Hold) -> None:
+    kit = make_kit()
+    hold(kit)
+    refused = kit.janitor("run --once")
     assert (refused.code, refused.out) == (4, "")
     assert "[TMS-STORE-BUSY]" in refused.err
     assert "janitor sweep-now --config janitor.yaml" in refused.err
-    assert site.janitor("run --once --skip-if-locked").code == 0
+    assert kit.janitor("run --once --skip-if-locked").code == 0
 
 
-def test_sweep_now_asks_the_process_that_holds_the_store(make_site: MakeSite, hold: Hold) -> None:
-    site = make_site()
-    holder = hold(site)
-    asked = site.janitor("sweep-now")
+def test_sweep_now_asks_the_process_that_holds_the_store(make_kit: MakeKit, hold: Hold) -> None:
+    kit = make_kit()
+    holder = hold(kit)
+    asked = kit.janitor("sweep-now")
     holder.hear("sweeping")
     assert asked.code == 0
     assert asked.out.endswith("sweeps now; see: janitor status --config janitor.yaml\n")
 
 
-def test_sweep_now_without_a_holder_says_how_to_sweep_from_here(make_site: MakeSite) -> None:
-    refused = make_site().janitor("sweep-now")
+def test_sweep_now_without_a_holder_says_how_to_sweep_from_here(make_kit: MakeKit) -> None:
+    refused = make_kit().janitor("sweep-now")
     assert (refused.code, refused.out) == (1, "")
     assert "[TMS-STORE]" in refused.err
     assert "janitor run --once --config janitor.yaml" in refused.err
 
 
-def test_given_one_state_folder_for_two_stores_then_the_other_one_is_refused(make_site: MakeSite, hold: Hold) -> None:
-    site = make_site()
-    shutil.copytree(site.store, site.folder / "data" / "other")
-    hold(site)
-    site.set(SETTINGS.replace("data/messaging", "data/other"))
-    refused = site.janitor("plan")
+def test_given_one_state_folder_for_two_stores_then_the_other_one_is_refused(make_kit: MakeKit, hold: Hold) -> None:
+    kit = make_kit()
+    shutil.copytree(kit.store, kit.folder / "data" / "other")
+    hold(kit)
+    kit.set(SETTINGS.replace("data/messaging", "data/other"))
+    refused = kit.janitor("plan")
     assert (refused.code, refused.out) == (2, "")
     assert "[TMS-CONFIGURATION]" in refused.err
 
 
-def test_given_a_held_store_then_the_doctor_finds_nothing_wrong_with_that(make_site: MakeSite, hold: Hold) -> None:
-    site = make_site()
-    hold(site)
-    examined = site.janitor("doctor --format json")
+def test_given_a_held_store_then_the_doctor_finds_nothing_wrong_with_that(make_kit: MakeKit, hold: Hold) -> None:
+    kit = make_kit()
+    hold(kit)
+    examined = kit.janitor("doctor --format json")
     assert examined.code == 0
     [store] = [finding for finding in examined.json if finding["check"] == "store"]
     assert ", 2 topics, held by process " in store["message"]
 
 
-def test_given_a_holder_without_a_socket_then_4_and_who_it_is(make_site: MakeSite) -> None:
-    site = make_site()
-    with LevelDBStore(site.store):
-        refused = site.janitor("plan")
+def test_given_a_holder_without_a_socket_then_4_and_who_it_is(make_kit: MakeKit) -> None:
+    kit = make_kit()
+    with LevelDBStore(kit.store):
+        refused = kit.janitor("plan")
     assert (refused.code, refused.out) == (4, "")
 
 
 def test_given_a_holder_that_dies_while_it_answers_then_1_and_nothing_is_half_printed(
-    make_site: MakeSite, hold: Hold
+    make_kit: MakeKit, hold: Hold
 ) -> None:
-    site = make_site()
-    holder = hold(site, "message.rows")
-    site.janitor("status")
+    kit = make_kit()
+    holder = hold(kit, "message.rows")
+    kit.janitor("status")
     with ThreadPoolExecutor() as threads:
-        asked = threads.submit(execute, shlex.split("inspect message --config janitor.yaml"), site.clock)
+        asked = threads.submit(execute, shlex.split("inspect message --config janitor.yaml"), kit.clock)
         holder.hear("message.rows")
         holder.tell("die")
         assert asked.result() == 1
-    out, err = site.streams.readouterr()
+    out, err = kit.streams.readouterr()
     assert out == ""
     assert "stopped before it responded" in err
     holder.wait()
     # The socket it left behind keeps nobody from the store, which is free now.
-    assert site.janitor("plan").code == 0
+    assert kit.janitor("plan").code == 0
 
 
 # --- pause, resume, status -------------------------------------------------------------------------------------------
@@ -375,32 +375,34 @@ def test_given_a_holder_that_dies_while_it_answers_then_1_and_nothing_is_half_pr
 
 @pytest.mark.parametrize("words", ["pause", "pause default:orders", "pause 'default:*'"])
 def test_given_a_sweep_when_paused_then_at_most_the_batch_under_way_is_deleted(
-    make_site: MakeSite, hold: Hold, words: str
+    make_kit: MakeKit, hold: Hold, words: str
 ) -> None:
-    site = make_site()
-    site.set(SETTINGS.replace("janitor: {", "janitor: {batch_rows: 2, "))
-    with LevelDBStore(site.store) as store:
+    kit = make_kit()
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {batch_rows: 2, "))
+    with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=86400).plain(*(NOW_MS - 3 * DAY + number for number in range(1, 11)))
-    holder = hold(site, "message.delete")
+    holder = hold(kit, "message.delete")
     holder.tell("sweep")
     holder.hear("message.delete")
-    assert site.janitor(words).code == 0
+    assert kit.janitor(words).code == 0
     holder.go_on_until("swept")
     # Twelve were due in this topic; two of them went with the batch that was under way.
-    assert site.janitor("inspect message --topic default:orders --format json").json["counts"]["plain"] == 11
+    assert kit.janitor("inspect message --topic default:orders --format json").json["counts"]["plain"] == 11
 
 
-def test_given_a_pause_and_its_end_then_the_holder_shows_it_at_once(make_site: MakeSite, hold: Hold) -> None:
-    site = make_site()
-    holder = hold(site)
+def test_given_a_pause_and_its_end_then_the_holder_shows_it_at_once(make_kit: MakeKit, hold: Hold) -> None:
+    kit = make_kit()
+    holder = hold(kit)
     for words, paused in (("pause", [{"pattern": "*:*", "since_ms": NOW_MS + MINUTE}]), ("resume", [])):
-        assert site.janitor(f"{words} --format json").json["paused"] == paused
+        assert kit.janitor(f"{words} --format json").json["paused"] == paused
         holder.hear("refreshed")
-        assert site.janitor("status --format json").json["paused"] == paused
+        assert kit.janitor("status --format json").json["paused"] == paused
 
 
-def test_given_a_daemon_when_its_page_shows_a_command_then_it_leads_to_its_store_from_any_folder(site: Site) -> None:
-    site.set(SETTINGS.replace("janitor: {", "janitor: {http: {port: 0}, "))
+def test_given_a_daemon_when_its_page_shows_a_command_then_it_leads_to_its_store_from_any_folder(
+    kit: CommandKit,
+) -> None:
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {http: {port: 0}, "))
     common = Common(Path("janitor.yaml"))
-    with opened(Session(common, site.clock)) as (_, url), urlopen(f"{url}api/status") as answer:  # noqa: S310
-        assert json.load(answer)["adopt_command"] == f"janitor adopt --config {site.folder}/janitor.yaml"
+    with opened(Session(common, kit.clock)) as (_, url), urlopen(f"{url}api/status") as answer:  # noqa: S310
+        assert json.load(answer)["adopt_command"] == f"janitor adopt --config {kit.folder}/janitor.yaml"

@@ -18,7 +18,7 @@ from janitor.run.engine import Engine
 from janitor.state.base import CounterKey
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import HOUR, MINUTE
-from tests.janitor.cli.conftest import SETTINGS, Site
+from tests.janitor.cli.conftest import SETTINGS, CommandKit
 from tests.support import raising
 from tms_core.errors import StoreError
 from tms_core.tables.base import Origin
@@ -33,14 +33,14 @@ FAILED_RUNS = CounterKey("sweeps_total", (("result", "failed"),))
 
 
 @pytest.mark.parametrize("line", ["plan", "run --once --adopt", "adopt", "config show", "doctor", "verify", "boundary"])
-def test_given_a_store_when_all_goes_well_then_0(site: Site, line: str) -> None:
-    assert site.janitor(line).code == 0
+def test_given_a_store_when_all_goes_well_then_0(kit: CommandKit, line: str) -> None:
+    assert kit.janitor(line).code == 0
 
 
-def test_given_a_stale_snapshot_when_run_then_0_with_a_warning(site: Site) -> None:
-    assert site.janitor("run --once --adopt").code == 0
-    site.clock.advance(HOUR)
-    done = site.janitor("run --once --format json")
+def test_given_a_stale_snapshot_when_run_then_0_with_a_warning(kit: CommandKit) -> None:
+    assert kit.janitor("run --once --adopt").code == 0
+    kit.clock.advance(HOUR)
+    done = kit.janitor("run --once --format json")
     assert done.code == 0
     assert [(note["guard"], note["tripped"]) for note in done.json["guards"]] == [("snapshot", False)]
 
@@ -48,13 +48,13 @@ def test_given_a_stale_snapshot_when_run_then_0_with_a_warning(site: Site) -> No
 # --- 1: failed -------------------------------------------------------------------------------------------------------
 
 
-def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(site: Site) -> None:
-    failed = site.run("plan --leveldb nowhere")
+def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(kit: CommandKit) -> None:
+    failed = kit.run("plan --leveldb nowhere")
     assert failed.code == 1
     assert failed.out == ""
     assert "[TMS-STORE-NOT-FOUND]" in failed.err
     assert "storage.leveldb.path" in failed.err
-    assert not (site.folder / "nowhere.janitor").exists()
+    assert not (kit.folder / "nowhere.janitor").exists()
 
 
 # --- 2: usage and configuration --------------------------------------------------------------------------------------
@@ -77,45 +77,45 @@ def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(s
         ("plan --config absent.yaml", "absent.yaml"),
     ],
 )
-def test_given_wrong_usage_then_2_and_nothing_on_standard_output(site: Site, line: str, said: str) -> None:
-    failed = site.run(f"{line} --leveldb data/messaging")
+def test_given_wrong_usage_then_2_and_nothing_on_standard_output(kit: CommandKit, line: str, said: str) -> None:
+    failed = kit.run(f"{line} --leveldb data/messaging")
     assert (failed.code, failed.out) == (2, "")
     assert said in failed.err
 
 
-def test_given_a_misspelt_setting_then_2_and_the_right_one_is_named(site: Site) -> None:
-    site.set(SETTINGS + "server: {prot: 1}\n")
-    failed = site.janitor("plan")
+def test_given_a_misspelt_setting_then_2_and_the_right_one_is_named(kit: CommandKit) -> None:
+    kit.set(SETTINGS + "server: {prot: 1}\n")
+    failed = kit.janitor("plan")
     assert failed.code == 2
     assert "server.prot" in failed.err
 
 
-def test_given_a_store_of_cdap_6_then_2(site: Site) -> None:
-    (site.store / "default.tms.message.orders.1").mkdir()
-    failed = site.janitor("plan")
+def test_given_a_store_of_cdap_6_then_2(kit: CommandKit) -> None:
+    (kit.store / "default.tms.message.orders.1").mkdir()
+    failed = kit.janitor("plan")
     assert failed.code == 2
     assert "CDAP 6" in failed.err
 
 
-def test_given_a_what_if_plan_when_applied_then_2_and_nothing_happens(site: Site) -> None:
-    assert site.janitor("plan --at now+7d --out plan.json").code == 0
-    refused = site.janitor("apply plan.json --adopt")
+def test_given_a_what_if_plan_when_applied_then_2_and_nothing_happens(kit: CommandKit) -> None:
+    assert kit.janitor("plan --at now+7d --out plan.json").code == 0
+    refused = kit.janitor("apply plan.json --adopt")
     assert refused.code == 2
     assert "what-if" in refused.err
     assert "--at" in refused.err
-    assert site.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
+    assert kit.janitor("plan --format json").json["totals"]["expired"] == 2, "nothing was deleted"
 
 
-def test_given_a_plan_by_other_ttls_when_applied_then_2_and_no_policy_is_2_too(site: Site) -> None:
-    assert site.janitor("plan --what-if ttl=1s --out plan.json").code == 0
-    refused = site.janitor("apply plan.json --adopt")
+def test_given_a_plan_by_other_ttls_when_applied_then_2_and_no_policy_is_2_too(kit: CommandKit) -> None:
+    assert kit.janitor("plan --what-if ttl=1s --out plan.json").code == 0
+    refused = kit.janitor("apply plan.json --adopt")
     assert (refused.code, "--what-if" in refused.err) == (2, True)
-    unread = site.janitor("plan --what-if ttl=soon")
+    unread = kit.janitor("plan --what-if ttl=soon")
     assert (unread.code, "soon" in unread.err) == (2, True)
 
 
-def test_given_no_plan_file_when_applied_then_2(site: Site) -> None:
-    refused = site.janitor("apply plan.json")
+def test_given_no_plan_file_when_applied_then_2(kit: CommandKit) -> None:
+    refused = kit.janitor("apply plan.json")
     assert refused.code == 2
     assert "cannot read plan.json" in refused.err
 
@@ -123,29 +123,29 @@ def test_given_no_plan_file_when_applied_then_2(site: Site) -> None:
 # --- 3: refused ------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_store_never_adopted_when_run_for_a_program_then_3_and_the_report_is_json(site: Site) -> None:
-    refused = site.janitor("run --once --format json")
+def test_given_a_store_never_adopted_when_run_for_a_program_then_3_and_the_report_is_json(kit: CommandKit) -> None:
+    refused = kit.janitor("run --once --format json")
     assert refused.code == 3
     assert refused.json["topics"] == []
     assert [(note["guard"], note["tripped"]) for note in refused.json["guards"]] == [("adoption", True)]
 
 
-def test_given_a_store_never_adopted_when_a_plan_is_applied_then_3_and_with_adopt_0(site: Site) -> None:
-    site.janitor("plan --out plan.json")
-    assert site.janitor("apply plan.json").code == 3
-    assert site.janitor("apply plan.json --adopt").code == 0
+def test_given_a_store_never_adopted_when_a_plan_is_applied_then_3_and_with_adopt_0(kit: CommandKit) -> None:
+    kit.janitor("plan --out plan.json")
+    assert kit.janitor("apply plan.json").code == 3
+    assert kit.janitor("apply plan.json --adopt").code == 0
 
 
-def test_given_another_store_at_the_place_when_run_then_3_until_it_is_adopted(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    shutil.copytree(site.store, site.folder / "copy")
-    shutil.rmtree(site.store)
-    shutil.move(site.folder / "copy", site.store)
-    refused = site.janitor("run --once")
+def test_given_another_store_at_the_place_when_run_then_3_until_it_is_adopted(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    shutil.copytree(kit.store, kit.folder / "copy")
+    shutil.rmtree(kit.store)
+    shutil.move(kit.folder / "copy", kit.store)
+    refused = kit.janitor("run --once")
     assert refused.code == 3
     assert "[TMS-GUARD-IDENTITY]" in refused.out
-    assert site.janitor("adopt").code == 0
-    assert site.janitor("run --once").code == 0
+    assert kit.janitor("adopt").code == 0
+    assert kit.janitor("run --once").code == 0
 
 
 # --- 4: busy ---------------------------------------------------------------------------------------------------------
@@ -160,10 +160,10 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def held(site: Site) -> Any:
+def held(kit: CommandKit) -> Any:
     """Another process that has the message table open."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(site.store / "system.tms.message")],
+        [sys.executable, "-c", HOLD, str(kit.store / "system.tms.message")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -176,15 +176,15 @@ def held(site: Site) -> Any:
 
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("line", ["plan", "run --once", "adopt", "inspect meta", "verify"])
-def test_given_another_process_holds_the_store_then_4_and_who(site: Site, line: str) -> None:
-    busy = site.janitor(line)
+def test_given_another_process_holds_the_store_then_4_and_who(kit: CommandKit, line: str) -> None:
+    busy = kit.janitor(line)
     assert (busy.code, busy.out) == (4, "")
     assert "[TMS-STORE-BUSY]" in busy.err
 
 
 @pytest.mark.usefixtures("held")
-def test_given_another_process_holds_the_store_when_it_may_be_skipped_then_0(site: Site) -> None:
-    skipped = site.janitor("run --once --skip-if-locked")
+def test_given_another_process_holds_the_store_when_it_may_be_skipped_then_0(kit: CommandKit) -> None:
+    skipped = kit.janitor("run --once --skip-if-locked")
     assert (skipped.code, skipped.out) == (0, "")
     assert "skipped" in skipped.err
 
@@ -193,7 +193,7 @@ def test_given_another_process_holds_the_store_when_it_may_be_skipped_then_0(sit
 
 
 def test_given_a_topic_that_cannot_be_done_when_run_then_5_and_the_others_are_done(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = LevelDBMessageTable.delete
 
@@ -203,12 +203,12 @@ def test_given_a_topic_that_cannot_be_done_when_run_then_5_and_the_others_are_do
         delete(table, keys, origin)
 
     monkeypatch.setattr(LevelDBMessageTable, "delete", failing)
-    partly = site.janitor("run --once --adopt --format json")
+    partly = kit.janitor("run --once --adopt --format json")
     assert partly.code == 5
     [error] = partly.json["errors"]
     assert "default:orders: the disk is full." in error
     assert partly.json["totals"]["old_generation"] == 1
-    again = site.janitor("run --once")
+    again = kit.janitor("run --once")
     assert again.code == 5
     assert "failed: " in again.out
 
@@ -216,12 +216,12 @@ def test_given_a_topic_that_cannot_be_done_when_run_then_5_and_the_others_are_do
 # --- stopped from outside --------------------------------------------------------------------------------------------
 
 
-def test_given_ctrl_c_then_130_and_a_sentence(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_ctrl_c_then_130_and_a_sentence(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "plan", raising(KeyboardInterrupt))
-    stopped = site.janitor("plan")
+    stopped = kit.janitor("plan")
     assert (stopped.code, stopped.out) == (130, "")
     assert stopped.err.splitlines()[-1] == "interrupted; nothing in the store was changed"
-    assert not list((site.folder / "data/janitor").glob("leveldb-clone-*"))
+    assert not list((kit.folder / "data/janitor").glob("leveldb-clone-*"))
 
 
 @pytest.mark.parametrize("line", ["config show", "config show --format json", "config --help"])
@@ -244,45 +244,45 @@ def test_given_nobody_reads_the_output_then_nothing_is_complained_about(line: st
 # --- runs that fail before they begin ---------------------------------------------------------------------------------
 
 
-def break_settings(site: Site) -> None:
-    site.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: 's3://bucket'}, "))
+def break_settings(kit: CommandKit) -> None:
+    kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: 's3://bucket'}, "))
 
 
-def break_store(site: Site) -> None:
-    for manifest in site.store.glob("*/MANIFEST-*"):
+def break_store(kit: CommandKit) -> None:
+    for manifest in kit.store.glob("*/MANIFEST-*"):
         manifest.unlink()
 
 
 @pytest.mark.parametrize(("harm", "code"), [(break_store, 1), (break_settings, 2)])
 @pytest.mark.parametrize("line", ["run --once", "run"])
 def test_run_that_cannot_open_what_it_needs_is_recorded_as_failed(
-    site: Site, harm: Callable[[Site], None], code: int, line: str
+    kit: CommandKit, harm: Callable[[CommandKit], None], code: int, line: str
 ) -> None:
-    assert site.janitor("run --once --adopt").code == 0
-    assert site.janitor("status --check").code == 0
-    site.clock.advance(MINUTE)
-    harm(site)
-    failed = site.janitor(line)
+    assert kit.janitor("run --once --adopt").code == 0
+    assert kit.janitor("status --check").code == 0
+    kit.clock.advance(MINUTE)
+    harm(kit)
+    failed = kit.janitor(line)
     assert failed.code == code
     reason = re.sub(r"\.? \[TMS-[A-Z-]+\]$", "", failed.err.splitlines()[0].removeprefix("error: "))
-    checked = site.janitor("status --check")
+    checked = kit.janitor("status --check")
     assert (checked.code, reason in checked.out) == (1, True), (checked, reason)
-    [run, _] = site.janitor("history --format json").json["runs"]
-    assert (run["result"], run["mode"], run["started_ms"]) == ("failed", "apply", site.clock.now_ms())
-    with SqliteState(site.folder / "data/janitor") as state:
+    [run, _] = kit.janitor("history --format json").json["runs"]
+    assert (run["result"], run["mode"], run["started_ms"]) == ("failed", "apply", kit.clock.now_ms())
+    with SqliteState(kit.folder / "data/janitor") as state:
         assert state.counters()[FAILED_RUNS] == 1
 
 
 @pytest.mark.parametrize("renewed", [False, True])
-def test_run_refused_by_another_process_is_recorded_unless_that_is_a_janitor(site: Site, renewed: bool) -> None:
-    assert site.janitor("run --once --adopt").code == 0
-    with LevelDBStore(site.store), SqliteState(site.folder / "data/janitor") as state:
-        lease = Lease(state, "another", 60, site.clock)
+def test_run_refused_by_another_process_is_recorded_unless_that_is_a_janitor(kit: CommandKit, renewed: bool) -> None:
+    assert kit.janitor("run --once --adopt").code == 0
+    with LevelDBStore(kit.store), SqliteState(kit.folder / "data/janitor") as state:
+        lease = Lease(state, "another", 60, kit.clock)
         if renewed:
             lease.acquire()
-        assert site.janitor("run --once").code == 4
+        assert kit.janitor("run --once").code == 4
         assert [run.result for run in state.runs(9)] == (["done"] if renewed else ["failed", "done"])
-        assert site.janitor("run --once --skip-if-locked").code == 0
+        assert kit.janitor("run --once --skip-if-locked").code == 0
         assert len(state.runs(9)) == (1 if renewed else 2)
 
 
@@ -295,10 +295,10 @@ def test_run_refused_by_another_process_is_recorded_unless_that_is_a_janitor(sit
         ("plan --config absent.yaml", "TMS-CONFIGURATION"),
     ],
 )
-def test_error_has_message_code_and_hint_as_text_and_as_json(site: Site, line: str, code: str) -> None:
-    error, *hint = site.run(line).err.splitlines()
+def test_error_has_message_code_and_hint_as_text_and_as_json(kit: CommandKit, line: str, code: str) -> None:
+    error, *hint = kit.run(line).err.splitlines()
     assert re.fullmatch(rf"error: .+ \[{code}\]", error)
     assert all(said.startswith("hint: ") for said in hint)
-    found = json.loads(site.run(f"{line} --format json").err)["error"]
+    found = json.loads(kit.run(f"{line} --format json").err)["error"]
     assert f"error: {found['message']} [{found['code']}]" == error
     assert [f"hint: {text}" for name, text in found.items() if name == "hint"] == hint

@@ -23,7 +23,7 @@ from janitor.state.sqlite.state import FILE_NAME
 from janitor.status.collect import Deployment as Shown
 from janitor.sweep.run import Terms
 from tests.builders import LIFETIME
-from tests.janitor.cli.conftest import SETTINGS, Site
+from tests.janitor.cli.conftest import SETTINGS, CommandKit
 
 SWEPT = b'tms_janitor_sweeps_total{result="done"} 1.0\n'
 
@@ -32,15 +32,15 @@ RUN = "import sys; from janitor.cli.exporter import command; sys.exit(command(pr
 
 
 @pytest.fixture
-def memory(site: Site) -> Path:
-    """Where the state of the site is, once there is one."""
-    return site.folder / "data" / "janitor"
+def memory(kit: CommandKit) -> Path:
+    """The folder of the state, which the first run creates."""
+    return kit.folder / "data" / "janitor"
 
 
 @pytest.fixture
-def exporter(site: Site, memory: Path) -> Exporter:
+def exporter(kit: CommandKit, memory: Path) -> Exporter:
     terms = Terms(3600, (), LIFETIME, True, 60)
-    return Exporter(LevelDBPlace(memory, memory), Shown("store", "apply", "", terms), Metrics("top", 10), site.clock)
+    return Exporter(LevelDBPlace(memory, memory), Shown("store", "apply", "", terms), Metrics("top", 10), kit.clock)
 
 
 def results(exporter: Exporter) -> list[str]:
@@ -49,8 +49,8 @@ def results(exporter: Exporter) -> list[str]:
         return [run.result for run in state.runs(10)] if state else []
 
 
-def sweep(site: Site) -> None:
-    assert site.janitor("run --once --adopt").code == 0
+def sweep(kit: CommandKit) -> None:
+    assert kit.janitor("run --once --adopt").code == 0
 
 
 def test_given_no_run_was_made_yet_then_it_says_so_and_makes_no_memory_of_its_own(
@@ -66,9 +66,9 @@ def test_given_no_run_was_made_yet_then_it_says_so_and_makes_no_memory_of_its_ow
     assert not memory.exists()
 
 
-def test_given_runs_are_made_then_they_are_shown(exporter: Exporter, site: Site) -> None:
+def test_given_runs_are_made_then_they_are_shown(exporter: Exporter, kit: CommandKit) -> None:
     exporter.refresh()
-    sweep(site)
+    sweep(kit)
     exporter.refresh()
     assert exporter.ready() == ""
     assert SWEPT in exporter.metrics()[0]
@@ -80,9 +80,9 @@ def test_given_runs_are_made_then_they_are_shown(exporter: Exporter, site: Site)
 
 
 def test_given_a_memory_that_cannot_be_read_then_what_was_read_last_stays_and_the_log_says_why_once(
-    exporter: Exporter, site: Site, memory: Path
+    exporter: Exporter, kit: CommandKit, memory: Path
 ) -> None:
-    sweep(site)
+    sweep(kit)
     exporter.refresh()
     sound = (memory / FILE_NAME).read_bytes()
     (memory / FILE_NAME).write_bytes(b"no database" * 1000)
@@ -90,28 +90,30 @@ def test_given_a_memory_that_cannot_be_read_then_what_was_read_last_stays_and_th
     exporter.refresh()
     assert "corrupt" in exporter.ready()
     assert SWEPT in exporter.metrics()[0]
-    assert site.streams.readouterr().err.count("is corrupt") == 1
+    assert kit.streams.readouterr().err.count("is corrupt") == 1
     (memory / FILE_NAME).write_bytes(sound)
     exporter.refresh()
     assert exporter.ready() == ""
 
 
-def test_given_the_memory_is_replaced_then_the_new_one_is_shown(exporter: Exporter, site: Site, memory: Path) -> None:
-    sweep(site)
+def test_given_the_memory_is_replaced_then_the_new_one_is_shown(
+    exporter: Exporter, kit: CommandKit, memory: Path
+) -> None:
+    sweep(kit)
     exporter.refresh()
     shutil.rmtree(memory)
-    assert site.janitor("run --once").code == 3
+    assert kit.janitor("run --once").code == 3
     exporter.refresh()
     assert b'tms_janitor_sweeps_total{result="blocked"} 1.0\n' in exporter.metrics()[0]
     assert SWEPT not in exporter.metrics()[0]
 
 
-def test_given_it_does_not_refresh_any_more_then_it_is_not_alive(exporter: Exporter, site: Site) -> None:
-    site.clock.advance(LATE_MS + 1)
+def test_given_it_does_not_refresh_any_more_then_it_is_not_alive(exporter: Exporter, kit: CommandKit) -> None:
+    kit.clock.advance(LATE_MS + 1)
     exporter.refresh()
-    site.clock.advance(LATE_MS)
+    kit.clock.advance(LATE_MS)
     assert exporter.alive() == ""
-    site.clock.advance(1)
+    kit.clock.advance(1)
     assert "60 s ago" in exporter.alive()
 
 
@@ -131,9 +133,9 @@ class Rounds(Event):
         return self.is_set()
 
 
-def test_until_it_is_told_to_stop_it_reads_again_and_again(exporter: Exporter, site: Site) -> None:
+def test_until_it_is_told_to_stop_it_reads_again_and_again(exporter: Exporter, kit: CommandKit) -> None:
     shown = []
-    exporter.keep_fresh(Rounds(lambda: sweep(site), lambda: shown.append(len(results(exporter))), lambda: sweep(site)))
+    exporter.keep_fresh(Rounds(lambda: sweep(kit), lambda: shown.append(len(results(exporter))), lambda: sweep(kit)))
     assert shown == [1]
     assert SWEPT.replace(b"1.0", b"2.0") in exporter.metrics()[0]
 
@@ -142,10 +144,10 @@ def test_until_it_is_told_to_stop_it_reads_again_and_again(exporter: Exporter, s
 
 
 @contextmanager
-def serving(site: Site, port: int) -> Iterator[subprocess.Popen[str]]:
-    site.set(SETTINGS.replace("{state: data/janitor}", f"{{state: data/janitor, http: {{port: {port}}}}}"))
+def serving(kit: CommandKit, port: int) -> Iterator[subprocess.Popen[str]]:
+    kit.set(SETTINGS.replace("{state: data/janitor}", f"{{state: data/janitor, http: {{port: {port}}}}}"))
     command = [sys.executable, "-c", RUN, "--config", "janitor.yaml"]
-    with subprocess.Popen(command, cwd=site.folder, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, cwd=kit.folder, stderr=subprocess.PIPE, text=True) as process:
         try:
             yield process
         finally:
@@ -163,9 +165,9 @@ def get(port: int, path: str) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_given_a_signal_then_it_ends_well(site: Site, number: signal.Signals) -> None:
-    sweep(site)
-    with serving(site, 0) as process:
+def test_given_a_signal_then_it_ends_well(kit: CommandKit, number: signal.Signals) -> None:
+    sweep(kit)
+    with serving(kit, 0) as process:
         assert process.stderr is not None
         port = next(int(found[1]) for line in process.stderr if (found := re.search(r":(\d+)/metrics", line)))
         assert SWEPT in get(port, "/metrics")[1]
@@ -174,7 +176,7 @@ def test_given_a_signal_then_it_ends_well(site: Site, number: signal.Signals) ->
         assert process.wait(60) == 0
 
 
-def test_given_a_port_in_use_then_it_says_so(site: Site) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, serving(site, other.getsockname()[1]) as process:
+def test_given_a_port_in_use_then_it_says_so(kit: CommandKit) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, serving(kit, other.getsockname()[1]) as process:
         assert "another program listens" in process.communicate(timeout=60)[1]
         assert process.returncode != 0

@@ -9,7 +9,7 @@ import pytest
 
 from janitor.app.options import Common
 from janitor.app.session import Session
-from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
 from tests.transaction.managers import LeftBehind
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.service import TransactionService
@@ -19,9 +19,9 @@ ON = f"{JANITOR}, boundary: {{feedback: on}}"
 
 
 @pytest.fixture
-def manager(site: Site) -> Iterator[TransactionManager]:
-    with TransactionManager(LeftBehind(INVALID), site.clock) as manager:
-        # Its pointers are ahead of those in the snapshot files of the site.
+def manager(kit: CommandKit) -> Iterator[TransactionManager]:
+    with TransactionManager(LeftBehind(INVALID), kit.clock) as manager:
+        # Its pointers are ahead of those in the snapshot files of the kit.
         manager.abort(manager.start_short())
         yield manager
 
@@ -49,51 +49,53 @@ def settings(source: str, thrift: str, janitor: str = ON) -> str:
 
 @pytest.mark.parametrize("source", ["thrift", "manager"])
 def test_given_a_transaction_service_when_run_then_what_is_proven_leaves_its_list_and_the_rows_stay_negated(
-    site: Site, manager: TransactionManager, address: str, source: str
+    kit: CommandKit, manager: TransactionManager, address: str, source: str
 ) -> None:
     # With source manager, outside the server, the snapshots are read where the manager leaves them.
-    site.set(settings(source, address))
-    done = site.janitor("run --once --adopt")
+    kit.set(settings(source, address))
+    done = kit.janitor("run --once --adopt")
     assert done.code == 0, done.err
     assert "1 transactions removed from the invalid list" in done.out
     assert manager.invalid_size() == 0
-    assert site.janitor("inspect message --format json").json["counts"]["rolled_back"] == 1
-    site.snapshot(invalid=())
-    assert site.janitor("verify").code == 0
+    assert kit.janitor("inspect message --format json").json["counts"]["rolled_back"] == 1
+    kit.snapshot(invalid=())
+    assert kit.janitor("verify").code == 0
 
 
 @pytest.mark.parametrize("source", ["directory", "none"])
 @pytest.mark.parametrize("verb", ["run --once --adopt", "run --adopt"])
 def test_given_no_manager_to_tell_when_started_then_2_and_the_setting_is_named(
-    site: Site, source: str, verb: str
+    kit: CommandKit, source: str, verb: str
 ) -> None:
-    site.set(settings(source, "127.0.0.1:15165"))
-    refused = site.janitor(verb)
+    kit.set(settings(source, "127.0.0.1:15165"))
+    refused = kit.janitor(verb)
     assert refused.code == 2
     assert f"transactions.source is {source}" in refused.err
     assert "transactions.source: thrift" in refused.err
 
 
 @pytest.mark.parametrize("verb", ["plan", "run --once"])
-def test_given_no_manager_to_tell_when_only_planned_then_it_is_planned(site: Site, verb: str) -> None:
-    site.set(settings("directory", "127.0.0.1:15165", f"{ON}, apply: false"))
-    assert site.janitor(verb).code == 0
+def test_given_no_manager_to_tell_when_only_planned_then_it_is_planned(kit: CommandKit, verb: str) -> None:
+    kit.set(settings("directory", "127.0.0.1:15165", f"{ON}, apply: false"))
+    assert kit.janitor(verb).code == 0
 
 
 def test_given_only_plans_when_a_daemon_starts_then_it_holds_nothing_that_could_truncate(
-    site: Site, address: str
+    kit: CommandKit, address: str
 ) -> None:
-    site.set(settings("thrift", address, f"{ON}, apply: false"))
-    with Session(Common(config=site.folder / "janitor.yaml"), site.clock).feedback() as told:
+    kit.set(settings("thrift", address, f"{ON}, apply: false"))
+    with Session(Common(config=kit.folder / "janitor.yaml"), kit.clock).feedback() as told:
         assert told is None
-    site.set(settings("thrift", address))
-    with Session(Common(config=site.folder / "janitor.yaml"), site.clock).feedback() as told:
+    kit.set(settings("thrift", address))
+    with Session(Common(config=kit.folder / "janitor.yaml"), kit.clock).feedback() as told:
         assert told is not None
 
 
-def test_given_a_manager_that_does_not_answer_when_run_then_0_and_a_warning_says_so(site: Site, nobody: str) -> None:
-    site.set(settings("manager", nobody))
-    done = site.janitor("run --once --adopt --format json")
+def test_given_a_manager_that_does_not_answer_when_run_then_0_and_a_warning_says_so(
+    kit: CommandKit, nobody: str
+) -> None:
+    kit.set(settings("manager", nobody))
+    done = kit.janitor("run --once --adopt --format json")
     assert done.code == 0
     assert (done.json["boundary"], done.json["truncated"], done.json["errors"]) == (str(INVALID), 0, [])
     [note] = [note for note in done.json["guards"] if note["guard"] == "feedback"]
@@ -102,14 +104,14 @@ def test_given_a_manager_that_does_not_answer_when_run_then_0_and_a_warning_says
 
 
 def test_given_other_participants_when_explained_then_they_are_named_and_nothing_is_said_of_them_otherwise(
-    site: Site,
+    kit: CommandKit,
 ) -> None:
-    assert "no feedback" not in site.janitor("boundary --explain").out
-    assert site.janitor("boundary --format json").json["feedback"] == {"on": False, "withheld": None}
-    site.set(settings("manager", "127.0.0.1:15165"))
-    assert site.janitor("boundary --format json").json["feedback"] == {"on": True, "withheld": None}
+    assert "no feedback" not in kit.janitor("boundary --explain").out
+    assert kit.janitor("boundary --format json").json["feedback"] == {"on": False, "withheld": None}
+    kit.set(settings("manager", "127.0.0.1:15165"))
+    assert kit.janitor("boundary --format json").json["feedback"] == {"on": True, "withheld": None}
     both = f"{JANITOR}, boundary: {{feedback: on, participants: [messaging, datasets]}}"
-    site.set(settings("manager", "127.0.0.1:15165", both))
-    explained = site.janitor("boundary --explain")
+    kit.set(settings("manager", "127.0.0.1:15165", both))
+    explained = kit.janitor("boundary --explain")
     assert "no feedback: janitor.boundary.participants names datasets, whose boundary" in explained.out
-    assert "datasets" in site.janitor("boundary --format json").json["feedback"]["withheld"]
+    assert "datasets" in kit.janitor("boundary --format json").json["feedback"]["withheld"]

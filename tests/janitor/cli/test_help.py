@@ -11,7 +11,7 @@ import pytest
 from click.shell_completion import shell_complete
 
 from janitor.cli.main import cli
-from tests.janitor.cli.conftest import Site
+from tests.janitor.cli.conftest import CommandKit
 from tms_core.cli.main import cli as tms
 from tms_core.settings.models import FLAGS
 
@@ -30,14 +30,14 @@ def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> Iterator[t
 ALL = [" ".join(path) for path in commands()]
 
 
-def examples(site: Site, verb: str) -> list[str]:
-    shown = site.run(f"{verb} --help").out
+def examples(kit: CommandKit, verb: str) -> list[str]:
+    shown = kit.run(f"{verb} --help").out
     return re.findall(r"^ +(?:eval \"\$\()?janitor (.+?)(?:\)\"| > .*)?$", shown, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("verb", ["", *ALL])
-def test_given_a_verb_when_help_is_asked_then_it_shows_an_example_that_parses(site: Site, verb: str) -> None:
-    shown = examples(site, verb)
+def test_given_a_verb_when_help_is_asked_then_it_shows_an_example_that_parses(kit: CommandKit, verb: str) -> None:
+    shown = examples(kit, verb)
     assert shown
     for line in shown:
         resolve(line)
@@ -54,8 +54,8 @@ def resolve(line: str) -> None:
 
 
 @pytest.mark.parametrize("verb", [verb for verb in ALL if verb != "completion"])
-def test_given_any_verb_then_it_takes_the_options_that_all_take(site: Site, verb: str) -> None:
-    shown = site.run(f"{verb} -h").out
+def test_given_any_verb_then_it_takes_the_options_that_all_take(kit: CommandKit, verb: str) -> None:
+    shown = kit.run(f"{verb} -h").out
     for option in ("--config", "--leveldb", "--hbase", "--snapshots", "--format", "--log-format", "--version"):
         assert option in shown
 
@@ -69,8 +69,8 @@ def test_given_an_option_when_its_help_names_a_variable_then_it_is_that_of_its_s
 
 
 @pytest.mark.parametrize("verb", ["", "archive", "inspect", "config", *ALL])
-def test_given_help_then_no_summary_is_cut(site: Site, verb: str) -> None:
-    shown = site.run(f"{verb} --help").out
+def test_given_help_then_no_summary_is_cut(kit: CommandKit, verb: str) -> None:
+    shown = kit.run(f"{verb} --help").out
     assert not re.search(r"\w\.\.\.$", shown, flags=re.MULTILINE)
     assert max(map(len, shown.splitlines())) <= 100
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.janitor.cli.conftest import Site
+from tests.janitor.cli.conftest import CommandKit
 from tms_core.tables.leveldb.store import LevelDBStore
 
 LONG = 300_000
@@ -24,9 +24,9 @@ SHORT = 20_000
     ids=["key", "unreadable", "topic", "generation", "ttl"],
 )
 @pytest.mark.parametrize("command", ["run --once --adopt", "plan"])
-def test_command_on_a_long_name_writes_little(site: Site, key: bytes, value: bytes, command: str) -> None:
-    with LevelDBStore(site.store) as store:
+def test_command_on_a_long_name_writes_little(kit: CommandKit, key: bytes, value: bytes, command: str) -> None:
+    with LevelDBStore(kit.store) as store:
         assert store.metadata.compare_and_set(key, None, value)
-    outcome = site.janitor(command)
+    outcome = kit.janitor(command)
     assert outcome.code == 0
     assert max(len(outcome.err), len(outcome.out)) < SHORT

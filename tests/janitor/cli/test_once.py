@@ -10,56 +10,56 @@ from janitor.state import decided
 from janitor.state.decided import NOTE, REMEMBERED
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY
-from tests.janitor.cli.conftest import Site
+from tests.janitor.cli.conftest import CommandKit
 from tests.support import raising
 
 
-def test_given_a_decision_when_it_is_read_again_then_it_is_not_carried_out_again(site: Site) -> None:
-    first, again = site.janitor("adopt --once-for 2026-11-21"), site.janitor("adopt --once-for 2026-11-21")
+def test_given_a_decision_when_it_is_read_again_then_it_is_not_carried_out_again(kit: CommandKit) -> None:
+    first, again = kit.janitor("adopt --once-for 2026-11-21"), kit.janitor("adopt --once-for 2026-11-21")
     assert (first.code, again.code) == (0, 0)
     assert "adopted, with" in first.out
     assert again.out == ""
     assert "2026-11-21" in again.err
-    assert "adopted, with" in site.janitor("adopt --once-for another").out
-    assert "adopted, with" in site.janitor("adopt").out
+    assert "adopted, with" in kit.janitor("adopt --once-for another").out
+    assert "adopted, with" in kit.janitor("adopt").out
 
 
-def test_given_a_clock_that_jumped_then_an_old_decision_does_not_accept_it_and_a_new_one_does(site: Site) -> None:
-    assert site.janitor("run --once --adopt").code == 0
-    assert site.janitor("approve --clock --once-for monday").code == 0
-    site.clock.step(DAY)
-    assert site.janitor("run --once").code == 3
-    assert site.janitor("approve --clock --once-for monday").code == 0
-    assert site.janitor("run --once").code == 3
-    assert site.janitor("approve --clock --once-for tuesday").code == 0
-    assert site.janitor("run --once").code == 0
+def test_given_a_clock_that_jumped_then_an_old_decision_does_not_accept_it_and_a_new_one_does(kit: CommandKit) -> None:
+    assert kit.janitor("run --once --adopt").code == 0
+    assert kit.janitor("approve --clock --once-for monday").code == 0
+    kit.clock.step(DAY)
+    assert kit.janitor("run --once").code == 3
+    assert kit.janitor("approve --clock --once-for monday").code == 0
+    assert kit.janitor("run --once").code == 3
+    assert kit.janitor("approve --clock --once-for tuesday").code == 0
+    assert kit.janitor("run --once").code == 0
 
 
-def test_given_the_same_text_for_other_topics_then_it_is_another_decision(site: Site) -> None:
-    assert site.janitor("adopt --once-for x").code == 0
+def test_given_the_same_text_for_other_topics_then_it_is_another_decision(kit: CommandKit) -> None:
+    assert kit.janitor("adopt --once-for x").code == 0
     for topics in ("default:a*", "default:b*", "--all", "--clock", "--all --clock"):
-        assert "before" not in site.janitor(f"approve {topics} --once-for x").err
-        assert "before" in site.janitor(f"approve {topics} --once-for x").err
+        assert "before" not in kit.janitor(f"approve {topics} --once-for x").err
+        assert "before" in kit.janitor(f"approve {topics} --once-for x").err
 
 
-def test_given_a_decision_that_failed_then_it_is_carried_out_when_it_can_be(site: Site) -> None:
-    assert site.janitor("approve --all --once-for x").code == 3
-    assert site.janitor("adopt --once-for x").code == 0
-    assert "before" not in site.janitor("approve --all --once-for x").err
+def test_given_a_decision_that_failed_then_it_is_carried_out_when_it_can_be(kit: CommandKit) -> None:
+    assert kit.janitor("approve --all --once-for x").code == 3
+    assert kit.janitor("adopt --once-for x").code == 0
+    assert "before" not in kit.janitor("approve --all --once-for x").err
 
 
-def test_not_more_is_remembered_than_files_hold(site: Site) -> None:
-    assert site.janitor("adopt").code == 0
-    with SqliteState(site.folder / "data/janitor") as state:
+def test_not_more_is_remembered_than_files_hold(kit: CommandKit) -> None:
+    assert kit.janitor("adopt").code == 0
+    with SqliteState(kit.folder / "data/janitor") as state:
         state.save_note(NOTE, {"adopt": [str(number) for number in range(REMEMBERED)]})
-    assert site.janitor("adopt --once-for new").code == 0
-    with SqliteState(site.folder / "data/janitor") as state:
+    assert kit.janitor("adopt --once-for new").code == 0
+    with SqliteState(kit.folder / "data/janitor") as state:
         assert len(state.note(NOTE)["adopt"]) == REMEMBERED
         assert state.note(NOTE)["adopt"][-1] == "new"
 
 
 def test_given_a_process_that_dies_while_it_notes_a_decision_then_the_store_is_not_adopted(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Died(BaseException):
         pass
@@ -67,23 +67,23 @@ def test_given_a_process_that_dies_while_it_notes_a_decision_then_the_store_is_n
     with monkeypatch.context() as patch:
         patch.setattr(decided, "note_done", raising(Died))
         with pytest.raises(Died):
-            site.janitor("adopt --once-for monday")
-    with SqliteState(site.folder / "data/janitor") as state:
+            kit.janitor("adopt --once-for monday")
+    with SqliteState(kit.folder / "data/janitor") as state:
         record = state.store()
         assert record is None or record.adopted_ms is None
-    assert site.janitor("run --once").code == 3
-    assert "adopted, with" in site.janitor("adopt --once-for monday").out
+    assert kit.janitor("run --once").code == 3
+    assert "adopted, with" in kit.janitor("adopt --once-for monday").out
 
 
-def test_given_a_decision_about_another_store_then_this_one_is_not_adopted(site: Site) -> None:
-    refused = site.janitor("adopt --once-for monday --expect-store other")
+def test_given_a_decision_about_another_store_then_this_one_is_not_adopted(kit: CommandKit) -> None:
+    refused = kit.janitor("adopt --once-for monday --expect-store other")
     assert refused.code == 3
     assert "other" in refused.err
     assert "[TMS-NOT-ADOPTED]" in refused.err
-    assert site.janitor("run --once").code == 3
-    assert site.janitor("plan --out plan.json").code == 0
-    store_id = json.loads((site.folder / "plan.json").read_text(encoding="utf-8"))["store_id"]
+    assert kit.janitor("run --once").code == 3
+    assert kit.janitor("plan --out plan.json").code == 0
+    store_id = json.loads((kit.folder / "plan.json").read_text(encoding="utf-8"))["store_id"]
     assert store_id in refused.err
-    for meant in (store_id, str(site.store)):
-        assert "adopted, with" in site.janitor(f"adopt --once-for {meant} --expect-store {meant}").out
-    assert site.janitor("run --once").code == 0
+    for meant in (store_id, str(kit.store)):
+        assert "adopted, with" in kit.janitor(f"adopt --once-for {meant} --expect-store {meant}").out
+    assert kit.janitor("run --once").code == 0

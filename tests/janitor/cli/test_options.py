@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from janitor.app.options import Common
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
-from tests.janitor.cli.conftest import Site
+from tests.janitor.cli.conftest import CommandKit
 from tms_core.cli.typed import Moment, parse_time
 
 
@@ -58,27 +58,27 @@ def test_given_any_text_when_read_as_a_time_then_it_never_fails(text: str) -> No
         "--leveldb nowhere --format table plan --leveldb data/messaging --snapshots data/tx --format json",
     ],
 )
-def test_given_options_before_or_after_the_verb_then_they_count_and_those_after_win(site: Site, line: str) -> None:
-    done = site.run(line)
+def test_given_options_before_or_after_the_verb_then_they_count_and_those_after_win(kit: CommandKit, line: str) -> None:
+    done = kit.run(line)
     assert done.code == 0
     assert done.json["totals"]["expired"] == 2
 
 
 def test_given_flags_environment_and_file_when_shown_then_each_value_has_its_origin(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMS_JANITOR__BATCH_ROWS", "7")
-    shown = site.janitor("config show --snapshots elsewhere --format json").json
+    shown = kit.janitor("config show --snapshots elsewhere --format json").json
     assert shown["janitor.batch_rows"] == {"value": 7, "origin": "environment TMS_JANITOR__BATCH_ROWS"}
-    assert shown["transactions.directory"] == {"value": str(site.folder / "elsewhere"), "origin": "flag --snapshots"}
+    assert shown["transactions.directory"] == {"value": str(kit.folder / "elsewhere"), "origin": "flag --snapshots"}
     assert shown["transactions.grace_seconds"] == {"value": 3600, "origin": "file janitor.yaml"}
     assert shown["janitor.hold_seconds"] == {"value": 3600, "origin": "default"}
 
 
-def test_given_the_leveldb_flag_then_the_state_is_beside_that_store(site: Site) -> None:
-    assert site.run("adopt --leveldb data/messaging").code == 0
-    assert (site.folder / "data/messaging.janitor/state.sqlite3").is_file()
-    assert sorted(entry.name for entry in site.store.iterdir()) == [
+def test_given_the_leveldb_flag_then_the_state_is_beside_that_store(kit: CommandKit) -> None:
+    assert kit.run("adopt --leveldb data/messaging").code == 0
+    assert (kit.folder / "data/messaging.janitor/state.sqlite3").is_file()
+    assert sorted(entry.name for entry in kit.store.iterdir()) == [
         "system.tms.message",
         "system.tms.meta",
         "system.tms.payload",

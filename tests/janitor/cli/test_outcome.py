@@ -20,7 +20,7 @@ from janitor.cli.main import cli as janitor_cli
 from janitor.state.records import RunRecord
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, NOW_MS, SECOND, topic
-from tests.janitor.cli.conftest import Outcome, Site
+from tests.janitor.cli.conftest import CommandKit, Outcome
 from tms_core.cli.main import cli as tms_cli
 from tms_core.logs.printable import complete
 from tms_core.tables.lease import WALL_ALLOWANCE_MS, LeaseRecord
@@ -55,40 +55,40 @@ def commands(*shown: Outcome) -> list[str]:
     return [words.removeprefix("janitor ") for words in found if words.startswith("janitor ")]
 
 
-def new(_: Site) -> None:
+def new(_: CommandKit) -> None:
     return
 
 
-def adopted(site: Site) -> None:
-    site.janitor("adopt")
+def adopted(kit: CommandKit) -> None:
+    kit.janitor("adopt")
 
 
-def ttl_shortened(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    with LevelDBStore(site.store) as store:
+def ttl_shortened(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=30)
-    site.janitor("run --once")
+    kit.janitor("run --once")
 
 
-def paused(site: Site) -> None:
-    site.janitor("adopt")
-    site.janitor("pause 'default:*'")
+def paused(kit: CommandKit) -> None:
+    kit.janitor("adopt")
+    kit.janitor("pause 'default:*'")
 
 
-def clock_ahead(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    site.clock.step(DAY)
+def clock_ahead(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    kit.clock.step(DAY)
 
 
-def state_of_another_store(site: Site) -> None:
-    site.janitor("adopt")
-    with SqliteState(site.folder / "data/janitor") as state:
+def state_of_another_store(kit: CommandKit) -> None:
+    kit.janitor("adopt")
+    with SqliteState(kit.folder / "data/janitor") as state:
         record = state.store()
         assert record is not None
         state.save_store(replace(record, identity="another"))
 
 
-STATES: dict[str, Callable[[Site], None]] = {
+STATES: dict[str, Callable[[CommandKit], None]] = {
     found.__name__: found for found in (new, adopted, ttl_shortened, paused, clock_ahead, state_of_another_store)
 }
 ASKED = (
@@ -100,20 +100,22 @@ ASKED = (
 @pytest.mark.parametrize("line", ASKED)
 @pytest.mark.parametrize("prepare", STATES.values(), ids=STATES)
 def test_given_a_state_when_a_command_is_typed_then_each_command_it_prints_works_as_it_stands(
-    site: Site, prepare: Callable[[Site], None], line: str
+    kit: CommandKit, prepare: Callable[[CommandKit], None], line: str
 ) -> None:
-    prepare(site)
-    for words in commands(site.janitor(line)):
-        typed = site.run(words)
+    prepare(kit)
+    for words in commands(kit.janitor(line)):
+        typed = kit.run(words)
         assert typed.code in (0, 3), (words, typed)
         assert (typed.code, words.startswith("plan")) != (3, True), typed
 
 
-def test_given_a_run_that_a_guard_stopped_when_looked_back_at_then_what_it_named_works_as_it_stands(site: Site) -> None:
-    site.janitor("run --once")
-    [run] = site.janitor("history --format json").json["runs"]
+def test_given_a_run_that_a_guard_stopped_when_looked_back_at_then_what_it_named_works_as_it_stands(
+    kit: CommandKit,
+) -> None:
+    kit.janitor("run --once")
+    [run] = kit.janitor("history --format json").json["runs"]
     for line in ("history", f"history {run['id']}"):
-        assert commands(site.janitor(line))[-2:] == ["plan --config janitor.yaml", "adopt --config janitor.yaml"]
+        assert commands(kit.janitor(line))[-2:] == ["plan --config janitor.yaml", "adopt --config janitor.yaml"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from janitor.app.progress import progress
 from janitor.cli import render
 from janitor.report import EXPECTED
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer, topic
-from tests.janitor.cli.conftest import INVALID, Site
+from tests.janitor.cli.conftest import INVALID, CommandKit
 from tests.support import raising
 from tms_core.logs.printable import duration
 from tms_core.tables.leveldb.store import LevelDBStore
@@ -48,13 +48,13 @@ def plain(text: str) -> list[str]:
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_plan_then_it_reads_like_this(site: Site) -> None:
-    assert plain(site.janitor("plan").out) == PLAN.splitlines()
+def test_given_a_plan_then_it_reads_like_this(kit: CommandKit) -> None:
+    assert plain(kit.janitor("plan").out) == PLAN.splitlines()
 
 
-def test_given_a_run_then_it_reads_like_its_plan(site: Site) -> None:
+def test_given_a_run_then_it_reads_like_its_plan(kit: CommandKit) -> None:
     expected = PLAN.replace("plan …", "run …").replace("would be ", "").replace("until adopted", "").splitlines()
-    shown = plain(site.janitor("run --once --adopt").out)
+    shown = plain(kit.janitor("run --once --adopt").out)
     assert shown[2:5] == [line.rstrip() for line in expected[2:5]]
     assert shown[5] == expected[5]
     assert shown[6] == "size: 88 B of rows deleted"
@@ -63,13 +63,15 @@ def test_given_a_run_then_it_reads_like_its_plan(site: Site) -> None:
     assert len(shown) == 9, "nothing is left to type"
 
 
-def test_given_a_summary_then_each_topic_has_one_line_the_most_bytes_first_and_the_gain_is_told(site: Site) -> None:
-    lines = site.janitor("plan --summary").out.splitlines()
+def test_given_a_summary_then_each_topic_has_one_line_the_most_bytes_first_and_the_gain_is_told(
+    kit: CommandKit,
+) -> None:
+    lines = kit.janitor("plan --summary").out.splitlines()
     table = lines[1 : next(at for at, line in enumerate(lines) if line.startswith("rows:"))]
     assert table[0].split() == ["topic", "bytes", "rows", "held"]
     names = [line.split()[0] for line in table[1:]]
     assert len(names) == len(set(names))
-    report = site.janitor("plan --format json").json
+    report = kit.janitor("plan --format json").json
     totals: dict[str, int] = {}
     for entry in report["topics"]:
         name = f"{entry['tms_namespace']}:{entry['topic']}"
@@ -80,51 +82,51 @@ def test_given_a_summary_then_each_topic_has_one_line_the_most_bytes_first_and_t
     assert any(line.startswith("size: about ") and " of rows would be deleted, of " in line for line in lines)
 
 
-def test_given_a_run_of_much_then_run_history_and_plan_tell_the_size_that_the_disk_has(site: Site) -> None:
-    with LevelDBStore(site.store) as store:
+def test_given_a_run_of_much_then_run_history_and_plan_tell_the_size_that_the_disk_has(kit: CommandKit) -> None:
+    with LevelDBStore(kit.store) as store:
         bulk = topic(store, "default:bulk", ttl_seconds=86400)
         bulk.plain(*range(NOW_MS - 3 * DAY, NOW_MS - 3 * DAY + 20_000), body=b"x" * 40)
-    disk = sum(file.stat().st_size for file in site.store.rglob("*") if file.is_file())
-    before = site.janitor("plan --format json").json["store_bytes"]["before"]
+    disk = sum(file.stat().st_size for file in kit.store.rglob("*") if file.is_file())
+    before = kit.janitor("plan --format json").json["store_bytes"]["before"]
     assert disk == before
-    assert f" of rows would be deleted, of {render.size(before)} on disk" in site.janitor("plan").out
-    shown = site.janitor("run --once --adopt").out
-    (run,) = site.janitor("history --format json").json["runs"]
+    assert f" of rows would be deleted, of {render.size(before)} on disk" in kit.janitor("plan").out
+    shown = kit.janitor("run --once --adopt").out
+    (run,) = kit.janitor("history --format json").json["runs"]
     measured = run["store_bytes"]
     assert measured["before"] == before, "opening a store packs its logs, and that is not what a run has freed"
     assert measured["after"] < measured["before"] // 2
     line = f"the store: {render.size(measured['before'])} before, {render.size(measured['after'])} after"
     assert line in shown.splitlines()
-    assert line in site.janitor(f"history {run['id']}").out.splitlines()
+    assert line in kit.janitor(f"history {run['id']}").out.splitlines()
 
 
-def test_given_a_plan_file_then_applying_it_is_the_next_step(site: Site) -> None:
-    assert "next: janitor apply plan.json --adopt --config janitor.yaml" in site.janitor("plan --out plan.json").out
-    site.janitor("adopt")
-    assert "next: janitor apply plan.json --config janitor.yaml" in site.janitor("plan --out plan.json").out
-    assert "next: janitor run --once --config janitor.yaml" in site.janitor("plan").out
+def test_given_a_plan_file_then_applying_it_is_the_next_step(kit: CommandKit) -> None:
+    assert "next: janitor apply plan.json --adopt --config janitor.yaml" in kit.janitor("plan --out plan.json").out
+    kit.janitor("adopt")
+    assert "next: janitor apply plan.json --config janitor.yaml" in kit.janitor("plan --out plan.json").out
+    assert "next: janitor run --once --config janitor.yaml" in kit.janitor("plan").out
 
 
-def test_given_a_held_topic_then_approving_it_is_the_next_step(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    with LevelDBStore(site.store) as store:
+def test_given_a_held_topic_then_approving_it_is_the_next_step(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=30)
-    shown = site.janitor("plan").out
+    shown = kit.janitor("plan").out
     assert "until approved" in shown
     assert "next: janitor approve default:orders --config janitor.yaml" in shown
 
 
-def test_given_a_what_if_plan_then_there_is_no_next_step(site: Site) -> None:
-    assert "next:" not in site.janitor("plan --at now+1d").out
-    assert "next:" not in site.janitor("plan --what-if ttl=1h").out
+def test_given_a_what_if_plan_then_there_is_no_next_step(kit: CommandKit) -> None:
+    assert "next:" not in kit.janitor("plan --at now+1d").out
+    assert "next:" not in kit.janitor("plan --what-if ttl=1h").out
 
 
-def test_given_other_ttls_when_planned_then_it_is_the_plan_once_they_are_in_force(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    supposed = site.janitor("plan --what-if ttl=30s,topic=default:orders --format json").json
-    with LevelDBStore(site.store) as store:
+def test_given_other_ttls_when_planned_then_it_is_the_plan_once_they_are_in_force(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    supposed = kit.janitor("plan --what-if ttl=30s,topic=default:orders --format json").json
+    with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=30)
-    planned = site.janitor("plan --format json").json
+    planned = kit.janitor("plan --format json").json
     for report in (planned, supposed):
         for name in ("id", "duration_seconds", "phase_seconds", "store_calls", "seeks_spared", "store_bytes"):
             del report[name]
@@ -188,21 +190,21 @@ LINES = [
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_given_json_then_standard_output_is_one_json_value_and_logs_go_elsewhere(site: Site, line: str) -> None:
-    (site.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")  # something to warn about
-    done = site.janitor(f"{line} --format json --log-format json")
+def test_given_json_then_standard_output_is_one_json_value_and_logs_go_elsewhere(kit: CommandKit, line: str) -> None:
+    (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")  # something to warn about
+    done = kit.janitor(f"{line} --format json --log-format json")
     assert isinstance(done.json, dict | list)
     assert all(isinstance(json.loads(said), dict) for said in done.err.splitlines())
 
 
-def test_given_64_bit_ids_in_json_then_they_are_strings(site: Site) -> None:
-    site.janitor("run --once --adopt")
-    assert site.janitor("plan --format json").json["boundary"] == str(INVALID)
-    assert site.janitor("boundary --format json").json["boundary"] == str(INVALID)
-    assert site.janitor("verify --format json").json["boundary"] == str(INVALID)
-    [row] = [row for row in site.janitor("inspect message --format json").json["rows"] if row["pointer"]]
+def test_given_64_bit_ids_in_json_then_they_are_strings(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    assert kit.janitor("plan --format json").json["boundary"] == str(INVALID)
+    assert kit.janitor("boundary --format json").json["boundary"] == str(INVALID)
+    assert kit.janitor("verify --format json").json["boundary"] == str(INVALID)
+    [row] = [row for row in kit.janitor("inspect message --format json").json["rows"] if row["pointer"]]
     assert row["pointer"] == str(-INVALID)
-    figures = site.janitor("inspect snapshot --format json").json
+    figures = kit.janitor("inspect snapshot --format json").json
     assert figures["invalid"] == [str(INVALID)]
     assert figures["write_pointer"] == str(pointer(NOW_MS - SECOND))
 
@@ -210,9 +212,9 @@ def test_given_64_bit_ids_in_json_then_they_are_strings(site: Site) -> None:
 # --- logs ------------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_run_then_its_begin_and_its_figures_are_logged(site: Site) -> None:
-    said = [json.loads(line) for line in site.janitor("run --once --adopt --log-format json").err.splitlines()]
-    assert said[0]["message"] == f"the store is open to be written: {site.store}"
+def test_given_a_run_then_its_begin_and_its_figures_are_logged(kit: CommandKit) -> None:
+    said = [json.loads(line) for line in kit.janitor("run --once --adopt --log-format json").err.splitlines()]
+    assert said[0]["message"] == f"the store is open to be written: {kit.store}"
     last = said[-1]
     assert last["level"] == "info"
     assert {name: last[name] for name in ("expired", "old_generation", "invalid_transaction", "held")} == {
@@ -223,19 +225,19 @@ def test_given_a_run_then_its_begin_and_its_figures_are_logged(site: Site) -> No
     }
 
 
-def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logged(site: Site) -> None:
-    (site.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
-    said = site.janitor("run --once --log-format text").err
+def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logged(kit: CommandKit) -> None:
+    (kit.folder / "data/tx/snapshot.1699999999999").write_bytes(b"")
+    said = kit.janitor("run --once --log-format text").err
     assert "ERROR adoption: this store is not adopted yet" in said
     assert "WARNING snapshot: passed over snapshot.1699999999999" in said
 
 
 def test_given_files_that_cannot_be_linked_then_it_is_said_that_they_were_copied(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site.janitor("run --once --adopt")  # leaves tables, which is what can be linked
+    kit.janitor("run --once --adopt")  # leaves tables, which is what can be linked
     monkeypatch.setattr(Path, "hardlink_to", raising(PermissionError(errno.EPERM, "Operation not permitted")))
-    assert "files were copied" in site.janitor("plan").err
+    assert "files were copied" in kit.janitor("plan").err
 
 
 # --- terminals -------------------------------------------------------------------------------------------------------
@@ -249,7 +251,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def terminal(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def terminal(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
     """Type a command at a terminal with colours, 80 columns wide, and see what it shows."""
     for name in ("NO_COLOR", "COLORTERM", "CI"):
         monkeypatch.delenv(name, raising=False)
@@ -259,14 +261,14 @@ def terminal(site: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str
     def typed(line: str) -> str:
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", stream := Terminal())
-            site.janitor(line)
+            kit.janitor(line)
         return stream.getvalue()
 
     return typed
 
 
-def test_given_a_pipe_then_there_are_no_colours(site: Site) -> None:
-    assert "\x1b" not in site.janitor("doctor").out + site.janitor("plan").out
+def test_given_a_pipe_then_there_are_no_colours(kit: CommandKit) -> None:
+    assert "\x1b" not in kit.janitor("doctor").out + kit.janitor("plan").out
 
 
 def test_given_a_terminal_then_there_are_colours_but_with_no_color(
@@ -331,7 +333,7 @@ def test_given_how_much_is_due_then_a_terminal_shows_the_share_and_the_time_left
     ]
 
 
-@pytest.mark.usefixtures("site")
+@pytest.mark.usefixtures("kit")
 def test_given_a_real_terminal_when_a_command_runs_then_it_ends_well() -> None:
     main, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (40, 80))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import DAY, NOW_MS
 from tests.interop.conftest import Vector, unpack
-from tests.janitor.cli.conftest import Site
+from tests.janitor.cli.conftest import CommandKit
 from tms_core.clock import ManualClock
 
 SETTINGS = """\
@@ -41,12 +41,14 @@ def vector(request: pytest.FixtureRequest, tmp_path: Path) -> Vector:
 
 
 @pytest.fixture
-def cdap(vector: Vector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Site:
+def cdap(
+    vector: Vector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> CommandKit:
     """A folder with that store in it, as CDAP left it."""
     monkeypatch.chdir(tmp_path)
-    site = Site(tmp_path, ManualClock(vector.now_ms, monotonic_ms=DAY), capsys)
-    site.set(SETTINGS)
-    return site
+    kit = CommandKit(tmp_path, ManualClock(vector.now_ms, monotonic_ms=DAY), capsys)
+    kit.set(SETTINGS)
+    return kit
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -71,7 +73,7 @@ def digests(folder: Path) -> dict[str, str]:
     ],
 )
 def test_given_files_as_cdap_left_them_when_looked_at_then_not_one_byte_changes_and_no_clone_is_left(
-    cdap: Site, line: str
+    cdap: CommandKit, line: str
 ) -> None:
     before = digests(cdap.store)
     assert before
@@ -80,7 +82,7 @@ def test_given_files_as_cdap_left_them_when_looked_at_then_not_one_byte_changes_
     assert list((cdap.folder / "data/janitor").glob("leveldb-clone-*")) == []
 
 
-def test_given_a_plan_when_read_by_a_program_then_it_has_the_promised_fields(cdap: Site) -> None:
+def test_given_a_plan_when_read_by_a_program_then_it_has_the_promised_fields(cdap: CommandKit) -> None:
     report = cdap.janitor("plan --format json").json
     assert set(report) == REPORT
     assert {frozenset(entry) for entry in report["topics"]} == {frozenset(ENTRY)}
@@ -91,7 +93,7 @@ def test_given_a_plan_when_read_by_a_program_then_it_has_the_promised_fields(cda
     assert {entry["held"] for entry in report["topics"]} == {"first_contact"}
 
 
-def test_given_a_plan_when_counted_then_it_is_what_the_stores_manifest_says(cdap: Site, vector: Vector) -> None:
+def test_given_a_plan_when_counted_then_it_is_what_the_stores_manifest_says(cdap: CommandKit, vector: Vector) -> None:
     expected = Counter(row["reason"] for row in vector.rows if row["table"] != "meta")
     totals = cdap.janitor("plan --format json").json["totals"]
     assert totals["expired"] == expected["expired"]
@@ -100,7 +102,9 @@ def test_given_a_plan_when_counted_then_it_is_what_the_stores_manifest_says(cdap
     assert totals["kept"] == {reason: expected[reason] for reason in KEPT}
 
 
-def test_given_a_plan_file_when_applied_and_adopted_then_all_of_it_is_done_and_nothing_is_left(cdap: Site) -> None:
+def test_given_a_plan_file_when_applied_and_adopted_then_all_of_it_is_done_and_nothing_is_left(
+    cdap: CommandKit,
+) -> None:
     planned = cdap.janitor("plan --out plan.json --format json").json
     applied = cdap.janitor("apply plan.json --adopt --format json").json
     assert set(applied) == REPORT
@@ -110,7 +114,7 @@ def test_given_a_plan_file_when_applied_and_adopted_then_all_of_it_is_done_and_n
     assert cdap.janitor("plan --format json").json["topics"] == []
 
 
-def test_given_a_run_when_it_ends_then_every_table_file_has_the_name_that_cdap_knows(cdap: Site) -> None:
+def test_given_a_run_when_it_ends_then_every_table_file_has_the_name_that_cdap_knows(cdap: CommandKit) -> None:
     assert cdap.janitor("run --once --adopt").code == 0
     assert {path.suffix for path in cdap.store.glob("*/*.[ls][ds][bt]")} == {".sst"}
     assert sorted(path.name for path in cdap.store.iterdir()) == [
@@ -121,7 +125,7 @@ def test_given_a_run_when_it_ends_then_every_table_file_has_the_name_that_cdap_k
 
 
 def test_given_unrecognized_rows_when_inspected_then_they_are_those_of_the_manifest_and_their_keys_are_shown(
-    cdap: Site, vector: Vector
+    cdap: CommandKit, vector: Vector
 ) -> None:
     unrecognized = sorted(row["key"] for row in vector.table("message") if row["reason"] == "unrecognized")
     found = cdap.janitor("inspect message --limit 100000 --format json").json

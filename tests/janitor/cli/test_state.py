@@ -20,16 +20,16 @@ from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.records import RunRecord
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, pointer
-from tests.janitor.cli.conftest import Site
+from tests.janitor.cli.conftest import CommandKit
 from tests.janitor.state.entries import TOPIC, entry
 from tms_core.clock import SystemClock
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix, time_prefix
 
 
 @pytest.fixture
-def state(site: Site) -> SqliteState:
-    """The memory of the site, begun just now."""
-    made = SqliteState(site.folder / "data" / "janitor")
+def state(kit: CommandKit) -> SqliteState:
+    """The state of the kit, created now."""
+    made = SqliteState(kit.folder / "data" / "janitor")
     made.save_created_ms(NOW_MS - HOUR)
     return made
 
@@ -44,21 +44,21 @@ def taken(start_ms: int, stop_ms: int, generation: int = 1) -> tuple[bytes, byte
 
 
 @pytest.mark.parametrize("verb", ["history", "ledger"])
-def test_given_no_state_then_that_is_said_and_none_is_made(site: Site, verb: str) -> None:
-    shown = site.janitor(verb)
+def test_given_no_state_then_that_is_said_and_none_is_made(kit: CommandKit, verb: str) -> None:
+    shown = kit.janitor(verb)
     assert shown.code == 0
     assert "no janitor has run here yet, or the state was lost" in shown.out
     assert "janitor archive list --config janitor.yaml" in shown.out
-    assert site.janitor(f"{verb} --format json").json["known_since_ms"] is None
-    assert not (site.folder / "data" / "janitor").exists()
+    assert kit.janitor(f"{verb} --format json").json["known_since_ms"] is None
+    assert not (kit.folder / "data" / "janitor").exists()
 
 
 @pytest.mark.parametrize("verb", ["history", "ledger"])
 @pytest.mark.usefixtures("state")
-def test_given_no_store_any_more_then_the_state_is_read_all_the_same(site: Site, verb: str) -> None:
-    site.janitor("run --once --adopt")
-    shutil.rmtree(site.store)
-    assert site.janitor(verb).code == 0
+def test_given_no_store_any_more_then_the_state_is_read_all_the_same(kit: CommandKit, verb: str) -> None:
+    kit.janitor("run --once --adopt")
+    shutil.rmtree(kit.store)
+    assert kit.janitor(verb).code == 0
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_given_no_store_any_more_then_the_state_is_read_all_the_same(site: Site,
     ],
 )
 def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
-    site: Site, created_ms: int | None, adopted_ms: int | None, said: list[str]
+    kit: CommandKit, created_ms: int | None, adopted_ms: int | None, said: list[str]
 ) -> None:
-    site.janitor("adopt")
-    with SqliteState(site.folder / "data" / "janitor") as opened:
+    kit.janitor("adopt")
+    with SqliteState(kit.folder / "data" / "janitor") as opened:
         record = opened.store()
         assert record is not None
         opened.save_store(replace(record, adopted_ms=adopted_ms))
@@ -83,7 +83,7 @@ def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
         if created_ms is not None:
             opened.save_created_ms(created_ms)
     for verb in ("history", "ledger"):
-        first = site.janitor(verb).out.splitlines()[:-1]
+        first = kit.janitor(verb).out.splitlines()[:-1]
         assert len(first) == len(said)
         assert all(words in line for words, line in zip(said, first, strict=True)), first
 
@@ -91,34 +91,36 @@ def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
 # --- history ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(site: Site, state: SqliteState) -> None:
-    site.janitor("run --once --adopt")
-    site.clock.advance(MINUTE)
-    site.snapshot()
-    site.janitor("run --once")
+def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(kit: CommandKit, state: SqliteState) -> None:
+    kit.janitor("run --once --adopt")
+    kit.clock.advance(MINUTE)
+    kit.snapshot()
+    kit.janitor("run --once")
     first, second = state.runs(9)[::-1]
-    shown = site.janitor("history").out.splitlines()
+    shown = kit.janitor("history").out.splitlines()
     assert [line.split()[0] for line in shown[-2:]] == [second.id, first.id]
     assert " ".join(shown[-1].split()[1:]) == "2023-11-14 22:13:20 UTC 0 s apply done 2 1 0 1 0"
-    assert len(site.janitor("history --limit 1").out.splitlines()) == len(shown) - 1
+    assert len(kit.janitor("history --limit 1").out.splitlines()) == len(shown) - 1
 
 
-def test_given_a_run_that_a_guard_stopped_or_that_failed_then_its_line_says_why(site: Site, state: SqliteState) -> None:
-    site.janitor("run --once")
-    assert "blocked" in site.janitor("history").out
-    assert "this store is not adopted yet" in site.janitor("history").out
+def test_given_a_run_that_a_guard_stopped_or_that_failed_then_its_line_says_why(
+    kit: CommandKit, state: SqliteState
+) -> None:
+    kit.janitor("run --once")
+    assert "blocked" in kit.janitor("history").out
+    assert "this store is not adopted yet" in kit.janitor("history").out
     state.begin_run(RunRecord("bad", "apply", NOW_MS + 1))
     state.finish_run(RunRecord("bad", "apply", NOW_MS + 1, NOW_MS + 2, "failed", error="the disk is full"))
-    assert "the disk is full" in site.janitor("history --limit 1").out
-    assert "the disk is full" in site.janitor("history bad").out
+    assert "the disk is full" in kit.janitor("history --limit 1").out
+    assert "the disk is full" in kit.janitor("history bad").out
 
 
-def test_given_a_moment_then_only_runs_that_began_then_or_later_are_shown(site: Site, state: SqliteState) -> None:
+def test_given_a_moment_then_only_runs_that_began_then_or_later_are_shown(kit: CommandKit, state: SqliteState) -> None:
     for minutes in (10, 5, 4):
         state.begin_run(RunRecord(f"run-{minutes}", "apply", NOW_MS - minutes * MINUTE))
-    shown = site.janitor("history --since now-5m --format json").json
+    shown = kit.janitor("history --since now-5m --format json").json
     assert [run["id"] for run in shown["runs"]] == ["run-4", "run-5"]
-    assert "no runs" in site.janitor("history --since now").out
+    assert "no runs" in kit.janitor("history --since now").out
 
 
 @pytest.mark.parametrize(
@@ -126,48 +128,48 @@ def test_given_a_moment_then_only_runs_that_began_then_or_later_are_shown(site: 
     [(60 * SECOND, True, RUNNING), (60 * SECOND + 1, True, LOST), (60 * SECOND, False, RUNNING), (HOUR, False, LOST)],
 )
 def test_given_a_run_that_has_not_ended_then_its_silence_tells_whether_it_goes_on(
-    site: Site, state: SqliteState, silent_ms: int, beaten: bool, shown: str
+    kit: CommandKit, state: SqliteState, silent_ms: int, beaten: bool, shown: str
 ) -> None:
     sign_ms = NOW_MS - silent_ms
     run = RunRecord("on", "apply", sign_ms - DAY if beaten else sign_ms, heartbeat_ms=sign_ms if beaten else None)
     assert status(run, NOW_MS, 60) == shown
     state.begin_run(run)
-    [line] = [line for line in site.janitor("history").out.splitlines() if line.startswith("on ")]
+    [line] = [line for line in kit.janitor("history").out.splitlines() if line.startswith("on ")]
     assert f" {shown} " in line
     assert ("the next run closes it" in line) == (shown == LOST)
-    assert site.janitor("history --format json").json["runs"][0]["status"] == shown
+    assert kit.janitor("history --format json").json["runs"][0]["status"] == shown
 
 
 @pytest.mark.usefixtures("state")
-def test_given_a_run_then_its_report_can_be_read_again(site: Site) -> None:
-    printed = site.janitor("run --once --adopt --format json").json
-    shown = site.janitor(f"history {printed['id']}").out
+def test_given_a_run_then_its_report_can_be_read_again(kit: CommandKit) -> None:
+    printed = kit.janitor("run --once --adopt --format json").json
+    shown = kit.janitor(f"history {printed['id']}").out
     assert f"run {printed['id']}, apply, done; started 2023-11-14 22:13:20 UTC" in shown
     assert "default:orders" in shown
     assert "2 expired, 1 old generation, 0 processed, 1 invalid transaction" in shown
-    document = site.janitor(f"history {printed['id']} --format json").json
+    document = kit.janitor(f"history {printed['id']} --format json").json
     assert document["report"] == printed
     assert (document["id"], document["expired"]) == (printed["id"], 2)
 
 
 def test_given_a_run_with_errors_guards_and_entries_that_were_not_kept_then_all_of_it_is_said(
-    site: Site, state: SqliteState
+    kit: CommandKit, state: SqliteState
 ) -> None:
-    printed = site.janitor("run --once --adopt --format json").json
+    printed = kit.janitor("run --once --adopt --format json").json
     notes = [{"guard": "snapshot", "tripped": False, "message": "old"}]
     report = {**printed, "topics_omitted": 7, "errors": ["one", "two"], "guards": notes}
     report["totals"]["kept"]["unrecognized"] = 3
     state.begin_run(RunRecord("odd", "apply", NOW_MS))
     state.finish_run(RunRecord("odd", "apply", NOW_MS, NOW_MS, "partial", errors=("one", "two")), report)
-    shown = site.janitor("history odd").out
+    shown = kit.janitor("history odd").out
     for words in ("and 7 smaller entries", "failed: one", "failed: two", "snapshot: old", "3 unrecognized"):
         assert words in shown
-    assert "one (and 1 more)" in site.janitor("history --limit 1").out
+    assert "one (and 1 more)" in kit.janitor("history --limit 1").out
 
 
 @pytest.mark.usefixtures("state")
-def test_given_an_unknown_run_then_it_is_named_with_where_to_look(site: Site) -> None:
-    asked = site.janitor("history nothing")
+def test_given_an_unknown_run_then_it_is_named_with_where_to_look(kit: CommandKit) -> None:
+    asked = kit.janitor("history nothing")
     assert asked.code == 2
     assert "janitor history --config janitor.yaml [TMS-USAGE]" in asked.err
 
@@ -175,7 +177,7 @@ def test_given_an_unknown_run_then_it_is_named_with_where_to_look(site: Site) ->
 # --- ledger ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_entries_then_they_are_shown_with_decoded_keys_newest_first(site: Site, state: SqliteState) -> None:
+def test_given_entries_then_they_are_shown_with_decoded_keys_newest_first(kit: CommandKit, state: SqliteState) -> None:
     start, stop = taken(NOW_MS - 2 * DAY, NOW_MS - DAY)
     entries = [
         entry(
@@ -184,13 +186,13 @@ def test_given_entries_then_they_are_shown_with_decoded_keys_newest_first(site: 
         entry(start=start, stop=stop, rule="old_generation", metadata_generation=-2, snapshot_timestamp_ms=None),
     ]
     state.add_ledger(entries)
-    newest, oldest = (" ".join(line.split()) for line in site.janitor("ledger").out.splitlines()[-2:])
+    newest, oldest = (" ".join(line.split()) for line in kit.janitor("ledger").out.splitlines()[-2:])
     assert oldest == (
         "default:orders 1 message expired 1,234 2023-11-12 22:13:20 UTC #3 2023-11-13 22:13:20 UTC #3"
         " ttl 1 d, cut-off 2023-11-13 22:13:20 UTC 2023-11-14 22:13:20 UTC run"
     )
     assert newest.endswith("generation -2 none run")
-    shown = site.janitor("ledger --format json").json
+    shown = kit.janitor("ledger --format json").json
     assert [item["rule"] for item in shown["entries"]] == ["old_generation", "expired"]
     item = shown["entries"][1]
     assert (item["start"], item["stop"], item["rows"]) == (start.hex(), stop.hex(), 1234)
@@ -198,20 +200,20 @@ def test_given_entries_then_they_are_shown_with_decoded_keys_newest_first(site: 
     assert item["to"] == {"generation": 1, "publish_ms": NOW_MS - DAY, "sequence": 3}
 
 
-def test_given_a_topic_a_pattern_or_a_run_then_only_its_entries_are_shown(site: Site, state: SqliteState) -> None:
+def test_given_a_topic_a_pattern_or_a_run_then_only_its_entries_are_shown(kit: CommandKit, state: SqliteState) -> None:
     start, stop = taken(1, 2)
     other = replace(TOPIC, topic="other")
     state.add_ledger([entry(start=start, stop=stop), entry(start=start, stop=stop, topic=other, run_id="next")])
 
     def found(line: str) -> list[str]:
-        return [item["topic"] for item in site.janitor(f"ledger {line} --format json").json["entries"]]
+        return [item["topic"] for item in kit.janitor(f"ledger {line} --format json").json["entries"]]
 
     assert found("") == ["other", "orders"]
     assert found("--topic default:orders") == ["orders"]
     assert found("--topic 'default:o*' --limit 1") == ["other"]
     assert found("--run next") == ["other"]
     assert found("--run next --topic default:orders") == []
-    assert "no entries" in site.janitor("ledger --run nothing").out
+    assert "no entries" in kit.janitor("ledger --run nothing").out
 
 
 def test_given_keys_of_any_kind_then_only_the_numbers_they_have_are_read() -> None:
@@ -227,7 +229,7 @@ def test_given_keys_of_any_kind_then_only_the_numbers_they_have_are_read() -> No
     assert parts(entry(), TOPIC.prefix) == {}
 
 
-def test_given_the_ranges_of_a_run_that_died_then_their_ends_are_words(site: Site, state: SqliteState) -> None:
+def test_given_the_ranges_of_a_run_that_died_then_their_ends_are_words(kit: CommandKit, state: SqliteState) -> None:
     first = MessageKey(TOPIC, 1, NOW_MS, 0).pack()
     whole = entry(start=first, stop=generation_prefix(TOPIC.prefix, 2), rows=None)
     assert cells(whole)[4:7] == ["unknown", "2023-11-14 22:13:20 UTC #0", "the end"]
@@ -236,7 +238,7 @@ def test_given_the_ranges_of_a_run_that_died_then_their_ends_are_words(site: Sit
     payload = PayloadKey(TOPIC, 1, pointer(NOW_MS - HOUR), NOW_MS, 0).pack()
     assert cells(entry(table="payload", start=payload))[5] == "transaction of 2023-11-14 21:13:20 UTC"
     state.add_ledger([entry(table="payload", start=payload, stop=payload + b"\x00")])
-    [item] = site.janitor("ledger --format json").json["entries"]
+    [item] = kit.janitor("ledger --format json").json["entries"]
     assert item["from"]["pointer"] == str(pointer(NOW_MS - HOUR))
 
 
@@ -363,19 +365,19 @@ def test_given_an_id_with_a_payload_of_a_message_that_carries_its_own_then_that_
     assert list(lines(asked))[-1] == "the id names a stored payload, but the message carries its own"
 
 
-def test_given_a_message_before_and_after_a_run_then_why_tells_who_takes_it_and_who_took_it(site: Site) -> None:
+def test_given_a_message_before_and_after_a_run_then_why_tells_who_takes_it_and_who_took_it(kit: CommandKit) -> None:
     expired, living = MessageId(NOW_MS - 3 * DAY, 0), MessageId(NOW_MS - MINUTE, 2)
-    site.janitor("adopt")
-    assert "the next run deletes it" in site.janitor(f"why default:orders {expired}").out
-    run = site.janitor("run --once --format json").json["id"]
-    assert f"deleted, if it existed, by run {run}" in site.janitor(f"why default:orders {expired}").out
-    found = site.janitor(f"why default:orders {living} --format json").json["found"]
+    kit.janitor("adopt")
+    assert "the next run deletes it" in kit.janitor(f"why default:orders {expired}").out
+    run = kit.janitor("run --once --format json").json["id"]
+    assert f"deleted, if it existed, by run {run}" in kit.janitor(f"why default:orders {expired}").out
+    found = kit.janitor(f"why default:orders {living} --format json").json["found"]
     assert [(row["action"], row["due_ms"]) for row in found] == [("keep", NOW_MS - MINUTE + DAY + 1)]
 
 
 @pytest.mark.parametrize("words", ["orders 00", "default:* 00", f"default:orders {'0' * 39}", "default:orders xyz"])
-def test_given_what_is_no_topic_or_no_id_then_that_is_wrong_usage(site: Site, words: str) -> None:
-    assert site.janitor(f"why {words}").code == 2
+def test_given_what_is_no_topic_or_no_id_then_that_is_wrong_usage(kit: CommandKit, words: str) -> None:
+    assert kit.janitor(f"why {words}").code == 2
 
 
 @pytest.mark.parametrize("leveldb", [None, "store", "/elsewhere/store"])

@@ -8,48 +8,50 @@ from collections.abc import Iterator
 import pytest
 
 from tests.builders import HOUR
-from tests.janitor.cli.conftest import INVALID, SETTINGS, Site
+from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
 from tests.transaction.managers import LeftBehind
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.service import TransactionService
 
 
 @pytest.fixture
-def service(site: Site) -> Iterator[TransactionService]:
+def service(kit: CommandKit) -> Iterator[TransactionService]:
     """A transaction service, and settings that name it."""
-    with TransactionManager(LeftBehind(INVALID), site.clock) as manager:
+    with TransactionManager(LeftBehind(INVALID), kit.clock) as manager:
         service = TransactionService(manager, "127.0.0.1:0")
         service.start()
         thrift = f"source: thrift\n  thrift: '{service.address}'"
-        site.set(SETTINGS.replace("source: directory", thrift))
+        kit.set(SETTINGS.replace("source: directory", thrift))
         yield service
         service.stop()
 
 
 def test_given_a_service_when_the_janitor_looks_then_it_sees_the_state_of_now(
-    site: Site, service: TransactionService
+    kit: CommandKit, service: TransactionService
 ) -> None:
-    shown = site.janitor("inspect snapshot")
+    shown = kit.janitor("inspect snapshot")
     assert shown.code == 0
     assert f"source: the transaction service {service.address}" in shown.out
     assert f"{INVALID}  invalid" in shown.out
-    site.clock.advance(HOUR)
-    assert "problem" not in site.janitor("inspect snapshot").out
+    kit.clock.advance(HOUR)
+    assert "problem" not in kit.janitor("inspect snapshot").out
 
 
 @pytest.mark.usefixtures("service")
-def test_given_a_service_when_the_janitor_plans_then_what_is_invalid_there_is_to_be_inverted(site: Site) -> None:
-    assert site.janitor("plan --format json").json["totals"]["invalid_transaction"] == 1
+def test_given_a_service_when_the_janitor_plans_then_what_is_invalid_there_is_to_be_inverted(kit: CommandKit) -> None:
+    assert kit.janitor("plan --format json").json["totals"]["invalid_transaction"] == 1
 
 
-def test_given_a_service_that_does_not_answer_when_planned_then_nothing_is_inverted_and_it_says_why(site: Site) -> None:
+def test_given_a_service_that_does_not_answer_when_planned_then_nothing_is_inverted_and_it_says_why(
+    kit: CommandKit,
+) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"
-        site.set(SETTINGS.replace("source: directory", f"source: thrift\n  thrift: '{address}'"))
-        planned = site.janitor("plan --format json")
+        kit.set(SETTINGS.replace("source: directory", f"source: thrift\n  thrift: '{address}'"))
+        planned = kit.janitor("plan --format json")
         assert planned.code == 0
         assert planned.json["totals"]["invalid_transaction"] == 0
-        missing = site.janitor("inspect snapshot")
+        missing = kit.janitor("inspect snapshot")
         assert missing.code == 1
         assert str(address) in missing.err

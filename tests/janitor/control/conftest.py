@@ -61,7 +61,7 @@ class Auditing(Engine):
 
 
 @dataclass
-class Control:
+class ControlKit:
     """A server and what stands behind it.
 
     Attributes:
@@ -69,15 +69,15 @@ class Control:
     """
 
     folder: Path
-    rig: Kit
+    janitor: Kit
     observers: Observers
     views: Views = field(default_factory=Views)
     act: Act | None = None
     server: ControlServer | None = None
 
     def make_reader(self, observer: Observer, is_stopping: Callable[[], bool]) -> ReadEngine:
-        face = read_only(self.rig.store)
-        deps = replace(self.rig.engine.deps, store=face, observer=observer, is_stopping=is_stopping)
+        face = read_only(self.janitor.store)
+        deps = replace(self.janitor.engine.deps, store=face, observer=observer, is_stopping=is_stopping)
         if self.act is None:
             return Engine(deps)
         reader = Auditing(deps)
@@ -86,7 +86,7 @@ class Control:
 
     def start(self, **options: Any) -> ControlServer:
         behind = ControlBackend(
-            options.pop("decider", self.rig.engine),
+            options.pop("decider", self.janitor.engine),
             self.make_reader,
             self.views,
             greeting(STORE, SETTINGS),
@@ -162,13 +162,13 @@ class Client:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Control]:
+def kit(tmp_path: Path) -> Iterator[ControlKit]:
     """A store with two expired messages, adopted; its server is not started yet."""
     observers = Observers()
-    rig = janitor(MemoryStore(), observer=observers)
-    topic(rig.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - DAY, NOW_MS - DAY + 1, NOW_MS)
-    rig.engine.adopt()
-    made = Control(tmp_path, rig, observers)
+    kit = janitor(MemoryStore(), observer=observers)
+    topic(kit.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - DAY, NOW_MS - DAY + 1, NOW_MS)
+    kit.engine.adopt()
+    made = ControlKit(tmp_path, kit, observers)
     yield made
     if made.server is not None:
         made.server.stop()

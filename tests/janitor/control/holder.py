@@ -2,7 +2,7 @@
 
     python -m tests.janitor.control.holder NOW_MS RUNNING_MS [WATCHED]
 
-is started in a site's folder (``tests.janitor.cli.conftest``). It says ``ready`` and then listens on its standard
+is started in the folder of a kit (``tests.janitor.cli.conftest``). It says ``ready`` and then listens on its standard
 input: ``sweep`` makes a pass and says ``swept``, and the end of the input ends it. ``WATCHED`` is an operation of the
 store, as in ``message.delete``: it says so before each and waits for ``go``, or dies where it is told ``die``.
 """

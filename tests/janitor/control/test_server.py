@@ -25,7 +25,7 @@ from janitor.run import plan_file as plan
 from janitor.state import values
 from janitor.state.base import EVERYTHING
 from tests.builders import Call, watch
-from tests.janitor.control.conftest import SETTINGS, STORE, Client, Control
+from tests.janitor.control.conftest import SETTINGS, STORE, Client, ControlKit
 from tests.support import raising
 from tms_core.errors import GuardTripped, StateError, StopRequested, StoreBusy, StoreError, TmsError
 from tms_core.logs.loggers import AUDIT
@@ -42,49 +42,49 @@ def kind_of(answer: dict[str, Any] | None) -> str:
 # --- the socket ------------------------------------------------------------------------------------------------------
 
 
-def test_given_any_umask_then_only_its_owner_may_use_the_socket(desk: Control) -> None:
+def test_given_any_umask_then_only_its_owner_may_use_the_socket(kit: ControlKit) -> None:
     former = os.umask(0)
     try:
-        desk.start()
+        kit.start()
     finally:
         os.umask(former)
-    found = (desk.folder / "control.sock").stat()
+    found = (kit.folder / "control.sock").stat()
     assert stat.S_IMODE(found.st_mode) == 0o600
 
 
-def test_given_the_socket_of_a_dead_process_then_it_is_replaced(desk: Control) -> None:
+def test_given_the_socket_of_a_dead_process_then_it_is_replaced(kit: ControlKit) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as dead:
-        dead.bind(str(desk.folder / "control.sock"))
-    desk.start()
-    assert desk.remote().greeting.store == STORE
+        dead.bind(str(kit.folder / "control.sock"))
+    kit.start()
+    assert kit.remote().greeting.store == STORE
 
 
-def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(desk: Control, tmp_path: Path) -> None:
-    desk.start()
-    second = Control(tmp_path, desk.rig, desk.observers)
+def test_given_a_janitor_that_answers_there_then_its_socket_is_left_to_it(kit: ControlKit, tmp_path: Path) -> None:
+    kit.start()
+    second = ControlKit(tmp_path, kit.janitor, kit.observers)
     with pytest.raises(StoreBusy, match="Another janitor answers"):
         second.start()
-    assert desk.remote().greeting.store == STORE
+    assert kit.remote().greeting.store == STORE
 
 
-def test_given_a_file_of_that_name_then_it_is_left_alone(desk: Control) -> None:
-    path = desk.folder / "control.sock"
+def test_given_a_file_of_that_name_then_it_is_left_alone(kit: ControlKit) -> None:
+    path = kit.folder / "control.sock"
     path.write_text("mine", encoding="utf-8")
     with pytest.raises(StoreError, match="is not a socket"):
-        desk.start()
+        kit.start()
     assert path.read_text(encoding="utf-8") == "mine"
 
 
-def test_given_a_folder_that_is_not_there_then_the_error_names_it(desk: Control, tmp_path: Path) -> None:
-    desk.folder = tmp_path / "missing"
+def test_given_a_folder_that_is_not_there_then_the_error_names_it(kit: ControlKit, tmp_path: Path) -> None:
+    kit.folder = tmp_path / "missing"
     with pytest.raises(StoreError, match=r"missing/control\.sock .*No such file"):
-        desk.start()
+        kit.start()
 
 
-def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(desk: Control) -> None:
-    server = desk.start()
+def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(kit: ControlKit) -> None:
+    server = kit.start()
     server.stop()
-    assert not (desk.folder / "control.sock").exists()
+    assert not (kit.folder / "control.sock").exists()
     server.stop()
 
 
@@ -93,12 +93,12 @@ def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(desk
 
 @pytest.mark.parametrize(("uid", "welcome"), [(4711, True), (0, True), (12345, False)])
 def test_given_a_users_process_then_it_is_answered_if_it_is_the_owners_or_roots(
-    desk: Control, monkeypatch: pytest.MonkeyPatch, uid: int, welcome: bool
+    kit: ControlKit, monkeypatch: pytest.MonkeyPatch, uid: int, welcome: bool
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     monkeypatch.setattr(server_module, "peer_uid", lambda _: uid)
-    desk.start()
-    with desk.connect() as client:
+    kit.start()
+    with kit.connect() as client:
         client.ask("hello")
         answer = client.hear()
     assert answer is not None
@@ -134,52 +134,54 @@ GOOD = b'{"protocol": 2, "params": {}}'
     ],
 )
 def test_given_garbage_then_it_is_refused_and_the_next_client_is_answered(
-    desk: Control, method: str, body: bytes
+    kit: ControlKit, method: str, body: bytes
 ) -> None:
-    desk.start()
-    with desk.connect() as client:
+    kit.start()
+    with kit.connect() as client:
         client.post(method, body)
         answer = client.hear()
         assert kind_of(answer) == "TmsError"
         assert answer is not None
         assert "not understood" in answer["error"]["message"]
         assert client.hear() is None
-    assert desk.remote().greeting.settings == SETTINGS
+    assert kit.remote().greeting.settings == SETTINGS
 
 
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b'{"protocol": 1, "method": "hello", "params": {}}\n']
 )
 def test_given_what_is_no_question_then_it_is_refused_and_the_next_client_is_answered(
-    desk: Control, said: bytes
+    kit: ControlKit, said: bytes
 ) -> None:
-    desk.start()
-    with desk.connect() as client:
+    kit.start()
+    with kit.connect() as client:
         client.say(said)
         assert client.response.status in (400, 404)
-    assert desk.remote().greeting.settings == SETTINGS
+    assert kit.remote().greeting.settings == SETTINGS
 
 
-def test_given_an_endless_question_then_it_is_refused(desk: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_an_endless_question_then_it_is_refused(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "MAX_BYTES", 1000)
-    desk.start()
-    with Client(desk.folder) as client:
+    kit.start()
+    with Client(kit.folder) as client:
         client.post("verify", b"x" * 1001)
         assert client.response.status == 413
         assert "more than 1000 bytes" in json.dumps(client.hear())
 
 
-def test_given_an_answer_longer_than_is_taken_then_that_is_said(desk: Control, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.start()
-    remote = desk.remote()
+def test_given_an_answer_longer_than_is_taken_then_that_is_said(
+    kit: ControlKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.start()
+    remote = kit.remote()
     monkeypatch.setattr(wire, "MAX_BYTES", 300)
     with pytest.raises(StoreError, match="too much for one response"):
         remote.plan()
 
 
-def test_given_another_protocol_then_both_versions_are_named(desk: Control) -> None:
-    desk.start()
-    with desk.connect() as client:
+def test_given_another_protocol_then_both_versions_are_named(kit: ControlKit) -> None:
+    kit.start()
+    with kit.connect() as client:
         client.post("hello", b'{"protocol": 99, "params": {}}')
         answer = client.hear()
     assert kind_of(answer) == "StoreBusy"
@@ -188,26 +190,26 @@ def test_given_another_protocol_then_both_versions_are_named(desk: Control) -> N
 
 
 @pytest.mark.parametrize("said", [b"", b"POST /cont", b"POST /control/verify HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"])
-def test_given_a_client_that_breaks_off_then_the_next_one_is_answered(desk: Control, said: bytes) -> None:
-    desk.start()
-    with desk.connect() as client:
+def test_given_a_client_that_breaks_off_then_the_next_one_is_answered(kit: ControlKit, said: bytes) -> None:
+    kit.start()
+    with kit.connect() as client:
         client.say(said)
-    assert desk.remote().verify().cells == 0
+    assert kit.remote().verify().cells == 0
 
 
-def test_given_a_client_that_says_nothing_then_it_is_sent_away(desk: Control) -> None:
-    desk.start(request_seconds=0.01)
-    with desk.connect() as client:
+def test_given_a_client_that_says_nothing_then_it_is_sent_away(kit: ControlKit) -> None:
+    kit.start(request_seconds=0.01)
+    with kit.connect() as client:
         assert client.hear() is None
 
 
 def test_given_more_clients_than_are_answered_at_once_then_one_more_is_sent_away(
-    desk: Control, monkeypatch: pytest.MonkeyPatch
+    kit: ControlKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "MAX_CLIENTS", 1)
-    desk.act = endless = Endless()
-    desk.start()
-    with desk.connect() as first, desk.connect() as second:
+    kit.act = endless = Endless()
+    kit.start()
+    with kit.connect() as first, kit.connect() as second:
         first.ask("verify")
         assert endless.began.wait(60)
         second.ask("hello")
@@ -216,27 +218,27 @@ def test_given_more_clients_than_are_answered_at_once_then_one_more_is_sent_away
 
 
 def test_given_a_bug_then_the_client_hears_of_it_and_the_log_says_where(
-    desk: Control, caplog: pytest.LogCaptureFixture
+    kit: ControlKit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    desk.act = raising(ZeroDivisionError("oh"))
-    desk.start()
-    with desk.connect() as client:
+    kit.act = raising(ZeroDivisionError("oh"))
+    kit.start()
+    with kit.connect() as client:
         client.ask("verify")
         answer = client.hear()
     assert answer is not None
     assert "ZeroDivisionError" in answer["error"]["message"]
     assert "ZeroDivisionError" in caplog.text
-    assert desk.remote().greeting.store == STORE
+    assert kit.remote().greeting.store == STORE
 
 
 # --- questions -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(desk: Control) -> None:
-    desk.start()
+def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(kit: ControlKit) -> None:
+    kit.start()
     asked: list[str] = []
-    watch(desk.rig.store, before=lambda call: asked.append(call.name))
-    remote = desk.remote()
+    watch(kit.janitor.store, before=lambda call: asked.append(call.name))
+    remote = kit.remote()
     report = remote.plan(digest="mine").report
     remote.verify()
     remote.inspect("message", (), 1)
@@ -244,10 +246,10 @@ def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(desk: C
     assert {name.partition(".")[2] for name in asked} <= {"rows", "get", "keys", "cells"}
 
 
-def test_given_a_question_then_its_progress_is_heard(desk: Control) -> None:
-    desk.start()
+def test_given_a_question_then_its_progress_is_heard(kit: ControlKit) -> None:
+    kit.start()
     heard: list[tuple[str, TopicId | None, int]] = []
-    desk.remote(lambda phase, topic, rows: heard.append((phase, topic, rows))).inspect("message", (), 1)
+    kit.remote(lambda phase, topic, rows: heard.append((phase, topic, rows))).inspect("message", (), 1)
     assert heard == [("read", None, 3)]
 
 
@@ -265,34 +267,34 @@ class Endless:
         raise StopRequested("the janitor is stopping.")
 
 
-def test_given_a_client_that_goes_away_then_its_question_ends(desk: Control) -> None:
-    desk.act = endless = Endless()
-    desk.start()
-    with desk.connect() as client:
+def test_given_a_client_that_goes_away_then_its_question_ends(kit: ControlKit) -> None:
+    kit.act = endless = Endless()
+    kit.start()
+    with kit.connect() as client:
         client.ask("verify")
         assert endless.began.wait(60)
     assert endless.ended.wait(60)
 
 
-def test_given_a_question_under_way_when_stopped_then_the_client_is_told(desk: Control) -> None:
-    desk.act = endless = Endless()
-    server = desk.start()
-    with desk.connect() as client:
+def test_given_a_question_under_way_when_stopped_then_the_client_is_told(kit: ControlKit) -> None:
+    kit.act = endless = Endless()
+    server = kit.start()
+    with kit.connect() as client:
         client.ask("verify")
         assert endless.began.wait(60)
         server.stop()
         assert kind_of(client.answer()) == "StopRequested"
 
 
-def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(desk: Control) -> None:
+def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(kit: ControlKit) -> None:
     def chatty(observer: Observer, _: object) -> Audit:
         for _ in range(10_000):
             observer("read", None, 1)
         return Audit(None, cells=10_000)
 
-    desk.act = chatty
-    desk.start()
-    with desk.connect() as client:
+    kit.act = chatty
+    kit.start()
+    with kit.connect() as client:
         client.ask("verify")
         answer = client.answer()
     assert answer is not None
@@ -300,12 +302,12 @@ def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(desk
 
 
 def test_given_a_client_that_does_not_take_its_answer_then_it_is_cut_off(
-    desk: Control, monkeypatch: pytest.MonkeyPatch
+    kit: ControlKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_module, "ANSWER_SECONDS", 0)
-    desk.act = lambda *_: Audit(None, withdrawn="x" * 10_000_000)
-    desk.start()
-    with desk.connect() as client:
+    kit.act = lambda *_: Audit(None, withdrawn="x" * 10_000_000)
+    kit.start()
+    with kit.connect() as client:
         client.ask("verify")
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             client.response.read()
@@ -314,26 +316,26 @@ def test_given_a_client_that_does_not_take_its_answer_then_it_is_cut_off(
 # --- decisions -------------------------------------------------------------------------------------------------------
 
 
-def test_control_server_asked_to_sweep_has_the_holder_do_so_once(desk: Control) -> None:
-    desk.start()
-    desk.remote().sweep_now()
-    assert (desk.views.swept, desk.views.refreshed) == (1, 0)
+def test_control_server_asked_to_sweep_has_the_holder_do_so_once(kit: ControlKit) -> None:
+    kit.start()
+    kit.remote().sweep_now()
+    assert (kit.views.swept, kit.views.refreshed) == (1, 0)
 
 
-def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(desk: Control) -> None:
-    desk.start()
+def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(kit: ControlKit) -> None:
+    kit.start()
     heard: list[str] = []
-    remote = desk.remote(lambda phase, *_: heard.append(phase))
+    remote = kit.remote(lambda phase, *_: heard.append(phase))
     wanted = plan.parse(remote.plan().document, "plan")
     heard.clear()
-    desk.rig.engine.run_once(patterns=("nobody:*",))
+    kit.janitor.engine.run_once(patterns=("nobody:*",))
     assert not heard
     assert remote.apply(wanted).total(Rule.EXPIRED) == 2
     assert heard[:2] == ["expected", "message"]
 
 
-def test_given_a_client_that_goes_away_when_its_plan_is_applied_then_it_is_applied_to_the_end(desk: Control) -> None:
-    desk.start()
+def test_given_a_client_that_goes_away_when_its_plan_is_applied_then_it_is_applied_to_the_end(kit: ControlKit) -> None:
+    kit.start()
     began, go = Event(), Event()
 
     def pause(call: Call) -> None:
@@ -341,23 +343,23 @@ def test_given_a_client_that_goes_away_when_its_plan_is_applied_then_it_is_appli
             began.set()
             assert go.wait(60)
 
-    wanted = values.pack(plan.parse(desk.remote().plan().document, "plan"))
-    watch(desk.rig.store, before=pause)
-    with desk.connect() as client:
+    wanted = values.pack(plan.parse(kit.remote().plan().document, "plan"))
+    watch(kit.janitor.store, before=pause)
+    with kit.connect() as client:
         client.ask("apply", wanted=wanted)
         assert began.wait(60)
     go.set()
-    assert desk.server is not None
-    desk.server.stop()
-    [run] = desk.rig.state.runs(1)
+    assert kit.server is not None
+    kit.server.stop()
+    [run] = kit.janitor.state.runs(1)
     assert (run.mode, run.result) == ("apply", "done")
 
 
 class Working:
     """A decider with a run under way, until the test lets it end."""
 
-    def __init__(self, desk: Control) -> None:
-        self._engine = desk.rig.engine
+    def __init__(self, kit: ControlKit) -> None:
+        self._engine = kit.janitor.engine
         self.asked, self.idle = Event(), Event()
         self.adopted = 0
 
@@ -373,10 +375,10 @@ class Working:
         return getattr(self._engine, name)
 
 
-def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(desk: Control) -> None:
-    working = Working(desk)
-    desk.start(decider=working)
-    with desk.connect() as client:
+def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(kit: ControlKit) -> None:
+    working = Working(kit)
+    kit.start(decider=working)
+    with kit.connect() as client:
         client.ask("adopt")
         assert client.hear() == {"progress": {"phase": "wait", "topic": None, "rows": 0}}
         assert working.adopted == 0
@@ -384,15 +386,15 @@ def test_given_a_run_under_way_then_a_decision_waits_and_says_for_what(desk: Con
         assert client.answer() == {"result": [{"namespace": "default", "topic": "orders"}]}
 
 
-def test_given_a_run_under_way_then_an_approval_does_not_wait(desk: Control) -> None:
-    desk.start(decider=Working(desk))
-    assert desk.remote().approve((EVERYTHING,), clock=True) == []
+def test_given_a_run_under_way_then_an_approval_does_not_wait(kit: ControlKit) -> None:
+    kit.start(decider=Working(kit))
+    assert kit.remote().approve((EVERYTHING,), clock=True) == []
 
 
-def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_taken(desk: Control) -> None:
-    working = Working(desk)
-    server = desk.start(decider=working)
-    with desk.connect() as client:
+def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_taken(kit: ControlKit) -> None:
+    working = Working(kit)
+    server = kit.start(decider=working)
+    with kit.connect() as client:
         client.ask("adopt")
         assert working.asked.wait(60)
     server.stop()
@@ -400,10 +402,10 @@ def test_given_a_client_that_goes_away_while_its_decision_waits_then_it_is_not_t
     assert working.adopted == 0
 
 
-def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(desk: Control) -> None:
-    working = Working(desk)
-    server = desk.start(decider=working)
-    with desk.connect() as client, ThreadPoolExecutor() as threads:
+def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(kit: ControlKit) -> None:
+    working = Working(kit)
+    server = kit.start(decider=working)
+    with kit.connect() as client, ThreadPoolExecutor() as threads:
         client.ask("adopt")
         assert working.asked.wait(60)
         threads.submit(server.stop).result()
@@ -421,7 +423,7 @@ def test_given_a_waiting_decision_when_stopped_then_it_is_not_taken(desk: Contro
     ],
 )
 def test_decision_that_fails_is_told_from_a_refused_one_in_the_audit_log(
-    desk: Control, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: TmsError, result: str
+    kit: ControlKit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: TmsError, result: str
 ) -> None:
     caplog.set_level(logging.INFO, AUDIT)
     answer = api.answer
@@ -432,19 +434,19 @@ def test_decision_that_fails_is_told_from_a_refused_one_in_the_audit_log(
         return answer(behind, method, *given)
 
     monkeypatch.setattr(api, "answer", answered)
-    desk.start()
+    kit.start()
     with pytest.raises(TmsError):
-        desk.remote().adopt()
+        kit.remote().adopt()
     [found] = [record.__dict__["fields"] for record in caplog.records if record.name == AUDIT]
     assert (found["verb"], found["result"]) == ("adopt", result)
 
 
 def test_decision_is_audited_with_the_uid_of_its_process_and_a_question_is_not(
-    desk: Control, caplog: pytest.LogCaptureFixture
+    kit: ControlKit, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, AUDIT)
-    desk.start()
-    remote = desk.remote()
+    kit.start()
+    remote = kit.remote()
     remote.inspect("metadata", (), 10)
     remote.adopt()
     remote.approve(("default:orders",))

@@ -69,7 +69,7 @@ class Direct:
         return Answer(sent[0]["status"], named, b"".join(message.get("body", b"") for message in sent[1:]))
 
 
-class Site:
+class HttpKit:
     """The application behind its server."""
 
     def __init__(self, views: StatusViews, port: int = 0) -> None:
@@ -93,14 +93,14 @@ class Site:
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[..., Site]]:
+def serve() -> Iterator[Callable[..., HttpKit]]:
     """Starts servers; they end with the test."""
-    sites: list[Site] = []
+    kits: list[HttpKit] = []
 
-    def start(views: StatusViews, port: int = 0) -> Site:
-        sites.append(Site(views, port))
-        return sites[-1]
+    def start(views: StatusViews, port: int = 0) -> HttpKit:
+        kits.append(HttpKit(views, port))
+        return kits[-1]
 
     yield start
-    for site in sites:
-        site.server.stop()
+    for kit in kits:
+        kit.server.stop()

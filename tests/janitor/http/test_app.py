@@ -20,13 +20,13 @@ from janitor.state.figures import GuardNote
 from janitor.status.status import Status
 from tests.builders import NOW_MS
 from tests.janitor.http import statuses
-from tests.janitor.http.conftest import Answer, Direct, Site
+from tests.janitor.http.conftest import Answer, Direct, HttpKit
 from tests.janitor.http.statuses import StillViews
 from tests.support import raising
 
 PATHS = ("/", "/api/status", "/api/runs", "/healthz", "/readyz", "/metrics")
 
-Serve = Callable[..., Site]
+Serve = Callable[..., HttpKit]
 
 
 @pytest.fixture
@@ -194,15 +194,15 @@ def test_given_visitors_that_hang_in_every_thread_then_probes_are_answered(serve
             release.wait()
             return super().status()
 
-    site = serve(Stuck(statuses.empty(NOW_MS)))
-    clients = [socket.create_connection(("127.0.0.1", site.server.port)) for _ in range(60)]
+    kit = serve(Stuck(statuses.empty(NOW_MS)))
+    clients = [socket.create_connection(("127.0.0.1", kit.server.port)) for _ in range(60)]
     try:
         for client in clients:
             client.sendall(b"GET /api/status HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         for _ in range(40):  # as many threads as there are
             assert entered.acquire(timeout=20)
-        assert site.ask("/healthz").status == 200
-        assert site.ask("/readyz").status == 200
+        assert kit.ask("/healthz").status == 200
+        assert kit.ask("/readyz").status == 200
     finally:
         release.set()
         for client in clients:

@@ -16,7 +16,7 @@ from janitor.status.status import HeldTopic, OpenTransaction, Status, TopicFigur
 from tests.builders import DAY, HOUR, SECOND
 from tests.janitor.http import statuses
 from tests.janitor.http.browser import Browser, Page
-from tests.janitor.http.conftest import ARGUMENTS, Site
+from tests.janitor.http.conftest import ARGUMENTS, HttpKit
 from tests.janitor.http.statuses import HOSTILE, StillViews
 from tests.janitor.state.entries import entry
 from tms_core.clock import SystemClock
@@ -56,18 +56,18 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 class Look:
     """Opens sites as a person would, by the server's clock, which is the real one: the page compares both."""
 
-    def __init__(self, browser: Browser, serve: Callable[..., Site]) -> None:
+    def __init__(self, browser: Browser, serve: Callable[..., HttpKit]) -> None:
         self.browser, self.serve = browser, serve
         self.now_ms = SystemClock().now_ms()
         self.pages: list[Page] = []
 
-    def __call__(self, site: Site, width: int = 1280, **features: str) -> Page:
+    def __call__(self, kit: HttpKit, width: int = 1280, **features: str) -> Page:
         """A page, once it is drawn."""
         page = self.browser.open()
         self.pages.append(page)
         page.shape(width, 800)
         page.prefer(**{"prefers_color_scheme": "light", **features})
-        page.go(f"{site.url}/")
+        page.go(f"{kit.url}/")
         page.until(DRAWN)
         return page
 
@@ -76,7 +76,7 @@ class Look:
 
 
 @pytest.fixture
-def look(browser: Browser, serve: Callable[..., Site]) -> Iterator[Look]:
+def look(browser: Browser, serve: Callable[..., HttpKit]) -> Iterator[Look]:
     looks = Look(browser, serve)
     yield looks
     for page in looks.pages:
@@ -278,7 +278,8 @@ def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_f
 
 
 @pytest.mark.parametrize(
-    ("path", "said"), [("topics/default:gone", "this topic does not exist"), ("runs/r-1", "this run does not exist"), ("topics/x", "x")]
+    ("path", "said"),
+    [("topics/default:gone", "this topic does not exist"), ("runs/r-1", "this run does not exist"), ("topics/x", "x")],
 )
 def test_given_a_page_of_what_is_not_there_then_it_says_so_and_the_janitor_is_well(
     look: Look, path: str, said: str
@@ -306,12 +307,12 @@ def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both
     )
     figures = TopicFigures("default", "orders", 1, 86_400, 4, 4000, look.now_ms - 2 * HOUR, look.now_ms, look.now_ms)
     status = replace(statuses.full(look.now_ms), held=(held,), topics=(figures,))
-    site = look.serve(StillViews(status, prepare=prepare))
-    page = look(site)
+    kit = look.serve(StillViews(status, prepare=prepare))
+    page = look(kit)
     assert page.texts("#held code") == [held.command, *commands]
     assert "ttl 3650 d → 1 d" in page.text("#held")
     assert page.run("document.querySelector('#held a').getAttribute('href')") == "/topics/default%3Aorders"
-    page.go(f"{site.url}/topics/{name}")
+    page.go(f"{kit.url}/topics/{name}")
     page.until("document.querySelector('#detail h2')")
     shown_text = page.text("#detail")
     for words in (
@@ -373,8 +374,8 @@ def test_given_hostile_names_then_they_are_text_and_nothing_else(look: Look) -> 
     assert status.last_run is not None
     hostile = replace(status, last_run=replace(status.last_run, error=HOSTILE), kept={HOSTILE: 2})
     past = (replace(hostile.last_run or status.last_run, id=HOSTILE, phase_seconds={HOSTILE: 1.0}, result=HOSTILE),)
-    site = look.serve(StillViews(hostile, past))
-    page = look(site)
+    kit = look.serve(StillViews(hostile, past))
+    page = look(kit)
     for part in (
         "#store",
         "#reasons",
@@ -392,21 +393,21 @@ def test_given_hostile_names_then_they_are_text_and_nothing_else(look: Look) -> 
     assert HOSTILE in page.text("#kept")
     assert page.run("document.querySelectorAll('img, script[src], iframe, link[href^=\"/\"], [onerror]').length") == 0
     assert page.run("document.title") == "Down · janitor"
-    assert set(site.recorder.paths) == {"/", "/api/status", "/api/runs", "/api/history"}
-    assert {request.removeprefix(site.url).partition("?")[0] for request in page.requests} == set(site.recorder.paths)
+    assert set(kit.recorder.paths) == {"/", "/api/status", "/api/runs", "/api/history"}
+    assert {request.removeprefix(kit.url).partition("?")[0] for request in page.requests} == set(kit.recorder.paths)
     assert page.console == []
 
 
 def test_given_an_element_that_got_in_all_the_same_then_the_policy_keeps_it_from_asking_and_running(look: Look) -> None:
-    site = look.serve(StillViews(statuses.empty(look.now_ms)))
-    page = look(site)
+    kit = look.serve(StillViews(statuses.empty(look.now_ms)))
+    page = look(kit)
     page.run("""document.body.insertAdjacentHTML("beforeend", `<img src=/injected onerror="window.hurt = 1">`)""")
     page.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hurt = 2'}))")
     page.run("document.body.append(Object.assign(document.createElement('script'), {src: '/injected'}))")
     with pytest.raises(AssertionError, match="Failed to fetch"):
         page.run("fetch('http://localhost:1/elsewhere')")
     assert page.run("window.hurt ?? 0") == 0
-    assert "/injected" not in site.recorder.paths
+    assert "/injected" not in kit.recorder.paths
     assert len(page.console) >= 4, "the browser says what it forbade"
 
 
@@ -444,11 +445,11 @@ def test_every_text_stands_out_from_its_ground(look: Look, draw: Callable[[int],
 
 
 def test_given_a_reader_who_wants_no_motion_then_nothing_moves(look: Look) -> None:
-    site = look.serve(StillViews(statuses.empty(look.now_ms)))
+    kit = look.serve(StillViews(statuses.empty(look.now_ms)))
     moves = """[getComputedStyle(document.querySelector('#figures')).transitionDuration,
       getComputedStyle(document.documentElement).scrollBehavior]"""
-    assert look(site).run(moves) == ["0.25s", "smooth"]
-    assert look(site, prefers_reduced_motion="reduce").run(moves) == ["0s", "auto"]
+    assert look(kit).run(moves) == ["0.25s", "smooth"]
+    assert look(kit, prefers_reduced_motion="reduce").run(moves) == ["0s", "auto"]
 
 
 def test_the_page_can_be_heard_and_walked_through(look: Look) -> None:
@@ -470,10 +471,10 @@ def test_the_page_can_be_heard_and_walked_through(look: Look) -> None:
 
 
 def test_without_script_it_says_where_the_figures_are(look: Look) -> None:
-    site = look.serve(StillViews(statuses.empty(look.now_ms)))
+    kit = look.serve(StillViews(statuses.empty(look.now_ms)))
     page = look.browser.open()
     page.call("Emulation.setScriptExecutionDisabled", value=True)
-    page.go(f"{site.url}/")
+    page.go(f"{kit.url}/")
     page.loaded()
     assert "The same data is at /api/status" in page.text("noscript")
     page.close()
@@ -540,7 +541,7 @@ def test_given_news_when_it_asks_again_then_it_shows_them_and_leaves_what_a_read
 
 def test_it_asks_every_five_seconds_and_not_while_nobody_looks(look: Look) -> None:
     views = StillViews(statuses.empty(look.now_ms))
-    site = look.serve(views)
+    kit = look.serve(views)
     page = look.browser.open()
     page.before("""
       window.timers = new Map();
@@ -548,7 +549,7 @@ def test_it_asks_every_five_seconds_and_not_while_nobody_looks(look: Look) -> No
       window.setTimeout = (act, ms) => { const id = set(act, ms); window.timers.set(id, ms); return id; };
       window.clearTimeout = id => { window.timers.delete(id); clear(id); };
     """)
-    page.go(f"{site.url}/")
+    page.go(f"{kit.url}/")
     page.until(DRAWN)
     page.until("[...timers.values()].includes(5000)")
     views.shown = replace(views.shown, now_ms=look.now_ms + 1)
@@ -561,7 +562,7 @@ def test_it_asks_every_five_seconds_and_not_while_nobody_looks(look: Look) -> No
     page.run("Object.defineProperty(document, 'hidden', {value: false})")
     page.run(COME_BACK)
     page.until("[...timers.values()].includes(5000)")
-    assert page.requests[asked:] == [f"{site.url}/api/status"], "only the one of coming back"
+    assert page.requests[asked:] == [f"{kit.url}/api/status"], "only the one of coming back"
     page.close()
 
 
@@ -569,16 +570,16 @@ def test_given_a_janitor_that_went_away_then_the_page_says_so_keeps_the_figures_
     look: Look,
 ) -> None:
     views = StillViews(statuses.full(look.now_ms), statuses.runs(look.now_ms))
-    site = look.serve(views)
-    page = look(site)
-    site.server.stop()
+    kit = look.serve(views)
+    page = look(kit)
+    kit.server.stop()
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'unreachable'")
     assert page.text("h1").startswith("Cannot reach the janitor. Since ")
     assert "no connection. Trying again every 5 s." in page.text("h1")
     assert page.run("document.title") == "Cannot reach the janitor · janitor"
     assert "finance:ledger" in page.text("#held")
-    look.serve(views, port=site.server.port)
+    look.serve(views, port=kit.server.port)
     page.run(COME_BACK)
     page.until("document.documentElement.dataset.state === 'fresh'")
     assert page.text("h1") == "Healthy. A run is under way."

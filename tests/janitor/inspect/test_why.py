@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from janitor.inspect import rows as inspect
 from janitor.inspect.answer import FoundRow, Why
 from janitor.inspect.why import why
-from janitor.rules.frontier import admit
-from janitor.rules.policy import Hold, Reason, Rule
+from janitor.rules.policy import Hold, Reason, Rule, admit
 from janitor.state.base import State
 from janitor.state.records import ClockAnchor, FrontierRecord, LedgerEntry, RunRecord, Strikes
 from janitor.state.sqlite.state import SqliteState

@@ -24,8 +24,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.report import Report
-from janitor.rules.frontier import advance, freeze
-from janitor.rules.policy import Delete, Frontier, Hold, Invert, Keep, Reason, Row, Rule, Verdict, decide
+from janitor.rules.policy import (
+    Delete,
+    Frontier,
+    Hold,
+    Invert,
+    Keep,
+    Reason,
+    Row,
+    Rule,
+    Verdict,
+    advance,
+    decide,
+    freeze,
+)
 from janitor.rules.ranges import Lifetime, message_spans, search_range, timeless_range
 from janitor.state.base import ClockAnchor, FrontierRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.rules.frontier import admit, advance, approve, elapsed_ms, freeze
-from janitor.rules.policy import Frontier, Hold
+from janitor.rules.policy import Frontier, Hold, admit, advance, approve, elapsed_ms, freeze
 from janitor.state.base import ClockAnchor, FrontierRecord, PendingJump
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicId, TopicMetadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from janitor.rules.ranges import Lifetime, find_referenced, returned, search_range, timeless_range
+from janitor.rules.ranges import Lifetime, find_referenced, search_range, timeless_range
 from tms_core.rowkey import LONG_MAX, MessageKey, PayloadKey, generation_prefix, time_prefix
 from tms_core.tables.base import KeyRange, MessageValue
 from tms_core.tables.memory import MemoryStore
@@ -94,7 +94,7 @@ def search(
     store.message.put([(MessageKey(TOPIC, *parts).pack(), value) for parts, value in rows.items()])
     pages = len(list(find_referenced(store.message, windows or (WHOLE,), wanted, page_rows)))
     store.calls.clear()
-    found = returned(find_referenced(store.message, windows or (WHOLE,), wanted, page_rows))
+    found = set().union(*find_referenced(store.message, windows or (WHOLE,), wanted, page_rows))
     return found, store.calls["cells"], pages
 
 
@@ -111,7 +111,7 @@ def test_given_a_reference_that_goes_by_a_plan_when_looked_for_then_it_does_not_
     store = MemoryStore()
     going, staying = (MessageKey(TOPIC, 2, SINCE_MS, sequence).pack() for sequence in (0, 1))
     store.message.put([(going, reference(5)), (staying, reference(6))])
-    assert returned(find_referenced(store.message, (WHOLE,), {5, 6}, 10, lambda key: key == going)) == {6}
+    assert list(find_referenced(store.message, (WHOLE,), {5, 6}, 10, lambda key: key == going)) == [{6}]
 
 
 def test_given_a_reference_that_was_rolled_back_when_looked_for_then_plain_readers_still_need_it() -> None:

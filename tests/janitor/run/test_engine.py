@@ -212,7 +212,7 @@ def test_given_a_message_of_a_negative_time_when_its_payload_expires_then_both_s
 def test_given_a_run_when_it_compacts_then_what_it_reached_is_already_remembered(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("janitor.sweep.ledger.WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
     topic(store, "default:orders", ttl_seconds=60).plain(1)
     rig = janitor(store)
     seen: list[bool] = []

@@ -16,8 +16,8 @@ from janitor.inspect import rows as inspect
 from janitor.report import Report
 from janitor.run import feedback
 from janitor.run.feedback import proven, withheld
+from janitor.run.log import RunLog
 from janitor.run.prepare import Feedback, Truncator
-from janitor.run.record import RunLog
 from janitor.state.base import EVERYTHING
 from janitor.status.collect import Deployment, collect
 from janitor.sweep.executor import never

@@ -10,8 +10,8 @@ import pytest
 from janitor.report import NAMED_KEYS, Entry, EntryKey, Report, UnrecognizedKey
 from janitor.rules.policy import Hold, Rule
 from janitor.run import prepare
+from janitor.run.log import RunLog
 from janitor.run.passes import NOT_ADOPTED
-from janitor.run.record import RunLog
 from janitor.state.figures import GuardNote
 from janitor.sweep.outcome import Outcome
 from tests.builders import HOUR, NOW_MS, Call, Kit, janitor, topic, unknown_topic, watch
@@ -34,7 +34,7 @@ def said(caplog: pytest.LogCaptureFixture, level: int = logging.INFO) -> list[st
 
 @pytest.fixture(autouse=True)
 def listening(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG, "janitor.run.record")
+    caplog.set_level(logging.DEBUG, "janitor.run.log")
 
 
 def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot_are_said(
@@ -42,7 +42,7 @@ def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot
 ) -> None:
     report = report_of(NOW_MS - HOUR)
     RunLog().write(report)
-    record = next(record for record in caplog.records if record.name == "janitor.run.record")
+    record = next(record for record in caplog.records if record.name == "janitor.run.log")
     assert record.getMessage() == f"run {report.id}: 1 expired row deleted (judged by snapshot.{NOW_MS})"
     assert vars(record)["fields"]["expired"] == 1
     assert vars(record)["fields"]["snapshot"] == f"snapshot.{NOW_MS}"

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.rules.frontier import admit
-from janitor.rules.policy import Hold
+from janitor.rules.policy import Hold, admit
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.run import Run, Terms
 from janitor.sweep.transactions import TransactionView

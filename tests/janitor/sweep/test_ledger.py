@@ -8,12 +8,10 @@ from typing import NamedTuple
 
 import pytest
 
-from janitor.rules.frontier import admit
-from janitor.rules.policy import Frontier, Rule
+from janitor.rules.policy import Frontier, Rule, admit
 from janitor.state.base import ClockAnchor, LedgerEntry
 from janitor.sweep.findings import Batch, Done, Due
-from janitor.sweep.ledger import Ledger
-from janitor.sweep.outcome import Outcome, ledger_entries
+from janitor.sweep.outcome import Ledger, Outcome
 from janitor.sweep.run import TopicWork
 from tests.builders import (
     DAY,
@@ -228,7 +226,8 @@ def test_announcement_of_payloads_of_processed_messages_covers_them(rig: Kit) ->
     orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
     work = TopicWork(orders, b"", Frontier.open(NOW_MS, orders), admit(orders, ClockAnchor(NOW_MS, 0, "")))
     batch = Batch("payload", 3, Rule.PROCESSED, [PayloadKey(orders.topic, 3, pointer(NOW_MS), NOW_MS, 0).pack()])
-    Ledger(rig.state, rig.clock, "run", None).announce(work, batch)
+    due = Due(work, rig.store.payload, batch, 0, None, None)
+    Ledger(rig.state, rig.clock, "run", None).announce(due, batch.keys[0])
     [made] = rig.state.intents()
     assert made.start <= batch.keys[0] < made.stop
 
@@ -382,19 +381,18 @@ def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_
     orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
     frontier = Frontier.open(NOW_MS, orders)
     work = TopicWork(orders, b"", frontier, admit(orders, ClockAnchor(NOW_MS, 0, "")))
-    early, late, last = (
+    batches = [
         Batch("message", 3, Rule.EXPIRED, [MessageKey(orders.topic, 3, ms, n).pack() for n in range(2)])
-        for ms in (1, 5, 9)
-    )
-    ledger = Ledger(rig.state, rig.clock, "run", None)
-    for batch in (late, early, last):
-        ledger.announce(work, batch)
+        for ms in (5, 1, 9)
+    ]
+    ledger, outcome = Ledger(rig.state, rig.clock, "run", None), Outcome()
+    for batch in batches:
+        due = Due(work, rig.store.message, batch, 0, None, None)
+        entry = ledger.announce(due, batch.keys[0])
         assert any(i.start <= batch.keys[0] and batch.keys[-1] < i.stop for i in rig.state.intents())
-    outcome = Outcome()
-    for batch in (early, late):
-        outcome.add(Due(work, rig.store.message, batch, 0, None, None), Done(batch.keys, at_ms=NOW_MS))
-    failed = Done(at_ms=NOW_MS, stop="unsure", error=StoreError("the disk is full."))
-    outcome.add(Due(work, rig.store.message, last, 0, None, None), failed)
-    [taken, unsure] = ledger_entries(outcome, "run", None)
+        failed = Done(entry=entry, stop="unsure", error=StoreError("the disk is full."))
+        outcome.add(due, failed if batch is batches[-1] else Done(batch.keys, entry=entry))
+    late, early, last = batches
+    [taken], [unsure] = outcome.taken.values(), outcome.unsure
     assert (taken.start, taken.stop, taken.rows) == (early.keys[0], late.keys[-1] + b"\x00", 4)
     assert (unsure.start, unsure.stop, unsure.rows) == (last.keys[0], last.keys[-1] + b"\x00", None)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 from janitor.report import NAMED_KEYS, EntryKey, UnrecognizedKey
-from janitor.rules.frontier import admit
-from janitor.rules.policy import Frontier, Hold, Reason, Rule
+from janitor.rules.policy import Frontier, Hold, Reason, Rule, admit
 from janitor.state import values
 from janitor.state.base import ClockAnchor
 from janitor.sweep.findings import Batch, Done, Due, FailedTopic, Kept, RemainingPointer, unrecognized
-from janitor.sweep.ledger import DeletedRanges, DeletedRows
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import TopicWork
 from tests.builders import NOW_MS
+from tests.janitor.state.entries import ENTRY
 from tests.support import raising
 from tms_core.errors import StopRequested
 from tms_core.rowkey import MessageKey
+from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -37,9 +38,9 @@ def about(held: Hold | None = None) -> EntryKey:
 
 def test_given_some_rows_of_a_batch_that_went_when_counted_then_only_these_are() -> None:
     outcome = Outcome()
-    outcome.add(due(KEYS), Done(KEYS[:1], at_ms=7))
+    outcome.add(due(KEYS), Done(KEYS[:1], entry=ENTRY))
     assert (outcome.entries[about()].rows, outcome.entries[about()].size_bytes) == (1, 100)
-    outcome.add(due(KEYS), Done(at_ms=7))
+    outcome.add(due(KEYS), Done(entry=ENTRY))
     assert outcome.entries[about()].rows == 1
 
 
@@ -54,14 +55,15 @@ def test_given_unrecognized_keys_when_counted_then_all_are_and_the_first_are_nam
 
 def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twice() -> None:
     one, other = Outcome(), Outcome()
-    one.add(due(KEYS[3:]), Done(KEYS[3:], at_ms=9))
-    other.add(due(KEYS[:3]), Done(KEYS[:3], at_ms=7))
+    one.add(due(KEYS[3:]), Done(KEYS[3:], entry=replace(ENTRY, at_ms=9)))
+    other.add(due(KEYS[:3]), Done(KEYS[:3], entry=replace(ENTRY, at_ms=7)))
     one.add(RemainingPointer(8))
     other.add(RemainingPointer(5))
     other.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
     one.add(Kept(Reason.UNKNOWN_TOPIC, 1, prefix=b"a:c:"))
     one.merge(other)
-    assert list(one.taken.values()) == [DeletedRows(7, KEYS[0], KEYS[-1] + b"\x00", 5, 1, 5)]
+    [taken] = one.taken.values()
+    assert taken == replace(ENTRY, at_ms=7, start=KEYS[0], stop=KEYS[-1] + b"\x00", rows=5, oldest_ms=1, newest_ms=5)
     assert one.entries[about()].rows == 5
     assert one.untouchable == 5
     assert (one.failed, one.errors, one.failures) == (
@@ -76,7 +78,7 @@ def test_given_an_outcome_when_it_travels_as_json_then_it_arrives_as_it_was() ->
     outcome = Outcome(scanned=Counter(message=3), withheld={b"x:y:"}, pointers={ORDERS.topic: {1, 2}})
     outcome.add(unrecognized("payload", [b"\xff"]))
     outcome.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
-    outcome.add(due(KEYS), Done(KEYS))
+    outcome.add(due(KEYS), Done(KEYS, entry=ENTRY))
     assert values.unpack(Outcome, values.pack(outcome)) == outcome
 
 

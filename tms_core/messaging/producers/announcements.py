@@ -23,8 +23,9 @@ from tms_core.messaging.publish.entry import PublishEntry, remaining
 from tms_core.tables.side import SideChange
 from tms_core.topic import TopicMetadata
 
-#: After so many batches of the same producers alone, their next requests are announced as well.
-_ALONE = 4
+#: After so many batches of the same producers alone, their next requests are announced as well. That pays from the next
+#: batch but one on: if another request comes first, the withdrawal costs the sync that the announcement has saved.
+_ALONE = 1
 #: The range of an announcement, in milliseconds; after a crash, no other message gets an id in this range. If each
 #: batch uses a new millisecond, ids run ahead of the clock by at most this time; then requests start at the next free
 #: position until the clock has caught up.
@@ -81,7 +82,7 @@ class Announcements:
             return entries
         pairs = list(zip(entries, admissions, strict=True))
         if len(ahead.lanes) > 1:
-            pairs.sort(key=lambda pair: ahead.lanes[pair[1].keys.request])
+            pairs = [pair for _, pair in sorted(zip(map(ahead.lanes.__getitem__, keys), pairs, strict=True))]
         if requests := self._covered(ahead, pairs, at):
             for (entry, _), request in zip(pairs, requests, strict=True):
                 entry.announced = request
@@ -103,7 +104,7 @@ class Announcements:
             StoreError: the store failed; nothing else may be written.
         """
         rows, last = self._requests.rows, self._requests.last
-        found = {key: rows.get(key) for key in ahead.windows}
+        found = {key: rows[key] for key in ahead.windows}
         changes: list[tuple[SideChange, LastRequest]] = []
         for key, (announced, window) in ahead.windows.items():
             raw = found[key]
@@ -145,10 +146,11 @@ class Announcements:
                 # Before the write, because the rows may exist even if the write fails.
                 _, last = ahead.windows[admission.keys.request]
                 last.request, last.is_written = entry.announced, False
-                requests.last[admission.keys.request] = last
         if not changes:
             return entries
         requests.change(*changes)
+        if requests.is_alone:
+            return entries
         # Read the registrations again after the announcement, because another server may lead the producer's home. An
         # instance that it registers before this read is seen here; an instance that it registers later finds the
         # announcement, and aborts the transaction.
@@ -184,7 +186,7 @@ class Announcements:
 
     def _announces_ahead(self, ahead: AnnouncedAhead) -> bool:
         """Return whether announcements cover the next requests: the same producers have been alone for long enough."""
-        return ahead.batches > _ALONE and self._requests.announces_ahead
+        return ahead.batches > _ALONE and self._requests.is_alone
 
     def _covered(
         self, ahead: AnnouncedAhead, pairs: Iterable[tuple[PublishEntry, Admission]], at: int
@@ -197,6 +199,9 @@ class Announcements:
             window = ahead.windows.get(admission.keys.request)
             # A repeated request needs an announcement of its own.
             if window is None or admission.repeated is not None or admission.previous != window[1].value:
+                return []
+            # Another process may have written since, so that the last request was forgotten.
+            if self._requests.last.get(admission.keys.request) is not window[1]:
                 return []
             # The first request of a transaction also stores the transaction, so it cannot skip the announcement.
             if entry.pointer is not None and not self._requests.has_begun(admission, entry.pointer):

@@ -37,10 +37,10 @@ class InFlight:
             Whether it was noted; False if a request with the same key is under way.
         """
         with self._lock:
-            is_new = key not in self._busy
-            if is_new:
-                self._busy[key] = producer, generation
-        return is_new
+            if key in self._busy:
+                return False
+            self._busy[key] = producer, generation
+        return True
 
     def end(self, keys: Iterable[bytes]) -> None:
         """Note that requests are no longer under way."""

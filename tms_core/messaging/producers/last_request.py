@@ -22,8 +22,9 @@ _VALUE = struct.Struct(f">qq{MESSAGE_TAIL_BYTES}sI")
 _PLACES, LANES = 32, 32
 #: Bits of the sequence number within a place of a producer that is alone (or within a lane); and within a lane's place.
 _PLACE_BITS, _LANE_BITS = SEQUENCE_BITS - 5, SEQUENCE_BITS - 10
-#: The mask of the sequence number in a position.
-_TAKEN = (1 << SEQUENCE_BITS) - 1
+#: A millisecond in positions, and the mask of the sequence number in a position.
+_MILLISECOND = position(1)
+_TAKEN = _MILLISECOND - 1
 #: The most rows of a request whose producer has a lane.
 LANE_ROWS = 1 << _LANE_BITS
 
@@ -89,11 +90,10 @@ class LastRequest(NamedTuple):
 
     def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
         """Return a later request at the first possible position from ``at`` on; None: this does not cover it."""
-        lane, until = self.lane, self.until
-        if not self.announces(generation, sequence) or number > (LANE_ROWS if lane else 1 << _PLACE_BITS):
+        if not self.announces(generation, sequence) or number > (LANE_ROWS if self.lane else 1 << _PLACE_BITS):
             return None
-        first = placed(lane, sequence, at)
-        return _request((generation, sequence, first, number, 0, 0)) if first + number <= until else None
+        first = placed(self.lane, sequence, at)
+        return _request((generation, sequence, first, number, 0, 0)) if first + number <= self.until else None
 
     def found(self, positions: Sequence[int]) -> LastRequest:
         """Return the last written request, by the positions of the rows after this one."""
@@ -123,7 +123,7 @@ def placed(lane: int, sequence: int, at: int) -> int:
         place += lane - 1 << _PLACE_BITS
     taken = at & _TAKEN
     first = at - taken + place
-    return first if taken <= place else first + position(1)
+    return first if taken <= place else first + _MILLISECOND
 
 
 @dataclass(slots=True)

@@ -169,8 +169,8 @@ class Requests:
         self.last: RecentlySet[bytes, RememberedRequest] = RecentlySet(_KNOWN_REQUESTS)
 
     @property
-    def announces_ahead(self) -> bool:
-        """Return whether one announcement may cover several requests: no other process writes to the side table."""
+    def is_alone(self) -> bool:
+        """Return whether no other process writes to the side table, so that an announcement may cover more requests."""
         return self._side.private
 
     def admit(self, topic: TopicMetadata, sent: Sent, pointer: int | None, rows: int) -> Admission:
@@ -203,7 +203,7 @@ class Requests:
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Return whether a transaction was rolled back by its producer."""
-        value = self.rows.get(key := producer.begun_key(pointer))
+        value = self.rows[key := producer.begun_key(pointer)]
         return value is not None and StartedTransaction.parse(key, value).void
 
     def require_newest(self, sent: Sent) -> None:
@@ -214,7 +214,7 @@ class Requests:
             TmsError: the producer's home does not exist, or the store failed.
         """
         producer = self.named(sent.home, sent.name)
-        if error := _refusal(producer, sent.generation, self.rows.get(producer.key, again=True)):
+        if error := _refusal(producer, sent.generation, self.rows.read(producer.key)):
             raise error
 
     def not_needed(self, producer: ProducerName, pointer: int, sent: Sent) -> list[bytes]:
@@ -275,12 +275,12 @@ class Requests:
 
     def has_begun(self, admission: Admission, pointer: int) -> bool:
         """Return whether a transaction of the producer is stored."""
-        return self.rows.get(admission.keys.producer.begun_key(pointer)) is not None
+        return self.rows[admission.keys.producer.begun_key(pointer)] is not None
 
     def begin_change(self, admission: Admission, pointer: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Return the rows to write and the keys to delete that store a transaction; both empty if it is stored."""
         producer, sent = admission.keys.producer, admission.sent
-        if pointer is None or self.rows.get(key := producer.begun_key(pointer)) is not None:
+        if pointer is None or self.rows[key := producer.begun_key(pointer)] is not None:
             return [], []
         if self._transactions is not None:
             self._transactions.note_written(pointer, producer.label)
@@ -289,7 +289,7 @@ class Requests:
 
     def refusal_since(self, admission: Admission) -> ProducerFenced | None:
         """Return the error if an admitted instance was fenced since, by the current row; None: it was not."""
-        raw = self.rows.get(admission.keys.registered, again=True)
+        raw = self.rows.read(admission.keys.registered)
         return _refusal(admission.keys.producer, admission.sent.generation, raw)
 
     # -- how ----------------------------------------------------------------------------------------------------------
@@ -303,17 +303,18 @@ class Requests:
                 "Register a producer at the topic or partition that it publishes to, or set server.leader.slots to 1.",
             )
         check(sent)
-        # A cached registration may admit a request, because it is read again after the announcement. It must not fence
-        # an instance, because it may be outdated.
-        if _refusal(keys.producer, sent.generation, self.rows.get(keys.registered)) and (
-            error := _refusal(keys.producer, sent.generation, self.rows.get(keys.registered, again=True))
+        # A cached registration may admit a request: where another server may change it, it is read again after the
+        # announcement. It must not fence an instance, because it may be outdated.
+        registered = self.rows[keys.registered]
+        if (registered is None or counting(registered) != sent.generation) and (
+            error := _refusal(keys.producer, sent.generation, self.rows.read(keys.registered))
         ):
             raise error
         if pointer is not None and self.is_void(keys.producer, pointer):
             raise TransactionEnded(
                 f"Transaction {pointer} was rolled back, so it writes nothing.", "Start another transaction."
             )
-        raw = self.rows.get(keys.request)
+        raw = self.rows[keys.request]
         if raw is None:
             return Admission(keys, sent, None)
         last = self.last.get(keys.request)

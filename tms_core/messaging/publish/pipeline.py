@@ -84,7 +84,7 @@ class WriteBatch(ABC):
         # Decided once, here: no stage checks an entry of a plain batch again, and the stages of transactions are for
         # batches with transactions.
         self.is_plain = all(map(_IS_PLAIN, entries))
-        self.is_transactional = not self.is_plain and any(entry.pointer is not None for entry in entries)
+        self.is_transactional = bool([entry for entry in entries if entry.pointer is not None])
         if not self.is_plain or TRANSACTIONS in self.topic.properties:
             entries = admit_by_topic(self.topic, entries)
             if not entries:

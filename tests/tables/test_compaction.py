@@ -9,9 +9,16 @@ from threading import Event, current_thread, main_thread
 
 import pytest
 
-from janitor.sweep import ledger
-from janitor.sweep.ledger import GAP_BYTES, SLICE_BYTES, SLICE_ROWS, WORTHWHILE_ROWS, DeletedRanges, Slice
 from tms_core.errors import StoreError
+from tms_core.tables import compaction
+from tms_core.tables.compaction import (
+    GAP_BYTES,
+    SLICE_BYTES,
+    SLICE_ROWS,
+    WORTHWHILE_ROWS,
+    DeletedRanges,
+    Slice,
+)
 from tms_core.tables.memory import MemoryPayloadTable
 
 
@@ -132,7 +139,7 @@ def test_given_a_slice_when_it_has_few_rows_then_it_is_left_to_the_store(rows: i
 def test_given_a_table_that_is_compacted_beside_when_a_slice_ends_then_it_is_begun_and_waited_for_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ledger, "ALIVE_SECONDS", 0.001)
+    monkeypatch.setattr(compaction, "ALIVE_SECONDS", 0.001)
     table, deleted, beats = BesideTable(), DeletedRanges(), []
 
     def heartbeat() -> None:

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from janitor.report import Report
 from janitor.rules.policy import Rule
-from janitor.sweep.read_ahead import Ahead
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic
 from tms_core.errors import StoreError, StoreUnavailable
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, Page, Projection, TxCell
 from tms_core.tables.memory import MemoryMessageTable, MemoryPayloadTable, MemoryStore
+from tms_core.tables.read_ahead import Ahead
 
 T = TypeVar("T")
 

@@ -68,7 +68,7 @@ class Ahead(KeyReads):
         return self._table.estimate_bytes(start, stop)
 
     def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
-        """Read a page. A page of one key without an end is a seek: it reads keys ahead, which later pages use."""
+        """Read a page. A page of one key without a stop is a seek: it reads keys ahead, which later pages use."""
         page: Page[Any]
         if want.part == "keys":
             page = self._seek(start) if limit == 1 and stop is None else self._read_keys(start, stop, limit)

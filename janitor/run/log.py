@@ -1,0 +1,91 @@
+"""The log of runs: work, obstacles and failures of each run."""
+
+from __future__ import annotations
+
+import logging
+
+from janitor.report import Report
+from janitor.rules.policy import Rule
+from janitor.state.figures import GuardNote
+from tms_core.logs.printable import complete
+
+logger = logging.getLogger(__name__)
+
+#: How rows are called that rules delete.
+_DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "outdated", Rule.PROCESSED: "processed"}
+
+
+class RunLog:
+    """Writes about the runs of one process.
+
+    Args:
+        arguments: the options that lead to the store, for the commands that guards name.
+    """
+
+    def __init__(self, arguments: str = "") -> None:
+        self._arguments = arguments
+        self._first = True
+        self._notes: set[tuple[str, bool]] = set()
+        self._errors: set[str] = set()
+
+    def write(self, report: Report) -> None:
+        """Log the work, obstacles and failures of a run."""
+        figures = {str(rule): report.total(rule) for rule in Rule}
+        held = report.held_rows()
+        snapshot = report.snapshot.source if report.snapshot else ""
+        fields = {"run": report.id, **figures, "held": held, "seconds": report.duration_seconds, "snapshot": snapshot}
+        level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
+        self._first = False
+        judged = f"judged by {snapshot}" if snapshot else "without a transaction snapshot"
+        kept = f"; {held:,} {'row is' if held == 1 else 'rows are'} held" if held else ""
+        logger.log(
+            level,
+            "%s %s: %s%s (%s)",
+            _kind(report),
+            report.id,
+            _in_words(report),
+            kept,
+            judged,
+            extra={"fields": fields},
+        )
+        if report.truncated:
+            logger.info("%d transactions without rows left the invalid list", report.truncated)
+        self._write_notes(report)
+        for error in report.errors:
+            if error not in self._errors:
+                logger.error("%s", error, extra={"fields": {"run": report.id}})
+        self._errors = set(report.errors)
+
+    def _write_notes(self, report: Report) -> None:
+        for note in report.guards:
+            if (note.guard, note.tripped) not in self._notes:
+                message = complete(note.message, self._arguments)
+                logger.log(_level(note), "%s: %s", note.guard, message, extra={"fields": {"run": report.id}})
+        self._notes = {(note.guard, note.tripped) for note in report.guards}
+
+
+def _level(note: GuardNote) -> int:
+    """Return the log level of a note: a stop request is not an error."""
+    if note.guard == "interrupted":
+        return logging.INFO
+    return logging.ERROR if note.tripped else logging.WARNING
+
+
+def _in_words(report: Report) -> str:
+    """Return the work of a run or plan, in words."""
+    counts = [(report.total(rule), words) for rule, words in _DELETED.items()]
+    deleted = " and ".join(f"{count:,} {words}" for count, words in counts if count)
+    inverted = report.total(Rule.INVALID_TRANSACTION)
+    parts = [f"{deleted} {_row(sum(count for count, _ in counts))} deleted"] if deleted else []
+    parts += [f"{inverted:,} {_row(inverted)} of invalid transactions inverted"] if inverted else []
+    # What stopped it may have come before anything was read.
+    nothing = "nothing was done" if report.tripped else "nothing was due"
+    return (", ".join(parts) or nothing) + (", if it were a run" if parts and report.mode == "plan" else "")
+
+
+def _row(count: int) -> str:
+    return "row" if count == 1 else "rows"
+
+
+def _kind(report: Report) -> str:
+    return "plan" if report.mode == "plan" else "run"
