@@ -166,9 +166,9 @@ INVALID, FREE = pointer(NOW_MS - DAY), pointer(NOW_MS - 2 * HOUR)
 
 
 def sweep(store: MemoryStore) -> tuple[Kit, Report]:
-    rig = janitor(store)
-    rig.snapshots.invalid = [INVALID]
-    return rig, rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [INVALID]
+    return kit, kit.engine.run_once(adopt=True)
 
 
 @pytest.mark.no_cover

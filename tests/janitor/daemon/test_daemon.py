@@ -33,7 +33,7 @@ TTL_SECONDS = 60
 class DaemonKit:
     """A daemon, all it stands on, and the time it lives in."""
 
-    rig: Kit
+    janitor: Kit
     daemon: Daemon
     time: VirtualTime
     watched: Watched
@@ -42,7 +42,7 @@ class DaemonKit:
     @property
     def results(self) -> list[str]:
         """How the runs ended, oldest first."""
-        return [run.result for run in reversed(self.rig.state.runs(1000))]
+        return [run.result for run in reversed(self.janitor.state.runs(1000))]
 
 
 @contextmanager
@@ -59,23 +59,23 @@ def daemon_kit(
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     watched = Watched(clock)
     with virtual_time(clock) as time:
-        rig = janitor(store or MemoryStore(), clock=clock, observer=watched, **options)
-        lease = Lease(rig.state, "this one", 60, clock) if leased else None
+        kit = janitor(store or MemoryStore(), clock=clock, observer=watched, **options)
+        lease = Lease(kit.state, "this one", 60, clock) if leased else None
         if lease is not None:
             lease.acquire()
-        rig = rig.restart(lease=lease) if lease else rig
+        kit = kit.restart(lease=lease) if lease else kit
         daemon = Daemon(
-            rig.engine,
+            kit.engine,
             watched,
-            Refreshed(rig.snapshots),
+            Refreshed(kit.snapshots),
             time.schedule,
-            Deployment("memory", mode, "every 60 s", rig.engine.deps.terms),
+            Deployment("memory", mode, "every 60 s", kit.engine.deps.terms),
             Metrics("top", 200),
             DaemonPlan(every(60), adopt=adopt, jobs=jobs),
         )
         time.schedule.start()
         time.advance(0)
-        yield DaemonKit(rig, daemon, time, watched, lease)
+        yield DaemonKit(kit, daemon, time, watched, lease)
 
 
 def test_given_a_daemon_when_hours_pass_then_it_sweeps_every_minute_and_rows_go_when_they_are_due() -> None:
@@ -95,8 +95,8 @@ def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_kno
     told: list[tuple[int, int]] = []
     topic(store, "default:orders", ttl_seconds=3600).plain(*(NOW_MS - 2 * HOUR + n * MINUTE for n in range(90)))
     watched = Watched(clock)
-    rig = janitor(store, clock=clock, observer=watched, batch_rows=20)
-    rig.state.save_counts(
+    kit = janitor(store, clock=clock, observer=watched, batch_rows=20)
+    kit.state.save_counts(
         {TopicId("default", "orders"): TopicCount(90, 900, NOW_MS - 2 * HOUR, NOW_MS - 30 * MINUTE, 0)}
     )
 
@@ -106,7 +106,7 @@ def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_kno
 
     watch(store, before=look)
     with watched.run():
-        rig.engine.run_once(adopt=True)
+        kit.engine.run_once(adopt=True)
     assert told == [(20, 60), (40, 60), (60, 60)]
 
 
@@ -177,7 +177,7 @@ def test_given_apply_is_off_when_time_passes_then_it_only_plans_and_shows_what_i
     with daemon_kit(store, mode="plan_only") as kit:
         kit.time.advance(65)
         assert orders.times() == [NOW_MS - HOUR]
-        assert {(run.mode, run.result) for run in kit.rig.state.runs(10)} == {("plan", "done")}
+        assert {(run.mode, run.result) for run in kit.janitor.state.runs(10)} == {("plan", "done")}
         assert [(item.table, item.rule, item.rows) for item in kit.daemon.status().overdue] == [
             ("message", "expired", 1)
         ]
@@ -215,7 +215,7 @@ def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() 
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     with daemon_kit(store) as kit:
-        kit.rig.snapshots.invalid = [pointer(NOW_MS)]
+        kit.janitor.snapshots.invalid = [pointer(NOW_MS)]
         kit.time.advance(125)
         status = kit.daemon.status()
     assert (status.process, status.schedule, status.next_run_ms) == ("running", "every 60 s", NOW_MS + 180 * SECOND)
@@ -228,7 +228,7 @@ def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() 
 
 def test_given_a_snapshot_that_was_read_between_two_sweeps_when_seen_then_it_is_that_one() -> None:
     with daemon_kit() as kit:
-        kit.rig.snapshots.invalid = [pointer(NOW_MS - HOUR)]
+        kit.janitor.snapshots.invalid = [pointer(NOW_MS - HOUR)]
         kit.time.advance(59)
         assert kit.results == ["done"]
         seen = kit.daemon.status().snapshot
@@ -282,14 +282,14 @@ def test_given_a_job_that_fails_when_seen_then_it_is_said_until_it_works_again()
     """A failure that leaves no run behind, such as a memory that cannot be written, must not look like all is well."""
     broken: list[bool] = []
     with daemon_kit() as kit:
-        begin_run = kit.rig.state.begin_run
+        begin_run = kit.janitor.state.begin_run
 
         def fail(run: RunRecord) -> None:
             if broken:
                 raise StoreError("the state cannot be written.")
             begin_run(run)
 
-        kit.rig.state.begin_run = fail  # type: ignore[method-assign]
+        kit.janitor.state.begin_run = fail  # type: ignore[method-assign]
         broken.append(True)
         kit.time.advance(60)
         assert kit.daemon.status().failing == {"sweep": "the state cannot be written."}

@@ -279,11 +279,11 @@ def test_given_a_run_then_what_it_counted_is_known_to_the_metrics() -> None:
     orders = topic(store, "default:orders", ttl_seconds=60)
     invalid = pointer(NOW_MS - 2 * MINUTE)
     orders.plain(NOW_MS - 2 * MINUTE, NOW_MS - 61_000).tx(invalid, NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.invalid = [invalid]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [invalid]
+    report = kit.engine.run_once(adopt=True)
 
-    stored = rig.state.counters()
+    stored = kit.state.counters()
     known = {item.name: item for item in CATALOGUE}
     found = seen(empty(counters=stored))
     for name, labels in stored:

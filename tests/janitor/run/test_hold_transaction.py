@@ -26,15 +26,15 @@ class HoldKit(ServedStore):
 
     def __init__(self, stack: ExitStack, properties: dict[str, str]) -> None:
         super().__init__(stack, properties, cache_bytes=0)
-        self.rig = self.made()
-        self.rig.engine.run_once(adopt=True)
+        self.janitor = self.made()
+        self.janitor.engine.run_once(adopt=True)
         self.pass_time(30 * MINUTE)
 
     def pass_time(self, ms: int) -> None:
         """Time passes, with a sweep every minute."""
         while ms > 0:
             self.clock.advance(min(ms, MINUTE))
-            self.rig.engine.run_once(incremental=True)
+            self.janitor.engine.run_once(incremental=True)
             ms -= MINUTE
 
     def seen(self, **options: Any) -> list[bytes]:
@@ -80,7 +80,7 @@ def test_given_a_transaction_in_progress_when_swept_then_what_is_due_is_held_and
     tx = kit.manager.start_short(600)
     kit.service.publish(ORDERS, [b"late"], pointer=tx.write_pointer)
     kit.clock.advance(2 * MINUTE)
-    report = kit.rig.engine.run_once()
+    report = kit.janitor.engine.run_once()
     assert [(key.held, entry.rows) for key, entry in report.sorted_entries()] == [(Hold.TRANSACTION, 1)]
 
 
@@ -92,7 +92,7 @@ def test_given_no_snapshots_for_longer_than_a_transaction_lasts_then_what_is_due
         def latest(self) -> Any:
             raise OSError("none")
 
-    blind = kit.rig.restart(snapshots=NoSnapshots())
+    blind = kit.janitor.restart(snapshots=NoSnapshots())
     longest_ms = HOUR + LIFETIME.allowance_ms + SEEN_MS
     kit.clock.advance(longest_ms)
     blind.engine.run_once()

@@ -126,7 +126,7 @@ def test_given_options_that_lead_to_the_store_then_the_command_of_a_guard_can_be
 # --- rows that are left alone ----------------------------------------------------------------------------------------
 
 
-def rig(unknown_row_log: int) -> Kit:
+def left_alone(unknown_row_log: int) -> Kit:
     store = MemoryStore()
     unknown_topic(store, "default:lost").plain(1, NOW_MS)
     store.message.put([(b"#%04d" % number, MessageValue(None, b"?")) for number in range(unknown_row_log)])
@@ -141,13 +141,13 @@ def test_given_an_unrecognized_row_and_an_unknown_topic_when_run_twice_then_each
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    site = rig(1)
-    site.engine.run_once(adopt=True)
+    kit = left_alone(1)
+    kit.engine.run_once(adopt=True)
     assert named(caplog) == [
         "left alone: a row of the message table with an unrecognized key: 2330303030",
         "left alone: rows of topic default:lost, which has no metadata that can be read",
     ]
-    site.engine.preview()
+    kit.engine.preview()
     assert len(named(caplog)) == 2
 
 
@@ -155,7 +155,7 @@ def test_given_very_many_unrecognized_rows_when_run_then_all_are_counted_and_the
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    report = rig(NAMED_KEYS + 5).engine.run_once(adopt=True)
+    report = left_alone(NAMED_KEYS + 5).engine.run_once(adopt=True)
     assert report.to_json()["totals"]["kept"] == {
         "unknown_topic": 2,
         "newer_generation": 0,
@@ -171,14 +171,14 @@ def test_given_a_topic_that_is_made_while_a_run_is_under_way_then_it_is_not_said
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
-    site = rig(0)
+    kit = left_alone(0)
 
     def make(call: Call) -> None:
-        if call.name.startswith("message.") and site.store.metadata.get(b"default:new:") is None:
-            topic(site.store, "default:new", ttl_seconds=60).plain(NOW_MS)
+        if call.name.startswith("message.") and kit.store.metadata.get(b"default:new:") is None:
+            topic(kit.store, "default:new", ttl_seconds=60).plain(NOW_MS)
 
-    watch(site.store, before=make)
-    site.engine.run_once(adopt=True)
+    watch(kit.store, before=make)
+    kit.engine.run_once(adopt=True)
     lost = "left alone: rows of topic default:lost, which has no metadata that can be read"
     assert named(caplog) == [lost]
 

@@ -33,8 +33,8 @@ class ProcessedKit(ServedStore):
 
     def __init__(self, stack: ExitStack, side: SideTable | None = None) -> None:
         super().__init__(stack, CONSUMED, side)
-        self.rig = self.made()
-        self.rig.engine.run_once(adopt=True)
+        self.janitor = self.made()
+        self.janitor.engine.run_once(adopt=True)
 
     def register(self, name: str = GROUP, message: MessageId = READ_NONE) -> None:
         self.service.consumers.put(ORDERS, name, message)
@@ -53,7 +53,7 @@ class ProcessedKit(ServedStore):
 
     def sweep(self, after_ms: int = 2 * HOUR) -> Report:
         self.clock.advance(after_ms)
-        return self.rig.engine.run_once()
+        return self.janitor.engine.run_once()
 
     def left(self) -> list[bytes]:
         rows = self.store.message.read(MESSAGES, ORDERS.prefix, None, 1000).items
@@ -84,13 +84,13 @@ def test_given_a_group_that_is_idle_after_its_commit_then_what_it_has_processed_
     kit.register()
     kit.publish(b"a", b"b", b"c")
     kit.process(limit=2)
-    planned = kit.rig.engine.preview()
+    planned = kit.janitor.engine.preview()
     assert planned.total(Rule.PROCESSED) == 0
     kit.clock.advance(2 * HOUR)
-    planned, report = kit.rig.engine.preview(), kit.sweep(0)
+    planned, report = kit.janitor.engine.preview(), kit.sweep(0)
     assert (planned.total(Rule.PROCESSED), report.total(Rule.PROCESSED)) == (2, 2)
     assert kit.left() == [b"c"]
-    [entry] = [entry for entry in kit.rig.state.ledger(10) if entry.rule == "processed"]
+    [entry] = [entry for entry in kit.janitor.state.ledger(10) if entry.rule == "processed"]
     assert (entry.rows, entry.table) == (2, "message")
 
 
@@ -161,7 +161,7 @@ def test_given_no_usable_snapshot_then_nothing_goes(kit: ProcessedKit) -> None:
     kit.publish(b"a")
     kit.process()
     kit.clock.advance(2 * HOUR)
-    kit.rig.restart(snapshots=_NoSnapshots()).engine.run_once()
+    kit.janitor.restart(snapshots=_NoSnapshots()).engine.run_once()
     assert kit.left() == [b"a"]
 
 
@@ -181,7 +181,7 @@ def test_given_stored_payloads_then_they_go_with_their_message(kit: ProcessedKit
         kit.clock.advance(1)
     kit.process(limit=3)
     kit.clock.advance(2 * HOUR)
-    planned, report = kit.rig.engine.preview(), kit.sweep(0)
+    planned, report = kit.janitor.engine.preview(), kit.sweep(0)
     assert planned.total(Rule.PROCESSED) == report.total(Rule.PROCESSED) == 3
     assert len(kit.store.payload.read(KEYS, b"", None, 10).items) == 2
     assert [message.payload for message in _read(kit)] == [b"x", b"y"]
@@ -215,14 +215,14 @@ def test_s8_given_the_property_set_on_a_topic_in_use_then_what_it_lets_go_is_hel
     kit.process()
     kit.sweep()
     kit.service.update_topic(ORDERS, CONSUMED)
-    planned = kit.rig.engine.preview()
+    planned = kit.janitor.engine.preview()
     [(key, entry)] = planned.sorted_entries()
     assert (key.rule, key.held, entry.rows) == (Rule.PROCESSED, Hold.FRONTIER, 1)
     assert kit.sweep(0).held_rows() == 1
     assert announced(kit.side, kit.metadata()) == 0
     assert kit.sweep(HOUR - 1).held_rows() == 1
     assert kit.left() == [b"a"]
-    assert kit.rig.engine.approve((str(ORDERS),)) == [ORDERS]
+    assert kit.janitor.engine.approve((str(ORDERS),)) == [ORDERS]
     kit.sweep(0)
     assert kit.left() == []
 
@@ -232,9 +232,9 @@ def test_given_a_protected_or_paused_topic_then_nothing_goes_and_nothing_is_anno
     kit.publish(b"a")
     kit.process()
     kit.clock.advance(2 * HOUR)
-    kit.rig.restart(protect=("default:*",)).engine.run_once()
-    kit.rig.state.pause(str(ORDERS), kit.clock.now_ms())
-    kit.rig.engine.run_once()
+    kit.janitor.restart(protect=("default:*",)).engine.run_once()
+    kit.janitor.state.pause(str(ORDERS), kit.clock.now_ms())
+    kit.janitor.engine.run_once()
     assert (kit.left(), announced(kit.side, kit.metadata())) == ([b"a"], 0)
 
 
@@ -246,11 +246,11 @@ def test_given_a_plan_then_nothing_is_announced_and_applied_it_takes_what_it_sho
     kit.process()
     kit.clock.advance(2 * HOUR)
     kit.publish(b"b")
-    kit.rig.engine.preview(out=tmp_path / "plan")
+    kit.janitor.engine.preview(out=tmp_path / "plan")
     assert announced(kit.side, kit.metadata()) == 0
     kit.process()
     kit.clock.advance(2 * HOUR)
-    kit.rig.engine.carry_out(tmp_path / "plan")
+    kit.janitor.engine.carry_out(tmp_path / "plan")
     assert kit.left() == [b"b"]
 
 
@@ -324,7 +324,7 @@ def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
 
         side.told = tick
         watch(kit.store, before=tick)
-        kit.rig.engine.run_once()
+        kit.janitor.engine.run_once()
         side.told = None
         begun = done[0] if done else MessageId(2**62, 0)
         there = kit.ids()
@@ -408,14 +408,14 @@ def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_whe
     kit.process(limit=1)
     kit.clock.advance(2 * HOUR)
     first, second = kit.ids()
-    asked = kit.rig.engine.why(ORDERS, first)
+    asked = kit.janitor.engine.why(ORDERS, first)
     [text] = [line for line in lines(asked) if "consumers;" in line]
     assert text.strip() == "has been processed by all consumers; the next run deletes it"
     assert "at most until all consumers have processed it" in next(lines(asked))
-    [found] = kit.rig.engine.why(ORDERS, second).found
+    [found] = kit.janitor.engine.why(ORDERS, second).found
     assert (found.fate.rule, found.fate.action) == (Rule.EXPIRED, "keep")
     kit.sweep(0)
-    [missing] = kit.rig.engine.why(ORDERS, first).missing
+    [missing] = kit.janitor.engine.why(ORDERS, first).missing
     assert [(trace.entry.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
 
 

@@ -27,14 +27,14 @@ def ran(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", 
 def test_topic_detail_with_an_older_status_has_the_newest_count() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    rig = janitor(store)
-    rig.engine.remember_topics()
-    site = collect.Deployment("memory", "apply", "every 60 s", rig.engine.deps.terms)
-    old = collect.collect(rig.state, site, rig.clock)
+    kit = janitor(store)
+    kit.engine.remember_topics()
+    deployment = collect.Deployment("memory", "apply", "every 60 s", kit.engine.deps.terms)
+    old = collect.collect(kit.state, deployment, kit.clock)
     counts = {orders.id: TopicCount(3, 300, NOW_MS - 2, NOW_MS, NOW_MS)}
-    rig.state.save_counts(counts)
-    save_sizes(rig.state, counts)
-    found = past.topic_detail(rig.state, old, orders.id)
+    kit.state.save_counts(counts)
+    save_sizes(kit.state, counts)
+    found = past.topic_detail(kit.state, old, orders.id)
     assert found is not None
     assert (found["figures"]["messages"], found["figures"]["counted_ms"]) == (3, NOW_MS)
     assert [size["messages"] for size in found["sizes"]] == [3]

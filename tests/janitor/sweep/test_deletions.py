@@ -44,22 +44,22 @@ def early(orders: Topic, expiries: Expiries, expires_ms: int, *times_ms: int) ->
 
 
 def adopted(store: Store, expiries: Expiries, **options: Any) -> Kit:
-    rig = janitor(store, side=expiries._table, batch_rows=3, **options)
-    rig.engine.run_once(adopt=True)
-    return rig
+    kit = janitor(store, side=expiries._table, batch_rows=3, **options)
+    kit.engine.run_once(adopt=True)
+    return kit
 
 
 def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both_say_so_at_once(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     with MessagingService(store, clock, side=side) as service:
         orders = topic(store, "default:orders", ttl_seconds=3600)
-        rig = janitor(store, clock=clock, side=side)
-        rig.engine.run_once(adopt=True)
+        kit = janitor(store, clock=clock, side=side)
+        kit.engine.run_once(adopt=True)
         service.publish(orders.id, [b"short"], pointer=None, ttl_seconds=60)
         for wait_ms, there in ((60_000, 1), (1, 0)):
             clock.advance(wait_ms)
             fetched = [one for page in service.fetch(orders.id, FetchRequest()) for one in page]
-            rig.engine.run_once()
+            kit.engine.run_once()
             assert (len(fetched), len(orders.times())) == (there, there)
 
 
@@ -74,11 +74,11 @@ def test_message_ttls_of_messages_that_are_not_there_are_forgotten_and_not_count
     kept = [key for key, _ in orders.messages()]
     lost = {number for number in range(40) if number % 5 == 0 or 10 < number < 25}
     store.message.delete([kept[number].pack() for number in sorted(lost)])
-    rig = janitor(store, side=expiries._table, batch_rows=page_rows)
-    rig.engine.adopt()
-    planned, report = rig.engine.preview(), rig.engine.run_once()
+    kit = janitor(store, side=expiries._table, batch_rows=page_rows)
+    kit.engine.adopt()
+    planned, report = kit.engine.preview(), kit.engine.run_once()
     assert planned.total(Rule.EXPIRED) == report.total(Rule.EXPIRED) == 40 - len(lost)
-    assert sum(entry.rows or 0 for entry in rig.state.ledger(99)) == 40 - len(lost)
+    assert sum(entry.rows or 0 for entry in kit.state.ledger(99)) == 40 - len(lost)
     assert len(orders.times()) == 20
     assert expiries.due(NOW_MS + DAY, 100) == []
 
@@ -87,11 +87,11 @@ def test_message_ttls_of_messages_that_are_not_there_stay_while_the_topic_is_pau
     store: Store, expiries: Expiries
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    rig = janitor(store, side=expiries._table)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, side=expiries._table)
+    kit.engine.run_once(adopt=True)
     expiries.put([(MessageKey(orders.id, 1, NOW_MS - AGE, 0).pack(), NOW_MS)])
-    rig.state.pause("default:orders", NOW_MS)
-    report = rig.engine.run_once()
+    kit.state.pause("default:orders", NOW_MS)
+    report = kit.engine.run_once()
     assert [entry.rows for entry in report.entries.values()] == []
     assert len(expiries.due(NOW_MS + DAY, 9)) == 1
 
@@ -105,12 +105,12 @@ def test_given_a_topic_in_which_nothing_may_go_when_its_message_is_due_then_it_s
     if case == "newer":
         orders = orders.at(2)
     early(orders, expiries, NOW_MS, NOW_MS - AGE)
-    rig = adopted(store, expiries, protect=(name,) if case == "protected" else ())
+    kit = adopted(store, expiries, protect=(name,) if case == "protected" else ())
     if case == "paused":
         early(orders, expiries, NOW_MS + 1, NOW_MS - AGE + 1)
-        rig.state.pause(name, NOW_MS)
-        rig.clock.advance(1)
-    rig.engine.run_once()
+        kit.state.pause(name, NOW_MS)
+        kit.clock.advance(1)
+    kit.engine.run_once()
     assert len(orders.times()) == 1
     assert len(expiries.due(NOW_MS + DAY, 10)) == 1
 
@@ -135,15 +135,15 @@ def test_given_a_plan_when_applied_later_then_only_what_was_due_then_goes(
     orders.plain(*times)
     early(orders, expiries, NOW_MS + 10, times[0], times[4])
     early(orders, expiries, NOW_MS + 20, times[2])
-    rig = adopted(store, expiries)
-    rig.clock.advance(10)
-    planned = rig.engine.preview(out=tmp_path / "plan")
-    rig.clock.advance(10)
+    kit = adopted(store, expiries)
+    kit.clock.advance(10)
+    planned = kit.engine.preview(out=tmp_path / "plan")
+    kit.clock.advance(10)
     early(orders, expiries, NOW_MS + 5, NOW_MS - 1)
-    done = rig.engine.carry_out(tmp_path / "plan")
+    done = kit.engine.carry_out(tmp_path / "plan")
     assert planned.total(Rule.EXPIRED) == done.total(Rule.EXPIRED) == 2
     assert len(orders.times()) == 7
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert orders.times() == times
 
 
@@ -157,10 +157,10 @@ def test_given_a_message_of_its_own_ttl_that_refers_to_an_old_payload_when_plann
     orders.ref(written, NOW_MS - MINUTE)
     [(key, _)] = orders.messages()
     expiries.put([(key.pack(), NOW_MS + HOUR if case == "lives" else NOW_MS + 40 * MINUTE)])
-    rig = adopted(store, expiries, protect=("default:orders",) if case == "held" else ())
-    rig.clock.advance(40 * MINUTE)
-    rig.snapshots.invalid = [written] if case == "invalid" else []
-    seen, done = rig.engine.preview(), rig.engine.run_once()
+    kit = adopted(store, expiries, protect=("default:orders",) if case == "held" else ())
+    kit.clock.advance(40 * MINUTE)
+    kit.snapshots.invalid = [written] if case == "invalid" else []
+    seen, done = kit.engine.preview(), kit.engine.run_once()
     assert rows_of(seen) == rows_of(done)
     assert seen.kept == done.kept
     taken = {"goes": 3, "invalid": 3}.get(case, 0)
@@ -175,8 +175,8 @@ def rows_of(report: Report) -> dict[EntryKey, int]:
 def test_given_a_store_that_fails_when_swept_then_what_is_due_comes_up_again(store: Store, expiries: Expiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     early(orders, expiries, NOW_MS + 1, NOW_MS - AGE, NOW_MS - AGE + 1)
-    rig = adopted(store, expiries)
-    rig.clock.advance(1)
+    kit = adopted(store, expiries)
+    kit.clock.advance(1)
     broken = [True]
 
     def fail(call: object) -> None:
@@ -184,11 +184,11 @@ def test_given_a_store_that_fails_when_swept_then_what_is_due_comes_up_again(sto
             raise StoreError("the disk is full.")
 
     watch(store, before=fail)
-    [error] = rig.engine.run_once().errors
+    [error] = kit.engine.run_once().errors
     assert "default:orders" in error
     assert len(expiries.due(NOW_MS + DAY, 10)) == 2
     broken[0] = False
-    assert rig.engine.run_once().total(Rule.EXPIRED) == 2
+    assert kit.engine.run_once().total(Rule.EXPIRED) == 2
     assert orders.times() == []
 
 
@@ -197,8 +197,8 @@ def test_given_a_topic_whose_ttl_grows_while_it_is_swept_then_nothing_of_it_is_t
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     early(orders, expiries, NOW_MS + 1, NOW_MS - AGE)
-    rig = adopted(store, expiries)
-    rig.clock.advance(1)
+    kit = adopted(store, expiries)
+    kit.clock.advance(1)
     moved: list[Topic] = []
 
     def move(call: object) -> None:
@@ -206,7 +206,7 @@ def test_given_a_topic_whose_ttl_grows_while_it_is_swept_then_nothing_of_it_is_t
             moved.append(orders.describe(ttl_seconds=7200))
 
     watch(store, before=move)
-    assert rig.engine.run_once().total(Rule.EXPIRED) == 0
+    assert kit.engine.run_once().total(Rule.EXPIRED) == 0
     assert moved
-    assert rig.engine.run_once().total(Rule.EXPIRED) == 1
+    assert kit.engine.run_once().total(Rule.EXPIRED) == 1
     assert orders.times() == []
