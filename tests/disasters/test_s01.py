@@ -40,9 +40,9 @@ def test_given_messages_of_an_invalid_transaction_around_the_cutoff_when_swept_t
 ) -> None:
     invalid = pointer(BEGUN_MS)
     orders(store).tx(invalid, CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
-    rig = janitor(store)
-    rig.snapshots.invalid = [invalid]
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [invalid]
+    kit.engine.run_once(adopt=True)
     assert orders(store).pointers() == [-invalid, -invalid]
 
 
@@ -100,15 +100,15 @@ def test_given_skewed_pointers_around_the_allowance_when_swept_then_the_daily_pa
     store: Store,
 ) -> None:
     orders(store)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    bound = pointer(rig.clock.now_ms() - TTL_SECONDS * 1000 + LIFETIME.allowance_ms)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    bound = pointer(kit.clock.now_ms() - TTL_SECONDS * 1000 + LIFETIME.allowance_ms)
     for write_pointer in (bound - 1, bound, bound + 1):
         orders(store).stored(write_pointer, CUTOFF_MS - 1)
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert len(orders(store).stored_times()) == 2
-    rig.clock.advance(DAY)
-    rig.engine.run_once()
+    kit.clock.advance(DAY)
+    kit.engine.run_once()
     assert orders(store).stored_times() == []
 
 
@@ -125,11 +125,11 @@ def test_given_a_plans_range_when_applied_then_its_start_is_in_and_its_stop_is_o
     keys = [key(offset) for offset in range(-1, 5)]
     store.message.put([(found, MessageValue(None, b"x")) for found in keys if table == "message"])
     store.payload.put([(found, b"x") for found in keys if table == "payload"])
-    rig = janitor(store)
+    kit = janitor(store)
     file = tmp_path / "plan.json"
-    rig.engine.preview(out=file)
+    kit.engine.preview(out=file)
     narrow(file, key(0), key(due))
-    rig.engine.carry_out(file, adopt=True)
+    kit.engine.carry_out(file, adopt=True)
     data = store.message if table == "message" else store.payload
     assert data.read(KEYS, b"", None, 100).items == [key(-1), *(key(offset) for offset in range(due, 5))]
 
@@ -171,19 +171,19 @@ def test_given_an_open_transaction_when_a_pass_begins_around_its_windows_end_the
 ) -> None:
     topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS)
     invalid = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms - late_ms)
-    rig = janitor(store)
-    rig.snapshots.invalid = [invalid, pointer(NOW_MS - MINUTE)]
-    rig.engine.run_once(adopt=True)
-    assert (rig.state.open_ids()[invalid].closed_ms is not None) == closed
+    kit = janitor(store)
+    kit.snapshots.invalid = [invalid, pointer(NOW_MS - MINUTE)]
+    kit.engine.run_once(adopt=True)
+    assert (kit.state.open_ids()[invalid].closed_ms is not None) == closed
 
 
 @pytest.mark.parametrize("began_ms", [NOW_MS - 10 * HOUR, NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms])
 def test_given_the_oldest_open_transaction_when_claimed_then_the_claim_ends_one_below_it(
     store: Store, began_ms: int
 ) -> None:
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
     writable = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms)
-    assert rig.state.claim() == Claim(writable - 1, NOW_MS, rig.state.runs(1)[0].id)
-    late = boundary.claim(rig.state.evidence(), [pointer(began_ms)], LIFETIME)
+    assert kit.state.claim() == Claim(writable - 1, NOW_MS, kit.state.runs(1)[0].id)
+    late = boundary.claim(kit.state.evidence(), [pointer(began_ms)], LIFETIME)
     assert late.bound == pointer(began_ms) - 1

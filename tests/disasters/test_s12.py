@@ -50,7 +50,7 @@ class Pair:
         second.state.save_last_full_pass_ms(0)
         self.leases = [Lease(self.cell, name, SECONDS, first.clock) for name in "ab"]
         self.first, self.second = (
-            rig.restart(lease=lease) for rig, lease in zip((first, second), self.leases, strict=True)
+            kit.restart(lease=lease) for kit, lease in zip((first, second), self.leases, strict=True)
         )
 
     def is_clean(self) -> bool:
@@ -211,9 +211,9 @@ def test_given_a_wait_for_the_rate_when_the_lease_is_lost_in_it_then_the_run_end
 
 def test_given_no_lease_wanted_when_swept_then_nobody_is_asked(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    assert (orders.times(), rig.state.lease()) == ([], None)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    assert (orders.times(), kit.state.lease()) == ([], None)
 
 
 def test_given_a_memory_that_cannot_be_read_when_a_batch_is_to_be_written_then_it_is_not() -> None:

@@ -45,35 +45,35 @@ def folder(tmp_path: Path) -> Path:
 def known(folder: Path) -> Kit:
     """A janitor that has adopted it and made one pass; its store is closed."""
     with LevelDBStore(folder) as store:
-        rig = janitor(store)
-        rig.snapshots.invalid = [OLD]
-        rig.engine.run_once(adopt=True)
+        kit = janitor(store)
+        kit.snapshots.invalid = [OLD]
+        kit.engine.run_once(adopt=True)
         assert orders(store).times() == []
         orders(store).plain(NOW_MS - 2 * DAY)
-    return rig
+    return kit
 
 
 def orders(store: Store) -> Topic:
     return Topic(store, topic(MemoryStore(), "default:orders", ttl_seconds=1).id)
 
 
-def identity_guards(rig: Kit) -> list[bool]:
-    return [note.tripped for note in rig.engine.run_once().guards if note.guard == "identity"]
+def identity_guards(kit: Kit) -> list[bool]:
+    return [note.tripped for note in kit.engine.run_once().guards if note.guard == "identity"]
 
 
-def assert_first_contact(rig: Kit) -> None:
+def assert_first_contact(kit: Kit) -> None:
     """Nothing is deleted or claimed, the plan says why, and only a person who adopts it helps."""
-    due = orders(rig.store).times()
+    due = orders(kit.store).times()
     assert due != []
-    assert identity_guards(rig) == [True]
-    assert rig.engine.boundary()[0] is None
-    assert set(rig.engine.preview().held_topics().values()) == {Hold.FIRST_CONTACT}
-    assert rig.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept another store"
-    assert orders(rig.store).times() == due
-    rig.engine.adopt()
-    assert not rig.engine.run_once().tripped
-    assert orders(rig.store).times() == []
-    assert identity_guards(rig) == []
+    assert identity_guards(kit) == [True]
+    assert kit.engine.boundary()[0] is None
+    assert set(kit.engine.preview().held_topics().values()) == {Hold.FIRST_CONTACT}
+    assert kit.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept another store"
+    assert orders(kit.store).times() == due
+    kit.engine.adopt()
+    assert not kit.engine.run_once().tripped
+    assert orders(kit.store).times() == []
+    assert identity_guards(kit) == []
 
 
 def test_given_the_store_itself_when_opened_again_then_it_is_known(known: Kit, folder: Path) -> None:
@@ -115,18 +115,18 @@ def test_given_a_state_folder_reused_for_another_store_when_adopted_then_nothing
     before = known.state.store()
     with LevelDBStore(tmp_path / "another", create=True) as store:
         topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - 2 * DAY).tx(OLD, NOW_MS)
-        rig = known.restart(store=store)
-        assert rig.engine.run_once().tripped
-        assert rig.state.store() == before
-        assert rig.state.claim() is not None
-        rig.engine.adopt()
-        after = rig.state.store()
+        kit = known.restart(store=store)
+        assert kit.engine.run_once().tripped
+        assert kit.state.store() == before
+        assert kit.state.claim() is not None
+        kit.engine.adopt()
+        after = kit.state.store()
         assert before is not None
         assert after is not None
         assert after.mark != before.mark
-        assert (rig.state.claim(), rig.state.evidence(), rig.state.open_ids()) == (None, [], {})
-        assert rig.state.last_full_pass_ms() is None
-        rig.engine.run_once()
+        assert (kit.state.claim(), kit.state.evidence(), kit.state.open_ids()) == (None, [], {})
+        assert kit.state.last_full_pass_ms() is None
+        kit.engine.run_once()
         assert orders(store).pointers() == [-OLD]
 
 
@@ -207,8 +207,8 @@ def test_given_a_backup_put_back_in_place_when_run_then_claim_and_evidence_are_w
     assert known.state.claim() is not None
     restore(backup, folder)
     with LevelDBStore(folder) as store:
-        rig = known.restart(store=store)
-        rig.engine.run_once()
+        kit = known.restart(store=store)
+        kit.engine.run_once()
     assert (known.state.claim(), known.state.evidence(), known.state.last_full_pass_ms()) == (None, [], None)
 
 
@@ -279,24 +279,24 @@ def test_given_a_table_that_is_gone_when_run_then_it_is_a_first_contact(known: K
 
 def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_claimed(store: Store) -> None:
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    rig.engine.adopt()
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    kit.engine.adopt()
     restored: list[str] = []
     with patch.object(type(store), "restored_since", lambda *_: restored[0] if restored else None):
         watch(store, after=lambda call: restored.append("is back") if call.name == "message.invert" else None)
-        report = rig.engine.run_once()
+        report = kit.engine.run_once()
     assert report.tripped
     assert described.pointers() == [-OLD]
-    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+    assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
 
 
 # --- what a store does by itself is no restore ------------------------------------------------------------------------
 
 
-def assert_known(rig: Kit, folder: Path) -> None:
+def assert_known(kit: Kit, folder: Path) -> None:
     with LevelDBStore(folder) as store:
-        assert not rig.restart(store=store).engine.run_once().tripped
+        assert not kit.restart(store=store).engine.run_once().tripped
         assert orders(store).times() == []
 
 
@@ -315,11 +315,11 @@ def test_given_a_store_that_others_open_and_write_to_when_run_again_and_again_th
 def test_given_a_store_that_is_compacted_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
     for number in range(3):
         with LevelDBStore(folder) as store:
-            rig = known.restart(store=store)
+            kit = known.restart(store=store)
             orders(store).plain(*[NOW_MS - 2 * DAY] * 3000, body=b"x" * 1000)
-            assert not rig.engine.run_once().tripped
+            assert not kit.engine.run_once().tripped
             store.message.compact(b"", b"\xff" * number)
-            assert not rig.engine.run_once().tripped
+            assert not kit.engine.run_once().tripped
         assert_known(known, folder)
 
 
@@ -344,12 +344,12 @@ def test_given_a_store_adopted_without_a_message_table_when_that_appears_then_it
     for table in ("system.tms.message", "system.tms.payload"):
         shutil.rmtree(folder / table)
     with LevelDBStore(folder) as store:
-        rig = janitor(store)
-        assert not rig.engine.run_once(adopt=True).tripped
+        kit = janitor(store)
+        assert not kit.engine.run_once(adopt=True).tripped
     with LevelDBStore(folder, create=True) as store:
         orders(store).plain(NOW_MS - 2 * DAY)
-    assert_known(rig, folder)
-    assert_known(rig, folder)
+    assert_known(kit, folder)
+    assert_known(kit, folder)
 
 
 # --- --adopt, given for good -----------------------------------------------------------------------------------------
@@ -360,17 +360,17 @@ def test_given_adopt_for_good_when_a_copy_takes_the_stores_place_then_it_is_not_
 ) -> None:
     copied = shutil.copytree(folder, folder.with_name("copied"))
     with LevelDBStore(copied) as store:
-        rig = known.restart(store=store)
+        kit = known.restart(store=store)
         for _ in range(2):
-            assert rig.engine.run_once(adopt=True).tripped
+            assert kit.engine.run_once(adopt=True).tripped
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
 def test_given_adopt_for_good_when_the_state_knows_no_adopted_store_then_the_store_is_accepted(folder: Path) -> None:
     with LevelDBStore(folder) as store:
-        rig = janitor(store)
-        assert rig.engine.run_once().tripped
-        assert not rig.engine.run_once(adopt=True).tripped
+        kit = janitor(store)
+        assert kit.engine.run_once().tripped
+        assert not kit.engine.run_once(adopt=True).tripped
         assert orders(store).times() == []
 
 
@@ -379,9 +379,9 @@ def test_given_a_store_found_restored_when_a_plan_file_is_applied_with_adopt_the
 ) -> None:
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
-        rig = known.restart(store=store)
-        rig.engine.preview(out=tmp_path / "plan.json")
-        assert rig.engine.carry_out(tmp_path / "plan.json", adopt=True).tripped
+        kit = known.restart(store=store)
+        kit.engine.preview(out=tmp_path / "plan.json")
+        assert kit.engine.carry_out(tmp_path / "plan.json", adopt=True).tripped
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
@@ -391,9 +391,9 @@ def test_given_decisions_that_were_carried_out_when_the_store_is_found_restored_
     known.state.save_note(DECIDED, {"adopt": ["2024-01-01"]})
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
-        rig = known.restart(store=store)
-        rig.engine.run_once()
-        rig.engine.adopt()
+        kit = known.restart(store=store)
+        kit.engine.run_once()
+        kit.engine.adopt()
     assert known.state.note(DECIDED) == {"adopt": ["2024-01-01"]}
 
 
@@ -403,59 +403,59 @@ def test_given_decisions_that_were_carried_out_when_the_store_is_found_restored_
 def wrong_directory(store: Store) -> tuple[Kit, Topic]:
     """An adopted store, and then snapshots of another transaction system: its pointers have not come so far."""
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - DAY + MINUTE).tx(OLD, NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD - 1]
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(HOUR)
-    rig.snapshots.invalid = [OLD]
-    rig.snapshots.write_pointer = pointer(NOW_MS) - 1
-    return rig, described
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD - 1]
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(HOUR)
+    kit.snapshots.invalid = [OLD]
+    kit.snapshots.write_pointer = pointer(NOW_MS) - 1
+    return kit, described
 
 
 def test_given_a_wrong_snapshot_directory_when_run_then_nothing_is_deleted_or_inverted(store: Store) -> None:
-    rig, described = wrong_directory(store)
-    assert identity_guards(rig) == [True]
+    kit, described = wrong_directory(store)
+    assert identity_guards(kit) == [True]
     assert described.times() == [NOW_MS - DAY + MINUTE, NOW_MS]
     assert described.pointers() == [None, OLD]
 
 
 def test_given_a_write_pointer_that_only_grows_when_run_then_it_is_the_same_system(store: Store) -> None:
-    rig, described = wrong_directory(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    assert identity_guards(rig) == []
+    kit, described = wrong_directory(store)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
+    assert identity_guards(kit) == []
     assert described.pointers() == [-OLD]
 
 
 def test_given_another_transaction_system_when_adopted_then_its_transactions_are_judged_by_from_then_on(
     store: Store,
 ) -> None:
-    rig, described = wrong_directory(store)
-    assert rig.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept a wrong directory"
+    kit, described = wrong_directory(store)
+    assert kit.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept a wrong directory"
     assert described.pointers() == [None, OLD]
-    rig.engine.adopt()
-    assert not rig.engine.run_once().tripped
+    kit.engine.adopt()
+    assert not kit.engine.run_once().tripped
     assert described.pointers() == [-OLD]
-    assert identity_guards(rig) == []
+    assert identity_guards(kit) == []
 
 
 def test_given_another_transaction_system_when_adopted_then_what_was_claimed_about_the_former_is_withdrawn(
     store: Store,
 ) -> None:
-    rig, _ = wrong_directory(store)
-    assert rig.state.claim() is not None
-    rig.engine.adopt()
-    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
+    kit, _ = wrong_directory(store)
+    assert kit.state.claim() is not None
+    kit.engine.adopt()
+    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
 
 
 def test_given_another_transaction_system_when_asked_then_what_was_claimed_about_the_former_is_not_in_force(
     store: Store,
 ) -> None:
-    rig, _ = wrong_directory(store)
-    claim, explained = rig.engine.boundary()
+    kit, _ = wrong_directory(store)
+    claim, explained = kit.engine.boundary()
     assert (claim, explained.bound) == (None, None)
     assert "has not been adopted" in " ".join(explained.obstacles)
-    assert (rig.engine.preview().boundary, rig.engine.verify().bound) == (None, None)
-    assert rig.state.claim() is not None
+    assert (kit.engine.preview().boundary, kit.engine.verify().bound) == (None, None)
+    assert kit.state.claim() is not None
 
 
 def test_given_a_memory_of_nothing_when_run_then_it_is_a_first_contact(store: Store) -> None:

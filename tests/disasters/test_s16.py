@@ -147,13 +147,13 @@ def test_given_a_rollback_that_did_not_reach_an_earlier_generation_when_restored
     undo: Undo, store: Store
 ) -> None:
     orders = published_and_rolled_back(store, undo.clock, by_cdap=True)
-    rig = janitor(store, clock=undo.clock, state=undo.state, archive=ParquetArchive(undo.folder, undo.clock))
+    kit = janitor(store, clock=undo.clock, state=undo.state, archive=ParquetArchive(undo.folder, undo.clock))
     undo.state.resume("default:orders")
-    assert rig.engine.run_once(adopt=True).total(Rule.OLD_GENERATION) == 1
+    assert kit.engine.run_once(adopt=True).total(Rule.OLD_GENERATION) == 1
     undo.state.pause("default:orders", NOW_MS)
-    done = rig.engine.restore(undo.folder, Request(orders.id))
+    done = kit.engine.restore(undo.folder, Request(orders.id))
     assert (done.restored, done.negated) == (1, 1)
-    assert visible(orders.at(2), rig.snapshots.latest().snapshot) == []
+    assert visible(orders.at(2), kit.snapshots.latest().snapshot) == []
 
 
 def test_given_a_rollback_at_our_own_server_when_the_topic_was_created_again_then_it_reaches_the_earlier_generation(

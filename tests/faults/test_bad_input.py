@@ -71,9 +71,9 @@ def test_given_unrecognized_rows_everywhere_when_swept_then_all_stay_and_the_res
     assert (len(message), len(payload)) > (100, 60)
     store.message.put([(key, MessageValue(OLD, b"x")) for key in message])
     store.payload.put([(key, b"x") for key in payload])
-    rig = janitor(store, batch_rows=3)
-    rig.snapshots.invalid = [OLD]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store, batch_rows=3)
+    kit.snapshots.invalid = [OLD]
+    report = kit.engine.run_once(adopt=True)
     assert_done(orders)
     left = [row for row in store.message.read(MESSAGES, b"", None, 10_000).items if not is_ours(row[0], MESSAGE_TAIL)]
     assert left == [(key, MessageValue(OLD, b"x")) for key in message]
@@ -91,9 +91,9 @@ def test_given_generations_nobody_gives_when_swept_then_the_rows_stay_and_are_in
     strange = Topic(store, due(store).id, generation)
     key = MessageKey(strange.id, generation, DUE_MS, 0).pack()
     store.message.put([(key, MessageValue(OLD, b"x"))])
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    report = kit.engine.run_once(adopt=True)
     assert store.message.read(MESSAGES, key, key + b"\x00", 1).items == [(key, MessageValue(-OLD, b"x"))]
     assert report.to_json()["totals"]["kept"]["unrecognized"] == 1
 
@@ -125,9 +125,9 @@ def test_given_metadata_that_does_not_parse_when_swept_then_its_topic_is_unknown
 ) -> None:
     orders = due(store)
     spoilt = unknown_topic(store, "default:aaa").write_metadata(value).plain(1).tx(OLD, 1).stored(pointer(1), 1)
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    report = kit.engine.run_once(adopt=True)
     assert_done(orders)
     assert (spoilt.times(), spoilt.pointers(), spoilt.stored_times()) == ([1, 1], [None, -OLD], [1])
     assert [note.guard for note in report.guards] == ["metadata"]
@@ -137,9 +137,9 @@ def test_given_metadata_under_a_strange_key_when_swept_then_it_is_told_and_the_r
     orders = due(store)
     for key in (b"no topic", b"a:b:c:", b"\xff"):
         assert store.metadata.compare_and_set(key, None, b'{"generation":"9","ttl":"1"}')
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    report = kit.engine.run_once(adopt=True)
     assert_done(orders)
     assert [note.guard for note in report.guards] == ["metadata"] * 3
 
@@ -169,9 +169,9 @@ def test_given_a_snapshot_cut_short_anywhere_when_swept_then_it_is_refused_and_t
 
 def sweep_with(snapshot: Path, orders: Topic) -> SnapshotUsed | None:
     """Sweep under the snapshot in this file; what was used of it."""
-    rig = janitor(orders.store)
-    rig.snapshots.latest = DirectorySource(snapshot).latest  # type: ignore[method-assign]
-    return rig.engine.run_once(adopt=True).snapshot
+    kit = janitor(orders.store)
+    kit.snapshots.latest = DirectorySource(snapshot).latest  # type: ignore[method-assign]
+    return kit.engine.run_once(adopt=True).snapshot
 
 
 @given(content=st.binary(max_size=200))
@@ -188,9 +188,9 @@ def test_given_any_bytes_for_a_snapshot_when_swept_then_ttls_go_on(
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), SnapshotError("nonsense.")])
 def test_given_a_snapshot_source_that_fails_when_swept_then_ttls_go_on(store: Store, error: Exception) -> None:
     orders = due(store)
-    rig = janitor(store)
-    rig.snapshots.error = error
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.error = error
+    report = kit.engine.run_once(adopt=True)
     assert (report.snapshot, report.boundary) == (None, None)
     assert (orders.times(), orders.pointers()) == ([NOW_MS], [OLD])
 
@@ -201,9 +201,9 @@ def test_given_a_snapshot_source_that_fails_when_swept_then_ttls_go_on(store: St
 @pytest.mark.parametrize("now_ms", [-DAY, -1, 0, 1, HOUR])
 def test_given_a_clock_around_1970_when_swept_then_nothing_is_old_enough_to_expire(store: Store, now_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(0, 1, NOW_MS, 2**63 - 1).stored(1, 0, NOW_MS)
-    rig = janitor(store, now_ms=now_ms)
-    rig.snapshots.write_pointer = OLD
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store, now_ms=now_ms)
+    kit.snapshots.write_pointer = OLD
+    report = kit.engine.run_once(adopt=True)
     assert orders.times() == [0, 1, NOW_MS, 2**63 - 1]
     assert orders.stored_times() == [0, NOW_MS]
     assert report.boundary is None
@@ -219,11 +219,11 @@ def test_given_a_clock_of_another_age_when_swept_then_it_judges_by_it_and_does_n
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400)
     orders.plain(NOW_MS, now_ms - DAY - 1, now_ms - DAY).stored(pointer(NOW_MS), NOW_MS, now_ms)
-    rig = janitor(store, now_ms=now_ms)
-    rig.snapshots.write_pointer = 2**63 - 2
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(HOUR)
-    assert rig.engine.run_once().errors == []
+    kit = janitor(store, now_ms=now_ms)
+    kit.snapshots.write_pointer = 2**63 - 2
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(HOUR)
+    assert kit.engine.run_once().errors == []
     assert orders.times() == []
     assert orders.stored_times() == [now_ms]
 
@@ -231,11 +231,11 @@ def test_given_a_clock_of_another_age_when_swept_then_it_judges_by_it_and_does_n
 @pytest.mark.parametrize("ahead_ms", [DAY, 300 * 365 * DAY])
 def test_given_a_clock_that_leaps_into_the_future_when_swept_then_no_row_goes(store: Store, ahead_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    rig.engine.run_once(adopt=True)
-    rig.clock.step(ahead_ms)
-    assert rig.engine.run_once().tripped
+    kit = janitor(store)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
+    kit.engine.run_once(adopt=True)
+    kit.clock.step(ahead_ms)
+    assert kit.engine.run_once().tripped
     assert orders.times() == [NOW_MS]
 
 
