@@ -201,11 +201,11 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
     )
     with HBaseStore(wanted) as store:
         scene = Scene.on(store)
-        rig = scene.rig()
-        report = rig.engine.run_once(adopt=True)
+        kit = scene.kit()
+        report = kit.engine.run_once(adopt=True)
         assert (report.errors, scene.due_is_gone) == ([], True)
-        assert rig.state.claim() is None
-        claim, present = rig.engine.boundary()
+        assert kit.state.claim() is None
+        claim, present = kit.engine.boundary()
         assert (claim, [said.partition(", ")[0] for said in present.obstacles]) == (
             None,
             [f"{namespace}:tms.message still carries CDAP's observer MessageTableRegionObserver"],
@@ -214,10 +214,10 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
 
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
     with HBaseStore(wanted) as store:
-        rig = scene.rig(store)
-        assert rig.engine.run_once(adopt=True).errors == []
-        assert rig.engine.boundary()[1].obstacles == ()
-        assert rig.state.claim() is not None
+        kit = scene.kit(store)
+        assert kit.engine.run_once(adopt=True).errors == []
+        assert kit.engine.boundary()[1].obstacles == ()
+        assert kit.state.claim() is not None
 
 
 @pytest.mark.parametrize("has_thrift2", [True, False], ids=["with Thrift 2", "with Thrift 1 alone"])

@@ -153,16 +153,16 @@ def test_given_small_sweeps_when_their_rows_add_up_then_a_later_one_asks_for_the
     store: HBaseStore, clock: Later, regions: int
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    rig = janitor(store, batch_rows=50, workers=2)
-    rig.engine.adopt()
+    kit = janitor(store, batch_rows=50, workers=2)
+    kit.engine.adopt()
     asked = []
     for _ in range(6):
-        now_ms = rig.clock.now_ms()
+        now_ms = kit.clock.now_ms()
         orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + ENOUGH_ROWS * regions * 3 // 8), now_ms)
         store.pool.calls.clear()
-        assert rig.engine.run_once().errors == []
+        assert kit.engine.run_once().errors == []
         asked.append(store.pool.calls["majorCompact"])
         clock.later_ms += FLUSHED_MS + HOUR
-        rig.clock.advance(HOUR)
+        kit.clock.advance(HOUR)
     assert asked[:2] == [0, 0]
     assert sum(asked) >= regions

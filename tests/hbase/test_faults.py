@@ -68,7 +68,7 @@ def test_given_connections_that_fail_after_some_bytes_when_swept_then_nothing_is
     if kind != "cut":
         lose_patience(through)
     proxy.treat(conduct)
-    said, report = complaints(scene.rig(through))
+    said, report = complaints(scene.kit(through))
     assert proxy.struck > 0
     # A connection that breaks is made anew; one that falls silent costs a topic its turn.
     assert bool(said) == (kind != "cut")
@@ -88,13 +88,13 @@ def test_given_a_network_that_fails_for_good_inside_a_sweep_when_swept_then_it_e
 
     moments = Moments(through.pool)
     moments.at(moment, 5, fail)
-    rig = scene.rig(through)
-    said, _ = complaints(rig)
+    kit = scene.kit(through)
+    said, _ = complaints(kit)
     assert moments.all_came
     assert said
     assert all(is_of_network(error, proxy) for error in said)
     assert any("See whether" in error for error in said)
-    assert rig.state.claim() is None
+    assert kit.state.claim() is None
     finish(scene)
 
 
@@ -103,7 +103,7 @@ def test_given_slow_answers_in_small_pieces_when_swept_then_it_takes_longer_and_
 ) -> None:
     proxy.treat(lambda _: Conduct(delay_seconds=0.001, piece_bytes=200))
     with PatientStore([proxy.address], namespace=namespace) as store:
-        said, report = complaints(scene.rig(store))
+        said, report = complaints(scene.kit(store))
     assert report is not None
     assert (said, scene.due_is_gone) == ([], True)
     finish(scene)
@@ -159,11 +159,11 @@ def test_given_an_answer_that_comes_late_inside_a_sweep_when_it_comes_then_it_is
                 yield connection
 
         vars(store.pool)["connection"] = let_go
-        rig = scene.rig(store, workers=1)
-        said, _ = complaints(rig)
+        kit = scene.kit(store, workers=1)
+        said, _ = complaints(kit)
     assert moments.all_came
     assert any(proxy.address in error and moment in error for error in said)
-    assert rig.state.claim() is None
+    assert kit.state.claim() is None
     finish(scene)
 
 

@@ -64,8 +64,8 @@ def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
 def invert(store: HBaseStore, **options: Any) -> int:
     """Sweep, and say how many rows were inverted."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    rig = janitor(store, clock=clock, snapshots=Snapshots(clock, [INVALID]), **options)
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store, clock=clock, snapshots=Snapshots(clock, [INVALID]), **options)
+    report = kit.engine.run_once(adopt=True)
     assert report.errors == []
     return report.total(Rule.INVALID_TRANSACTION)
 
@@ -222,9 +222,9 @@ def test_given_cells_an_hour_ahead_when_swept_then_their_rows_are_gone_after_one
         write_ahead()
     else:
         watch_calls(store.pool, lambda name, _: write_ahead() if name == "mutateRowsTs" else None)
-    rig = janitor(store)
-    first = rig.engine.run_once(adopt=True)
-    rig.engine.run_once()
+    kit = janitor(store)
+    first = kit.engine.run_once(adopt=True)
+    kit.engine.run_once()
 
     assert rows == []
     assert first.total(Rule.EXPIRED) == 30

@@ -516,6 +516,6 @@ def test_given_a_machine_whose_clock_is_ahead_when_it_runs_with_this_memory_then
     state = again()
     now_ms = state.clock_ms()
     assert now_ms is not None
-    rig = janitor(MemoryStore(), state=state, now_ms=now_ms + LIFETIME.allowance_ms + ahead_ms)
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(MemoryStore(), state=state, now_ms=now_ms + LIFETIME.allowance_ms + ahead_ms)
+    report = kit.engine.run_once(adopt=True)
     assert [(note.guard, note.tripped) for note in report.guards if note.tripped] == [("clock", True)] * blocked

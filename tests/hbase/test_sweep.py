@@ -40,15 +40,15 @@ def test_given_rows_in_all_salts_when_swept_then_what_is_due_goes_and_the_rest_s
     reborn.plain(*live)
     stranger = unknown_topic(store, "default:stranger")
     stranger.plain(1)
-    rig = janitor(store, batch_rows=50, workers=workers)
+    kit = janitor(store, batch_rows=50, workers=workers)
 
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
 
     assert orders.times() == live
     assert (retired.times(), reborn.at(2).times(), reborn.times(), stranger.times()) == ([], [], live, [1])
     assert (report.total(Rule.EXPIRED), report.total(Rule.OLD_GENERATION)) == (200, 200)
     assert (report.errors, store.wrong_salts) == ([], 0)
-    again = rig.engine.run_once()
+    again = kit.engine.run_once()
     assert [again.total(rule) for rule in Rule] == [0] * len(Rule)
 
 
@@ -59,15 +59,15 @@ def test_given_an_invalid_transaction_when_swept_then_its_rows_are_inverted_in_e
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(doomed, *range(NOW_MS - DAY, NOW_MS - DAY + 60))
     orders.tx(fine, *range(NOW_MS - HOUR, NOW_MS - HOUR + 60))
-    rig = janitor(store, batch_rows=20, workers=4)
-    rig.snapshots.invalid = [doomed]
+    kit = janitor(store, batch_rows=20, workers=4)
+    kit.snapshots.invalid = [doomed]
 
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
 
     assert report.total(Rule.INVALID_TRANSACTION) == 60
     assert sorted(set(orders.pointers()), key=str) == sorted({-doomed, fine}, key=str)
     assert report.boundary is not None
-    found = rig.engine.verify()
+    found = kit.engine.verify()
     assert (found.cells, found.open_cells, found.refuted) == (120, 0, 0)
 
 

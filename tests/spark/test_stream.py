@@ -95,7 +95,7 @@ def test_given_payloads_of_a_large_transaction_when_a_batch_ends_among_them_then
     at: Scene,
 ) -> None:
     query = at.query(maxMessagesPerBatch=4)
-    transaction = at.site.manager.start_short()
+    transaction = at.server.manager.start_short()
     at.client.store(ORDERS, texts(*range(6)), transaction=transaction)
     at.client.publish(ORDERS, [], transaction=transaction)
     at.commit(transaction)
@@ -213,7 +213,7 @@ class History:
 
     def store(self) -> None:
         self.number += 1
-        transaction = self.at.site.manager.start_short()
+        transaction = self.at.server.manager.start_short()
         self.at.client.store(ORDERS, texts(*(f"{self.number}{part}" for part in "abc")), transaction=transaction)
         self.at.client.publish(ORDERS, [], transaction=transaction)
         self.open.append(transaction)
@@ -424,7 +424,7 @@ def test_given_a_long_transaction_that_holds_all_back_when_messages_expire_behin
 
 def test_given_a_long_transaction_elsewhere_when_messages_come_and_are_read_then_nothing_is_lost(at: Scene) -> None:
     query = at.query()
-    at.site.manager.start_long()
+    at.server.manager.start_long()
     for number in range(15):
         at.publish(number)
         at.invalidate(at.begin("invalid"))
@@ -482,14 +482,14 @@ def test_given_a_topic_that_is_made_again_when_planned_or_read_then_that_is_an_e
     patient.plan()
     assert [(row["payload"], row["generation"]) for row in patient.rows(1)] == [(b"new", 2)]
     once = MessageKey(TopicId.parse(ORDERS), 2, NOW_MS + 1, 0)
-    at.site.store.message.put([(once.pack(), MessageValue(None, b"of another life"))])
+    at.server.store.message.put([(once.pack(), MessageValue(None, b"of another life"))])
     assert patient.rows(0) == []
     assert "made again" in caplog.text
 
 
 def test_given_rows_that_came_into_a_batch_when_it_is_read_again_then_that_is_an_error(at: Scene) -> None:
     query = at.query(committed="false")
-    transaction = at.site.manager.start_short()
+    transaction = at.server.manager.start_short()
     at.client.store(ORDERS, [b"early"], transaction=transaction)
     at.client.publish(ORDERS, [], transaction=transaction)
     at.publish(1)

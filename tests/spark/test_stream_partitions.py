@@ -35,7 +35,7 @@ def change(at: Scene, partitions: int, topic: str = EVENTS) -> None:
 
 def publish(at: Scene, *payloads: int, topic: str = EVENTS, key: str | None = None) -> None:
     """Messages, each with a key of its own or all with one, by a client that knows of no other partitions."""
-    with at.site.client() as client:
+    with at.server.client() as client:
         for payload in payloads:
             at.clock.advance(1)
             client.publish(topic, texts(payload), key=key or str(payload))
@@ -92,7 +92,7 @@ def test_given_a_batch_of_partitions_when_read_again_after_all_has_changed_then_
 def test_given_another_number_when_streamed_then_the_former_partitions_are_read_to_their_ends_first(at: Scene) -> None:
     query = at.query(topic=EVENTS, maxMessagesPerBatch=4)
     publish(at, 1, 2, 3)
-    undecided = at.site.manager.start_short()
+    undecided = at.server.manager.start_short()
     publish_in(at, undecided, "k", 4)
     change(at, 2)
     publish(at, 5, key="k")
@@ -111,7 +111,7 @@ def test_given_a_message_that_a_sealed_partition_had_taken_when_it_comes_late_th
     assert query.drain() == texts(1, 2)
     at.clock.advance(1)
     late = MessageKey(TopicId.parse(f"{EVENTS}-3"), 1, at.clock.now_ms(), 0)
-    at.site.store.message.put([(late.pack(), MessageValue(None, b"late"))])
+    at.server.store.message.put([(late.pack(), MessageValue(None, b"late"))])
     # The server forgets what it has in memory.
     change(at, 2)
     assert query.drain() == [*texts(1, 2), b"late"]
@@ -183,7 +183,7 @@ def test_given_partitions_that_are_gone_when_planned_then_what_expired_in_them_i
         query.plan()
     patient.kill()
     change(at, 2)
-    at.site.store.message.delete([key for key, _ in at.site.store.message.read(MESSAGES, b"", None, 100).items])
+    at.server.store.message.delete([key for key, _ in at.server.store.message.read(MESSAGES, b"", None, 100).items])
     change(at, 3)
     publish(at, 12)
     while strict.plan():
@@ -248,7 +248,7 @@ class History:
             self.sent[key].append(self.number)
 
     def begin(self) -> None:
-        self.open.setdefault(self.random.randrange(3), (self.at.site.manager.start_short(), []))
+        self.open.setdefault(self.random.randrange(3), (self.at.server.manager.start_short(), []))
 
     def decide(self) -> None:
         if self.open:
