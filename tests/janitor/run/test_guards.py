@@ -61,9 +61,6 @@ def test_s7_given_wall_time_too_far_off_when_checked_then_the_run_is_stopped_onl
     assert re.search(words, note.message, re.DOTALL)
 
 
-# --- the clock across boots ------------------------------------------------------------------------------------------
-
-
 # --- what is remembered ----------------------------------------------------------------------------------------------
 
 
