@@ -15,7 +15,7 @@ from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
 
 
-def test_given_a_run_whose_end_could_not_be_written_when_the_next_begins_then_its_ranges_are_in_the_ledger() -> None:
+def test_run_whose_end_was_not_written_is_in_the_ledger() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - HOUR, NOW_MS)
@@ -32,7 +32,7 @@ def test_given_a_run_whose_end_could_not_be_written_when_the_next_begins_then_it
     assert (entry.rows, entry.rule) == (None, "expired")
 
 
-def test_given_a_plan_when_a_daemon_only_plans_then_nothing_counts_as_deleted_and_the_snapshot_is_seen() -> None:
+def test_daemon_that_plans_counts_nothing_as_deleted() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
     kit = janitor(store)
@@ -48,7 +48,7 @@ def test_given_a_plan_when_a_daemon_only_plans_then_nothing_counts_as_deleted_an
     assert status.kept == report.to_json()["totals"]["kept"] != {}
 
 
-def test_given_a_run_under_way_when_the_lease_is_looked_after_then_nobody_waits_for_anybody() -> None:
+def test_lease_renewed_during_a_run_blocks_nobody() -> None:
     """The run takes the memory's lock before the lease's; whoever did it the other way round could wait for ever."""
     store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
@@ -76,9 +76,7 @@ def test_given_a_run_under_way_when_the_lease_is_looked_after_then_nobody_waits_
     assert kit.state.lease() != before
 
 
-def test_given_runs_that_are_hours_apart_when_looked_at_then_the_next_is_missed_when_it_is_late_by_their_measure() -> (
-    None
-):
+def test_runs_hours_apart_are_missed_by_their_own_measure() -> None:
     kit = janitor(MemoryStore())
     for _ in range(3):
         kit.engine.run_once(adopt=True)

@@ -55,9 +55,7 @@ def asked(store: MemoryStore) -> list[str]:
     ("ttl_seconds", "window_ms"), [(60, MINUTE), (5_999, MINUTE), (6_000, MINUTE), (6_001, 60_010), (TTL_SECONDS, HOUR)]
 )
 @pytest.mark.parametrize("late_ms", [-1, 0, 1])
-def test_given_a_topic_when_its_due_window_grows_then_it_is_visited_at_a_minute_or_a_hundredth_of_its_ttl(
-    store: MemoryStore, ttl_seconds: int, window_ms: int, late_ms: int
-) -> None:
+def test_topic_is_visited_after_its_window(store: MemoryStore, ttl_seconds: int, window_ms: int, late_ms: int) -> None:
     kit, orders = prepared(store, ttl_seconds=ttl_seconds)
     assert not patient(kit, window_ms + late_ms).full
     visited = late_ms >= 0
@@ -65,7 +63,7 @@ def test_given_a_topic_when_its_due_window_grows_then_it_is_visited_at_a_minute_
     assert (orders.stored_times() == []) is visited
 
 
-def test_given_topics_that_wait_when_patient_then_the_store_is_asked_nothing_about_them(store: MemoryStore) -> None:
+def test_topics_that_wait_cost_no_store_call(store: MemoryStore) -> None:
     kit, _ = prepared(store)
     for number in range(50):
         topic(store, f"default:t{number}", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
@@ -77,7 +75,7 @@ def test_given_topics_that_wait_when_patient_then_the_store_is_asked_nothing_abo
     assert report.store_calls == 1, "one for all the metadata"
 
 
-def test_given_topics_that_wait_when_a_transaction_is_invalid_then_its_rows_are_inverted_all_the_same(
+def test_topic_that_waits_has_its_invalid_rows_inverted(
     store: MemoryStore,
 ) -> None:
     kit, orders = prepared(store)
@@ -91,7 +89,7 @@ def test_given_topics_that_wait_when_a_transaction_is_invalid_then_its_rows_are_
     assert orders.pointers() == [None, -invalid]
 
 
-def test_given_a_topic_that_waited_when_it_is_visited_then_its_frontier_is_where_time_has_brought_it(
+def test_topic_that_waited_has_its_frontier_where_time_is(
     store: MemoryStore,
 ) -> None:
     kit, orders = prepared(store)
@@ -116,9 +114,7 @@ def test_given_a_topic_that_waited_when_it_is_visited_then_its_frontier_is_where
     ],
     ids=["run --once", "of a topic", "--adopt"],
 )
-def test_given_a_topic_that_might_wait_when_a_pass_is_not_patient_then_it_does_not(
-    store: MemoryStore, run: Callable[[Kit], Report]
-) -> None:
+def test_pass_that_is_not_patient_visits_every_topic(store: MemoryStore, run: Callable[[Kit], Report]) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(1)
     run(kit)
@@ -133,9 +129,7 @@ CHANGES: dict[str, Callable[[Topic], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_given_a_topic_that_changed_when_nothing_is_held_then_the_next_patient_pass_does_it(
-    store: MemoryStore, change: str
-) -> None:
+def test_topic_that_changed_is_visited_by_the_next_pass(store: MemoryStore, change: str) -> None:
     kit, orders = prepared(store, hold_seconds=0)
     CHANGES[change](orders)
     patient(kit, 1)
@@ -144,9 +138,7 @@ def test_given_a_topic_that_changed_when_nothing_is_held_then_the_next_patient_p
 
 @pytest.mark.parametrize("seconds_shorter", [400, 1800, 7200])
 @pytest.mark.parametrize("approved", [True, False])
-def test_given_a_held_jump_when_it_may_go_then_the_next_patient_pass_does_it_however_small_it_is(
-    store: MemoryStore, approved: bool, seconds_shorter: int
-) -> None:
+def test_held_jump_that_may_go_is_visited(store: MemoryStore, approved: bool, seconds_shorter: int) -> None:
     kit, orders = prepared(store, hold_seconds=300)
     late = orders.plain(NOW_MS - (TTL_SECONDS - seconds_shorter) * 1000 - 1)
     late.describe(ttl_seconds=TTL_SECONDS - seconds_shorter)
@@ -160,7 +152,7 @@ def test_given_a_held_jump_when_it_may_go_then_the_next_patient_pass_does_it_how
     assert patient(kit, MINUTE).held_topics() == {}
 
 
-def test_given_a_ttl_that_was_lengthened_when_patient_then_the_frontier_goes_back_at_once(store: MemoryStore) -> None:
+def test_longer_ttl_takes_the_frontier_back_at_once(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=2 * TTL_SECONDS)
     patient(kit, MINUTE)
@@ -172,7 +164,7 @@ def test_given_a_ttl_that_was_lengthened_when_patient_then_the_frontier_goes_bac
 # --- what is held ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_held_jump_when_patient_then_what_waits_is_counted_once_and_read_no_more(store: MemoryStore) -> None:
+def test_held_jump_is_counted_once_and_read_no_more(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 500)).describe(ttl_seconds=60)
     report = patient(kit, MINUTE)
@@ -211,9 +203,7 @@ def played(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple
     gaps=st.lists(st.integers(1_000, 20 * MINUTE), min_size=4, max_size=12),
     ttls=st.tuples(st.integers(60, 2 * 86_400), st.integers(60, 2 * 86_400)),
 )
-def test_given_patient_passes_and_plain_ones_when_they_do_the_same_then_they_differ_by_the_lateness_allowed(
-    gaps: list[int], ttls: tuple[int, int]
-) -> None:
+def test_patient_passes_differ_by_the_allowed_lateness(gaps: list[int], ttls: tuple[int, int]) -> None:
     plain, _ = played(gaps, ttls, is_patient=False)
     late, deleted = played([*gaps, DAY], ttls, is_patient=True)
     now_ms = NOW_MS
@@ -238,7 +228,7 @@ def test_given_a_row_that_is_due_and_waits_when_its_ttl_is_lengthened_then_it_li
     assert len(orders.times()) == len(orders.stored_times()) == 1
 
 
-def test_given_an_invalid_row_that_is_due_and_waits_when_claimed_then_a_full_pass_has_dealt_with_it(
+def test_invalid_row_that_waits_is_inverted_before_a_claim(
     store: MemoryStore,
 ) -> None:
     ttl_seconds = 6_000

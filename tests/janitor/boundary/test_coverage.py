@@ -122,7 +122,7 @@ def spans(kit: Kit) -> list[tuple[bytes, bytes | None]]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_given_a_store_in_parts_when_a_pass_is_complete_then_each_part_is_evidence_and_so_are_the_gaps(
+def test_complete_pass_over_parts_is_evidence_of_parts_and_gaps(
     workers: int,
 ) -> None:
     kit, orders = prepared(Parts(), workers=workers)
@@ -146,7 +146,7 @@ def test_pass_over_a_store_without_parts_covers_everything(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["cells", "keys", "invert", "delete"])
-def test_given_a_part_that_fails_when_run_then_the_others_are_evidence_and_the_next_run_searches_that_one_only(
+def test_part_that_fails_is_the_only_one_searched_again(
     name: str,
 ) -> None:
     store = Parts()
@@ -180,7 +180,7 @@ def test_given_a_part_that_fails_when_run_then_the_others_are_evidence_and_the_n
     assert min(store.rows_read[number] for number in range(BUCKETS)) > 0
 
 
-def test_given_a_pointer_that_has_to_stay_when_claimed_then_only_its_own_part_has_the_lower_bound() -> None:
+def test_claim_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
     store = Parts()
     kit, _ = prepared(store)
     foreign = b"foreign"
@@ -198,7 +198,7 @@ def test_given_a_pointer_that_has_to_stay_when_claimed_then_only_its_own_part_ha
 
 
 @pytest.mark.parametrize("name", ["a shorter ttl", "deleted"])
-def test_given_a_topic_that_changes_behind_a_part_when_its_rows_come_due_by_that_then_their_pointers_are_not_claimed(
+def test_topic_that_changes_behind_a_part_is_not_claimed(
     name: str,
 ) -> None:
     store = Parts()
@@ -244,7 +244,7 @@ def die_at(kit: Kit, name: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("recorded", range(BUCKETS + 1))
-def test_given_a_run_that_died_when_the_next_one_comes_then_it_searches_what_was_not_covered_and_claims(
+def test_run_after_a_death_searches_only_what_was_not_covered(
     recorded: int,
 ) -> None:
     store = Parts()
@@ -267,9 +267,7 @@ def test_given_a_run_that_died_when_the_next_one_comes_then_it_searches_what_was
     assert not again.engine.run_once().full
 
 
-def test_given_a_round_when_its_last_run_dies_after_all_was_covered_then_the_next_one_claims_without_searching() -> (
-    None
-):
+def test_run_after_a_death_at_the_end_claims_without_a_search() -> None:
     store = Parts()
     kit, _ = prepared(store)
     store.hook = lambda *_: None
@@ -284,7 +282,7 @@ def test_given_a_round_when_its_last_run_dies_after_all_was_covered_then_the_nex
     assert not again.engine.run_once().full
 
 
-def test_given_a_client_that_publishes_between_the_runs_of_a_round_when_it_ends_then_its_id_is_not_closed() -> None:
+def test_id_of_a_client_between_two_runs_is_not_closed() -> None:
     store = Parts()
     kit, orders = prepared(store)
     kit.snapshots.invalid = [OLD, YOUNG]
@@ -307,7 +305,7 @@ def test_given_a_client_that_publishes_between_the_runs_of_a_round_when_it_ends_
     assert set(filter(None, orders.pointers())) == {-OLD, -YOUNG}
 
 
-def test_given_an_id_that_is_first_seen_in_the_second_run_of_a_round_when_it_ends_then_it_is_not_closed() -> None:
+def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
     store = Parts()
     kit, orders = prepared(store)
     late = OLD + 1
@@ -336,9 +334,7 @@ def test_given_an_id_that_is_first_seen_in_the_second_run_of_a_round_when_it_end
     ],
     ids=["a week less 1 ms", "a week", "the clock was set back", "adopted again", "an older snapshot"],
 )
-def test_given_a_round_under_way_when_it_counts_no_more_then_the_next_run_searches_everything(
-    meanwhile: Callable[[Kit], object], goes_on: bool
-) -> None:
+def test_round_that_is_out_of_date_is_started_again(meanwhile: Callable[[Kit], object], goes_on: bool) -> None:
     store = Parts()
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
@@ -355,7 +351,7 @@ def test_given_a_round_under_way_when_it_counts_no_more_then_the_next_run_search
     assert left == ({0, 1, 3} if goes_on else set())
 
 
-def test_given_a_lease_that_is_lost_while_parts_are_searched_when_covered_then_nothing_more_is_written_down() -> None:
+def test_lease_lost_during_a_search_ends_the_evidence() -> None:
     store = Parts()
     kit, _ = prepared(store, workers=1)
     lease = Lease(kit.state, "a", 60, kit.clock)
@@ -461,7 +457,7 @@ class Story:
 
 @pytest.mark.seeded
 @pytest.mark.no_cover
-def test_given_any_story_of_runs_that_fail_and_die_when_there_is_a_claim_then_it_is_true() -> None:
+def test_claim_is_true_in_any_story_of_failures_and_deaths() -> None:
     claims = 0
     for seed in seeds(60):
         story = Story(seed)
@@ -523,7 +519,7 @@ def in_one_piece(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
 
 
 @pytest.mark.parametrize("calls", [5, 9])
-def test_given_runs_that_are_all_killed_in_the_search_when_repeated_then_each_gets_further_and_the_last_one_claims(
+def test_search_killed_again_and_again_ends_in_a_claim(
     calls: int,
 ) -> None:
     kit, topics = in_one_piece()
@@ -539,7 +535,7 @@ def test_given_runs_that_are_all_killed_in_the_search_when_repeated_then_each_ge
     assert kit.engine.verify().refuted == 0
 
 
-def test_given_a_part_that_was_searched_when_its_client_publishes_there_again_then_the_next_run_finds_that() -> None:
+def test_part_searched_once_is_searched_for_later_publishes() -> None:
     kit, topics = in_one_piece()
     kit.snapshots.invalid = [OLD, YOUNG]
     budget = Budget(kit, "message.cells", 14)
@@ -554,7 +550,7 @@ def test_given_a_part_that_was_searched_when_its_client_publishes_there_again_th
     assert YOUNG not in topics[0].pointers()
 
 
-def test_given_runs_that_are_all_killed_among_payloads_when_repeated_then_a_full_one_ends() -> None:
+def test_payloads_killed_again_and_again_end_in_a_full_run() -> None:
     kit, _ = in_one_piece(topics=6)
     report, killed = Budget(kit, "payload.keys", 20).run_to_the_end()
     assert killed > 0
@@ -574,7 +570,7 @@ def test_adoption_after_a_run_died_among_payloads_starts_with_the_first_topic_ag
     assert NOW_MS - 60 * DAY not in topics[0].stored_times()
 
 
-def test_given_a_run_that_is_killed_when_its_deletes_are_evidence_then_they_were_synced_before() -> None:
+def test_evidence_of_a_killed_run_has_synced_deletes() -> None:
     kit, _ = in_one_piece()
     calls: list[str] = []
     watch(kit.store, before=lambda call: calls.append(call.name))
@@ -585,7 +581,7 @@ def test_given_a_run_that_is_killed_when_its_deletes_are_evidence_then_they_were
     assert all("message.sync" in calls[before:after] for before, after in zip([0, *saved], saved, strict=False))
 
 
-def test_given_a_topic_that_fails_when_killed_behind_it_then_nothing_behind_it_is_evidence() -> None:
+def test_evidence_ends_before_a_topic_that_failed() -> None:
     kit, topics = in_one_piece()
     failed = topics[1].id.prefix
     watch(

@@ -78,7 +78,7 @@ def daemon_kit(
         yield DaemonKit(kit, daemon, time, watched, lease)
 
 
-def test_given_a_daemon_when_hours_pass_then_it_sweeps_every_minute_and_rows_go_when_they_are_due() -> None:
+def test_daemon_sweeps_every_minute_and_deletes_rows_when_due() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.plain(NOW_MS - HOUR, NOW_MS, NOW_MS + 30 * SECOND)
@@ -90,7 +90,7 @@ def test_given_a_daemon_when_hours_pass_then_it_sweeps_every_minute_and_rows_go_
         assert (kit.results, orders.times()) == (["done"] * 3, [])
 
 
-def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_known_how_much_is_left() -> None:
+def test_watched_run_with_counts_knows_how_much_is_left() -> None:
     store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
     told: list[tuple[int, int]] = []
     topic(store, "default:orders", ttl_seconds=3600).plain(*(NOW_MS - 2 * HOUR + n * MINUTE for n in range(90)))
@@ -110,7 +110,7 @@ def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_kno
     assert told == [(20, 60), (40, 60), (60, 60)]
 
 
-def test_given_a_sweep_that_fails_when_time_passes_then_it_is_a_failed_run_and_the_next_one_comes() -> None:
+def test_sweep_that_fails_is_a_failed_run_and_the_next_comes() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     with daemon_kit(store) as kit:
@@ -129,7 +129,7 @@ def test_given_a_sweep_that_fails_when_time_passes_then_it_is_a_failed_run_and_t
         assert kit.time.errors == []
 
 
-def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_dead_daemon(
+def test_sweep_with_a_bug_is_a_failed_run_and_no_dead_daemon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with daemon_kit() as kit:
@@ -146,9 +146,7 @@ def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_
 @pytest.mark.parametrize(
     ("mode", "expected"), [("apply", [0, 1, 60, 120, 180, 180, 240]), ("plan_only", [0, 60, 120, 180, 240])]
 )
-def test_given_a_job_that_follows_sweeps_when_one_takes_rows_then_it_is_done_at_once_and_else_in_its_time(
-    mode: Literal["apply", "plan_only"], expected: list[int]
-) -> None:
+def test_job_after_sweeps_is_done_when_rows_go(mode: Literal["apply", "plan_only"], expected: list[int]) -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR, NOW_MS + 100 * SECOND)
     done: list[int] = []
@@ -160,7 +158,7 @@ def test_given_a_job_that_follows_sweeps_when_one_takes_rows_then_it_is_done_at_
         assert at == expected
 
 
-def test_given_a_store_never_adopted_when_adopted_then_the_jobs_beside_the_sweeps_are_done_at_once() -> None:
+def test_adopt_does_the_jobs_of_the_daemon_at_once() -> None:
     done: list[int] = []
     with daemon_kit(adopt=False, jobs=(Job("count", 60, lambda: done.append(1)),)) as kit:
         kit.time.advance(5)
@@ -170,7 +168,7 @@ def test_given_a_store_never_adopted_when_adopted_then_the_jobs_beside_the_sweep
         assert len(done) == before + 1
 
 
-def test_given_apply_is_off_when_time_passes_then_it_only_plans_and_shows_what_is_due() -> None:
+def test_daemon_without_apply_only_plans_and_shows_what_is_due() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.plain(NOW_MS - HOUR)
@@ -199,7 +197,7 @@ def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
         assert kit.daemon.status().leader
 
 
-def test_given_rows_of_a_long_ttl_when_time_passes_then_a_sweep_waits_until_it_is_worth_it() -> None:
+def test_sweep_of_a_long_ttl_waits_until_it_is_worth_it() -> None:
     """A hundredth of the ttl, or a minute."""
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=100 * 600)
@@ -226,7 +224,7 @@ def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() 
     assert status.last_run is not None
 
 
-def test_given_a_snapshot_that_was_read_between_two_sweeps_when_seen_then_it_is_that_one() -> None:
+def test_status_between_two_sweeps_has_the_newest_snapshot() -> None:
     with daemon_kit() as kit:
         kit.janitor.snapshots.invalid = [pointer(NOW_MS - HOUR)]
         kit.time.advance(59)
@@ -267,7 +265,7 @@ def test_given_a_halt_when_asked_then_it_is_not_ready() -> None:
         assert kit.daemon.ready() == "the janitor is stopping"
 
 
-def test_given_a_daemon_when_metrics_are_asked_for_then_they_are_those_of_the_picture() -> None:
+def test_metrics_of_a_daemon_are_those_of_its_status() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR)
     with daemon_kit(store) as kit:
@@ -301,7 +299,7 @@ def test_given_a_job_that_fails_when_seen_then_it_is_said_until_it_works_again()
         assert (kit.daemon.status().failing, kit.daemon.ready()) == ({}, "")
 
 
-def test_given_a_wish_to_sweep_now_when_it_is_granted_then_no_topic_is_left_for_later() -> None:
+def test_sweep_now_leaves_no_topic_for_later() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=100 * 600)
     orders.plain(NOW_MS - 100 * 600 * SECOND)

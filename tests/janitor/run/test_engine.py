@@ -24,9 +24,7 @@ def store() -> MemoryStore:
 # --- what a plan may do ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_plan_with_inversions_when_applied_then_each_topic_has_only_its_own_pointers_inverted(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+def test_apply_inverts_the_pointers_of_each_topic_alone(store: MemoryStore, tmp_path: Path) -> None:
     other = pointer(NOW_MS - 9 * HOUR)
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
     returns = topic(store, "default:returns", ttl_seconds=TTL_SECONDS).tx(other, NOW_MS)
@@ -53,9 +51,7 @@ def test_given_a_plan_with_inversions_when_applied_then_each_topic_has_only_its_
         (-10 * MINUTE, NOW_MS - DAY, False),
     ],
 )
-def test_given_another_moment_when_planned_then_a_snapshot_of_then_is_used_and_one_that_is_fresh_now(
-    store: MemoryStore, age_ms: int, at_ms: int, used: bool
-) -> None:
+def test_plan_of_another_moment_needs_a_snapshot_of_it(store: MemoryStore, age_ms: int, at_ms: int, used: bool) -> None:
     topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS)
     kit = janitor(store)
     kit.engine.adopt()
@@ -69,9 +65,7 @@ def test_given_another_moment_when_planned_then_a_snapshot_of_then_is_used_and_o
 
 
 @pytest.mark.parametrize(("later_ms", "deleted"), [(HOUR, 0), (2 * DAY, 1)])
-def test_preview_of_a_later_time_holds_a_jump_until_its_hold_has_passed(
-    store: MemoryStore, later_ms: int, deleted: int
-) -> None:
+def test_plan_of_a_later_time_holds_a_jump_while_it_lasts(store: MemoryStore, later_ms: int, deleted: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.plain(NOW_MS - 2 * DAY)
     kit = janitor(store, hold_seconds=86400)
@@ -85,7 +79,7 @@ def test_preview_of_a_later_time_holds_a_jump_until_its_hold_has_passed(
 # --- holds that stand ------------------------------------------------------------------------------------------------
 
 
-def test_given_a_protected_topic_when_run_then_what_it_holds_is_counted_by_full_passes_only(
+def test_protected_topic_is_counted_by_full_passes_only(
     store: MemoryStore,
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(50)).stored(pointer(1), *range(50))
@@ -102,7 +96,7 @@ def test_given_a_protected_topic_when_run_then_what_it_holds_is_counted_by_full_
 # --- a plan, and the run after it ------------------------------------------------------------------------------------
 
 
-def test_given_rows_that_a_backup_brought_back_when_planned_then_the_next_run_does_what_the_plan_shows(
+def test_run_after_a_plan_of_restored_rows_does_what_it_shows(
     store: MemoryStore,
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, *range(NOW_MS - HOUR, NOW_MS - HOUR + 31))
@@ -122,7 +116,7 @@ def test_given_rows_that_a_backup_brought_back_when_planned_then_the_next_run_do
     assert not kit.engine.run_once().full
 
 
-def test_given_a_plan_that_shows_nothing_or_another_moment_then_the_next_run_is_as_it_would_have_been(
+def test_run_after_an_empty_plan_is_as_without_it(
     store: MemoryStore,
 ) -> None:
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
@@ -174,7 +168,7 @@ def swept(store: MemoryStore, number: int) -> tuple[Kit, list[Topic], int]:
 
 
 @pytest.mark.parametrize("number", [1, 99, 100, 101, 1000])
-def test_given_keys_of_no_topic_when_swept_then_they_are_skipped_in_pages_and_the_topics_are_done(number: int) -> None:
+def test_sweep_of_many_keys_of_no_topic_skips_them_in_pages(number: int) -> None:
     _, _, calls = swept(MemoryStore(), 0)
     _, topics, more = swept(MemoryStore(), number)
     for described in topics:
@@ -191,9 +185,7 @@ def test_given_keys_of_no_topic_when_swept_then_they_are_skipped_in_pages_and_th
 @pytest.mark.parametrize(
     ("publish_ms", "refers", "kept"), [(-1, True, True), (-(2**63), True, True), (-1, False, False), (0, True, False)]
 )
-def test_given_a_message_of_a_negative_time_when_its_payload_expires_then_both_stay(
-    store: MemoryStore, publish_ms: int, refers: bool, kept: bool
-) -> None:
+def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int, refers: bool, kept: bool) -> None:
     begun = NOW_MS - 2 * DAY
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(pointer(begun), begun)
     orders.ref(pointer(begun if refers else begun + 1), publish_ms)

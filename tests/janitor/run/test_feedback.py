@@ -197,9 +197,7 @@ def said(report: Report) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "leveldb"])
-def test_given_transactions_given_up_day_by_day_then_each_leaves_the_list_once_proven_and_its_rows_stay_unseen(
-    make_kit: Callable[[Store], FeedbackKit], kind: str, tmp_path: Path
-) -> None:
+def test_proven_ids_leave_the_list(make_kit: Callable[[Store], FeedbackKit], kind: str, tmp_path: Path) -> None:
     kit = make_kit(MemoryStore() if kind == "memory" else LevelDBStore(tmp_path / "messaging", create=True))
     kit.feed_back()
     for day in range(4):
@@ -220,7 +218,7 @@ def test_given_transactions_given_up_day_by_day_then_each_leaves_the_list_once_p
     assert [run.result for run in kit.janitor.state.runs(100)] == ["done"] * 13
 
 
-def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_row_is_read_for_it(
+def test_run_without_new_proven_ids_asks_nobody(
     ready: FeedbackKit,
 ) -> None:
     told = Told(ready.manager)
@@ -232,7 +230,7 @@ def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_r
     assert ready.store.calls["cells"] - before <= 1, "the search for the open transaction, and no audit"
 
 
-def test_given_an_id_that_no_full_run_has_closed_when_it_lies_within_the_claim_then_it_stays(
+def test_id_within_the_claim_that_is_not_closed_stays_listed(
     ready: FeedbackKit,
 ) -> None:
     first, last = ready.aborted
@@ -248,9 +246,7 @@ def test_given_a_closed_id_beyond_the_claim_when_handed_over_then_it_stays() -> 
     assert [list(proven(listed, closed, bound)) for bound in (4, 5, 8, 9)] == [[], [5], [5, 7], [5, 7, 9]]
 
 
-def test_given_many_proven_ids_then_they_are_handed_over_in_batches(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proven_ids_leave_in_batches(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(5):
         ready.give_up()
     ready.prove()
@@ -261,9 +257,7 @@ def test_given_many_proven_ids_then_they_are_handed_over_in_batches(
     assert (told.batches, told.ids, ready.invalid()) == ([3, 3, 1], ready.aborted, [])
 
 
-def test_given_a_transaction_service_then_the_ids_leave_its_list_over_thrift(
-    ready: FeedbackKit, stack: ExitStack
-) -> None:
+def test_proven_ids_leave_the_list_over_thrift(ready: FeedbackKit, stack: ExitStack) -> None:
     service = TransactionService(ready.manager, "127.0.0.1:0")
     service.start()
     stack.callback(service.stop)
@@ -276,7 +270,7 @@ def test_given_a_transaction_service_then_the_ids_leave_its_list_over_thrift(
 # --- what stands in the way ------------------------------------------------------------------------------------------
 
 
-def test_given_another_participant_then_nothing_leaves_the_list_and_every_report_says_why(ready: FeedbackKit) -> None:
+def test_another_participant_keeps_the_list_and_is_reported(ready: FeedbackKit) -> None:
     told = Told(ready.manager)
     ready.feed_back(told, "messaging", "datasets")
     for _ in range(2):
@@ -298,7 +292,7 @@ def test_given_participants_then_any_but_messaging_is_a_reason(participants: tup
     assert bool(reason) is bool(named)
 
 
-def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the_claim_is_withdrawn_until_proven_anew(
+def test_row_that_refutes_the_claim_keeps_the_list_until_proven_again(
     ready: FeedbackKit,
 ) -> None:
     ready.plant(ready.aborted[1])
@@ -327,7 +321,7 @@ def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the
     assert ready.read() == [b"committed"]
 
 
-def test_given_a_row_of_an_id_that_has_left_the_list_then_it_refutes_the_claim_for_those_that_come_after(
+def test_row_of_an_id_that_left_refutes_the_claim_of_later_ones(
     ready: FeedbackKit,
 ) -> None:
     ready.feed_back()
@@ -365,9 +359,7 @@ def test_given_no_claim_when_ids_are_closed_then_they_stay(kit: FeedbackKit) -> 
     assert record.closed_ms is not None
 
 
-def test_given_an_obstacle_that_came_after_the_claim_then_nothing_leaves_the_list(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_obstacle_after_the_claim_keeps_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready.store, "obstacles", lambda: ["another janitor is at work"])
     ready.feed_back()
     report = ready.run()
@@ -381,7 +373,7 @@ def test_given_something_paused_then_nothing_leaves_the_list(ready: FeedbackKit)
     assert (ready.run().truncated, ready.invalid()) == (0, ready.aborted)
 
 
-def test_given_a_clock_set_back_while_it_audits_then_the_claim_counts_no_more_and_nothing_leaves_the_list(
+def test_clock_set_back_during_the_audit_keeps_the_list(
     ready: FeedbackKit,
 ) -> None:
     told = Told(ready.manager, meanwhile=lambda: ready.clock.step(-3 * DAY))
@@ -428,9 +420,7 @@ def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list
     assert "lease" in {note.guard for note in report.guards}
 
 
-def test_given_a_word_to_stop_while_it_audits_then_it_reads_no_further_and_nothing_leaves_the_list(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_during_the_audit_keeps_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect, "PAGE_ROWS", 1)
     pages: list[int] = []
     ready.feed_back(observer=during_the_audit(lambda: pages.append(1)), is_stopping=lambda: bool(pages))
@@ -439,9 +429,7 @@ def test_given_a_word_to_stop_while_it_audits_then_it_reads_no_further_and_nothi
     assert "interrupted" in {note.guard for note in report.guards}
 
 
-def test_given_a_word_to_stop_between_two_batches_then_what_was_handed_over_is_told_and_the_rest_stays(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_between_batches_keeps_rest(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "BATCH_IDS", 1)
     told = Told(ready.manager)
     ready.feed_back(told, is_stopping=lambda: bool(told.ids))
@@ -464,9 +452,7 @@ def test_given_a_word_to_stop_between_two_batches_then_what_was_handed_over_is_t
     ],
     ids=["no list", "no service", "no log"],
 )
-def test_given_a_manager_that_fails_then_the_run_is_done_and_says_so_and_the_next_one_tries_again(
-    ready: FeedbackKit, failing: str, error: Exception
-) -> None:
+def test_manager_that_fails_is_asked_by_the_next_run(ready: FeedbackKit, failing: str, error: Exception) -> None:
     told = Told(ready.manager)
     setattr(told, failing, error)
     ready.feed_back(told)
@@ -480,9 +466,7 @@ def test_given_a_manager_that_fails_then_the_run_is_done_and_says_so_and_the_nex
     assert (ready.run().truncated, ready.invalid()) == (2, [])
 
 
-def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the_list_and_the_run_is_done(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_that_fails_keeps_the_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     ready.feed_back()
     read = ready.store.message.read
 
@@ -502,9 +486,7 @@ def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the
 # --- what is said of it ----------------------------------------------------------------------------------------------
 
 
-def test_given_ids_that_left_the_list_then_report_history_and_log_tell_how_many(
-    ready: FeedbackKit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_report_history_and_log_count_ids(ready: FeedbackKit, caplog: pytest.LogCaptureFixture) -> None:
     ready.feed_back()
     report = ready.run()
     assert report.to_json()["truncated"] == 2

@@ -56,7 +56,7 @@ def kit() -> Iterator[ClaimKit]:
         yield ClaimKit(stack)
 
 
-def test_trap_b_given_a_void_claim_when_its_id_leaves_the_invalid_list_then_it_was_freed_before(
+def test_trap_b_void_claim_is_freed_before_its_id_leaves_the_list(
     kit: ClaimKit,
 ) -> None:
     kit.service.publish(ORDERS, [b"a", b"b"])
@@ -70,9 +70,7 @@ def test_trap_b_given_a_void_claim_when_its_id_leaves_the_invalid_list_then_it_w
     assert kit.poll()[1] == [b"a", b"b"]
 
 
-def test_trap_b_given_claims_that_cannot_be_freed_then_no_id_leaves_the_list(
-    kit: ClaimKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trap_b_claim_that_cannot_be_freed_keeps_its_id(kit: ClaimKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.service.publish(ORDERS, [b"a"])
     pointer, _ = kit.poll()
     kit.manager.invalidate(pointer)
@@ -104,7 +102,7 @@ def test_given_claims_that_are_open_or_done_when_swept_then_they_stay(kit: Claim
     assert kit.claims() == [(opened, 1)]
 
 
-def test_given_a_topic_that_was_made_again_when_swept_then_the_former_ones_claims_are_gone(kit: ClaimKit) -> None:
+def test_claims_of_a_topic_made_again_are_gone(kit: ClaimKit) -> None:
     kit.service.publish(ORDERS, [b"a"])
     kit.poll()
     kit.service.delete_topic(ORDERS)
@@ -113,7 +111,7 @@ def test_given_a_topic_that_was_made_again_when_swept_then_the_former_ones_claim
     assert kit.claims() == []
 
 
-def test_given_a_producer_when_swept_then_what_failed_is_marked_and_an_idle_one_is_forgotten(kit: ClaimKit) -> None:
+def test_idle_producer_is_forgotten_and_its_failure_marked(kit: ClaimKit) -> None:
     instance, tx = uuid4(), kit.manager.start_short()
     known = kit.service.producers.register(ORDERS, "importer", instance)
     sent = Sent(ORDERS, "importer", known.generation, 1, "file 17")

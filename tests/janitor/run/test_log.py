@@ -37,7 +37,7 @@ def listening(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "janitor.run.log")
 
 
-def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot_are_said(
+def test_log_of_a_run_has_its_counts_and_snapshot(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     report = report_of(NOW_MS - HOUR)
@@ -72,7 +72,7 @@ def test_given_what_a_run_did_when_written_then_it_is_a_sentence(
     assert f": {words} (" in said(caplog)[-1]
 
 
-def test_given_a_run_that_a_guard_stopped_when_written_then_nothing_is_said_of_what_was_due(
+def test_log_of_a_blocked_run_says_that_nothing_was_done(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     RunLog().write(replace(report_of(), guards=[GuardNote("adoption", True, "this store is not adopted yet")]))
@@ -87,7 +87,7 @@ def test_given_idle_runs_when_written_then_only_the_first_is_worth_a_line(caplog
     assert said(caplog) == []
 
 
-def test_given_a_guard_that_goes_on_warning_when_written_then_it_is_said_when_it_begins_and_when_it_comes_back(
+def test_log_of_a_guard_warns_when_it_starts_and_comes_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log, calm = RunLog(), report_of()
@@ -98,7 +98,7 @@ def test_given_a_guard_that_goes_on_warning_when_written_then_it_is_said_when_it
         assert len(said(caplog, logging.WARNING)) == expected
 
 
-def test_given_a_run_that_was_asked_to_stop_when_written_then_that_is_no_warning(
+def test_log_of_a_stopped_run_is_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
@@ -116,7 +116,7 @@ def test_given_an_error_that_repeats_when_written_then_it_is_said_once(caplog: p
     assert said(caplog, logging.ERROR) == []
 
 
-def test_given_options_that_lead_to_the_store_then_the_command_of_a_guard_can_be_typed_as_it_is_logged(
+def test_log_of_a_guard_has_a_command_that_can_be_typed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     RunLog("--config a.yaml").write(replace(report_of(), guards=[NOT_ADOPTED]))
@@ -137,7 +137,7 @@ def named(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("left alone")]
 
 
-def test_given_an_unrecognized_row_and_an_unknown_topic_when_run_twice_then_each_is_named_once(
+def test_log_names_an_unrecognized_row_and_topic_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -151,7 +151,7 @@ def test_given_an_unrecognized_row_and_an_unknown_topic_when_run_twice_then_each
     assert len(named(caplog)) == 2
 
 
-def test_given_very_many_unrecognized_rows_when_run_then_all_are_counted_and_the_first_are_named(
+def test_log_of_many_unrecognized_rows_names_the_first(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -167,7 +167,7 @@ def test_given_very_many_unrecognized_rows_when_run_then_all_are_counted_and_the
     assert len(named(caplog)) == NAMED_KEYS + 1
 
 
-def test_given_a_topic_that_is_made_while_a_run_is_under_way_then_it_is_not_said_to_be_unknown(
+def test_log_of_a_topic_made_meanwhile_does_not_name_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -183,9 +183,7 @@ def test_given_a_topic_that_is_made_while_a_run_is_under_way_then_it_is_not_said
     assert named(caplog) == [lost]
 
 
-def test_unknown_row_log_with_other_rows_in_every_run_remembers_the_last_ones(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_row_log_has_the_last_ones(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "REMEMBERED_KEYS", 3)
     log, metadata = prepare.UnknownRowLog(), MemoryStore().metadata
     for number in range(10):

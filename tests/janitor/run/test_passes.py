@@ -44,7 +44,7 @@ def test_given_counts_when_planned_and_run_then_both_tell_how_many_go_of_how_man
     assert kit.engine.run_once().messages == NOT_COUNTED, "nothing went"
 
 
-def test_given_a_topic_that_was_swept_after_its_count_then_nothing_is_told_until_it_is_counted_again(
+def test_messages_left_of_a_swept_topic_need_a_new_count(
     store: MemoryStore,
 ) -> None:
     kit = counted(janitor(store))
@@ -65,15 +65,13 @@ def test_given_a_ledger_that_does_not_reach_back_to_the_count_then_nothing_is_to
 
 
 @pytest.mark.parametrize(("age_ms", "known"), [(MESSAGES_MS, True), (MESSAGES_MS + 1, False), (-DAY, False)])
-def test_given_an_old_count_or_one_of_the_future_then_nothing_is_told(
-    store: MemoryStore, age_ms: int, known: bool
-) -> None:
+def test_messages_left_by_a_wrong_count_is_unknown(store: MemoryStore, age_ms: int, known: bool) -> None:
     kit = counted(janitor(store), 0)
     kit.clock.step(age_ms) if age_ms < 0 else kit.clock.advance(age_ms)
     assert (kit.engine.plan(patterns=("default:orders",)).report.messages != NOT_COUNTED) is known
 
 
-def test_given_old_generations_then_those_of_a_deleted_topic_are_added_and_those_of_a_living_one_are_doubtful(
+def test_messages_left_with_old_generations_add_deleted_topics(
     store: MemoryStore,
 ) -> None:
     topic(store, "default:retired", ttl_seconds=3600).plain(NOW_MS - 1, NOW_MS)

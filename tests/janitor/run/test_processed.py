@@ -78,7 +78,7 @@ def kit() -> Iterator[ProcessedKit]:
         yield ProcessedKit(stack)
 
 
-def test_given_a_group_that_is_idle_after_its_commit_then_what_it_has_processed_goes_and_the_next_stays(
+def test_processed_messages_of_an_idle_group_go_and_the_next_stays(
     kit: ProcessedKit,
 ) -> None:
     kit.register()
@@ -119,7 +119,7 @@ def test_given_claims_behind_a_gap_then_only_the_base_counts(kit: ProcessedKit) 
     assert kit.left() == [b"a", b"b", b"c"]
 
 
-def test_given_several_consumers_then_the_one_furthest_behind_counts_until_it_is_forgotten(kit: ProcessedKit) -> None:
+def test_slowest_of_several_consumers_counts_until_it_is_forgotten(kit: ProcessedKit) -> None:
     kit.register()
     kit.register("slow")
     kit.publish(b"a")
@@ -191,7 +191,7 @@ def _read(kit: ProcessedKit) -> list[Any]:
     return [one for page in kit.service.fetch(ORDERS, FetchRequest(None)) for one in page]
 
 
-def test_given_a_message_with_a_ttl_of_its_own_when_processed_then_its_note_is_forgotten_when_it_is_due(
+def test_own_ttl_of_a_processed_message_is_forgotten_when_due(
     kit: ProcessedKit,
 ) -> None:
     kit.register()
@@ -206,7 +206,7 @@ def test_given_a_message_with_a_ttl_of_its_own_when_processed_then_its_note_is_f
 # -- guards ------------------------------------------------------------------------------------------------------------
 
 
-def test_s8_given_the_property_set_on_a_topic_in_use_then_what_it_lets_go_is_held_or_approved(
+def test_s8_retention_set_on_a_topic_in_use_is_held(
     kit: ProcessedKit,
 ) -> None:
     kit.service.update_topic(ORDERS, {"ttl": "8640000"})
@@ -227,7 +227,7 @@ def test_s8_given_the_property_set_on_a_topic_in_use_then_what_it_lets_go_is_hel
     assert kit.left() == []
 
 
-def test_given_a_protected_or_paused_topic_then_nothing_goes_and_nothing_is_announced(kit: ProcessedKit) -> None:
+def test_protected_or_paused_topic_announces_nothing(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"a")
     kit.process()
@@ -238,9 +238,7 @@ def test_given_a_protected_or_paused_topic_then_nothing_goes_and_nothing_is_anno
     assert (kit.left(), announced(kit.side, kit.metadata())) == ([b"a"], 0)
 
 
-def test_given_a_plan_then_nothing_is_announced_and_applied_it_takes_what_it_showed(
-    kit: ProcessedKit, tmp_path: Any
-) -> None:
+def test_plan_announces_nothing_and_applies_what_it_showed(kit: ProcessedKit, tmp_path: Any) -> None:
     kit.register()
     kit.publish(b"a")
     kit.process()
@@ -332,7 +330,7 @@ def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
 
 
 @pytest.mark.parametrize("former", [False, True])
-def test_trap_f_given_a_consumer_that_registers_at_any_moment_of_a_pass_then_nothing_it_has_not_read_goes(
+def test_trap_f_consumer_registered_during_a_pass_loses_nothing(
     former: bool,
 ) -> None:
     total, _, _ = _swept_while(-1, former)
@@ -342,7 +340,7 @@ def test_trap_f_given_a_consumer_that_registers_at_any_moment_of_a_pass_then_not
         assert (began, lost) == (True, []), moment
 
 
-def test_trap_f_given_what_was_let_go_when_a_consumer_registers_or_goes_back_then_it_begins_behind_that(
+def test_trap_f_consumer_registered_after_a_pass_starts_behind_it(
     kit: ProcessedKit,
 ) -> None:
     kit.register()
@@ -355,9 +353,7 @@ def test_trap_f_given_what_was_let_go_when_a_consumer_registers_or_goes_back_the
     assert [kit.service.consumers.get(ORDERS, name).id for name in ("new", GROUP)] == [last, last]
 
 
-def test_given_a_side_table_that_fails_while_it_is_announced_then_nothing_goes(
-    kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_announcement_that_fails_deletes_nothing(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.register()
     kit.publish(b"a")
     kit.process()
@@ -399,7 +395,7 @@ def test_fetch_at_tail_of_consumed_topic_reads_no_side_row(kit: ProcessedKit, mo
     assert kit.fetched(kit.ids()[-1]) == []
 
 
-def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_when_gone_its_run(
+def test_why_of_a_processed_message_names_the_rule_and_its_run(
     kit: ProcessedKit,
 ) -> None:
     kit.register()
@@ -419,9 +415,7 @@ def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_whe
     assert [(trace.entry.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
 
 
-def test_given_two_janitors_that_announce_then_the_further_one_counts(
-    kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_announcements_of_two_keep_the_further(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, exchange = kit.metadata(), kit.side.exchange
 
     def beaten(*given: Any) -> bool:

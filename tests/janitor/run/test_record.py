@@ -92,7 +92,7 @@ def test_given_a_run_that_takes_long_when_it_deletes_then_counters_move_with_it(
     assert counter(kit, "bytes_deleted_total") == sum(entry.size_bytes for entry in report.entries.values())
 
 
-def test_given_a_run_that_was_killed_when_the_next_one_recovers_then_what_it_took_is_counted_once(
+def test_counters_after_a_kill_count_what_went_once(
     store: MemoryStore,
 ) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
@@ -109,7 +109,7 @@ def test_given_a_run_that_was_killed_when_the_next_one_recovers_then_what_it_too
     assert counter(kit, "rows_deleted_total") == 10
 
 
-def test_given_a_state_that_cannot_book_when_swept_then_the_run_goes_on_and_its_end_counts(
+def test_counters_that_cannot_be_saved_wait(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
@@ -167,9 +167,7 @@ HAPPENINGS: dict[str, Callable[[Kit, str], object]] = {
     fails_at=st.integers(0, 80),
 )
 @pytest.mark.no_cover
-def test_given_many_runs_when_they_have_ended_then_counters_are_the_sums_of_their_reports(
-    happenings: list[tuple[str, str]], patient: bool, fails_at: int
-) -> None:
+def test_counters_are_the_sums_of_the_reports(happenings: list[tuple[str, str]], patient: bool, fails_at: int) -> None:
     store = MemoryStore()
     for name in NAMES:
         topic(store, name, ttl_seconds=TTL_SECONDS).plain(1)
@@ -219,7 +217,7 @@ def sums(reports: list[Report]) -> dict[CounterKey, float]:
     return {key: float(amount) for key, amount in found.items() if amount}
 
 
-def test_given_rows_that_are_held_when_run_then_they_count_as_overdue_and_not_as_deleted(store: MemoryStore) -> None:
+def test_held_rows_count_as_overdue_and_not_as_deleted(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=DAY)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
@@ -314,9 +312,7 @@ def held(kit: Kit) -> None:
     ],
     ids=["patient", "of others", "interrupted", "plain"],
 )
-def test_given_rows_that_are_held_when_another_run_has_no_reason_to_count_them_then_they_are_still_noted(
-    store: MemoryStore, run: Callable[[Kit], Report]
-) -> None:
+def test_held_rows_stay_noted_by_runs_that_do_not_count(store: MemoryStore, run: Callable[[Kit], Report]) -> None:
     kit = janitor(store)
     topic(store, "default:other", ttl_seconds=60)
     held(kit)
@@ -329,9 +325,7 @@ def test_given_rows_that_are_held_when_another_run_has_no_reason_to_count_them_t
 
 
 @pytest.mark.parametrize("way", ["fails", "is paused on the way"])
-def test_given_rows_that_are_held_when_their_topic_is_not_done_then_they_are_still_noted(
-    store: MemoryStore, way: str
-) -> None:
+def test_held_rows_of_a_topic_not_done_stay_noted(store: MemoryStore, way: str) -> None:
     kit = janitor(store)
     held(kit)
 
@@ -347,7 +341,7 @@ def test_given_rows_that_are_held_when_their_topic_is_not_done_then_they_are_sti
     assert overdue(kit) == {("default:a", "frontier"): 2}
 
 
-def test_given_a_paused_topic_when_time_passes_then_a_full_pass_counts_what_waits_and_others_remember_it(
+def test_paused_topic_is_counted_by_full_passes_and_remembered(
     store: MemoryStore,
 ) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)

@@ -68,7 +68,7 @@ def test_given_a_value_then_it_comes_back_as_it_was(kind: Any, value: Any) -> No
     assert (found, type(found)) == (value, type(value))
 
 
-def test_given_a_plan_with_entries_of_all_kinds_then_it_comes_back_to_the_last_figure() -> None:
+def test_planned_and_applied_values_come_back_as_they_were() -> None:
     kit = janitor(MemoryStore())
     orders = topic(kit.store, "default:orders", ttl_seconds=3600)
     invalid = pointer(NOW_MS - 10 * HOUR)
@@ -123,7 +123,7 @@ def test_given_a_value_of_no_known_kind_then_it_is_not_sent() -> None:
         values.pack([object()])
 
 
-def test_given_any_method_of_the_desk_then_its_arguments_and_answers_have_a_form_on_the_wire() -> None:
+def test_methods_of_the_socket_have_a_form_on_the_wire() -> None:
     for protocol in (ReadEngine, OperatorCommands):
         for name in methods(protocol):
             for kind in within(list(typing.get_type_hints(getattr(protocol, name)).values())):

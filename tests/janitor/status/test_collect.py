@@ -28,14 +28,14 @@ def seen(kit: Kit, **options: Any) -> Status:
     return collect(kit.state, deployment, kit.clock, **options)
 
 
-def test_given_an_empty_memory_when_looked_at_then_there_is_a_status_that_claims_nothing() -> None:
+def test_collect_from_an_empty_state_claims_nothing() -> None:
     status = seen(janitor(MemoryStore()))
     assert (status.process, status.adopted_ms, status.last_run, status.heartbeat_ms) == ("down", None, None, None)
     assert (status.held, status.topics, status.counters, status.boundary.bound) == ([], [], {}, None)
     assert status.boundary.obstacles != []
 
 
-def test_given_a_run_when_looked_at_then_it_is_the_last_one_and_its_figures_are_the_reports() -> None:
+def test_collect_after_a_run_has_its_numbers() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR, NOW_MS)
     kit = janitor(store)
@@ -49,7 +49,7 @@ def test_given_a_run_when_looked_at_then_it_is_the_last_one_and_its_figures_are_
     assert status.skew_seconds == {"monotonic": 0.0}
 
 
-def test_given_a_shortened_ttl_when_looked_at_then_what_is_held_is_there_with_the_command_and_the_end() -> None:
+def test_collect_after_a_shorter_ttl_shows_hold_command_and_end() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=86_400)
     orders.plain(NOW_MS - HOUR, NOW_MS)
@@ -101,7 +101,7 @@ def test_given_open_transactions_when_looked_at_then_the_oldest_are_named() -> N
     assert (snapshot.timestamp_ms, snapshot.problem) == (NOW_MS, "")
 
 
-def test_given_a_claim_when_looked_at_then_it_is_there_until_the_clock_is_set_back_before_it() -> None:
+def test_collect_with_a_clock_before_the_claim_has_no_boundary() -> None:
     kit = janitor(MemoryStore(), clock=ManualClock(NOW_MS, monotonic_ms=DAY))
     kit.engine.run_once(adopt=True)
     bound = seen(kit).boundary.bound
@@ -126,7 +126,7 @@ def test_given_a_daemon_when_looked_at_then_what_only_it_knows_is_there() -> Non
     assert status.leader
 
 
-def test_given_runs_from_outside_when_looked_at_between_them_then_nobody_is_missed_until_they_stay_away() -> None:
+def test_collect_between_runs_misses_nobody_until_they_stay_away() -> None:
     kit = janitor(MemoryStore())
     kit.engine.run_once(adopt=True)
     kit.clock.advance(SILENT_MS)
@@ -142,7 +142,7 @@ def test_given_a_daemon_that_is_gone_when_looked_at_then_it_is_missed_at_once() 
     assert seen(kit).process == "down"
 
 
-def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_what_ends_them() -> None:
+def test_collect_in_a_daemon_shows_late_transactions() -> None:
     class Manager:
         def published(self) -> dict[int, dict[str, int]]:
             topics = {f"default:t{number}": NOW_MS - 20 * MINUTE for number in range(MOST_TOPICS + 3)}
@@ -175,7 +175,7 @@ def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_
     assert "next: tms tx invalidate 17" in shown
 
 
-def test_given_counts_when_looked_at_then_a_topic_has_its_sizes_and_what_is_held_of_it_is_measured_alike() -> None:
+def test_collect_with_counts_estimates_held_rows_by_their_size() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=86_400)
     orders.plain(NOW_MS - HOUR, NOW_MS, body=b"x" * 1000)

@@ -91,7 +91,7 @@ def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:
     ]
 
 
-def test_given_plans_beside_runs_then_the_runs_are_told_and_plans_only_where_there_is_no_run() -> None:
+def test_range_shows_plans_only_where_there_is_no_run() -> None:
     with SqliteState.in_memory() as state:
         ran(state, NOW_MS, 5, mode="plan")
         assert RunHistory().range(state, "1h", NOW_MS)["mode"] == "plan"
@@ -121,7 +121,7 @@ def test_given_a_stretch_of_time_then_its_runs_come_newest_first() -> None:
     assert found["report"]["totals"]["expired"] == 1
 
 
-def test_given_runs_that_guards_stopped_then_only_the_one_before_adoption_is_no_fault() -> None:
+def test_range_with_blocked_runs_leaves_out_the_one_to_adopt() -> None:
     with SqliteState.in_memory() as state:
         for number, guard in enumerate(["adoption", "clock"]):
             state.begin_run(RunRecord(guard, "apply", NOW_MS + number))

@@ -49,7 +49,7 @@ class MemoryArchive:
         return self.kept[-1]
 
 
-def test_given_an_archive_that_is_full_on_the_way_when_swept_then_what_it_has_is_gone_and_the_rest_stays() -> None:
+def test_archive_that_fills_up_keeps_the_rest_in_the_store() -> None:
     store = MemoryStore()
     orders, events = topic(store, "default:orders", ttl_seconds=60), topic(store, "default:events", ttl_seconds=60)
     doomed = pointer(NOW_MS - 30 * SECOND)
@@ -87,7 +87,7 @@ def test_given_a_row_the_archive_could_not_keep_when_swept_then_it_stays() -> No
 
 
 @pytest.mark.parametrize("happens", ["moved", "paused", "unreadable"])
-def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing_goes_and_the_file_is_forgotten(
+def test_topic_that_changes_while_archived_keeps_its_rows(
     happens: str,
 ) -> None:
     store = MemoryStore()

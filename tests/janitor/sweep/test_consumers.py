@@ -77,7 +77,7 @@ def held(report: Report) -> dict[str, int]:
 # --- what is held ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_consumer_that_has_not_read_when_swept_then_what_it_has_not_read_is_held_and_shown(shop: Shop) -> None:
+def test_unread_messages_are_held_and_shown(shop: Shop) -> None:
     times = [DUE_MS - back for back in (9, 8, 7, 6, 5)]
     shop.orders.plain(*times, NOW_MS)
     read(shop, MessageId(times[1], 1))
@@ -98,9 +98,7 @@ def test_given_a_consumer_that_has_not_read_when_swept_then_what_it_has_not_read
 
 
 @pytest.mark.parametrize(("wait_ms", "left"), [(-1, 3), (0, 3), (1, 2), (SECOND + 1, 1), (2 * SECOND + 1, 0)])
-def test_given_the_longest_hold_when_it_is_over_then_rows_go_whoever_has_not_read_them(
-    shop: Shop, wait_ms: int, left: int
-) -> None:
+def test_longest_hold_that_is_over_deletes_unread_rows(shop: Shop, wait_ms: int, left: int) -> None:
     shop.orders.plain(NOW_MS, NOW_MS + SECOND, NOW_MS + 2 * SECOND)
     read(shop, READ_NONE)
     kit = kit_of(shop)
@@ -139,7 +137,7 @@ def test_given_held_messages_when_swept_then_their_payloads_are_held_too(shop: S
     assert shop.orders.stored_times() == []
 
 
-def test_given_held_rows_of_invalid_transactions_when_swept_then_they_are_inverted_and_the_claim_is_made(
+def test_unread_invalid_rows_are_inverted_and_claimed(
     shop: Shop,
 ) -> None:
     invalid = pointer(NOW_MS - 5 * HOUR)
@@ -191,7 +189,7 @@ def test_given_a_frontier_that_is_closed_when_lowered_then_it_stays_as_it_is(sho
     assert ConsumerHolds(Floor(shop.positions, shop.store, HOLD_SECONDS)).lower(metadata, frontier) is frontier
 
 
-def test_given_messages_with_a_ttl_of_their_own_when_their_topic_is_held_then_they_wait_hidden(shop: Shop) -> None:
+def test_unread_messages_with_their_own_ttl_wait_hidden(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - 9, NOW_MS - 2, NOW_MS - 1)
     key = MessageKey(shop.orders.id, 1, NOW_MS - 1, 2).pack()
     expiries = Expiries(shop.side)
@@ -208,7 +206,7 @@ def test_given_messages_with_a_ttl_of_their_own_when_their_topic_is_held_then_th
 # --- readers and janitor agree ---------------------------------------------------------------------------------------
 
 
-def test_given_a_server_and_a_janitor_when_time_passes_then_what_is_shown_is_what_is_there(store: Store) -> None:
+def test_server_and_janitor_agree_on_what_is_there(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     shop = Shop(store, side)
     orders = shop.orders
@@ -235,7 +233,7 @@ def test_given_a_server_and_a_janitor_when_time_passes_then_what_is_shown_is_wha
 # --- what goes wrong, and what it costs ------------------------------------------------------------------------------
 
 
-def test_given_a_topic_that_cannot_be_looked_at_when_swept_then_it_is_held_and_the_others_go_on(shop: Shop) -> None:
+def test_topic_that_cannot_be_looked_at_is_held(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 1, DUE_MS - 2, DUE_MS - 1)
     other = topic(shop.store, "default:other", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
     read(shop, READ_NONE)
@@ -256,9 +254,7 @@ def test_given_a_topic_that_cannot_be_looked_at_when_swept_then_it_is_held_and_t
     assert (shop.orders.times(), other.times()) == ([DUE_MS - 2, DUE_MS - 1], [])
 
 
-def test_given_positions_that_cannot_be_read_when_swept_then_nothing_goes(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_positions_delete_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.orders.plain(DUE_MS - 1)
     kit = kit_of(shop)
     monkeypatch.setattr(Positions, "all", raising(StoreError("the disk is gone.")))
@@ -267,7 +263,7 @@ def test_given_positions_that_cannot_be_read_when_swept_then_nothing_goes(
     assert shop.orders.times() == [DUE_MS - 1]
 
 
-def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_and_then(shop: Shop) -> None:
+def test_rows_held_for_long_are_counted_now_and_then(shop: Shop) -> None:
     shop.orders.plain(*(NOW_MS + number * MINUTE for number in range(60)))
     read(shop, READ_NONE)
     kit = kit_of(shop)

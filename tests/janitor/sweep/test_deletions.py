@@ -49,7 +49,7 @@ def adopted(store: Store, expiries: Expiries, **options: Any) -> Kit:
     return kit
 
 
-def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both_say_so_at_once(store: Store) -> None:
+def test_server_and_janitor_end_a_message_at_the_same_moment(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     with MessagingService(store, clock, side=side) as service:
         orders = topic(store, "default:orders", ttl_seconds=3600)
@@ -64,9 +64,7 @@ def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both
 
 
 @pytest.mark.parametrize("page_rows", [1, 3, 1000])
-def test_message_ttls_of_messages_that_are_not_there_are_forgotten_and_not_counted(
-    store: Store, expiries: Expiries, page_rows: int
-) -> None:
+def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: Expiries, page_rows: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     times = [NOW_MS - AGE + number for number in range(40)]
     early(orders, expiries, NOW_MS, *times)
@@ -83,9 +81,7 @@ def test_message_ttls_of_messages_that_are_not_there_are_forgotten_and_not_count
     assert expiries.due(NOW_MS + DAY, 100) == []
 
 
-def test_message_ttls_of_messages_that_are_not_there_stay_while_the_topic_is_paused(
-    store: Store, expiries: Expiries
-) -> None:
+def test_ttl_of_a_lost_message_stays_while_paused(store: Store, expiries: Expiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     kit = janitor(store, side=expiries._table)
     kit.engine.run_once(adopt=True)
@@ -97,9 +93,7 @@ def test_message_ttls_of_messages_that_are_not_there_stay_while_the_topic_is_pau
 
 
 @pytest.mark.parametrize("case", ["paused", "protected", "unknown", "newer"])
-def test_given_a_topic_in_which_nothing_may_go_when_its_message_is_due_then_it_stays_and_is_not_forgotten(
-    store: Store, expiries: Expiries, case: str
-) -> None:
+def test_due_message_of_a_closed_topic_stays_and_is_noted(store: Store, expiries: Expiries, case: str) -> None:
     name = "default:orders"
     orders = unknown_topic(store, name) if case == "unknown" else topic(store, name, ttl_seconds=3600)
     if case == "newer":
@@ -115,9 +109,7 @@ def test_given_a_topic_in_which_nothing_may_go_when_its_message_is_due_then_it_s
     assert len(expiries.due(NOW_MS + DAY, 10)) == 1
 
 
-def test_given_rows_that_a_range_takes_when_swept_then_they_count_once_and_are_forgotten(
-    store: Store, expiries: Expiries
-) -> None:
+def test_due_message_in_a_range_counts_once(store: Store, expiries: Expiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     early(orders, expiries, NOW_MS - HOUR, NOW_MS - 2 * HOUR)
     retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1)
@@ -127,9 +119,7 @@ def test_given_rows_that_a_range_takes_when_swept_then_they_count_once_and_are_f
     assert expiries.due(NOW_MS + DAY, 10) == []
 
 
-def test_given_a_plan_when_applied_later_then_only_what_was_due_then_goes(
-    store: Store, expiries: Expiries, tmp_path: Path
-) -> None:
+def test_plan_applied_later_deletes_what_was_due_then(store: Store, expiries: Expiries, tmp_path: Path) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     times = [NOW_MS - AGE + number for number in range(5)]
     orders.plain(*times)
@@ -148,9 +138,7 @@ def test_given_a_plan_when_applied_later_then_only_what_was_due_then_goes(
 
 
 @pytest.mark.parametrize("case", ["goes", "lives", "held", "invalid"])
-def test_given_a_message_of_its_own_ttl_that_refers_to_an_old_payload_when_planned_then_the_run_does_the_same(
-    store: Store, expiries: Expiries, case: str
-) -> None:
+def test_plan_of_a_due_message_with_an_old_payload_is_right(store: Store, expiries: Expiries, case: str) -> None:
     begun_ms = NOW_MS - HOUR // 2
     written = pointer(begun_ms, 1)
     orders = topic(store, "default:orders", ttl_seconds=3600).stored(written, begun_ms, begun_ms + 1)
@@ -192,9 +180,7 @@ def test_given_a_store_that_fails_when_swept_then_what_is_due_comes_up_again(sto
     assert orders.times() == []
 
 
-def test_given_a_topic_whose_ttl_grows_while_it_is_swept_then_nothing_of_it_is_taken_by_what_was_planned(
-    store: Store, expiries: Expiries
-) -> None:
+def test_ttl_that_grows_during_a_sweep_deletes_nothing(store: Store, expiries: Expiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     early(orders, expiries, NOW_MS + 1, NOW_MS - AGE)
     kit = adopted(store, expiries)

@@ -30,14 +30,14 @@ def kit(orders: Topic) -> Kit:
     return kit
 
 
-def test_given_an_open_transaction_when_it_has_left_the_list_then_the_next_run_forgets_it(kit: Kit) -> None:
+def test_open_id_that_left_the_list_is_forgotten_by_the_next_run(kit: Kit) -> None:
     kit.snapshots.invalid = [OLD]
     kit.clock.advance(MINUTE)
     kit.engine.run_once()
     assert list(kit.state.open_ids()) == [OLD]
 
 
-def test_given_a_closed_transaction_when_it_has_left_the_list_then_a_full_run_forgets_it_after_a_month(
+def test_closed_id_that_left_the_list_is_forgotten_after_a_month(
     kit: Kit,
 ) -> None:
     kit.snapshots.invalid = []
@@ -51,7 +51,7 @@ def test_given_a_closed_transaction_when_it_has_left_the_list_then_a_full_run_fo
         assert list(kit.state.open_ids()) == left
 
 
-def test_given_rows_of_an_invalid_transaction_over_many_pages_when_run_then_they_are_inverted_in_few_batches(
+def test_invalid_rows_over_many_pages_are_inverted_in_few_batches(
     orders: Topic,
 ) -> None:
     kit = janitor(orders.store, batch_rows=4)

@@ -122,7 +122,7 @@ def entries(kit: Kit) -> dict[About, LedgerEntry]:
     return by_about
 
 
-def test_given_rows_of_every_fate_when_swept_then_entries_cover_exactly_the_keys_that_went(kit: Kit) -> None:
+def test_ledger_covers_exactly_the_keys_that_were_deleted(kit: Kit) -> None:
     spy = Spy(kit.store)
     report = kit.engine.run_once()
     found = entries(kit)
@@ -136,7 +136,7 @@ def test_given_rows_of_every_fate_when_swept_then_entries_cover_exactly_the_keys
     assert sum(entry.rows or 0 for entry in found.values()) == sum(entry.rows for entry in report.entries.values())
 
 
-def test_given_a_sweep_when_it_ends_then_each_entry_names_the_policy_and_the_snapshot_it_went_by(kit: Kit) -> None:
+def test_ledger_entry_names_its_policy_and_snapshot(kit: Kit) -> None:
     kit.snapshots.age_ms, kit.snapshots.write_pointer = 7, pointer(NOW_MS)
     kit.engine.run_once()
     found = entries(kit)
@@ -150,7 +150,7 @@ def test_given_a_sweep_when_it_ends_then_each_entry_names_the_policy_and_the_sna
     assert (stray.metadata_generation, stray.ttl_seconds, stray.cutoff_ms, stray.rows) == (0, 0, 0, 2)
 
 
-def test_given_a_row_that_went_when_asked_for_by_its_key_then_the_entry_is_found_and_not_for_its_neighbours(
+def test_ledger_by_key_finds_the_entry_and_no_neighbour(
     kit: Kit,
 ) -> None:
     spy = Spy(kit.store)
@@ -163,7 +163,7 @@ def test_given_a_row_that_went_when_asked_for_by_its_key_then_the_entry_is_found
         assert entry not in kit.state.ledger(10, topic=entry.topic, key=beside)
 
 
-def test_given_a_ttl_that_changes_in_the_middle_when_swept_then_each_policy_has_its_entry(kit: Kit) -> None:
+def test_ttl_that_changes_in_a_sweep_makes_an_entry_for_each(kit: Kit) -> None:
     orders = topic(kit.store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
     orders.plain(NOW_MS - DAY + 1)
     shorter = TTL_SECONDS - 60
@@ -202,7 +202,7 @@ def announced(kit: Kit, call: Call) -> bool:
     )
 
 
-def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(kit: Kit) -> None:
+def test_announcement_reaches_as_far_as_the_deletes_may(kit: Kit) -> None:
     made: dict[About, LedgerEntry] = {}
 
     def note(call: Call) -> None:
@@ -232,7 +232,7 @@ def test_announcement_of_payloads_of_processed_messages_covers_them(kit: Kit) ->
     assert made.start <= batch.keys[0] < made.stop
 
 
-def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(kit: Kit) -> None:
+def test_announcement_that_fails_deletes_nothing(kit: Kit) -> None:
     spy = Spy(kit.store)
     watch_state(
         kit.state,
@@ -279,7 +279,7 @@ def pointers_of(store: Store) -> dict[bytes, int | None]:
     return {key: pointer for key, (pointer, _) in store.message.read(MESSAGES, b"", None, 10_000).items}
 
 
-def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_that_went_is_in_the_ledger() -> None:
+def test_death_at_any_store_call_leaves_all_deletes_in_the_ledger() -> None:
     recorded = negated = 0
     for at_call in range(1, CALLS):
         kit = filled(MemoryStore())
@@ -330,7 +330,7 @@ def fail_once(kit: Kit, at_call: int) -> bool:
     return failed
 
 
-def test_given_a_state_that_fails_once_at_any_call_when_swept_again_then_all_that_went_is_counted_once() -> None:
+def test_state_that_fails_once_anywhere_counts_each_row_once() -> None:
     for at_call in range(1, CALLS):
         kit = filled(MemoryStore())
         spy = Spy(kit.store)
@@ -347,7 +347,7 @@ def test_given_a_state_that_fails_once_at_any_call_when_swept_again_then_all_tha
     assert at_call > 60
 
 
-def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_then_the_ledger_says_so(
+def test_batch_of_unknown_outcome_is_in_the_ledger_as_such(
     kit: Kit,
 ) -> None:
     deletes = 0
@@ -375,7 +375,7 @@ def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_t
 # --- parts of a store that are walked side by side --------------------------------------------------------------------
 
 
-def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_each_is_announced_and_counted(
+def test_parts_side_by_side_are_announced_and_counted(
     kit: Kit,
 ) -> None:
     orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
