@@ -106,7 +106,7 @@ class Mover:
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_given_a_topic_that_moves_at_any_call_when_swept_then_no_row_goes_that_it_now_keeps(move: str) -> None:
+def test_topic_that_moves_at_any_call_loses_no_row_it_keeps(move: str) -> None:
     for at_call in range(1, CALLS):
         kit, orders = prepared(MemoryStore())
         judge = Judge(kit)
@@ -138,7 +138,7 @@ def test_given_a_ttl_lengthened_between_two_batches_when_swept_then_the_rest_sta
     assert report.errors == []
 
 
-def test_given_a_topic_that_never_stops_moving_when_swept_then_it_is_left_and_the_others_are_done(store: Store) -> None:
+def test_topic_that_never_stops_moving_is_left_and_others_done(store: Store) -> None:
     kit, orders = prepared(store)
     before = kit.state.frontiers()[orders.id]
     kit.clock.advance(60_000)
@@ -156,9 +156,7 @@ def test_given_a_topic_that_never_stops_moving_when_swept_then_it_is_left_and_th
     assert kit.state.frontiers()[orders.id] == before
 
 
-def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_stays(
-    store: Store, tmp_path: Path
-) -> None:
+def test_plan_of_a_topic_that_moves_is_applied_no_further(store: Store, tmp_path: Path) -> None:
     kit, orders = prepared(store)
     file = tmp_path / "plan.json"
     kit.engine.preview(out=file)
@@ -173,9 +171,7 @@ def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_sta
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_given_a_ttl_shortened_when_payloads_are_deleted_then_those_of_messages_that_are_still_there_stay(
-    store: Store, moves: bool
-) -> None:
+def test_ttl_that_shrinks_keeps_payloads_of_present_messages(store: Store, moves: bool) -> None:
     kit, orders = prepared(store)
     late = pointer(NOW_MS - 20 * MINUTE)
     orders.stored(late, NOW_MS - 20 * MINUTE).ref(late, NOW_MS - 10 * MINUTE)
@@ -230,7 +226,7 @@ class Pauser:
                 self.written.append(call.name)
 
 
-def test_given_a_topic_that_is_paused_at_any_call_when_swept_then_at_most_the_batch_that_had_begun_is_written() -> None:
+def test_pause_at_any_call_ends_with_the_batch_that_had_begun() -> None:
     written = set()
     for at_call in range(1, CALLS):
         kit, orders = prepared(MemoryStore())
@@ -259,7 +255,7 @@ def test_given_a_topic_that_is_paused_at_any_call_when_swept_then_at_most_the_ba
     assert written == {"message.delete", "payload.delete", "message.invert"}
 
 
-def test_given_everything_paused_when_swept_then_nothing_is_written_and_nothing_has_failed(store: Store) -> None:
+def test_pause_of_everything_writes_nothing_and_fails_nothing(store: Store) -> None:
     kit, orders = prepared(store)
     orders.tx(INVALID, NOW_MS)
     kit.snapshots.invalid = [INVALID]

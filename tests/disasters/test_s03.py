@@ -49,9 +49,7 @@ def test_given_a_pattern_that_fits_no_topic_when_run_then_nothing_is_touched(sto
     assert kit.state.last_full_pass_ms() is None
 
 
-def test_given_a_pattern_that_fits_no_topic_when_planned_then_the_plan_shows_nothing_and_does_nothing(
-    store: Store, tmp_path: Path
-) -> None:
+def test_pattern_that_fits_no_topic_plans_and_does_nothing(store: Store, tmp_path: Path) -> None:
     orders = due_and_live(store)
     kit = janitor(store)
     kit.snapshots.invalid = [INVALID]
@@ -70,9 +68,7 @@ def test_given_a_pattern_that_fits_no_topic_when_approved_then_no_frontier_is_le
     assert len(orders.times()) == 3
 
 
-def test_given_a_plan_made_when_nothing_was_due_when_applied_later_then_it_deletes_and_inverts_nothing(
-    store: Store, tmp_path: Path
-) -> None:
+def test_empty_plan_applied_later_deletes_and_inverts_nothing(store: Store, tmp_path: Path) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS).tx(INVALID, NOW_MS)
     kit = janitor(store)
     kit.engine.adopt()
@@ -108,7 +104,7 @@ def test_given_no_invalid_transaction_when_run_then_no_message_is_searched_for_o
     assert "message.invert" not in asked
 
 
-def test_given_only_transactions_that_are_closed_when_run_again_then_no_message_is_searched(store: Store) -> None:
+def test_closed_transactions_alone_search_no_message(store: Store) -> None:
     closed = pointer(NOW_MS - DAY)
     orders = due_and_live(store).tx(closed, NOW_MS)
     kit = janitor(store)
@@ -130,15 +126,13 @@ def test_given_nothing_deleted_when_run_then_nothing_is_compacted(store: Store) 
     assert compacted == []
 
 
-def test_given_no_evidence_when_a_claim_is_asked_for_then_there_is_none_and_not_one_at_zero() -> None:
+def test_no_evidence_makes_no_claim_and_not_one_at_zero() -> None:
     found = boundary.claim([], (), LIFETIME)
     assert found.bound is None
     assert found.obstacles
 
 
-def test_given_a_prefix_with_no_end_when_its_stop_is_asked_for_then_it_is_not_the_end_of_the_table_by_accident() -> (
-    None
-):
+def test_prefix_without_an_end_does_not_stop_at_the_tables_end() -> None:
     assert stop_key(b"\xff\xff") is None
     with pytest.raises(ValueError, match="is not a topic's prefix"):
         topic_stop(b"\xff\xff")

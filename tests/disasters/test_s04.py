@@ -71,7 +71,7 @@ def fail(name: str) -> Callable[[Call], None]:
     return watcher
 
 
-def test_given_a_whole_clean_pass_when_it_ends_then_the_claim_covers_the_old_transaction(store: Store) -> None:
+def test_whole_clean_pass_claims_the_old_transaction(store: Store) -> None:
     kit, orders = prepared(store)
     report = kit.engine.run_once()
     claim = kit.state.claim()
@@ -81,7 +81,7 @@ def test_given_a_whole_clean_pass_when_it_ends_then_the_claim_covers_the_old_tra
     assert_true(kit)
 
 
-def test_given_rows_that_were_put_back_when_adopted_again_then_nothing_is_claimed_until_they_were_searched(
+def test_rows_put_back_need_a_search_before_a_claim(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -107,15 +107,13 @@ def test_given_an_error_in_one_topic_when_run_then_nothing_is_claimed(store: Sto
 
 
 @pytest.mark.parametrize("patterns", [("default:orders",), ("default:*",), ("*",)])
-def test_given_a_run_of_some_topics_when_it_ends_then_nothing_is_claimed(
-    store: Store, patterns: tuple[str, ...]
-) -> None:
+def test_run_of_some_topics_claims_nothing(store: Store, patterns: tuple[str, ...]) -> None:
     kit, _ = prepared(store)
     report = kit.engine.run_once(patterns=patterns)
     assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
 
 
-def test_given_a_run_of_some_topics_when_it_ends_then_its_transactions_are_still_to_be_searched(store: Store) -> None:
+def test_run_of_some_topics_leaves_its_transactions_to_search(store: Store) -> None:
     kit, _ = prepared(store)
     kit.engine.run_once(patterns=("nowhere:*",))
     assert kit.state.open_ids()[OLD].scanned_ms is None
@@ -157,7 +155,7 @@ def test_given_an_applied_plan_when_it_ends_then_nothing_is_claimed(store: Store
     assert kit.state.claim() is None
 
 
-def test_given_a_transaction_whose_client_may_still_write_when_run_then_the_claim_ends_below_it(store: Store) -> None:
+def test_client_that_may_still_write_ends_the_claim_below_it(store: Store) -> None:
     kit, orders = prepared(store)
     orders.tx(YOUNG, NOW_MS - MINUTE)
     kit.snapshots.invalid = [OLD, YOUNG]
@@ -168,7 +166,7 @@ def test_given_a_transaction_whose_client_may_still_write_when_run_then_the_clai
     assert orders.pointers() == [-OLD, -YOUNG]
 
 
-def test_given_a_client_that_publishes_after_its_transaction_was_scanned_when_run_then_it_is_never_claimed_unclean(
+def test_client_that_publishes_after_the_scan_is_never_claimed(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -192,7 +190,7 @@ def test_given_a_client_that_publishes_after_its_transaction_was_scanned_when_ru
     assert orders.pointers() == [-OLD, -YOUNG, -YOUNG, -YOUNG]
 
 
-def test_given_a_pass_that_searched_a_window_when_it_ends_then_it_inverts_and_the_claim_and_its_evidence_are_as_before(
+def test_pass_over_a_window_inverts_and_leaves_the_claim(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -218,7 +216,7 @@ def test_given_a_pass_that_searched_a_window_when_it_ends_then_it_inverts_and_th
 
 @pytest.mark.parametrize("place", [b"", b"default:orders:", b"~"], ids=["before", "in a topic", "behind"])
 @pytest.mark.parametrize(("write_pointer", "ends_below"), [(OLD, OLD), (OLD - 5, OLD - 5), (OLD - 1, OLD + 1)])
-def test_given_an_invalid_pointer_under_a_key_that_is_not_ours_when_claimed_then_the_claim_ends_below_it(
+def test_foreign_key_with_an_invalid_pointer_limits_claim(
     store: Store, write_pointer: int, ends_below: int, place: bytes
 ) -> None:
     kit, _ = prepared(store)
@@ -233,9 +231,7 @@ def test_given_an_invalid_pointer_under_a_key_that_is_not_ours_when_claimed_then
 
 
 @pytest.mark.parametrize("tag", [b"\x03", b"\xff"])
-def test_given_invalid_pointers_under_a_tag_that_cdap_reads_as_a_reference_when_run_then_none_is_passed_over(
-    tmp_path: Path, tag: bytes
-) -> None:
+def test_pointers_under_a_tag_that_cdap_reads_are_all_inverted(tmp_path: Path, tag: bytes) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         kit, orders = prepared(store)
         orders.stored(OLD, NOW_MS - 31 * DAY)
@@ -255,16 +251,14 @@ def test_given_invalid_pointers_under_a_tag_that_cdap_reads_as_a_reference_when_
 
 
 @pytest.mark.parametrize(("ahead_ms", "full"), [(1, True), (DAY, True), (0, False), (1 - DAY, False), (-DAY, True)])
-def test_given_the_last_full_pass_when_it_is_a_day_old_or_lies_ahead_then_the_next_one_is_full(
-    store: Store, ahead_ms: int, full: bool
-) -> None:
+def test_full_pass_is_due_after_a_day_or_a_clock_set_back(store: Store, ahead_ms: int, full: bool) -> None:
     kit, _ = prepared(store)
     kit.engine.run_once()
     kit.state.save_last_full_pass_ms(NOW_MS + ahead_ms)
     assert kit.engine.run_once().full is full
 
 
-def test_given_a_full_pass_without_a_usable_snapshot_when_there_is_one_again_then_the_next_pass_is_full_too(
+def test_full_pass_without_a_snapshot_is_repeated_with_one(
     store: Store,
 ) -> None:
     kit, _ = prepared(store)
@@ -280,7 +274,7 @@ def test_given_a_full_pass_without_a_usable_snapshot_when_there_is_one_again_the
     assert not kit.engine.run_once().full
 
 
-def test_given_a_claim_when_a_later_pass_finds_nothing_can_be_claimed_then_it_is_withdrawn(store: Store) -> None:
+def test_claim_is_withdrawn_by_a_pass_that_can_claim_nothing(store: Store) -> None:
     kit, _ = prepared(store)
     assert kit.engine.run_once().boundary == OLD
     kit.snapshots.invalid = [1, OLD]
@@ -291,9 +285,7 @@ def test_given_a_claim_when_a_later_pass_finds_nothing_can_be_claimed_then_it_is
     assert kit.engine.verify().refuted == 0
 
 
-def test_given_a_claim_made_after_a_plan_when_the_plan_is_applied_then_its_report_says_the_claim(
-    store: Store, tmp_path: Path
-) -> None:
+def test_claim_made_after_a_plan_is_in_the_report_of_its_apply(store: Store, tmp_path: Path) -> None:
     kit, _ = prepared(store)
     kit.engine.preview(out=tmp_path / "plan.json")
     kit.clock.advance(MINUTE)
@@ -301,7 +293,7 @@ def test_given_a_claim_made_after_a_plan_when_the_plan_is_applied_then_its_repor
     assert kit.engine.carry_out(tmp_path / "plan.json").boundary == OLD
 
 
-def test_given_clocks_that_differ_by_more_than_the_grace_when_claimed_then_no_transaction_is_that_could_still_write(
+def test_clocks_beyond_the_grace_leave_open_transactions_unclaimed(
     store: Store,
 ) -> None:
     topic(store, "default:orders", ttl_seconds=3600)
@@ -309,7 +301,7 @@ def test_given_clocks_that_differ_by_more_than_the_grace_when_claimed_then_no_tr
     assert report.boundary == pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.allowance_ms) - 1
 
 
-def test_given_a_lifetime_that_was_raised_when_run_then_transactions_are_open_again_and_the_next_claim_ends_below_them(
+def test_longer_lifetime_opens_transactions_and_lowers_the_claim(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -329,7 +321,7 @@ def test_given_a_lifetime_that_was_raised_when_run_then_transactions_are_open_ag
     assert report.boundary < OLD
 
 
-def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_pass_makes_none_then_it_is_withdrawn(
+def test_claim_of_a_clock_set_back_is_withdrawn_by_a_failed_pass(
     store: Store,
 ) -> None:
     kit, _ = prepared(store)
@@ -340,7 +332,7 @@ def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_pass_makes
     assert (report.tripped, report.boundary, kit.state.claim()) == (False, None, None)
 
 
-def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_asked_then_it_is_not_in_force(store: Store) -> None:
+def test_claim_of_a_clock_set_back_is_not_in_force(store: Store) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.engine.run_once()
@@ -348,7 +340,7 @@ def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_asked_then_i
     assert (kit.engine.preview().boundary, kit.engine.boundary()[0], kit.engine.verify().bound) == (None, None, None)
 
 
-def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_whole_pass_ends_then_it_is_made_anew(
+def test_claim_of_a_clock_set_back_is_made_again_by_a_whole_pass(
     store: Store,
 ) -> None:
     kit, _ = prepared(store)
@@ -361,7 +353,7 @@ def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_whole_pass
     assert (claim.bound, claim.made_ms, report.boundary, report.full) == (OLD, NOW_MS - HOUR, OLD, True)
 
 
-def test_given_a_claim_in_force_when_a_pass_makes_none_then_the_report_still_shows_it(store: Store) -> None:
+def test_claim_in_force_is_still_reported_by_a_pass_without_one(store: Store) -> None:
     kit, _ = prepared(store)
     kit.engine.run_once()
     for patterns, age_ms in ((("default:orders",), 0), ((), 0), ((), 121_000)):
@@ -370,7 +362,7 @@ def test_given_a_claim_in_force_when_a_pass_makes_none_then_the_report_still_sho
         assert kit.engine.run_once(patterns=patterns).boundary == OLD
 
 
-def test_given_a_transaction_that_becomes_invalid_during_the_scan_when_claimed_then_it_is_not_in_the_claim(
+def test_transaction_invalid_during_the_scan_is_not_claimed(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -390,7 +382,7 @@ def test_given_a_transaction_that_becomes_invalid_during_the_scan_when_claimed_t
     assert_true(kit)
 
 
-def test_given_a_pass_when_it_begins_then_the_snapshot_was_read_before_the_first_row_and_only_once(
+def test_snapshot_is_read_once_and_before_the_first_row(
     store: Store,
 ) -> None:
     kit, _ = prepared(store)
@@ -430,7 +422,7 @@ class PowerLoss:
         self.store.message.put(self.pending)
 
 
-def test_given_deletes_that_are_not_durable_yet_when_the_power_fails_at_the_claim_then_the_claim_is_still_true(
+def test_power_failure_at_the_claim_leaves_a_true_claim(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -442,9 +434,7 @@ def test_given_deletes_that_are_not_durable_yet_when_the_power_fails_at_the_clai
     assert_true(kit)
 
 
-def test_given_leveldb_when_rows_are_inverted_then_the_batch_is_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leveldb_syncs_the_batch_of_an_inversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600).tx(OLD, NOW_MS)
@@ -455,7 +445,7 @@ def test_given_leveldb_when_rows_are_inverted_then_the_batch_is_synced(
         assert spy.unsynced_batches == 1
 
 
-def test_given_a_claim_when_a_later_pass_cannot_claim_then_the_old_one_stands_and_is_still_true(store: Store) -> None:
+def test_claim_stands_and_is_true_when_a_later_pass_cannot_claim(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     before = kit.state.claim()
@@ -487,7 +477,7 @@ def test_given_a_claim_when_other_runs_follow_then_each_report_says_it(store: St
     assert kit.engine.run_once(patterns=("default:orders",)).boundary == OLD
 
 
-def test_given_a_lifetime_that_is_raised_when_asked_then_what_was_claimed_with_the_shorter_one_is_not_in_force(
+def test_claim_by_a_shorter_lifetime_is_not_in_force(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -501,7 +491,7 @@ def test_given_a_lifetime_that_is_raised_when_asked_then_what_was_claimed_with_t
     assert kit.engine.boundary()[0] is not None
 
 
-def test_given_a_clock_that_is_set_back_when_run_then_claim_and_evidence_of_the_future_are_forgotten(
+def test_clock_set_back_forgets_claim_and_evidence_of_the_future(
     store: Store,
 ) -> None:
     kit, _ = prepared(store)
@@ -533,9 +523,7 @@ def test_given_a_paused_topic_when_run_then_nothing_is_claimed_until_it_is_resum
 
 
 @pytest.mark.parametrize("name", ["message.keys", "message.cells", "message.delete", "message.invert", "payload.keys"])
-def test_given_a_topic_that_is_paused_while_a_pass_is_in_it_when_it_ends_then_a_claim_is_true(
-    store: Store, name: str
-) -> None:
+def test_pause_inside_a_pass_leaves_a_true_claim(store: Store, name: str) -> None:
     kit, orders = prepared(store)
     watch(store, before=lambda call: kit.state.pause("*", 0) if call.name == name else None)
     report = kit.engine.run_once()
@@ -544,14 +532,14 @@ def test_given_a_topic_that_is_paused_while_a_pass_is_in_it_when_it_ends_then_a_
         assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
 
 
-def test_given_a_pause_of_topics_that_are_not_there_when_run_then_nothing_is_claimed_either(store: Store) -> None:
+def test_pause_of_absent_topics_claims_nothing_either(store: Store) -> None:
     """There may be rows of them all the same."""
     kit, _ = prepared(store)
     kit.state.pause("nowhere:*", 0)
     assert kit.engine.run_once().boundary is None
 
 
-def test_given_a_paused_topic_of_which_nobody_knows_when_run_then_its_rows_are_not_inverted(store: Store) -> None:
+def test_paused_unknown_topic_is_not_inverted(store: Store) -> None:
     kit, _ = prepared(store)
     stray = unknown_topic(store, "default:stray").tx(OLD, 1)
     kit.state.pause("default:str*", 0)
@@ -559,7 +547,7 @@ def test_given_a_paused_topic_of_which_nobody_knows_when_run_then_its_rows_are_n
     assert stray.pointers() == [OLD]
 
 
-def test_given_a_topic_paused_for_days_when_run_every_hour_then_one_pass_a_day_is_full(store: Store) -> None:
+def test_topic_paused_for_days_makes_one_full_pass_a_day(store: Store) -> None:
     kit, _ = prepared(store)
     kit.state.pause("default:orders", 0)
     full = []
@@ -571,9 +559,7 @@ def test_given_a_topic_paused_for_days_when_run_every_hour_then_one_pass_a_day_i
 
 @pytest.mark.parametrize("name", ["message.cells", "payload.keys"])
 @pytest.mark.parametrize("ending", ["interrupted", "lease"])
-def test_given_a_run_that_is_ended_early_when_it_had_covered_much_then_nothing_is_claimed(
-    store: Store, ending: str, name: str
-) -> None:
+def test_run_ended_early_claims_nothing(store: Store, ending: str, name: str) -> None:
     kit, _ = prepared(store)
     lease = Lease(kit.state, "a", 60, kit.clock)
     lease.acquire()
@@ -598,9 +584,7 @@ def test_given_a_run_that_is_ended_early_when_it_had_covered_much_then_nothing_i
 # --- deletes of a run that failed -------------------------------------------------------------------------------------
 
 
-def test_given_a_run_that_fails_before_it_syncs_when_the_next_one_claims_then_all_deletes_are_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_before_the_sync_is_synced_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given rows of an invalid transaction that are due, so that they are deleted and not inverted,
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         kit, orders = prepared(store)
@@ -629,7 +613,7 @@ def test_given_a_run_that_fails_before_it_syncs_when_the_next_one_claims_then_al
         assert any(name.endswith(".log") for name in synced[: before_claim[0]])
 
 
-def test_given_a_run_that_deletes_nothing_when_it_proves_something_then_the_store_is_synced_first(store: Store) -> None:
+def test_run_without_deletes_syncs_before_its_proof(store: Store) -> None:
     kit, _ = prepared(store)
     kit.engine.run_once()
     kit.clock.advance(DAY)
@@ -653,7 +637,7 @@ def refuted(store: Store) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-def test_given_a_false_claim_when_verified_then_it_is_withdrawn_and_the_next_run_looks_at_everything(
+def test_false_claim_when_verified_is_withdrawn_and_searched_again(
     store: Store,
 ) -> None:
     kit, orders = refuted(store)
@@ -673,7 +657,7 @@ def test_given_a_false_claim_when_verified_then_it_is_withdrawn_and_the_next_run
     assert kit.engine.verify().refuted == 0
 
 
-def test_given_a_false_claim_when_verified_then_status_and_page_say_so_until_there_is_another(store: Store) -> None:
+def test_false_claim_when_verified_is_shown_until_the_next_claim(store: Store) -> None:
     kit, _ = refuted(store)
     assert judge(seen(kit)).level == "well"
     kit.engine.verify()
@@ -686,7 +670,7 @@ def test_given_a_false_claim_when_verified_then_status_and_page_say_so_until_the
     assert judge(seen(kit)).level == "well"
 
 
-def test_given_a_paused_topic_when_a_claim_is_refuted_then_one_run_is_full_and_it_stays_refuted(
+def test_refuted_claim_of_a_paused_topic_makes_one_full_run(
     store: Store,
 ) -> None:
     kit, orders = refuted(store)
@@ -700,7 +684,7 @@ def test_given_a_paused_topic_when_a_claim_is_refuted_then_one_run_is_full_and_i
     assert judge(seen(kit)).reasons[0].about == "boundary"
 
 
-def test_given_a_claim_that_is_refuted_while_a_run_is_under_way_when_that_ends_then_it_claims_nothing(
+def test_claim_refuted_during_a_run_is_not_made_by_it(
     store: Store,
 ) -> None:
     kit, orders = refuted(store)

@@ -47,9 +47,7 @@ def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
     }
 
 
-def test_given_rows_that_are_due_when_planned_then_no_writing_operation_is_asked_of_the_store(
-    store: Store, tmp_path: Path
-) -> None:
+def test_plan_asks_the_store_for_no_writing_operation(store: Store, tmp_path: Path) -> None:
     orders = due(store)
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
@@ -61,7 +59,7 @@ def test_given_rows_that_are_due_when_planned_then_no_writing_operation_is_asked
     assert orders.messages() == before
 
 
-def test_given_a_plan_when_made_then_the_state_forgets_and_learns_nothing_that_a_run_goes_by(store: Store) -> None:
+def test_plan_changes_nothing_in_the_state_that_a_run_goes_by(store: Store) -> None:
     due(store)
     kit = planner(store)
     kit.engine.adopt()
@@ -72,7 +70,7 @@ def test_given_a_plan_when_made_then_the_state_forgets_and_learns_nothing_that_a
     assert (kit.state.claim(), kit.state.evidence(), kit.state.runs(10)) == (None, [], [])
 
 
-def test_given_a_closed_store_when_planned_on_a_clone_then_every_file_of_it_is_untouched(tmp_path: Path) -> None:
+def test_plan_on_a_clone_leaves_every_file_of_the_store(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     before = digests(tmp_path / "messaging")
@@ -115,7 +113,7 @@ def test_given_a_clone_when_looked_into_then_none_of_its_parts_is_one_that_can_w
         assert not [part for values in parts for part in values if isinstance(part, WritableDatabase)]
 
 
-def test_given_a_clone_when_a_run_is_tried_on_it_then_it_fails_and_the_store_is_untouched(tmp_path: Path) -> None:
+def test_run_on_a_clone_fails_and_leaves_the_store(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     before = digests(tmp_path / "messaging")

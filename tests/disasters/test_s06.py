@@ -37,7 +37,7 @@ def between_reading_and_inverting(store: Store, act: Callable[[], object]) -> No
     watch(store, before=watcher)
 
 
-def test_given_a_row_deleted_meanwhile_when_inverted_then_it_stays_deleted_and_is_not_counted(store: Store) -> None:
+def test_row_deleted_before_its_inversion_stays_deleted(store: Store) -> None:
     kit, orders, keys = prepared(store)
     between_reading_and_inverting(store, lambda: store.message.delete([keys[1]]))
     report = kit.engine.run_once(adopt=True)
@@ -55,9 +55,7 @@ def test_given_a_row_deleted_meanwhile_when_inverted_then_it_stays_deleted_and_i
         MessageValue(None, b"published again, without a transaction"),
     ],
 )
-def test_given_a_row_changed_meanwhile_when_inverted_then_it_is_left_as_it_is(
-    store: Store, written: MessageValue
-) -> None:
+def test_row_changed_before_its_inversion_stays_as_it_is(store: Store, written: MessageValue) -> None:
     kit, orders, keys = prepared(store)
     between_reading_and_inverting(store, lambda: store.message.put([(keys[1], written)]))
     report = kit.engine.run_once(adopt=True)
@@ -92,9 +90,7 @@ def test_given_pointers_of_other_transactions_when_run_then_they_are_never_inver
     assert orders.pointers() == [-INVALID] * 3 + [OTHER, INVALID - 1, -OTHER, 0]
 
 
-def test_given_leveldb_when_another_thread_deletes_between_reading_and_writing_a_row_then_it_is_not_brought_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leveldb_inversion_brings_no_deleted_row_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600).tx(INVALID, NOW_MS)

@@ -29,9 +29,7 @@ def clock_notes(report: Report) -> list[bool]:
 
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(-1, False), (0, False), (1, True), (400 * DAY, True)])
-def test_given_a_clock_ahead_of_monotonic_time_when_run_then_beyond_the_allowance_it_stops(
-    store: Store, ahead_ms: int, blocked: bool
-) -> None:
+def test_clock_ahead_by_more_than_the_allowance_stops_a_run(store: Store, ahead_ms: int, blocked: bool) -> None:
     kit, _ = prepared(store)
     kit.clock.advance(10 * MINUTE)
     kit.clock.step(ALLOWANCE_MS + ahead_ms)
@@ -39,7 +37,7 @@ def test_given_a_clock_ahead_of_monotonic_time_when_run_then_beyond_the_allowanc
 
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(-400 * DAY, False), (0, False), (1, True), (6 * DAY, True)])
-def test_given_a_machine_whose_clock_is_ahead_of_the_cluster_s_when_run_there_then_beyond_the_allowance_it_stops(
+def test_clock_ahead_of_the_clusters_stops(
     store: Store, monkeypatch: pytest.MonkeyPatch, ahead_ms: int, blocked: bool
 ) -> None:
     kit, orders = prepared(store)
@@ -59,7 +57,7 @@ def test_given_a_machine_whose_clock_is_ahead_of_the_cluster_s_when_run_there_th
         assert not kit.engine.run_once().tripped
 
 
-def test_given_a_clock_that_jumped_when_run_then_nothing_is_written_and_everybody_is_told(store: Store) -> None:
+def test_clock_that_jumped_writes_nothing_and_tells_everybody(store: Store) -> None:
     kit, orders = prepared(store)
     orders.tx(INVALID, NOW_MS - MINUTE)
     kit.snapshots.invalid = [INVALID]
@@ -96,7 +94,7 @@ def test_given_a_clock_that_jumped_when_it_is_set_right_then_runs_go_on(store: S
     assert orders.times() == []
 
 
-def test_given_many_small_steps_when_run_between_them_then_they_do_not_add_up_unnoticed(store: Store) -> None:
+def test_small_steps_of_the_clock_add_up_and_are_noticed(store: Store) -> None:
     kit, _ = prepared(store)
     outcomes = []
     for _ in range(4):
@@ -138,9 +136,7 @@ def test_adopt_with_a_clock_ahead_accepts_it(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (7 * DAY, False), (7 * DAY + 1, True), (-DAY, False)])
-def test_given_another_boot_when_run_then_wall_time_may_be_a_week_away_and_no_more(
-    store: Store, off_ms: int, blocked: bool
-) -> None:
+def test_another_boot_may_be_a_week_away_and_no_more(store: Store, off_ms: int, blocked: bool) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.clock.step(off_ms)
@@ -151,9 +147,7 @@ def test_given_another_boot_when_run_then_wall_time_may_be_a_week_away_and_no_mo
 
 
 @pytest.mark.parametrize("behind_ms", [MINUTE, 30 * DAY, NOW_MS - 1])
-def test_given_a_machine_that_boots_with_its_clock_in_the_past_when_it_is_set_then_that_is_no_jump(
-    store: Store, behind_ms: int
-) -> None:
+def test_boot_in_the_past_is_no_jump_when_the_clock_is_set(store: Store, behind_ms: int) -> None:
     kit, orders = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.clock.step(-behind_ms)
@@ -169,9 +163,7 @@ def test_given_a_machine_that_boots_with_its_clock_in_the_past_when_it_is_set_th
 
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(HOUR, False), (8 * DAY, True)])
-def test_given_monotonic_time_that_went_back_when_run_then_it_is_taken_for_another_boot(
-    store: Store, off_ms: int, blocked: bool
-) -> None:
+def test_monotonic_time_that_went_back_is_another_boot(store: Store, off_ms: int, blocked: bool) -> None:
     kit, _ = prepared(store)
     kit.clock.step(off_ms)
     kit.clock.reboot(kit.clock.boot_id(), monotonic_ms=1)
@@ -179,9 +171,7 @@ def test_given_monotonic_time_that_went_back_when_run_then_it_is_taken_for_anoth
 
 
 @pytest.mark.parametrize(("off_ms", "blocked"), [(DAY, False), (7 * DAY + SECOND, True)])
-def test_given_a_system_without_boot_ids_when_the_clock_jumps_then_a_week_is_the_limit(
-    store: Store, off_ms: int, blocked: bool
-) -> None:
+def test_system_without_boot_ids_has_a_week_as_its_limit(store: Store, off_ms: int, blocked: bool) -> None:
     kit, _ = prepared(store)
     kit.clock.reboot("")
     kit.engine.run_once()
@@ -189,7 +179,7 @@ def test_given_a_system_without_boot_ids_when_the_clock_jumps_then_a_week_is_the
     assert kit.engine.run_once().tripped == blocked
 
 
-def test_given_snapshots_and_rows_that_agree_with_a_jumped_clock_when_run_then_they_are_no_clock(store: Store) -> None:
+def test_rows_that_agree_with_a_jumped_clock_do_not_excuse_it(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.step(DAY)
     orders.plain(kit.clock.now_ms())
@@ -198,7 +188,7 @@ def test_given_snapshots_and_rows_that_agree_with_a_jumped_clock_when_run_then_t
     assert orders.times() == [NOW_MS - DAY + HOUR, NOW_MS + DAY]
 
 
-def test_given_a_snapshot_from_the_future_when_run_then_the_clock_is_not_blamed_and_ttls_go_on(store: Store) -> None:
+def test_snapshot_from_the_future_does_not_blame_the_clock(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(HOUR + 1)
     kit.snapshots.age_ms = -10 * DAY
@@ -218,9 +208,7 @@ def test_given_a_clock_that_jumped_when_it_is_approved_then_runs_go_on_from_ther
     assert kit.engine.run_once().tripped
 
 
-def test_given_a_clock_that_jumped_when_a_known_store_is_run_with_adopt_then_it_stays_stopped(
-    store: Store, tmp_path: Path
-) -> None:
+def test_clock_that_jumped_is_not_accepted_by_run_adopt(store: Store, tmp_path: Path) -> None:
     kit, orders = prepared(store)
     before = (kit.state.anchor(), kit.state.frontiers(), kit.state.store())
     kit.clock.step(3 * HOUR)
@@ -231,7 +219,7 @@ def test_given_a_clock_that_jumped_when_a_known_store_is_run_with_adopt_then_it_
     assert orders.times() == [NOW_MS - DAY + HOUR]
 
 
-def test_given_a_clock_that_jumped_when_the_store_is_adopted_again_then_runs_go_on_from_there(store: Store) -> None:
+def test_clock_that_jumped_is_accepted_by_adopt(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.step(3 * HOUR)
     kit.engine.adopt()
@@ -239,7 +227,7 @@ def test_given_a_clock_that_jumped_when_the_store_is_adopted_again_then_runs_go_
     assert orders.times() == []
 
 
-def test_given_a_clock_that_jumped_when_only_a_topic_is_approved_then_it_stays_stopped(store: Store) -> None:
+def test_clock_that_jumped_is_not_accepted_by_approving_a_topic(store: Store) -> None:
     kit, _ = prepared(store)
     kit.clock.step(3 * HOUR)
     with pytest.raises(GuardTripped):
@@ -262,7 +250,7 @@ def test_given_a_clock_that_jumped_when_a_plan_is_applied_then_it_stops_too(stor
     assert orders.times() == [NOW_MS - DAY + HOUR]
 
 
-def test_given_a_clock_in_doubt_when_one_topic_is_approved_then_it_is_refused_and_nothing_is_remembered(
+def test_clock_in_doubt_refuses_the_approval_of_a_topic(
     store: Store,
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS - DAY)

@@ -51,9 +51,7 @@ def held(report: Report) -> dict[str, Hold]:
     return {str(name): hold for name, hold in report.held_topics().items()}
 
 
-def test_given_a_jump_when_run_then_what_it_makes_due_stays_and_the_report_shows_it(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
+def test_jump_holds_what_it_makes_due_and_reports_it(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     report = kit.engine.run_once()
@@ -64,9 +62,7 @@ def test_given_a_jump_when_run_then_what_it_makes_due_stays_and_the_report_shows
     assert not report.tripped
 
 
-def test_given_a_jump_when_planned_then_the_plan_shows_what_is_held(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
+def test_jump_that_is_planned_shows_what_is_held(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     report = kit.engine.preview()
@@ -74,9 +70,7 @@ def test_given_a_jump_when_planned_then_the_plan_shows_what_is_held(
     assert report.to_json()["totals"]["kept"]["held"] == 4
 
 
-def test_given_a_held_jump_when_time_passes_then_what_time_makes_due_goes_and_the_rest_waits(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
+def test_held_jump_lets_go_what_time_makes_due(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     kit.engine.run_once()
@@ -102,9 +96,7 @@ def test_given_a_held_jump_when_the_hold_ends_then_it_is_let_go(
     assert orders.stored_times() == kept
 
 
-def test_given_a_held_jump_when_approved_then_the_next_run_lets_it_go(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
+def test_held_jump_that_is_approved_goes_with_the_next_run(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     kit.engine.run_once()
@@ -169,9 +161,7 @@ def test_given_a_held_jump_when_it_jumps_further_then_the_hold_begins_anew(store
     assert orders.times() == []
 
 
-def test_given_a_held_jump_when_it_is_undone_then_nothing_was_lost(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
+def test_held_jump_that_is_undone_has_lost_nothing(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     kit.engine.run_once()
@@ -183,7 +173,7 @@ def test_given_a_held_jump_when_it_is_undone_then_nothing_was_lost(
     assert orders.times() == [LIVE_MS]
 
 
-def test_given_a_topic_first_seen_later_when_run_then_it_is_held_like_a_jump_from_nothing(store: Store) -> None:
+def test_topic_first_seen_later_is_held_like_a_jump(store: Store) -> None:
     kit, _ = prepared(store)
     late = topic(store, "default:late", ttl_seconds=60).plain(1, LIVE_MS).stored(pointer(1), 1)
     kit.engine.run_once()
@@ -193,7 +183,7 @@ def test_given_a_topic_first_seen_later_when_run_then_it_is_held_like_a_jump_fro
     assert (late.times(), late.stored_times()) == ([], [])
 
 
-def test_given_a_protected_topic_when_it_is_protected_no_longer_then_what_gathered_is_held(store: Store) -> None:
+def test_topic_no_longer_protected_holds_what_gathered(store: Store) -> None:
     kit, orders = prepared(store, protect=("default:ord*",))
     kit.clock.advance(DAY)
     report = kit.engine.run_once()
@@ -207,7 +197,7 @@ def test_given_a_protected_topic_when_it_is_protected_no_longer_then_what_gather
     assert orders.times() == []
 
 
-def test_given_a_topic_protected_for_a_while_when_it_is_protected_no_longer_then_what_gathered_is_held(
+def test_topic_protected_for_a_while_holds_what_gathered(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -218,7 +208,7 @@ def test_given_a_topic_protected_for_a_while_when_it_is_protected_no_longer_then
     assert orders.times() == [SOON_MS, LIVE_MS]
 
 
-def test_given_a_topic_protected_at_adoption_when_it_is_protected_no_longer_then_what_gathered_is_held(
+def test_topic_protected_at_adoption_holds_what_gathered(
     store: Store,
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1, LIVE_MS)
@@ -230,9 +220,7 @@ def test_given_a_topic_protected_at_adoption_when_it_is_protected_no_longer_then
 
 
 @pytest.mark.parametrize("approved", [False, True])
-def test_given_a_held_jump_when_the_topic_was_protected_for_days_then_it_is_held_anew_once_it_no_longer_is(
-    store: Store, approved: bool
-) -> None:
+def test_held_jump_is_held_again_after_protection(store: Store, approved: bool) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
@@ -251,7 +239,7 @@ def test_given_a_held_jump_when_the_topic_was_protected_for_days_then_it_is_held
     assert orders.times() == []
 
 
-def test_given_a_jump_when_a_known_store_is_run_with_adopt_then_it_is_held_all_the_same(
+def test_jump_is_held_by_run_adopt_of_a_known_store(
     store: Store, jump: Callable[[Topic], object], tmp_path: Path
 ) -> None:
     kit, orders = prepared(store)
@@ -264,9 +252,7 @@ def test_given_a_jump_when_a_known_store_is_run_with_adopt_then_it_is_held_all_t
     assert orders.times() == [SOON_MS, LIVE_MS]
 
 
-def test_given_a_plan_made_during_a_hold_when_applied_after_it_then_what_it_showed_as_held_stays(
-    store: Store, jump: Callable[[Topic], object], tmp_path: Path
-) -> None:
+def test_plan_made_during_a_hold_keeps_its_rows(store: Store, jump: Callable[[Topic], object], tmp_path: Path) -> None:
     kit, orders = prepared(store)
     jump(orders)
     kit.engine.run_once()
@@ -281,9 +267,7 @@ def test_given_a_plan_made_during_a_hold_when_applied_after_it_then_what_it_show
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
-def test_given_a_jump_when_the_store_is_adopted_again_then_it_is_let_go(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
+def test_jump_is_let_go_by_another_adoption(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     assert kit.engine.adopt() == [orders.id]
@@ -291,7 +275,7 @@ def test_given_a_jump_when_the_store_is_adopted_again_then_it_is_let_go(
     assert orders.times() == []
 
 
-def test_given_a_held_jump_when_the_wall_clock_is_set_back_then_the_hold_is_not_stretched(store: Store) -> None:
+def test_hold_is_not_stretched_by_a_clock_set_back(store: Store) -> None:
     kit, orders = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     orders.describe(ttl_seconds=60)
@@ -314,9 +298,7 @@ def test_given_a_protected_topic_when_run_then_its_invalid_rows_are_still_invert
 
 
 @pytest.mark.parametrize(("extra_ms", "kept"), [(0, [LIVE_MS]), (1000, [SOON_MS, LIVE_MS])])
-def test_given_a_cutoff_that_advances_by_the_allowance_when_run_then_only_more_is_a_jump(
-    store: Store, extra_ms: int, kept: list[int]
-) -> None:
+def test_jump_is_what_exceeds_the_allowance(store: Store, extra_ms: int, kept: list[int]) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(5 * MINUTE + 1)
     shorter_ms = DAY - LIFETIME.allowance_ms - extra_ms
@@ -325,9 +307,7 @@ def test_given_a_cutoff_that_advances_by_the_allowance_when_run_then_only_more_i
     assert orders.times() == kept
 
 
-def test_given_a_hold_of_zero_when_the_topic_jumps_then_nothing_is_held(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
+def test_hold_of_zero_holds_nothing(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     jump(orders)
     assert held(kit.restart(hold_seconds=0).engine.run_once()) == {}
@@ -341,7 +321,7 @@ def behind(kit: Kit) -> None:
     kit.clock.reboot("with a clock that is wrong")
 
 
-def test_given_a_held_jump_when_the_machine_boots_with_its_clock_in_the_past_then_the_hold_begins_anew_and_ends(
+def test_held_jump_starts_again_after_a_boot_in_the_past_and_ends(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -356,7 +336,7 @@ def test_given_a_held_jump_when_the_machine_boots_with_its_clock_in_the_past_the
     assert orders.times() == []
 
 
-def test_given_a_clock_in_the_past_when_a_topic_jumps_then_it_is_held_and_setting_the_clock_does_not_end_it(
+def test_hold_of_a_clock_in_the_past_survives_setting_it(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -374,7 +354,7 @@ def test_given_a_clock_in_the_past_when_a_topic_jumps_then_it_is_held_and_settin
     assert orders.times() == []
 
 
-def test_given_a_held_jump_when_the_wall_clock_is_set_forward_then_the_hold_is_not_shortened(store: Store) -> None:
+def test_hold_is_not_shortened_by_a_clock_set_forward(store: Store) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
@@ -384,7 +364,7 @@ def test_given_a_held_jump_when_the_wall_clock_is_set_forward_then_the_hold_is_n
     assert LIVE_MS in orders.times()
 
 
-def test_given_a_store_never_adopted_when_run_then_nothing_goes_and_the_plan_says_first_contact(store: Store) -> None:
+def test_store_never_adopted_deletes_nothing_and_plans_its_contact(store: Store) -> None:
     invalid = pointer(NOW_MS - DAY)
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1).tx(invalid, NOW_MS)
     kit = janitor(store)
@@ -406,7 +386,7 @@ def test_given_an_adopted_store_when_run_then_one_pass_cleans_what_was_due_then(
     assert (orders.times(), orders.at(1).times()) == ([NOW_MS], [])
 
 
-def test_given_a_run_of_one_topic_when_others_jumped_then_their_frontiers_do_not_move(store: Store) -> None:
+def test_run_of_one_topic_moves_no_other_frontier(store: Store) -> None:
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
     kit, _ = prepared(store)
     before = kit.state.frontiers()[other.id]
@@ -415,7 +395,7 @@ def test_given_a_run_of_one_topic_when_others_jumped_then_their_frontiers_do_not
     assert kit.state.frontiers()[other.id] == before
 
 
-def test_given_a_boot_whose_clock_was_behind_when_it_is_set_right_then_a_hold_begun_before_ends(store: Store) -> None:
+def test_hold_from_before_the_clock_was_set_right_ends(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS - DAY)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
@@ -435,7 +415,7 @@ def test_given_a_boot_whose_clock_was_behind_when_it_is_set_right_then_a_hold_be
 # --- paused topics ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_paused_for_days_when_it_is_resumed_then_what_time_made_due_goes_without_a_hold(
+def test_topic_paused_for_days_deletes_what_time_made_due(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -451,9 +431,7 @@ def test_given_a_topic_paused_for_days_when_it_is_resumed_then_what_time_made_du
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
-def test_given_a_paused_topic_when_it_jumps_meanwhile_then_that_is_held_once_it_is_resumed(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
+def test_paused_topic_that_jumps_is_held_when_resumed(store: Store, jump: Callable[[Topic], object]) -> None:
     kit, orders = prepared(store)
     kit.state.pause("default:*", NOW_MS)
     kit.engine.run_once()
@@ -470,7 +448,7 @@ def test_given_a_paused_topic_when_it_jumps_meanwhile_then_that_is_held_once_it_
     assert orders.times() == []
 
 
-def test_given_one_of_two_topics_paused_when_both_jump_then_the_other_is_as_if_nobody_was_paused(store: Store) -> None:
+def test_paused_topic_does_not_change_the_hold_of_another(store: Store) -> None:
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
     kit, orders = prepared(store)
     other.plain(SOON_MS, LIVE_MS)
@@ -485,7 +463,7 @@ def test_given_one_of_two_topics_paused_when_both_jump_then_the_other_is_as_if_n
     assert (orders.times(), other.times()) == ([SOON_MS, LIVE_MS], [])
 
 
-def test_given_a_topic_first_seen_while_it_was_paused_when_it_is_resumed_then_it_is_held(store: Store) -> None:
+def test_topic_first_seen_while_paused_is_held_when_resumed(store: Store) -> None:
     kit, _ = prepared(store)
     kit.state.pause("default:late", NOW_MS)
     late = topic(store, "default:late", ttl_seconds=60).plain(1)
@@ -500,7 +478,7 @@ def test_given_a_topic_first_seen_while_it_was_paused_when_it_is_resumed_then_it
 # --- what an operator says while a run is under way -------------------------------------------------------------------
 
 
-def test_given_a_held_jump_when_approved_at_any_moment_of_a_run_then_this_run_or_the_next_lets_it_go() -> None:
+def test_approval_at_any_moment_of_a_run_lets_the_jump_go() -> None:
     for at_call in range(1, 100):
         store = MemoryStore()
         kit, orders = prepared(store)
@@ -524,7 +502,7 @@ def test_given_a_held_jump_when_approved_at_any_moment_of_a_run_then_this_run_or
     assert at_call > 5
 
 
-def test_given_an_approval_that_was_used_when_given_again_while_that_run_is_under_way_then_the_next_jump_is_held(
+def test_approval_given_again_during_its_run_does_not_last(
     store: Store,
 ) -> None:
     kit, orders = prepared(store)
@@ -544,7 +522,7 @@ def test_given_an_approval_that_was_used_when_given_again_while_that_run_is_unde
     assert orders.times() == [NOW_MS - HOUR // 2]
 
 
-def test_given_a_run_that_is_ended_early_when_it_had_deleted_then_no_frontier_has_moved(store: Store) -> None:
+def test_run_ended_early_moves_no_frontier(store: Store) -> None:
     kit, orders = prepared(store)
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
     before = kit.state.frontiers()
@@ -590,7 +568,7 @@ def killed(store: Store, *, ttl_seconds: int = 10 * 86400) -> tuple[Kit, Topic, 
     return kit, orders, run
 
 
-def test_given_runs_that_all_die_before_their_end_when_the_hold_is_over_then_what_was_held_goes(store: Store) -> None:
+def test_runs_that_all_die_let_go_when_the_hold_is_over(store: Store) -> None:
     kit, orders, run = killed(store)
     orders.describe(ttl_seconds=3600)
     for wait_ms in (MINUTE, HOUR - 1):
@@ -602,7 +580,7 @@ def test_given_runs_that_all_die_before_their_end_when_the_hold_is_over_then_wha
     assert orders.times() == []
 
 
-def test_given_a_jump_that_was_taken_back_when_it_comes_again_then_it_is_held_as_long_as_any_though_all_runs_die(
+def test_jump_that_comes_again_is_held_anew_though_runs_die(
     store: Store,
 ) -> None:
     kit, orders, run = killed(store)
@@ -619,7 +597,7 @@ def test_given_a_jump_that_was_taken_back_when_it_comes_again_then_it_is_held_as
     assert orders.times() == []
 
 
-def test_given_a_hold_that_is_over_when_the_run_that_lets_it_go_dies_then_the_next_one_goes_on(store: Store) -> None:
+def test_hold_that_is_over_survives_the_death_of_its_run(store: Store) -> None:
     kit, orders, run = killed(store)
     orders.describe(ttl_seconds=3600)
     run()

@@ -112,9 +112,7 @@ OPERATIONS = ("message.delete", "message.invert", "message.cells", "payload.keys
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_given_a_topic_that_fails_when_run_again_and_again_then_it_is_tried_three_times_and_passed_by(
-    store: Store, operation: str
-) -> None:
+def test_topic_that_fails_is_tried_three_times_and_passed_by(store: Store, operation: str) -> None:
     kit = QuarantineKit(store, operation)
     for strike in range(1, STRIKES + 1):
         report = kit.run()
@@ -132,7 +130,7 @@ def test_given_a_topic_that_fails_when_run_again_and_again_then_it_is_tried_thre
     assert before <= kit.left()
 
 
-def test_given_a_quarantined_topic_when_time_passes_then_it_is_probed_after_an_hour_doubling_up_to_a_day(
+def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(
     store: Store,
 ) -> None:
     kit = QuarantineKit(store)
@@ -151,7 +149,7 @@ def test_given_a_quarantined_topic_when_time_passes_then_it_is_probed_after_an_h
     assert {wait_ms % HOUR for wait_ms in waits} == {0}
 
 
-def test_given_a_quarantined_topic_that_was_mended_when_probed_then_it_is_done_at_once_and_forgotten(
+def test_quarantined_topic_that_is_mended_is_done_and_forgotten(
     store: Store,
 ) -> None:
     kit = QuarantineKit(store)
@@ -199,7 +197,7 @@ def test_given_a_quarantined_topic_when_run_then_nothing_is_claimed_until_it_is_
     assert report.boundary >= OLD
 
 
-def test_given_a_quarantined_topic_when_run_all_day_then_one_pass_is_full_and_not_all(store: Store) -> None:
+def test_quarantined_topic_makes_one_full_pass_a_day(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
     full = []
@@ -225,7 +223,7 @@ def test_given_a_store_in_which_everything_fails_when_run_then_nobody_is_put_asi
     assert kit.others_are_done()
 
 
-def test_given_a_full_disk_and_topics_in_which_nothing_is_due_when_run_then_nobody_is_put_aside(store: Store) -> None:
+def test_full_disk_quarantines_nobody_if_nothing_else_is_due(store: Store) -> None:
     """What has nothing to write is no proof that the store takes writes."""
     quiet = topic(store, "default:quiet", ttl_seconds=30 * 86400).plain(NOW_MS)
     kit = QuarantineKit(store, "message.delete", "message.invert", "payload.delete")
@@ -239,9 +237,7 @@ def test_given_a_full_disk_and_topics_in_which_nothing_is_due_when_run_then_nobo
 
 
 @pytest.mark.parametrize("operation", ["message.delete", "payload.delete", "message.invert"])
-def test_given_a_store_that_takes_no_writes_when_only_one_topic_has_something_due_then_it_is_not_put_aside(
-    store: Store, operation: str
-) -> None:
+def test_store_without_writes_does_not_quarantine_the_only_topic(store: Store, operation: str) -> None:
     kit = QuarantineKit(store, operation)
     kit.trouble.error = WriteRefused("No space left on device.", "Free some space.")
     for _ in range(STRIKES + 2):
@@ -254,7 +250,7 @@ def test_given_a_store_that_takes_no_writes_when_only_one_topic_has_something_du
     assert kit.bad.times() == [time for time in kit.bad.times() if time >= kit.janitor.clock.now_ms() - HOUR]
 
 
-def test_given_a_topic_with_strikes_when_the_store_takes_no_writes_then_they_are_neither_more_nor_fewer(
+def test_store_without_writes_changes_no_strikes(
     store: Store,
 ) -> None:
     kit = QuarantineKit(store)
@@ -279,7 +275,7 @@ def test_given_strikes_when_the_process_ends_then_the_next_one_knows_them(store:
 
 
 @pytest.mark.parametrize("back_ms", [2 * HOUR, 3 * DAY, 365 * DAY])
-def test_given_a_quarantined_topic_when_the_clock_is_set_back_then_it_is_probed_within_a_day(back_ms: int) -> None:
+def test_quarantined_topic_is_probed_within_a_day_of_any_clock(back_ms: int) -> None:
     kit = QuarantineKit(MemoryStore())
     kit.janitor.snapshots.write_pointer = pointer(NOW_MS + DAY)
     kit.strike_out()
@@ -290,7 +286,7 @@ def test_given_a_quarantined_topic_when_the_clock_is_set_back_then_it_is_probed_
     assert kit.strikes == {}
 
 
-def test_given_a_topic_in_quarantine_when_planned_then_the_plan_says_so_and_reads_nothing_of_it(store: Store) -> None:
+def test_quarantined_topic_is_named_in_a_plan_and_not_read(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
     kit.trouble.calls.clear()
@@ -300,7 +296,7 @@ def test_given_a_topic_in_quarantine_when_planned_then_the_plan_says_so_and_read
     assert not report.tripped
 
 
-def test_given_a_quarantined_topic_when_its_metadata_is_gone_then_it_is_forgotten_at_its_probe(store: Store) -> None:
+def test_quarantined_topic_without_metadata_is_forgotten(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
     gone = topic(store, "default:b", ttl_seconds=TTL_SECONDS).write_metadata(b"{")
@@ -313,7 +309,7 @@ def test_given_a_quarantined_topic_when_its_metadata_is_gone_then_it_is_forgotte
     assert kit.strikes["b"].count == 1, "and it begins anew"
 
 
-def test_given_an_unknown_topic_that_cannot_be_read_when_run_then_it_is_put_aside_too(store: Store) -> None:
+def test_unknown_topic_that_cannot_be_read_is_quarantined(store: Store) -> None:
     kit = QuarantineKit(store, "message.cells")
     kit.bad.write_metadata(b"{")
     kit.strike_out()
@@ -321,7 +317,7 @@ def test_given_an_unknown_topic_that_cannot_be_read_when_run_then_it_is_put_asid
     assert kit.others_are_done()
 
 
-def test_given_a_topic_that_failed_for_an_hour_when_it_is_mended_then_its_frontier_was_not_moved_and_nothing_is_held(
+def test_topic_that_failed_keeps_its_frontier_and_holds_nothing(
     store: Store,
 ) -> None:
     kit = QuarantineKit(store)
@@ -352,7 +348,7 @@ def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
 
 
 @pytest.mark.parametrize("patient", [False, True])
-def test_given_a_damaged_block_at_a_topics_beginning_when_run_then_the_topics_behind_it_are_done_all_the_same(
+def test_damage_at_the_start_of_a_topic_spares_those_behind(
     patient: bool,
 ) -> None:
     store = MemoryStore()
@@ -371,7 +367,7 @@ def test_given_a_damaged_block_at_a_topics_beginning_when_run_then_the_topics_be
         assert kit.others_are_done()
 
 
-def test_given_damage_between_two_topics_when_run_then_both_are_done_and_nothing_is_claimed() -> None:
+def test_damage_between_two_topics_spares_both_and_claims_nothing() -> None:
     store = MemoryStore()
     stray = Topic(store, topic(store, "default:bb", ttl_seconds=1).id)
     stray.write_metadata(b"{").plain(1)
@@ -387,7 +383,7 @@ def test_given_damage_between_two_topics_when_run_then_both_are_done_and_nothing
     assert (kit.janitor.state.claim(), kit.strikes) == (claim, {})
 
 
-def test_given_a_store_that_cannot_be_read_at_all_when_run_then_all_have_failed_and_nobody_is_put_aside() -> None:
+def test_store_that_cannot_be_read_quarantines_nobody() -> None:
     store = MemoryStore()
     kit = QuarantineKit(store)
 

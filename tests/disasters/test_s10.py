@@ -137,7 +137,7 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
     assert orders.pointers()[-1] is None
 
 
-def test_given_a_long_wait_for_the_rate_when_swept_then_the_run_lives_and_keeps_its_lease(store: Store) -> None:
+def test_wait_for_the_rate_keeps_the_run_and_its_lease_alive(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
     kit, lease = leased(store, batch_rows=300, rows_per_second=0.5)
     lease.acquire()
@@ -155,7 +155,7 @@ def test_given_a_long_wait_for_the_rate_when_swept_then_the_run_lives_and_keeps_
     assert seen[-1][1] >= 600 // (LEASE_SECONDS // 3) - 1
 
 
-def test_given_a_word_to_stop_when_a_run_waits_for_the_rate_then_it_ends_within_a_second(store: Store) -> None:
+def test_stop_in_a_wait_for_the_rate_ends_within_a_second(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
     kit = janitor(store, batch_rows=100, rows_per_second=0.1)
     stop_ms = NOW_MS + 7_500
@@ -183,7 +183,7 @@ def die_at(name: str, nth: int = 1) -> Callable[[Call], None]:
     return watcher
 
 
-def test_given_a_process_that_died_when_the_next_one_holds_the_store_then_its_run_is_closed_as_lost(
+def test_run_of_a_dead_process_is_closed_as_lost(
     store: Store,
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
@@ -209,7 +209,7 @@ def test_given_a_process_that_died_when_the_next_one_holds_the_store_then_its_ru
     assert lost == {"lost": 1}
 
 
-def test_given_nothing_to_recover_when_recovered_then_nothing_changes_and_the_memory_knows_since_when_it_is(
+def test_recover_without_a_lost_run_changes_nothing(
     store: Store,
 ) -> None:
     kit = janitor(store)
@@ -221,7 +221,7 @@ def test_given_nothing_to_recover_when_recovered_then_nothing_changes_and_the_me
     assert [run.result for run in kit.state.runs(10)] == ["done"]
 
 
-def test_given_a_bug_in_the_middle_of_a_run_when_the_process_lives_on_then_the_run_is_closed_as_failed(
+def test_run_with_a_bug_is_closed_as_failed(
     store: Store,
 ) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
@@ -287,9 +287,7 @@ def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
     return first, second, hang, orders
 
 
-def test_given_a_run_that_hangs_in_any_call_when_another_has_taken_over_then_it_writes_nothing_more_when_it_wakes() -> (
-    None
-):
+def test_run_that_hangs_in_any_call_writes_nothing_when_it_wakes() -> None:
     for at_call in range(1, 200):
         kit, other, hang, orders = hanging(at_call)
         frontiers, claim = kit.state.frontiers(), kit.state.claim()

@@ -86,9 +86,7 @@ def test_given_a_rate_limit_when_swept_then_nothing_is_open_while_it_waits(store
     assert {"message.delete", "payload.delete", "message.invert"} <= set(clock.calls)
 
 
-def test_given_leveldb_and_a_rate_limit_when_swept_then_no_iterator_is_open_while_it_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leveldb_wait_for_the_rate_has_no_open_iterator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = WatchedClock()
     clock.spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:

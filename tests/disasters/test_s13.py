@@ -109,9 +109,7 @@ def test_given_the_same_store_through_a_link_when_run_then_it_is_known(known: Ki
         assert not known.restart(store=store).engine.run_once().tripped
 
 
-def test_given_a_state_folder_reused_for_another_store_when_adopted_then_nothing_of_the_former_is_believed(
-    known: Kit, tmp_path: Path
-) -> None:
+def test_state_reused_for_another_store_is_not_believed(known: Kit, tmp_path: Path) -> None:
     before = known.state.store()
     with LevelDBStore(tmp_path / "another", create=True) as store:
         topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - 2 * DAY).tx(OLD, NOW_MS)
@@ -130,9 +128,7 @@ def test_given_a_state_folder_reused_for_another_store_when_adopted_then_nothing
         assert orders(store).pointers() == [-OLD]
 
 
-def test_given_a_plan_of_the_store_when_applied_to_a_copy_then_it_is_refused(
-    known: Kit, folder: Path, tmp_path: Path
-) -> None:
+def test_plan_applied_to_a_copy_is_refused(known: Kit, folder: Path, tmp_path: Path) -> None:
     with LevelDBStore(folder) as store:
         known.restart(store=store).engine.preview(out=tmp_path / "plan.json")
     copied = shutil.copytree(folder, folder.with_name("copied"))
@@ -193,17 +189,13 @@ def backup(folder: Path) -> Path:
     return shutil.copytree(folder, folder.with_name("backup"))
 
 
-def test_given_a_backup_put_back_in_place_when_run_then_it_is_a_first_contact(
-    backup: Path, known: Kit, folder: Path, restore: Restore
-) -> None:
+def test_backup_put_back_is_a_first_contact(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
     restore(backup, folder)
     with LevelDBStore(folder) as store:
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_backup_put_back_in_place_when_run_then_claim_and_evidence_are_withdrawn_for_good(
-    backup: Path, known: Kit, folder: Path, restore: Restore
-) -> None:
+def test_backup_put_back_withdraws_the_claim(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
     assert known.state.claim() is not None
     restore(backup, folder)
     with LevelDBStore(folder) as store:
@@ -212,7 +204,7 @@ def test_given_a_backup_put_back_in_place_when_run_then_claim_and_evidence_are_w
     assert (known.state.claim(), known.state.evidence(), known.state.last_full_pass_ms()) == (None, [], None)
 
 
-def test_given_a_backup_put_back_in_place_when_a_plan_is_made_first_then_it_says_so_and_so_does_the_run(
+def test_backup_put_back_is_told_by_a_plan(
     backup: Path, known: Kit, folder: Path, tmp_path: Path, restore: Restore
 ) -> None:
     restore(backup, folder)
@@ -224,9 +216,7 @@ def test_given_a_backup_put_back_in_place_when_a_plan_is_made_first_then_it_says
 
 
 @pytest.mark.parametrize("way", [mirrored, one_table_mirrored])
-def test_given_a_backup_put_back_and_written_to_since_when_run_then_it_is_a_first_contact(
-    backup: Path, known: Kit, folder: Path, way: Restore
-) -> None:
+def test_backup_written_to_since_is_a_first_contact(backup: Path, known: Kit, folder: Path, way: Restore) -> None:
     for _ in range(3):
         assert_known(known, folder)
     way(backup, folder)
@@ -236,18 +226,14 @@ def test_given_a_backup_put_back_and_written_to_since_when_run_then_it_is_a_firs
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_backup_put_back_when_the_server_writes_before_the_first_run_then_it_is_a_first_contact(
-    backup: Path, known: Kit, folder: Path, restore: Restore
-) -> None:
+def test_backup_of_a_running_server_is_seen(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
     restore(backup, folder)
     with LevelDBStore(folder) as store:
         orders(store).plain(*[NOW_MS - 2 * DAY] * 100)
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_store_found_restored_when_it_is_written_to_before_it_is_adopted_then_it_stays_found_so(
-    backup: Path, known: Kit, folder: Path
-) -> None:
+def test_restored_store_written_to_is_still_restored(backup: Path, known: Kit, folder: Path) -> None:
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
         assert known.restart(store=store).engine.run_once().tripped
@@ -257,9 +243,7 @@ def test_given_a_store_found_restored_when_it_is_written_to_before_it_is_adopted
 
 
 @pytest.mark.parametrize("name", ["inode", "birth_ns", "generation"])
-def test_given_another_volume_at_the_same_path_when_run_then_it_is_a_first_contact(
-    known: Kit, folder: Path, name: str
-) -> None:
+def test_volume_at_the_same_path_is_a_first_contact(known: Kit, folder: Path, name: str) -> None:
     lineage = known.state.note(LINEAGE)
     if lineage["message"][name] is None:
         require_or_skip(f"the file system of {folder} does not tell the {name} of a folder")
@@ -300,9 +284,7 @@ def assert_known(kit: Kit, folder: Path) -> None:
         assert orders(store).times() == []
 
 
-def test_given_a_store_that_others_open_and_write_to_when_run_again_and_again_then_it_is_known(
-    known: Kit, folder: Path
-) -> None:
+def test_store_that_others_open_and_write_to_is_known(known: Kit, folder: Path) -> None:
     for number in range(12):
         with LevelDBStore(folder) as store:
             orders(store).plain(*[NOW_MS - 2 * DAY] * number)
@@ -337,7 +319,7 @@ def test_given_another_boot_and_another_device_number_when_run_then_it_is_known(
     assert_known(known, folder)
 
 
-def test_given_a_store_adopted_without_a_message_table_when_that_appears_then_it_is_known(tmp_path: Path) -> None:
+def test_store_adopted_without_messages_is_known_with_them(tmp_path: Path) -> None:
     folder = tmp_path / "messaging"
     with LevelDBStore(folder, create=True) as store:
         topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
@@ -355,9 +337,7 @@ def test_given_a_store_adopted_without_a_message_table_when_that_appears_then_it
 # --- --adopt, given for good -----------------------------------------------------------------------------------------
 
 
-def test_given_adopt_for_good_when_a_copy_takes_the_stores_place_then_it_is_not_accepted(
-    known: Kit, folder: Path
-) -> None:
+def test_adopt_for_good_does_not_accept_a_copy(known: Kit, folder: Path) -> None:
     copied = shutil.copytree(folder, folder.with_name("copied"))
     with LevelDBStore(copied) as store:
         kit = known.restart(store=store)
@@ -366,7 +346,7 @@ def test_given_adopt_for_good_when_a_copy_takes_the_stores_place_then_it_is_not_
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
-def test_given_adopt_for_good_when_the_state_knows_no_adopted_store_then_the_store_is_accepted(folder: Path) -> None:
+def test_adopt_for_good_accepts_a_store_never_adopted(folder: Path) -> None:
     with LevelDBStore(folder) as store:
         kit = janitor(store)
         assert kit.engine.run_once().tripped
@@ -374,9 +354,7 @@ def test_given_adopt_for_good_when_the_state_knows_no_adopted_store_then_the_sto
         assert orders(store).times() == []
 
 
-def test_given_a_store_found_restored_when_a_plan_file_is_applied_with_adopt_then_nothing_is_done(
-    backup: Path, known: Kit, folder: Path, tmp_path: Path
-) -> None:
+def test_restored_store_refuses_apply_adopt(backup: Path, known: Kit, folder: Path, tmp_path: Path) -> None:
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
         kit = known.restart(store=store)
@@ -385,9 +363,7 @@ def test_given_a_store_found_restored_when_a_plan_file_is_applied_with_adopt_the
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
-def test_given_decisions_that_were_carried_out_when_the_store_is_found_restored_then_they_are_remembered(
-    backup: Path, known: Kit, folder: Path
-) -> None:
+def test_decisions_survive_a_restored_store(backup: Path, known: Kit, folder: Path) -> None:
     known.state.save_note(DECIDED, {"adopt": ["2024-01-01"]})
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
@@ -412,7 +388,7 @@ def wrong_directory(store: Store) -> tuple[Kit, Topic]:
     return kit, described
 
 
-def test_given_a_wrong_snapshot_directory_when_run_then_nothing_is_deleted_or_inverted(store: Store) -> None:
+def test_wrong_snapshot_directory_deletes_and_inverts_nothing(store: Store) -> None:
     kit, described = wrong_directory(store)
     assert identity_guards(kit) == [True]
     assert described.times() == [NOW_MS - DAY + MINUTE, NOW_MS]
@@ -426,7 +402,7 @@ def test_given_a_write_pointer_that_only_grows_when_run_then_it_is_the_same_syst
     assert described.pointers() == [-OLD]
 
 
-def test_given_another_transaction_system_when_adopted_then_its_transactions_are_judged_by_from_then_on(
+def test_another_transaction_system_is_judged_by_once_adopted(
     store: Store,
 ) -> None:
     kit, described = wrong_directory(store)
@@ -438,7 +414,7 @@ def test_given_another_transaction_system_when_adopted_then_its_transactions_are
     assert identity_guards(kit) == []
 
 
-def test_given_another_transaction_system_when_adopted_then_what_was_claimed_about_the_former_is_withdrawn(
+def test_another_transaction_system_withdraws_claim_on_adoption(
     store: Store,
 ) -> None:
     kit, _ = wrong_directory(store)
@@ -447,7 +423,7 @@ def test_given_another_transaction_system_when_adopted_then_what_was_claimed_abo
     assert (kit.state.claim(), kit.state.evidence()) == (None, [])
 
 
-def test_given_another_transaction_system_when_asked_then_what_was_claimed_about_the_former_is_not_in_force(
+def test_another_transaction_system_puts_the_claim_out_of_force(
     store: Store,
 ) -> None:
     kit, _ = wrong_directory(store)

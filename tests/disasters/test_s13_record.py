@@ -60,9 +60,7 @@ def test_run_with_a_state_from_before_the_record_is_recorded(store: Store) -> No
         (None, ""),
     ],
 )
-def test_run_with_a_new_state_knows_the_transactions_by_the_record(
-    store: Store, write_pointer: int | None, words: str
-) -> None:
+def test_new_state_knows_transactions_by_the_record(store: Store, write_pointer: int | None, words: str) -> None:
     orders, side = expired(store), MemorySide()
     record_transactions(side, HERE)
     kit = janitor(store, side=side)

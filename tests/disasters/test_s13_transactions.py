@@ -59,9 +59,7 @@ def reasons(kit: Kit) -> list[str]:
         ({"invalid": [OURS, pointer(NOW_MS)]}, f"transaction {pointer(NOW_MS)} is invalid in the snapshot"),
     ],
 )
-def test_given_a_snapshot_that_undoes_a_decision_when_run_then_nothing_is_deleted_or_inverted(
-    store: Store, said: dict[str, list[int]], words: str
-) -> None:
+def test_snapshot_that_undoes_a_decision_stops(store: Store, said: dict[str, list[int]], words: str) -> None:
     kit, orders = known(store)
     orders.plain(NOW_MS - 2 * DAY)
     for name, pointers in said.items():
@@ -90,9 +88,7 @@ def test_given_a_snapshot_that_undoes_a_decision_when_run_then_nothing_is_delete
     ],
     ids=["timed out", "truncated", "still open", "recovered from its log", "begun since and failed", "begun since"],
 )
-def test_given_a_snapshot_that_can_follow_the_one_before_when_run_then_it_is_the_same_system(
-    store: Store, said: dict[str, list[int]]
-) -> None:
+def test_snapshot_that_can_follow_is_of_the_same_system(store: Store, said: dict[str, list[int]]) -> None:
     kit, _ = known(store, in_progress=[OPEN])
     kit.snapshots.in_progress = []
     for name, pointers in said.items():
@@ -100,7 +96,7 @@ def test_given_a_snapshot_that_can_follow_the_one_before_when_run_then_it_is_the
     assert reasons(kit) == []
 
 
-def test_given_an_id_that_left_the_list_when_it_is_listed_again_then_it_had_been_decided(store: Store) -> None:
+def test_id_listed_again_after_it_left_had_been_decided(store: Store) -> None:
     kit, _ = known(store)
     late = pointer(NOW_MS) + 1
     kit.snapshots.invalid = [OURS, late]
@@ -114,9 +110,7 @@ def test_given_an_id_that_left_the_list_when_it_is_listed_again_then_it_had_been
 
 
 @pytest.mark.parametrize("newest", [pointer(NOW_MS) - 1, pointer(NOW_MS)])
-def test_given_the_snapshot_before_when_the_one_used_last_is_gone_then_it_is_not_used_and_ttls_go_on(
-    store: Store, newest: int
-) -> None:
+def test_snapshot_before_the_used_one_is_not_used_and_ttls_go_on(store: Store, newest: int) -> None:
     kit, orders = known(store, in_progress=[OPEN])
     kit.snapshots.age_ms, kit.snapshots.write_pointer = 90_000, newest
     kit.snapshots.invalid = [OURS, COMMITTED]
@@ -132,7 +126,7 @@ def test_given_the_snapshot_before_when_the_one_used_last_is_gone_then_it_is_not
     assert reasons(kit) == []
 
 
-def test_given_a_new_invalid_id_at_or_below_the_claim_when_seen_then_the_claim_is_withdrawn(store: Store) -> None:
+def test_invalid_id_new_below_the_claim_withdraws_it(store: Store) -> None:
     kit, orders = known(store)
     claim = kit.state.claim()
     assert claim is not None
@@ -146,9 +140,7 @@ def test_given_a_new_invalid_id_at_or_below_the_claim_when_seen_then_the_claim_i
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_given_any_history_of_a_manager_when_run_after_its_snapshots_then_no_guard_trips(
-    tmp_path: Path, seed: int
-) -> None:
+def test_history_of_any_manager_trips_no_guard(tmp_path: Path, seed: int) -> None:
     """Time-outs, checkpoints, aborts, truncation, files of every version, and some that are only half written."""
     chance = random.Random(seed)
     manager = Manager(NOW_MS)
@@ -167,9 +159,7 @@ def test_given_any_history_of_a_manager_when_run_after_its_snapshots_then_no_gua
 
 
 @pytest.mark.parametrize("folder", ["recovery-local", "recovery-sequencefile"])
-def test_given_the_snapshots_of_a_tephra_when_used_one_after_the_other_then_no_guard_trips(
-    tmp_path: Path, folder: str
-) -> None:
+def test_snapshots_of_tephra_one_by_one_trip_no_guard(tmp_path: Path, folder: str) -> None:
     """Files that Tephra's own manager wrote, and what it says after it has recovered from them and its logs."""
     files = sorted((TEPHRA / folder).glob("snapshot.*"))
     clock = ManualClock(int(files[0].suffix[1:]), monotonic_ms=DAY)
@@ -228,9 +218,7 @@ def encoded(manager: Manager, now_ms: int, version: int) -> bytes:
 # --- damaged files ---------------------------------------------------------------------------------------------------
 
 
-def test_given_any_single_flipped_bit_in_a_snapshot_when_run_after_a_good_one_then_most_are_found_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bit_flipped_in_a_snapshot_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bits that cannot be found out: of times, of what transactions could see, of pointers that time alone explains."""
     invalid = [OURS + number * 7 for number in range(40)]
     later = NOW_MS + MINUTE
@@ -277,9 +265,7 @@ def bytes_of(state: VisibilityState) -> bytes:
         ({"in_progress": [-1]}, "-1 is in progress"),
     ],
 )
-def test_given_a_snapshot_with_ids_that_no_manager_gives_out_when_read_then_the_one_before_is_used(
-    tmp_path: Path, said: dict[str, list[int]], words: str
-) -> None:
+def test_snapshot_of_impossible_ids_is_passed(tmp_path: Path, said: dict[str, list[int]], words: str) -> None:
     (tmp_path / f"snapshot.{NOW_MS - 1000}").write_bytes(bytes_of(visibility(NOW_MS - 1000, [OURS])))
     (tmp_path / f"snapshot.{NOW_MS}").write_bytes(
         bytes_of(visibility(NOW_MS, said.get("invalid", ()), said.get("in_progress", ())))
@@ -313,7 +299,7 @@ def its_service(manager: TransactionManager) -> Iterator[SnapshotSource]:
 
 
 @pytest.mark.parametrize("live", [the_manager_itself, its_service])
-def test_given_a_live_manager_with_ids_that_no_manager_gives_out_when_run_then_ttls_go_on_and_nothing_is_inverted(
+def test_manager_with_impossible_ids_lets_only_ttls_go_on(
     store: Store, tmp_path: Path, live: Callable[[TransactionManager], AbstractContextManager[SnapshotSource]]
 ) -> None:
     """As one has them that recovered from a damaged file."""

@@ -93,9 +93,7 @@ def due(store: Store) -> Topic:
 
 
 @pytest.mark.parametrize("files", UNUSABLE)
-def test_given_an_unusable_snapshot_when_run_then_it_inverts_and_claims_nothing_and_ttls_go_on(
-    store: Store, tmp_path: Path, files: str
-) -> None:
+def test_unusable_snapshot_lets_only_ttls_go_on(store: Store, tmp_path: Path, files: str) -> None:
     orders = due(store)
     kit = janitor(store)
     report = engine(kit, write(tmp_path / "tx", UNUSABLE[files])).run_once(adopt=True)
@@ -134,9 +132,7 @@ def test_given_a_half_written_newest_snapshot_when_run_then_the_report_names_it(
 
 
 @pytest.mark.parametrize(("younger_ms", "kept"), [(-1, False), (0, False), (1, True)])
-def test_given_no_snapshot_when_payloads_are_due_then_those_younger_than_a_transactions_lifetime_stay(
-    store: Store, younger_ms: int, kept: bool
-) -> None:
+def test_missing_snapshot_keeps_young_payloads(store: Store, younger_ms: int, kept: bool) -> None:
     write_pointer = pointer(NOW_MS - LONG.undecided_ms + younger_ms)
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(write_pointer, NOW_MS - HOUR)
     kit = janitor(store, lifetime=LONG)
@@ -155,9 +151,7 @@ def test_given_no_snapshot_when_payloads_are_due_then_those_younger_than_a_trans
     ],
     ids=["in progress", "begun after the snapshot", "the last before the snapshot", "decided"],
 )
-def test_given_a_snapshot_when_payloads_are_due_then_it_says_which_transactions_may_still_commit(
-    store: Store, said: dict[str, Any], kept: bool
-) -> None:
+def test_snapshot_says_whose_payloads_may_be_used(store: Store, said: dict[str, Any], kept: bool) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(INVALID, NOW_MS - HOUR)
     clock = ManualClock(NOW_MS)
     kit = janitor(store, lifetime=LONG, clock=clock, snapshots=Snapshots(clock, **said))
@@ -165,7 +159,7 @@ def test_given_a_snapshot_when_payloads_are_due_then_it_says_which_transactions_
     assert orders.stored_times() == [NOW_MS - HOUR] * kept
 
 
-def test_given_a_snapshot_that_went_stale_when_a_fresh_one_comes_then_the_transactions_are_found_after_all(
+def test_stale_snapshot_is_made_up_for_by_a_fresh_one(
     store: Store,
 ) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86400)

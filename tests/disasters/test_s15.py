@@ -31,7 +31,7 @@ def case(store: Store) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-def test_given_rows_of_every_fate_when_swept_then_the_report_counts_what_was_really_done(
+def test_report_counts_what_was_really_done(
     case: tuple[Kit, Topic],
 ) -> None:
     kit, _ = case
@@ -77,9 +77,7 @@ def test_given_a_sweep_when_it_ends_then_history_holds_the_very_same_report(case
     assert (run.held, run.deleted_bytes) == (report.held_rows(), report.deleted_bytes())
 
 
-def test_given_a_plan_when_it_is_applied_then_both_reports_count_the_same_rows(
-    case: tuple[Kit, Topic], tmp_path: Path
-) -> None:
+def test_plan_and_its_apply_report_the_same_rows(case: tuple[Kit, Topic], tmp_path: Path) -> None:
     kit, _ = case
     planned = kit.engine.preview(out=tmp_path / "plan.json").to_json()
     applied = kit.engine.carry_out(tmp_path / "plan.json", adopt=True).to_json()
@@ -87,7 +85,7 @@ def test_given_a_plan_when_it_is_applied_then_both_reports_count_the_same_rows(
     assert [{**item, "held": None} for item in planned["topics"]] == applied["topics"]
 
 
-def test_given_a_sweep_when_its_store_calls_are_counted_then_the_report_has_that_number(
+def test_report_has_the_number_of_store_calls(
     case: tuple[Kit, Topic],
 ) -> None:
     kit, _ = case

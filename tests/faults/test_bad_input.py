@@ -59,7 +59,7 @@ def is_ours(key: bytes, tail_bytes: int) -> bool:
     return re.fullmatch(rb"[a-zA-Z0-9_]+:[a-zA-Z0-9_-]+:", key[:-tail_bytes]) is not None
 
 
-def test_given_unrecognized_rows_everywhere_when_swept_then_all_stay_and_the_rest_is_done(store: Store) -> None:
+def test_unrecognized_rows_everywhere_stay_and_the_rest_is_done(store: Store) -> None:
     orders = due(store)
     like_message = strangers(MessageKey(orders.id, 2, DUE_MS, 0).pack()) + strangers(
         MessageKey(orders.id, 1, 1, 1).pack()
@@ -85,9 +85,7 @@ def test_given_unrecognized_rows_everywhere_when_swept_then_all_stay_and_the_res
 
 
 @pytest.mark.parametrize("generation", [0, -1, -2, -(2**31)])
-def test_given_generations_nobody_gives_when_swept_then_the_rows_stay_and_are_inverted(
-    store: Store, generation: int
-) -> None:
+def test_rows_of_impossible_generations_stay_and_are_inverted(store: Store, generation: int) -> None:
     strange = Topic(store, due(store).id, generation)
     key = MessageKey(strange.id, generation, DUE_MS, 0).pack()
     store.message.put([(key, MessageValue(OLD, b"x"))])
@@ -120,9 +118,7 @@ METADATA = [
 
 
 @pytest.mark.parametrize("value", METADATA, ids=range(len(METADATA)))
-def test_given_metadata_that_does_not_parse_when_swept_then_its_topic_is_unknown_and_the_others_are_done(
-    store: Store, value: bytes
-) -> None:
+def test_unreadable_metadata_makes_its_topic_unknown_alone(store: Store, value: bytes) -> None:
     orders = due(store)
     spoilt = unknown_topic(store, "default:aaa").write_metadata(value).plain(1).tx(OLD, 1).stored(pointer(1), 1)
     kit = janitor(store)
@@ -133,7 +129,7 @@ def test_given_metadata_that_does_not_parse_when_swept_then_its_topic_is_unknown
     assert [note.guard for note in report.guards] == ["metadata"]
 
 
-def test_given_metadata_under_a_strange_key_when_swept_then_it_is_told_and_the_rest_is_done(store: Store) -> None:
+def test_metadata_under_a_strange_key_is_told_and_the_rest_done(store: Store) -> None:
     orders = due(store)
     for key in (b"no topic", b"a:b:c:", b"\xff"):
         assert store.metadata.compare_and_set(key, None, b'{"generation":"9","ttl":"1"}')
@@ -154,7 +150,7 @@ def encoded() -> bytes:
     return stream.getvalue()
 
 
-def test_given_a_snapshot_cut_short_anywhere_when_swept_then_it_is_refused_and_ttls_go_on(tmp_path: Path) -> None:
+def test_snapshot_cut_short_anywhere_is_refused_and_ttls_go_on(tmp_path: Path) -> None:
     file = tmp_path / "snapshot.1"
     for size in range(len(encoded())):
         file.write_bytes(encoded()[:size])
@@ -175,9 +171,7 @@ def sweep_with(snapshot: Path, orders: Topic) -> SnapshotUsed | None:
 
 
 @given(content=st.binary(max_size=200))
-def test_given_any_bytes_for_a_snapshot_when_swept_then_ttls_go_on(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_snapshot_of_any_bytes_lets_ttls_go_on(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.getbasetemp() / "any-bytes"
     file.write_bytes(content)
     orders = due(MemoryStore())
@@ -214,9 +208,7 @@ YEAR_2300_MS = 10_413_792_000_000
 
 
 @pytest.mark.parametrize("now_ms", [9_223_372_036_854, YEAR_2300_MS, 253_402_300_799_999])
-def test_given_a_clock_of_another_age_when_swept_then_it_judges_by_it_and_does_not_break(
-    store: Store, now_ms: int
-) -> None:
+def test_clock_of_another_age_is_judged_by_without_failure(store: Store, now_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400)
     orders.plain(NOW_MS, now_ms - DAY - 1, now_ms - DAY).stored(pointer(NOW_MS), NOW_MS, now_ms)
     kit = janitor(store, now_ms=now_ms)
@@ -242,16 +234,14 @@ def test_given_a_clock_that_leaps_into_the_future_when_swept_then_no_row_goes(st
 # --- the state's folder ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_state_folder_that_cannot_be_made_when_opened_then_it_says_what_to_do(tmp_path: Path) -> None:
+def test_state_folder_that_cannot_be_made_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"janitor\.state"):
         SqliteState(tmp_path / "file" / "state")
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 4096])
-def test_given_a_state_file_that_is_damaged_when_opened_then_it_says_what_to_do_and_leaves_it(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_damaged_state_file_is_left_alone_with_a_hint(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(StateError) as caught:
         SqliteState(tmp_path)
@@ -259,9 +249,7 @@ def test_given_a_state_file_that_is_damaged_when_opened_then_it_says_what_to_do_
     assert (tmp_path / FILE_NAME).read_bytes() == content
 
 
-def test_given_a_state_folder_that_vanishes_when_swept_then_nothing_is_claimed_that_was_not_kept(
-    store: Store, tmp_path: Path
-) -> None:
+def test_state_folder_that_vanishes_leaves_nothing_claimed(store: Store, tmp_path: Path) -> None:
     orders = due(store)
     with SqliteState(tmp_path / "state") as state:
         janitor(store, state=state).engine.run_once(adopt=True)

@@ -86,7 +86,7 @@ def assert_true(kit: Kit) -> None:
 
 
 @pytest.mark.no_cover
-def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is_remembered_and_the_next_run_finishes(
+def test_stop_at_any_store_call_keeps_what_was_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
@@ -136,7 +136,7 @@ def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is
     assert "message.compact" in stopped_in
 
 
-def test_given_leveldb_when_a_run_is_asked_to_stop_then_what_it_did_survives_and_the_next_one_finishes(
+def test_stop_of_a_leveldb_run_keeps_what_was_done(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     for at_call in range(3, 80, 9):
@@ -154,7 +154,7 @@ def test_given_leveldb_when_a_run_is_asked_to_stop_then_what_it_did_survives_and
             assert all(map(is_done, topics))
 
 
-def test_given_a_word_to_stop_before_it_begins_when_swept_then_nothing_at_all_is_read_of_the_rows() -> None:
+def test_stop_before_the_start_reads_no_row() -> None:
     kit, _ = prepared(MemoryStore())
     names: list[str] = []
     watch(kit.store, before=lambda call: names.append(call.name))
@@ -164,7 +164,7 @@ def test_given_a_word_to_stop_before_it_begins_when_swept_then_nothing_at_all_is
     assert kit.state.runs(1)[0].result == "interrupted"
 
 
-def test_run_halted_while_it_learns_a_long_invalid_list_ends_and_the_next_learns_it(
+def test_stop_in_a_long_invalid_list_is_learned_by_the_next_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(engine, "BATCH_IDS", 10)

@@ -96,9 +96,7 @@ BREAKABLE = [
 
 
 @pytest.mark.parametrize("operation", BREAKABLE)
-def test_given_a_store_error_in_one_topic_when_swept_then_the_others_are_done_and_nothing_is_claimed(
-    store: Store, operation: str
-) -> None:
+def test_error_in_one_topic_leaves_the_others_done_unclaimed(store: Store, operation: str) -> None:
     kit, [first, broken, last] = prepared(store)
     before, claim = kit.state.frontiers(), kit.state.claim()
     fault = Broken(operation, broken)
@@ -121,9 +119,7 @@ def test_given_a_store_error_in_one_topic_when_swept_then_the_others_are_done_an
 
 
 @pytest.mark.parametrize("operation", BREAKABLE)
-def test_given_a_store_error_in_one_topic_when_it_has_passed_then_the_next_run_finishes(
-    store: Store, operation: str
-) -> None:
+def test_error_in_one_topic_that_passed_is_done_by_the_next_run(store: Store, operation: str) -> None:
     kit, topics = prepared(store)
     fault = Broken(operation, topics[1])
     watch(store, before=fault)
@@ -140,9 +136,7 @@ def test_given_a_store_error_in_one_topic_when_it_has_passed_then_the_next_run_f
 
 
 @pytest.mark.parametrize("name", ["message.sync", "payload.sync", "metadata.rows"])
-def test_given_a_store_that_fails_as_a_whole_when_swept_then_nothing_is_remembered_but_the_failure(
-    store: Store, name: str
-) -> None:
+def test_error_of_the_whole_store_remembers_only_the_failure(store: Store, name: str) -> None:
     kit, topics = prepared(store)
     before = (kit.state.frontiers(), kit.state.claim(), kit.state.evidence(), kit.state.last_full_pass_ms())
     failing = [True]
@@ -164,9 +158,7 @@ SAVES = ["save_anchor", "save_store", "save_frontiers", "save_open_ids", "replac
 
 
 @pytest.mark.parametrize("name", SAVES)
-def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_all_or_nothing(
-    store: Store, name: str
-) -> None:
+def test_error_of_the_state_at_the_end_keeps_all_or_nothing(store: Store, name: str) -> None:
     kit, topics = prepared(store)
     before = (kit.state.frontiers(), kit.state.claim(), kit.state.last_full_pass_ms(), kit.state.strikes())
     failing = [True]
@@ -184,7 +176,7 @@ def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_a
     assert kit.state.claim() is not None
 
 
-def test_given_a_history_that_cannot_be_written_when_swept_then_what_was_reached_is_kept(store: Store) -> None:
+def test_error_of_the_history_keeps_what_was_reached(store: Store) -> None:
     kit, topics = prepared(store)
     before = kit.state.claim()
     failing = [True]
@@ -233,7 +225,7 @@ def test_given_a_compaction_that_fails_when_swept_then_what_was_reached_is_kept_
     assert {record.at.wall_ms for record in kit.state.frontiers().values()} == {NOW_MS}
 
 
-def test_given_a_state_that_cannot_be_written_at_all_when_swept_then_no_row_is_touched(store: Store) -> None:
+def test_error_of_the_state_at_the_start_touches_no_row(store: Store) -> None:
     kit, topics = prepared(store)
     before = [described.messages() for described in topics]
 
@@ -271,9 +263,7 @@ print(json.dumps({"errors": list(errors), "claimed": claim is not None}))
 
 
 @pytest.mark.parametrize("limit_bytes", [1, 500, 4_000, 20_000])
-def test_given_a_disk_that_is_full_when_leveldb_is_swept_then_what_lives_is_there_and_a_later_run_finishes(
-    tmp_path: Path, limit_bytes: int
-) -> None:
+def test_full_disk_keeps_live_rows_and_a_later_run_finishes(tmp_path: Path, limit_bytes: int) -> None:
     due = [NOW_MS - 2 * DAY + number for number in range(3000)]
     live = [NOW_MS - number for number in range(300, 0, -1)]
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
