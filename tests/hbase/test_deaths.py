@@ -42,7 +42,7 @@ def thrift(hbase: HBaseServer) -> Iterator[ThriftProcess]:
 
 
 @pytest.mark.parametrize("moment", ["scannerGetList", "checkAndPut"])
-def test_given_thrift_killed_inside_a_sweep_when_there_is_another_then_that_one_does_the_rest(
+def test_thrift_killed_beside_another_loses_nothing(
     hbase: HBaseServer, thrift: ThriftProcess, scene: Scene, namespace: str, moment: str
 ) -> None:
     with PatientStore([thrift.address, hbase.thrift], namespace=namespace, clock=Hurried()) as store:
@@ -55,9 +55,7 @@ def test_given_thrift_killed_inside_a_sweep_when_there_is_another_then_that_one_
     thrift.start()
 
 
-def test_given_the_only_thrift_killed_inside_a_sweep_when_it_is_back_then_one_more_run_does_the_rest(
-    thrift: ThriftProcess, scene: Scene, namespace: str
-) -> None:
+def test_thrift_killed_alone_is_done_by_one_more_run(thrift: ThriftProcess, scene: Scene, namespace: str) -> None:
     with PatientStore([thrift.address], namespace=namespace, clock=Hurried()) as store:
         moments, kit = Moments(store.pool), scene.kit(store)
         moments.at("mutateRowsTs", 5, thrift.kill)
@@ -69,9 +67,7 @@ def test_given_the_only_thrift_killed_inside_a_sweep_when_it_is_back_then_one_mo
         finish(scene, kit)
 
 
-def test_given_thrift_that_hangs_inside_a_sweep_when_it_goes_on_then_one_more_run_does_the_rest(
-    thrift: ThriftProcess, scene: Scene, namespace: str
-) -> None:
+def test_thrift_that_hangs_is_done_by_one_more_run(thrift: ThriftProcess, scene: Scene, namespace: str) -> None:
     with (
         Proxy(thrift.address) as proxy,
         PatientStore([proxy.address], namespace=namespace, clock=Hurried()) as store,
@@ -112,9 +108,7 @@ def own_scene(own: list[HBaseServer]) -> Iterator[tuple[Scene, Proxy, str]]:
             yield Scene.on(store), to_own, namespace
 
 
-def test_given_a_region_server_that_dies_inside_a_sweep_when_another_takes_over_then_nothing_was_missed(
-    own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]
-) -> None:
+def test_region_server_that_dies_misses_nothing(own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]) -> None:
     there, _, namespace = own_scene
     alive = own[-1].command("servers").split().index("up")
     with PatientStore([own[-1].thrift], namespace=namespace) as store:
@@ -128,9 +122,7 @@ def test_given_a_region_server_that_dies_inside_a_sweep_when_another_takes_over_
     finish(there)
 
 
-def test_given_hbase_killed_inside_a_sweep_when_it_is_back_then_one_more_run_does_the_rest(
-    own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]
-) -> None:
+def test_hbase_killed_is_done_by_one_more_run(own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]) -> None:
     there, to_own, namespace = own_scene
     with PatientStore([to_own.address], namespace=namespace, clock=Hurried()) as store:
         moments, kit = Moments(store.pool), there.kit(store)
@@ -148,9 +140,7 @@ def test_given_hbase_killed_inside_a_sweep_when_it_is_back_then_one_more_run_doe
     finish(there)
 
 
-def test_given_a_janitor_killed_again_and_again_inside_its_sweep_when_the_next_one_runs_then_it_does_the_rest(
-    hbase: HBaseServer, scene: Scene, namespace: str, tmp_path: Path
-) -> None:
+def test_janitor_killed_often_is_finished(hbase: HBaseServer, scene: Scene, namespace: str, tmp_path: Path) -> None:
     chance = random.Random(6)
     # Early enough to come, and late enough for the run to be known of.
     moments = [chance.randrange(40, most) for most in (100, 140, 180, 300, 300, 300)]

@@ -61,7 +61,7 @@ def spans(state: HBaseState) -> list[tuple[bytes, bytes | None]]:
     return [(item.start, item.stop) for item in state.evidence()]
 
 
-def test_given_a_salt_that_cannot_be_read_when_run_then_the_others_are_evidence_and_the_next_run_does_only_that_one(
+def test_salt_that_fails_is_done_by_the_next_run(
     store: HBaseStore, state: HBaseState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = sweeper(store, state)
@@ -101,7 +101,7 @@ def test_given_a_salt_that_cannot_be_read_when_run_then_the_others_are_evidence_
     assert kit.engine.verify().refuted == 0
 
 
-def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what_holds_it_is_named_with_its_region(
+def test_claim_stands_while_regions_split_and_merge(
     hbase: HBaseServer, hbase_tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace = hbase_tables.make(cuts=[b"\x01", b"\x02", b"\x03"])
@@ -134,9 +134,7 @@ def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what
         assert f"from 03 to 04 (salt 3) (they begin in region {lowest.region})" in capsys.readouterr().out
 
 
-def test_given_a_row_in_any_salt_that_became_positive_again_when_audited_then_it_refutes_the_claim(
-    store: HBaseStore, state: HBaseState
-) -> None:
+def test_row_that_turned_positive_refutes_the_claim(store: HBaseStore, state: HBaseState) -> None:
     kit = sweeper(store, state)
     assert kit.engine.run_once().boundary == INVALID
     assert (kit.engine.verify().cells, kit.engine.verify().refuted) == (len(TIMES), 0)

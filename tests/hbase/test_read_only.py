@@ -37,7 +37,7 @@ def read_only(hbase: HBaseServer, namespace: str) -> Iterator[Callable[[str, boo
         change(table, False)
 
 
-def test_given_a_read_only_table_when_swept_again_and_again_then_no_topic_is_to_blame_and_it_goes_when_it_may(
+def test_read_only_table_blames_no_topic(
     hbase_tables: Tables, namespace: str, read_only: Callable[[str, bool], None]
 ) -> None:
     with hbase_tables.open(namespace) as store:
@@ -59,9 +59,7 @@ def test_given_a_read_only_table_when_swept_again_and_again_then_no_topic_is_to_
         assert kit.state.strikes() == {}
 
 
-def test_given_a_store_that_takes_no_writes_at_all_when_swept_again_and_again_then_no_topic_is_put_aside(
-    scene: Scene, read_only: Callable[[str, bool], None]
-) -> None:
+def test_store_without_writes_quarantines_no_topic(scene: Scene, read_only: Callable[[str, bool], None]) -> None:
     kit = scene.kit()
     for table in ("tms.message", "tms.payload"):
         read_only(table, True)

@@ -68,7 +68,7 @@ def second_server(hbase: HBaseServer) -> int:
     return int(hbase.command("start-server"))
 
 
-def test_given_regions_split_merged_moved_closed_and_opened_inside_a_sweep_when_it_ends_then_nothing_was_missed(
+def test_regions_that_change_miss_nothing(
     hbase: HBaseServer, store: HBaseStore, namespace: str, second_server: int
 ) -> None:
     message, payload = f"{namespace}:tms.message", f"{namespace}:tms.payload"
@@ -93,9 +93,7 @@ def test_given_regions_split_merged_moved_closed_and_opened_inside_a_sweep_when_
     finish(scene, kit)
 
 
-def test_given_thrift_restarts_inside_a_sweep_when_it_ends_then_nothing_was_missed(
-    hbase: HBaseServer, scene: tuple[Scene, str]
-) -> None:
+def test_thrift_that_restarts_misses_nothing(hbase: HBaseServer, scene: tuple[Scene, str]) -> None:
     there, namespace = scene
     port = hbase.command("start-thrift", "thrift", 0)
 
@@ -116,7 +114,7 @@ def test_given_thrift_restarts_inside_a_sweep_when_it_ends_then_nothing_was_miss
     hbase.command("stop-thrift", port)
 
 
-def test_given_scanners_that_expire_inside_a_sweep_when_read_then_their_pages_are_read_again(
+def test_scanners_that_expire_have_their_pages_read_again(
     hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = scene
@@ -131,7 +129,7 @@ def test_given_scanners_that_expire_inside_a_sweep_when_read_then_their_pages_ar
         finish(there, kit)
 
 
-def test_given_pages_whose_scanners_always_expire_when_swept_then_the_run_says_so_and_claims_nothing(
+def test_scanners_that_always_expire_claim_nothing(
     hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = scene

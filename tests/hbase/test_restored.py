@@ -74,9 +74,7 @@ def dropped_and_cloned(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("put_back", [restored, dropped_and_cloned])
-def test_given_a_snapshot_put_back_when_run_then_it_is_a_first_contact_although_the_regions_are_the_same(
-    scene: Scene, put_back: Any
-) -> None:
+def test_restored_snapshot_is_a_first_contact(scene: Scene, put_back: Any) -> None:
     kit, orders, before = scene.kit, scene.orders, regions(scene)
     assert kit.state.claim() is not None
     put_back(scene)
@@ -105,7 +103,7 @@ def test_given_a_table_made_anew_when_run_then_it_is_a_first_contact(scene: Scen
     assert scene.kit.engine.run_once().tripped
 
 
-def test_given_tables_that_hbase_moves_compacts_and_opens_anew_when_run_then_the_store_is_known(scene: Scene) -> None:
+def test_moved_and_compacted_tables_are_known(scene: Scene) -> None:
     server, table = scene.server, scene.table
     for command in (
         ("set", table, "NOTE", "1"),
@@ -121,7 +119,7 @@ def test_given_tables_that_hbase_moves_compacts_and_opens_anew_when_run_then_the
         assert scene.orders.pointers() == [-OLD]
 
 
-def test_given_a_table_disabled_and_enabled_when_run_then_it_cannot_be_told_from_a_restored_one(scene: Scene) -> None:
+def test_disabled_table_looks_like_a_restored_one(scene: Scene) -> None:
     scene.server.command("disable", scene.table)
     scene.server.command("enable", scene.table)
     report = scene.kit.engine.run_once()

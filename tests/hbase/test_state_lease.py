@@ -53,9 +53,7 @@ def open_state(thrift: str, prefix: bytes, clock: ManualClock, thrift2: Sequence
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_given_a_janitor_that_is_stopped_past_its_lease_when_it_wakes_then_at_most_one_batch_follows_and_no_claim(
-    hbase_tables: Tables, moment: str
-) -> None:
+def test_janitor_stopped_past_its_lease_writes_one_batch(hbase_tables: Tables, moment: str) -> None:
     server, store, prefix = hbase_tables.server, hbase_tables.store(), secrets.token_bytes(4)
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with open_state(server.thrift, prefix, clock, [str(server.thrift2)]) as state:

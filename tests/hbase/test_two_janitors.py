@@ -138,9 +138,7 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(("moment", "workers"), [("delete", 4), ("swap", 1)], ids=["inside a batch", "at its end"])
-def test_given_a_janitor_stopped_past_its_lease_when_another_took_over_then_what_it_began_is_its_last_batch(
-    hbase_tables: Tables, tmp_path: Path, moment: str, workers: int
-) -> None:
+def test_janitor_stopped_ends_with_its_batch(hbase_tables: Tables, tmp_path: Path, moment: str, workers: int) -> None:
     kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=workers)
     with kit.store, kit.memory() as state, kit.janitor(f"stops-at-{moment}", "run", "--once", "--adopt") as first:
         assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it ended before it came to that moment"
@@ -167,9 +165,7 @@ def test_given_a_janitor_stopped_past_its_lease_when_another_took_over_then_what
         assert kit.is_clean
 
 
-def test_given_a_daemon_when_it_has_swept_and_is_told_to_stop_then_it_gives_the_lease_back_and_exits_with_0(
-    hbase_tables: Tables, tmp_path: Path
-) -> None:
+def test_daemon_that_stops_gives_its_lease_back(hbase_tables: Tables, tmp_path: Path) -> None:
     kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=4)
     with kit.store, kit.memory() as state, kit.janitor("plain", "run", "--adopt") as daemon:
         until(lambda: [run.result for run in state.runs(1)] == ["done"], daemon)
@@ -184,9 +180,7 @@ def test_given_a_daemon_when_it_has_swept_and_is_told_to_stop_then_it_gives_the_
         assert left.holder == ""
 
 
-def test_given_a_daemon_that_was_killed_when_another_waits_for_its_lease_then_that_one_goes_on_and_a_third_may_leave(
-    hbase_tables: Tables, tmp_path: Path
-) -> None:
+def test_daemon_that_was_killed_is_followed_by_a_standby(hbase_tables: Tables, tmp_path: Path) -> None:
     kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=4)
     said = tmp_path / "third"
     with kit.store, kit.memory() as state, kit.janitor("plain", "run", "--adopt") as first:
