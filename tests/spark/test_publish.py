@@ -193,7 +193,7 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishKit]
 # --- once ------------------------------------------------------------------------------------------------------------
 
 
-def test_given_batches_when_published_then_they_are_there_in_order_and_the_query_is_a_producer(kit: PublishKit) -> None:
+def test_publish_keeps_batches_in_order_as_a_producer(kit: PublishKit) -> None:
     publisher = kit.publisher()
     for number in range(4):
         publish(publisher, number, *range(number * 10, number * 10 + 10))
@@ -201,7 +201,7 @@ def test_given_batches_when_published_then_they_are_there_in_order_and_the_query
     assert [(known.name, known.open) for known in kit.at.client.producers(BILLS)] == [("query-1", {})]
 
 
-def test_given_payloads_on_their_way_when_a_batch_is_computed_then_no_reader_sees_or_waits_for_them(
+def test_publish_of_a_batch_under_way_is_seen_by_no_reader(
     kit: PublishKit,
 ) -> None:
     def look() -> None:
@@ -213,9 +213,7 @@ def test_given_payloads_on_their_way_when_a_batch_is_computed_then_no_reader_see
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 3])
-def test_given_tasks_that_are_done_again_when_published_then_only_what_the_last_attempt_stored_is_there(
-    attempts: int, kit: PublishKit
-) -> None:
+def test_publish_of_repeated_tasks_keeps_the_last_attempt(attempts: int, kit: PublishKit) -> None:
     late: list[Any] = []
     batch: Any = Batch(texts(*range(7)), attempts=attempts, meanwhile=lambda: late.append(batch.task()))
     kit.publisher()(batch, 0)
@@ -229,9 +227,7 @@ def test_given_tasks_that_are_done_again_when_published_then_only_what_the_last_
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["store", "checkpoint"])
-def test_given_an_executor_that_dies_while_it_stores_when_another_does_the_task_then_it_is_there_once(
-    step: str, when: Any, kit: PublishKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_of_a_dead_task_is_once(step: str, when: Any, kit: PublishKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "_CHUNK_ROWS", 2)
     faults, own = Faults(), _attempt
 
@@ -263,9 +259,7 @@ def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_a
 
 
 @pytest.mark.parametrize("ttl_seconds", [0, -1])
-def test_given_a_ttl_that_is_none_when_a_publisher_is_made_then_it_says_what_to_give(
-    kit: PublishKit, ttl_seconds: int
-) -> None:
+def test_publisher_with_a_ttl_below_one_is_refused(kit: PublishKit, ttl_seconds: int) -> None:
     with pytest.raises(ConfigurationError, match="1 or more"):
         kit.publisher(ttl_seconds=ttl_seconds)
 
@@ -280,7 +274,7 @@ def test_given_a_batch_that_comes_again_when_it_is_published_then_nothing_happen
     assert kit.bills == texts(1, 2, 3)
 
 
-def test_given_a_new_checkpoint_in_the_place_of_the_old_when_the_same_publisher_goes_on_then_it_is_a_new_query(
+def test_publish_with_a_new_checkpoint_is_a_new_query(
     kit: PublishKit,
 ) -> None:
     publisher = kit.publisher()
@@ -328,9 +322,7 @@ class Deadly(Faults):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("known", [False, True])
-def test_given_a_driver_that_dies_at_any_call_when_the_batch_comes_again_then_it_is_there_once(
-    kit: PublishKit, *, done: bool, known: bool
-) -> None:
+def test_publish_of_a_driver_that_dies_anywhere_is_once(kit: PublishKit, *, done: bool, known: bool) -> None:
     kit.patch.setattr(publishing, "_CHUNK_ROWS", 2)
     expected = texts("zero")
     kit.publish(0, "zero")
@@ -360,9 +352,7 @@ def test_given_a_driver_that_dies_at_any_call_when_the_batch_comes_again_then_it
 @pytest.mark.no_cover
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["publish", "store", "poll", "start", "canCommit", "commit", "abort"])
-def test_given_an_answer_that_is_missing_when_the_batch_comes_again_then_it_is_there_once(
-    step: str, when: Any, kit: PublishKit
-) -> None:
+def test_publish_without_an_answer_is_once(step: str, when: Any, kit: PublishKit) -> None:
     kit.publish(0, "zero")
     faults = Faults()
     kit.served_by(faults)
@@ -394,7 +384,7 @@ def leave_open(kit: PublishKit, batch_id: int, *payloads: str | int) -> int:
         return transaction.transaction.transaction_id
 
 
-def test_given_a_transaction_of_a_dead_driver_when_its_batch_comes_again_then_readers_need_not_wait_for_its_end(
+def test_publish_after_a_dead_driver_ends_its_transaction(
     kit: PublishKit,
 ) -> None:
     kit.publish(0, 0)
@@ -406,7 +396,7 @@ def test_given_a_transaction_of_a_dead_driver_when_its_batch_comes_again_then_re
         kit.at.server.manager.commit(dead)
 
 
-def test_given_another_driver_that_takes_over_when_the_batch_is_to_be_published_then_only_the_newer_does(
+def test_publish_of_a_former_driver_is_fenced(
     kit: PublishKit,
 ) -> None:
     kit.publish(0, 0)
@@ -435,7 +425,7 @@ def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_it_is_publi
     assert kit.bills == texts(0, 1)
 
 
-def test_given_a_topic_that_is_made_again_when_the_next_batch_comes_then_a_person_has_to_look(kit: PublishKit) -> None:
+def test_publish_to_a_topic_made_again_is_refused_until_accepted(kit: PublishKit) -> None:
     kit.publish(0, 0)
     kit.at.client.delete_topic(BILLS)
     with pytest.raises(TopicNotFound):
@@ -461,7 +451,7 @@ def test_given_another_query_when_published_then_it_counts_its_own_batches(kit: 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_given_a_query_that_was_forgotten_when_a_batch_comes_then_a_person_has_to_look(kit: PublishKit) -> None:
+def test_publish_of_a_forgotten_query_is_refused_until_accepted(kit: PublishKit) -> None:
     kit.publish(0, 0)
     kit.publish(1, 1)
     kit.at.clock.advance(AWAY_MS + 1)
@@ -482,14 +472,14 @@ def test_given_a_person_who_has_looked_when_a_batch_comes_then_it_is_as_they_say
     assert kit.bills == texts("is not", "next")
 
 
-def test_given_a_checkpoint_that_was_put_back_when_an_old_batch_comes_then_it_is_refused(kit: PublishKit) -> None:
+def test_publish_of_an_old_batch_after_a_restore_is_refused(kit: PublishKit) -> None:
     for number in range(3):
         kit.publish(number, number)
     with pytest.raises(Refused, match=r"batch 2 \(.* batch 1 \(planned 2023"):
         kit.publish(1, 1)
 
 
-def test_given_a_checkpoint_that_was_put_back_when_another_batch_has_the_number_of_the_last_then_it_is_not_left_out(
+def test_publish_of_another_batch_by_the_same_number_is_refused(
     kit: PublishKit,
 ) -> None:
     plan(kit.checkpoint, 1, NOW_MS)
@@ -506,7 +496,7 @@ def test_given_a_checkpoint_that_was_put_back_when_another_batch_has_the_number_
     assert kit.bills == texts(0, 1)
 
 
-def test_given_a_first_batch_that_comes_long_after_it_was_planned_when_the_query_is_not_known_then_it_is_refused(
+def test_publish_of_a_late_first_batch_is_refused_until_accepted(
     kit: PublishKit,
 ) -> None:
     kit.at.clock.advance(AWAY_MS + 1)
@@ -542,9 +532,7 @@ def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_
         ({"column": "n"}, r"Column n is of type bigint.*to_json"),
     ],
 )
-def test_given_a_column_that_cannot_be_published_when_a_batch_comes_then_it_is_named(
-    options: dict[str, Any], message: str, kit: PublishKit
-) -> None:
+def test_publish_of_a_wrong_column_names_it(options: dict[str, Any], message: str, kit: PublishKit) -> None:
     with pytest.raises(ConfigurationError, match=message):
         kit.publish(0, 1, **options)
 
@@ -582,9 +570,7 @@ def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(kit: Publi
     ("properties", "named"),
     [({"partitions": "2"}, "default:visits-0"), ({"routes": '{"users": 2, "pages": 3}'}, "default:visits-users-0")],
 )
-def test_given_a_topic_with_partitions_when_a_publisher_is_made_then_it_names_one_to_publish_to(
-    properties: dict[str, str], named: str, kit: PublishKit
-) -> None:
+def test_publisher_of_a_partitioned_topic_names_one(properties: dict[str, str], named: str, kit: PublishKit) -> None:
     kit.at.client.create_topic("default:visits", properties=properties)
     arguments: dict[str, Any] = {"url": "http://in.process", "checkpoint": str(kit.checkpoint)}
     with pytest.raises(ConfigurationError, match=f"default:visits .*{named}"):
@@ -594,9 +580,7 @@ def test_given_a_topic_with_partitions_when_a_publisher_is_made_then_it_names_on
 
 
 @pytest.mark.parametrize("topic", [BILLS, "default:to-be-made"])
-def test_given_no_answer_about_the_topic_when_a_publisher_is_made_then_it_is_left_to_the_first_batch(
-    topic: str, kit: PublishKit
-) -> None:
+def test_publisher_without_an_answer_waits_for_a_batch(topic: str, kit: PublishKit) -> None:
     faults = Faults()
     kit.served_by(faults)
     if topic == BILLS:

@@ -75,9 +75,7 @@ def adopted(scene: Scene) -> tuple[SaltedStore, SqliteState]:
 @pytest.mark.no_cover
 @given(scenes(), st.integers(1, 7))
 @settings(max_examples=settings().max_examples // 2)
-def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those_of_one_process(
-    scene: Scene, batch_rows: int
-) -> None:
+def test_tasks_on_a_random_store_do_what_one_process_does(scene: Scene, batch_rows: int) -> None:
     outcomes = []
     for on_tasks in (True, False):
         store, state = adopted(scene)
@@ -138,9 +136,7 @@ def test_parts_without_rows_get_no_task_and_no_share_of_the_rate() -> None:
 @pytest.mark.no_cover
 @given(scenes(), st.data())
 @settings(max_examples=settings().max_examples // 2)
-def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_is_the_same(
-    scene: Scene, data: st.DataObject
-) -> None:
+def test_tasks_plan_pieces_cut_anywhere_as_one_does(scene: Scene, data: st.DataObject) -> None:
     store = MemoryStore()
     scene.fill(store)
     cuts = data.draw(st.lists(st.sampled_from([b"", b"a:t1:", *scene.messages, *scene.payloads]), max_size=4))
@@ -202,7 +198,7 @@ def run_of(kit: LocalKit) -> Run:
     return make_run(kit.engine.deps, prepare(kit.engine.deps), kind="full")
 
 
-def test_given_tasks_that_run_twice_when_swept_then_rows_go_once_and_lost_attempts_are_in_the_ledger() -> None:
+def test_tasks_that_run_twice_delete_once_and_are_in_the_ledger() -> None:
     kit = kit_on(filled())
     kit.sender.times = 2
     report = kit.engine.run_once(adopt=True)
@@ -220,7 +216,7 @@ def test_given_tasks_that_run_twice_when_swept_then_rows_go_once_and_lost_attemp
     assert run.result == "done"
 
 
-def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_it_had_announced() -> None:
+def test_task_that_is_killed_beside_another_is_in_the_ledger() -> None:
     store, expiries = filled(), Expiries(MemorySide())
     early = MessageKey(TopicId("default", "orders"), 1, NOW_MS - MINUTE, 0).pack()
     expiries.put([(early, NOW_MS)])
@@ -248,7 +244,7 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
     assert lost[0].start < early, "and not what the driver itself took, of which it knows the number"
 
 
-def test_given_a_task_that_fails_for_good_when_swept_then_the_run_fails_and_says_where_it_took_rows() -> None:
+def test_task_that_fails_for_good_fails_the_run_with_its_ranges() -> None:
     kit = kit_on(filled())
 
     def fail(part: Part) -> None:
@@ -269,7 +265,7 @@ def test_given_a_task_that_fails_for_good_when_swept_then_the_run_fails_and_says
     assert rows_of(kit.store) == swept(filled())
 
 
-def test_given_a_store_that_fails_when_a_task_reads_it_then_the_error_names_step_and_part() -> None:
+def test_task_with_a_store_that_fails_names_step_and_part() -> None:
     kit = kit_on(filled())
 
     def fail(_: Any) -> None:
@@ -282,7 +278,7 @@ def test_given_a_store_that_fails_when_a_task_reads_it_then_the_error_names_step
         perform(environment, Part(run_of(kit), 1, 7), 0)
 
 
-def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is_planned_anew() -> None:
+def test_task_that_meets_another_topic_plans_it_again() -> None:
     store = filled()
     kit = kit_on(store)
     orders = topic(store, "default:orders", ttl_seconds=3600)
@@ -328,7 +324,7 @@ def test_given_a_pause_while_tasks_are_at_work_then_nothing_more_goes() -> None:
     assert rows_of(kit.store) == before
 
 
-def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_ends_and_nothing_is_proven() -> None:
+def test_task_without_the_state_ends_the_run_without_a_proof() -> None:
     kit = kit_on(filled())
     closed = SqliteState.in_memory()
     closed.close()
@@ -349,7 +345,7 @@ def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_e
 # --- leases and zombies ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_ends_and_so_does_the_run() -> None:
+def test_task_that_loses_the_lease_ends_the_run() -> None:
     store, state, clock = filled(), SqliteState.in_memory(), ManualClock(NOW_MS, monotonic_ms=DAY)
     lease = Lease(state, "first", 60, clock)
     lease.acquire()
@@ -381,7 +377,7 @@ def test_given_a_zombie_when_its_run_has_ended_then_it_deletes_nothing() -> None
     assert rows_of(kit.store) == before
 
 
-def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_under_no_other() -> None:
+def test_task_may_write_under_the_lease_of_its_run_alone() -> None:
     state, clock = SqliteState.in_memory(), ManualClock(NOW_MS)
     lease = Lease(state, "driver", 60, clock)
     lease.acquire()
@@ -404,9 +400,7 @@ def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_unde
         followed.check()
 
 
-def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_called_back(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_tasks_of_a_driver_that_stops_are_ended(spark: SparkSession, tmp_path: Path) -> None:
     kit = kit_on(filled())
     mark = tmp_path / "at-work"
     part = Part(run_of(kit), 0, 0)
@@ -452,7 +446,7 @@ def test_given_an_archive_when_swept_by_tasks_then_every_row_is_in_it_before_it_
     assert {summarise(path).run_id for path in files} == {report.id}
 
 
-def test_given_a_crash_between_archive_and_delete_when_swept_again_then_no_row_is_lost_and_none_is_left(
+def test_tasks_after_a_crash_with_an_archive_lose_no_row(
     tmp_path: Path,
 ) -> None:
     kit = kit_on(filled())
@@ -472,7 +466,7 @@ def test_given_a_crash_between_archive_and_delete_when_swept_again_then_no_row_i
     assert archived
 
 
-def test_given_an_archive_that_cannot_be_written_when_swept_by_tasks_then_nothing_goes() -> None:
+def test_tasks_without_room_in_the_archive_delete_nothing() -> None:
     class Full:
         def save(self, *_: Any) -> Any:
             raise ArchiveError("the disk is full.")
