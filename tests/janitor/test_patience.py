@@ -20,11 +20,6 @@ TTL_SECONDS = 360_000
 WINDOW_MS = HOUR
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: int) -> tuple[Kit, Topic]:
     """A topic whose first pass, a full one, is done, and two rows of it that come due a moment later."""
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds)

@@ -40,11 +40,6 @@ OLD_MS = NOW_MS - 3 * HOUR
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def undo(store: MemoryStore, tmp_path: Path) -> Undo:
     return Undo(store, tmp_path / "archive")
 

@@ -50,11 +50,6 @@ DAY_NAME = "day=2023-11-14"
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def orders(store: MemoryStore) -> Topic:
     return topic(store, "default:orders", ttl_seconds=60)
 

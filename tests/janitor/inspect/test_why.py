@@ -52,11 +52,6 @@ SNAPSHOT = visibility(NOW_MS, [INVALID], [OPEN])
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def orders(store: MemoryStore) -> Topic:
     return topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
 

@@ -15,12 +15,6 @@ OLD = pointer(NOW_MS - 10 * HOUR)
 TTL_SECONDS = 86400
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    """An empty store."""
-    return MemoryStore()
-
-
 # --- what a plan may do ----------------------------------------------------------------------------------------------
 
 

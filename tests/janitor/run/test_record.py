@@ -53,11 +53,6 @@ def overdue(kit: Kit) -> dict[tuple[str, str], int]:
     return dict(rows)
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 # --- while a run goes on ---------------------------------------------------------------------------------------------
 
 

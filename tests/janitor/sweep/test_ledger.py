@@ -81,11 +81,6 @@ def filled(store: Store) -> Kit:
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def kit(store: MemoryStore) -> Kit:
     return filled(store)
 
