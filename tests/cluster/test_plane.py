@@ -137,7 +137,7 @@ def test_a_cronjob_that_was_stopped_by_hand_stays_so_when_helm_4_upgrades_it(pla
     helm(plane, "uninstall", "stopped", "--no-hooks", program="helm4")
 
 
-def test_a_decision_that_helm_gave_up_waiting_for_ends_by_itself_and_never_reads_later_settings(
+def test_decision_that_helm_gave_up_on_ends_by_itself(
     plane: ControlPlane,
 ) -> None:
     name = ("--namespace", "apps", "--set", "fullnameOverride=late")

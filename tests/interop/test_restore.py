@@ -70,7 +70,7 @@ def served(java: Interop, tmp_path: Path) -> Iterator[ServedStore]:
             yield ServedStore(java, tmp_path, service, janitor(store, state=state, clock=clock, archive=archive))
 
 
-def test_given_a_rollback_that_came_after_its_topic_was_created_again_when_restored_then_no_transaction_sees_the_row(
+def test_late_rollback_of_a_former_topic_stays_hidden_when_restored(
     served: ServedStore,
 ) -> None:
     served.create(ORDERS)
@@ -90,7 +90,7 @@ def test_given_a_rollback_that_came_after_its_topic_was_created_again_when_resto
     assert read[True] == {said(ORDERS, b"live")}
 
 
-def test_given_a_transaction_that_wrote_to_two_topics_when_one_is_restored_to_the_other_then_cdap_reads_what_it_did(
+def test_restore_to_another_topic_is_read_by_cdap_as_it_was(
     served: ServedStore,
 ) -> None:
     for topic, payload, ttl_seconds in ((ORDERS, b"A1", 60), (FOUND, b"B0", TTL_SECONDS)):
