@@ -10,9 +10,7 @@ import pytest
 from tms_core.clock import Clock, ManualClock, SystemClock
 
 
-def test_clock_cuts_nanoseconds_to_milliseconds(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_clock_cuts_nanoseconds_to_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("tms_core.clock.time.time_ns", lambda: 1_500_000_000_123_999_999)
         now_ms = SystemClock().now_ms()

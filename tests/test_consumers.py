@@ -61,9 +61,7 @@ def test_given_positions_when_written_again_or_forgotten_then_the_last_word_coun
     assert positions.all() == {}
 
 
-def test_positions_of_several_topics_and_generations_stay_apart(
-    side: SideTable,
-) -> None:
+def test_positions_of_several_topics_and_generations_stay_apart(side: SideTable) -> None:
     positions = Positions(side)
     # A colon is a byte of a generation, too, and topics begin like each other.
     lives = [of("default:orders"), of("default:orders", 0x3A3A), of("default:orders", 2), of("default:orders-b")]

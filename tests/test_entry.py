@@ -53,9 +53,7 @@ def first_process() -> list[str]:
     return command
 
 
-def test_first_process_ends_by_sigterm_during_its_imports(
-    first_process: list[str],
-) -> None:
+def test_first_process_ends_by_sigterm_during_its_imports(first_process: list[str]) -> None:
     with subprocess.Popen([*first_process, sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
@@ -91,9 +89,7 @@ def test_sigterm_before_the_imports_is_kept(tmp_path: Path, first_process: list[
         assert process.wait(timeout=60) == (128 + signal.SIGTERM if blocked else 7)
 
 
-def test_sigterm_of_any_other_process_is_left_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sigterm_of_any_other_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "argv", ["tms", "--version"])
     with pytest.raises(SystemExit) as ended:

@@ -149,17 +149,13 @@ def test_given_a_key_of_one_table_when_parsed_as_the_others_then_it_is_unrecogni
         MessageId(0, 0, 2**63),
     ],
 )
-def test_pack_of_a_number_that_does_not_fit_is_refused(
-    key: MessageKey | PayloadKey | MessageId,
-) -> None:
+def test_pack_of_a_number_that_does_not_fit_is_refused(key: MessageKey | PayloadKey | MessageId) -> None:
     with pytest.raises(KeyFormatError, match="cannot hold"):
         key.pack()
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), SEQUENCES), min_size=2, max_size=2))
-def test_message_keys_sort_by_generation_time_and_sequence(
-    parts: list[tuple[int, int, int]],
-) -> None:
+def test_message_keys_sort_by_generation_time_and_sequence(parts: list[tuple[int, int, int]]) -> None:
     keys = [MessageKey(TOPIC, *part).pack() for part in parts]
     assert (keys[0] < keys[1]) == (parts[0] < parts[1])
 

@@ -291,9 +291,7 @@ def test_impossible_value_names_setting_and_way_out(tmp_path: Path, yaml: str, p
     assert f"(file {tmp_path / 'tms.yaml'})" in message or "(default)" in message or "is missing" in message
 
 
-def test_impossible_value_in_the_environment_names_its_variable(
-    tmp_path: Path,
-) -> None:
+def test_impossible_value_in_the_environment_names_its_variable(tmp_path: Path) -> None:
     message = refused(tmp_path, "", {"TMS_STORAGE__HBASE__TIMEOUT_SECONDS": "soon"})
     assert message.startswith(
         "storage.hbase.timeout_seconds = 'soon' (environment TMS_STORAGE__HBASE__TIMEOUT_SECONDS)"

@@ -124,9 +124,7 @@ def test_void_claims_that_are_claimed_in_part_keep_their_tries() -> None:
     assert marks([], at(1), []) == []
 
 
-def test_failed_claims_of_a_long_transaction_cost_once_each(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failed_claims_of_a_long_transaction_cost_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Counter[int]()
 
     def counted(message: MessageId, number: int) -> Rank:

@@ -33,9 +33,7 @@ def test_messages_strictly_before_the_cutoff_are_deleted(store: Store, batch_row
     assert orders(store).times() == [CUTOFF_MS, CUTOFF_MS + 1]
 
 
-def test_invalid_messages_around_the_cutoff_are_inverted_if_they_stay(
-    store: Store,
-) -> None:
+def test_invalid_messages_around_the_cutoff_are_inverted_if_they_stay(store: Store) -> None:
     invalid = pointer(BEGUN_MS)
     orders(store).tx(invalid, CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
     kit = janitor(store)
@@ -88,9 +86,7 @@ def test_reference_inside_its_window_keeps_the_payload(store: Store, published_m
     assert orders(store).stored_times() == [CUTOFF_MS - 1] * kept
 
 
-def test_skewed_pointers_are_left_to_the_daily_pass(
-    store: Store,
-) -> None:
+def test_skewed_pointers_are_left_to_the_daily_pass(store: Store) -> None:
     orders(store)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)

@@ -81,9 +81,7 @@ def test_whole_clean_pass_claims_the_old_transaction(store: Store) -> None:
     assert_true(kit)
 
 
-def test_rows_put_back_need_a_search_before_a_claim(
-    store: Store,
-) -> None:
+def test_rows_put_back_need_a_search_before_a_claim(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     kit.clock.advance(MINUTE)
@@ -166,9 +164,7 @@ def test_client_that_may_still_write_ends_the_claim_below_it(store: Store) -> No
     assert orders.pointers() == [-OLD, -YOUNG]
 
 
-def test_client_that_publishes_after_the_scan_is_never_claimed(
-    store: Store,
-) -> None:
+def test_client_that_publishes_after_the_scan_is_never_claimed(store: Store) -> None:
     kit, orders = prepared(store)
     kit.snapshots.invalid = [OLD, YOUNG]
     kit.engine.run_once()
@@ -190,9 +186,7 @@ def test_client_that_publishes_after_the_scan_is_never_claimed(
     assert orders.pointers() == [-OLD, -YOUNG, -YOUNG, -YOUNG]
 
 
-def test_pass_over_a_window_inverts_and_leaves_the_claim(
-    store: Store,
-) -> None:
+def test_pass_over_a_window_inverts_and_leaves_the_claim(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     before = (kit.state.claim(), kit.state.evidence())
@@ -258,9 +252,7 @@ def test_full_pass_is_due_after_a_day_or_a_clock_set_back(store: Store, ahead_ms
     assert kit.engine.run_once().full is full
 
 
-def test_full_pass_without_a_snapshot_is_repeated_with_one(
-    store: Store,
-) -> None:
+def test_full_pass_without_a_snapshot_is_repeated_with_one(store: Store) -> None:
     kit, _ = prepared(store)
     kit.snapshots.age_ms = DAY
     assert kit.engine.run_once().full
@@ -293,17 +285,13 @@ def test_claim_made_after_a_plan_is_in_the_report_of_its_apply(store: Store, tmp
     assert kit.engine.carry_out(tmp_path / "plan.json").boundary == OLD
 
 
-def test_clocks_beyond_the_grace_leave_open_transactions_unclaimed(
-    store: Store,
-) -> None:
+def test_clocks_beyond_the_grace_leave_open_transactions_unclaimed(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=3600)
     report = janitor(store, lifetime=LIFETIME._replace(grace_ms=0)).engine.run_once(adopt=True)
     assert report.boundary == pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.allowance_ms) - 1
 
 
-def test_longer_lifetime_opens_transactions_and_lowers_the_claim(
-    store: Store,
-) -> None:
+def test_longer_lifetime_opens_transactions_and_lowers_the_claim(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     assert kit.state.open_ids()[OLD].closed_ms == NOW_MS
@@ -321,9 +309,7 @@ def test_longer_lifetime_opens_transactions_and_lowers_the_claim(
     assert report.boundary < OLD
 
 
-def test_claim_of_a_clock_set_back_is_withdrawn_by_a_failed_pass(
-    store: Store,
-) -> None:
+def test_claim_of_a_clock_set_back_is_withdrawn_by_a_failed_pass(store: Store) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     assert kit.engine.run_once().boundary == OLD
@@ -340,9 +326,7 @@ def test_claim_of_a_clock_set_back_is_not_in_force(store: Store) -> None:
     assert (kit.engine.preview().boundary, kit.engine.boundary()[0], kit.engine.verify().bound) == (None, None, None)
 
 
-def test_claim_of_a_clock_set_back_is_made_again_by_a_whole_pass(
-    store: Store,
-) -> None:
+def test_claim_of_a_clock_set_back_is_made_again_by_a_whole_pass(store: Store) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.engine.run_once()
@@ -362,9 +346,7 @@ def test_claim_in_force_is_still_reported_by_a_pass_without_one(store: Store) ->
         assert kit.engine.run_once(patterns=patterns).boundary == OLD
 
 
-def test_transaction_invalid_during_the_scan_is_not_claimed(
-    store: Store,
-) -> None:
+def test_transaction_invalid_during_the_scan_is_not_claimed(store: Store) -> None:
     kit, orders = prepared(store)
     late = OLD + 1
     orders.tx(late, NOW_MS - 9 * HOUR)
@@ -382,9 +364,7 @@ def test_transaction_invalid_during_the_scan_is_not_claimed(
     assert_true(kit)
 
 
-def test_snapshot_is_read_once_and_before_the_first_row(
-    store: Store,
-) -> None:
+def test_snapshot_is_read_once_and_before_the_first_row(store: Store) -> None:
     kit, _ = prepared(store)
     asked = kit.snapshots.asked
     seen: list[int] = []
@@ -422,9 +402,7 @@ class PowerLoss:
         self.store.message.put(self.pending)
 
 
-def test_power_failure_at_the_claim_leaves_a_true_claim(
-    store: Store,
-) -> None:
+def test_power_failure_at_the_claim_leaves_a_true_claim(store: Store) -> None:
     kit, orders = prepared(store)
     orders.tx(OLD, NOW_MS - 31 * DAY)
     power = PowerLoss(store)
@@ -477,9 +455,7 @@ def test_given_a_claim_when_other_runs_follow_then_each_report_says_it(store: St
     assert kit.engine.run_once(patterns=("default:orders",)).boundary == OLD
 
 
-def test_claim_by_a_shorter_lifetime_is_not_in_force(
-    store: Store,
-) -> None:
+def test_claim_by_a_shorter_lifetime_is_not_in_force(store: Store) -> None:
     kit, orders = prepared(store)
     assert kit.engine.run_once().boundary == OLD
     raised = kit.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
@@ -491,9 +467,7 @@ def test_claim_by_a_shorter_lifetime_is_not_in_force(
     assert kit.engine.boundary()[0] is not None
 
 
-def test_clock_set_back_forgets_claim_and_evidence_of_the_future(
-    store: Store,
-) -> None:
+def test_clock_set_back_forgets_claim_and_evidence_of_the_future(store: Store) -> None:
     kit, _ = prepared(store)
     assert kit.engine.run_once().boundary == OLD
     kit.clock.step(-10 * MINUTE)
@@ -637,9 +611,7 @@ def refuted(store: Store) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-def test_false_claim_when_verified_is_withdrawn_and_searched_again(
-    store: Store,
-) -> None:
+def test_false_claim_when_verified_is_withdrawn_and_searched_again(store: Store) -> None:
     kit, orders = refuted(store)
     found = kit.engine.verify()
     assert found.refuted == 1
@@ -670,9 +642,7 @@ def test_false_claim_when_verified_is_shown_until_the_next_claim(store: Store) -
     assert judge(seen(kit)).level == "well"
 
 
-def test_refuted_claim_of_a_paused_topic_makes_one_full_run(
-    store: Store,
-) -> None:
+def test_refuted_claim_of_a_paused_topic_makes_one_full_run(store: Store) -> None:
     kit, orders = refuted(store)
     kit.engine.verify()
     topic(store, "default:other", ttl_seconds=60)
@@ -684,9 +654,7 @@ def test_refuted_claim_of_a_paused_topic_makes_one_full_run(
     assert judge(seen(kit)).reasons[0].about == "boundary"
 
 
-def test_claim_refuted_during_a_run_is_not_made_by_it(
-    store: Store,
-) -> None:
+def test_claim_refuted_during_a_run_is_not_made_by_it(store: Store) -> None:
     kit, orders = refuted(store)
     kit.clock.advance(DAY)
     beside = kit.restart()

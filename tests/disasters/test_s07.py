@@ -250,9 +250,7 @@ def test_given_a_clock_that_jumped_when_a_plan_is_applied_then_it_stops_too(stor
     assert orders.times() == [NOW_MS - DAY + HOUR]
 
 
-def test_clock_in_doubt_refuses_the_approval_of_a_topic(
-    store: Store,
-) -> None:
+def test_clock_in_doubt_refuses_the_approval_of_a_topic(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS - DAY)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)

@@ -197,9 +197,7 @@ def test_topic_no_longer_protected_holds_what_gathered(store: Store) -> None:
     assert orders.times() == []
 
 
-def test_topic_protected_for_a_while_holds_what_gathered(
-    store: Store,
-) -> None:
+def test_topic_protected_for_a_while_holds_what_gathered(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(DAY)
     kit.restart(protect=("default:*",)).engine.run_once()
@@ -208,9 +206,7 @@ def test_topic_protected_for_a_while_holds_what_gathered(
     assert orders.times() == [SOON_MS, LIVE_MS]
 
 
-def test_topic_protected_at_adoption_holds_what_gathered(
-    store: Store,
-) -> None:
+def test_topic_protected_at_adoption_holds_what_gathered(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1, LIVE_MS)
     kit = janitor(store, hold_seconds=HOLD_SECONDS, protect=("default:*",))
     kit.engine.adopt()
@@ -321,9 +317,7 @@ def behind(kit: Kit) -> None:
     kit.clock.reboot("with a clock that is wrong")
 
 
-def test_held_jump_starts_again_after_a_boot_in_the_past_and_ends(
-    store: Store,
-) -> None:
+def test_held_jump_starts_again_after_a_boot_in_the_past_and_ends(store: Store) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=TTL_SECONDS, generation=-1)
     kit.engine.run_once()
@@ -336,9 +330,7 @@ def test_held_jump_starts_again_after_a_boot_in_the_past_and_ends(
     assert orders.times() == []
 
 
-def test_hold_of_a_clock_in_the_past_survives_setting_it(
-    store: Store,
-) -> None:
+def test_hold_of_a_clock_in_the_past_survives_setting_it(store: Store) -> None:
     kit, orders = prepared(store)
     behind(kit)
     orders.describe(ttl_seconds=1).plain(NOW_MS - 3 * HOUR)
@@ -415,9 +407,7 @@ def test_hold_from_before_the_clock_was_set_right_ends(store: Store) -> None:
 # --- paused topics ----------------------------------------------------------------------------------------------------
 
 
-def test_topic_paused_for_days_deletes_what_time_made_due(
-    store: Store,
-) -> None:
+def test_topic_paused_for_days_deletes_what_time_made_due(store: Store) -> None:
     kit, orders = prepared(store)
     before = kit.state.frontiers()[orders.id]
     kit.state.pause("default:orders", NOW_MS)
@@ -502,9 +492,7 @@ def test_approval_at_any_moment_of_a_run_lets_the_jump_go() -> None:
     assert at_call > 5
 
 
-def test_approval_given_again_during_its_run_does_not_last(
-    store: Store,
-) -> None:
+def test_approval_given_again_during_its_run_does_not_last(store: Store) -> None:
     kit, orders = prepared(store)
     orders.describe(ttl_seconds=3600)
     kit.engine.approve((EVERYTHING,), clock=True)
@@ -580,9 +568,7 @@ def test_runs_that_all_die_let_go_when_the_hold_is_over(store: Store) -> None:
     assert orders.times() == []
 
 
-def test_jump_that_comes_again_is_held_anew_though_runs_die(
-    store: Store,
-) -> None:
+def test_jump_that_comes_again_is_held_anew_though_runs_die(store: Store) -> None:
     kit, orders, run = killed(store)
     for ttl_seconds in (3600, 10 * 86400, 3600):
         orders.describe(ttl_seconds=ttl_seconds)

@@ -130,9 +130,7 @@ def test_topic_that_fails_is_tried_three_times_and_passed_by(store: Store, opera
     assert before <= kit.left()
 
 
-def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(
-    store: Store,
-) -> None:
+def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
     waits = []
@@ -149,9 +147,7 @@ def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(
     assert {wait_ms % HOUR for wait_ms in waits} == {0}
 
 
-def test_quarantined_topic_that_is_mended_is_done_and_forgotten(
-    store: Store,
-) -> None:
+def test_quarantined_topic_that_is_mended_is_done_and_forgotten(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.strike_out()
     kit.trouble.mended = True
@@ -250,9 +246,7 @@ def test_store_without_writes_does_not_quarantine_the_only_topic(store: Store, o
     assert kit.bad.times() == [time for time in kit.bad.times() if time >= kit.janitor.clock.now_ms() - HOUR]
 
 
-def test_store_without_writes_changes_no_strikes(
-    store: Store,
-) -> None:
+def test_store_without_writes_changes_no_strikes(store: Store) -> None:
     kit = QuarantineKit(store)
     kit.run()
     before = kit.strikes
@@ -317,9 +311,7 @@ def test_unknown_topic_that_cannot_be_read_is_quarantined(store: Store) -> None:
     assert kit.others_are_done()
 
 
-def test_topic_that_failed_keeps_its_frontier_and_holds_nothing(
-    store: Store,
-) -> None:
+def test_topic_that_failed_keeps_its_frontier_and_holds_nothing(store: Store) -> None:
     kit = QuarantineKit(store)
     frontier = kit.janitor.state.frontiers()[kit.bad.id]
     kit.strike_out()
@@ -348,9 +340,7 @@ def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
 
 
 @pytest.mark.parametrize("patient", [False, True])
-def test_damage_at_the_start_of_a_topic_spares_those_behind(
-    patient: bool,
-) -> None:
+def test_damage_at_the_start_of_a_topic_spares_those_behind(patient: bool) -> None:
     store = MemoryStore()
     kit = QuarantineKit(store)
     kit.trouble.mended = True

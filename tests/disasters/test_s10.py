@@ -183,9 +183,7 @@ def die_at(name: str, nth: int = 1) -> Callable[[Call], None]:
     return watcher
 
 
-def test_run_of_a_dead_process_is_closed_as_lost(
-    store: Store,
-) -> None:
+def test_run_of_a_dead_process_is_closed_as_lost(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
     kit, lease = leased(store, batch_rows=2)
     lease.acquire()
@@ -209,9 +207,7 @@ def test_run_of_a_dead_process_is_closed_as_lost(
     assert lost == {"lost": 1}
 
 
-def test_recover_without_a_lost_run_changes_nothing(
-    store: Store,
-) -> None:
+def test_recover_without_a_lost_run_changes_nothing(store: Store) -> None:
     kit = janitor(store)
     assert kit.engine.recover() == []
     kit.engine.run_once(adopt=True)
@@ -221,9 +217,7 @@ def test_recover_without_a_lost_run_changes_nothing(
     assert [run.result for run in kit.state.runs(10)] == ["done"]
 
 
-def test_run_with_a_bug_is_closed_as_failed(
-    store: Store,
-) -> None:
+def test_run_with_a_bug_is_closed_as_failed(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
     kit = janitor(store, batch_rows=2)
     kit.engine.adopt()

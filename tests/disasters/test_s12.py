@@ -226,9 +226,7 @@ def test_state_that_cannot_be_read_before_a_batch_prevents_it() -> None:
 
 
 @pytest.mark.parametrize("call", ["save_frontiers", "save_strikes", "finish_run"])
-def test_state_written_by_another_at_the_end_means_a_lost_lease(
-    call: str,
-) -> None:
+def test_state_written_by_another_at_the_end_means_a_lost_lease(call: str) -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     claim = pair.first.state.claim()

@@ -402,9 +402,7 @@ def test_given_a_write_pointer_that_only_grows_when_run_then_it_is_the_same_syst
     assert described.pointers() == [-OLD]
 
 
-def test_another_transaction_system_is_judged_by_once_adopted(
-    store: Store,
-) -> None:
+def test_another_transaction_system_is_judged_by_once_adopted(store: Store) -> None:
     kit, described = wrong_directory(store)
     assert kit.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept a wrong directory"
     assert described.pointers() == [None, OLD]
@@ -414,18 +412,14 @@ def test_another_transaction_system_is_judged_by_once_adopted(
     assert identity_guards(kit) == []
 
 
-def test_another_transaction_system_withdraws_claim_on_adoption(
-    store: Store,
-) -> None:
+def test_another_transaction_system_withdraws_claim_on_adoption(store: Store) -> None:
     kit, _ = wrong_directory(store)
     assert kit.state.claim() is not None
     kit.engine.adopt()
     assert (kit.state.claim(), kit.state.evidence()) == (None, [])
 
 
-def test_another_transaction_system_puts_the_claim_out_of_force(
-    store: Store,
-) -> None:
+def test_another_transaction_system_puts_the_claim_out_of_force(store: Store) -> None:
     kit, _ = wrong_directory(store)
     claim, explained = kit.engine.boundary()
     assert (claim, explained.bound) == (None, None)

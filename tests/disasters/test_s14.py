@@ -159,9 +159,7 @@ def test_snapshot_says_whose_payloads_may_be_used(store: Store, said: dict[str, 
     assert orders.stored_times() == [NOW_MS - HOUR] * kept
 
 
-def test_stale_snapshot_is_made_up_for_by_a_fresh_one(
-    store: Store,
-) -> None:
+def test_stale_snapshot_is_made_up_for_by_a_fresh_one(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86400)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)

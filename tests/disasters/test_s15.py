@@ -31,9 +31,7 @@ def case(store: Store) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-def test_report_counts_what_was_really_done(
-    case: tuple[Kit, Topic],
-) -> None:
+def test_report_counts_what_was_really_done(case: tuple[Kit, Topic]) -> None:
     kit, _ = case
     done: Counter[str] = Counter()
 
@@ -85,9 +83,7 @@ def test_plan_and_its_apply_report_the_same_rows(case: tuple[Kit, Topic], tmp_pa
     assert [{**item, "held": None} for item in planned["topics"]] == applied["topics"]
 
 
-def test_report_has_the_number_of_store_calls(
-    case: tuple[Kit, Topic],
-) -> None:
+def test_report_has_the_number_of_store_calls(case: tuple[Kit, Topic]) -> None:
     kit, _ = case
     kit.engine.adopt()
     before = kit.store.calls.total()

@@ -193,9 +193,7 @@ def test_error_of_the_history_keeps_what_was_reached(store: Store) -> None:
     assert {record.at.wall_ms for record in kit.state.frontiers().values()} == {NOW_MS}
 
 
-def test_given_a_compaction_that_fails_when_swept_then_what_was_reached_is_kept_and_the_report_names_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_a_compaction_is_reported_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
     kit, topics = prepared(store)
     seen: list[object] = []

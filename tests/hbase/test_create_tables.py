@@ -108,9 +108,7 @@ def test_given_no_thrift_2_when_tables_are_wanted_then_2_with_both_ways(capsys: 
     assert re.search("--thrift2 HOST:PORT.*--script", capsys.readouterr().err)
 
 
-def test_script_of_the_tables_says_the_same_to_the_shell(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_script_of_the_tables_says_the_same_to_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["admin", "create-tables", "--script", "--buckets", "3", "--compression", "gz"]) == 0
     script = capsys.readouterr().out
     # It is to be repeated, and without a person at hand the shell ends at the first thing that is there already.

@@ -115,9 +115,7 @@ class DockerContainer:
 
 
 @pytest.mark.usefixtures("testcontainers")
-def test_docker_engine_without_the_image_cannot_be_used(
-    docker: Callable[[int], None],
-) -> None:
+def test_docker_engine_without_the_image_cannot_be_used(docker: Callable[[int], None]) -> None:
     docker(0)
     assert has_image("hbase:2.6")
     assert not has_image("hbase:1.0")

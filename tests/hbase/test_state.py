@@ -132,9 +132,7 @@ def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
 # --- two at once -----------------------------------------------------------------------------------------------------
 
 
-def test_transaction_overtaken_keeps_nothing(
-    again: Open,
-) -> None:
+def test_transaction_overtaken_keeps_nothing(again: Open) -> None:
     one, two = again(), again()
     one.save_frontiers(frontier(1))
     one.begin_run(RunRecord("run", "apply", 1))
@@ -184,9 +182,7 @@ def test_reader_overtaken_reads_what_replaced_it(again: Open, calls: list[Callab
 # --- who has lost the lease ------------------------------------------------------------------------------------------
 
 
-def test_former_holder_writes_what_it_did_and_nothing_it_learned(
-    again: Open,
-) -> None:
+def test_former_holder_writes_what_it_did_and_nothing_it_learned(again: Open) -> None:
     one, two = again(), again()
     clock = ManualClock(1_000)
     first, second = Lease(one, "a", 60, clock), Lease(two, "b", 60, clock)
@@ -225,9 +221,7 @@ def test_given_a_transaction_when_its_lease_is_taken_over_inside_then_it_is_refu
     assert two.claim() is None
 
 
-def test_transaction_with_a_renewed_lease_is_written(
-    again: Open,
-) -> None:
+def test_transaction_with_a_renewed_lease_is_written(again: Open) -> None:
     state = again()
     lease = Lease(state, "a", 60, ManualClock(1_000))
     lease.acquire()

@@ -59,9 +59,7 @@ def all_keys(store: HBaseStore, limit: int = 7) -> list[bytes]:
     return found
 
 
-def test_parts_have_each_row_once_in_order(
-    store: HBaseStore,
-) -> None:
+def test_parts_have_each_row_once_in_order(store: HBaseStore) -> None:
     store.message.put([(key, TX) for key in keys(200)])
     store.payload.put([(key, b"x") for key in keys(50)])
     parts = store.parts()

@@ -50,9 +50,7 @@ def test_sweep_of_all_salts_deletes_what_is_due(store: HBaseStore, workers: int)
     assert [again.total(rule) for rule in Rule] == [0] * len(Rule)
 
 
-def test_sweep_of_all_salts_inverts_and_claims(
-    store: HBaseStore,
-) -> None:
+def test_sweep_of_all_salts_inverts_and_claims(store: HBaseStore) -> None:
     doomed, fine = pointer(NOW_MS - DAY), pointer(NOW_MS - DAY, 1)
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(doomed, *range(NOW_MS - DAY, NOW_MS - DAY + 60))

@@ -83,9 +83,7 @@ def test_given_polls_over_many_invisible_rows_whose_clients_have_left_then_they_
         assert TopicClient(client, attacks.HONEST).publish("still here").status == 200
 
 
-def test_poll_of_a_million_empty_messages_takes_no_more_memory(
-    server: Serve,
-) -> None:
+def test_poll_of_a_million_empty_messages_takes_no_more_memory(server: Serve) -> None:
     messages = share(655_360)
     attacks.prepare(server, empty=messages)
     with Client(server.port) as client:

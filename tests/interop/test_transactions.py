@@ -83,9 +83,7 @@ def test_java_starts_and_commits_as_with_tephra(client: TephraSession, manager: 
     assert client.call("startShort")["readPointer"] == first["id"]
 
 
-def test_java_learns_of_a_conflict_of_two_changes(
-    client: TephraSession,
-) -> None:
+def test_java_learns_of_a_conflict_of_two_changes(client: TephraSession) -> None:
     first, second = client.call("startShort"), client.call("startShort")
     client.call("canCommit", first["id"], [KEY])
     client.call("canCommit", second["id"], [KEY])
@@ -101,9 +99,7 @@ def test_java_learns_of_a_conflict_of_two_changes(
     client.call("commit", third["id"])
 
 
-def test_java_gets_false_for_a_conflict_where_tephra_says_so(
-    client: TephraSession,
-) -> None:
+def test_java_gets_false_for_a_conflict_where_tephra_says_so(client: TephraSession) -> None:
     first, second = client.call("startShort"), client.call("startShort")
     assert client.call("oldCanCommit", first["id"], [KEY]) is True
     assert client.call("oldCanCommit", second["id"], [OTHER_KEY]) is True
@@ -120,9 +116,7 @@ def test_java_is_told_that_its_transaction_has_ended(client: TephraSession, call
         client.call(call, ended["id"])
 
 
-def test_java_is_told_how_many_changes_are_allowed(
-    client: TephraSession,
-) -> None:
+def test_java_is_told_how_many_changes_are_allowed(client: TephraSession) -> None:
     one = client.call("startShort")
     with pytest.raises(JavaRaised, match="has 4 entries and exceeds the limit of 3") as raised:
         client.call("canCommit", one["id"], ["00", "01", "02", "03"])

@@ -70,9 +70,7 @@ def test_topics_that_wait_cost_no_store_call(store: MemoryStore) -> None:
     assert report.store_calls == 1, "one for all the metadata"
 
 
-def test_topic_that_waits_has_its_invalid_rows_inverted(
-    store: MemoryStore,
-) -> None:
+def test_topic_that_waits_has_its_invalid_rows_inverted(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     invalid = pointer(NOW_MS)
     orders.tx(invalid, NOW_MS)
@@ -84,9 +82,7 @@ def test_topic_that_waits_has_its_invalid_rows_inverted(
     assert orders.pointers() == [None, -invalid]
 
 
-def test_topic_that_waited_has_its_frontier_where_time_is(
-    store: MemoryStore,
-) -> None:
+def test_topic_that_waited_has_its_frontier_where_time_is(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     before = kit.state.frontiers()[orders.id]
     for _ in range(59):
@@ -223,9 +219,7 @@ def test_given_a_row_that_is_due_and_waits_when_its_ttl_is_lengthened_then_it_li
     assert len(orders.times()) == len(orders.stored_times()) == 1
 
 
-def test_invalid_row_that_waits_is_inverted_before_a_claim(
-    store: MemoryStore,
-) -> None:
+def test_invalid_row_that_waits_is_inverted_before_a_claim(store: MemoryStore) -> None:
     ttl_seconds = 6_000
     kit, orders = prepared(store, ttl_seconds=ttl_seconds)
     # Its client may still write, so that nothing is claimed of it yet.

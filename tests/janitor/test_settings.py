@@ -34,9 +34,7 @@ def refused(tmp_path: Path, yaml: str) -> str:
 # --- files and page --------------------------------------------------------------------------------------------------
 
 
-def test_standalone_file_names_every_setting_and_changes_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_standalone_file_names_every_setting_and_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONF)
     built_in = load(None, {}, {})
     found = load(CONF / "standalone.yaml", {}, {})
@@ -54,9 +52,7 @@ def test_standalone_file_names_every_setting_and_changes_none(
     assert all(f"# {name}: " in named for name in ("cron", "directory", "state")), "these stand there as comments"
 
 
-def test_hbase_file_changes_what_a_cluster_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hbase_file_changes_what_a_cluster_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONF)
     default = {entry.path: entry.value for entry in load(None, {}, {}).entries()}
     found = load(CONF / "hbase.yaml", {}, {}).entries()

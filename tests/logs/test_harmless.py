@@ -53,9 +53,7 @@ def nothing_watches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("nothing_watches")
-def test_counters_and_loggers_that_fail_change_no_answer(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_counters_and_loggers_that_fail_change_no_answer(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(access_log=True) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
         assert topic.post("publish", avro(b"a"), content_type=AVRO).status == 200
@@ -82,9 +80,7 @@ def test_notification_that_fails_leaves_the_publish_answered() -> None:
     assert told == [1]
 
 
-def test_harmless_lets_the_caller_go_on_and_programs_end(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_harmless_lets_the_caller_go_on_and_programs_end(capsys: pytest.CaptureFixture[str]) -> None:
     harmless(failing)
     assert "Failing()" in capsys.readouterr().err
     with pytest.raises(KeyboardInterrupt):

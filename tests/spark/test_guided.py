@@ -201,9 +201,7 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
         yield (on_spark if by_tasks else FileEngine)(*arguments, **given), store, state, clock
 
 
-def test_guided_sweep_of_leveldb_leaves_the_next_run_nothing(
-    tmp_path: Path,
-) -> None:
+def test_guided_sweep_of_leveldb_leaves_the_next_run_nothing(tmp_path: Path) -> None:
     outcomes = []
     for by_tasks in (True, False):
         folder = tmp_path / str(by_tasks)

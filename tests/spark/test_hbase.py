@@ -244,9 +244,7 @@ def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_on
     assert [share.salt for share, _ in shares] == [0, 1, 2, 3]
 
 
-def test_pieces_of_an_uneven_hbase_table_are_even(
-    tables: Tables,
-) -> None:
+def test_pieces_of_an_uneven_hbase_table_are_even(tables: Tables) -> None:
     made = cluster(tables)
     names = ["default:huge", *(f"default:tiny{number}" for number in range(10))]
     with made.opened() as (store, _):

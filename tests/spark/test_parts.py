@@ -134,9 +134,7 @@ def test_pieces_of_uneven_salts_are_even(wish: str, in_salts: SaltedStore) -> No
     check_even(salts(in_salts), wanted, BUCKETS, rows)
 
 
-def test_salts_between_two_times_are_cut_by_time(
-    in_salts: SaltedStore,
-) -> None:
+def test_salts_between_two_times_are_cut_by_time(in_salts: SaltedStore) -> None:
     wanted, rows = WISHES["between"]
     check_even(salts(in_salts), wanted, 3 * BUCKETS, rows)
     first, last = NOW_MS + 3000, NOW_MS + 5100

@@ -201,9 +201,7 @@ def test_publish_keeps_batches_in_order_as_a_producer(kit: PublishKit) -> None:
     assert [(known.name, known.open) for known in kit.at.client.producers(BILLS)] == [("query-1", {})]
 
 
-def test_publish_of_a_batch_under_way_is_seen_by_no_reader(
-    kit: PublishKit,
-) -> None:
+def test_publish_of_a_batch_under_way_is_seen_by_no_reader(kit: PublishKit) -> None:
     def look() -> None:
         assert not list(kit.at.client.poll(BILLS))
 
@@ -274,9 +272,7 @@ def test_given_a_batch_that_comes_again_when_it_is_published_then_nothing_happen
     assert kit.bills == texts(1, 2, 3)
 
 
-def test_publish_with_a_new_checkpoint_is_a_new_query(
-    kit: PublishKit,
-) -> None:
+def test_publish_with_a_new_checkpoint_is_a_new_query(kit: PublishKit) -> None:
     publisher = kit.publisher()
     publish(publisher, 0, 1)
     publish(publisher, 1, 2)
@@ -384,9 +380,7 @@ def leave_open(kit: PublishKit, batch_id: int, *payloads: str | int) -> int:
         return transaction.transaction.transaction_id
 
 
-def test_publish_after_a_dead_driver_ends_its_transaction(
-    kit: PublishKit,
-) -> None:
+def test_publish_after_a_dead_driver_ends_its_transaction(kit: PublishKit) -> None:
     kit.publish(0, 0)
     dead = leave_open(kit, 1, 1, 2)
     kit.publish(1, 1, 2)
@@ -396,9 +390,7 @@ def test_publish_after_a_dead_driver_ends_its_transaction(
         kit.at.server.manager.commit(dead)
 
 
-def test_publish_of_a_former_driver_is_fenced(
-    kit: PublishKit,
-) -> None:
+def test_publish_of_a_former_driver_is_fenced(kit: PublishKit) -> None:
     kit.publish(0, 0)
     batch: Any = Batch(texts(1), meanwhile=lambda: kit.publish(1, 1))
     with pytest.raises(ProducerFenced):
@@ -479,9 +471,7 @@ def test_publish_of_an_old_batch_after_a_restore_is_refused(kit: PublishKit) -> 
         kit.publish(1, 1)
 
 
-def test_publish_of_another_batch_by_the_same_number_is_refused(
-    kit: PublishKit,
-) -> None:
+def test_publish_of_another_batch_by_the_same_number_is_refused(kit: PublishKit) -> None:
     plan(kit.checkpoint, 1, NOW_MS)
     kit.publish(0, 0)
     kit.publish(1, 1)
@@ -496,9 +486,7 @@ def test_publish_of_another_batch_by_the_same_number_is_refused(
     assert kit.bills == texts(0, 1)
 
 
-def test_publish_of_a_late_first_batch_is_refused_until_accepted(
-    kit: PublishKit,
-) -> None:
+def test_publish_of_a_late_first_batch_is_refused_until_accepted(kit: PublishKit) -> None:
     kit.at.clock.advance(AWAY_MS + 1)
     with pytest.raises(Refused, match=r"batch 0 .*query-1 .*first_batch=0; .*=1"):
         kit.publish(0, 0)

@@ -219,9 +219,7 @@ def test_given_next_to_nothing_when_read_then_that_comes(rows: int, table: str, 
         assert [row["topic"] for row in read(place, table=table, **options)] == ["t"] * rows
 
 
-def test_task_without_its_store_names_its_keys(
-    filled: Filled,
-) -> None:
+def test_task_without_its_store_names_its_keys(filled: Filled) -> None:
     place = filled(sample)
     found = reader(place, table="payload")
     [part] = found.partitions()
@@ -387,9 +385,7 @@ def refused(*_: object) -> None:
     raise OSError(errno.EXDEV, "no links from here to there")
 
 
-def test_task_with_a_held_side_table_names_its_keys(
-    filled: Filled,
-) -> None:
+def test_task_with_a_held_side_table_names_its_keys(filled: Filled) -> None:
     place = filled(sample)
     found = reader(place)
     [part] = found.partitions()

@@ -91,9 +91,7 @@ def test_given_several_partitions_when_streamed_then_they_have_equal_shares_in_o
     ]
 
 
-def test_stream_goes_on_inside_a_large_transaction(
-    at: Scene,
-) -> None:
+def test_stream_goes_on_inside_a_large_transaction(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=4)
     transaction = at.server.manager.start_short()
     at.client.store(ORDERS, texts(*range(6)), transaction=transaction)
@@ -386,9 +384,7 @@ def test_stream_away_for_longer_than_the_ttl_says_so(at: Scene) -> None:
         query.plan()
 
 
-def test_stream_of_a_quiet_topic_loses_nothing(
-    at: Scene,
-) -> None:
+def test_stream_of_a_quiet_topic_loses_nothing(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     for _ in range(30):
@@ -402,9 +398,7 @@ def test_stream_of_a_quiet_topic_loses_nothing(
     assert query.payloads(len(query.offsets) - 1) == texts(2)
 
 
-def test_stream_behind_a_long_transaction_says_what_expired(
-    at: Scene,
-) -> None:
+def test_stream_behind_a_long_transaction_says_what_expired(at: Scene) -> None:
     query = at.query()
     query.plan()
     undecided = at.begin("undecided", long=True)
@@ -428,9 +422,7 @@ def test_stream_beside_a_long_transaction_loses_nothing(at: Scene) -> None:
         at.clock.advance(TTL_SECONDS * 100)
 
 
-def test_stream_that_missed_a_message_at_its_end_says_so(
-    at: Scene,
-) -> None:
+def test_stream_that_missed_a_message_at_its_end_says_so(at: Scene) -> None:
     query = at.query()
     query.reader = query.new_reader()
     query.reader.prepareForTriggerAvailableNow()

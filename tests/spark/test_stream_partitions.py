@@ -171,9 +171,7 @@ def test_partitions_that_come_later_do_not_extend_a_query(at: Scene) -> None:
     assert sorted(query.drain()) == texts(1, 2, 3, 4)
 
 
-def test_partitions_that_are_gone_say_what_expired_in_them(
-    at: Scene,
-) -> None:
+def test_partitions_that_are_gone_say_what_expired_in_them(at: Scene) -> None:
     strict, patient = at.query(topic=EVENTS), at.query(topic=EVENTS, failOnDataLoss="false")
     full = at.query(topic=EVENTS, maxMessagesPerBatch=4)
     publish(at, *range(12), key="one")

@@ -446,9 +446,7 @@ def test_given_an_archive_when_swept_by_tasks_then_every_row_is_in_it_before_it_
     assert {summarise(path).run_id for path in files} == {report.id}
 
 
-def test_tasks_after_a_crash_with_an_archive_lose_no_row(
-    tmp_path: Path,
-) -> None:
+def test_tasks_after_a_crash_with_an_archive_lose_no_row(tmp_path: Path) -> None:
     kit = kit_on(filled())
     archive = ParquetArchive(tmp_path, kit.clock)
     kit.sender.environment.keeper = archive.begin

@@ -33,9 +33,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_consumer_that_is_behind_finds_all_it_has_not_read(
-    tmp_path: Path,
-) -> None:
+def test_consumer_that_is_behind_finds_all_it_has_not_read(tmp_path: Path) -> None:
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS, encoding="utf-8")
     # At a clock that stands still, or they may expire before they are read.
@@ -67,9 +65,7 @@ def test_consumer_that_is_behind_finds_all_it_has_not_read(
         until(lambda: shows('tms_janitor_held_topics{reason="consumer"} 0.0'))
 
 
-def test_group_with_an_open_claim_is_counted_like_the_api(
-    tmp_path: Path,
-) -> None:
+def test_group_with_an_open_claim_is_counted_like_the_api(tmp_path: Path) -> None:
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS, encoding="utf-8")
     with (

@@ -178,9 +178,7 @@ EDGES = st.sampled_from([bytes([byte]) for byte in range(6)])
 
 
 @given(st.lists(st.tuples(st.just(b"") | EDGES, st.none() | EDGES), max_size=5))
-def test_find_gap_of_any_intervals_is_exact(
-    intervals: list[tuple[bytes, bytes | None]],
-) -> None:
+def test_find_gap_of_any_intervals_is_exact(intervals: list[tuple[bytes, bytes | None]]) -> None:
     keys = [b"", *(bytes([byte, low]) for byte in range(7) for low in (0, 1))]
     keys += [bytes([byte]) for byte in range(7)]
 

@@ -122,9 +122,7 @@ def spans(kit: Kit) -> list[tuple[bytes, bytes | None]]:
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_complete_pass_over_parts_is_evidence_of_parts_and_gaps(
-    workers: int,
-) -> None:
+def test_complete_pass_over_parts_is_evidence_of_parts_and_gaps(workers: int) -> None:
     kit, orders = prepared(Parts(), workers=workers)
     assert kit.engine.run_once().boundary == OLD
     assert spans(kit) == EVERYTHING
@@ -146,9 +144,7 @@ def test_pass_over_a_store_without_parts_covers_everything(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["cells", "keys", "invert", "delete"])
-def test_part_that_fails_is_the_only_one_searched_again(
-    name: str,
-) -> None:
+def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
     store = Parts()
     kit, orders = prepared(store, workers=2)
     orders.plain(*many(NOW_MS - 32 * DAY))
@@ -198,9 +194,7 @@ def test_claim_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
 
 
 @pytest.mark.parametrize("name", ["a shorter ttl", "deleted"])
-def test_topic_that_changes_behind_a_part_is_not_claimed(
-    name: str,
-) -> None:
+def test_topic_that_changes_behind_a_part_is_not_claimed(name: str) -> None:
     store = Parts()
     kit, orders = prepared(store, workers=1, hold_seconds=0)
     # So that every part deletes something, and the second one finds out.
@@ -244,9 +238,7 @@ def die_at(kit: Kit, name: str, times: int) -> None:
 
 
 @pytest.mark.parametrize("recorded", range(BUCKETS + 1))
-def test_run_after_a_death_searches_only_what_was_not_covered(
-    recorded: int,
-) -> None:
+def test_run_after_a_death_searches_only_what_was_not_covered(recorded: int) -> None:
     store = Parts()
     kit, orders = prepared(store, workers=1)
     die_at(kit, "state.replace_evidence", recorded + 1)
@@ -519,9 +511,7 @@ def in_one_piece(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
 
 
 @pytest.mark.parametrize("calls", [5, 9])
-def test_search_killed_again_and_again_ends_in_a_claim(
-    calls: int,
-) -> None:
+def test_search_killed_again_and_again_ends_in_a_claim(calls: int) -> None:
     kit, topics = in_one_piece()
     report, killed = Budget(kit, "message.cells", calls).run_to_the_end()
     assert killed > 2

@@ -92,9 +92,7 @@ def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown
     assert (refused.code, path.name in refused.err) == (1, True)
 
 
-def test_archive_restore_brings_rows_back_inverted_if_invalid(
-    archived: CommandKit,
-) -> None:
+def test_archive_restore_brings_rows_back_inverted_if_invalid(archived: CommandKit) -> None:
     pause(archived, "default:billing")
     told = archived.janitor("archive restore default:billing --dry-run")
     listed, summary = told.out.split("\n2 rows would be restored to ")
@@ -115,9 +113,7 @@ def test_archive_restore_brings_rows_back_inverted_if_invalid(
     assert (again["restored"], again["already_there"], again["warnings"]) == (0, 2, [])
 
 
-def test_why_of_an_archived_message_prints_working_commands(
-    archived: CommandKit,
-) -> None:
+def test_why_of_an_archived_message_prints_working_commands(archived: CommandKit) -> None:
     shown = archived.janitor(f"why default:billing {MessageId(OLD_MS, 0)}").out.splitlines()
     at = shown.index("it is archived; these bring it back, into a paused topic:")
     for line in shown[at + 1 : at + 3]:

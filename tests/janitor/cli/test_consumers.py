@@ -41,9 +41,7 @@ def messages(kit: CommandKit) -> list[int]:
         ]
 
 
-def test_plan_and_run_hold_and_show_what_a_consumer_has_not_read(
-    consumer: CommandKit,
-) -> None:
+def test_plan_and_run_hold_and_show_what_a_consumer_has_not_read(consumer: CommandKit) -> None:
     planned = consumer.janitor("plan --format json").json
     assert [(entry["rows"], entry["held"]) for entry in planned["topics"] if entry["rule"] == "expired"] == [
         (1, "consumer"),

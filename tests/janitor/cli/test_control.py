@@ -389,9 +389,7 @@ def test_given_a_pause_and_its_end_then_the_holder_shows_it_at_once(make_kit: Ma
         assert kit.janitor("status --format json").json["paused"] == paused
 
 
-def test_page_of_a_daemon_shows_commands_for_any_folder(
-    kit: CommandKit,
-) -> None:
+def test_page_of_a_daemon_shows_commands_for_any_folder(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {http: {port: 0}, "))
     common = Common(Path("janitor.yaml"))
     with opened(Session(common, kit.clock)) as (_, url), urlopen(f"{url}api/status") as answer:  # noqa: S310

@@ -95,9 +95,7 @@ def test_feedback_without_an_answer_exits_0_with_a_warning(kit: CommandKit, nobo
     assert not note["tripped"]
 
 
-def test_boundary_with_other_participants_names_them(
-    kit: CommandKit,
-) -> None:
+def test_boundary_with_other_participants_names_them(kit: CommandKit) -> None:
     assert "no feedback" not in kit.janitor("boundary --explain").out
     assert kit.janitor("boundary --format json").json["feedback"] == {"on": False, "withheld": None}
     kit.set(settings("manager", "127.0.0.1:15165"))

@@ -107,9 +107,7 @@ def test_printed_command_works_as_it_stands(kit: CommandKit, prepare: Callable[[
         assert (typed.code, words.startswith("plan")) != (3, True), typed
 
 
-def test_history_of_a_blocked_run_prints_working_commands(
-    kit: CommandKit,
-) -> None:
+def test_history_of_a_blocked_run_prints_working_commands(kit: CommandKit) -> None:
     kit.janitor("run --once")
     [run] = kit.janitor("history --format json").json["runs"]
     for line in ("history", f"history {run['id']}"):

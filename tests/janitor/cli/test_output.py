@@ -63,9 +63,7 @@ def test_given_a_run_then_it_reads_like_its_plan(kit: CommandKit) -> None:
     assert len(shown) == 9, "nothing is left to type"
 
 
-def test_summary_has_a_line_for_each_topic_by_size(
-    kit: CommandKit,
-) -> None:
+def test_summary_has_a_line_for_each_topic_by_size(kit: CommandKit) -> None:
     lines = kit.janitor("plan --summary").out.splitlines()
     table = lines[1 : next(at for at, line in enumerate(lines) if line.startswith("rows:"))]
     assert table[0].split() == ["topic", "bytes", "rows", "held"]
@@ -290,9 +288,7 @@ def test_given_any_width_then_no_cell_is_cut_and_the_next_command_stays_in_one_p
 # --- progress --------------------------------------------------------------------------------------------------------
 
 
-def test_progress_on_a_terminal_is_one_line_that_goes_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_progress_on_a_terminal_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
     stream = Terminal()
@@ -307,9 +303,7 @@ def test_progress_on_a_terminal_is_one_line_that_goes_away(
     assert written.endswith("\r\x1b[K")
 
 
-def test_progress_with_counts_shows_share_and_time_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_progress_with_counts_shows_share_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
     stream = Terminal()

@@ -163,9 +163,7 @@ def test_given_more_of_a_kind_than_are_read_at_a_glance_then_the_rest_is_counted
     assert "and 2 more paused; all of them with --format json" in shown
 
 
-def test_status_names_a_run_of_another_process(
-    kit: CommandKit,
-) -> None:
+def test_status_names_a_run_of_another_process(kit: CommandKit) -> None:
     kit.janitor("adopt")
     with SqliteState(kit.folder / "data" / "janitor") as state:
         state.begin_run(RunRecord("at-work", "apply", NOW_MS - 5 * MINUTE, heartbeat_ms=NOW_MS - SECOND))

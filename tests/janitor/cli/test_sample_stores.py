@@ -100,9 +100,7 @@ def test_given_a_plan_when_counted_then_it_is_what_the_stores_manifest_says(cdap
     assert totals["kept"] == {reason: expected[reason] for reason in KEPT}
 
 
-def test_apply_of_a_plan_of_a_cdap_store_leaves_nothing_to_do(
-    cdap: CommandKit,
-) -> None:
+def test_apply_of_a_plan_of_a_cdap_store_leaves_nothing_to_do(cdap: CommandKit) -> None:
     planned = cdap.janitor("plan --out plan.json --format json").json
     applied = cdap.janitor("apply plan.json --adopt --format json").json
     assert set(applied) == REPORT

@@ -40,9 +40,7 @@ def test_plan_beside_a_service_inverts_what_is_invalid_there(kit: CommandKit) ->
     assert kit.janitor("plan --format json").json["totals"]["invalid_transaction"] == 1
 
 
-def test_plan_without_an_answer_of_the_service_inverts_nothing(
-    kit: CommandKit,
-) -> None:
+def test_plan_without_an_answer_of_the_service_inverts_nothing(kit: CommandKit) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

@@ -81,9 +81,7 @@ def test_given_an_empty_table_then_that_is_said(kit: CommandKit) -> None:
     assert kit.janitor("inspect payload").out == "no rows\n"
 
 
-def test_inspect_meta_of_an_unreadable_topic_escapes_its_text(
-    kit: CommandKit,
-) -> None:
+def test_inspect_meta_of_an_unreadable_topic_escapes_its_text(kit: CommandKit) -> None:
     with LevelDBStore(kit.store) as store:
         store.metadata.compare_and_set(b"default:odd:", None, b'{"ttl":"\x1b[2J"}')
     shown = kit.janitor("inspect meta")
@@ -308,9 +306,7 @@ def test_topic_with_counts_shows_size_and_messages_over_time(kit: CommandKit) ->
     assert "over time    ▁▄█ in the last 3 h, at most 2.0 kB\n             ▁▄█ at most 100 messages\n" in shown
 
 
-def test_plan_run_history_and_status_tell_messages_left(
-    kit: CommandKit,
-) -> None:
+def test_plan_run_history_and_status_tell_messages_left(kit: CommandKit) -> None:
     assert "messages:" not in kit.janitor("plan").out
     with LevelDBStore(kit.store) as store, SqliteState(kit.folder / "data/janitor") as state:
         TopicSizeCounter(store, state, ManualClock(NOW_MS - 20_000), rows_per_second=1_000_000).step()

@@ -129,9 +129,7 @@ def test_sweep_that_fails_is_a_failed_run_and_the_next_comes() -> None:
         assert kit.time.errors == []
 
 
-def test_sweep_with_a_bug_is_a_failed_run_and_no_dead_daemon(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sweep_with_a_bug_is_a_failed_run_and_no_dead_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     with daemon_kit() as kit:
         with monkeypatch.context() as patch:
             patch.setattr("janitor.sweep.sweep.messages", lambda *_: 1 / 0)

@@ -69,9 +69,7 @@ def test_given_a_day_when_it_passes_then_no_run_drifts(time: VirtualTime) -> Non
     assert job.at == [60.0 * number for number in range(1, 1441)]
 
 
-def test_interval_after_a_long_run_leaves_out_what_it_overlapped(
-    time: VirtualTime,
-) -> None:
+def test_interval_after_a_long_run_leaves_out_what_it_overlapped(time: VirtualTime) -> None:
     job = started(time, 60, Job(time.clock, 200))
     time.advance(400)
     assert job.at == [60, 300, 360]
@@ -105,9 +103,7 @@ def test_interval_with_the_clock_set_forward_makes_up_for_nothing(time: VirtualT
     assert job.at == [60, 120, 180, 240]
 
 
-def test_interval_with_a_late_watch_runs_early_once_after_a_jump(
-    clock: ManualClock,
-) -> None:
+def test_interval_with_a_late_watch_runs_early_once_after_a_jump(clock: ManualClock) -> None:
     with virtual_time(clock, watch_seconds=20) as time:
         other = Job(clock)
         time.schedule.add("other", every(10), other)
@@ -140,9 +136,7 @@ def test_interval_with_a_step_while_the_scheduler_looks_goes_on() -> None:
         assert job.at == [60, 120, 180]
 
 
-def test_machine_that_slept_runs_what_came_due_once_and_at_once(
-    time: VirtualTime,
-) -> None:
+def test_machine_that_slept_runs_what_came_due_once_and_at_once(time: VirtualTime) -> None:
     """Asleep, all clocks go on but the one that waits are measured by."""
     job, nightly = Job(time.clock), Job(time.clock)
     time.schedule.add("nightly", cron("0 3 * * *"), nightly)
@@ -178,9 +172,7 @@ def test_cron_with_the_clock_set_back_counts_by_the_new_clock(time: VirtualTime)
     assert [ms - first for ms in job.wall_ms] == [0, 10 * MINUTE - HOUR]
 
 
-def test_cron_with_the_clock_set_back_past_a_run_does_not_repeat_it(
-    clock: ManualClock,
-) -> None:
+def test_cron_with_the_clock_set_back_past_a_run_does_not_repeat_it(clock: ManualClock) -> None:
     with virtual_time(clock, watch_seconds=20) as time:
         job = started(time, "0 3 * * *", Job(clock))
         time.advance(6 * 3600)
@@ -202,9 +194,7 @@ def test_cron_with_the_clock_set_forward_over_runs_makes_one_of_them(time: Virtu
     assert job.at[1] <= 92, "the watch wakes it; the scheduler itself would sleep on"
 
 
-def test_cron_in_a_zone_with_summer_time_is_in_utc(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cron_in_a_zone_with_summer_time_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Europe/Berlin")
     wall.tzset()
     try:

@@ -131,9 +131,7 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(look: Look)
     assert page.console == []
 
 
-def test_page_before_adoption_shows_the_commands_and_no_blanks(
-    look: Look,
-) -> None:
+def test_page_before_adoption_shows_the_commands_and_no_blanks(look: Look) -> None:
     page = look.at(statuses.empty(look.now_ms))
     assert page.text("h1") == "Action required. This store is not adopted. Nothing is deleted until you adopt it."
     assert page.texts("#adopt code") == [f"janitor plan {ARGUMENTS}", f"janitor adopt {ARGUMENTS}"]
@@ -559,9 +557,7 @@ def test_it_asks_every_five_seconds_and_not_while_nobody_looks(look: Look) -> No
     page.close()
 
 
-def test_page_without_its_janitor_keeps_the_values_and_comes_back(
-    look: Look,
-) -> None:
+def test_page_without_its_janitor_keeps_the_values_and_comes_back(look: Look) -> None:
     views = StillViews(statuses.full(look.now_ms), statuses.runs(look.now_ms))
     kit = look.serve(views)
     page = look(kit)

@@ -154,9 +154,7 @@ def test_given_an_id_that_lives_in_two_generations_then_each_row_has_its_own_ans
     assert (found[2].fate.due_ms, found[2].fate.goes_ms) == (None, None)
 
 
-def test_why_without_readable_metadata_says_it_stays(
-    store: MemoryStore,
-) -> None:
+def test_why_without_readable_metadata_says_it_stays(store: MemoryStore) -> None:
     for name, text in (("default:unknown", ""), ("default:broken", "[]")):
         odd = unknown_topic(store, name).plain(NOW_MS - DAY)
         if text:

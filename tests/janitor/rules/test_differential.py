@@ -512,9 +512,7 @@ def test_apply_later_does_exactly_what_the_plan_shows(scene: Scene, batch_rows: 
 
 
 @pytest.mark.parametrize("generation", [1, 3, -3, INT_MAX, -INT_MAX])
-def test_spans_of_an_open_frontier_are_contiguous(
-    generation: int,
-) -> None:
+def test_spans_of_an_open_frontier_are_contiguous(generation: int) -> None:
     topic = TopicMetadata(NAMES[0], generation, 60)
     spans = message_spans(topic, Frontier.open(1_700_000_000_000, topic))
     assert all(first.stop == second.start for first, second in pairwise(spans))

@@ -253,9 +253,7 @@ def test_given_an_approval_when_the_jump_is_the_one_approved_then_it_is_let_go_o
 
 
 @pytest.mark.parametrize("other", [topic(1, 1800), topic(2, 3600), topic(-1, 3600)])
-def test_approval_of_another_jump_is_gone_and_holds(
-    other: TopicMetadata,
-) -> None:
+def test_approval_of_another_jump_is_gone_and_holds(other: TopicMetadata) -> None:
     shorter = topic(1, 3600)
     _, record = step(settled(), shorter, START)
     frontier, record = step(approve(record, shorter), other, START)

@@ -85,9 +85,7 @@ def judge_unknown(row: Row, transactions: Known | None = None) -> Verdict:
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_l0_bytes_that_are_no_key_are_unrecognized_whatever_is_known(
-    table: str,
-) -> None:
+def test_l0_bytes_that_are_no_key_are_unrecognized_whatever_is_known(table: str) -> None:
     row = Row("message" if table == "message" else "payload", None)
     assert judge(row) == judge(row, -5, expires_ms=0) == judge_unknown(row) == UNRECOGNIZED
 
@@ -395,9 +393,7 @@ def test_s8_rows_between_without_a_named_hold_are_held() -> None:
 
 
 @pytest.mark.parametrize("generation", [4, -3])
-def test_s8_held_generation_deletes_only_by_time(
-    generation: int,
-) -> None:
+def test_s8_held_generation_deletes_only_by_time(generation: int) -> None:
     frontier = held(metadata(generation), cutoff_ms=DUE_MS, generation=2)
     expected = {
         (1, 0): OLD,
@@ -468,9 +464,7 @@ def test_s8_any_frontier_deletes_within_the_rules_or_names_its_reason(
 
 
 @pytest.mark.parametrize("generation", [2, -2])
-def test_within_deletes_only_what_both_frontiers_delete(
-    generation: int,
-) -> None:
+def test_within_deletes_only_what_both_frontiers_delete(generation: int) -> None:
     topic = metadata(generation)
     opened = Frontier.open(NOW_MS, topic)
     frontiers = [

@@ -38,9 +38,7 @@ def test_window_of_a_transaction_allows_for_clock_and_grace() -> None:
 
 
 @pytest.mark.parametrize("write_ms", [BEGUN_MS - 300, BEGUN_MS, END_MS - 1])
-def test_window_of_a_payload_in_its_time_ends_with_the_transaction(
-    write_ms: int,
-) -> None:
+def test_window_of_a_payload_in_its_time_ends_with_the_transaction(write_ms: int) -> None:
     assert window(stored(write_ms)) == KeyRange(WHOLE.start, time_prefix(TOPIC.prefix, 2, END_MS))
 
 

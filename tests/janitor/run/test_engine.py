@@ -73,9 +73,7 @@ def test_plan_of_a_later_time_holds_a_jump_while_it_lasts(store: MemoryStore, la
 # --- holds that stand ------------------------------------------------------------------------------------------------
 
 
-def test_protected_topic_is_counted_by_full_passes_only(
-    store: MemoryStore,
-) -> None:
+def test_protected_topic_is_counted_by_full_passes_only(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(50)).stored(pointer(1), *range(50))
     kit = janitor(store, protect=("default:*",), batch_rows=10)
     assert kit.engine.run_once(adopt=True).held_topics() == {orders.id: Hold.PROTECTED}
@@ -90,9 +88,7 @@ def test_protected_topic_is_counted_by_full_passes_only(
 # --- a plan, and the run after it ------------------------------------------------------------------------------------
 
 
-def test_run_after_a_plan_of_restored_rows_does_what_it_shows(
-    store: MemoryStore,
-) -> None:
+def test_run_after_a_plan_of_restored_rows_does_what_it_shows(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, *range(NOW_MS - HOUR, NOW_MS - HOUR + 31))
     backup = store.message.read(MESSAGES, b"", None, 100).items
     kit = janitor(store)
@@ -110,9 +106,7 @@ def test_run_after_a_plan_of_restored_rows_does_what_it_shows(
     assert not kit.engine.run_once().full
 
 
-def test_run_after_an_empty_plan_is_as_without_it(
-    store: MemoryStore,
-) -> None:
+def test_run_after_an_empty_plan_is_as_without_it(store: MemoryStore) -> None:
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
@@ -192,9 +186,7 @@ def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int,
 # --- waiting and remembering -----------------------------------------------------------------------------------------
 
 
-def test_given_a_run_when_it_compacts_then_what_it_reached_is_already_remembered(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compaction_starts_after_saving(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
     topic(store, "default:orders", ttl_seconds=60).plain(1)
     kit = janitor(store)

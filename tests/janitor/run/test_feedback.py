@@ -218,9 +218,7 @@ def test_proven_ids_leave_the_list(make_kit: Callable[[Store], FeedbackKit], kin
     assert [run.result for run in kit.janitor.state.runs(100)] == ["done"] * 13
 
 
-def test_run_without_new_proven_ids_asks_nobody(
-    ready: FeedbackKit,
-) -> None:
+def test_run_without_new_proven_ids_asks_nobody(ready: FeedbackKit) -> None:
     told = Told(ready.manager)
     ready.feed_back(told)
     assert (ready.run().truncated, told.asked) == (2, 1)
@@ -230,9 +228,7 @@ def test_run_without_new_proven_ids_asks_nobody(
     assert ready.store.calls["cells"] - before <= 1, "the search for the open transaction, and no audit"
 
 
-def test_id_within_the_claim_that_is_not_closed_stays_listed(
-    ready: FeedbackKit,
-) -> None:
+def test_id_within_the_claim_that_is_not_closed_stays_listed(ready: FeedbackKit) -> None:
     first, last = ready.aborted
     seen = ready.manager.visibility()
     never_met = first + 1
@@ -292,9 +288,7 @@ def test_given_participants_then_any_but_messaging_is_a_reason(participants: tup
     assert bool(reason) is bool(named)
 
 
-def test_row_that_refutes_the_claim_keeps_the_list_until_proven_again(
-    ready: FeedbackKit,
-) -> None:
+def test_row_that_refutes_the_claim_keeps_the_list_until_proven_again(ready: FeedbackKit) -> None:
     ready.plant(ready.aborted[1])
     told = Told(ready.manager)
     ready.feed_back(told)
@@ -321,9 +315,7 @@ def test_row_that_refutes_the_claim_keeps_the_list_until_proven_again(
     assert ready.read() == [b"committed"]
 
 
-def test_row_of_an_id_that_left_refutes_the_claim_of_later_ones(
-    ready: FeedbackKit,
-) -> None:
+def test_row_of_an_id_that_left_refutes_the_claim_of_later_ones(ready: FeedbackKit) -> None:
     ready.feed_back()
     assert ready.run().truncated == 2
     ready.plant(ready.aborted[0])
@@ -373,9 +365,7 @@ def test_given_something_paused_then_nothing_leaves_the_list(ready: FeedbackKit)
     assert (ready.run().truncated, ready.invalid()) == (0, ready.aborted)
 
 
-def test_clock_set_back_during_the_audit_keeps_the_list(
-    ready: FeedbackKit,
-) -> None:
+def test_clock_set_back_during_the_audit_keeps_the_list(ready: FeedbackKit) -> None:
     told = Told(ready.manager, meanwhile=lambda: ready.clock.step(-3 * DAY))
     ready.feed_back(told)
     report = ready.run()

@@ -56,9 +56,7 @@ def kit() -> Iterator[ClaimKit]:
         yield ClaimKit(stack)
 
 
-def test_trap_b_void_claim_is_freed_before_its_id_leaves_the_list(
-    kit: ClaimKit,
-) -> None:
+def test_trap_b_void_claim_is_freed_before_its_id_leaves_the_list(kit: ClaimKit) -> None:
     kit.service.publish(ORDERS, [b"a", b"b"])
     pointer, payloads = kit.poll()
     assert payloads == [b"a", b"b"]

@@ -134,9 +134,7 @@ def test_judge_failures_counts_them_and_forgets_success() -> None:
 
 
 @pytest.mark.parametrize("written", [[], [A]], ids=["nothing", "only in a topic that failed later"])
-def test_failures_to_write_everywhere_do_not_count(
-    written: list[TopicId],
-) -> None:
+def test_failures_to_write_everywhere_do_not_count(written: list[TopicId]) -> None:
     full = {A: "the disk is full.", B: "the disk is full."}
     assert judge_failures({}, full, [C], written, NOW_MS) == {}
     assert judge_failures({C: struck(3)}, full, [C], written, NOW_MS) == {C: None}

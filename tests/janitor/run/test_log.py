@@ -37,9 +37,7 @@ def listening(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "janitor.run.log")
 
 
-def test_log_of_a_run_has_its_counts_and_snapshot(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_run_has_its_counts_and_snapshot(caplog: pytest.LogCaptureFixture) -> None:
     report = report_of(NOW_MS - HOUR)
     RunLog().write(report)
     record = next(record for record in caplog.records if record.name == "janitor.run.log")
@@ -72,9 +70,7 @@ def test_given_what_a_run_did_when_written_then_it_is_a_sentence(
     assert f": {words} (" in said(caplog)[-1]
 
 
-def test_log_of_a_blocked_run_says_that_nothing_was_done(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_blocked_run_says_that_nothing_was_done(caplog: pytest.LogCaptureFixture) -> None:
     RunLog().write(replace(report_of(), guards=[GuardNote("adoption", True, "this store is not adopted yet")]))
     assert ": nothing was done (" in said(caplog)[-2]
 
@@ -87,9 +83,7 @@ def test_given_idle_runs_when_written_then_only_the_first_is_worth_a_line(caplog
     assert said(caplog) == []
 
 
-def test_log_of_a_guard_warns_when_it_starts_and_comes_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_guard_warns_when_it_starts_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     log, calm = RunLog(), report_of()
     troubled = replace(calm, guards=[GuardNote("snapshot", False, "it is 200 s old")])
     worse = replace(calm, guards=[GuardNote("snapshot", False, "it is 260 s old")])
@@ -98,9 +92,7 @@ def test_log_of_a_guard_warns_when_it_starts_and_comes_back(
         assert len(said(caplog, logging.WARNING)) == expected
 
 
-def test_log_of_a_stopped_run_is_no_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_stopped_run_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
     assert said(caplog, logging.INFO)[-1] == "interrupted: the run was asked to stop"
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
@@ -116,9 +108,7 @@ def test_given_an_error_that_repeats_when_written_then_it_is_said_once(caplog: p
     assert said(caplog, logging.ERROR) == []
 
 
-def test_log_of_a_guard_has_a_command_that_can_be_typed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_guard_has_a_command_that_can_be_typed(caplog: pytest.LogCaptureFixture) -> None:
     RunLog("--config a.yaml").write(replace(report_of(), guards=[NOT_ADOPTED]))
     assert caplog.messages[-1].endswith("look at janitor plan --config a.yaml, then: janitor adopt --config a.yaml")
 
@@ -137,9 +127,7 @@ def named(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("left alone")]
 
 
-def test_log_names_an_unrecognized_row_and_topic_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_names_an_unrecognized_row_and_topic_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     kit = left_alone(1)
     kit.engine.run_once(adopt=True)
@@ -151,9 +139,7 @@ def test_log_names_an_unrecognized_row_and_topic_once(
     assert len(named(caplog)) == 2
 
 
-def test_log_of_many_unrecognized_rows_names_the_first(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_many_unrecognized_rows_names_the_first(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     report = left_alone(NAMED_KEYS + 5).engine.run_once(adopt=True)
     assert report.to_json()["totals"]["kept"] == {
@@ -167,9 +153,7 @@ def test_log_of_many_unrecognized_rows_names_the_first(
     assert len(named(caplog)) == NAMED_KEYS + 1
 
 
-def test_log_of_a_topic_made_meanwhile_does_not_name_it(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_topic_made_meanwhile_does_not_name_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     kit = left_alone(0)
 

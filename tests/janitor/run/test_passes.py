@@ -44,9 +44,7 @@ def test_given_counts_when_planned_and_run_then_both_tell_how_many_go_of_how_man
     assert kit.engine.run_once().messages == NOT_COUNTED, "nothing went"
 
 
-def test_messages_left_of_a_swept_topic_need_a_new_count(
-    store: MemoryStore,
-) -> None:
+def test_messages_left_of_a_swept_topic_need_a_new_count(store: MemoryStore) -> None:
     kit = counted(janitor(store))
     kit.engine.run_once(adopt=True)
     kit.clock.advance(2 * HOUR)
@@ -71,9 +69,7 @@ def test_messages_left_by_a_wrong_count_is_unknown(store: MemoryStore, age_ms: i
     assert (kit.engine.plan(patterns=("default:orders",)).report.messages != NOT_COUNTED) is known
 
 
-def test_messages_left_with_old_generations_add_deleted_topics(
-    store: MemoryStore,
-) -> None:
+def test_messages_left_with_old_generations_add_deleted_topics(store: MemoryStore) -> None:
     topic(store, "default:retired", ttl_seconds=3600).plain(NOW_MS - 1, NOW_MS)
     kit = counted(janitor(store))
     topic(store, "default:retired", ttl_seconds=3600, generation=-1)

@@ -78,9 +78,7 @@ def kit() -> Iterator[ProcessedKit]:
         yield ProcessedKit(stack)
 
 
-def test_processed_messages_of_an_idle_group_go_and_the_next_stays(
-    kit: ProcessedKit,
-) -> None:
+def test_processed_messages_of_an_idle_group_go_and_the_next_stays(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"a", b"b", b"c")
     kit.process(limit=2)
@@ -191,9 +189,7 @@ def _read(kit: ProcessedKit) -> list[Any]:
     return [one for page in kit.service.fetch(ORDERS, FetchRequest(None)) for one in page]
 
 
-def test_own_ttl_of_a_processed_message_is_forgotten_when_due(
-    kit: ProcessedKit,
-) -> None:
+def test_own_ttl_of_a_processed_message_is_forgotten_when_due(kit: ProcessedKit) -> None:
     kit.register()
     kit.service.publish(ORDERS, [b"short"], ttl_seconds=7 * 3600)
     kit.process()
@@ -206,9 +202,7 @@ def test_own_ttl_of_a_processed_message_is_forgotten_when_due(
 # -- guards ------------------------------------------------------------------------------------------------------------
 
 
-def test_s8_retention_set_on_a_topic_in_use_is_held(
-    kit: ProcessedKit,
-) -> None:
+def test_s8_retention_set_on_a_topic_in_use_is_held(kit: ProcessedKit) -> None:
     kit.service.update_topic(ORDERS, {"ttl": "8640000"})
     kit.register()
     kit.publish(b"a")
@@ -330,9 +324,7 @@ def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
 
 
 @pytest.mark.parametrize("former", [False, True])
-def test_trap_f_consumer_registered_during_a_pass_loses_nothing(
-    former: bool,
-) -> None:
+def test_trap_f_consumer_registered_during_a_pass_loses_nothing(former: bool) -> None:
     total, _, _ = _swept_while(-1, former)
     assert total > 10
     for moment in range(1, total + 1):
@@ -340,9 +332,7 @@ def test_trap_f_consumer_registered_during_a_pass_loses_nothing(
         assert (began, lost) == (True, []), moment
 
 
-def test_trap_f_consumer_registered_after_a_pass_starts_behind_it(
-    kit: ProcessedKit,
-) -> None:
+def test_trap_f_consumer_registered_after_a_pass_starts_behind_it(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"a", b"b")
     kit.process()
@@ -395,9 +385,7 @@ def test_fetch_at_tail_of_consumed_topic_reads_no_side_row(kit: ProcessedKit, mo
     assert kit.fetched(kit.ids()[-1]) == []
 
 
-def test_why_of_a_processed_message_names_the_rule_and_its_run(
-    kit: ProcessedKit,
-) -> None:
+def test_why_of_a_processed_message_names_the_rule_and_its_run(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"a")
     kit.publish(b"b")

@@ -87,9 +87,7 @@ def test_given_a_run_that_takes_long_when_it_deletes_then_counters_move_with_it(
     assert counter(kit, "bytes_deleted_total") == sum(entry.size_bytes for entry in report.entries.values())
 
 
-def test_counters_after_a_kill_count_what_went_once(
-    store: MemoryStore,
-) -> None:
+def test_counters_after_a_kill_count_what_went_once(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
     kit = janitor(store, batch_rows=2)
     kit.engine.adopt()
@@ -336,9 +334,7 @@ def test_held_rows_of_a_topic_not_done_stay_noted(store: MemoryStore, way: str) 
     assert overdue(kit) == {("default:a", "frontier"): 2}
 
 
-def test_paused_topic_is_counted_by_full_passes_and_remembered(
-    store: MemoryStore,
-) -> None:
+def test_paused_topic_is_counted_by_full_passes_and_remembered(store: MemoryStore) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)
     kit = janitor(store)
     kit.engine.run_once(adopt=True)

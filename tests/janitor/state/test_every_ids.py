@@ -48,9 +48,7 @@ def test_known_ids_after_a_save_are_the_new_ones(state: State, saved: OpenIdReco
     assert known(state) == expected
 
 
-def test_known_ids_after_another_process_are_read_again(
-    lasting: LastingMemories,
-) -> None:
+def test_known_ids_after_another_process_are_read_again(lasting: LastingMemories) -> None:
     with lasting.new() as state, lasting.again() as other:
         state.save_open_ids([OTHER, OPEN, CLOSED])
         known(state)
@@ -66,9 +64,7 @@ def test_given_closed_ids_when_another_store_is_saved_then_none_is_known(state: 
     assert known(state) == both(closed=[])
 
 
-def test_known_ids_read_in_an_undone_transaction_do_not_count(
-    state: State,
-) -> None:
+def test_known_ids_read_in_an_undone_transaction_do_not_count(state: State) -> None:
     state.save_open_ids([OTHER, OPEN, CLOSED])
 
     def closes(pointer: int) -> None:
@@ -84,9 +80,7 @@ def test_known_ids_read_in_an_undone_transaction_do_not_count(
         assert known(state) == both(OPEN, closed=[7, 9])
 
 
-def test_known_ids_by_an_earlier_clock_are_open_until_then(
-    state: State,
-) -> None:
+def test_known_ids_by_an_earlier_clock_are_open_until_then(state: State) -> None:
     late = OpenIdRecord(11_999_999, 1, 22, 23)
     state.save_open_ids([OTHER, OPEN, CLOSED, late])
     everything, without = both(OPEN, closed=[7, 9, late.pointer]), both(OPEN, late, closed=[7, 9])

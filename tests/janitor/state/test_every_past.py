@@ -125,9 +125,7 @@ def test_ledger_returns_the_last_entries_first(kind: Memories, added: list[Ledge
             assert state.ledger_generations(topic) == sorted({item.generation for item in of_topic})
 
 
-def test_ledger_by_topic_run_or_pattern_applies_the_limit_last(
-    state: State,
-) -> None:
+def test_ledger_by_topic_run_or_pattern_applies_the_limit_last(state: State) -> None:
     state.add_ledger([entry(at_ms=1), entry(at_ms=2, topic=OTHER), entry(at_ms=3, run_id="next"), entry(at_ms=4)])
     assert times(state.ledger(2, topic=TOPIC)) == [4, 3]
     assert times(state.ledger(9, topic=OTHER)) == [2]

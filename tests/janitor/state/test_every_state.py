@@ -166,9 +166,7 @@ def test_save_store_with_another_mark_keeps_what_was_done(state: State) -> None:
     assert (state.pauses(), state.lease(), state.created_ms()) == ([Pause("default:*", 1)], b"mine", 1)
 
 
-def test_pause_given_again_keeps_its_time_and_its_pattern(
-    state: State,
-) -> None:
+def test_pause_given_again_keeps_its_time_and_its_pattern(state: State) -> None:
     state.pause("default:*", 5)
     state.pause("default:*", 9)
     state.pause(EVERYTHING, 7)
@@ -257,9 +255,7 @@ def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: St
     assert state.claim() == Claim(3, 4, "s")
 
 
-def test_inner_transaction_that_raises_keeps_the_outer_changes(
-    state: State,
-) -> None:
+def test_inner_transaction_that_raises_keeps_the_outer_changes(state: State) -> None:
     def inner() -> None:
         with state.transaction():
             state.save_claim(Claim(2, 2, "inner"))
@@ -282,9 +278,7 @@ def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(
     assert state.open_ids() == {}
 
 
-def test_transaction_undone_keeps_what_another_thread_saved(
-    state: State,
-) -> None:
+def test_transaction_undone_keeps_what_another_thread_saved(state: State) -> None:
     other = threading.Thread(target=lambda: state.save_last_full_pass_ms(1))
 
     def undone() -> None:

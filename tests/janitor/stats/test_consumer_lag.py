@@ -179,9 +179,7 @@ def test_given_the_floor_when_counted_then_what_is_held_counts(place: Place) -> 
     assert found(place) == {"orders/billing": 2}
 
 
-def test_lag_of_topics_that_are_gone_or_unreadable_is_none(
-    place: Place,
-) -> None:
+def test_lag_of_topics_that_are_gone_or_unreadable_is_none(place: Place) -> None:
     for name, generation in (("gone", 1), ("deleted", -1), ("again", 2), ("unreadable", 1)):
         made = unknown_topic(place.store, f"default:{name}").plain(NOW_MS)
         if name == "unreadable":
@@ -199,9 +197,7 @@ def test_lag_of_topics_that_are_gone_or_unreadable_is_none(
     assert place.state.note(Note.CONSUMERS) == []
 
 
-def test_lag_of_a_process_before_stands_until_counted_again(
-    place: Place,
-) -> None:
+def test_lag_of_a_process_before_stands_until_counted_again(place: Place) -> None:
     orders = place.topic("orders").plain(NOW_MS)
     other = place.topic("other").plain(NOW_MS)
     for one in (orders, other):

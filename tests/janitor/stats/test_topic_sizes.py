@@ -122,9 +122,7 @@ def test_size_of_an_unreadable_topic_alone_stays(place: Place) -> None:
     assert place.state.counts() == {unreadable: old}
 
 
-def test_size_of_a_topic_created_again_is_counted_anew(
-    place: Place,
-) -> None:
+def test_size_of_a_topic_created_again_is_counted_anew(place: Place) -> None:
     a = place.topic("a").plain(*range(NOW_MS, NOW_MS + 500))
     count = census(place, rate=100, is_stopping=lambda: place.clock.monotonic_ms() == DAY + SECOND)
     count.step()
@@ -166,9 +164,7 @@ def test_size_of_a_topic_that_fails_is_logged_once(place: Place, caplog: pytest.
 # --- order, budget ---------------------------------------------------------------------------------------------------
 
 
-def test_size_counts_new_topics_first_and_then_the_oldest(
-    place: Place,
-) -> None:
+def test_size_counts_new_topics_first_and_then_the_oldest(place: Place) -> None:
     for name in "abcd":
         place.topic(name)
     for name, counted_ms in (("a", 30), ("b", 10), ("d", 20)):
@@ -192,9 +188,7 @@ def test_given_a_count_that_is_fresh_when_asked_again_then_nothing_is_read(place
     assert read == ["a"]
 
 
-def test_sizes_over_time_have_each_count_and_nothing_else(
-    place: Place,
-) -> None:
+def test_sizes_over_time_have_each_count_and_nothing_else(place: Place) -> None:
     a = place.topic("a").plain(NOW_MS)
     count = census(place, refresh_seconds=60)
     count.step()

@@ -87,9 +87,7 @@ def test_given_a_row_the_archive_could_not_keep_when_swept_then_it_stays() -> No
 
 
 @pytest.mark.parametrize("happens", ["moved", "paused", "unreadable"])
-def test_topic_that_changes_while_archived_keeps_its_rows(
-    happens: str,
-) -> None:
+def test_topic_that_changes_while_archived_keeps_its_rows(happens: str) -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - HOUR)

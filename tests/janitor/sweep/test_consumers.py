@@ -137,9 +137,7 @@ def test_given_held_messages_when_swept_then_their_payloads_are_held_too(shop: S
     assert shop.orders.stored_times() == []
 
 
-def test_unread_invalid_rows_are_inverted_and_claimed(
-    shop: Shop,
-) -> None:
+def test_unread_invalid_rows_are_inverted_and_claimed(shop: Shop) -> None:
     invalid = pointer(NOW_MS - 5 * HOUR)
     shop.orders.tx(invalid, DUE_MS - 5)
     read(shop, READ_NONE)

@@ -55,9 +55,7 @@ def store() -> MemoryStore:
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 
-def test_l1_unreadable_metadata_makes_the_topic_unknown(
-    store: MemoryStore,
-) -> None:
+def test_l1_unreadable_metadata_makes_the_topic_unknown(store: MemoryStore) -> None:
     unknown_topic(store, str(RETURNS)).write_metadata(b'{"generation":"1"}')
     store.metadata.compare_and_set(b"not a topic", None, encode_properties({"generation": "1", "ttl": "60"}))
     run = make(store)

@@ -37,9 +37,7 @@ def test_open_id_that_left_the_list_is_forgotten_by_the_next_run(kit: Kit) -> No
     assert list(kit.state.open_ids()) == [OLD]
 
 
-def test_closed_id_that_left_the_list_is_forgotten_after_a_month(
-    kit: Kit,
-) -> None:
+def test_closed_id_that_left_the_list_is_forgotten_after_a_month(kit: Kit) -> None:
     kit.snapshots.invalid = []
     for elapsed_ms, full, left in (
         (30 * DAY - 2 * MINUTE, True, [OLD]),
@@ -51,9 +49,7 @@ def test_closed_id_that_left_the_list_is_forgotten_after_a_month(
         assert list(kit.state.open_ids()) == left
 
 
-def test_invalid_rows_over_many_pages_are_inverted_in_few_batches(
-    orders: Topic,
-) -> None:
+def test_invalid_rows_over_many_pages_are_inverted_in_few_batches(orders: Topic) -> None:
     kit = janitor(orders.store, batch_rows=4)
     for number in range(PAGES_TOGETHER * 12):
         orders.tx(OLD if number % 8 == 0 else OLD - 1, NOW_MS - HOUR + number)

@@ -145,9 +145,7 @@ def test_ledger_entry_names_its_policy_and_snapshot(kit: Kit) -> None:
     assert (stray.metadata_generation, stray.ttl_seconds, stray.cutoff_ms, stray.rows) == (0, 0, 0, 2)
 
 
-def test_ledger_by_key_finds_the_entry_and_no_neighbour(
-    kit: Kit,
-) -> None:
+def test_ledger_by_key_finds_the_entry_and_no_neighbour(kit: Kit) -> None:
     spy = Spy(kit.store)
     kit.engine.run_once()
     about = About("default:orders", 3, "message", "expired")
@@ -342,9 +340,7 @@ def test_state_that_fails_once_anywhere_counts_each_row_once() -> None:
     assert at_call > 60
 
 
-def test_batch_of_unknown_outcome_is_in_the_ledger_as_such(
-    kit: Kit,
-) -> None:
+def test_batch_of_unknown_outcome_is_in_the_ledger_as_such(kit: Kit) -> None:
     deletes = 0
 
     def fail(call: Call) -> None:
@@ -370,9 +366,7 @@ def test_batch_of_unknown_outcome_is_in_the_ledger_as_such(
 # --- parts of a store that are walked side by side --------------------------------------------------------------------
 
 
-def test_parts_side_by_side_are_announced_and_counted(
-    kit: Kit,
-) -> None:
+def test_parts_side_by_side_are_announced_and_counted(kit: Kit) -> None:
     orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
     frontier = Frontier.open(NOW_MS, orders)
     work = TopicWork(orders, b"", frontier, admit(orders, ClockAnchor(NOW_MS, 0, "")))

@@ -173,9 +173,7 @@ def test_pace_of_several_threads_is_that_of_all_together() -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_pace_of_parts_side_by_side_is_that_of_all_together(
-    workers: int,
-) -> None:
+def test_pace_of_parts_side_by_side_is_that_of_all_together(workers: int) -> None:
     rows = 400
     store, clock = SaltedStore(), Standing(NOW_MS)
     for number in range(4):

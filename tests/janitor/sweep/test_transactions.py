@@ -267,9 +267,7 @@ def closed_for(record: OpenIdRecord, lifetime: Lifetime, now_ms: int = NOW_MS) -
 @pytest.mark.parametrize(
     "raised", [TERM._replace(max_ms=90_001), TERM._replace(grace_ms=10_001), TERM._replace(allowance_ms=10_001)]
 )
-def test_closed_id_under_a_longer_lifetime_is_open_again(
-    raised: Lifetime,
-) -> None:
+def test_closed_id_under_a_longer_lifetime_is_open_again(raised: Lifetime) -> None:
     shut = OpenIdRecord(pointer(BEGUN_MS), 5, END_MS, END_MS)
     assert closed_for(shut, TERM)
     assert not closed_for(shut, raised)
