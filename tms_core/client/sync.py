@@ -14,8 +14,8 @@ import httpx2
 
 from tms_core.client.consume.consuming import FAILED, IDLE, ReadPlan
 from tms_core.client.consume.iterators import Consumption, Messages
-from tms_core.client.contexts import TransactionContext, standing_for
-from tms_core.client.producer import Producer
+from tms_core.client.contexts import TransactionContext
+from tms_core.client.producer import Instance, Producer, ThreadLock
 from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import Topic, topic_id
 from tms_core.client.protocol.core import Core
@@ -27,9 +27,9 @@ from tms_core.client.protocol.wire import run
 from tms_core.client.publish.background import BackgroundThread
 from tms_core.client.publish.buffer import OnDelivery, PublishFigures
 from tms_core.client.topics import Topics
-from tms_core.client.transactions.partitions import Key, Rotations, without_key
-from tms_core.client.transactions.transaction import ClientTransaction, publish, publish_in, store_in
-from tms_core.client.work import GroupWork, Worker, WorkOptions, beginning, reading
+from tms_core.client.transactions.partitions import Key, without_key
+from tms_core.client.transactions.transaction import publish, publish_in, store_in
+from tms_core.client.work import GroupWork, Worker, WorkOptions, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 
@@ -73,11 +73,9 @@ class Client(Topics):
         options = options or Options()
         endpoint = Endpoint(url, Token(token, token_file), options)
         self._wire = BlockingWire(endpoint, transport, pause)
-        self._core = Core(self._wire, options.retry, options.random, options.monotonic, options.measure)
         self._transactions = service_at(transactions, options.timeouts)
-        self._limits = options.limits
-        self._rotations: Rotations = {}
-        self._background = BackgroundThread(self._core, options.buffer, options.limits, options.timeouts.close_seconds)
+        self._core = Core(self._wire, self._transactions, options)
+        self._background = BackgroundThread(self._core, options)
 
     def __repr__(self) -> str:
         return f"<Client {self._wire.endpoint}>"
@@ -170,7 +168,7 @@ class Client(Topics):
                 publish them twice.
         """
         if transaction is None:
-            run(publish(self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key))
+            run(publish(self._core, topic, messages, ttl, key))
             return None
         without_key(key)
         return run(publish_in(self._core, topic, messages, transaction, ttl))
@@ -262,7 +260,7 @@ class Client(Topics):
                 errors.
         """
         plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
-        return Consumption(reading(self._core, plan, read, self._transactions, self._limits))
+        return Consumption(reading(self._core, plan, read))
 
     # --- in the background -------------------------------------------------------------------------------------------
 
@@ -334,9 +332,7 @@ class Client(Topics):
             PostCommitFailed: the transaction is committed, but a later step failed, such as storing a position.
             MessagingError: a message could not be published; the transaction is rolled back.
         """
-        return TransactionContext(
-            self._core, self._transactions, self._limits, timeout_seconds, self._rotations, long=long
-        )
+        return TransactionContext(self._core, timeout_seconds, long=long)
 
     def producer(self, topic: Topic, name: str) -> Producer:
         """Return a producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
@@ -353,7 +349,7 @@ class Client(Topics):
             BadRequest: the name is invalid.
             TopicNotFound: the topic does not exist, at the start of the block.
         """
-        return Producer.of(self._core, self._transactions, self._limits, self._rotations, topic, name)
+        return Producer(Instance(self._core, topic, name, ThreadLock()))
 
     def work(
         self,
@@ -394,13 +390,5 @@ class Client(Topics):
             BadRequest: a number or the order is invalid, or the topic's name is too long for ``-dead``.
             TopicNotFound, Unauthorized, Forbidden: during the iteration; with a pattern BadRequest, too.
         """
-        core, service, limits = self._core, self._transactions, self._limits
-        begin = beginning(core, service, limits, timeout_seconds)
-
-        def context(begun: ClientTransaction) -> TransactionContext:
-            return standing_for(
-                TransactionContext(core, service, limits, timeout_seconds, self._rotations, long=False), begun
-            )
-
-        worker = Worker(core, begin, topic, group, WorkOptions(batch, order, max_deliveries, idle_seconds))
-        return GroupWork(worker, context)
+        options = WorkOptions(batch, order, max_deliveries, timeout_seconds, idle_seconds)
+        return GroupWork(Worker(self._core, topic, group, options))

@@ -23,7 +23,6 @@ from tms_core.client.transactions.transaction import view_of
 from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError, TopicNotFound
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
-from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
 
@@ -81,19 +80,19 @@ class Consuming:
     """A consumer of one topic.
 
     Args:
-        service: the transaction service; None: read everything, including messages that are or may be rolled back.
+        committed: whether to read committed messages only, not messages that are or may be rolled back.
 
     Raises:
         ClientClosed: the client is closed already.
     """
 
-    def __init__(self, core: Core, plan: ReadPlan, service: TransactionClient | None) -> None:
+    def __init__(self, core: Core, plan: ReadPlan, *, committed: bool) -> None:
         self._core = core
         self._topic = plan.topic
         self._start = plan.start
         self._inclusive = plan.inclusive
         self._consumer = plan.consumer
-        self._service = service
+        self._committed = committed
         self._idle = plan.idle
         self._failed = plan.failed
         self._wait_seconds = WAIT_SECONDS if plan.wait_seconds is None else plan.wait_seconds
@@ -184,7 +183,7 @@ class Consuming:
         self._start, self._inclusive = self._stored, False
 
     async def _poll(self) -> calls.Call[None]:
-        view = None if self._service is None else await self._core.wire.blocking(view_of, self._service)
+        view = await self._core.wire.blocking(view_of, self._core.service) if self._committed else None
         return calls.poll(
             self._topic, self._start, None, view, inclusive=self._inclusive, wait_seconds=self._wait_seconds
         )
