@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from typing import Self, overload
@@ -27,7 +26,7 @@ from tms_core.client.publish.buffer import OnDelivery, PublishFigures
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.topics import AsyncTopics
 from tms_core.client.transactions.partitions import Key, without_key
-from tms_core.client.transactions.transaction import publish, publish_in, store_in
+from tms_core.client.transactions.transaction import publish, publish_in
 from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
@@ -83,12 +82,6 @@ class AsyncClient(AsyncTopics):
             await self._wire.close()
             self._transactions.close()
 
-    def within(self, seconds: float) -> Self:
-        """Return this client with a time limit, as :meth:`Client.within`: ``await client.within(2).publish(…)``."""
-        found = copy(self)
-        found._core = self._core.within(seconds)
-        return found
-
     # --- messages ----------------------------------------------------------------------------------------------------
 
     @overload
@@ -127,14 +120,6 @@ class AsyncClient(AsyncTopics):
             return None
         without_key(key)
         return await publish_in(self._core, topic, messages, transaction, ttl)
-
-    async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
-        """Store payloads that an empty publish publishes, as :meth:`Client.store`."""
-        await store_in(self._core, topic, messages, transaction)
-
-    async def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
-        """Roll back the rows of a publish in a transaction, as :meth:`Client.rollback`."""
-        await self._core.ask(calls.rollback(topic, published))
 
     def poll(
         self,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +27,7 @@ from tms_core.client.publish.background import BackgroundThread
 from tms_core.client.publish.buffer import OnDelivery, PublishFigures
 from tms_core.client.topics import Topics
 from tms_core.client.transactions.partitions import Key, without_key
-from tms_core.client.transactions.transaction import publish, publish_in, store_in
+from tms_core.client.transactions.transaction import publish, publish_in
 from tms_core.client.work import GroupWork, Worker, WorkOptions, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
@@ -100,20 +99,6 @@ class Client(Topics):
             run(self._wire.close())
             self._transactions.close()
 
-    def within(self, seconds: float) -> Self:
-        """Return this client with a time limit: ``client.within(2).publish(…)``.
-
-        Each call returns or raises within so many seconds, including all attempts and pauses. The limit of a poll
-        applies to the first piece of the response. Calls of the transaction service keep
-        ``Timeouts.transaction_seconds``. The returned client shares all connections, so do not close it.
-
-        Raises:
-            ConfigurationError: ``seconds`` is not above 0.
-        """
-        found = copy(self)
-        found._core = self._core.within(seconds)
-        return found
-
     # --- messages ----------------------------------------------------------------------------------------------------
 
     @overload
@@ -172,23 +157,6 @@ class Client(Topics):
             return None
         without_key(key)
         return run(publish_in(self._core, topic, messages, transaction, ttl))
-
-    def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
-        """Store payloads that an empty :meth:`publish` in the same transaction publishes; raises as :meth:`publish`."""
-        run(store_in(self._core, topic, messages, transaction))
-
-    def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
-        """Roll back the rows of a publish in a transaction.
-
-        Args:
-            topic: the topic of the publish.
-            published: the result of the publish; or a write pointer, to roll back all of its rows in this topic.
-
-        Raises:
-            TopicNotFound: the topic does not exist.
-            Unanswered: some rows may not be rolled back; invalidate the transaction.
-        """
-        run(self._core.ask(calls.rollback(topic, published)))
 
     def poll(
         self,
