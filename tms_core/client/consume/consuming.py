@@ -88,14 +88,12 @@ class Consuming:
 
     def __init__(self, core: Core, plan: ReadPlan, *, committed: bool) -> None:
         self._core = core
+        self._plan = plan
         self._topic = plan.topic
         self._start = plan.start
         self._inclusive = plan.inclusive
         self._consumer = plan.consumer
         self._committed = committed
-        self._idle = plan.idle
-        self._failed = plan.failed
-        self._wait_seconds = WAIT_SECONDS if plan.wait_seconds is None else plan.wait_seconds
         self._waited = False
         self._reading: Reading | None = None
         self._began = False
@@ -118,7 +116,7 @@ class Consuming:
                 found = await self._next()
             except PASSING as error:
                 await self._drop()
-                await self._wait(self._failed, error)
+                await self._wait(self._plan.failed, error)
                 continue
             except ClientClosed:
                 break
@@ -129,7 +127,7 @@ class Consuming:
             if self._waited:
                 self._paused = None
             else:
-                await self._wait(self._idle, None)
+                await self._wait(self._plan.idle, None)
         await self._drop()
         return []
 
@@ -184,9 +182,8 @@ class Consuming:
 
     async def _poll(self) -> calls.Call[None]:
         view = await self._core.wire.blocking(view_of, self._core.service) if self._committed else None
-        return calls.poll(
-            self._topic, self._start, None, view, inclusive=self._inclusive, wait_seconds=self._wait_seconds
-        )
+        wait_seconds = WAIT_SECONDS if self._plan.wait_seconds is None else self._plan.wait_seconds
+        return calls.poll(self._topic, self._start, None, view, inclusive=self._inclusive, wait_seconds=wait_seconds)
 
     async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
         self._pauses = self._pauses + 1 if pauses is self._paused else 1
