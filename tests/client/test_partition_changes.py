@@ -299,7 +299,7 @@ def noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group that is set back has read all to its end as before."""
-    monkeypatch.setattr(consumers, "_undrained", lambda _, __, claims: ([], claims))
+    monkeypatch.setattr(consumers, "drained_key", lambda _: b"no such row")
 
 
 def not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,8 +158,6 @@ def test_pack_of_a_mark_that_waits_has_the_bytes_of_the_page() -> None:
     side = MemorySide()
     side.put([(key, value)])
     assert claims_of(side, GROUP) == [(key, mark)]
-    side.put([(key, value[:21])])
-    assert claims_of(side, GROUP) == [(key, mark._replace(size=0, retry_ms=0))]
 
 
 def test_given_groups_whose_names_begin_alike_then_each_has_its_own_claims() -> None:
