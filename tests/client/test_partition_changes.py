@@ -289,7 +289,7 @@ def noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of groups that meet one is not noted, though it is told that it is."""
     seen = set[TopicId]()
 
-    def row(_: Groups, group: ConsumerGroup) -> list[tuple[bytes, bytes]]:
+    def row(_: Groups, group: ConsumerGroup, _reader: int) -> list[tuple[bytes, bytes]]:
         first = group.topic not in seen
         seen.add(group.topic)
         return [claim_rows.pack_drained(group, 0)] if first else []
