@@ -59,14 +59,14 @@ def test_given_more_runs_later_then_only_those_are_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(past, "PAGE_RUNS", 2)
     history = RunHistory()
     read: list[str] = []
-    ended = past._ended
+    recorded = past._recorded
 
     def noting(*asked: Any) -> Iterator[RunRecord]:
-        for run in ended(*asked):
+        for run in recorded(*asked):
             read.append(run.id)
             yield run
 
-    monkeypatch.setattr(past, "_ended", noting)
+    monkeypatch.setattr(past, "_recorded", noting)
     with SqliteState.in_memory() as state:
         first = [ran(state, NOW_MS - number * HOUR) for number in range(5)]
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 5
@@ -89,6 +89,17 @@ def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:
     assert found["bad_runs"] == [
         {"id": "one", "started_ms": NOW_MS, "result": "failed", "error": "no space", "blocked_by": ()}
     ]
+
+
+def test_range_counts_a_run_that_ends_after_a_later_one_exactly_once() -> None:
+    history = RunHistory()
+    with SqliteState.in_memory() as state:
+        state.begin_run(RunRecord("one", "apply", NOW_MS))
+        ran(state, NOW_MS + 1)
+        assert sum(step["runs"] for step in history.range(state, "1h", NOW_MS + 2)["steps"]) == 1
+        state.finish_run(RunRecord("one", "apply", NOW_MS, NOW_MS + 2, "done"))
+        for _ in range(2):
+            assert sum(step["runs"] for step in history.range(state, "1h", NOW_MS + 2)["steps"]) == 2
 
 
 def test_range_shows_plans_only_where_there_is_no_run() -> None:
