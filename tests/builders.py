@@ -2,11 +2,11 @@
 
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - 60_001, NOW_MS - 60_000)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
     assert orders.times() == [NOW_MS - 60_000]
 
-Everything works on any store. Time stands still unless a test moves ``rig.clock``, and the transaction manager writes a
+Everything works on any store. Time stands still unless a test moves ``kit.clock``, and the transaction manager writes a
 snapshot whenever it is asked, unless a test says how old it is or that it fails.
 """
 

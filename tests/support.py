@@ -1,8 +1,8 @@
 """What every test may need: how a missing tool is treated, and how large a proof is run.
 
-A test that cannot run here says why and is skipped at a desk; with ``CI`` set it fails, because a proof that silently
-stopped running proves nothing. Proofs over random histories take their size from the environment, so that the same
-test is quick in ``make test`` and thorough overnight.
+A test that cannot run here says why and is skipped on a developer machine. With ``CI`` set it fails, because a proof
+that silently stopped running proves nothing. Proofs over random histories take their size from the environment, so that
+the same test is quick in ``make test`` and thorough overnight.
 """
 
 from __future__ import annotations

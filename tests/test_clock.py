@@ -10,9 +10,7 @@ import pytest
 from tms_core.clock import Clock, ManualClock, SystemClock
 
 
-def test_given_the_systems_nanoseconds_when_asked_for_now_then_milliseconds_are_cut_and_not_rounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_clock_cuts_nanoseconds_to_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("tms_core.clock.time.time_ns", lambda: 1_500_000_000_123_999_999)
         now_ms = SystemClock().now_ms()
@@ -20,7 +18,7 @@ def test_given_the_systems_nanoseconds_when_asked_for_now_then_milliseconds_are_
 
 
 @pytest.mark.parametrize(("suspended", "monotonic_ms"), [(True, 7_000_000), (False, 2_000_000)])
-def test_given_a_clock_that_counts_sleep_when_asked_for_monotonic_time_then_it_is_preferred(
+def test_clock_prefers_one_that_counts_sleep(
     suspended: bool, monotonic_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     readings = {1001: 7_000_000_999_999, time.CLOCK_MONOTONIC: 2_000_000_999_999}
@@ -39,17 +37,13 @@ def test_given_the_real_clock_when_read_twice_then_monotonic_time_does_not_go_ba
     assert 0 < clock.monotonic_ms() <= clock.monotonic_ms()
 
 
-def test_given_a_system_that_names_its_boots_when_asked_then_the_name_is_bare(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_boot_id_is_the_bare_name_of_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "boot_id").write_text("c0ffee\n", encoding="ascii")
     monkeypatch.setattr("tms_core.clock._BOOT_ID", tmp_path / "boot_id")
     assert SystemClock().boot_id() == "c0ffee"
 
 
-def test_given_a_system_that_does_not_when_asked_then_the_name_is_empty(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_boot_id_without_a_name_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.clock._BOOT_ID", tmp_path / "missing")
     assert SystemClock().boot_id() == ""
 
@@ -85,7 +79,7 @@ def test_given_a_manual_clock_when_it_is_set_then_monotonic_time_stays() -> None
     assert readings(clock) == (800, 0, "manual")
 
 
-def test_given_a_manual_clock_when_the_machine_reboots_then_monotonic_time_restarts_and_wall_time_goes_on() -> None:
+def test_manual_clock_restarts_monotonic_time_at_a_reboot() -> None:
     clock = ManualClock(1000, monotonic_ms=50, boot_id="one")
     clock.reboot("two")
     assert readings(clock) == (1000, 0, "two")

@@ -61,9 +61,7 @@ def test_given_positions_when_written_again_or_forgotten_then_the_last_word_coun
     assert positions.all() == {}
 
 
-def test_given_consumers_of_several_topics_and_generations_when_listed_then_each_is_where_it_belongs(
-    side: SideTable,
-) -> None:
+def test_positions_of_several_topics_and_generations_stay_apart(side: SideTable) -> None:
     positions = Positions(side)
     # A colon is a byte of a generation, too, and topics begin like each other.
     lives = [of("default:orders"), of("default:orders", 0x3A3A), of("default:orders", 2), of("default:orders-b")]
@@ -78,7 +76,7 @@ def test_given_consumers_of_several_topics_and_generations_when_listed_then_each
     assert (lives[0].topic, 1) not in positions.all()
 
 
-def test_given_expiries_in_the_same_table_when_either_is_read_then_the_other_is_not_in_the_way(side: SideTable) -> None:
+def test_positions_and_expiries_in_one_table_stay_apart(side: SideTable) -> None:
     positions, expiries = Positions(side), Expiries(side)
     key = MessageKey(ORDERS.topic, 1, NOW_MS, 0).pack()
     expiries.put([(key, NOW_MS + 1)])
@@ -124,7 +122,7 @@ def cutoff_ms(store: Store, *positions: Position, max_hold_seconds: int = 86400,
         ([-3], 10, 0),
     ],
 )
-def test_given_a_consumer_that_is_behind_then_the_cutoff_is_at_the_oldest_message_it_has_not_read(
+def test_cutoff_is_at_the_oldest_unread(
     store: Store, orders: Topic, times_ms: list[int], read_ms: int, expected_ms: int
 ) -> None:
     for time_ms in times_ms:
@@ -140,9 +138,7 @@ def test_given_the_longest_hold_then_nothing_is_held_past_it(
     assert cutoff_ms(store, at(MessageId(DUE.ms - 12_000, 0)), max_hold_seconds=max_hold_seconds) == expected_ms
 
 
-def test_given_keys_that_are_none_of_ours_or_of_other_generations_then_they_are_not_unread(
-    store: Store, orders: Topic
-) -> None:
+def test_unrecognized_and_other_generations_are_not_unread(store: Store, orders: Topic) -> None:
     prefix = time_prefix(ORDERS.topic.prefix, 1, DUE.ms - 9)
     store.message.put([(prefix + tail, MessageValue(None, b"x")) for tail in (b"", b"\0", b"\0\0\0")])
     orders.at(2).plain(DUE.ms - 8)
@@ -150,9 +146,7 @@ def test_given_keys_that_are_none_of_ours_or_of_other_generations_then_they_are_
     assert cutoff_ms(store, at(READ_NONE)) == -3
 
 
-def test_given_a_position_inside_stored_payloads_then_their_row_is_unread_as_long_as_there_are_more(
-    store: Store, orders: Topic
-) -> None:
+def test_position_inside_payloads_keeps_their_row_unread(store: Store, orders: Topic) -> None:
     stored_ms = DUE.ms - 90
     for number in range(3):
         key = (orders.id, 1, 7, stored_ms, number)
@@ -165,9 +159,7 @@ def test_given_a_position_inside_stored_payloads_then_their_row_is_unread_as_lon
     assert cutoff_ms(store, at(MessageId(DUE.ms - 45, 0, stored_ms, 0))) == -40
 
 
-def test_given_a_consumer_that_has_read_all_that_is_due_then_the_tables_are_not_touched(
-    store: Store, orders: Topic
-) -> None:
+def test_consumer_that_has_read_what_is_due_costs_no_read(store: Store, orders: Topic) -> None:
     orders.plain(DUE.ms - 5, DUE.ms + 5)
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
@@ -220,9 +212,7 @@ def test_given_consumers_when_counted_then_each_has_what_lies_behind_its_positio
     assert found[0].seconds(NOW_MS) == 0.0
 
 
-def test_given_messages_of_all_kinds_when_counted_then_those_that_a_plain_reader_sees_are(
-    store: Store, orders: Topic
-) -> None:
+def test_lag_counts_what_a_plain_reader_sees(store: Store, orders: Topic) -> None:
     orders.plain(DUE.ms - 1, DUE.ms, NOW_MS).tx(7, NOW_MS).tx(-7, NOW_MS).ref(8, NOW_MS)
     orders.stored(8, NOW_MS, NOW_MS)
     store.message.put(
@@ -235,9 +225,7 @@ def test_given_messages_of_all_kinds_when_counted_then_those_that_a_plain_reader
     assert short(counted(store, at(READ_NONE), floor=floor)) == {"billing": (7, DUE.ms - 1)}
 
 
-def test_given_messages_with_a_ttl_of_their_own_when_counted_then_those_that_are_gone_are_not(
-    store: Store, orders: Topic
-) -> None:
+def test_lag_leaves_out_messages_whose_own_ttl_is_over(store: Store, orders: Topic) -> None:
     orders.plain(*(NOW_MS - 10 + number for number in range(5)))
     keys = [key.pack() for key, _ in orders.messages()]
     expiries = Expiries(MemorySide())
@@ -304,9 +292,7 @@ def test_given_some_pages_when_counted_then_no_row_is_missed_or_counted_twice(ro
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 9, 10, 11])
-def test_given_a_limit_when_counted_then_it_is_kept_and_said_and_the_oldest_message_is_known_all_the_same(
-    store: Store, orders: Topic, most: int
-) -> None:
+def test_lag_with_a_limit_says_so_and_knows_the_oldest(store: Store, orders: Topic, most: int) -> None:
     orders.plain(*(NOW_MS + number for number in range(10)))
     far, near = counted(store, at(READ_NONE, "far"), at(MessageId(NOW_MS + 5, 5), "near"), most=most)
     assert (near.messages, near.at_least, near.oldest_ms) == (min(most, 4), most < 4, NOW_MS + 6)
@@ -314,9 +300,7 @@ def test_given_a_limit_when_counted_then_it_is_kept_and_said_and_the_oldest_mess
     assert (far.messages, far.at_least, far.oldest_ms) == (max(min(most, 10), near.messages + 1), most < 10, NOW_MS)
 
 
-def test_given_positions_and_cutoffs_then_it_is_said_when_messages_may_have_gone_unread(
-    store: Store, orders: Topic
-) -> None:
+def test_unread_from_says_what_may_have_gone_unread(store: Store, orders: Topic) -> None:
     orders.plain(NOW_MS)
     for position, expired in (
         (at(MessageId(DUE.ms - 1, 0)), True),

@@ -53,9 +53,7 @@ def first_process() -> list[str]:
     return command
 
 
-def test_given_the_first_process_of_a_container_when_sigterm_comes_while_it_imports_then_it_ends(
-    first_process: list[str],
-) -> None:
+def test_first_process_ends_by_sigterm_during_its_imports(first_process: list[str]) -> None:
     with subprocess.Popen([*first_process, sys.executable, "-c", SLOW], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
@@ -65,9 +63,7 @@ def test_given_the_first_process_of_a_container_when_sigterm_comes_while_it_impo
 
 
 @pytest.mark.parametrize("blocked", [True, False], ids=["as in the images", "as it is else"])
-def test_given_the_first_process_when_sigterm_comes_while_python_begins_then_it_is_kept_where_it_is_blocked(
-    tmp_path: Path, first_process: list[str], *, blocked: bool
-) -> None:
+def test_sigterm_before_the_imports_is_kept(tmp_path: Path, first_process: list[str], *, blocked: bool) -> None:
     if subprocess.run(["env", "--block-signal=TERM", "true"], capture_output=True, check=False).returncode:
         require_or_skip("env blocks no signals; it is that of GNU coreutils 8.31 or newer that does")
     (tmp_path / "sitecustomize.py").write_text(EARLY)
@@ -93,9 +89,7 @@ def test_given_the_first_process_when_sigterm_comes_while_python_begins_then_it_
         assert process.wait(timeout=60) == (128 + signal.SIGTERM if blocked else 7)
 
 
-def test_given_any_other_process_when_a_command_begins_then_sigterm_is_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sigterm_of_any_other_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(sys, "argv", ["tms", "--version"])
     with pytest.raises(SystemExit) as ended:
@@ -131,9 +125,7 @@ entry.main(module)
 
 @pytest.mark.parametrize("program", ["janitor", "tms"])
 @pytest.mark.parametrize("typed", [["--version"], ["--help"], [], "complete"], ids=str)
-def test_given_a_question_about_a_program_then_nothing_is_imported_that_takes_time(
-    program: str, typed: list[str] | str
-) -> None:
+def test_question_about_a_program_imports_nothing_slow(program: str, typed: list[str] | str) -> None:
     module = {"janitor": "janitor.cli.main", "tms": "tms_core.cli.main"}[program]
     completing = {f"_{program.upper()}_COMPLETE": "bash_complete", "COMP_WORDS": f"{program} ", "COMP_CWORD": "1"}
     done = _run(module, **completing) if isinstance(typed, str) else _run(module, *typed)
@@ -153,25 +145,23 @@ def commands(group: click.Group, *before: str) -> list[str]:
 
 
 @pytest.mark.parametrize("words", commands(janitor_main.cli))
-def test_given_a_question_about_one_command_of_janitor_then_nothing_is_imported_that_takes_time(words: str) -> None:
+def test_question_about_a_janitor_command_imports_nothing_slow(words: str) -> None:
     assert _imported_by("janitor.cli.main", *words.split(), "--help") <= {"rich"}
 
 
 @pytest.mark.parametrize("words", commands(tms_main.cli))
-def test_given_a_question_about_one_command_of_tms_then_nothing_is_imported_that_takes_time(words: str) -> None:
+def test_question_about_a_tms_command_imports_nothing_slow(words: str) -> None:
     of_the_janitor = words in ("admin backup", "admin restore")
     assert _imported_by("tms_core.cli.main", *words.split(), "--help") <= ({"rich"} if of_the_janitor else set())
 
 
-def test_given_the_beginning_of_a_topic_when_completed_then_neither_client_nor_settings_are_imported() -> None:
+def test_completion_of_a_topic_imports_no_client_and_settings() -> None:
     asked = {"_TMS_COMPLETE": "bash_complete", "COMP_WORDS": "tms topic show de", "COMP_CWORD": "3"}
     assert _imported_by("tms_core.cli.main", **asked, TMS_URL="http://127.0.0.1:9") == set()
 
 
 @pytest.mark.parametrize("option", ["--leveldb store", "--config janitor.yaml", ""])
-def test_given_the_beginning_of_a_topic_when_the_janitor_completes_it_then_the_settings_are_not_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
-) -> None:
+def test_completion_by_the_janitor_is_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
     monkeypatch.chdir(tmp_path)
     state = tmp_path / ("store.janitor" if option else "data/messaging.janitor")
     with SqliteState(state) as made:

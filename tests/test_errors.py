@@ -23,7 +23,7 @@ from tms_core.errors import (
 )
 
 
-def test_given_a_hint_when_an_error_is_printed_then_the_next_step_follows_what_happened() -> None:
+def test_error_that_is_printed_ends_with_its_hint() -> None:
     error = PlanRefused("The topic has moved.", "Make a new plan.")
     assert (error.message, error.hint) == ("The topic has moved.", "Make a new plan.")
     assert str(error) == "The topic has moved. Make a new plan."
@@ -33,7 +33,7 @@ def test_given_no_hint_when_an_error_is_printed_then_nothing_follows() -> None:
     assert str(TmsError("It failed.")) == "It failed."
 
 
-def test_given_an_error_of_another_process_when_it_arrives_then_its_hint_came_with_it() -> None:
+def test_error_of_another_process_arrives_with_its_hint() -> None:
     error = pickle.loads(pickle.dumps(PlanRefused("It moved.", "Look again.")))  # noqa: S301
     assert str(error) == "It moved. Look again."
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging.config
 import os
 import re
@@ -18,7 +17,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support import require_or_skip, require_tool
-from tms_core import errors
 
 ROOT = Path(__file__).parents[1]
 MEGABYTE = 1 << 20
@@ -157,18 +155,6 @@ def test_the_lock_holds_what_make_installs() -> None:
 
 
 # --- the documents ---------------------------------------------------------------------------------------------------
-
-
-def test_the_error_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
-    drawn: dict[str, str] = {}
-    ancestors: list[str] = []
-    assert errors.__doc__
-    for indent, name in re.findall(r"^ {4}((?:[│├└─]|  )*[│├└─ ]*)([A-Z]\w+)", errors.__doc__, flags=re.MULTILINE):
-        del ancestors[len(indent) // 4 :]
-        drawn[name] = ancestors[-1] if ancestors else "Exception"
-        ancestors.append(name)
-    classes = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
-    assert drawn == {kind.__name__: kind.__bases__[0].__name__ for kind in classes}
 
 
 def test_the_newest_entry_of_the_changelog_is_this_version() -> None:

@@ -81,7 +81,7 @@ def test_given_a_payload_key_when_packed_or_parsed_then_the_bytes_are_cdaps(key:
     assert PayloadKey.parse(bytes.fromhex(text)) == key
 
 
-def test_given_a_payload_key_when_asked_for_its_time_then_it_is_the_write_time_and_not_the_transactions() -> None:
+def test_payload_key_has_the_time_of_its_write() -> None:
     assert PayloadKey(TOPIC, 1, POINTER, 5, 0).time_ms == 5
 
 
@@ -96,7 +96,7 @@ def test_given_any_payload_key_when_packed_and_parsed_then_it_is_the_same(key: P
 
 
 @given(st.binary(max_size=60) | st.builds(lambda tail: TOPIC.prefix + tail, st.binary(max_size=30)))
-def test_given_any_bytes_when_parsed_then_they_are_unrecognized_or_pack_to_the_same_bytes(data: bytes) -> None:
+def test_parse_of_any_bytes_is_unrecognized_or_packs_the_same(data: bytes) -> None:
     message, payload = MessageKey.parse(data), PayloadKey.parse(data)
     assert message is None or message.pack() == data
     assert payload is None or payload.pack() == data
@@ -125,7 +125,7 @@ def test_given_another_prefix_when_parsed_then_the_key_is_unrecognized(prefix: b
 
 
 @pytest.mark.parametrize("key", [FIRST.pack(), STORED.pack()])
-def test_given_a_key_a_byte_too_short_or_too_long_when_parsed_then_it_is_unrecognized(key: bytes) -> None:
+def test_parse_of_a_key_too_short_or_too_long_is_unrecognized(key: bytes) -> None:
     parse = MessageKey.parse if key == FIRST.pack() else PayloadKey.parse
     assert parse(key) is not None
     assert [parse(key[:-1]), parse(key + b"\x00"), parse(key[1:12]), parse(b"")] == [None] * 4
@@ -149,27 +149,23 @@ def test_given_a_key_of_one_table_when_parsed_as_the_others_then_it_is_unrecogni
         MessageId(0, 0, 2**63),
     ],
 )
-def test_given_a_number_that_does_not_fit_when_packed_then_it_is_refused(
-    key: MessageKey | PayloadKey | MessageId,
-) -> None:
+def test_pack_of_a_number_that_does_not_fit_is_refused(key: MessageKey | PayloadKey | MessageId) -> None:
     with pytest.raises(KeyFormatError, match="cannot hold"):
         key.pack()
 
 
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), SEQUENCES), min_size=2, max_size=2))
-def test_given_two_messages_of_a_topic_when_sorted_as_bytes_then_it_is_by_generation_time_and_unsigned_sequence(
-    parts: list[tuple[int, int, int]],
-) -> None:
+def test_message_keys_sort_by_generation_time_and_sequence(parts: list[tuple[int, int, int]]) -> None:
     keys = [MessageKey(TOPIC, *part).pack() for part in parts]
     assert (keys[0] < keys[1]) == (parts[0] < parts[1])
 
 
-def test_given_payloads_when_sorted_as_bytes_then_the_transaction_goes_before_the_time() -> None:
+def test_payload_keys_sort_by_transaction_before_time() -> None:
     keys = [PayloadKey(TOPIC, 1, 7, 900, 0), PayloadKey(TOPIC, 1, 8, 100, 0), PayloadKey(TOPIC, 1, -9, 0, 0)]
     assert sorted(keys, key=PayloadKey.pack) == keys
 
 
-def test_given_a_key_when_measured_then_what_follows_the_generation_has_a_fixed_length() -> None:
+def test_key_after_its_generation_has_a_fixed_length() -> None:
     assert len(FIRST.pack()) == len(TOPIC.prefix) + GENERATION_BYTES + MESSAGE_TAIL_BYTES == 11 + 4 + 10
     assert len(STORED.pack()) == len(TOPIC.prefix) + GENERATION_BYTES + PAYLOAD_TAIL_BYTES == 11 + 4 + 18
 
@@ -192,7 +188,7 @@ def test_given_the_parts_when_a_prefix_is_made_then_keys_start_with_it(prefix: b
     assert prefix.hex() == text
 
 
-def test_given_the_generation_after_the_last_when_made_then_it_sorts_between_positive_and_negative_ones() -> None:
+def test_generation_after_the_last_sorts_before_negative_ones() -> None:
     after = generation_prefix(TOPIC.prefix, 2**31)
     last = MessageKey(TOPIC, INT_MAX, LONG_MAX, 65535).pack()
     assert last < after <= MessageKey(TOPIC, INT_MIN, 0, 0).pack()
@@ -204,12 +200,12 @@ def test_given_a_negative_time_when_sorted_then_it_comes_after_every_positive_on
 
 
 @pytest.mark.parametrize("key", [FIRST.pack(), STORED.pack(), b"default:t1:", b"default:t1:x", b"default:t1::::"])
-def test_given_a_key_that_starts_like_a_topic_when_asked_then_that_topics_prefix_is_found(key: bytes) -> None:
+def test_prefix_of_a_key_that_starts_like_a_topic_is_found(key: bytes) -> None:
     assert topic_prefix(key) == b"default:t1:"
 
 
 @pytest.mark.parametrize("key", [b"", b":", b"::", b"default", b"default:t1", b"default::x", b"a.b:t:", b"a:t t:\x00"])
-def test_given_a_key_that_does_not_when_asked_for_the_topics_prefix_then_there_is_none(key: bytes) -> None:
+def test_prefix_of_a_key_without_a_topic_is_none(key: bytes) -> None:
     assert topic_prefix(key) is None
 
 
@@ -226,9 +222,7 @@ def test_given_a_key_that_does_not_when_asked_for_the_topics_prefix_then_there_i
         ("ff00ffff", "ff01"),
     ],
 )
-def test_given_a_prefix_when_asked_for_its_stop_key_then_the_last_byte_that_can_is_raised(
-    prefix: str, stop: str
-) -> None:
+def test_stop_of_a_prefix_raises_the_last_byte_that_can(prefix: str, stop: str) -> None:
     assert stop_key(bytes.fromhex(prefix)) == bytes.fromhex(stop)
 
 
@@ -241,9 +235,7 @@ def test_given_a_prefix_of_ff_when_asked_for_its_stop_key_then_nothing_stops_it(
     st.binary(max_size=4) | st.text("\xfe\xff", max_size=4).map(lambda text: text.encode("latin-1")),
     st.binary(max_size=6),
 )
-def test_given_any_prefix_when_asked_for_its_stop_key_then_it_separates_the_keys_with_the_prefix_from_those_after(
-    prefix: bytes, other: bytes
-) -> None:
+def test_stop_of_any_prefix_separates_its_keys_from_those_after(prefix: bytes, other: bytes) -> None:
     stop = stop_key(prefix)
     assert stop is None or prefix + other < stop
     if other >= prefix and not other.startswith(prefix):
@@ -270,14 +262,12 @@ def test_given_a_message_id_when_packed_or_parsed_then_the_bytes_are_cdaps(messa
 
 
 @pytest.mark.parametrize(("payload_ms", "payload_sequence", "there"), [(0, 0, False), (0, 5, False), (1, 0, True)])
-def test_given_a_message_id_when_asked_where_the_payload_is_then_its_payload_time_alone_decides(
-    payload_ms: int, payload_sequence: int, there: bool
-) -> None:
+def test_payload_of_an_id_depends_on_its_time_alone(payload_ms: int, payload_sequence: int, there: bool) -> None:
     assert MessageId(PUBLISH_MS, 0, payload_ms, payload_sequence).in_payload_table is there
 
 
 @pytest.mark.parametrize("size", [0, 19, 21])
-def test_given_another_number_of_bytes_when_parsed_as_a_message_id_then_it_is_refused(size: int) -> None:
+def test_message_id_of_another_length_is_refused(size: int) -> None:
     with pytest.raises(KeyFormatError, match=f"20 .*{size}"):
         MessageId.parse(bytes(size))
 
@@ -297,9 +287,7 @@ def test_given_a_ttl_of_a_minute_when_a_row_is_older_strictly_then_it_is_expired
 
 
 @pytest.mark.parametrize(("now_ms", "cutoff_ms"), [(0, 0), (59_999, 0), (60_000, 0), (60_001, 1)])
-def test_given_a_ttl_longer_than_time_itself_when_the_cutoff_is_made_then_it_is_zero(
-    now_ms: int, cutoff_ms: int
-) -> None:
+def test_cutoff_of_a_ttl_longer_than_time_is_zero(now_ms: int, cutoff_ms: int) -> None:
     assert Cutoff.at(now_ms, 60) == Cutoff(cutoff_ms)
 
 
@@ -348,9 +336,7 @@ def test_given_a_byte_when_hashed_then_it_counts_as_signed(key: str, digest: int
 
 
 @pytest.mark.parametrize(("buckets", "bucket"), [(16, "00"), (10, "f8")])
-def test_given_the_one_hash_without_a_positive_when_salted_then_the_byte_is_javas_even_where_it_is_no_bucket(
-    buckets: int, bucket: str
-) -> None:
+def test_salt_of_the_lowest_hash_is_javas_byte(buckets: int, bucket: str) -> None:
     key = bytes.fromhex("9600f601f4fe")
     assert java_hash(key) == INT_MIN
     assert salt(key, buckets) == bytes.fromhex(bucket)

@@ -34,9 +34,7 @@ def refused(tmp_path: Path, yaml: str = "", environ: Mapping[str, str] | None = 
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_nothing_when_loaded_then_it_is_the_built_in_standalone_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_of_nothing_is_the_built_in_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = load(None, {}, {})
     assert found.settings.storage.kind == "leveldb"
@@ -46,7 +44,7 @@ def test_given_nothing_when_loaded_then_it_is_the_built_in_standalone_configurat
 
 
 @given(in_file=st.none() | st.integers(1, 9), in_environment=st.none() | st.integers(1, 9))
-def test_given_a_setting_in_some_layers_when_loaded_then_the_upper_one_wins_and_is_named(
+def test_load_of_several_layers_names_the_upper_one(
     tmp_path_factory: pytest.TempPathFactory, in_file: int | None, in_environment: int | None
 ) -> None:
     tmp_path = tmp_path_factory.mktemp("layers")
@@ -73,9 +71,7 @@ def test_given_flags_when_loaded_then_they_win_over_everything(tmp_path: Path) -
     assert found.origin("transactions.source") == "flag --snapshots"
 
 
-def test_given_relative_paths_when_loaded_then_flags_start_where_one_stands_and_the_rest_at_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_of_relative_paths_starts_at_folder_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     standing = tmp_path / "standing"
     standing.mkdir()
     monkeypatch.chdir(standing)
@@ -89,9 +85,7 @@ def test_given_relative_paths_when_loaded_then_flags_start_where_one_stands_and_
     assert (settings.server.tls.certificate, settings.server.tls.key) == (tmp_path / "a.crt", Path("/keys/a.key"))
 
 
-def test_given_a_store_by_flag_when_loaded_then_its_transactions_are_beside_it_unless_somebody_says_where(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_load_of_a_store_by_flag_puts_the_rest_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = "transactions.directory"
     found = loaded(tmp_path, "", leveldb="store")
@@ -116,9 +110,7 @@ def test_given_a_store_by_flag_when_loaded_then_its_transactions_are_beside_it_u
         ("default:2024-events", ["default:2024-events"]),
     ],
 )
-def test_given_system_topics_when_expanded_then_they_are_those_cdap_makes_of_its_own_setting(
-    tmp_path: Path, entry: str, topics: list[str]
-) -> None:
+def test_system_topics_are_expanded_as_cdap_does(tmp_path: Path, entry: str, topics: list[str]) -> None:
     [found] = loaded(tmp_path, f"server: {{system_topics: ['{entry}']}}").settings.server.system_topics
     assert [str(topic) for topic in expanded(found)] == topics
 
@@ -148,7 +140,7 @@ def test_given_settings_when_changed_then_that_is_refused(tmp_path: Path) -> Non
 # --- the environment -------------------------------------------------------------------------------------------------
 
 
-def test_given_the_environment_when_loaded_then_text_is_taken_as_it_is_and_the_rest_as_yaml(tmp_path: Path) -> None:
+def test_environment_is_text_as_it_is_and_the_rest_yaml(tmp_path: Path) -> None:
     environ = {
         "TMS_STORAGE__HBASE__NAMESPACE": "0123",
         "TMS_STORAGE__HBASE__THRIFT": '["a:1", "b:2"]',
@@ -172,9 +164,7 @@ def test_given_a_name_without_a_section_when_loaded_then_it_is_not_ours(tmp_path
 
 
 @pytest.mark.parametrize("name", ["TMS_SERVER_PORT", "TMS_SERVER_PORT_11015_TCP", "TMS_SERVER", "TMS_SERVER__PRT"])
-def test_given_an_unknown_name_of_a_section_when_loaded_then_the_injected_ones_are_explained(
-    tmp_path: Path, name: str
-) -> None:
+def test_environment_of_an_unknown_name_explains_injected_ones(tmp_path: Path, name: str) -> None:
     message = refused(tmp_path, "", {name: "tcp://10.0.0.1:11015"})
     assert name in message
     assert "enableServiceLinks: false" in message
@@ -186,9 +176,7 @@ def test_given_a_mistyped_name_when_loaded_then_the_right_one_is_suggested(tmp_p
 
 
 @pytest.mark.parametrize("name", ["TMS_server__port", "TMS_Server__Port", "TMS_SERVER__port"])
-def test_given_a_name_that_is_not_in_capitals_when_loaded_then_it_is_refused_and_never_wins(
-    tmp_path: Path, name: str
-) -> None:
+def test_environment_in_small_letters_is_refused_and_never_wins(tmp_path: Path, name: str) -> None:
     message = refused(tmp_path, "", {"TMS_SERVER__PORT": "1", name: "2"})
     assert name in message
     assert "Did you mean TMS_SERVER__PORT?" in message
@@ -208,9 +196,7 @@ def test_given_a_name_that_is_not_in_capitals_when_loaded_then_it_is_refused_and
         ("janitr: {}", "janitr", "There are: storage, transactions, server."),
     ],
 )
-def test_given_an_unknown_setting_when_loaded_then_it_is_named_with_what_was_meant(
-    tmp_path: Path, yaml: str, path: str, hint: str
-) -> None:
+def test_unknown_setting_names_what_was_meant(tmp_path: Path, yaml: str, path: str, hint: str) -> None:
     message = refused(tmp_path, yaml)
     assert message.startswith(f"{path} ")
     assert f"(file {tmp_path / 'tms.yaml'})" in message
@@ -227,9 +213,7 @@ def test_given_an_unknown_setting_when_loaded_then_it_is_named_with_what_was_mea
         ("- server", "is not a mapping"),
     ],
 )
-def test_given_a_file_that_is_not_right_when_loaded_then_file_and_line_are_named(
-    tmp_path: Path, yaml: str, problem: str
-) -> None:
+def test_file_that_is_not_right_names_the_line(tmp_path: Path, yaml: str, problem: str) -> None:
     message = refused(tmp_path, yaml)
     assert str(tmp_path / "tms.yaml") in message
     assert problem in message
@@ -300,18 +284,14 @@ def test_given_a_tag_that_would_run_code_when_loaded_then_it_is_refused(tmp_path
         ),
     ],
 )
-def test_given_an_impossible_value_when_loaded_then_setting_origin_and_way_out_are_named(
-    tmp_path: Path, yaml: str, path: str, problem: str
-) -> None:
+def test_impossible_value_names_setting_and_way_out(tmp_path: Path, yaml: str, path: str, problem: str) -> None:
     message = refused(tmp_path, yaml)
     assert path in message
     assert problem in message
     assert f"(file {tmp_path / 'tms.yaml'})" in message or "(default)" in message or "is missing" in message
 
 
-def test_given_an_impossible_value_in_the_environment_when_loaded_then_the_variable_and_meaning_are_named(
-    tmp_path: Path,
-) -> None:
+def test_impossible_value_in_the_environment_names_its_variable(tmp_path: Path) -> None:
     message = refused(tmp_path, "", {"TMS_STORAGE__HBASE__TIMEOUT_SECONDS": "soon"})
     assert message.startswith(
         "storage.hbase.timeout_seconds = 'soon' (environment TMS_STORAGE__HBASE__TIMEOUT_SECONDS)"
@@ -338,9 +318,7 @@ def test_given_authentication_when_loaded_then_any_address_may_be_listened_at(tm
 
 
 @pytest.mark.parametrize("place", ["data/messaging", "data/messaging/tx", "data/../data/messaging/tx"])
-def test_given_snapshots_inside_the_store_when_the_manager_would_write_them_then_that_is_refused(
-    tmp_path: Path, place: str
-) -> None:
+def test_snapshots_of_the_manager_inside_the_store_are_refused(tmp_path: Path, place: str) -> None:
     assert "write a folder beside it" in refused(tmp_path, f"transactions: {{directory: {place}}}")
     for harmless in ("{directory: %s}\nstorage: {kind: hbase}", "{directory: %s, source: directory}"):
         found = loaded(tmp_path, f"transactions: {harmless % place}").settings

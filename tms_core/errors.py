@@ -1,66 +1,6 @@
-"""Every error the project raises on purpose, as one tree.
+"""Every error the project raises on purpose, as one tree below :class:`TmsError`.
 
-    TmsError                     anything of ours
-    ├── ConfigurationError       a setting is wrong; says which, and what to write instead
-    ├── FormatError              bytes that are not what they should be
-    │   ├── KeyFormatError       a row key that is not one of ours
-    │   ├── MetadataError        a topic's properties do not parse
-    │   └── SnapshotError        a transaction snapshot that cannot be used
-    │       └── UnsupportedSnapshotVersion
-    ├── LoginFailed              Kerberos gives no ticket, or a service refuses it
-    ├── NoSnapshot               no snapshot where one was looked for
-    ├── StoreError               the store could not be opened, read or written
-    │   ├── StoreBusy            another process holds the store
-    │   │   └── LeaseHeld        another process has the lease on it
-    │   ├── StoreNotFound        there is no store at that place
-    │   ├── StoreUnavailable     the store does not answer now; the same call may succeed later
-    │   ├── WriteRefused         the store takes no writes now, whatever is written: it is read-only, its log torn
-    │   │   └── StoreFull        there is no room on the disk, or within the quota, or it is read-only
-    │   ├── TooLarge             a value is above the store's limit, so nothing was written; a BadRequest, too
-    │   └── StoreLayoutError     a store of a layout this version does not serve (CDAP 6)
-    ├── StateError               what the janitor remembers could not be opened, read or written
-    │   ├── StateBusy            another process is writing it
-    │   └── StateUnavailable     where it is kept does not answer now; the same call may succeed later
-    ├── ArchiveError             rows could not be archived, or an archive cannot be read
-    ├── MessagingError           a request for a topic or its messages could not be done
-    │   ├── BadRequest           the request is wrong, whatever its sender may do; says what to write
-    │   ├── TopicNotFound        no such topic, or a deleted one
-    │   ├── TopicExists          a topic with this name already exists
-    │   ├── PartitionsChanged    the topic's messages go to other partitions now
-    │   ├── ConsumerNotFound     no such consumer of the topic
-    │   ├── ConsumerConflict     the consumer is there already, has open claims, or the claiming transaction has ended
-    │   ├── ProducerNotFound     no such producer of the topic
-    │   ├── ProducerFenced       a newer instance of the producer is there; final for the older one
-    │   ├── TransactionExpired   the transaction is older than a transaction may be
-    │   ├── Unauthorized         the request's sender is not known: no token, or an unknown or expired one
-    │   ├── Forbidden            the sender is known, and may not do that on this topic
-    │   ├── Unanswered           a server's answer did not come, or makes no sense; what was asked may have been done
-    │   │   └── ServerFailed     the server says that it failed at it
-    │   ├── ClientClosed         the client was closed before
-    │   ├── BufferFull           there is no room for another message that is to be published some time
-    │   ├── NotPublished         messages that were to be published some time were not
-    │   └── Unavailable          not now; the same request may succeed later
-    │       ├── QuotaExceeded    the principal is above its quota
-    │       └── ClockJumped      the clock went ahead of the other clocks, so no message can be given a time
-    ├── TransactionError         what a transaction manager refuses
-    │   ├── NotInProgress        the transaction has ended, or never began
-    │   │   └── TransactionEnded a server writes nothing in it; a MessagingError, too
-    │   ├── Conflict             another transaction has changed the same thing
-    │   ├── Invalidated          the transaction was given up; nothing of it is visible, now or later
-    │   ├── PostCommitFailed     the transaction is committed, and what was to follow failed
-    │   ├── BadArgument          a transaction cannot have what was asked for, such as a timeout below 1
-    │   ├── ChangesTooLarge      more change keys than a transaction may have
-    │   ├── TruncateTimeError    a time after which a transaction in progress began
-    │   └── CannotSnapshot       the state could not be copied
-    ├── Interrupted              a run was ended between two batches
-    │   ├── StopRequested               it was asked to stop
-    │   └── LeaseLost            another process has the lease now
-    └── Refused                  the request was understood and is not safe to carry out
-        ├── NotAdopted           first contact: this store has not been adopted yet
-        ├── GuardTripped         a guard stopped the run before its first write
-        └── PlanRefused          a plan file no longer fits the store it was made for
-
-A command catches the root and prints one sentence::
+``docs/reference/errors.md`` lists the codes. A command catches the root and prints one sentence::
 
     try:
         report = run_once(...)

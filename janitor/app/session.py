@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from janitor.app.options import Common
 from janitor.app.place import Place, held
 from janitor.app.progress import progress
+from janitor.archive.folder import local_folder
 from janitor.archive.writer import ParquetArchive
 from janitor.control.api import AnyEngine
 from janitor.control.client import Caller, RemoteEngine
@@ -367,14 +368,7 @@ class Session:
             ConfigurationError: pyarrow is not installed, or the path is not on this machine.
         """
         wanted = self.settings.janitor.archive
-        if not wanted.enabled:
-            return None
-        if "://" in wanted.path:
-            raise ConfigurationError(
-                f"janitor.archive.path is {wanted.path}, but this version archives only to local folders.",
-                "Set it to a folder.",
-            )
-        return ParquetArchive(Path(wanted.path), self.clock)
+        return ParquetArchive(local_folder(wanted.path), self.clock) if wanted.enabled else None
 
     def deployment(self) -> Deployment:
         """Return the description of this janitor for status page and metrics."""

@@ -21,7 +21,7 @@ from janitor.rules.policy import Transactions
 from tms_core.errors import Refused
 from tms_core.messaging.producers.rows import announced_ahead
 from tms_core.rowkey import PayloadKey, generation_prefix, java_abs, pointer_prefix, stop_key
-from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, Reads
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, Reads, every, pages
 from tms_core.tables.side import SideTable
 from tms_core.topic import TopicMetadata
 
@@ -204,35 +204,26 @@ class Conflicts:
     def _stored_pointers(self, wanted: Iterable[int]) -> set[int]:
         """Return which of these transactions the target has payloads of."""
         found: set[int] = set()
-        start: bytes | None = self._start
-        while start is not None:
-            page = self._store.payload.read(KEYS, start, self._stop, _PAGE_ROWS)
+        for page in pages(partial(self._store.payload.read, KEYS), self._start, self._stop, _PAGE_ROWS):
             found.update(key.write_pointer for raw in page.items if (key := PayloadKey.parse(raw)) is not None)
             found.intersection_update(wanted)
             self._heartbeat(len(page.items))
-            start = page.resume
         return found
 
     def _payloads(self, pointer: int) -> Iterator[tuple[bytes, bytes]]:
-        start: bytes | None = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
-        stop = stop_key(start or b"")
-        while start is not None:
-            page = self._store.payload.read(PAYLOADS, start, stop, _PAGE_ROWS)
-            yield from ((key, _digest(None, value)) for key, value in page.items)
-            start = page.resume
+        start = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
+        rows = every(partial(self._store.payload.read, PAYLOADS), start, stop_key(start), _PAGE_ROWS)
+        yield from ((key, _digest(None, value)) for key, value in rows)
 
     def _references(self, wanted: set[int]) -> Iterator[tuple[bytes, int]]:
         """Yield the target's messages that take their payload from one of these transactions' rows."""
-        start: bytes | None = self._start
-        while start is not None:
-            page = self._store.message.read(CELLS, start, self._stop, _PAGE_ROWS)
+        for page in pages(partial(self._store.message.read, CELLS), self._start, self._stop, _PAGE_ROWS):
             hits = {cell.key: java_abs(cell.pointer) for cell in page.items if cell.refers}
             keys = [key for key, pointer in hits.items() if pointer in wanted]
             # Not every store can tell whether a cell's row refers without reading it.
             for found in pick_rows(partial(self._store.message.read, MESSAGES), keys):
                 yield from ((key, hits[key]) for key, value in found if value.payload is None)
             self._heartbeat(len(page.items))
-            start = page.resume
 
 
 def _named(pointers: list[int]) -> str:

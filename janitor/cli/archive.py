@@ -12,9 +12,9 @@ from janitor.archive import index as archived
 from janitor.archive.index import Listing, Selection
 from janitor.archive.restore import Request, RestoreResult
 from janitor.cli import render
-from janitor.cli.options import PARTLY, common_options, session, together, topic_patterns
+from janitor.cli.options import PARTLY, common_options, session, topic_patterns
 from janitor.cli.state import complete_topics
-from tms_core.cli.help import CommandGroup
+from tms_core.cli.help import CommandGroup, together
 from tms_core.cli.outcome import DONE
 from tms_core.cli.typed import Moment, TimeType, TopicType
 from tms_core.topic import TopicId

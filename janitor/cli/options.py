@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from janitor.app.options import Common
-from tms_core.cli.help import LOG_FORMAT, shared
+from tms_core.cli.help import LOG_FORMAT, shared, together
 from tms_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,17 +24,6 @@ _DAEMONS = ("run", "exporter")
 
 #: Exit codes beside those of every program of ours.
 REFUSED, PARTLY = 3, 5
-
-
-def together(*given: Command) -> Callable[[Command], Command]:
-    """Several options as one."""
-
-    def add(command: Command) -> Command:
-        for option in reversed(given):
-            command = option(command)
-        return command
-
-    return add
 
 
 class PatternType(click.ParamType[str]):

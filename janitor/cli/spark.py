@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from janitor.cli import render
-from janitor.cli.options import common_options, session, together, topic_patterns
+from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.outcome import finish, show
 from janitor.cli.run import after_run
 from janitor.rules.policy import Rule
 from janitor.run.log import RunLog
-from tms_core.cli.help import CommandGroup
+from tms_core.cli.help import CommandGroup, together
 from tms_core.errors import StateBusy, StoreBusy
 from tms_core.logs.printable import duration, printable
 

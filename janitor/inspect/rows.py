@@ -27,6 +27,7 @@ from tms_core.tables.base import (
     MessageValue,
     Page,
     Reads,
+    pages,
 )
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import VisibilityState, transaction_ms
@@ -113,9 +114,7 @@ def audit(
 
 
 def _audit(table: MessageReads, found: Audit, is_invalid: Callable[[int], bool], heartbeat: Heartbeat) -> None:
-    start: bytes | None = b""
-    while start is not None:
-        page = table.read(CELLS, start, None, PAGE_ROWS)
+    for page in pages(partial(table.read, CELLS), b"", None, PAGE_ROWS):
         found.cells += len(page.items)
         for cell in page.items:
             found.unrecognized += MessageKey.parse(cell.key) is None
@@ -125,7 +124,6 @@ def _audit(table: MessageReads, found: Audit, is_invalid: Callable[[int], bool],
                     found.refuted += 1
                     found.sample_keys += [cell.key][: NAMED_ROWS - len(found.sample_keys)]
         heartbeat(len(page.items))
-        start = page.resume
 
 
 def messages(
@@ -257,12 +255,9 @@ def _pages(
     heartbeat: Heartbeat,
 ) -> Iterator[list[tuple[bytes, V]]]:
     for first, stop in ranges:
-        start: bytes | None = first
-        while start is not None:
-            page = read(start, stop, PAGE_ROWS)
+        for page in pages(read, first, stop, PAGE_ROWS):
             heartbeat(len(page.items))
             yield page.items
-            start = page.resume
 
 
 def _smaller(known: int | None, pointer: int) -> int:

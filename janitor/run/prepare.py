@@ -296,8 +296,7 @@ def make_run(
         now_ms = deps.clock.now_ms()
         record = RunRecord(new_id(now_ms, deps.token_hex), mode, now_ms, heartbeat_ms=now_ms)
     if usable is not None and deps.side is not None:
-        announces = mode == "apply" and not ready.is_blocked
-        processed = ProcessedRows(deps.side, usable, terms.hold_seconds, announces)
+        processed = ProcessedRows(deps.side, usable, terms.hold_seconds, mode == "apply")
     return Run(
         store=deps.store,
         ready=ready,

@@ -90,7 +90,7 @@ def close(deps: Deps, run: Run, outcome: Outcome, result: str, report: Report | 
         if known is None or known.finished_ms is not None:
             return
         if report is None:
-            _save_unreported(state, run, outcome, result)
+            _save_unreported(state, outcome, result)
             state.finish_run(ended)
         else:
             held = _save_reported(state, run, outcome, report, result)
@@ -227,10 +227,10 @@ class RunningCounters:
                 self._failed = True
 
 
-def _save_unreported(state: State, run: Run, outcome: Outcome, result: str) -> None:
+def _save_unreported(state: State, outcome: Outcome, result: str) -> None:
     """Add a failed run and its deletions to the counters; call it inside the state's transaction."""
     known = {key: float(amount) for key, amount in taken(outcome.entries).items()}
-    state.add_counters({**_results(result, 1), **(known or state.booked(run.id))})
+    state.add_counters({**_results(result, 1), **known})
 
 
 def _taken(table: DataTable, rule: Rule, rows: int, size_bytes: int) -> dict[CounterKey, int]:

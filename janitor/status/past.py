@@ -60,7 +60,9 @@ class RunHistory:
         self._lock = Lock()
         self._steps: dict[str, dict[int, Counter[str]]] = {"apply": {}, "plan": {}}
         self._bad: deque[RunRecord] = deque(maxlen=KEPT_BAD)
+        #: The last counted run, and the unfinished runs that were recorded before it.
         self._counted: str | None = None
+        self._unfinished: list[str] = []
 
     def range(self, state: State, name: str, now_ms: int) -> dict[str, Any]:
         """Return a period in steps. If all its runs only planned, the plans' numbers are returned.
@@ -95,12 +97,18 @@ class RunHistory:
     def _read(self, state: State, now_ms: int) -> None:
         """Add the runs that have finished since, and remove runs that are too old."""
         oldest_ms = now_ms - RANGES["30d"].length_ms
-        found = list(_ended(state, oldest_ms, self._counted))
-        for run in reversed(found):
+        found = list(_recorded(state, oldest_ms, self._counted))
+        newest = next((number for number, run in enumerate(found) if run.finished_ms is not None), len(found))
+        known = [run for run in map(state.run, self._unfinished) if run is not None]
+        runs = [*known, *reversed(found[newest:])]
+        self._unfinished = [run.id for run in runs if run.finished_ms is None]
+        self._counted = found[newest].id if found[newest:] else self._counted
+        for run in runs:
+            if run.finished_ms is None:
+                continue
             at_ms = run.started_ms // _MINUTE_MS * _MINUTE_MS
             rows = {str(rule): getattr(run, str(rule)) for rule in Rule}
             self._steps[run.mode].setdefault(at_ms, Counter()).update(rows, runs=1, bad=int(run.is_bad))
-            self._counted = run.id
             if run.is_bad:
                 self._bad.append(run)
         for steps in self._steps.values():
@@ -108,8 +116,8 @@ class RunHistory:
                 del steps[at_ms]
 
 
-def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunRecord]:
-    """Yield finished runs, the last recorded first.
+def _recorded(state: State, from_ms: int, counted: str | None) -> Iterator[RunRecord]:
+    """Yield runs, the last recorded first.
 
     Args:
         from_ms: reading stops after a page of runs that all started before this time.
@@ -120,7 +128,7 @@ def _ended(state: State, from_ms: int, counted: str | None) -> Iterator[RunRecor
         for run in page:
             if run.id == counted:
                 return
-            if run.finished_ms is not None and run.started_ms >= from_ms:
+            if run.started_ms >= from_ms:
                 yield run
         if len(page) < PAGE_RUNS or all(run.started_ms < from_ms for run in page):
             return

@@ -87,7 +87,7 @@ def conforms(text: str, version: str = FOLDER.name) -> tuple[int, str]:
     return checked.returncode, checked.stdout + checked.stderr
 
 
-def test_what_it_makes_is_what_kubernetes_knows_from_the_oldest_version_to_the_newest(example: Path) -> None:
+def test_objects_conform_to_the_oldest_and_newest_kubernetes(example: Path) -> None:
     made = template("--values", example)
     assert made.returncode == 0, made.stderr
     oldest = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))["kubeVersion"]
@@ -144,9 +144,7 @@ def test_the_program_reads_what_the_chart_writes(example: Path, tmp_path: Path) 
         ("--set", "decisions.adopt=a,storage.hbase.thrift={a:1,b:2},storage.hbase.namespace=other"),
     ],
 )
-def test_a_decision_is_about_the_store_that_the_program_finds_by_the_settings_made_for_it(
-    words: tuple[object, ...], tmp_path: Path
-) -> None:
+def test_decision_names_the_store_that_the_program_finds(words: tuple[object, ...], tmp_path: Path) -> None:
     documents = objects(*words)
     [job] = [d for d in documents if d["kind"] == "Job" and "adopt" in d["metadata"]["name"]]
     spec = job["spec"]["template"]["spec"]

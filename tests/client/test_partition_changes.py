@@ -289,7 +289,7 @@ def noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of groups that meet one is not noted, though it is told that it is."""
     seen = set[TopicId]()
 
-    def row(_: Groups, group: ConsumerGroup) -> list[tuple[bytes, bytes]]:
+    def row(_: Groups, group: ConsumerGroup, _reader: int) -> list[tuple[bytes, bytes]]:
         first = group.topic not in seen
         seen.add(group.topic)
         return [claim_rows.pack_drained(group, 0)] if first else []
@@ -299,7 +299,7 @@ def noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A group that is set back has read all to its end as before."""
-    monkeypatch.setattr(consumers, "_undrained", lambda _, __, claims: ([], claims))
+    monkeypatch.setattr(consumers, "drained_key", lambda _: b"no such row")
 
 
 def not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,7 @@ def test_it_is_the_janitor_and_its_user_is_nobody(engine: Engine, image: str) ->
 
 
 @pytest.mark.parametrize("name", ["image", "spark_image"])
-def test_no_tools_are_left_with_which_something_could_be_built_or_installed(
-    engine: Engine, name: str, request: pytest.FixtureRequest
-) -> None:
+def test_image_has_no_tools_to_build_or_install(engine: Engine, name: str, request: pytest.FixtureRequest) -> None:
     image = request.getfixturevalue(name)
     look = (
         "import shutil, importlib.util as i; print([n for n in ('gcc', 'cc', 'make', 'pip', 'pip3') if shutil.which(n)]"
@@ -98,9 +96,7 @@ def test_every_extra_of_the_image_can_be_loaded(engine: Engine, image: str, arch
         assert loaded.returncode == 0, loaded.stderr
 
 
-def test_given_a_store_in_a_volume_then_it_is_cleaned_by_nobody_without_any_permissions(
-    engine: Engine, image: str, data: Path
-) -> None:
+def test_store_in_a_volume_is_cleaned_without_permissions(engine: Engine, image: str, data: Path) -> None:
     mounted = ("--volume", f"{data}:/var/lib/tms")
     options = ("--leveldb", "/var/lib/tms/messaging", "--format", "json")
     planned = engine.run(image, "plan", *options, options=mounted)

@@ -137,9 +137,7 @@ def test_a_cronjob_that_was_stopped_by_hand_stays_so_when_helm_4_upgrades_it(pla
     helm(plane, "uninstall", "stopped", "--no-hooks", program="helm4")
 
 
-def test_a_decision_that_helm_gave_up_waiting_for_ends_by_itself_and_never_reads_later_settings(
-    plane: ControlPlane,
-) -> None:
+def test_decision_that_helm_gave_up_on_ends_by_itself(plane: ControlPlane) -> None:
     name = ("--namespace", "apps", "--set", "fullnameOverride=late")
     decided = ("--set", "decisions.adopt=a,decisions.activeDeadlineSeconds=20", "--timeout", "5s")
     # No pod ever runs here, as where an image or a store cannot be had.

@@ -158,7 +158,7 @@ def helm(published: Published, *words: str, kubeconfig: Path | None = None) -> s
     return done.stdout
 
 
-def test_the_chart_in_the_registry_says_where_it_comes_from_and_starts_the_image_there(published: Published) -> None:
+def test_chart_in_the_registry_names_its_origin_and_starts_the_image(published: Published) -> None:
     about = yaml.safe_load(helm(published, "show", "chart"))
     assert (about["home"], about["sources"], about["appVersion"]) == (SOURCE, [SOURCE], VERSION)
     made = list(yaml.safe_load_all(helm(published, "template", "x", "--kube-version", KUBERNETES)))

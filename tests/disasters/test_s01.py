@@ -27,22 +27,18 @@ def orders(store: Store) -> Topic:
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 3, 4, 2000])
-def test_given_messages_around_the_cutoff_when_swept_then_those_strictly_before_it_go(
-    store: Store, batch_rows: int
-) -> None:
+def test_messages_strictly_before_the_cutoff_are_deleted(store: Store, batch_rows: int) -> None:
     orders(store).plain(0, CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
     janitor(store, batch_rows=batch_rows).engine.run_once(adopt=True)
     assert orders(store).times() == [CUTOFF_MS, CUTOFF_MS + 1]
 
 
-def test_given_messages_of_an_invalid_transaction_around_the_cutoff_when_swept_then_those_that_stay_are_inverted(
-    store: Store,
-) -> None:
+def test_invalid_messages_around_the_cutoff_are_inverted_if_they_stay(store: Store) -> None:
     invalid = pointer(BEGUN_MS)
     orders(store).tx(invalid, CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
-    rig = janitor(store)
-    rig.snapshots.invalid = [invalid]
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [invalid]
+    kit.engine.run_once(adopt=True)
     assert orders(store).pointers() == [-invalid, -invalid]
 
 
@@ -55,18 +51,14 @@ def test_given_extreme_sequence_ids_when_swept_then_the_time_alone_decides(store
 
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 3, 4, 2000])
-def test_given_payloads_around_the_cutoff_when_swept_then_those_strictly_before_it_go(
-    store: Store, batch_rows: int
-) -> None:
+def test_payloads_strictly_before_the_cutoff_are_deleted(store: Store, batch_rows: int) -> None:
     orders(store).stored(pointer(BEGUN_MS), CUTOFF_MS - 1, CUTOFF_MS, CUTOFF_MS + 1)
     janitor(store, batch_rows=batch_rows).engine.run_once(adopt=True)
     assert orders(store).stored_times() == [CUTOFF_MS, CUTOFF_MS + 1]
 
 
 @pytest.mark.parametrize(("metadata", "kept"), [(3, [3, 4]), (-3, [4]), (2, [2, 3, 4]), (-2, [3, 4])])
-def test_given_rows_of_generations_around_the_metadatas_when_swept_then_only_older_ones_go(
-    store: Store, metadata: int, kept: list[int]
-) -> None:
+def test_rows_of_earlier_generations_alone_are_deleted(store: Store, metadata: int, kept: list[int]) -> None:
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS, generation=metadata)
     generations = [1, 2, 3, 4]
     for generation in generations:
@@ -87,35 +79,29 @@ def test_given_rows_of_generations_around_the_metadatas_when_swept_then_only_old
         (WINDOW_END_MS + 1, False),
     ],
 )
-def test_given_a_reference_around_its_transactions_window_when_swept_then_one_inside_keeps_the_payload(
-    store: Store, published_ms: int, kept: bool
-) -> None:
+def test_reference_inside_its_window_keeps_the_payload(store: Store, published_ms: int, kept: bool) -> None:
     write_pointer = pointer(BEGUN_MS)
     orders(store).stored(write_pointer, CUTOFF_MS - 1).ref(write_pointer, published_ms)
     janitor(store).engine.run_once(adopt=True)
     assert orders(store).stored_times() == [CUTOFF_MS - 1] * kept
 
 
-def test_given_skewed_pointers_around_the_allowance_when_swept_then_the_daily_pass_takes_what_others_leave(
-    store: Store,
-) -> None:
+def test_skewed_pointers_are_left_to_the_daily_pass(store: Store) -> None:
     orders(store)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    bound = pointer(rig.clock.now_ms() - TTL_SECONDS * 1000 + LIFETIME.allowance_ms)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    bound = pointer(kit.clock.now_ms() - TTL_SECONDS * 1000 + LIFETIME.allowance_ms)
     for write_pointer in (bound - 1, bound, bound + 1):
         orders(store).stored(write_pointer, CUTOFF_MS - 1)
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert len(orders(store).stored_times()) == 2
-    rig.clock.advance(DAY)
-    rig.engine.run_once()
+    kit.clock.advance(DAY)
+    kit.engine.run_once()
     assert orders(store).stored_times() == []
 
 
 @pytest.mark.parametrize(("table", "due"), [("message", 3), ("payload", 3)])
-def test_given_a_plans_range_when_applied_then_its_start_is_in_and_its_stop_is_out(
-    store: Store, tmp_path: Path, table: str, due: int
-) -> None:
+def test_plan_range_has_its_start_and_not_its_stop(store: Store, tmp_path: Path, table: str, due: int) -> None:
     def key(offset_ms: int) -> bytes:
         if table == "message":
             return MessageKey(described.id, 1, 1000 + offset_ms, 0).pack()
@@ -125,11 +111,11 @@ def test_given_a_plans_range_when_applied_then_its_start_is_in_and_its_stop_is_o
     keys = [key(offset) for offset in range(-1, 5)]
     store.message.put([(found, MessageValue(None, b"x")) for found in keys if table == "message"])
     store.payload.put([(found, b"x") for found in keys if table == "payload"])
-    rig = janitor(store)
+    kit = janitor(store)
     file = tmp_path / "plan.json"
-    rig.engine.preview(out=file)
+    kit.engine.preview(out=file)
     narrow(file, key(0), key(due))
-    rig.engine.carry_out(file, adopt=True)
+    kit.engine.carry_out(file, adopt=True)
     data = store.message if table == "message" else store.payload
     assert data.read(KEYS, b"", None, 100).items == [key(-1), *(key(offset) for offset in range(due, 5))]
 
@@ -146,9 +132,7 @@ def narrow(file: Path, start: bytes, stop: bytes) -> None:
 @pytest.mark.parametrize(
     ("first_stop", "second_start", "covered"), [(b"k", b"k", True), (b"k\x00", b"k", True), (b"k", b"k\x00", False)]
 )
-def test_given_two_intervals_of_evidence_when_claimed_then_they_must_meet(
-    first_stop: bytes, second_start: bytes, covered: bool
-) -> None:
+def test_claim_of_two_intervals_needs_them_to_meet(first_stop: bytes, second_start: bytes, covered: bool) -> None:
     first = Evidence(b"", first_stop, NOW_MS, pointer(NOW_MS - DAY), NOW_MS, "run")
     second = replace(first, start=second_start, stop=None)
     assert (boundary.claim([first, second], (), LIFETIME).bound is not None) == covered
@@ -158,32 +142,26 @@ def test_given_two_intervals_of_evidence_when_claimed_then_they_must_meet(
     ("start", "stop", "covered"),
     [(b"", None, True), (b"\x00", None, False), (b"", b"\xff" * 40, False), (b"", generation_prefix(b"", 1), False)],
 )
-def test_given_one_interval_of_evidence_when_claimed_then_it_must_reach_from_end_to_end(
-    start: bytes, stop: bytes | None, covered: bool
-) -> None:
+def test_claim_of_one_interval_needs_both_ends(start: bytes, stop: bytes | None, covered: bool) -> None:
     evidence = Evidence(start, stop, NOW_MS, pointer(NOW_MS - DAY), NOW_MS, "run")
     assert (boundary.claim([evidence], (), LIFETIME).bound is not None) == covered
 
 
 @pytest.mark.parametrize(("late_ms", "closed"), [(-1, False), (0, True), (1, True)])
-def test_given_an_open_transaction_when_a_pass_begins_around_its_windows_end_then_only_then_is_it_closed(
-    store: Store, late_ms: int, closed: bool
-) -> None:
+def test_open_transaction_is_closed_only_after_its_window(store: Store, late_ms: int, closed: bool) -> None:
     topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS)
     invalid = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms - late_ms)
-    rig = janitor(store)
-    rig.snapshots.invalid = [invalid, pointer(NOW_MS - MINUTE)]
-    rig.engine.run_once(adopt=True)
-    assert (rig.state.open_ids()[invalid].closed_ms is not None) == closed
+    kit = janitor(store)
+    kit.snapshots.invalid = [invalid, pointer(NOW_MS - MINUTE)]
+    kit.engine.run_once(adopt=True)
+    assert (kit.state.open_ids()[invalid].closed_ms is not None) == closed
 
 
 @pytest.mark.parametrize("began_ms", [NOW_MS - 10 * HOUR, NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms])
-def test_given_the_oldest_open_transaction_when_claimed_then_the_claim_ends_one_below_it(
-    store: Store, began_ms: int
-) -> None:
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
+def test_claim_ends_one_below_the_oldest_open_transaction(store: Store, began_ms: int) -> None:
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
     writable = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms)
-    assert rig.state.claim() == Claim(writable - 1, NOW_MS, rig.state.runs(1)[0].id)
-    late = boundary.claim(rig.state.evidence(), [pointer(began_ms)], LIFETIME)
+    assert kit.state.claim() == Claim(writable - 1, NOW_MS, kit.state.runs(1)[0].id)
+    late = boundary.claim(kit.state.evidence(), [pointer(began_ms)], LIFETIME)
     assert late.bound == pointer(began_ms) - 1

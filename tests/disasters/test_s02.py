@@ -39,19 +39,19 @@ def prepared(store: Store) -> tuple[Kit, Topic]:
     """A store whose first pass is done, and rows that have come due since."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
-    rig = janitor(store, batch_rows=2)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, batch_rows=2)
+    kit.engine.run_once(adopt=True)
     for described in (orders, other):
         described.plain(*DUE_MS, *LIVE_MS).stored(pointer(NOW_MS - 2 * HOUR), *DUE_MS, *LIVE_MS)
-    return rig, orders
+    return kit, orders
 
 
 class Judge:
     """Asks the rules, as metadata stands at that moment, about every row that is deleted."""
 
-    def __init__(self, rig: Kit) -> None:
-        self.rig = rig
-        self.records = rig.state.frontiers()
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
+        self.records = kit.state.frontiers()
         self.wrong: list[bytes] = []
 
     def __call__(self, call: Call) -> None:
@@ -66,23 +66,23 @@ class Judge:
         described = self.described(key.topic)
         if described is None:
             return False
-        now = self.rig.state.anchor()
+        now = self.kit.state.anchor()
         assert now is not None
         reach, _ = advance(
             self.records.get(key.topic),
             described,
             now,
             hold_seconds=3600,
-            allowance_ms=self.rig.engine.deps.terms.lifetime.allowance_ms,
+            allowance_ms=self.kit.engine.deps.terms.lifetime.allowance_ms,
         )
-        snapshot = self.rig.snapshots.latest().snapshot
-        transactions = TransactionView(snapshot, NOW_MS, self.rig.engine.deps.terms.lifetime.undecided_ms)
+        snapshot = self.kit.snapshots.latest().snapshot
+        transactions = TransactionView(snapshot, NOW_MS, self.kit.engine.deps.terms.lifetime.undecided_ms)
         row = Row("message" if table == "message" else "payload", key)
         return isinstance(decide(row, described, reach, transactions, False, None), Delete)
 
     def described(self, wanted: TopicId) -> TopicMetadata | None:
         try:
-            return TopicMetadata.parse(wanted.prefix, self.rig.store.metadata.get(wanted.prefix) or b"")
+            return TopicMetadata.parse(wanted.prefix, self.kit.store.metadata.get(wanted.prefix) or b"")
         except MetadataError:
             return None
 
@@ -106,13 +106,13 @@ class Mover:
 
 
 @pytest.mark.parametrize("move", MOVES)
-def test_given_a_topic_that_moves_at_any_call_when_swept_then_no_row_goes_that_it_now_keeps(move: str) -> None:
+def test_topic_that_moves_at_any_call_loses_no_row_it_keeps(move: str) -> None:
     for at_call in range(1, CALLS):
-        rig, orders = prepared(MemoryStore())
-        judge = Judge(rig)
+        kit, orders = prepared(MemoryStore())
+        judge = Judge(kit)
         mover = Mover(partial(MOVES[move], orders), at_call, judge)
-        watch(rig.store, before=mover)
-        report = rig.engine.run_once()
+        watch(kit.store, before=mover)
+        report = kit.engine.run_once()
         assert judge.wrong == [], f"at call {at_call}"
         assert set(LIVE_MS) <= set(orders.times())
         assert set(LIVE_MS) <= set(orders.stored_times())
@@ -124,24 +124,24 @@ def test_given_a_topic_that_moves_at_any_call_when_swept_then_no_row_goes_that_i
 
 
 def test_given_a_ttl_lengthened_between_two_batches_when_swept_then_the_rest_stays(store: Store) -> None:
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
 
     def lengthen(call: Call) -> None:
         if call.name == "message.delete" and DUE_MS[0] not in orders.times():
             orders.describe(ttl_seconds=10 * TTL_SECONDS)
 
     watch(store, after=lengthen)
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert orders.times() == DUE_MS[2:] + LIVE_MS
     assert orders.stored_times() == DUE_MS + LIVE_MS
     assert topic(store, "default:other", ttl_seconds=TTL_SECONDS).times() == LIVE_MS
     assert report.errors == []
 
 
-def test_given_a_topic_that_never_stops_moving_when_swept_then_it_is_left_and_the_others_are_done(store: Store) -> None:
-    rig, orders = prepared(store)
-    before = rig.state.frontiers()[orders.id]
-    rig.clock.advance(60_000)
+def test_topic_that_never_stops_moving_is_left_and_others_done(store: Store) -> None:
+    kit, orders = prepared(store)
+    before = kit.state.frontiers()[orders.id]
+    kit.clock.advance(60_000)
     versions = iter(range(1, 1000))
 
     def move(call: Call) -> None:
@@ -149,34 +149,30 @@ def test_given_a_topic_that_never_stops_moving_when_swept_then_it_is_left_and_th
             orders.describe(ttl_seconds=TTL_SECONDS, version=str(next(versions)))
 
     watch(store, before=move)
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert orders.times() == DUE_MS + LIVE_MS
     assert topic(store, "default:other", ttl_seconds=TTL_SECONDS).times() == LIVE_MS
     assert "default:orders" in " ".join(report.errors)
-    assert rig.state.frontiers()[orders.id] == before
+    assert kit.state.frontiers()[orders.id] == before
 
 
-def test_given_a_plan_when_the_topic_moves_while_it_is_applied_then_the_rest_stays(
-    store: Store, tmp_path: Path
-) -> None:
-    rig, orders = prepared(store)
+def test_plan_of_a_topic_that_moves_is_applied_no_further(store: Store, tmp_path: Path) -> None:
+    kit, orders = prepared(store)
     file = tmp_path / "plan.json"
-    rig.engine.preview(out=file)
+    kit.engine.preview(out=file)
 
     def lengthen(call: Call) -> None:
         if call.name == "message.delete":
             orders.describe(ttl_seconds=10 * TTL_SECONDS)
 
     watch(store, after=lengthen)
-    rig.engine.carry_out(file)
+    kit.engine.carry_out(file)
     assert orders.times() == DUE_MS[2:] + LIVE_MS
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_given_a_ttl_shortened_when_payloads_are_deleted_then_those_of_messages_that_are_still_there_stay(
-    store: Store, moves: bool
-) -> None:
-    rig, orders = prepared(store)
+def test_ttl_that_shrinks_keeps_payloads_of_present_messages(store: Store, moves: bool) -> None:
+    kit, orders = prepared(store)
     late = pointer(NOW_MS - 20 * MINUTE)
     orders.stored(late, NOW_MS - 20 * MINUTE).ref(late, NOW_MS - 10 * MINUTE)
 
@@ -188,7 +184,7 @@ def test_given_a_ttl_shortened_when_payloads_are_deleted_then_those_of_messages_
         watch(store, before=shorten)
     else:
         orders.describe(ttl_seconds=60)
-    rig.restart(hold_seconds=0).engine.run_once()
+    kit.restart(hold_seconds=0).engine.run_once()
     assert orders.times() == ([*LIVE_MS, NOW_MS - 10 * MINUTE] if moves else [])
     assert orders.stored_times() == [NOW_MS - 20 * MINUTE] * moves
 
@@ -196,10 +192,10 @@ def test_given_a_ttl_shortened_when_payloads_are_deleted_then_those_of_messages_
 def test_given_leveldb_when_a_topic_moves_in_the_middle_then_it_is_as_in_memory(tmp_path: Path) -> None:
     for name, move in MOVES.items():
         with LevelDBStore(tmp_path / name, create=True) as store:
-            rig, orders = prepared(store)
-            judge = Judge(rig)
+            kit, orders = prepared(store)
+            judge = Judge(kit)
             watch(store, before=Mover(partial(move, orders), 9, judge))
-            rig.engine.run_once()
+            kit.engine.run_once()
             assert judge.wrong == []
             assert set(LIVE_MS) <= set(orders.times())
 
@@ -212,35 +208,35 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 class Pauser:
     """Pauses a topic ahead of the k-th store call, and notes what is written in it from then on."""
 
-    def __init__(self, rig: Kit, paused: Topic, at_call: int) -> None:
-        self.rig, self.paused, self.at_call = rig, paused, at_call
+    def __init__(self, kit: Kit, paused: Topic, at_call: int) -> None:
+        self.kit, self.paused, self.at_call = kit, paused, at_call
         self.calls = 0
         self.at = ""
         self.written: list[str] = []
-        watch(rig.store, before=self)
+        watch(kit.store, before=self)
 
     def __call__(self, call: Call) -> None:
         self.calls += 1
         if self.calls == self.at_call:
             self.at = call.name
-            self.rig.state.pause(str(self.paused.id), 0)
+            self.kit.state.pause(str(self.paused.id), 0)
         if self.at and call.name.endswith((".delete", ".invert")):
             first = call.arguments[0][0]
             if (first.key if isinstance(first, TxCell) else first).startswith(self.paused.id.prefix):
                 self.written.append(call.name)
 
 
-def test_given_a_topic_that_is_paused_at_any_call_when_swept_then_at_most_the_batch_that_had_begun_is_written() -> None:
+def test_pause_at_any_call_ends_with_the_batch_that_had_begun() -> None:
     written = set()
     for at_call in range(1, CALLS):
-        rig, orders = prepared(MemoryStore())
-        other = topic(rig.store, "default:other", ttl_seconds=TTL_SECONDS)
+        kit, orders = prepared(MemoryStore())
+        other = topic(kit.store, "default:other", ttl_seconds=TTL_SECONDS)
         for described in (orders, other):
             described.tx(INVALID, NOW_MS, NOW_MS)
-        rig.snapshots.invalid = [INVALID]
-        rig.state.save_last_full_pass_ms(0)
-        pauser = Pauser(rig, orders, at_call)
-        report = rig.engine.run_once()
+        kit.snapshots.invalid = [INVALID]
+        kit.state.save_last_full_pass_ms(0)
+        pauser = Pauser(kit, orders, at_call)
+        report = kit.engine.run_once()
         if not pauser.at:
             break
         begun = pauser.at == "metadata.get" or pauser.at.endswith((".delete", ".invert"))
@@ -250,8 +246,8 @@ def test_given_a_topic_that_is_paused_at_any_call_when_swept_then_at_most_the_ba
         assert other.stored_times() == LIVE_MS
         assert other.pointers()[-2:] == [-INVALID] * 2
         assert report.errors == []
-        rig.state.resume(str(orders.id))
-        report = rig.engine.run_once()
+        kit.state.resume(str(orders.id))
+        report = kit.engine.run_once()
         assert report.held_topics() == {}
         assert (orders.times(), orders.stored_times()) == (other.times(), LIVE_MS)
         assert INVALID not in orders.pointers()
@@ -259,13 +255,13 @@ def test_given_a_topic_that_is_paused_at_any_call_when_swept_then_at_most_the_ba
     assert written == {"message.delete", "payload.delete", "message.invert"}
 
 
-def test_given_everything_paused_when_swept_then_nothing_is_written_and_nothing_has_failed(store: Store) -> None:
-    rig, orders = prepared(store)
+def test_pause_of_everything_writes_nothing_and_fails_nothing(store: Store) -> None:
+    kit, orders = prepared(store)
     orders.tx(INVALID, NOW_MS)
-    rig.snapshots.invalid = [INVALID]
-    rig.state.pause(EVERYTHING, NOW_MS)
+    kit.snapshots.invalid = [INVALID]
+    kit.state.pause(EVERYTHING, NOW_MS)
     before = (orders.messages(), orders.stored_times())
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert (orders.messages(), orders.stored_times()) == before
-    assert (report.errors, report.tripped, rig.state.runs(1)[0].result) == ([], False, "done")
+    assert (report.errors, report.tripped, kit.state.runs(1)[0].result) == ([], False, "done")
     assert [note.guard for note in report.guards] == ["paused"]

@@ -38,57 +38,53 @@ def due_and_live(store: Store) -> Topic:
 
 def test_given_a_pattern_that_fits_no_topic_when_run_then_nothing_is_touched(store: Store) -> None:
     orders = due_and_live(store)
-    rig = janitor(store)
-    rig.engine.adopt()
-    rig.snapshots.invalid = [INVALID]
+    kit = janitor(store)
+    kit.engine.adopt()
+    kit.snapshots.invalid = [INVALID]
     before = orders.messages()
-    report = rig.engine.run_once(patterns=("nowhere:*",))
+    report = kit.engine.run_once(patterns=("nowhere:*",))
     assert orders.messages() == before
     assert report.entries == {}
-    assert rig.state.claim() is None
-    assert rig.state.last_full_pass_ms() is None
+    assert kit.state.claim() is None
+    assert kit.state.last_full_pass_ms() is None
 
 
-def test_given_a_pattern_that_fits_no_topic_when_planned_then_the_plan_shows_nothing_and_does_nothing(
-    store: Store, tmp_path: Path
-) -> None:
+def test_pattern_that_fits_no_topic_plans_and_does_nothing(store: Store, tmp_path: Path) -> None:
     orders = due_and_live(store)
-    rig = janitor(store)
-    rig.snapshots.invalid = [INVALID]
+    kit = janitor(store)
+    kit.snapshots.invalid = [INVALID]
     before = orders.messages()
-    assert rig.engine.preview(patterns=("nowhere:*",), out=tmp_path / "plan.json").entries == {}
-    rig.engine.carry_out(tmp_path / "plan.json", adopt=True)
+    assert kit.engine.preview(patterns=("nowhere:*",), out=tmp_path / "plan.json").entries == {}
+    kit.engine.carry_out(tmp_path / "plan.json", adopt=True)
     assert orders.messages() == before
 
 
 def test_given_a_pattern_that_fits_no_topic_when_approved_then_no_frontier_is_let_go(store: Store) -> None:
-    rig = janitor(store)
-    rig.engine.adopt()
+    kit = janitor(store)
+    kit.engine.adopt()
     orders = due_and_live(store)
-    assert rig.engine.approve(("nowhere:*",)) == []
-    rig.engine.run_once()
+    assert kit.engine.approve(("nowhere:*",)) == []
+    kit.engine.run_once()
     assert len(orders.times()) == 3
 
 
-def test_given_a_plan_made_when_nothing_was_due_when_applied_later_then_it_deletes_and_inverts_nothing(
-    store: Store, tmp_path: Path
-) -> None:
+def test_empty_plan_applied_later_deletes_and_inverts_nothing(store: Store, tmp_path: Path) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS).tx(INVALID, NOW_MS)
-    rig = janitor(store)
-    rig.engine.adopt()
-    rig.engine.preview(out=tmp_path / "plan.json")
+    kit = janitor(store)
+    kit.engine.adopt()
+    kit.engine.preview(out=tmp_path / "plan.json")
     before = orders.messages()
-    rig.clock.advance(DAY)
-    rig.snapshots.invalid = [INVALID]
-    assert rig.engine.carry_out(tmp_path / "plan.json").entries == {}
+    kit.clock.advance(DAY)
+    kit.snapshots.invalid = [INVALID]
+    assert kit.engine.carry_out(tmp_path / "plan.json").entries == {}
     assert orders.messages() == before
 
 
 def test_given_no_rows_at_all_when_run_then_it_is_a_complete_pass_that_found_nothing(store: Store) -> None:
-    rig = janitor(store)
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    report = kit.engine.run_once(adopt=True)
     assert (report.entries, report.errors, report.kept) == ({}, [], {})
-    assert rig.state.last_full_pass_ms() == NOW_MS
+    assert kit.state.last_full_pass_ms() == NOW_MS
 
 
 def test_given_rows_of_no_known_topic_when_run_then_all_stay_and_are_counted(store: Store) -> None:
@@ -100,24 +96,24 @@ def test_given_rows_of_no_known_topic_when_run_then_all_stay_and_are_counted(sto
 
 def test_given_no_invalid_transaction_when_run_then_no_message_is_searched_for_one(store: Store) -> None:
     due_and_live(store)
-    rig = janitor(store)
+    kit = janitor(store)
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
-    rig.engine.run_once(adopt=True)
+    kit.engine.run_once(adopt=True)
     assert "message.cells" not in asked
     assert "message.invert" not in asked
 
 
-def test_given_only_transactions_that_are_closed_when_run_again_then_no_message_is_searched(store: Store) -> None:
+def test_closed_transactions_alone_search_no_message(store: Store) -> None:
     closed = pointer(NOW_MS - DAY)
     orders = due_and_live(store).tx(closed, NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.invalid = [closed]
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [closed]
+    kit.engine.run_once(adopt=True)
     assert orders.pointers() == [INVALID, None, -closed]
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert "message.cells" not in asked
 
 
@@ -130,15 +126,13 @@ def test_given_nothing_deleted_when_run_then_nothing_is_compacted(store: Store) 
     assert compacted == []
 
 
-def test_given_no_evidence_when_a_claim_is_asked_for_then_there_is_none_and_not_one_at_zero() -> None:
+def test_no_evidence_makes_no_claim_and_not_one_at_zero() -> None:
     found = boundary.claim([], (), LIFETIME)
     assert found.bound is None
     assert found.obstacles
 
 
-def test_given_a_prefix_with_no_end_when_its_stop_is_asked_for_then_it_is_not_the_end_of_the_table_by_accident() -> (
-    None
-):
+def test_prefix_without_an_end_does_not_stop_at_the_tables_end() -> None:
     assert stop_key(b"\xff\xff") is None
     with pytest.raises(ValueError, match="is not a topic's prefix"):
         topic_stop(b"\xff\xff")

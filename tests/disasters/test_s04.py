@@ -49,17 +49,17 @@ YOUNG = pointer(NOW_MS - 30 * MINUTE)
 def prepared(store: Store) -> tuple[Kit, Topic]:
     """An adopted store with a row of an old invalid transaction, which nobody has swept yet."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS - 9 * HOUR).plain(NOW_MS - 31 * DAY)
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    rig.engine.adopt()
-    return rig, orders
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    kit.engine.adopt()
+    return kit, orders
 
 
-def assert_true(rig: Kit) -> None:
+def assert_true(kit: Kit) -> None:
     """The audit: no row carries a positive pointer of an invalid transaction up to the claim."""
-    claim = rig.state.claim()
-    cells = rig.store.message.read(CELLS, b"", None, 1_000_000).items
-    left = [cell for cell in cells if cell.pointer > 0 and cell.pointer in rig.snapshots.invalid]
+    claim = kit.state.claim()
+    cells = kit.store.message.read(CELLS, b"", None, 1_000_000).items
+    left = [cell for cell in cells if cell.pointer > 0 and cell.pointer in kit.snapshots.invalid]
     assert claim is None or all(cell.pointer > claim.bound for cell in left)
 
 
@@ -71,182 +71,172 @@ def fail(name: str) -> Callable[[Call], None]:
     return watcher
 
 
-def test_given_a_whole_clean_pass_when_it_ends_then_the_claim_covers_the_old_transaction(store: Store) -> None:
-    rig, orders = prepared(store)
-    report = rig.engine.run_once()
-    claim = rig.state.claim()
+def test_whole_clean_pass_claims_the_old_transaction(store: Store) -> None:
+    kit, orders = prepared(store)
+    report = kit.engine.run_once()
+    claim = kit.state.claim()
     assert claim is not None
     assert claim.bound == report.boundary == OLD
     assert orders.pointers() == [-OLD]
-    assert_true(rig)
+    assert_true(kit)
 
 
-def test_given_rows_that_were_put_back_when_adopted_again_then_nothing_is_claimed_until_they_were_searched(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
-    rig.engine.run_once()
-    rig.clock.advance(MINUTE)
+def test_rows_put_back_need_a_search_before_a_claim(store: Store) -> None:
+    kit, orders = prepared(store)
+    kit.engine.run_once()
+    kit.clock.advance(MINUTE)
     # From a backup of the table, which is the same table after that.
     orders.tx(OLD, NOW_MS - 9 * HOUR)
-    rig.engine.adopt()
-    assert_true(rig)
-    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
-    rig.clock.advance(MINUTE)
-    assert rig.engine.run_once().boundary == OLD
+    kit.engine.adopt()
+    assert_true(kit)
+    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    kit.clock.advance(MINUTE)
+    assert kit.engine.run_once().boundary == OLD
     assert set(orders.pointers()) == {-OLD}
 
 
 @pytest.mark.parametrize("call", ["message.delete", "message.invert"])
 def test_given_an_error_in_one_topic_when_run_then_nothing_is_claimed(store: Store, call: str) -> None:
-    rig, _ = prepared(store)
+    kit, _ = prepared(store)
     watch(store, before=fail(call))
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert report.errors
-    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+    assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
 
 
 @pytest.mark.parametrize("patterns", [("default:orders",), ("default:*",), ("*",)])
-def test_given_a_run_of_some_topics_when_it_ends_then_nothing_is_claimed(
-    store: Store, patterns: tuple[str, ...]
-) -> None:
-    rig, _ = prepared(store)
-    report = rig.engine.run_once(patterns=patterns)
-    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+def test_run_of_some_topics_claims_nothing(store: Store, patterns: tuple[str, ...]) -> None:
+    kit, _ = prepared(store)
+    report = kit.engine.run_once(patterns=patterns)
+    assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
 
 
-def test_given_a_run_of_some_topics_when_it_ends_then_its_transactions_are_still_to_be_searched(store: Store) -> None:
-    rig, _ = prepared(store)
-    rig.engine.run_once(patterns=("nowhere:*",))
-    assert rig.state.open_ids()[OLD].scanned_ms is None
-    rig.engine.run_once()
-    assert rig.state.open_ids()[OLD].closed_ms == NOW_MS
+def test_run_of_some_topics_leaves_its_transactions_to_search(store: Store) -> None:
+    kit, _ = prepared(store)
+    kit.engine.run_once(patterns=("nowhere:*",))
+    assert kit.state.open_ids()[OLD].scanned_ms is None
+    kit.engine.run_once()
+    assert kit.state.open_ids()[OLD].closed_ms == NOW_MS
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda rig: setattr(rig.snapshots, "age_ms", 121_000),
-        lambda rig: setattr(rig.snapshots, "age_ms", -301_000),
-        lambda rig: setattr(rig.snapshots, "error", NoSnapshot("there is none.")),
+        lambda kit: setattr(kit.snapshots, "age_ms", 121_000),
+        lambda kit: setattr(kit.snapshots, "age_ms", -301_000),
+        lambda kit: setattr(kit.snapshots, "error", NoSnapshot("there is none.")),
     ],
     ids=["stale", "future", "missing"],
 )
 def test_given_no_usable_snapshot_when_run_then_nothing_is_claimed(store: Store, spoil: Callable[[Kit], None]) -> None:
-    rig, orders = prepared(store)
-    spoil(rig)
-    report = rig.engine.run_once()
-    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+    kit, orders = prepared(store)
+    spoil(kit)
+    report = kit.engine.run_once()
+    assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
     assert orders.pointers() == [OLD]
 
 
 def test_given_an_unknown_lifetime_when_run_then_it_inverts_but_claims_nothing(store: Store) -> None:
-    rig, orders = prepared(store)
-    unsure = rig.restart(lifetime_known=False)
+    kit, orders = prepared(store)
+    unsure = kit.restart(lifetime_known=False)
     report = unsure.engine.run_once()
     assert orders.pointers() == [-OLD]
-    assert (report.boundary, rig.state.claim()) == (None, None)
+    assert (report.boundary, kit.state.claim()) == (None, None)
     assert "max_lifetime_seconds" in " ".join(unsure.engine.boundary()[1].obstacles)
 
 
 def test_given_an_applied_plan_when_it_ends_then_nothing_is_claimed(store: Store, tmp_path: Path) -> None:
-    rig, orders = prepared(store)
-    rig.engine.preview(out=tmp_path / "plan.json")
-    rig.engine.carry_out(tmp_path / "plan.json")
+    kit, orders = prepared(store)
+    kit.engine.preview(out=tmp_path / "plan.json")
+    kit.engine.carry_out(tmp_path / "plan.json")
     assert orders.pointers() == [-OLD]
-    assert rig.state.claim() is None
+    assert kit.state.claim() is None
 
 
-def test_given_a_transaction_whose_client_may_still_write_when_run_then_the_claim_ends_below_it(store: Store) -> None:
-    rig, orders = prepared(store)
+def test_client_that_may_still_write_ends_the_claim_below_it(store: Store) -> None:
+    kit, orders = prepared(store)
     orders.tx(YOUNG, NOW_MS - MINUTE)
-    rig.snapshots.invalid = [OLD, YOUNG]
-    rig.engine.run_once()
-    claim = rig.state.claim()
+    kit.snapshots.invalid = [OLD, YOUNG]
+    kit.engine.run_once()
+    claim = kit.state.claim()
     assert claim is not None
     assert claim.bound < YOUNG
     assert orders.pointers() == [-OLD, -YOUNG]
 
 
-def test_given_a_client_that_publishes_after_its_transaction_was_scanned_when_run_then_it_is_never_claimed_unclean(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
-    rig.snapshots.invalid = [OLD, YOUNG]
-    rig.engine.run_once()
+def test_client_that_publishes_after_the_scan_is_never_claimed(store: Store) -> None:
+    kit, orders = prepared(store)
+    kit.snapshots.invalid = [OLD, YOUNG]
+    kit.engine.run_once()
     end_ms = LIFETIME.window_end_ms(YOUNG)
     for late_ms in (MINUTE, LIFETIME.max_ms, end_ms - 1 - NOW_MS):
-        rig.clock.advance(NOW_MS + late_ms - rig.clock.now_ms())
-        orders.tx(YOUNG, rig.clock.now_ms())
-        assert_true(rig)
-        rig.engine.run_once()
-        assert_true(rig)
-    rig.clock.advance(2)
-    rig.engine.run_once()
-    assert rig.state.open_ids()[YOUNG].closed_ms is None, "only a full pass looks at rows of any time"
-    rig.clock.advance(DAY)
-    rig.engine.run_once()
-    claim = rig.state.claim()
+        kit.clock.advance(NOW_MS + late_ms - kit.clock.now_ms())
+        orders.tx(YOUNG, kit.clock.now_ms())
+        assert_true(kit)
+        kit.engine.run_once()
+        assert_true(kit)
+    kit.clock.advance(2)
+    kit.engine.run_once()
+    assert kit.state.open_ids()[YOUNG].closed_ms is None, "only a full pass looks at rows of any time"
+    kit.clock.advance(DAY)
+    kit.engine.run_once()
+    claim = kit.state.claim()
     assert claim is not None
     assert claim.bound == YOUNG
     assert orders.pointers() == [-OLD, -YOUNG, -YOUNG, -YOUNG]
 
 
-def test_given_a_pass_that_searched_a_window_when_it_ends_then_it_inverts_and_the_claim_and_its_evidence_are_as_before(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
-    rig.engine.run_once()
-    before = (rig.state.claim(), rig.state.evidence())
+def test_pass_over_a_window_inverts_and_leaves_the_claim(store: Store) -> None:
+    kit, orders = prepared(store)
+    kit.engine.run_once()
+    before = (kit.state.claim(), kit.state.evidence())
     younger = pointer(NOW_MS - 3 * HOUR)
-    rig.snapshots.invalid = [OLD, younger]
+    kit.snapshots.invalid = [OLD, younger]
     orders.tx(younger, NOW_MS - 2 * HOUR)
     # By a clock that was further behind than is allowed; a search of the transaction's time misses it.
     orders.tx(younger, NOW_MS - 4 * HOUR)
-    rig.clock.advance(12 * HOUR)
-    report = rig.engine.run_once()
+    kit.clock.advance(12 * HOUR)
+    report = kit.engine.run_once()
     assert not report.full
     assert sorted(filter(None, orders.pointers())) == [-younger, -OLD, younger]
-    assert (rig.state.claim(), rig.state.evidence()) == before
-    assert (report.boundary, rig.state.open_ids()[younger].closed_ms) == (OLD, None)
-    assert_true(rig)
-    rig.clock.advance(12 * HOUR)
-    report = rig.engine.run_once()
+    assert (kit.state.claim(), kit.state.evidence()) == before
+    assert (report.boundary, kit.state.open_ids()[younger].closed_ms) == (OLD, None)
+    assert_true(kit)
+    kit.clock.advance(12 * HOUR)
+    report = kit.engine.run_once()
     assert (report.full, report.boundary) == (True, younger)
-    assert_true(rig)
+    assert_true(kit)
 
 
 @pytest.mark.parametrize("place", [b"", b"default:orders:", b"~"], ids=["before", "in a topic", "behind"])
 @pytest.mark.parametrize(("write_pointer", "ends_below"), [(OLD, OLD), (OLD - 5, OLD - 5), (OLD - 1, OLD + 1)])
-def test_given_an_invalid_pointer_under_a_key_that_is_not_ours_when_claimed_then_the_claim_ends_below_it(
+def test_foreign_key_with_an_invalid_pointer_limits_claim(
     store: Store, write_pointer: int, ends_below: int, place: bytes
 ) -> None:
-    rig, _ = prepared(store)
-    rig.snapshots.invalid = [OLD - 5, OLD]
+    kit, _ = prepared(store)
+    kit.snapshots.invalid = [OLD - 5, OLD]
     store.message.put([(place + b"foreign", MessageValue(write_pointer, b"?"))])
-    assert rig.engine.run_once().boundary == ends_below - 1
+    assert kit.engine.run_once().boundary == ends_below - 1
     assert [cell.pointer for cell in store.message.read(CELLS, b"", None, 10).items if b"foreign" in cell.key] == [
         write_pointer
     ]
-    assert_true(rig)
-    assert rig.engine.verify().refuted == 0
+    assert_true(kit)
+    assert kit.engine.verify().refuted == 0
 
 
 @pytest.mark.parametrize("tag", [b"\x03", b"\xff"])
-def test_given_invalid_pointers_under_a_tag_that_cdap_reads_as_a_reference_when_run_then_none_is_passed_over(
-    tmp_path: Path, tag: bytes
-) -> None:
+def test_pointers_under_a_tag_that_cdap_reads_are_all_inverted(tmp_path: Path, tag: bytes) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
-        rig, orders = prepared(store)
+        kit, orders = prepared(store)
         orders.stored(OLD, NOW_MS - 31 * DAY)
     foreign, ours = b"foreign", MessageKey(orders.id, 1, NOW_MS - 9 * HOUR, 7).pack()
     rows = {foreign: tag + (OLD - 5).to_bytes(8, "big"), ours: tag + OLD.to_bytes(8, "big")}
     with closing(plyvel.DB(str(tmp_path / "messaging" / FOLDERS["message"]))) as database:
         for key, value in rows.items():
             database.put(key, value)
-    rig.snapshots.invalid = [OLD - 5, OLD]
+    kit.snapshots.invalid = [OLD - 5, OLD]
     with LevelDBStore(tmp_path / "messaging") as store:
-        report = rig.restart(store=store).engine.run_once()
+        report = kit.restart(store=store).engine.run_once()
         assert report.boundary == OLD - 6
         assert Topic(store, orders.id).stored_times() == [NOW_MS - 31 * DAY], "a message that stays refers to it"
     with closing(plyvel.DB(str(tmp_path / "messaging" / FOLDERS["message"]))) as database:
@@ -255,160 +245,142 @@ def test_given_invalid_pointers_under_a_tag_that_cdap_reads_as_a_reference_when_
 
 
 @pytest.mark.parametrize(("ahead_ms", "full"), [(1, True), (DAY, True), (0, False), (1 - DAY, False), (-DAY, True)])
-def test_given_the_last_full_pass_when_it_is_a_day_old_or_lies_ahead_then_the_next_one_is_full(
-    store: Store, ahead_ms: int, full: bool
-) -> None:
-    rig, _ = prepared(store)
-    rig.engine.run_once()
-    rig.state.save_last_full_pass_ms(NOW_MS + ahead_ms)
-    assert rig.engine.run_once().full is full
+def test_full_pass_is_due_after_a_day_or_a_clock_set_back(store: Store, ahead_ms: int, full: bool) -> None:
+    kit, _ = prepared(store)
+    kit.engine.run_once()
+    kit.state.save_last_full_pass_ms(NOW_MS + ahead_ms)
+    assert kit.engine.run_once().full is full
 
 
-def test_given_a_full_pass_without_a_usable_snapshot_when_there_is_one_again_then_the_next_pass_is_full_too(
-    store: Store,
-) -> None:
-    rig, _ = prepared(store)
-    rig.snapshots.age_ms = DAY
-    assert rig.engine.run_once().full
-    rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().full, "it could prove nothing either"
-    rig.snapshots.age_ms = 0
-    rig.clock.advance(MINUTE)
-    report = rig.engine.run_once()
+def test_full_pass_without_a_snapshot_is_repeated_with_one(store: Store) -> None:
+    kit, _ = prepared(store)
+    kit.snapshots.age_ms = DAY
+    assert kit.engine.run_once().full
+    kit.clock.advance(MINUTE)
+    assert not kit.engine.run_once().full, "it could prove nothing either"
+    kit.snapshots.age_ms = 0
+    kit.clock.advance(MINUTE)
+    report = kit.engine.run_once()
     assert (report.full, report.boundary) == (True, OLD)
-    rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().full
+    kit.clock.advance(MINUTE)
+    assert not kit.engine.run_once().full
 
 
-def test_given_a_claim_when_a_later_pass_finds_nothing_can_be_claimed_then_it_is_withdrawn(store: Store) -> None:
-    rig, _ = prepared(store)
-    assert rig.engine.run_once().boundary == OLD
-    rig.snapshots.invalid = [1, OLD]
+def test_claim_is_withdrawn_by_a_pass_that_can_claim_nothing(store: Store) -> None:
+    kit, _ = prepared(store)
+    assert kit.engine.run_once().boundary == OLD
+    kit.snapshots.invalid = [1, OLD]
     store.message.put([(b"foreign", MessageValue(1, b"?"))])
-    rig.clock.advance(DAY)
-    assert rig.engine.run_once().boundary is None
-    assert rig.state.claim() is None
-    assert rig.engine.verify().refuted == 0
+    kit.clock.advance(DAY)
+    assert kit.engine.run_once().boundary is None
+    assert kit.state.claim() is None
+    assert kit.engine.verify().refuted == 0
 
 
-def test_given_a_claim_made_after_a_plan_when_the_plan_is_applied_then_its_report_says_the_claim(
-    store: Store, tmp_path: Path
-) -> None:
-    rig, _ = prepared(store)
-    rig.engine.preview(out=tmp_path / "plan.json")
-    rig.clock.advance(MINUTE)
-    assert rig.engine.run_once().boundary == OLD
-    assert rig.engine.carry_out(tmp_path / "plan.json").boundary == OLD
+def test_claim_made_after_a_plan_is_in_the_report_of_its_apply(store: Store, tmp_path: Path) -> None:
+    kit, _ = prepared(store)
+    kit.engine.preview(out=tmp_path / "plan.json")
+    kit.clock.advance(MINUTE)
+    assert kit.engine.run_once().boundary == OLD
+    assert kit.engine.carry_out(tmp_path / "plan.json").boundary == OLD
 
 
-def test_given_clocks_that_differ_by_more_than_the_grace_when_claimed_then_no_transaction_is_that_could_still_write(
-    store: Store,
-) -> None:
+def test_clocks_beyond_the_grace_leave_open_transactions_unclaimed(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=3600)
     report = janitor(store, lifetime=LIFETIME._replace(grace_ms=0)).engine.run_once(adopt=True)
     assert report.boundary == pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.allowance_ms) - 1
 
 
-def test_given_a_lifetime_that_was_raised_when_run_then_transactions_are_open_again_and_the_next_claim_ends_below_them(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
-    rig.engine.run_once()
-    assert rig.state.open_ids()[OLD].closed_ms == NOW_MS
-    longer = rig.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
+def test_longer_lifetime_opens_transactions_and_lowers_the_claim(store: Store) -> None:
+    kit, orders = prepared(store)
+    kit.engine.run_once()
+    assert kit.state.open_ids()[OLD].closed_ms == NOW_MS
+    longer = kit.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
     longer.clock.advance(MINUTE)
     orders.tx(OLD, NOW_MS)
     longer.engine.run_once()
     assert orders.pointers() == [-OLD, -OLD]
-    assert rig.state.open_ids()[OLD].closed_ms is None
+    assert kit.state.open_ids()[OLD].closed_ms is None
     longer.clock.advance(LIFETIME.window_end_ms(OLD) + 11 * HOUR - 1 - longer.clock.now_ms())
-    rig.state.save_last_full_pass_ms(NOW_MS - DAY)
+    kit.state.save_last_full_pass_ms(NOW_MS - DAY)
     report = longer.engine.run_once()
     assert report.full
     assert report.boundary is not None
     assert report.boundary < OLD
 
 
-def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_pass_makes_none_then_it_is_withdrawn(
-    store: Store,
-) -> None:
-    rig, _ = prepared(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    assert rig.engine.run_once().boundary == OLD
-    rig.clock.step(-HOUR)
-    report = rig.engine.run_once(patterns=("default:*",))
-    assert (report.tripped, report.boundary, rig.state.claim()) == (False, None, None)
+def test_claim_of_a_clock_set_back_is_withdrawn_by_a_failed_pass(store: Store) -> None:
+    kit, _ = prepared(store)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
+    assert kit.engine.run_once().boundary == OLD
+    kit.clock.step(-HOUR)
+    report = kit.engine.run_once(patterns=("default:*",))
+    assert (report.tripped, report.boundary, kit.state.claim()) == (False, None, None)
 
 
-def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_asked_then_it_is_not_in_force(store: Store) -> None:
-    rig, _ = prepared(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    rig.engine.run_once()
-    rig.clock.step(-1)
-    assert (rig.engine.preview().boundary, rig.engine.boundary()[0], rig.engine.verify().bound) == (None, None, None)
+def test_claim_of_a_clock_set_back_is_not_in_force(store: Store) -> None:
+    kit, _ = prepared(store)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
+    kit.engine.run_once()
+    kit.clock.step(-1)
+    assert (kit.engine.preview().boundary, kit.engine.boundary()[0], kit.engine.verify().bound) == (None, None, None)
 
 
-def test_given_a_claim_made_by_a_clock_that_was_set_back_since_when_a_whole_pass_ends_then_it_is_made_anew(
-    store: Store,
-) -> None:
-    rig, _ = prepared(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    rig.engine.run_once()
-    rig.clock.step(-HOUR)
-    report = rig.engine.run_once()
-    claim = rig.state.claim()
+def test_claim_of_a_clock_set_back_is_made_again_by_a_whole_pass(store: Store) -> None:
+    kit, _ = prepared(store)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
+    kit.engine.run_once()
+    kit.clock.step(-HOUR)
+    report = kit.engine.run_once()
+    claim = kit.state.claim()
     assert claim is not None
     assert (claim.bound, claim.made_ms, report.boundary, report.full) == (OLD, NOW_MS - HOUR, OLD, True)
 
 
-def test_given_a_claim_in_force_when_a_pass_makes_none_then_the_report_still_shows_it(store: Store) -> None:
-    rig, _ = prepared(store)
-    rig.engine.run_once()
+def test_claim_in_force_is_still_reported_by_a_pass_without_one(store: Store) -> None:
+    kit, _ = prepared(store)
+    kit.engine.run_once()
     for patterns, age_ms in ((("default:orders",), 0), ((), 0), ((), 121_000)):
-        rig.clock.advance(MINUTE)
-        rig.snapshots.age_ms = age_ms
-        assert rig.engine.run_once(patterns=patterns).boundary == OLD
+        kit.clock.advance(MINUTE)
+        kit.snapshots.age_ms = age_ms
+        assert kit.engine.run_once(patterns=patterns).boundary == OLD
 
 
-def test_given_a_transaction_that_becomes_invalid_during_the_scan_when_claimed_then_it_is_not_in_the_claim(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
+def test_transaction_invalid_during_the_scan_is_not_claimed(store: Store) -> None:
+    kit, orders = prepared(store)
     late = OLD + 1
     orders.tx(late, NOW_MS - 9 * HOUR)
 
     def invalidate(call: Call) -> None:
         if call.name == "message.cells":
-            rig.snapshots.invalid = [OLD, late]
+            kit.snapshots.invalid = [OLD, late]
 
     watch(store, after=invalidate)
-    rig.snapshots.in_progress = [late]
-    rig.engine.run_once()
-    claim = rig.state.claim()
+    kit.snapshots.in_progress = [late]
+    kit.engine.run_once()
+    claim = kit.state.claim()
     assert claim is not None
     assert claim.bound < late
-    assert_true(rig)
+    assert_true(kit)
 
 
-def test_given_a_pass_when_it_begins_then_the_snapshot_was_read_before_the_first_row_and_only_once(
-    store: Store,
-) -> None:
-    rig, _ = prepared(store)
-    asked = rig.snapshots.asked
+def test_snapshot_is_read_once_and_before_the_first_row(store: Store) -> None:
+    kit, _ = prepared(store)
+    asked = kit.snapshots.asked
     seen: list[int] = []
-    watch(store, before=lambda call: seen.append(rig.snapshots.asked) if call.name.startswith("message.") else None)
-    rig.engine.run_once()
+    watch(store, before=lambda call: seen.append(kit.snapshots.asked) if call.name.startswith("message.") else None)
+    kit.engine.run_once()
     assert set(seen) == {asked + 1}
-    assert rig.snapshots.asked == asked + 1
+    assert kit.snapshots.asked == asked + 1
 
 
 def test_given_a_store_that_fails_to_sync_when_run_then_nothing_is_claimed(store: Store) -> None:
-    rig, _ = prepared(store)
+    kit, _ = prepared(store)
     watch(store, before=fail("message.sync"))
     with pytest.raises(StoreError, match="disk is full"):
-        rig.engine.run_once()
-    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
-    assert rig.state.runs(1)[0].result == "failed"
+        kit.engine.run_once()
+    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    assert kit.state.runs(1)[0].result == "failed"
 
 
 class PowerLoss:
@@ -430,21 +402,17 @@ class PowerLoss:
         self.store.message.put(self.pending)
 
 
-def test_given_deletes_that_are_not_durable_yet_when_the_power_fails_at_the_claim_then_the_claim_is_still_true(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
+def test_power_failure_at_the_claim_leaves_a_true_claim(store: Store) -> None:
+    kit, orders = prepared(store)
     orders.tx(OLD, NOW_MS - 31 * DAY)
     power = PowerLoss(store)
-    watch_state(rig.state, before=lambda call: power.strike() if call.name == "state.save_claim" else None)
-    rig.engine.run_once()
-    assert rig.state.claim() is not None
-    assert_true(rig)
+    watch_state(kit.state, before=lambda call: power.strike() if call.name == "state.save_claim" else None)
+    kit.engine.run_once()
+    assert kit.state.claim() is not None
+    assert_true(kit)
 
 
-def test_given_leveldb_when_rows_are_inverted_then_the_batch_is_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leveldb_syncs_the_batch_of_an_inversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600).tx(OLD, NOW_MS)
@@ -455,127 +423,119 @@ def test_given_leveldb_when_rows_are_inverted_then_the_batch_is_synced(
         assert spy.unsynced_batches == 1
 
 
-def test_given_a_claim_when_a_later_pass_cannot_claim_then_the_old_one_stands_and_is_still_true(store: Store) -> None:
-    rig, orders = prepared(store)
-    rig.engine.run_once()
-    before = rig.state.claim()
-    rig.clock.advance(HOUR)
+def test_claim_stands_and_is_true_when_a_later_pass_cannot_claim(store: Store) -> None:
+    kit, orders = prepared(store)
+    kit.engine.run_once()
+    before = kit.state.claim()
+    kit.clock.advance(HOUR)
     younger = pointer(NOW_MS + MINUTE)
     orders.tx(younger, NOW_MS + 2 * MINUTE)
-    rig.snapshots.invalid = [OLD, younger]
-    rig.snapshots.age_ms = 121_000
-    rig.engine.run_once()
-    assert rig.state.claim() == before
-    assert_true(rig)
+    kit.snapshots.invalid = [OLD, younger]
+    kit.snapshots.age_ms = 121_000
+    kit.engine.run_once()
+    assert kit.state.claim() == before
+    assert_true(kit)
 
 
 def test_given_evidence_with_a_hole_when_asked_then_there_is_no_claim(store: Store) -> None:
-    rig, _ = prepared(store)
-    rig.engine.run_once()
-    [whole] = rig.state.evidence()
-    rig.state.replace_evidence([replace(whole, stop=b"m"), replace(whole, start=b"n")])
-    _, explained = rig.engine.boundary()
+    kit, _ = prepared(store)
+    kit.engine.run_once()
+    [whole] = kit.state.evidence()
+    kit.state.replace_evidence([replace(whole, stop=b"m"), replace(whole, start=b"n")])
+    _, explained = kit.engine.boundary()
     assert explained.bound is None
     assert "6d to 6e" in explained.obstacles[0]
 
 
 def test_given_a_claim_when_other_runs_follow_then_each_report_says_it(store: Store, tmp_path: Path) -> None:
-    rig, _ = prepared(store)
-    assert rig.engine.run_once().boundary == OLD
-    rig.engine.preview(out=tmp_path / "plan.json")
-    assert rig.engine.carry_out(tmp_path / "plan.json").boundary == OLD
-    assert rig.engine.run_once(patterns=("default:orders",)).boundary == OLD
+    kit, _ = prepared(store)
+    assert kit.engine.run_once().boundary == OLD
+    kit.engine.preview(out=tmp_path / "plan.json")
+    assert kit.engine.carry_out(tmp_path / "plan.json").boundary == OLD
+    assert kit.engine.run_once(patterns=("default:orders",)).boundary == OLD
 
 
-def test_given_a_lifetime_that_is_raised_when_asked_then_what_was_claimed_with_the_shorter_one_is_not_in_force(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
-    assert rig.engine.run_once().boundary == OLD
-    raised = rig.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
+def test_claim_by_a_shorter_lifetime_is_not_in_force(store: Store) -> None:
+    kit, orders = prepared(store)
+    assert kit.engine.run_once().boundary == OLD
+    raised = kit.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
     orders.tx(OLD, NOW_MS - 8 * HOUR)
     assert raised.engine.boundary()[0] is None
     assert raised.engine.verify().bound is None
     assert raised.engine.preview().boundary is None
     # Seen as what it was with the shorter one again, it is in force again.
-    assert rig.engine.boundary()[0] is not None
+    assert kit.engine.boundary()[0] is not None
 
 
-def test_given_a_clock_that_is_set_back_when_run_then_claim_and_evidence_of_the_future_are_forgotten(
-    store: Store,
-) -> None:
-    rig, _ = prepared(store)
-    assert rig.engine.run_once().boundary == OLD
-    rig.clock.step(-10 * MINUTE)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
+def test_clock_set_back_forgets_claim_and_evidence_of_the_future(store: Store) -> None:
+    kit, _ = prepared(store)
+    assert kit.engine.run_once().boundary == OLD
+    kit.clock.step(-10 * MINUTE)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
     watch(store, before=fail("message.cells"))
-    assert rig.engine.run_once().boundary is None
-    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
-    assert rig.engine.boundary()[1].bound is None
+    assert kit.engine.run_once().boundary is None
+    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    assert kit.engine.boundary()[1].bound is None
 
 
 # --- topics that are put aside ----------------------------------------------------------------------------------------
 
 
 def test_given_a_paused_topic_when_run_then_nothing_is_claimed_until_it_is_resumed(store: Store) -> None:
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     other = topic(store, "default:other", ttl_seconds=86400).tx(OLD, NOW_MS - HOUR)
-    rig.state.pause("default:orders", NOW_MS)
-    report = rig.engine.run_once()
-    assert (report.full, report.boundary, rig.state.claim(), rig.state.evidence()) == (True, None, None, [])
+    kit.state.pause("default:orders", NOW_MS)
+    report = kit.engine.run_once()
+    assert (report.full, report.boundary, kit.state.claim(), kit.state.evidence()) == (True, None, None, [])
     assert (orders.pointers(), other.pointers()) == ([None, OLD], [-OLD])
-    assert rig.state.open_ids()[OLD].scanned_ms is None
-    rig.state.resume("default:orders")
-    rig.clock.advance(MINUTE)
-    report = rig.engine.run_once()
+    assert kit.state.open_ids()[OLD].scanned_ms is None
+    kit.state.resume("default:orders")
+    kit.clock.advance(MINUTE)
+    report = kit.engine.run_once()
     assert (report.full, report.boundary, orders.pointers()) == (True, OLD, [-OLD])
-    assert_true(rig)
+    assert_true(kit)
 
 
 @pytest.mark.parametrize("name", ["message.keys", "message.cells", "message.delete", "message.invert", "payload.keys"])
-def test_given_a_topic_that_is_paused_while_a_pass_is_in_it_when_it_ends_then_a_claim_is_true(
-    store: Store, name: str
-) -> None:
-    rig, orders = prepared(store)
-    watch(store, before=lambda call: rig.state.pause("*", 0) if call.name == name else None)
-    report = rig.engine.run_once()
-    assert_true(rig)
+def test_pause_inside_a_pass_leaves_a_true_claim(store: Store, name: str) -> None:
+    kit, orders = prepared(store)
+    watch(store, before=lambda call: kit.state.pause("*", 0) if call.name == name else None)
+    report = kit.engine.run_once()
+    assert_true(kit)
     if OLD in orders.pointers():
-        assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+        assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
 
 
-def test_given_a_pause_of_topics_that_are_not_there_when_run_then_nothing_is_claimed_either(store: Store) -> None:
+def test_pause_of_absent_topics_claims_nothing_either(store: Store) -> None:
     """There may be rows of them all the same."""
-    rig, _ = prepared(store)
-    rig.state.pause("nowhere:*", 0)
-    assert rig.engine.run_once().boundary is None
+    kit, _ = prepared(store)
+    kit.state.pause("nowhere:*", 0)
+    assert kit.engine.run_once().boundary is None
 
 
-def test_given_a_paused_topic_of_which_nobody_knows_when_run_then_its_rows_are_not_inverted(store: Store) -> None:
-    rig, _ = prepared(store)
+def test_paused_unknown_topic_is_not_inverted(store: Store) -> None:
+    kit, _ = prepared(store)
     stray = unknown_topic(store, "default:stray").tx(OLD, 1)
-    rig.state.pause("default:str*", 0)
-    assert rig.engine.run_once().boundary is None
+    kit.state.pause("default:str*", 0)
+    assert kit.engine.run_once().boundary is None
     assert stray.pointers() == [OLD]
 
 
-def test_given_a_topic_paused_for_days_when_run_every_hour_then_one_pass_a_day_is_full(store: Store) -> None:
-    rig, _ = prepared(store)
-    rig.state.pause("default:orders", 0)
+def test_topic_paused_for_days_makes_one_full_pass_a_day(store: Store) -> None:
+    kit, _ = prepared(store)
+    kit.state.pause("default:orders", 0)
     full = []
     for _ in range(72):
-        full.append(rig.engine.run_once().full)
-        rig.clock.advance(HOUR)
+        full.append(kit.engine.run_once().full)
+        kit.clock.advance(HOUR)
     assert sum(full) == 3
 
 
 @pytest.mark.parametrize("name", ["message.cells", "payload.keys"])
 @pytest.mark.parametrize("ending", ["interrupted", "lease"])
-def test_given_a_run_that_is_ended_early_when_it_had_covered_much_then_nothing_is_claimed(
-    store: Store, ending: str, name: str
-) -> None:
-    rig, _ = prepared(store)
-    lease = Lease(rig.state, "a", 60, rig.clock)
+def test_run_ended_early_claims_nothing(store: Store, ending: str, name: str) -> None:
+    kit, _ = prepared(store)
+    lease = Lease(kit.state, "a", 60, kit.clock)
     lease.acquire()
     asked: list[str] = []
 
@@ -583,60 +543,58 @@ def test_given_a_run_that_is_ended_early_when_it_had_covered_much_then_nothing_i
         if call.name == name and not asked:
             asked.append(ending)
             if ending == "lease":
-                Lease(rig.state, "b", 60, rig.clock).acquire(sole=True)
-                rig.clock.advance(MINUTE)
+                Lease(kit.state, "b", 60, kit.clock).acquire(sole=True)
+                kit.clock.advance(MINUTE)
 
     watch(store, before=end)
-    report = rig.restart(lease=lease, is_stopping=lambda: asked == ["interrupted"]).engine.run_once()
-    assert rig.state.runs(1)[0].result == "interrupted"
-    assert (report.boundary, rig.state.claim()) == (None, None)
+    report = kit.restart(lease=lease, is_stopping=lambda: asked == ["interrupted"]).engine.run_once()
+    assert kit.state.runs(1)[0].result == "interrupted"
+    assert (report.boundary, kit.state.claim()) == (None, None)
     # What was searched to its end is evidence for the run that goes on.
-    assert (find_gap(rig.state.evidence()) is None) == (name == "payload.keys")
-    assert rig.state.last_full_pass_ms() is None
+    assert (find_gap(kit.state.evidence()) is None) == (name == "payload.keys")
+    assert kit.state.last_full_pass_ms() is None
 
 
 # --- deletes of a run that failed -------------------------------------------------------------------------------------
 
 
-def test_given_a_run_that_fails_before_it_syncs_when_the_next_one_claims_then_all_deletes_are_durable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_before_the_sync_is_synced_by_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given rows of an invalid transaction that are due, so that they are deleted and not inverted,
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
-        rig, orders = prepared(store)
+        kit, orders = prepared(store)
         orders.tx(OLD, NOW_MS - 31 * DAY)
         failing = [True]
         watch(store, before=fail_at("message.cells", RuntimeError("a bug of ours"), lambda _: failing[0]))
         # and a run that deletes them and fails as a whole before anything is synced,
         with pytest.raises(RuntimeError, match="a bug of ours"):
-            rig.engine.run_once()
+            kit.engine.run_once()
         assert orders.times() == [NOW_MS - 9 * HOUR]
-        assert rig.state.claim() is None
+        assert kit.state.claim() is None
         failing[0] = False
         synced: list[str] = []
         monkeypatch.setattr("os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name))
         before_claim: list[int] = []
         watch_state(
-            rig.state, before=lambda call: before_claim.append(len(synced)) if call.name == "state.save_claim" else None
+            kit.state, before=lambda call: before_claim.append(len(synced)) if call.name == "state.save_claim" else None
         )
         # when the next run in the same process has nothing left to delete and claims,
-        rig.clock.advance(1)
-        rig.engine.run_once()
-        claim = rig.state.claim()
+        kit.clock.advance(1)
+        kit.engine.run_once()
+        claim = kit.state.claim()
         assert claim is not None
         assert claim.bound == OLD
         # then the log with those deletes was synced before.
         assert any(name.endswith(".log") for name in synced[: before_claim[0]])
 
 
-def test_given_a_run_that_deletes_nothing_when_it_proves_something_then_the_store_is_synced_first(store: Store) -> None:
-    rig, _ = prepared(store)
-    rig.engine.run_once()
-    rig.clock.advance(DAY)
+def test_run_without_deletes_syncs_before_its_proof(store: Store) -> None:
+    kit, _ = prepared(store)
+    kit.engine.run_once()
+    kit.clock.advance(DAY)
     calls: list[str] = []
     watch(store, before=lambda call: calls.append(call.name))
-    watch_state(rig.state, before=lambda call: calls.append(call.name))
-    assert rig.engine.run_once().full
+    watch_state(kit.state, before=lambda call: calls.append(call.name))
+    assert kit.engine.run_once().full
     evidence = calls.index("state.replace_evidence")
     assert {"message.sync", "payload.sync"} <= set(calls[:evidence])
 
@@ -646,66 +604,60 @@ def test_given_a_run_that_deletes_nothing_when_it_proves_something_then_the_stor
 
 def refuted(store: Store) -> tuple[Kit, Topic]:
     """A claim, and a row behind its back that makes it false."""
-    rig, orders = prepared(store)
-    rig.engine.run_once()
-    rig.clock.advance(MINUTE)
+    kit, orders = prepared(store)
+    kit.engine.run_once()
+    kit.clock.advance(MINUTE)
     orders.tx(OLD, NOW_MS - 9 * HOUR)
-    return rig, orders
+    return kit, orders
 
 
-def test_given_a_false_claim_when_verified_then_it_is_withdrawn_and_the_next_run_looks_at_everything(
-    store: Store,
-) -> None:
-    rig, orders = refuted(store)
-    found = rig.engine.verify()
+def test_false_claim_when_verified_is_withdrawn_and_searched_again(store: Store) -> None:
+    kit, orders = refuted(store)
+    found = kit.engine.verify()
     assert found.refuted == 1
-    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
-    claim, present = rig.engine.boundary()
+    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    claim, present = kit.engine.boundary()
     assert claim is None
     assert "is refuted, and withdrawn" in present.obstacles[0]
-    rig.clock.advance(MINUTE)
-    report = rig.engine.run_once()
+    kit.clock.advance(MINUTE)
+    report = kit.engine.run_once()
     assert (report.full, report.boundary) == (True, OLD)
     assert set(orders.pointers()) == {-OLD}
-    assert rig.engine.boundary()[1].obstacles == ()
-    rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().full
-    assert rig.engine.verify().refuted == 0
+    assert kit.engine.boundary()[1].obstacles == ()
+    kit.clock.advance(MINUTE)
+    assert not kit.engine.run_once().full
+    assert kit.engine.verify().refuted == 0
 
 
-def test_given_a_false_claim_when_verified_then_status_and_page_say_so_until_there_is_another(store: Store) -> None:
-    rig, _ = refuted(store)
-    assert judge(seen(rig)).level == "well"
-    rig.engine.verify()
-    health = judge(seen(rig))
+def test_false_claim_when_verified_is_shown_until_the_next_claim(store: Store) -> None:
+    kit, _ = refuted(store)
+    assert judge(seen(kit)).level == "well"
+    kit.engine.verify()
+    health = judge(seen(kit))
     assert health.level == "attention"
     assert health.reasons[0].about == "boundary"
     assert health.reasons[0].text.startswith("The prune boundary was refuted: the boundary ")
-    rig.clock.advance(MINUTE)
-    rig.engine.run_once()
-    assert judge(seen(rig)).level == "well"
+    kit.clock.advance(MINUTE)
+    kit.engine.run_once()
+    assert judge(seen(kit)).level == "well"
 
 
-def test_given_a_paused_topic_when_a_claim_is_refuted_then_one_run_is_full_and_it_stays_refuted(
-    store: Store,
-) -> None:
-    rig, orders = refuted(store)
-    rig.engine.verify()
+def test_refuted_claim_of_a_paused_topic_makes_one_full_run(store: Store) -> None:
+    kit, orders = refuted(store)
+    kit.engine.verify()
     topic(store, "default:other", ttl_seconds=60)
-    rig.state.pause("default:other", NOW_MS)
+    kit.state.pause("default:other", NOW_MS)
     for full in (True, False):
-        rig.clock.advance(MINUTE)
-        assert rig.engine.run_once().full is full
+        kit.clock.advance(MINUTE)
+        assert kit.engine.run_once().full is full
     assert set(orders.pointers()) == {-OLD}
-    assert judge(seen(rig)).reasons[0].about == "boundary"
+    assert judge(seen(kit)).reasons[0].about == "boundary"
 
 
-def test_given_a_claim_that_is_refuted_while_a_run_is_under_way_when_that_ends_then_it_claims_nothing(
-    store: Store,
-) -> None:
-    rig, orders = refuted(store)
-    rig.clock.advance(DAY)
-    beside = rig.restart()
+def test_claim_refuted_during_a_run_is_not_made_by_it(store: Store) -> None:
+    kit, orders = refuted(store)
+    kit.clock.advance(DAY)
+    beside = kit.restart()
     done: list[int] = []
 
     def verify(call: Call) -> None:
@@ -715,16 +667,16 @@ def test_given_a_claim_that_is_refuted_while_a_run_is_under_way_when_that_ends_t
             done.append(beside.engine.verify().refuted)
 
     watch(store, before=verify)
-    assert rig.engine.run_once().full
+    assert kit.engine.run_once().full
     assert done == [1]
-    assert rig.state.claim() is None
-    assert_true(rig)
-    rig.clock.advance(MINUTE)
-    assert rig.engine.run_once().full
-    assert rig.state.claim() is not None
-    assert_true(rig)
+    assert kit.state.claim() is None
+    assert_true(kit)
+    kit.clock.advance(MINUTE)
+    assert kit.engine.run_once().full
+    assert kit.state.claim() is not None
+    assert_true(kit)
 
 
-def seen(rig: Kit) -> Status:
-    site = Deployment("a store", "apply", "every 60 s", rig.engine.deps.terms)
-    return collect.collect(rig.state, site, rig.clock)
+def seen(kit: Kit) -> Status:
+    deployment = Deployment("a store", "apply", "every 60 s", kit.engine.deps.terms)
+    return collect.collect(kit.state, deployment, kit.clock)

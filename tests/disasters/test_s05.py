@@ -29,9 +29,9 @@ def due(store: Store) -> Topic:
 
 
 def planner(store: Any) -> Kit:
-    rig = janitor(store)
-    rig.snapshots.invalid = [INVALID]
-    return rig
+    kit = janitor(store)
+    kit.snapshots.invalid = [INVALID]
+    return kit
 
 
 def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
@@ -47,32 +47,30 @@ def digests(folder: Path) -> dict[str, tuple[str, int, int]]:
     }
 
 
-def test_given_rows_that_are_due_when_planned_then_no_writing_operation_is_asked_of_the_store(
-    store: Store, tmp_path: Path
-) -> None:
+def test_plan_asks_the_store_for_no_writing_operation(store: Store, tmp_path: Path) -> None:
     orders = due(store)
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
-    rig = planner(store)
+    kit = planner(store)
     before = orders.messages()
-    report = rig.engine.preview(out=tmp_path / "plan.json")
+    report = kit.engine.preview(out=tmp_path / "plan.json")
     assert sum(entry.rows for entry in report.entries.values()) == 4
     assert not set(asked) & set(WRITES)
     assert orders.messages() == before
 
 
-def test_given_a_plan_when_made_then_the_state_forgets_and_learns_nothing_that_a_run_goes_by(store: Store) -> None:
+def test_plan_changes_nothing_in_the_state_that_a_run_goes_by(store: Store) -> None:
     due(store)
-    rig = planner(store)
-    rig.engine.adopt()
-    before = (rig.state.frontiers(), rig.state.anchor(), rig.state.open_ids(), rig.state.store())
-    rig.clock.advance(HOUR)
-    rig.engine.preview()
-    assert (rig.state.frontiers(), rig.state.anchor(), rig.state.open_ids(), rig.state.store()) == before
-    assert (rig.state.claim(), rig.state.evidence(), rig.state.runs(10)) == (None, [], [])
+    kit = planner(store)
+    kit.engine.adopt()
+    before = (kit.state.frontiers(), kit.state.anchor(), kit.state.open_ids(), kit.state.store())
+    kit.clock.advance(HOUR)
+    kit.engine.preview()
+    assert (kit.state.frontiers(), kit.state.anchor(), kit.state.open_ids(), kit.state.store()) == before
+    assert (kit.state.claim(), kit.state.evidence(), kit.state.runs(10)) == (None, [], [])
 
 
-def test_given_a_closed_store_when_planned_on_a_clone_then_every_file_of_it_is_untouched(tmp_path: Path) -> None:
+def test_plan_on_a_clone_leaves_every_file_of_the_store(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     before = digests(tmp_path / "messaging")
@@ -89,10 +87,10 @@ def test_given_a_plan_of_a_clone_when_applied_to_the_store_then_it_is_the_same_s
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
-        rig = planner(cloned)
-        rig.engine.preview(out=tmp_path / "plan.json")
+        kit = planner(cloned)
+        kit.engine.preview(out=tmp_path / "plan.json")
     with LevelDBStore(tmp_path / "messaging") as store:
-        report = rig.restart(store=store).engine.carry_out(tmp_path / "plan.json", adopt=True)
+        report = kit.restart(store=store).engine.carry_out(tmp_path / "plan.json", adopt=True)
         assert not report.tripped
         assert topic(store, "default:orders", ttl_seconds=3600).times() == [NOW_MS, NOW_MS]
 
@@ -115,16 +113,16 @@ def test_given_a_clone_when_looked_into_then_none_of_its_parts_is_one_that_can_w
         assert not [part for values in parts for part in values if isinstance(part, WritableDatabase)]
 
 
-def test_given_a_clone_when_a_run_is_tried_on_it_then_it_fails_and_the_store_is_untouched(tmp_path: Path) -> None:
+def test_run_on_a_clone_fails_and_leaves_the_store(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         due(store)
     before = digests(tmp_path / "messaging")
     with clone(tmp_path / "messaging", tmp_path / "clones") as cloned:
-        rig = planner(cloned)
+        kit = planner(cloned)
         with pytest.raises(StoreError, match="only reads the store"):
-            rig.engine.run_once(adopt=True)
-        assert rig.state.claim() is None
-        assert [entry.rows for entry in rig.state.ledger(100)] in ([], [None])
+            kit.engine.run_once(adopt=True)
+        assert kit.state.claim() is None
+        assert [entry.rows for entry in kit.state.ledger(100)] in ([], [None])
     assert digests(tmp_path / "messaging") == before
 
 

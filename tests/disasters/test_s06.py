@@ -22,9 +22,9 @@ def prepared(store: Store) -> tuple[Kit, Topic, list[bytes]]:
     """Three rows of one invalid transaction, and their keys."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.tx(INVALID, NOW_MS - 3, NOW_MS - 2, NOW_MS - 1)
-    rig = janitor(store)
-    rig.snapshots.invalid = [INVALID]
-    return rig, orders, [key.pack() for key, _ in orders.messages()]
+    kit = janitor(store)
+    kit.snapshots.invalid = [INVALID]
+    return kit, orders, [key.pack() for key, _ in orders.messages()]
 
 
 def between_reading_and_inverting(store: Store, act: Callable[[], object]) -> None:
@@ -37,10 +37,10 @@ def between_reading_and_inverting(store: Store, act: Callable[[], object]) -> No
     watch(store, before=watcher)
 
 
-def test_given_a_row_deleted_meanwhile_when_inverted_then_it_stays_deleted_and_is_not_counted(store: Store) -> None:
-    rig, orders, keys = prepared(store)
+def test_row_deleted_before_its_inversion_stays_deleted(store: Store) -> None:
+    kit, orders, keys = prepared(store)
     between_reading_and_inverting(store, lambda: store.message.delete([keys[1]]))
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
     assert orders.times() == [NOW_MS - 3, NOW_MS - 1]
     assert orders.pointers() == [-INVALID, -INVALID]
     assert report.to_json()["totals"]["invalid_transaction"] == 2
@@ -55,12 +55,10 @@ def test_given_a_row_deleted_meanwhile_when_inverted_then_it_stays_deleted_and_i
         MessageValue(None, b"published again, without a transaction"),
     ],
 )
-def test_given_a_row_changed_meanwhile_when_inverted_then_it_is_left_as_it_is(
-    store: Store, written: MessageValue
-) -> None:
-    rig, orders, keys = prepared(store)
+def test_row_changed_before_its_inversion_stays_as_it_is(store: Store, written: MessageValue) -> None:
+    kit, orders, keys = prepared(store)
     between_reading_and_inverting(store, lambda: store.message.put([(keys[1], written)]))
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
     assert orders.messages()[1][1] == written
     assert report.to_json()["totals"]["invalid_transaction"] == 2
 
@@ -69,32 +67,30 @@ def test_given_a_row_changed_meanwhile_when_inverted_then_it_is_left_as_it_is(
     "value", [MessageValue(INVALID, b""), MessageValue(INVALID, b"\x00\xff" * 9), MessageValue(INVALID, None)]
 )
 def test_given_a_row_when_inverted_then_only_its_pointers_sign_changes(store: Store, value: MessageValue) -> None:
-    rig, orders, keys = prepared(store)
+    kit, orders, keys = prepared(store)
     store.message.put([(keys[0], value)])
-    rig.engine.run_once(adopt=True)
+    kit.engine.run_once(adopt=True)
     assert orders.messages()[0][1] == value._replace(pointer=-INVALID)
 
 
 def test_given_rows_when_inverted_twice_then_they_are_not_turned_back(store: Store) -> None:
-    rig, orders, _ = prepared(store)
+    kit, orders, _ = prepared(store)
     cells = store.message.read(CELLS, b"", None, 10).items
-    rig.engine.run_once(adopt=True)
+    kit.engine.run_once(adopt=True)
     assert store.message.invert(cells) == [False, False, False]
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert orders.pointers() == [-INVALID] * 3
 
 
 def test_given_pointers_of_other_transactions_when_run_then_they_are_never_inverted(store: Store) -> None:
-    rig, orders, _ = prepared(store)
+    kit, orders, _ = prepared(store)
     orders.tx(OTHER, NOW_MS).tx(INVALID - 1, NOW_MS).tx(-OTHER, NOW_MS).tx(0, NOW_MS)
-    rig.snapshots.invalid = [INVALID]
-    rig.engine.run_once(adopt=True)
+    kit.snapshots.invalid = [INVALID]
+    kit.engine.run_once(adopt=True)
     assert orders.pointers() == [-INVALID] * 3 + [OTHER, INVALID - 1, -OTHER, 0]
 
 
-def test_given_leveldb_when_another_thread_deletes_between_reading_and_writing_a_row_then_it_is_not_brought_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leveldb_inversion_brings_no_deleted_row_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600).tx(INVALID, NOW_MS)

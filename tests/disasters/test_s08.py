@@ -27,10 +27,10 @@ HOLD_SECONDS = 3600
 def prepared(store: Store, **options: object) -> tuple[Kit, Topic]:
     """A store whose first pass is done."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    rig = janitor(store, hold_seconds=HOLD_SECONDS, **options)  # type: ignore[arg-type]
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, hold_seconds=HOLD_SECONDS, **options)  # type: ignore[arg-type]
+    kit.engine.run_once(adopt=True)
     orders.plain(SOON_MS, LIVE_MS).stored(pointer(SOON_MS), SOON_MS, LIVE_MS)
-    return rig, orders
+    return kit, orders
 
 
 JUMPS: dict[str, Callable[[Topic], object]] = {
@@ -51,12 +51,10 @@ def held(report: Report) -> dict[str, Hold]:
     return {str(name): hold for name, hold in report.held_topics().items()}
 
 
-def test_given_a_jump_when_run_then_what_it_makes_due_stays_and_the_report_shows_it(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
-    rig, orders = prepared(store)
+def test_jump_holds_what_it_makes_due_and_reports_it(store: Store, jump: Callable[[Topic], object]) -> None:
+    kit, orders = prepared(store)
     jump(orders)
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert orders.times() == [SOON_MS, LIVE_MS]
     assert orders.stored_times() == [SOON_MS, LIVE_MS]
     assert held(report) == {"default:orders": Hold.FRONTIER}
@@ -64,27 +62,23 @@ def test_given_a_jump_when_run_then_what_it_makes_due_stays_and_the_report_shows
     assert not report.tripped
 
 
-def test_given_a_jump_when_planned_then_the_plan_shows_what_is_held(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
-    rig, orders = prepared(store)
+def test_jump_that_is_planned_shows_what_is_held(store: Store, jump: Callable[[Topic], object]) -> None:
+    kit, orders = prepared(store)
     jump(orders)
-    report = rig.engine.preview()
+    report = kit.engine.preview()
     assert held(report) == {"default:orders": Hold.FRONTIER}
     assert report.to_json()["totals"]["kept"]["held"] == 4
 
 
-def test_given_a_held_jump_when_time_passes_then_what_time_makes_due_goes_and_the_rest_waits(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
-    rig, orders = prepared(store)
+def test_held_jump_lets_go_what_time_makes_due(store: Store, jump: Callable[[Topic], object]) -> None:
+    kit, orders = prepared(store)
     jump(orders)
-    rig.engine.run_once()
-    rig.clock.advance(10 * MINUTE)
-    rig.engine.run_once()
+    kit.engine.run_once()
+    kit.clock.advance(10 * MINUTE)
+    kit.engine.run_once()
     assert orders.times() == [SOON_MS, LIVE_MS]
-    rig.clock.advance(1)
-    rig.engine.run_once()
+    kit.clock.advance(1)
+    kit.engine.run_once()
     assert orders.times() == [LIVE_MS]
     assert orders.stored_times() == [LIVE_MS]
 
@@ -93,112 +87,108 @@ def test_given_a_held_jump_when_time_passes_then_what_time_makes_due_goes_and_th
 def test_given_a_held_jump_when_the_hold_ends_then_it_is_let_go(
     store: Store, jump: Callable[[Topic], object], late_ms: int, kept: list[int]
 ) -> None:
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     jump(orders)
-    rig.engine.run_once()
-    rig.clock.advance(HOLD_SECONDS * SECOND + late_ms)
-    rig.engine.run_once()
+    kit.engine.run_once()
+    kit.clock.advance(HOLD_SECONDS * SECOND + late_ms)
+    kit.engine.run_once()
     assert orders.times() == kept
     assert orders.stored_times() == kept
 
 
-def test_given_a_held_jump_when_approved_then_the_next_run_lets_it_go(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
-    rig, orders = prepared(store)
+def test_held_jump_that_is_approved_goes_with_the_next_run(store: Store, jump: Callable[[Topic], object]) -> None:
+    kit, orders = prepared(store)
     jump(orders)
-    rig.engine.run_once()
-    assert rig.engine.approve(("default:orders",)) == [orders.id]
-    assert held(rig.engine.run_once()) == {}
+    kit.engine.run_once()
+    assert kit.engine.approve(("default:orders",)) == [orders.id]
+    assert held(kit.engine.run_once()) == {}
     assert orders.times() == []
     assert orders.stored_times() == []
 
 
 def test_given_a_jump_nobody_has_run_on_when_approved_then_the_next_run_lets_it_go(store: Store) -> None:
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     orders.describe(ttl_seconds=60)
-    rig.engine.approve((EVERYTHING,), clock=True)
-    rig.engine.run_once()
+    kit.engine.approve((EVERYTHING,), clock=True)
+    kit.engine.run_once()
     assert orders.times() == []
 
 
 def test_given_an_approval_when_the_topic_jumps_again_then_it_is_not_for_that_jump(store: Store) -> None:
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     orders.describe(ttl_seconds=12 * 3600)
-    rig.engine.approve((EVERYTHING,), clock=True)
+    kit.engine.approve((EVERYTHING,), clock=True)
     orders.describe(ttl_seconds=60)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
 
 
 def test_given_an_approval_when_it_has_been_used_then_the_next_jump_is_held(store: Store) -> None:
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     orders.describe(ttl_seconds=3600)
-    rig.engine.approve((EVERYTHING,), clock=True)
-    rig.engine.run_once()
+    kit.engine.approve((EVERYTHING,), clock=True)
+    kit.engine.run_once()
     orders.describe(ttl_seconds=TTL_SECONDS).plain(LIVE_MS)
-    rig.engine.run_once()
+    kit.engine.run_once()
     orders.describe(ttl_seconds=3600)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [LIVE_MS]
 
 
 def test_given_an_approval_of_one_topic_when_run_then_the_others_are_still_held(store: Store) -> None:
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     other.plain(LIVE_MS)
     for described in (orders, other):
         described.describe(ttl_seconds=60)
-    rig.engine.approve(("default:orders",))
-    assert held(rig.engine.run_once()) == {"default:other": Hold.FRONTIER}
+    kit.engine.approve(("default:orders",))
+    assert held(kit.engine.run_once()) == {"default:other": Hold.FRONTIER}
     assert (orders.times(), other.times()) == ([], [LIVE_MS])
 
 
 def test_given_a_held_jump_when_it_jumps_further_then_the_hold_begins_anew(store: Store) -> None:
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     orders.describe(ttl_seconds=12 * 3600)
-    rig.engine.run_once()
-    rig.clock.advance(HOLD_SECONDS * SECOND - 1)
+    kit.engine.run_once()
+    kit.clock.advance(HOLD_SECONDS * SECOND - 1)
     orders.describe(ttl_seconds=60)
-    rig.engine.run_once()
-    rig.clock.advance(HOLD_SECONDS * SECOND - 1)
-    rig.engine.run_once()
+    kit.engine.run_once()
+    kit.clock.advance(HOLD_SECONDS * SECOND - 1)
+    kit.engine.run_once()
     assert LIVE_MS in orders.times()
-    rig.clock.advance(1)
-    rig.engine.run_once()
+    kit.clock.advance(1)
+    kit.engine.run_once()
     assert orders.times() == []
 
 
-def test_given_a_held_jump_when_it_is_undone_then_nothing_was_lost(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
-    rig, orders = prepared(store)
+def test_held_jump_that_is_undone_has_lost_nothing(store: Store, jump: Callable[[Topic], object]) -> None:
+    kit, orders = prepared(store)
     jump(orders)
-    rig.engine.run_once()
-    rig.clock.advance(MINUTE)
+    kit.engine.run_once()
+    kit.clock.advance(MINUTE)
     orders.describe(ttl_seconds=TTL_SECONDS)
-    assert held(rig.engine.run_once()) == {}
-    rig.clock.advance(HOLD_SECONDS * SECOND)
-    rig.engine.run_once()
+    assert held(kit.engine.run_once()) == {}
+    kit.clock.advance(HOLD_SECONDS * SECOND)
+    kit.engine.run_once()
     assert orders.times() == [LIVE_MS]
 
 
-def test_given_a_topic_first_seen_later_when_run_then_it_is_held_like_a_jump_from_nothing(store: Store) -> None:
-    rig, _ = prepared(store)
+def test_topic_first_seen_later_is_held_like_a_jump(store: Store) -> None:
+    kit, _ = prepared(store)
     late = topic(store, "default:late", ttl_seconds=60).plain(1, LIVE_MS).stored(pointer(1), 1)
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert (late.times(), late.stored_times()) == ([1, LIVE_MS], [1])
-    rig.clock.advance(HOLD_SECONDS * SECOND)
-    rig.engine.run_once()
+    kit.clock.advance(HOLD_SECONDS * SECOND)
+    kit.engine.run_once()
     assert (late.times(), late.stored_times()) == ([], [])
 
 
-def test_given_a_protected_topic_when_it_is_protected_no_longer_then_what_gathered_is_held(store: Store) -> None:
-    rig, orders = prepared(store, protect=("default:ord*",))
-    rig.clock.advance(DAY)
-    report = rig.engine.run_once()
+def test_topic_no_longer_protected_holds_what_gathered(store: Store) -> None:
+    kit, orders = prepared(store, protect=("default:ord*",))
+    kit.clock.advance(DAY)
+    report = kit.engine.run_once()
     assert held(report) == {"default:orders": Hold.PROTECTED}
-    free = rig.restart(protect=())
+    free = kit.restart(protect=())
     free.clock.advance(MINUTE)
     assert held(free.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
@@ -207,194 +197,176 @@ def test_given_a_protected_topic_when_it_is_protected_no_longer_then_what_gather
     assert orders.times() == []
 
 
-def test_given_a_topic_protected_for_a_while_when_it_is_protected_no_longer_then_what_gathered_is_held(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
-    rig.clock.advance(DAY)
-    rig.restart(protect=("default:*",)).engine.run_once()
-    rig.clock.advance(MINUTE)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+def test_topic_protected_for_a_while_holds_what_gathered(store: Store) -> None:
+    kit, orders = prepared(store)
+    kit.clock.advance(DAY)
+    kit.restart(protect=("default:*",)).engine.run_once()
+    kit.clock.advance(MINUTE)
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
 
 
-def test_given_a_topic_protected_at_adoption_when_it_is_protected_no_longer_then_what_gathered_is_held(
-    store: Store,
-) -> None:
+def test_topic_protected_at_adoption_holds_what_gathered(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1, LIVE_MS)
-    rig = janitor(store, hold_seconds=HOLD_SECONDS, protect=("default:*",))
-    rig.engine.adopt()
-    report = rig.restart(protect=()).engine.run_once()
+    kit = janitor(store, hold_seconds=HOLD_SECONDS, protect=("default:*",))
+    kit.engine.adopt()
+    report = kit.restart(protect=()).engine.run_once()
     assert held(report) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [1, LIVE_MS]
 
 
 @pytest.mark.parametrize("approved", [False, True])
-def test_given_a_held_jump_when_the_topic_was_protected_for_days_then_it_is_held_anew_once_it_no_longer_is(
-    store: Store, approved: bool
-) -> None:
-    rig, orders = prepared(store)
+def test_held_jump_is_held_again_after_protection(store: Store, approved: bool) -> None:
+    kit, orders = prepared(store)
     orders.describe(ttl_seconds=60)
-    rig.engine.run_once()
+    kit.engine.run_once()
     if approved:
-        rig.engine.approve((EVERYTHING,), clock=True)
-    rig.clock.advance(MINUTE)
-    protected = rig.restart(protect=("default:*",))
+        kit.engine.approve((EVERYTHING,), clock=True)
+    kit.clock.advance(MINUTE)
+    protected = kit.restart(protect=("default:*",))
     protected.engine.run_once()
-    rig.clock.advance(3 * DAY)
+    kit.clock.advance(3 * DAY)
     protected.engine.run_once()
-    rig.clock.advance(MINUTE)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    kit.clock.advance(MINUTE)
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
-    rig.clock.advance(HOLD_SECONDS * SECOND)
-    rig.engine.run_once()
+    kit.clock.advance(HOLD_SECONDS * SECOND)
+    kit.engine.run_once()
     assert orders.times() == []
 
 
-def test_given_a_jump_when_a_known_store_is_run_with_adopt_then_it_is_held_all_the_same(
+def test_jump_is_held_by_run_adopt_of_a_known_store(
     store: Store, jump: Callable[[Topic], object], tmp_path: Path
 ) -> None:
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     jump(orders)
-    before = rig.state.frontiers()
-    rig.engine.preview(out=tmp_path / "plan.json")
-    rig.engine.carry_out(tmp_path / "plan.json", adopt=True)
-    assert rig.state.frontiers() == before
-    assert held(rig.engine.run_once(adopt=True)) == {"default:orders": Hold.FRONTIER}
+    before = kit.state.frontiers()
+    kit.engine.preview(out=tmp_path / "plan.json")
+    kit.engine.carry_out(tmp_path / "plan.json", adopt=True)
+    assert kit.state.frontiers() == before
+    assert held(kit.engine.run_once(adopt=True)) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
 
 
-def test_given_a_plan_made_during_a_hold_when_applied_after_it_then_what_it_showed_as_held_stays(
-    store: Store, jump: Callable[[Topic], object], tmp_path: Path
-) -> None:
-    rig, orders = prepared(store)
+def test_plan_made_during_a_hold_keeps_its_rows(store: Store, jump: Callable[[Topic], object], tmp_path: Path) -> None:
+    kit, orders = prepared(store)
     jump(orders)
-    rig.engine.run_once()
-    rig.clock.advance(10 * MINUTE + 1)
-    planned = rig.engine.preview(out=tmp_path / "plan.json")
-    rig.engine.approve((EVERYTHING,))
-    applied = rig.engine.carry_out(tmp_path / "plan.json")
+    kit.engine.run_once()
+    kit.clock.advance(10 * MINUTE + 1)
+    planned = kit.engine.preview(out=tmp_path / "plan.json")
+    kit.engine.approve((EVERYTHING,))
+    applied = kit.engine.carry_out(tmp_path / "plan.json")
     assert (planned.total(Rule.EXPIRED), planned.total(Rule.OLD_GENERATION)) in [(2, 0), (0, 2)]
     assert {rule: applied.total(rule) for rule in Rule} == {rule: planned.total(rule) for rule in Rule}
     assert (orders.times(), orders.stored_times()) == ([LIVE_MS], [LIVE_MS])
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
-def test_given_a_jump_when_the_store_is_adopted_again_then_it_is_let_go(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
-    rig, orders = prepared(store)
+def test_jump_is_let_go_by_another_adoption(store: Store, jump: Callable[[Topic], object]) -> None:
+    kit, orders = prepared(store)
     jump(orders)
-    assert rig.engine.adopt() == [orders.id]
-    assert held(rig.engine.run_once()) == {}
+    assert kit.engine.adopt() == [orders.id]
+    assert held(kit.engine.run_once()) == {}
     assert orders.times() == []
 
 
-def test_given_a_held_jump_when_the_wall_clock_is_set_back_then_the_hold_is_not_stretched(store: Store) -> None:
-    rig, orders = prepared(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
+def test_hold_is_not_stretched_by_a_clock_set_back(store: Store) -> None:
+    kit, orders = prepared(store)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
     orders.describe(ttl_seconds=60)
-    rig.engine.run_once()
-    rig.clock.step(-HOUR)
-    rig.clock.advance(HOLD_SECONDS * SECOND - 1)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
-    rig.clock.advance(1)
-    assert held(rig.engine.run_once()) == {}
+    kit.engine.run_once()
+    kit.clock.step(-HOUR)
+    kit.clock.advance(HOLD_SECONDS * SECOND - 1)
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    kit.clock.advance(1)
+    assert held(kit.engine.run_once()) == {}
     assert orders.times() == []
 
 
 def test_given_a_protected_topic_when_run_then_its_invalid_rows_are_still_inverted(store: Store) -> None:
-    rig, orders = prepared(store, protect=("default:*",))
+    kit, orders = prepared(store, protect=("default:*",))
     invalid = pointer(LIVE_MS)
     orders.tx(invalid, LIVE_MS)
-    rig.snapshots.invalid = [invalid]
-    rig.engine.run_once()
+    kit.snapshots.invalid = [invalid]
+    kit.engine.run_once()
     assert orders.pointers() == [None, None, -invalid]
 
 
 @pytest.mark.parametrize(("extra_ms", "kept"), [(0, [LIVE_MS]), (1000, [SOON_MS, LIVE_MS])])
-def test_given_a_cutoff_that_advances_by_the_allowance_when_run_then_only_more_is_a_jump(
-    store: Store, extra_ms: int, kept: list[int]
-) -> None:
-    rig, orders = prepared(store)
-    rig.clock.advance(5 * MINUTE + 1)
+def test_jump_is_what_exceeds_the_allowance(store: Store, extra_ms: int, kept: list[int]) -> None:
+    kit, orders = prepared(store)
+    kit.clock.advance(5 * MINUTE + 1)
     shorter_ms = DAY - LIFETIME.allowance_ms - extra_ms
     orders.describe(ttl_seconds=shorter_ms // SECOND)
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert orders.times() == kept
 
 
-def test_given_a_hold_of_zero_when_the_topic_jumps_then_nothing_is_held(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
-    rig, orders = prepared(store)
+def test_hold_of_zero_holds_nothing(store: Store, jump: Callable[[Topic], object]) -> None:
+    kit, orders = prepared(store)
     jump(orders)
-    assert held(rig.restart(hold_seconds=0).engine.run_once()) == {}
+    assert held(kit.restart(hold_seconds=0).engine.run_once()) == {}
     assert orders.times() == []
 
 
-def behind(rig: Kit) -> None:
+def behind(kit: Kit) -> None:
     """The machine boots with its clock two hours in the past."""
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    rig.clock.step(-2 * HOUR)
-    rig.clock.reboot("with a clock that is wrong")
+    kit.snapshots.write_pointer = pointer(NOW_MS)
+    kit.clock.step(-2 * HOUR)
+    kit.clock.reboot("with a clock that is wrong")
 
 
-def test_given_a_held_jump_when_the_machine_boots_with_its_clock_in_the_past_then_the_hold_begins_anew_and_ends(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
+def test_held_jump_starts_again_after_a_boot_in_the_past_and_ends(store: Store) -> None:
+    kit, orders = prepared(store)
     orders.describe(ttl_seconds=TTL_SECONDS, generation=-1)
-    rig.engine.run_once()
-    behind(rig)
-    rig.engine.run_once()
-    rig.clock.advance(HOLD_SECONDS * SECOND - 1)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
-    rig.clock.advance(1)
-    assert held(rig.engine.run_once()) == {}
+    kit.engine.run_once()
+    behind(kit)
+    kit.engine.run_once()
+    kit.clock.advance(HOLD_SECONDS * SECOND - 1)
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    kit.clock.advance(1)
+    assert held(kit.engine.run_once()) == {}
     assert orders.times() == []
 
 
-def test_given_a_clock_in_the_past_when_a_topic_jumps_then_it_is_held_and_setting_the_clock_does_not_end_it(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
-    behind(rig)
+def test_hold_of_a_clock_in_the_past_survives_setting_it(store: Store) -> None:
+    kit, orders = prepared(store)
+    behind(kit)
     orders.describe(ttl_seconds=1).plain(NOW_MS - 3 * HOUR)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
-    rig.clock.step(2 * HOUR)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
-    rig.clock.reboot("and set right")
-    rig.clock.advance(MINUTE)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    kit.clock.step(2 * HOUR)
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    kit.clock.reboot("and set right")
+    kit.clock.advance(MINUTE)
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     assert len(orders.times()) == 3
-    rig.clock.advance(HOLD_SECONDS * SECOND)
-    rig.engine.run_once()
+    kit.clock.advance(HOLD_SECONDS * SECOND)
+    kit.engine.run_once()
     assert orders.times() == []
 
 
-def test_given_a_held_jump_when_the_wall_clock_is_set_forward_then_the_hold_is_not_shortened(store: Store) -> None:
-    rig, orders = prepared(store)
+def test_hold_is_not_shortened_by_a_clock_set_forward(store: Store) -> None:
+    kit, orders = prepared(store)
     orders.describe(ttl_seconds=60)
-    rig.engine.run_once()
-    rig.clock.advance(HOLD_SECONDS * SECOND - LIFETIME.allowance_ms)
-    rig.clock.step(LIFETIME.allowance_ms)
-    assert not rig.engine.run_once().tripped
+    kit.engine.run_once()
+    kit.clock.advance(HOLD_SECONDS * SECOND - LIFETIME.allowance_ms)
+    kit.clock.step(LIFETIME.allowance_ms)
+    assert not kit.engine.run_once().tripped
     assert LIVE_MS in orders.times()
 
 
-def test_given_a_store_never_adopted_when_run_then_nothing_goes_and_the_plan_says_first_contact(store: Store) -> None:
+def test_store_never_adopted_deletes_nothing_and_plans_its_contact(store: Store) -> None:
     invalid = pointer(NOW_MS - DAY)
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1).tx(invalid, NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.invalid = [invalid]
-    assert held(rig.engine.preview()) == {"default:orders": Hold.FIRST_CONTACT}
-    report = rig.engine.run_once()
+    kit = janitor(store)
+    kit.snapshots.invalid = [invalid]
+    assert held(kit.engine.preview()) == {"default:orders": Hold.FIRST_CONTACT}
+    report = kit.engine.run_once()
     assert report.tripped
     assert orders.pointers() == [None, invalid]
-    rig.clock.advance(30 * DAY)
-    assert rig.engine.run_once().tripped
+    kit.clock.advance(30 * DAY)
+    assert kit.engine.run_once().tripped
     assert orders.pointers() == [None, invalid]
 
 
@@ -406,158 +378,152 @@ def test_given_an_adopted_store_when_run_then_one_pass_cleans_what_was_due_then(
     assert (orders.times(), orders.at(1).times()) == ([NOW_MS], [])
 
 
-def test_given_a_run_of_one_topic_when_others_jumped_then_their_frontiers_do_not_move(store: Store) -> None:
+def test_run_of_one_topic_moves_no_other_frontier(store: Store) -> None:
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
-    rig, _ = prepared(store)
-    before = rig.state.frontiers()[other.id]
-    rig.clock.advance(HOUR)
-    rig.engine.run_once(patterns=("default:orders",))
-    assert rig.state.frontiers()[other.id] == before
+    kit, _ = prepared(store)
+    before = kit.state.frontiers()[other.id]
+    kit.clock.advance(HOUR)
+    kit.engine.run_once(patterns=("default:orders",))
+    assert kit.state.frontiers()[other.id] == before
 
 
-def test_given_a_boot_whose_clock_was_behind_when_it_is_set_right_then_a_hold_begun_before_ends(store: Store) -> None:
+def test_hold_from_before_the_clock_was_set_right_ends(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400).plain(NOW_MS - DAY)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    rig.clock.reboot("behind")
-    rig.clock.step(-2 * HOUR)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    kit.clock.reboot("behind")
+    kit.clock.step(-2 * HOUR)
     orders.describe(ttl_seconds=3600)
-    rig.engine.run_once()
-    rig.clock.advance(MINUTE)
-    rig.clock.step(2 * HOUR)
-    rig.engine.run_once()
+    kit.engine.run_once()
+    kit.clock.advance(MINUTE)
+    kit.clock.step(2 * HOUR)
+    kit.engine.run_once()
     assert orders.times() == [NOW_MS - DAY], "held"
-    rig.clock.advance(HOUR)
-    rig.engine.run_once()
+    kit.clock.advance(HOUR)
+    kit.engine.run_once()
     assert orders.times() == []
 
 
 # --- paused topics ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_paused_for_days_when_it_is_resumed_then_what_time_made_due_goes_without_a_hold(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
-    before = rig.state.frontiers()[orders.id]
-    rig.state.pause("default:orders", NOW_MS)
+def test_topic_paused_for_days_deletes_what_time_made_due(store: Store) -> None:
+    kit, orders = prepared(store)
+    before = kit.state.frontiers()[orders.id]
+    kit.state.pause("default:orders", NOW_MS)
     for _ in range(3):
-        rig.clock.advance(DAY)
-        assert set(held(rig.engine.run_once()).values()) <= {Hold.PAUSED}
-        assert rig.state.frontiers()[orders.id] == before
+        kit.clock.advance(DAY)
+        assert set(held(kit.engine.run_once()).values()) <= {Hold.PAUSED}
+        assert kit.state.frontiers()[orders.id] == before
     assert orders.times() == [SOON_MS, LIVE_MS]
-    rig.state.resume("default:orders")
-    assert held(rig.engine.run_once()) == {}
+    kit.state.resume("default:orders")
+    assert held(kit.engine.run_once()) == {}
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
-def test_given_a_paused_topic_when_it_jumps_meanwhile_then_that_is_held_once_it_is_resumed(
-    store: Store, jump: Callable[[Topic], object]
-) -> None:
-    rig, orders = prepared(store)
-    rig.state.pause("default:*", NOW_MS)
-    rig.engine.run_once()
-    rig.clock.advance(MINUTE)
+def test_paused_topic_that_jumps_is_held_when_resumed(store: Store, jump: Callable[[Topic], object]) -> None:
+    kit, orders = prepared(store)
+    kit.state.pause("default:*", NOW_MS)
+    kit.engine.run_once()
+    kit.clock.advance(MINUTE)
     jump(orders)
-    rig.engine.run_once()
-    rig.clock.advance(2 * HOLD_SECONDS * SECOND)
-    rig.engine.run_once()
-    rig.state.resume("default:*")
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}, "nobody could see it as held before"
+    kit.engine.run_once()
+    kit.clock.advance(2 * HOLD_SECONDS * SECOND)
+    kit.engine.run_once()
+    kit.state.resume("default:*")
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}, "nobody could see it as held before"
     assert LIVE_MS in orders.times()
-    rig.clock.advance(HOLD_SECONDS * SECOND)
-    rig.engine.run_once()
+    kit.clock.advance(HOLD_SECONDS * SECOND)
+    kit.engine.run_once()
     assert orders.times() == []
 
 
-def test_given_one_of_two_topics_paused_when_both_jump_then_the_other_is_as_if_nobody_was_paused(store: Store) -> None:
+def test_paused_topic_does_not_change_the_hold_of_another(store: Store) -> None:
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     other.plain(SOON_MS, LIVE_MS)
-    rig.state.pause("default:orders", NOW_MS)
-    rig.clock.advance(10 * MINUTE + 1)
-    rig.engine.run_once()
+    kit.state.pause("default:orders", NOW_MS)
+    kit.clock.advance(10 * MINUTE + 1)
+    kit.engine.run_once()
     assert (orders.times(), other.times()) == ([SOON_MS, LIVE_MS], [LIVE_MS])
     for described in (orders, other):
         described.describe(ttl_seconds=60)
-    assert set(rig.engine.approve((EVERYTHING,), clock=True)) == {other.id}
-    rig.engine.run_once()
+    assert set(kit.engine.approve((EVERYTHING,), clock=True)) == {other.id}
+    kit.engine.run_once()
     assert (orders.times(), other.times()) == ([SOON_MS, LIVE_MS], [])
 
 
-def test_given_a_topic_first_seen_while_it_was_paused_when_it_is_resumed_then_it_is_held(store: Store) -> None:
-    rig, _ = prepared(store)
-    rig.state.pause("default:late", NOW_MS)
+def test_topic_first_seen_while_paused_is_held_when_resumed(store: Store) -> None:
+    kit, _ = prepared(store)
+    kit.state.pause("default:late", NOW_MS)
     late = topic(store, "default:late", ttl_seconds=60).plain(1)
-    rig.engine.run_once()
-    rig.clock.advance(2 * HOLD_SECONDS * SECOND)
-    rig.engine.run_once()
-    rig.state.resume("default:late")
-    assert held(rig.engine.run_once()) == {"default:late": Hold.FRONTIER}
+    kit.engine.run_once()
+    kit.clock.advance(2 * HOLD_SECONDS * SECOND)
+    kit.engine.run_once()
+    kit.state.resume("default:late")
+    assert held(kit.engine.run_once()) == {"default:late": Hold.FRONTIER}
     assert late.times() == [1]
 
 
 # --- what an operator says while a run is under way -------------------------------------------------------------------
 
 
-def test_given_a_held_jump_when_approved_at_any_moment_of_a_run_then_this_run_or_the_next_lets_it_go() -> None:
+def test_approval_at_any_moment_of_a_run_lets_the_jump_go() -> None:
     for at_call in range(1, 100):
         store = MemoryStore()
-        rig, orders = prepared(store)
+        kit, orders = prepared(store)
         orders.describe(ttl_seconds=60)
-        rig.engine.run_once()
-        rig.clock.advance(MINUTE)
+        kit.engine.run_once()
+        kit.clock.advance(MINUTE)
         calls = Counter[str]()
 
-        def approve(_: Call, rig: Kit = rig, at_call: int = at_call, calls: Counter[str] = calls) -> None:
+        def approve(_: Call, kit: Kit = kit, at_call: int = at_call, calls: Counter[str] = calls) -> None:
             calls["all"] += 1
             if calls["all"] == at_call:
-                rig.engine.approve(("default:orders",))
+                kit.engine.approve(("default:orders",))
 
         watch(store, before=approve)
-        rig.engine.run_once()
+        kit.engine.run_once()
         if calls["all"] < at_call:
             break
-        rig.clock.advance(1)
-        assert held(rig.engine.run_once()) == {}, f"at call {at_call}"
+        kit.clock.advance(1)
+        assert held(kit.engine.run_once()) == {}, f"at call {at_call}"
         assert orders.times() == []
     assert at_call > 5
 
 
-def test_given_an_approval_that_was_used_when_given_again_while_that_run_is_under_way_then_the_next_jump_is_held(
-    store: Store,
-) -> None:
-    rig, orders = prepared(store)
+def test_approval_given_again_during_its_run_does_not_last(store: Store) -> None:
+    kit, orders = prepared(store)
     orders.describe(ttl_seconds=3600)
-    rig.engine.approve((EVERYTHING,), clock=True)
+    kit.engine.approve((EVERYTHING,), clock=True)
 
     def again(call: Call) -> None:
         if call.name == "payload.keys":
-            rig.engine.approve((EVERYTHING,), clock=True)
+            kit.engine.approve((EVERYTHING,), clock=True)
 
     watch(store, before=again)
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert orders.times() == []
-    rig.engine.run_once()
+    kit.engine.run_once()
     orders.describe(ttl_seconds=60).plain(NOW_MS - HOUR // 2)
-    assert held(rig.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [NOW_MS - HOUR // 2]
 
 
-def test_given_a_run_that_is_ended_early_when_it_had_deleted_then_no_frontier_has_moved(store: Store) -> None:
-    rig, orders = prepared(store)
+def test_run_ended_early_moves_no_frontier(store: Store) -> None:
+    kit, orders = prepared(store)
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
-    before = rig.state.frontiers()
-    rig.clock.advance(10 * MINUTE + 1)
+    before = kit.state.frontiers()
+    kit.clock.advance(10 * MINUTE + 1)
     stop: list[bool] = []
     watch(store, after=lambda call: stop.append(True) if call.name == "message.delete" else None)
-    rig.restart(is_stopping=lambda: bool(stop)).engine.run_once()
+    kit.restart(is_stopping=lambda: bool(stop)).engine.run_once()
     assert orders.times() == [LIVE_MS]
-    after = rig.state.frontiers()
+    after = kit.state.frontiers()
     assert after[orders.id] == before[orders.id]
     assert (after[other.id].cutoff_ms, after[other.id].pending is not None) == (0, True), "only that it was seen"
     stop.clear()
-    assert held(rig.engine.run_once()) == {}
+    assert held(kit.engine.run_once()) == {}
     assert orders.stored_times() == [LIVE_MS]
 
 
@@ -577,58 +543,56 @@ def killed(store: Store, *, ttl_seconds: int = 10 * 86400) -> tuple[Kit, Topic, 
     """An adopted store, and runs of it that die before their end."""
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds).plain(NOW_MS - 2 * HOUR)
     paused = topic(store, "default:first", ttl_seconds=ttl_seconds)
-    rig = janitor(store, hold_seconds=3600)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, hold_seconds=3600)
+    kit.engine.run_once(adopt=True)
     # A topic without a jump of its own, which is judged before the other.
-    rig.state.pause(str(paused.id), NOW_MS)
+    kit.state.pause(str(paused.id), NOW_MS)
     watch(store, before=die)
 
     def run() -> None:
         with pytest.raises(Death):
-            rig.engine.run_once()
+            kit.engine.run_once()
 
-    return rig, orders, run
+    return kit, orders, run
 
 
-def test_given_runs_that_all_die_before_their_end_when_the_hold_is_over_then_what_was_held_goes(store: Store) -> None:
-    rig, orders, run = killed(store)
+def test_runs_that_all_die_let_go_when_the_hold_is_over(store: Store) -> None:
+    kit, orders, run = killed(store)
     orders.describe(ttl_seconds=3600)
     for wait_ms in (MINUTE, HOUR - 1):
-        rig.clock.advance(wait_ms)
+        kit.clock.advance(wait_ms)
         run()
         assert orders.times() == [NOW_MS - 2 * HOUR]
-    rig.clock.advance(1)
+    kit.clock.advance(1)
     run()
     assert orders.times() == []
 
 
-def test_given_a_jump_that_was_taken_back_when_it_comes_again_then_it_is_held_as_long_as_any_though_all_runs_die(
-    store: Store,
-) -> None:
-    rig, orders, run = killed(store)
+def test_jump_that_comes_again_is_held_anew_though_runs_die(store: Store) -> None:
+    kit, orders, run = killed(store)
     for ttl_seconds in (3600, 10 * 86400, 3600):
         orders.describe(ttl_seconds=ttl_seconds)
-        rig.clock.advance(HOUR // 2)
+        kit.clock.advance(HOUR // 2)
         run()
     assert orders.times() == [NOW_MS - 2 * HOUR]
-    rig.clock.advance(HOUR - 1)
+    kit.clock.advance(HOUR - 1)
     run()
     assert orders.times() == [NOW_MS - 2 * HOUR]
-    rig.clock.advance(1)
+    kit.clock.advance(1)
     run()
     assert orders.times() == []
 
 
-def test_given_a_hold_that_is_over_when_the_run_that_lets_it_go_dies_then_the_next_one_goes_on(store: Store) -> None:
-    rig, orders, run = killed(store)
+def test_hold_that_is_over_survives_the_death_of_its_run(store: Store) -> None:
+    kit, orders, run = killed(store)
     orders.describe(ttl_seconds=3600)
     run()
-    rig.clock.advance(HOUR)
+    kit.clock.advance(HOUR)
     watch(store, before=lambda call: (_ for _ in ()).throw(Death) if call.name == "message.delete" else None)
     run()
     assert orders.times() == [NOW_MS - 2 * HOUR]
-    rig.clock.advance(1)
-    again = janitor(rig.store, state=rig.state, clock=rig.clock, snapshots=rig.snapshots)
+    kit.clock.advance(1)
+    again = janitor(kit.store, state=kit.state, clock=kit.clock, snapshots=kit.snapshots)
     with pytest.raises(Death):
         again.engine.run_once()
-    assert rig.state.frontiers()[orders.id].pending is not None, "it does not begin to wait anew"
+    assert kit.state.frontiers()[orders.id].pending is not None, "it does not begin to wait anew"

@@ -53,27 +53,27 @@ class Trouble:
         return [name for name in found if name != "metadata.get"]
 
 
-class Site:
+class QuarantineKit:
     """Three topics, one of them in trouble. Before every run rows are published that are due, and one to invert."""
 
     def __init__(self, store: Store, *operations: str, state: SqliteState | None = None) -> None:
         self.topics = [topic(store, f"default:{name}", ttl_seconds=TTL_SECONDS) for name in "abc"]
         self.first, self.bad, self.last = self.topics
-        self.rig = janitor(store, state=state, now_ms=NOW_MS, batch_rows=2)
-        self.rig.snapshots.invalid = [OLD]
-        self.rig.engine.run_once(adopt=True)
+        self.janitor = janitor(store, state=state, now_ms=NOW_MS, batch_rows=2)
+        self.janitor.snapshots.invalid = [OLD]
+        self.janitor.engine.run_once(adopt=True)
         self.trouble = Trouble(self.bad, operations=operations or ("message.delete",))
         watch(store, before=self.trouble)
 
     def run(self, wait_ms: int = MINUTE, *, patient: bool = False) -> Report:
-        self.rig.clock.advance(wait_ms)
-        now_ms = self.rig.clock.now_ms()
+        self.janitor.clock.advance(wait_ms)
+        now_ms = self.janitor.clock.now_ms()
         due_ms, invalid = now_ms - TTL_SECONDS * 1000 - 1, pointer(now_ms - HOUR // 2)
-        self.rig.snapshots.invalid = [*self.rig.snapshots.invalid, invalid]
+        self.janitor.snapshots.invalid = [*self.janitor.snapshots.invalid, invalid]
         for described in self.topics:
             described.plain(due_ms).tx(invalid, now_ms - MINUTE).stored(pointer(due_ms), due_ms)
         self.trouble.calls.clear()
-        return self.rig.engine.run_once(incremental=patient)
+        return self.janitor.engine.run_once(incremental=patient)
 
     def strike_out(self) -> None:
         for _ in range(STRIKES):
@@ -82,13 +82,13 @@ class Site:
 
     @property
     def strikes(self) -> dict[str, Strikes]:
-        return {record.topic: strikes for record, strikes in self.rig.state.strikes().items()}
+        return {record.topic: strikes for record, strikes in self.janitor.state.strikes().items()}
 
     @property
     def aside(self) -> bool:
         """Whether the bad topic is passed by now."""
         probe_ms = self.strikes["b"].probe_ms if "b" in self.strikes else None
-        return probe_ms is not None and self.rig.clock.now_ms() < probe_ms
+        return probe_ms is not None and self.janitor.clock.now_ms() < probe_ms
 
     def left(self) -> set[object]:
         """What is in the bad topic, looked at without its trouble."""
@@ -99,11 +99,11 @@ class Site:
 
     def others_are_done(self) -> bool:
         """Whether all that is due is gone from the topics that are not in trouble, and the rest is inverted."""
-        cutoff_ms = self.rig.clock.now_ms() - TTL_SECONDS * 1000
+        cutoff_ms = self.janitor.clock.now_ms() - TTL_SECONDS * 1000
         return all(
             min(described.times(), default=cutoff_ms) >= cutoff_ms
             and min(described.stored_times(), default=cutoff_ms) >= cutoff_ms
-            and not set(self.rig.snapshots.invalid) & set(described.pointers())
+            and not set(self.janitor.snapshots.invalid) & set(described.pointers())
             for described in (self.first, self.last)
         )
 
@@ -112,227 +112,215 @@ OPERATIONS = ("message.delete", "message.invert", "message.cells", "payload.keys
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_given_a_topic_that_fails_when_run_again_and_again_then_it_is_tried_three_times_and_passed_by(
-    store: Store, operation: str
-) -> None:
-    site = Site(store, operation)
+def test_topic_that_fails_is_tried_three_times_and_passed_by(store: Store, operation: str) -> None:
+    kit = QuarantineKit(store, operation)
     for strike in range(1, STRIKES + 1):
-        report = site.run()
+        report = kit.run()
         assert any("default:b" in error for error in report.errors)
-        assert site.strikes["b"].count == strike
-        assert set(site.strikes) == {"b"}
-        assert site.others_are_done()
-    before = site.left()
+        assert kit.strikes["b"].count == strike
+        assert set(kit.strikes) == {"b"}
+        assert kit.others_are_done()
+    before = kit.left()
     for _ in range(3):
-        report = site.run()
+        report = kit.run()
         assert report.errors == []
-        assert site.trouble.about(site.bad) == [], "it is neither read nor written"
+        assert kit.trouble.about(kit.bad) == [], "it is neither read nor written"
         assert any(note.guard == "quarantine" and "default:b" in note.message for note in report.guards)
-        assert site.others_are_done()
-    assert before <= site.left()
+        assert kit.others_are_done()
+    assert before <= kit.left()
 
 
-def test_given_a_quarantined_topic_when_time_passes_then_it_is_probed_after_an_hour_doubling_up_to_a_day(
-    store: Store,
-) -> None:
-    site = Site(store)
-    site.strike_out()
+def test_quarantined_topic_is_probed_after_an_hour_up_to_a_day(store: Store) -> None:
+    kit = QuarantineKit(store)
+    kit.strike_out()
     waits = []
     for _ in range(8):
-        probe_ms = site.strikes["b"].probe_ms
+        probe_ms = kit.strikes["b"].probe_ms
         assert probe_ms is not None
-        wait_ms = probe_ms - site.rig.clock.now_ms()
+        wait_ms = probe_ms - kit.janitor.clock.now_ms()
         waits.append(wait_ms)
-        assert site.run(wait_ms - 1).errors == [], "not yet"
-        assert site.trouble.about(site.bad) == []
-        assert site.run(1).errors, "probed, and it still fails"
-        assert site.others_are_done()
+        assert kit.run(wait_ms - 1).errors == [], "not yet"
+        assert kit.trouble.about(kit.bad) == []
+        assert kit.run(1).errors, "probed, and it still fails"
+        assert kit.others_are_done()
     assert [wait_ms // HOUR for wait_ms in waits] == [1, 2, 4, 8, 16, 24, 24, 24]
     assert {wait_ms % HOUR for wait_ms in waits} == {0}
 
 
-def test_given_a_quarantined_topic_that_was_mended_when_probed_then_it_is_done_at_once_and_forgotten(
-    store: Store,
-) -> None:
-    site = Site(store)
-    site.strike_out()
-    site.trouble.mended = True
-    assert site.run().errors == []
-    assert site.aside, "nobody knows yet"
-    report = site.run(FIRST_PROBE_MS)
-    assert (report.errors, site.strikes, report.held_topics()) == ([], {}, {})
-    due_ms = site.rig.clock.now_ms() - TTL_SECONDS * 1000
-    assert min(site.bad.times()) >= due_ms
-    assert min(site.bad.stored_times(), default=due_ms) >= due_ms
-    assert not set(site.rig.snapshots.invalid) & set(site.bad.pointers())
+def test_quarantined_topic_that_is_mended_is_done_and_forgotten(store: Store) -> None:
+    kit = QuarantineKit(store)
+    kit.strike_out()
+    kit.trouble.mended = True
+    assert kit.run().errors == []
+    assert kit.aside, "nobody knows yet"
+    report = kit.run(FIRST_PROBE_MS)
+    assert (report.errors, kit.strikes, report.held_topics()) == ([], {}, {})
+    due_ms = kit.janitor.clock.now_ms() - TTL_SECONDS * 1000
+    assert min(kit.bad.times()) >= due_ms
+    assert min(kit.bad.stored_times(), default=due_ms) >= due_ms
+    assert not set(kit.janitor.snapshots.invalid) & set(kit.bad.pointers())
 
 
 def test_given_two_failures_when_the_next_run_succeeds_then_they_are_forgotten(store: Store) -> None:
-    site = Site(store)
+    kit = QuarantineKit(store)
     for _ in range(4):
-        site.trouble.mended = False
-        site.run()
-        site.run()
-        assert site.strikes["b"].count == 2
-        site.trouble.mended = True
-        assert site.run().errors == []
-        assert site.strikes == {}
+        kit.trouble.mended = False
+        kit.run()
+        kit.run()
+        assert kit.strikes["b"].count == 2
+        kit.trouble.mended = True
+        assert kit.run().errors == []
+        assert kit.strikes == {}
 
 
 def test_given_a_quarantined_topic_when_run_then_nothing_is_claimed_until_it_is_done(store: Store) -> None:
-    site = Site(store)
-    assert site.rig.state.claim() is not None
-    site.bad.tx(OLD - 1, site.rig.clock.now_ms())
-    site.rig.snapshots.invalid = [OLD - 1, *site.rig.snapshots.invalid]
-    site.strike_out()
-    evidence = site.rig.state.evidence()
+    kit = QuarantineKit(store)
+    assert kit.janitor.state.claim() is not None
+    kit.bad.tx(OLD - 1, kit.janitor.clock.now_ms())
+    kit.janitor.snapshots.invalid = [OLD - 1, *kit.janitor.snapshots.invalid]
+    kit.strike_out()
+    evidence = kit.janitor.state.evidence()
     for wait_ms in (MINUTE, DAY - HOUR, 2 * MINUTE):
-        site.rig.state.save_strikes({site.bad.id: Strikes(9, 0, "it fails.", 0, site.rig.clock.now_ms() + DAY)})
-        site.run(wait_ms)
+        kit.janitor.state.save_strikes({kit.bad.id: Strikes(9, 0, "it fails.", 0, kit.janitor.clock.now_ms() + DAY)})
+        kit.run(wait_ms)
         # An id that becomes invalid below a claim speaks against it.
-        assert (site.rig.state.claim(), site.rig.state.evidence()) == (None, evidence)
-    assert (OLD - 1) in site.bad.pointers()
-    site.trouble.mended = True
-    report = site.run(DAY)
-    assert (report.full, site.bad.pointers().count(OLD - 1), site.strikes) == (True, 0, {})
+        assert (kit.janitor.state.claim(), kit.janitor.state.evidence()) == (None, evidence)
+    assert (OLD - 1) in kit.bad.pointers()
+    kit.trouble.mended = True
+    report = kit.run(DAY)
+    assert (report.full, kit.bad.pointers().count(OLD - 1), kit.strikes) == (True, 0, {})
     assert report.boundary is not None
     assert report.boundary >= OLD
 
 
-def test_given_a_quarantined_topic_when_run_all_day_then_one_pass_is_full_and_not_all(store: Store) -> None:
-    site = Site(store)
-    site.strike_out()
+def test_quarantined_topic_makes_one_full_pass_a_day(store: Store) -> None:
+    kit = QuarantineKit(store)
+    kit.strike_out()
     full = []
     for _ in range(48):
-        probe = site.strikes["b"].probe_ms
+        probe = kit.strikes["b"].probe_ms
         assert probe is not None
-        if probe - site.rig.clock.now_ms() > 30 * MINUTE:
-            full.append(site.run(30 * MINUTE).full)
+        if probe - kit.janitor.clock.now_ms() > 30 * MINUTE:
+            full.append(kit.run(30 * MINUTE).full)
         else:
-            site.run(30 * MINUTE)
+            kit.run(30 * MINUTE)
     assert len(full) > 40
     assert sum(full) <= 2
 
 
 def test_given_a_store_in_which_everything_fails_when_run_then_nobody_is_put_aside(store: Store) -> None:
-    site = Site(store)
-    site.trouble.prefixes = [described.id.prefix for described in site.topics]
+    kit = QuarantineKit(store)
+    kit.trouble.prefixes = [described.id.prefix for described in kit.topics]
     for _ in range(2 * STRIKES):
-        assert len(site.run().errors) == 3
-        assert site.strikes == {}
-    site.trouble.mended = True
-    assert site.run().errors == []
-    assert site.others_are_done()
+        assert len(kit.run().errors) == 3
+        assert kit.strikes == {}
+    kit.trouble.mended = True
+    assert kit.run().errors == []
+    assert kit.others_are_done()
 
 
-def test_given_a_full_disk_and_topics_in_which_nothing_is_due_when_run_then_nobody_is_put_aside(store: Store) -> None:
+def test_full_disk_quarantines_nobody_if_nothing_else_is_due(store: Store) -> None:
     """What has nothing to write is no proof that the store takes writes."""
     quiet = topic(store, "default:quiet", ttl_seconds=30 * 86400).plain(NOW_MS)
-    site = Site(store, "message.delete", "message.invert", "payload.delete")
-    site.trouble.prefixes = [described.id.prefix for described in (*site.topics, quiet)]
+    kit = QuarantineKit(store, "message.delete", "message.invert", "payload.delete")
+    kit.trouble.prefixes = [described.id.prefix for described in (*kit.topics, quiet)]
     for _ in range(2 * STRIKES):
-        assert site.run().errors
-        assert site.strikes == {}
-    site.trouble.mended = True
-    assert site.run().errors == []
-    assert site.others_are_done()
+        assert kit.run().errors
+        assert kit.strikes == {}
+    kit.trouble.mended = True
+    assert kit.run().errors == []
+    assert kit.others_are_done()
 
 
 @pytest.mark.parametrize("operation", ["message.delete", "payload.delete", "message.invert"])
-def test_given_a_store_that_takes_no_writes_when_only_one_topic_has_something_due_then_it_is_not_put_aside(
-    store: Store, operation: str
-) -> None:
-    site = Site(store, operation)
-    site.trouble.error = WriteRefused("No space left on device.", "Free some space.")
+def test_store_without_writes_does_not_quarantine_the_only_topic(store: Store, operation: str) -> None:
+    kit = QuarantineKit(store, operation)
+    kit.trouble.error = WriteRefused("No space left on device.", "Free some space.")
     for _ in range(STRIKES + 2):
-        report = site.run()
+        report = kit.run()
         assert any("default:b" in error and "No space left" in error for error in report.errors)
-        assert site.strikes == {}
-    site.trouble.mended = True
-    assert site.run().errors == []
-    assert site.others_are_done()
-    assert site.bad.times() == [time for time in site.bad.times() if time >= site.rig.clock.now_ms() - HOUR]
+        assert kit.strikes == {}
+    kit.trouble.mended = True
+    assert kit.run().errors == []
+    assert kit.others_are_done()
+    assert kit.bad.times() == [time for time in kit.bad.times() if time >= kit.janitor.clock.now_ms() - HOUR]
 
 
-def test_given_a_topic_with_strikes_when_the_store_takes_no_writes_then_they_are_neither_more_nor_fewer(
-    store: Store,
-) -> None:
-    site = Site(store)
-    site.run()
-    before = site.strikes
+def test_store_without_writes_changes_no_strikes(store: Store) -> None:
+    kit = QuarantineKit(store)
+    kit.run()
+    before = kit.strikes
     assert before["b"].count == 1
-    site.trouble.error = WriteRefused("Read-only file system.")
-    site.run()
-    assert site.strikes == before
+    kit.trouble.error = WriteRefused("Read-only file system.")
+    kit.run()
+    assert kit.strikes == before
 
 
 def test_given_strikes_when_the_process_ends_then_the_next_one_knows_them(store: Store, tmp_path: Path) -> None:
     with SqliteState(tmp_path / "state") as state:
-        site = Site(store, state=state)
-        site.run()
-        site.run()
+        kit = QuarantineKit(store, state=state)
+        kit.run()
+        kit.run()
     with SqliteState(tmp_path / "state") as state:
-        site.rig = site.rig.restart(state=state)
-        site.run()
-        assert site.aside
-        assert site.run().errors == []
+        kit.janitor = kit.janitor.restart(state=state)
+        kit.run()
+        assert kit.aside
+        assert kit.run().errors == []
 
 
 @pytest.mark.parametrize("back_ms", [2 * HOUR, 3 * DAY, 365 * DAY])
-def test_given_a_quarantined_topic_when_the_clock_is_set_back_then_it_is_probed_within_a_day(back_ms: int) -> None:
-    site = Site(MemoryStore())
-    site.rig.snapshots.write_pointer = pointer(NOW_MS + DAY)
-    site.strike_out()
-    site.trouble.mended = True
-    site.rig.clock.step(-back_ms)
+def test_quarantined_topic_is_probed_within_a_day_of_any_clock(back_ms: int) -> None:
+    kit = QuarantineKit(MemoryStore())
+    kit.janitor.snapshots.write_pointer = pointer(NOW_MS + DAY)
+    kit.strike_out()
+    kit.trouble.mended = True
+    kit.janitor.clock.step(-back_ms)
     for _ in range(25):
-        site.run(HOUR)
-    assert site.strikes == {}
+        kit.run(HOUR)
+    assert kit.strikes == {}
 
 
-def test_given_a_topic_in_quarantine_when_planned_then_the_plan_says_so_and_reads_nothing_of_it(store: Store) -> None:
-    site = Site(store)
-    site.strike_out()
-    site.trouble.calls.clear()
-    report = site.rig.engine.preview()
-    assert site.trouble.about(site.bad) == []
+def test_quarantined_topic_is_named_in_a_plan_and_not_read(store: Store) -> None:
+    kit = QuarantineKit(store)
+    kit.strike_out()
+    kit.trouble.calls.clear()
+    report = kit.janitor.engine.preview()
+    assert kit.trouble.about(kit.bad) == []
     assert [note.guard for note in report.guards] == ["quarantine"]
     assert not report.tripped
 
 
-def test_given_a_quarantined_topic_when_its_metadata_is_gone_then_it_is_forgotten_at_its_probe(store: Store) -> None:
-    site = Site(store)
-    site.strike_out()
+def test_quarantined_topic_without_metadata_is_forgotten(store: Store) -> None:
+    kit = QuarantineKit(store)
+    kit.strike_out()
     gone = topic(store, "default:b", ttl_seconds=TTL_SECONDS).write_metadata(b"{")
-    site.run()
-    assert site.aside
-    site.run(FIRST_PROBE_MS)
-    assert site.strikes == {}, "nothing is deleted in it, so nothing failed"
+    kit.run()
+    assert kit.aside
+    kit.run(FIRST_PROBE_MS)
+    assert kit.strikes == {}, "nothing is deleted in it, so nothing failed"
     gone.describe(ttl_seconds=TTL_SECONDS)
-    site.run()
-    assert site.strikes["b"].count == 1, "and it begins anew"
+    kit.run()
+    assert kit.strikes["b"].count == 1, "and it begins anew"
 
 
-def test_given_an_unknown_topic_that_cannot_be_read_when_run_then_it_is_put_aside_too(store: Store) -> None:
-    site = Site(store, "message.cells")
-    site.bad.write_metadata(b"{")
-    site.strike_out()
-    assert site.run().errors == []
-    assert site.others_are_done()
+def test_unknown_topic_that_cannot_be_read_is_quarantined(store: Store) -> None:
+    kit = QuarantineKit(store, "message.cells")
+    kit.bad.write_metadata(b"{")
+    kit.strike_out()
+    assert kit.run().errors == []
+    assert kit.others_are_done()
 
 
-def test_given_a_topic_that_failed_for_an_hour_when_it_is_mended_then_its_frontier_was_not_moved_and_nothing_is_held(
-    store: Store,
-) -> None:
-    site = Site(store)
-    frontier = site.rig.state.frontiers()[site.bad.id]
-    site.strike_out()
-    site.run(FIRST_PROBE_MS // 2)
-    assert site.rig.state.frontiers()[site.bad.id] == frontier
-    assert site.rig.state.frontiers()[site.last.id] != frontier
-    site.trouble.mended = True
-    assert site.run(LAST_PROBE_MS).held_topics() == {}
-    assert site.rig.state.frontiers()[site.bad.id].cutoff_ms == site.rig.clock.now_ms() - TTL_SECONDS * 1000
+def test_topic_that_failed_keeps_its_frontier_and_holds_nothing(store: Store) -> None:
+    kit = QuarantineKit(store)
+    frontier = kit.janitor.state.frontiers()[kit.bad.id]
+    kit.strike_out()
+    kit.run(FIRST_PROBE_MS // 2)
+    assert kit.janitor.state.frontiers()[kit.bad.id] == frontier
+    assert kit.janitor.state.frontiers()[kit.last.id] != frontier
+    kit.trouble.mended = True
+    assert kit.run(LAST_PROBE_MS).held_topics() == {}
+    assert kit.janitor.state.frontiers()[kit.bad.id].cutoff_ms == kit.janitor.clock.now_ms() - TTL_SECONDS * 1000
 
 
 # --- a topic whose very first row cannot be read ----------------------------------------------------------------------
@@ -352,51 +340,49 @@ def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
 
 
 @pytest.mark.parametrize("patient", [False, True])
-def test_given_a_damaged_block_at_a_topics_beginning_when_run_then_the_topics_behind_it_are_done_all_the_same(
-    patient: bool,
-) -> None:
+def test_damage_at_the_start_of_a_topic_spares_those_behind(patient: bool) -> None:
     store = MemoryStore()
-    site = Site(store)
-    site.trouble.mended = True
-    site.bad.plain(1).stored(pointer(1), 1)
-    watch(store, before=damaged(store, site.bad))
+    kit = QuarantineKit(store)
+    kit.trouble.mended = True
+    kit.bad.plain(1).stored(pointer(1), 1)
+    watch(store, before=damaged(store, kit.bad))
     for _ in range(STRIKES):
-        report = site.run(2 * MINUTE, patient=patient)
+        report = kit.run(2 * MINUTE, patient=patient)
         assert any("default:b" in error for error in report.errors)
-        assert site.others_are_done()
-    assert site.aside
+        assert kit.others_are_done()
+    assert kit.aside
     for _ in range(3):
-        report = site.run(2 * MINUTE, patient=patient)
+        report = kit.run(2 * MINUTE, patient=patient)
         assert report.errors == []
-        assert site.others_are_done()
+        assert kit.others_are_done()
 
 
-def test_given_damage_between_two_topics_when_run_then_both_are_done_and_nothing_is_claimed() -> None:
+def test_damage_between_two_topics_spares_both_and_claims_nothing() -> None:
     store = MemoryStore()
     stray = Topic(store, topic(store, "default:bb", ttl_seconds=1).id)
     stray.write_metadata(b"{").plain(1)
-    site = Site(store)
-    claim = site.rig.state.claim()
-    site.trouble.mended = True
-    site.rig.clock.advance(DAY)
+    kit = QuarantineKit(store)
+    claim = kit.janitor.state.claim()
+    kit.trouble.mended = True
+    kit.janitor.clock.advance(DAY)
     watch(store, before=damaged(store, stray))
-    report = site.run()
+    report = kit.run()
     assert report.full
     assert report.errors
-    assert site.others_are_done()
-    assert (site.rig.state.claim(), site.strikes) == (claim, {})
+    assert kit.others_are_done()
+    assert (kit.janitor.state.claim(), kit.strikes) == (claim, {})
 
 
-def test_given_a_store_that_cannot_be_read_at_all_when_run_then_all_have_failed_and_nobody_is_put_aside() -> None:
+def test_store_that_cannot_be_read_quarantines_nobody() -> None:
     store = MemoryStore()
-    site = Site(store)
+    kit = QuarantineKit(store)
 
     def fail(call: Call) -> None:
         if call.name.endswith((".keys", ".cells")):
             raise StoreError("the disk is gone.")
 
     watch(store, before=fail)
-    report = site.run()
+    report = kit.run()
     assert len(report.errors) >= 3
-    assert site.strikes == {}
-    assert site.rig.state.runs(1)[0].result == "partial"
+    assert kit.strikes == {}
+    assert kit.janitor.state.runs(1)[0].result == "partial"

@@ -41,20 +41,20 @@ CALLS_BETWEEN = 5
 
 def leased(store: Store, state: SqliteState | None = None, holder: str = "a", **options: object) -> tuple[Kit, Lease]:
     """A janitor that works under a lease in its memory."""
-    rig = janitor(store, state=state or SqliteState.in_memory(), **options)  # type: ignore[arg-type]
-    lease = Lease(rig.state, holder, LEASE_SECONDS, rig.clock)
-    return rig.restart(lease=lease), lease
+    kit = janitor(store, state=state or SqliteState.in_memory(), **options)  # type: ignore[arg-type]
+    lease = Lease(kit.state, holder, LEASE_SECONDS, kit.clock)
+    return kit.restart(lease=lease), lease
 
 
-def heartbeat_ms(rig: Kit) -> int:
-    found = rig.state.runs(1)[0].heartbeat_ms
+def heartbeat_ms(kit: Kit) -> int:
+    found = kit.state.runs(1)[0].heartbeat_ms
     assert found is not None
     return found
 
 
-def beat(rig: Kit) -> int:
+def beat(kit: Kit) -> int:
     """How often the lease was renewed."""
-    record = LeaseRecord.parse(rig.state.lease())
+    record = LeaseRecord.parse(kit.state.lease())
     assert record is not None
     return record.beat
 
@@ -66,20 +66,20 @@ class Slow:
         most: calls between two beats, by the name of the last one.
     """
 
-    def __init__(self, rig: Kit) -> None:
-        self.rig = rig
+    def __init__(self, kit: Kit) -> None:
+        self.kit = kit
         self.silent = 0
         self.last_ms = 0
         self.most: dict[str, int] = {}
-        watch(rig.store, before=self)
+        watch(kit.store, before=self)
 
     def __call__(self, call: Call) -> None:
         if current_thread().name.startswith("compact"):
             # What is compacted beside a run keeps it from nothing.
             self.most.setdefault(call.name, 0)
             return
-        self.rig.clock.advance(HEARTBEAT_MS)
-        runs = self.rig.state.unfinished_runs()
+        self.kit.clock.advance(HEARTBEAT_MS)
+        runs = self.kit.state.unfinished_runs()
         if not runs:
             return
         found = runs[0].heartbeat_ms or 0
@@ -114,55 +114,55 @@ def test_given_a_slow_store_when_swept_then_the_run_shows_all_the_time_that_it_l
 ) -> None:
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     monkeypatch.setattr(compaction, "SLICE_ROWS", 4)
-    rig, lease = leased(store, batch_rows=4)
+    kit, lease = leased(store, batch_rows=4)
     lease.acquire()
-    rig.engine.run_once(adopt=True)
+    kit.engine.run_once(adopt=True)
     orders = fill(store)
-    rig.snapshots.invalid = [INVALID]
-    rig.engine.approve((EVERYTHING,), clock=True)
+    kit.snapshots.invalid = [INVALID]
+    kit.engine.approve((EVERYTHING,), clock=True)
     if full:
-        rig.state.save_last_full_pass_ms(0)
+        kit.state.save_last_full_pass_ms(0)
     else:
         # Still open, so that its rows are searched for.
-        rig.snapshots.invalid = [INVALID, pointer(NOW_MS - HOUR)]
-    rig.clock.advance(20 * MINUTE)
-    slow = Slow(rig)
-    before = beat(rig)
-    report = rig.engine.run_once(incremental=patient)
+        kit.snapshots.invalid = [INVALID, pointer(NOW_MS - HOUR)]
+    kit.clock.advance(20 * MINUTE)
+    slow = Slow(kit)
+    before = beat(kit)
+    report = kit.engine.run_once(incremental=patient)
     assert report.full is full
-    assert (report.errors, rig.state.runs(1)[0].result) == ([], "done")
+    assert (report.errors, kit.state.runs(1)[0].result) == ([], "done")
     assert {"message.delete", "payload.delete", "message.invert", "message.compact", "message.cells"} <= set(slow.most)
     assert {name: calls for name, calls in slow.most.items() if calls > CALLS_BETWEEN} == {}
-    assert beat(rig) - before > 10, "and so does its lease"
+    assert beat(kit) - before > 10, "and so does its lease"
     assert orders.pointers()[-1] is None
 
 
-def test_given_a_long_wait_for_the_rate_when_swept_then_the_run_lives_and_keeps_its_lease(store: Store) -> None:
+def test_wait_for_the_rate_keeps_the_run_and_its_lease_alive(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
-    rig, lease = leased(store, batch_rows=300, rows_per_second=0.5)
+    kit, lease = leased(store, batch_rows=300, rows_per_second=0.5)
     lease.acquire()
     seen: list[tuple[int, int]] = []
-    sleep = rig.clock.sleep
+    sleep = kit.clock.sleep
 
     def watched(seconds: float) -> None:
-        seen.append((rig.clock.now_ms() - heartbeat_ms(rig), beat(rig)))
+        seen.append((kit.clock.now_ms() - heartbeat_ms(kit), beat(kit)))
         sleep(seconds)
 
-    rig.clock.sleep = watched  # type: ignore[method-assign]
-    rig.engine.run_once(adopt=True)
+    kit.clock.sleep = watched  # type: ignore[method-assign]
+    kit.engine.run_once(adopt=True)
     assert len(seen) == 600
     assert max(age for age, _ in seen) <= HEARTBEAT_MS
     assert seen[-1][1] >= 600 // (LEASE_SECONDS // 3) - 1
 
 
-def test_given_a_word_to_stop_when_a_run_waits_for_the_rate_then_it_ends_within_a_second(store: Store) -> None:
+def test_stop_in_a_wait_for_the_rate_ends_within_a_second(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(300))
-    rig = janitor(store, batch_rows=100, rows_per_second=0.1)
+    kit = janitor(store, batch_rows=100, rows_per_second=0.1)
     stop_ms = NOW_MS + 7_500
-    report = rig.restart(is_stopping=lambda: rig.clock.now_ms() >= stop_ms).engine.run_once(adopt=True)
-    assert rig.clock.now_ms() - stop_ms < SECOND
+    report = kit.restart(is_stopping=lambda: kit.clock.now_ms() >= stop_ms).engine.run_once(adopt=True)
+    assert kit.clock.now_ms() - stop_ms < SECOND
     assert report.to_json()["totals"]["expired"] == 100
-    assert rig.state.runs(1)[0].result == "interrupted"
+    assert kit.state.runs(1)[0].result == "interrupted"
 
 
 # --- a run that died -------------------------------------------------------------------------------------------------
@@ -183,56 +183,50 @@ def die_at(name: str, nth: int = 1) -> Callable[[Call], None]:
     return watcher
 
 
-def test_given_a_process_that_died_when_the_next_one_holds_the_store_then_its_run_is_closed_as_lost(
-    store: Store,
-) -> None:
+def test_run_of_a_dead_process_is_closed_as_lost(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
-    rig, lease = leased(store, batch_rows=2)
+    kit, lease = leased(store, batch_rows=2)
     lease.acquire()
-    rig.engine.adopt()
+    kit.engine.adopt()
     watch(store, before=die_at("message.delete", 3))
     with pytest.raises(Death):
-        rig.engine.run_once()
-    [run] = rig.state.unfinished_runs()
+        kit.engine.run_once()
+    [run] = kit.state.unfinished_runs()
     assert run.result == ""
-    rig.clock.advance(MINUTE)
-    next_one, challenger = leased(store, state=rig.state, holder="b", clock=rig.clock)  # type: ignore[arg-type]
+    kit.clock.advance(MINUTE)
+    next_one, challenger = leased(store, state=kit.state, holder="b", clock=kit.clock)  # type: ignore[arg-type]
     challenger.acquire(sole=True)
     assert next_one.engine.recover() == [run.id]
-    closed = rig.state.run(run.id)
+    closed = kit.state.run(run.id)
     assert closed is not None
     assert (closed.result, closed.finished_ms) == ("lost", NOW_MS + MINUTE)
     assert "process ended" in closed.error
-    [entry] = rig.state.ledger(10)
+    [entry] = kit.state.ledger(10)
     assert (entry.run_id, entry.rows, entry.topic) == (run.id, None, orders.id)
-    lost = {dict(key.labels)["result"]: n for key, n in rig.state.counters().items() if key.name == "sweeps_total"}
+    lost = {dict(key.labels)["result"]: n for key, n in kit.state.counters().items() if key.name == "sweeps_total"}
     assert lost == {"lost": 1}
 
 
-def test_given_nothing_to_recover_when_recovered_then_nothing_changes_and_the_memory_knows_since_when_it_is(
-    store: Store,
-) -> None:
-    rig = janitor(store)
-    assert rig.engine.recover() == []
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(DAY)
-    assert rig.engine.recover() == []
-    assert rig.state.created_ms() == NOW_MS
-    assert [run.result for run in rig.state.runs(10)] == ["done"]
+def test_recover_without_a_lost_run_changes_nothing(store: Store) -> None:
+    kit = janitor(store)
+    assert kit.engine.recover() == []
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(DAY)
+    assert kit.engine.recover() == []
+    assert kit.state.created_ms() == NOW_MS
+    assert [run.result for run in kit.state.runs(10)] == ["done"]
 
 
-def test_given_a_bug_in_the_middle_of_a_run_when_the_process_lives_on_then_the_run_is_closed_as_failed(
-    store: Store,
-) -> None:
+def test_run_with_a_bug_is_closed_as_failed(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=60).plain(*range(10))
-    rig = janitor(store, batch_rows=2)
-    rig.engine.adopt()
+    kit = janitor(store, batch_rows=2)
+    kit.engine.adopt()
     watch(store, before=fail_at("payload.keys", ZeroDivisionError))
     with pytest.raises(ZeroDivisionError):
-        rig.engine.run_once()
-    [run] = rig.state.runs(10)
-    assert (run.result, rig.state.unfinished_runs()) == ("failed", [])
-    assert [entry.rows for entry in rig.state.ledger(10)] == [10]
+        kit.engine.run_once()
+    [run] = kit.state.runs(10)
+    assert (run.result, kit.state.unfinished_runs()) == ("failed", [])
+    assert [entry.rows for entry in kit.state.ledger(10)] == [10]
 
 
 # --- a run that hangs ------------------------------------------------------------------------------------------------
@@ -245,14 +239,14 @@ class Hang:
         meanwhile: what the other one does once it has the lease.
     """
 
-    def __init__(self, rig: Kit, challenger: Lease, at_call: int, meanwhile: Callable[[], object]) -> None:
-        self.rig, self.challenger, self.at_call, self.meanwhile = rig, challenger, at_call, meanwhile
+    def __init__(self, kit: Kit, challenger: Lease, at_call: int, meanwhile: Callable[[], object]) -> None:
+        self.kit, self.challenger, self.at_call, self.meanwhile = kit, challenger, at_call, meanwhile
         self.calls = 0
         self.hung: str | None = None
         self.written_after: list[str] = []
         with pytest.raises(LeaseHeld):
             challenger.acquire()
-        watch(rig.store, before=self)
+        watch(kit.store, before=self)
 
     def __call__(self, call: Call) -> None:
         self.calls += 1
@@ -262,7 +256,7 @@ class Hang:
             self.hung = call.name
             with pytest.raises(LeaseHeld):
                 self.challenger.acquire()
-            self.rig.clock.advance(LEASE_SECONDS * SECOND + 1)
+            self.kit.clock.advance(LEASE_SECONDS * SECOND + 1)
             self.challenger.acquire()
             self.meanwhile()
 
@@ -272,28 +266,26 @@ def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
     store, cell = MemoryStore(), SqliteState.in_memory()
     orders = topic(store, "default:orders", ttl_seconds=3600)
     due = [NOW_MS - 2 * HOUR + number for number in range(4)]
-    rig = janitor(store, batch_rows=2)
-    other = janitor(store, batch_rows=2, clock=rig.clock, snapshots=rig.snapshots)
-    for each in (rig, other):
+    kit = janitor(store, batch_rows=2)
+    other = janitor(store, batch_rows=2, clock=kit.clock, snapshots=kit.snapshots)
+    for each in (kit, other):
         each.engine.run_once(adopt=True)
     orders.plain(*due, NOW_MS).stored(pointer(due[0]), *due).tx(INVALID, NOW_MS)
-    rig.snapshots.invalid = [INVALID]
-    leases = [Lease(cell, name, LEASE_SECONDS, rig.clock) for name in "ab"]
+    kit.snapshots.invalid = [INVALID]
+    leases = [Lease(cell, name, LEASE_SECONDS, kit.clock) for name in "ab"]
     leases[0].acquire()
-    first, second = rig.restart(lease=leases[0]), other.restart(lease=leases[1])
+    first, second = kit.restart(lease=leases[0]), other.restart(lease=leases[1])
     for each in (first, second):
         each.state.save_last_full_pass_ms(0)
     hang = Hang(first, leases[1], at_call, second.engine.run_once)
     return first, second, hang, orders
 
 
-def test_given_a_run_that_hangs_in_any_call_when_another_has_taken_over_then_it_writes_nothing_more_when_it_wakes() -> (
-    None
-):
+def test_run_that_hangs_in_any_call_writes_nothing_when_it_wakes() -> None:
     for at_call in range(1, 200):
-        rig, other, hang, orders = hanging(at_call)
-        frontiers, claim = rig.state.frontiers(), rig.state.claim()
-        report = rig.engine.run_once()
+        kit, other, hang, orders = hanging(at_call)
+        frontiers, claim = kit.state.frontiers(), kit.state.claim()
+        report = kit.engine.run_once()
         if hang.hung is None:
             break
         begun = [hang.hung] if hang.hung.endswith((".delete", ".invert")) else []
@@ -303,7 +295,7 @@ def test_given_a_run_that_hangs_in_any_call_when_another_has_taken_over_then_it_
         assert (orders.times(), orders.stored_times()) == ([NOW_MS, NOW_MS], [])
         assert orders.pointers() == [None, -INVALID]
         assert other.state.runs(1)[0].result == "done"
-        if rig.state.runs(1)[0].result == "interrupted":
-            assert (rig.state.frontiers(), rig.state.claim()) == (frontiers, claim)
+        if kit.state.runs(1)[0].result == "interrupted":
+            assert (kit.state.frontiers(), kit.state.claim()) == (frontiers, claim)
             assert report.guards[-1].guard == "lease"
     assert at_call > 15

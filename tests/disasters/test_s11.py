@@ -70,15 +70,15 @@ def prepared(store: Store, clock: WatchedClock) -> tuple[Kit, Topic]:
         clock.calls.append(call.name)
 
     watch(store, before=partial(count, 1), after=partial(count, -1))
-    rig = janitor(store, clock=clock, state=WatchedState(clock), batch_rows=BATCH_ROWS, rows_per_second=ROWS_PER_SECOND)
-    rig.snapshots.invalid = [INVALID]
-    return rig, orders
+    kit = janitor(store, clock=clock, state=WatchedState(clock), batch_rows=BATCH_ROWS, rows_per_second=ROWS_PER_SECOND)
+    kit.snapshots.invalid = [INVALID]
+    return kit, orders
 
 
 def test_given_a_rate_limit_when_swept_then_nothing_is_open_while_it_waits(store: Store) -> None:
     clock = WatchedClock()
-    rig, orders = prepared(store, clock)
-    rig.engine.run_once(adopt=True)
+    kit, orders = prepared(store, clock)
+    kit.engine.run_once(adopt=True)
     assert set(clock.found) == {(0, 0, 0)}
     assert sum(clock.waits) >= (2 * ROWS + 10) / ROWS_PER_SECOND
     assert max(clock.waits) <= BATCH_ROWS / ROWS_PER_SECOND
@@ -86,14 +86,12 @@ def test_given_a_rate_limit_when_swept_then_nothing_is_open_while_it_waits(store
     assert {"message.delete", "payload.delete", "message.invert"} <= set(clock.calls)
 
 
-def test_given_leveldb_and_a_rate_limit_when_swept_then_no_iterator_is_open_while_it_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_leveldb_wait_for_the_rate_has_no_open_iterator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = WatchedClock()
     clock.spy = LevelDBSpy(monkeypatch)
     with LevelDBStore(tmp_path, create=True) as store:
-        rig, _ = prepared(store, clock)
-        rig.engine.run_once(adopt=True)
+        kit, _ = prepared(store, clock)
+        kit.engine.run_once(adopt=True)
     assert clock.spy.iterators > 20
     assert len(clock.found) > 15
     assert {iterators for iterators, _, _ in clock.found} == {0}
@@ -109,6 +107,6 @@ def test_given_an_idle_hour_when_deleting_begins_then_no_burst_was_saved_up() ->
 
 def test_given_no_rate_limit_when_swept_then_nothing_waits(store: Store) -> None:
     clock = WatchedClock()
-    rig, _ = prepared(store, clock)
-    rig.restart(rows_per_second=None).engine.run_once(adopt=True)
+    kit, _ = prepared(store, clock)
+    kit.restart(rows_per_second=None).engine.run_once(adopt=True)
     assert clock.waits == []

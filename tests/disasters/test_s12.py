@@ -50,7 +50,7 @@ class Pair:
         second.state.save_last_full_pass_ms(0)
         self.leases = [Lease(self.cell, name, SECONDS, first.clock) for name in "ab"]
         self.first, self.second = (
-            rig.restart(lease=lease) for rig, lease in zip((first, second), self.leases, strict=True)
+            kit.restart(lease=lease) for kit, lease in zip((first, second), self.leases, strict=True)
         )
 
     def is_clean(self) -> bool:
@@ -81,7 +81,7 @@ class TakenOver:
             self.written.append(call.name)
 
 
-def test_given_a_lease_taken_over_at_any_call_when_swept_then_at_most_the_batch_that_had_begun_is_written() -> None:
+def test_lease_taken_over_at_any_call_ends_with_the_begun_batch() -> None:
     seen = set()
     for at_call in range(1, CALLS):
         pair = Pair(MemoryStore())
@@ -106,7 +106,7 @@ def test_given_a_lease_taken_over_at_any_call_when_swept_then_at_most_the_batch_
     assert {"metadata.get", "message.delete", "message.invert", "payload.delete", "message.keys"} <= seen
 
 
-def test_given_a_whole_sweep_of_another_in_the_middle_of_ones_own_when_both_are_over_then_each_row_went_once() -> None:
+def test_sweep_inside_anothers_sweep_takes_each_row_once() -> None:
     for at_call in range(1, CALLS, 3):
         pair = Pair(MemoryStore())
         pair.leases[0].acquire()
@@ -120,9 +120,7 @@ def test_given_a_whole_sweep_of_another_in_the_middle_of_ones_own_when_both_are_
     assert at_call > 40
 
 
-def test_given_a_topic_that_is_given_more_time_after_the_lease_was_lost_when_the_loser_goes_on_then_nothing_goes() -> (
-    None
-):
+def test_topic_given_more_time_keeps_its_rows_from_the_loser() -> None:
     for at_call in range(1, CALLS):
         pair = Pair(MemoryStore())
         pair.leases[0].acquire()
@@ -146,7 +144,7 @@ def test_given_a_topic_that_is_given_more_time_after_the_lease_was_lost_when_the
 # --- taking turns ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_holder_when_another_janitor_wants_to_sweep_then_it_is_refused_until_the_first_gives_it_back() -> None:
+def test_holder_excludes_another_until_it_gives_the_lease_back() -> None:
     pair = Pair(MemoryStore())
     first, second = pair.leases
     first.acquire()
@@ -170,7 +168,7 @@ def test_given_a_run_without_the_lease_when_swept_then_nothing_at_all_is_written
     assert (pair.orders.messages(), pair.orders.stored_times()) == before
 
 
-def test_given_a_challenger_whose_wall_clock_is_far_ahead_when_it_takes_over_then_the_holder_is_fenced() -> None:
+def test_challenger_with_a_clock_far_ahead_fences_the_holder() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     ahead = Lease(pair.cell, "c", SECONDS, ManualClock(NOW_MS + SECONDS * 1000 + WALL_ALLOWANCE_MS + 1))
@@ -190,7 +188,7 @@ def test_given_a_challenger_whose_wall_clock_is_far_ahead_when_it_takes_over_the
     ahead.check()
 
 
-def test_given_a_wait_for_the_rate_when_the_lease_is_lost_in_it_then_the_run_ends_there() -> None:
+def test_lease_lost_in_a_wait_for_the_rate_ends_the_run() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     slow = pair.first.restart(rows_per_second=0.05)
@@ -211,12 +209,12 @@ def test_given_a_wait_for_the_rate_when_the_lease_is_lost_in_it_then_the_run_end
 
 def test_given_no_lease_wanted_when_swept_then_nobody_is_asked(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(1)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    assert (orders.times(), rig.state.lease()) == ([], None)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    assert (orders.times(), kit.state.lease()) == ([], None)
 
 
-def test_given_a_memory_that_cannot_be_read_when_a_batch_is_to_be_written_then_it_is_not() -> None:
+def test_state_that_cannot_be_read_before_a_batch_prevents_it() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     before = pair.orders.messages()
@@ -228,9 +226,7 @@ def test_given_a_memory_that_cannot_be_read_when_a_batch_is_to_be_written_then_i
 
 
 @pytest.mark.parametrize("call", ["save_frontiers", "save_strikes", "finish_run"])
-def test_given_a_memory_that_another_writes_at_the_end_when_the_lease_is_lost_then_that_is_what_the_run_says(
-    call: str,
-) -> None:
+def test_state_written_by_another_at_the_end_means_a_lost_lease(call: str) -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     claim = pair.first.state.claim()
@@ -247,7 +243,7 @@ def test_given_a_memory_that_another_writes_at_the_end_when_the_lease_is_lost_th
 
 
 @pytest.mark.parametrize("call", ["save_frontiers", "beat"])
-def test_given_a_memory_that_is_busy_when_the_lease_is_held_then_the_run_fails_by_that(call: str) -> None:
+def test_state_that_is_busy_under_the_lease_fails_the_run(call: str) -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
     watch_state(pair.first.state, before=fail_at(f"state.{call}", StateBusy("somebody is writing it.")))
@@ -257,7 +253,7 @@ def test_given_a_memory_that_is_busy_when_the_lease_is_held_then_the_run_fails_b
     assert pair.first.state.runs(1)[0].result == "failed"
 
 
-def test_given_a_heartbeat_that_is_refused_when_the_lease_is_lost_then_that_is_what_the_run_says() -> None:
+def test_heartbeat_that_is_refused_means_a_lost_lease() -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
 
@@ -279,7 +275,7 @@ class Death(BaseException):
     """The process is gone."""
 
 
-def test_given_one_memory_when_the_next_holder_has_closed_a_run_as_lost_then_its_end_changes_nothing() -> None:
+def test_run_closed_as_lost_is_not_changed_by_its_own_end() -> None:
     pair = Pair(MemoryStore(), shared=True)
     pair.leases[0].acquire()
     recovered: list[int] = []
@@ -295,7 +291,7 @@ def test_given_one_memory_when_the_next_holder_has_closed_a_run_as_lost_then_its
     assert len(pair.cell.ledger(100)) == recovered[0] > 0, "nothing is there twice"
 
 
-def test_given_one_memory_when_the_loser_ends_then_what_the_new_holder_has_announced_is_still_there() -> None:
+def test_announcement_of_the_new_holder_survives_the_loser() -> None:
     pair = Pair(MemoryStore(), shared=True)
     pair.leases[0].acquire()
     announced: list[int] = []
@@ -317,7 +313,7 @@ def test_given_one_memory_when_the_loser_ends_then_what_the_new_holder_has_annou
 # --- the command -----------------------------------------------------------------------------------------------------
 
 
-def test_given_the_command_when_another_has_the_lease_then_it_says_who_and_exits_with_4_or_0_if_that_is_wanted(
+def test_command_under_anothers_lease_exits_with_4(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with LevelDBStore(tmp_path / "messaging", create=True) as store:

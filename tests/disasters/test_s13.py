@@ -45,35 +45,35 @@ def folder(tmp_path: Path) -> Path:
 def known(folder: Path) -> Kit:
     """A janitor that has adopted it and made one pass; its store is closed."""
     with LevelDBStore(folder) as store:
-        rig = janitor(store)
-        rig.snapshots.invalid = [OLD]
-        rig.engine.run_once(adopt=True)
+        kit = janitor(store)
+        kit.snapshots.invalid = [OLD]
+        kit.engine.run_once(adopt=True)
         assert orders(store).times() == []
         orders(store).plain(NOW_MS - 2 * DAY)
-    return rig
+    return kit
 
 
 def orders(store: Store) -> Topic:
     return Topic(store, topic(MemoryStore(), "default:orders", ttl_seconds=1).id)
 
 
-def identity_guards(rig: Kit) -> list[bool]:
-    return [note.tripped for note in rig.engine.run_once().guards if note.guard == "identity"]
+def identity_guards(kit: Kit) -> list[bool]:
+    return [note.tripped for note in kit.engine.run_once().guards if note.guard == "identity"]
 
 
-def assert_first_contact(rig: Kit) -> None:
+def assert_first_contact(kit: Kit) -> None:
     """Nothing is deleted or claimed, the plan says why, and only a person who adopts it helps."""
-    due = orders(rig.store).times()
+    due = orders(kit.store).times()
     assert due != []
-    assert identity_guards(rig) == [True]
-    assert rig.engine.boundary()[0] is None
-    assert set(rig.engine.preview().held_topics().values()) == {Hold.FIRST_CONTACT}
-    assert rig.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept another store"
-    assert orders(rig.store).times() == due
-    rig.engine.adopt()
-    assert not rig.engine.run_once().tripped
-    assert orders(rig.store).times() == []
-    assert identity_guards(rig) == []
+    assert identity_guards(kit) == [True]
+    assert kit.engine.boundary()[0] is None
+    assert set(kit.engine.preview().held_topics().values()) == {Hold.FIRST_CONTACT}
+    assert kit.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept another store"
+    assert orders(kit.store).times() == due
+    kit.engine.adopt()
+    assert not kit.engine.run_once().tripped
+    assert orders(kit.store).times() == []
+    assert identity_guards(kit) == []
 
 
 def test_given_the_store_itself_when_opened_again_then_it_is_known(known: Kit, folder: Path) -> None:
@@ -109,30 +109,26 @@ def test_given_the_same_store_through_a_link_when_run_then_it_is_known(known: Ki
         assert not known.restart(store=store).engine.run_once().tripped
 
 
-def test_given_a_state_folder_reused_for_another_store_when_adopted_then_nothing_of_the_former_is_believed(
-    known: Kit, tmp_path: Path
-) -> None:
+def test_state_reused_for_another_store_is_not_believed(known: Kit, tmp_path: Path) -> None:
     before = known.state.store()
     with LevelDBStore(tmp_path / "another", create=True) as store:
         topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - 2 * DAY).tx(OLD, NOW_MS)
-        rig = known.restart(store=store)
-        assert rig.engine.run_once().tripped
-        assert rig.state.store() == before
-        assert rig.state.claim() is not None
-        rig.engine.adopt()
-        after = rig.state.store()
+        kit = known.restart(store=store)
+        assert kit.engine.run_once().tripped
+        assert kit.state.store() == before
+        assert kit.state.claim() is not None
+        kit.engine.adopt()
+        after = kit.state.store()
         assert before is not None
         assert after is not None
         assert after.mark != before.mark
-        assert (rig.state.claim(), rig.state.evidence(), rig.state.open_ids()) == (None, [], {})
-        assert rig.state.last_full_pass_ms() is None
-        rig.engine.run_once()
+        assert (kit.state.claim(), kit.state.evidence(), kit.state.open_ids()) == (None, [], {})
+        assert kit.state.last_full_pass_ms() is None
+        kit.engine.run_once()
         assert orders(store).pointers() == [-OLD]
 
 
-def test_given_a_plan_of_the_store_when_applied_to_a_copy_then_it_is_refused(
-    known: Kit, folder: Path, tmp_path: Path
-) -> None:
+def test_plan_applied_to_a_copy_is_refused(known: Kit, folder: Path, tmp_path: Path) -> None:
     with LevelDBStore(folder) as store:
         known.restart(store=store).engine.preview(out=tmp_path / "plan.json")
     copied = shutil.copytree(folder, folder.with_name("copied"))
@@ -193,26 +189,22 @@ def backup(folder: Path) -> Path:
     return shutil.copytree(folder, folder.with_name("backup"))
 
 
-def test_given_a_backup_put_back_in_place_when_run_then_it_is_a_first_contact(
-    backup: Path, known: Kit, folder: Path, restore: Restore
-) -> None:
+def test_backup_put_back_is_a_first_contact(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
     restore(backup, folder)
     with LevelDBStore(folder) as store:
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_backup_put_back_in_place_when_run_then_claim_and_evidence_are_withdrawn_for_good(
-    backup: Path, known: Kit, folder: Path, restore: Restore
-) -> None:
+def test_backup_put_back_withdraws_the_claim(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
     assert known.state.claim() is not None
     restore(backup, folder)
     with LevelDBStore(folder) as store:
-        rig = known.restart(store=store)
-        rig.engine.run_once()
+        kit = known.restart(store=store)
+        kit.engine.run_once()
     assert (known.state.claim(), known.state.evidence(), known.state.last_full_pass_ms()) == (None, [], None)
 
 
-def test_given_a_backup_put_back_in_place_when_a_plan_is_made_first_then_it_says_so_and_so_does_the_run(
+def test_backup_put_back_is_told_by_a_plan(
     backup: Path, known: Kit, folder: Path, tmp_path: Path, restore: Restore
 ) -> None:
     restore(backup, folder)
@@ -224,9 +216,7 @@ def test_given_a_backup_put_back_in_place_when_a_plan_is_made_first_then_it_says
 
 
 @pytest.mark.parametrize("way", [mirrored, one_table_mirrored])
-def test_given_a_backup_put_back_and_written_to_since_when_run_then_it_is_a_first_contact(
-    backup: Path, known: Kit, folder: Path, way: Restore
-) -> None:
+def test_backup_written_to_since_is_a_first_contact(backup: Path, known: Kit, folder: Path, way: Restore) -> None:
     for _ in range(3):
         assert_known(known, folder)
     way(backup, folder)
@@ -236,18 +226,14 @@ def test_given_a_backup_put_back_and_written_to_since_when_run_then_it_is_a_firs
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_backup_put_back_when_the_server_writes_before_the_first_run_then_it_is_a_first_contact(
-    backup: Path, known: Kit, folder: Path, restore: Restore
-) -> None:
+def test_backup_of_a_running_server_is_seen(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
     restore(backup, folder)
     with LevelDBStore(folder) as store:
         orders(store).plain(*[NOW_MS - 2 * DAY] * 100)
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_store_found_restored_when_it_is_written_to_before_it_is_adopted_then_it_stays_found_so(
-    backup: Path, known: Kit, folder: Path
-) -> None:
+def test_restored_store_written_to_is_still_restored(backup: Path, known: Kit, folder: Path) -> None:
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
         assert known.restart(store=store).engine.run_once().tripped
@@ -257,9 +243,7 @@ def test_given_a_store_found_restored_when_it_is_written_to_before_it_is_adopted
 
 
 @pytest.mark.parametrize("name", ["inode", "birth_ns", "generation"])
-def test_given_another_volume_at_the_same_path_when_run_then_it_is_a_first_contact(
-    known: Kit, folder: Path, name: str
-) -> None:
+def test_volume_at_the_same_path_is_a_first_contact(known: Kit, folder: Path, name: str) -> None:
     lineage = known.state.note(LINEAGE)
     if lineage["message"][name] is None:
         require_or_skip(f"the file system of {folder} does not tell the {name} of a folder")
@@ -279,30 +263,28 @@ def test_given_a_table_that_is_gone_when_run_then_it_is_a_first_contact(known: K
 
 def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_claimed(store: Store) -> None:
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    rig.engine.adopt()
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    kit.engine.adopt()
     restored: list[str] = []
     with patch.object(type(store), "restored_since", lambda *_: restored[0] if restored else None):
         watch(store, after=lambda call: restored.append("is back") if call.name == "message.invert" else None)
-        report = rig.engine.run_once()
+        report = kit.engine.run_once()
     assert report.tripped
     assert described.pointers() == [-OLD]
-    assert (report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, [])
+    assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
 
 
 # --- what a store does by itself is no restore ------------------------------------------------------------------------
 
 
-def assert_known(rig: Kit, folder: Path) -> None:
+def assert_known(kit: Kit, folder: Path) -> None:
     with LevelDBStore(folder) as store:
-        assert not rig.restart(store=store).engine.run_once().tripped
+        assert not kit.restart(store=store).engine.run_once().tripped
         assert orders(store).times() == []
 
 
-def test_given_a_store_that_others_open_and_write_to_when_run_again_and_again_then_it_is_known(
-    known: Kit, folder: Path
-) -> None:
+def test_store_that_others_open_and_write_to_is_known(known: Kit, folder: Path) -> None:
     for number in range(12):
         with LevelDBStore(folder) as store:
             orders(store).plain(*[NOW_MS - 2 * DAY] * number)
@@ -315,11 +297,11 @@ def test_given_a_store_that_others_open_and_write_to_when_run_again_and_again_th
 def test_given_a_store_that_is_compacted_when_run_then_it_is_known(known: Kit, folder: Path) -> None:
     for number in range(3):
         with LevelDBStore(folder) as store:
-            rig = known.restart(store=store)
+            kit = known.restart(store=store)
             orders(store).plain(*[NOW_MS - 2 * DAY] * 3000, body=b"x" * 1000)
-            assert not rig.engine.run_once().tripped
+            assert not kit.engine.run_once().tripped
             store.message.compact(b"", b"\xff" * number)
-            assert not rig.engine.run_once().tripped
+            assert not kit.engine.run_once().tripped
         assert_known(known, folder)
 
 
@@ -337,63 +319,57 @@ def test_given_another_boot_and_another_device_number_when_run_then_it_is_known(
     assert_known(known, folder)
 
 
-def test_given_a_store_adopted_without_a_message_table_when_that_appears_then_it_is_known(tmp_path: Path) -> None:
+def test_store_adopted_without_messages_is_known_with_them(tmp_path: Path) -> None:
     folder = tmp_path / "messaging"
     with LevelDBStore(folder, create=True) as store:
         topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     for table in ("system.tms.message", "system.tms.payload"):
         shutil.rmtree(folder / table)
     with LevelDBStore(folder) as store:
-        rig = janitor(store)
-        assert not rig.engine.run_once(adopt=True).tripped
+        kit = janitor(store)
+        assert not kit.engine.run_once(adopt=True).tripped
     with LevelDBStore(folder, create=True) as store:
         orders(store).plain(NOW_MS - 2 * DAY)
-    assert_known(rig, folder)
-    assert_known(rig, folder)
+    assert_known(kit, folder)
+    assert_known(kit, folder)
 
 
 # --- --adopt, given for good -----------------------------------------------------------------------------------------
 
 
-def test_given_adopt_for_good_when_a_copy_takes_the_stores_place_then_it_is_not_accepted(
-    known: Kit, folder: Path
-) -> None:
+def test_adopt_for_good_does_not_accept_a_copy(known: Kit, folder: Path) -> None:
     copied = shutil.copytree(folder, folder.with_name("copied"))
     with LevelDBStore(copied) as store:
-        rig = known.restart(store=store)
+        kit = known.restart(store=store)
         for _ in range(2):
-            assert rig.engine.run_once(adopt=True).tripped
+            assert kit.engine.run_once(adopt=True).tripped
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
-def test_given_adopt_for_good_when_the_state_knows_no_adopted_store_then_the_store_is_accepted(folder: Path) -> None:
+def test_adopt_for_good_accepts_a_store_never_adopted(folder: Path) -> None:
     with LevelDBStore(folder) as store:
-        rig = janitor(store)
-        assert rig.engine.run_once().tripped
-        assert not rig.engine.run_once(adopt=True).tripped
+        kit = janitor(store)
+        assert kit.engine.run_once().tripped
+        assert not kit.engine.run_once(adopt=True).tripped
         assert orders(store).times() == []
 
 
-def test_given_a_store_found_restored_when_a_plan_file_is_applied_with_adopt_then_nothing_is_done(
-    backup: Path, known: Kit, folder: Path, tmp_path: Path
-) -> None:
+def test_restored_store_refuses_apply_adopt(backup: Path, known: Kit, folder: Path, tmp_path: Path) -> None:
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
-        rig = known.restart(store=store)
-        rig.engine.preview(out=tmp_path / "plan.json")
-        assert rig.engine.carry_out(tmp_path / "plan.json", adopt=True).tripped
+        kit = known.restart(store=store)
+        kit.engine.preview(out=tmp_path / "plan.json")
+        assert kit.engine.carry_out(tmp_path / "plan.json", adopt=True).tripped
         assert orders(store).times() == [NOW_MS - 2 * DAY]
 
 
-def test_given_decisions_that_were_carried_out_when_the_store_is_found_restored_then_they_are_remembered(
-    backup: Path, known: Kit, folder: Path
-) -> None:
+def test_decisions_survive_a_restored_store(backup: Path, known: Kit, folder: Path) -> None:
     known.state.save_note(DECIDED, {"adopt": ["2024-01-01"]})
     mirrored(backup, folder)
     with LevelDBStore(folder) as store:
-        rig = known.restart(store=store)
-        rig.engine.run_once()
-        rig.engine.adopt()
+        kit = known.restart(store=store)
+        kit.engine.run_once()
+        kit.engine.adopt()
     assert known.state.note(DECIDED) == {"adopt": ["2024-01-01"]}
 
 
@@ -403,59 +379,53 @@ def test_given_decisions_that_were_carried_out_when_the_store_is_found_restored_
 def wrong_directory(store: Store) -> tuple[Kit, Topic]:
     """An adopted store, and then snapshots of another transaction system: its pointers have not come so far."""
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - DAY + MINUTE).tx(OLD, NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD - 1]
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(HOUR)
-    rig.snapshots.invalid = [OLD]
-    rig.snapshots.write_pointer = pointer(NOW_MS) - 1
-    return rig, described
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD - 1]
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(HOUR)
+    kit.snapshots.invalid = [OLD]
+    kit.snapshots.write_pointer = pointer(NOW_MS) - 1
+    return kit, described
 
 
-def test_given_a_wrong_snapshot_directory_when_run_then_nothing_is_deleted_or_inverted(store: Store) -> None:
-    rig, described = wrong_directory(store)
-    assert identity_guards(rig) == [True]
+def test_wrong_snapshot_directory_deletes_and_inverts_nothing(store: Store) -> None:
+    kit, described = wrong_directory(store)
+    assert identity_guards(kit) == [True]
     assert described.times() == [NOW_MS - DAY + MINUTE, NOW_MS]
     assert described.pointers() == [None, OLD]
 
 
 def test_given_a_write_pointer_that_only_grows_when_run_then_it_is_the_same_system(store: Store) -> None:
-    rig, described = wrong_directory(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    assert identity_guards(rig) == []
+    kit, described = wrong_directory(store)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
+    assert identity_guards(kit) == []
     assert described.pointers() == [-OLD]
 
 
-def test_given_another_transaction_system_when_adopted_then_its_transactions_are_judged_by_from_then_on(
-    store: Store,
-) -> None:
-    rig, described = wrong_directory(store)
-    assert rig.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept a wrong directory"
+def test_another_transaction_system_is_judged_by_once_adopted(store: Store) -> None:
+    kit, described = wrong_directory(store)
+    assert kit.engine.run_once(adopt=True).tripped, "a timer that always adopts must not accept a wrong directory"
     assert described.pointers() == [None, OLD]
-    rig.engine.adopt()
-    assert not rig.engine.run_once().tripped
+    kit.engine.adopt()
+    assert not kit.engine.run_once().tripped
     assert described.pointers() == [-OLD]
-    assert identity_guards(rig) == []
+    assert identity_guards(kit) == []
 
 
-def test_given_another_transaction_system_when_adopted_then_what_was_claimed_about_the_former_is_withdrawn(
-    store: Store,
-) -> None:
-    rig, _ = wrong_directory(store)
-    assert rig.state.claim() is not None
-    rig.engine.adopt()
-    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
+def test_another_transaction_system_withdraws_claim_on_adoption(store: Store) -> None:
+    kit, _ = wrong_directory(store)
+    assert kit.state.claim() is not None
+    kit.engine.adopt()
+    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
 
 
-def test_given_another_transaction_system_when_asked_then_what_was_claimed_about_the_former_is_not_in_force(
-    store: Store,
-) -> None:
-    rig, _ = wrong_directory(store)
-    claim, explained = rig.engine.boundary()
+def test_another_transaction_system_puts_the_claim_out_of_force(store: Store) -> None:
+    kit, _ = wrong_directory(store)
+    claim, explained = kit.engine.boundary()
     assert (claim, explained.bound) == (None, None)
     assert "has not been adopted" in " ".join(explained.obstacles)
-    assert (rig.engine.preview().boundary, rig.engine.verify().bound) == (None, None)
-    assert rig.state.claim() is not None
+    assert (kit.engine.preview().boundary, kit.engine.verify().bound) == (None, None)
+    assert kit.state.claim() is not None
 
 
 def test_given_a_memory_of_nothing_when_run_then_it_is_a_first_contact(store: Store) -> None:

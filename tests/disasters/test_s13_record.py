@@ -18,8 +18,8 @@ def expired(store: Store) -> Topic:
     return topic(store, "default:orders", ttl_seconds=DAY // 1000).plain(NOW_MS - 2 * DAY, NOW_MS)
 
 
-def reasons(rig: Kit, *, adopt: bool = False) -> list[str]:
-    report = rig.engine.run_once(adopt=adopt)
+def reasons(kit: Kit, *, adopt: bool = False) -> list[str]:
+    report = kit.engine.run_once(adopt=adopt)
     return [note.message for note in report.guards if note.guard == "identity" and note.tripped]
 
 
@@ -41,14 +41,14 @@ def test_run_with_another_state_than_the_recorded_one_waits_for_adoption(store: 
 
 def test_run_with_a_state_from_before_the_record_is_recorded(store: Store) -> None:
     expired(store)
-    rig = janitor(store, state=SqliteState.in_memory())
-    rig.engine.adopt()
+    kit = janitor(store, state=SqliteState.in_memory())
+    kit.engine.adopt()
     side = MemorySide()
-    known = rig.restart(side=side, state_name="/srv/state")
+    known = kit.restart(side=side, state_name="/srv/state")
     known.engine.preview()
     assert recorded_state(side) is None, "a plan changes nothing"
     assert reasons(known) == []
-    record = rig.state.store()
+    record = kit.state.store()
     assert record is not None
     assert recorded_state(side) == SystemRecord(record.mark, "/srv/state")
 
@@ -60,19 +60,17 @@ def test_run_with_a_state_from_before_the_record_is_recorded(store: Store) -> No
         (None, ""),
     ],
 )
-def test_run_with_a_new_state_knows_the_transactions_by_the_record(
-    store: Store, write_pointer: int | None, words: str
-) -> None:
+def test_new_state_knows_transactions_by_the_record(store: Store, write_pointer: int | None, words: str) -> None:
     orders, side = expired(store), MemorySide()
     record_transactions(side, HERE)
-    rig = janitor(store, side=side)
-    rig.snapshots.write_pointer = write_pointer
-    found = reasons(rig, adopt=True)
+    kit = janitor(store, side=side)
+    kit.snapshots.write_pointer = write_pointer
+    found = reasons(kit, adopt=True)
     assert [words in reason for reason in found] == ([True] if words else [])
     assert orders.times() == ([NOW_MS - 2 * DAY, NOW_MS] if words else [NOW_MS])
-    rig.engine.adopt()
-    assert reasons(rig) == []
-    assert recorded_transactions(side) == (SystemRecord("", HERE.place) if words else HERE)
+    kit.engine.adopt()
+    assert reasons(kit) == []
+    assert recorded_transactions(side) == (Recorded("", HERE.place) if words else HERE)
 
 
 def test_run_with_a_snapshot_from_before_the_recorded_one_goes_on(store: Store) -> None:

@@ -37,17 +37,17 @@ def known(store: Store, **said: object) -> tuple[Kit, Topic]:
     """A janitor that has used a snapshot of ours: one invalid transaction, and one in progress if it is so said."""
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.tx(OURS, NOW_MS - MINUTE).tx(COMMITTED, NOW_MS).plain(NOW_MS - 2 * DAY)
-    rig = janitor(store)
-    rig.snapshots.implausible = True
-    rig.snapshots.invalid = [OURS]
-    rig.snapshots.in_progress = said.get("in_progress", ())  # type: ignore[assignment]
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(MINUTE)
-    return rig, orders
+    kit = janitor(store)
+    kit.snapshots.implausible = True
+    kit.snapshots.invalid = [OURS]
+    kit.snapshots.in_progress = said.get("in_progress", ())  # type: ignore[assignment]
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(MINUTE)
+    return kit, orders
 
 
-def reasons(rig: Kit) -> list[str]:
-    return [note.message for note in rig.engine.run_once().guards if note.guard == "identity" and note.tripped]
+def reasons(kit: Kit) -> list[str]:
+    return [note.message for note in kit.engine.run_once().guards if note.guard == "identity" and note.tripped]
 
 
 @pytest.mark.parametrize(
@@ -59,22 +59,20 @@ def reasons(rig: Kit) -> list[str]:
         ({"invalid": [OURS, pointer(NOW_MS)]}, f"transaction {pointer(NOW_MS)} is invalid in the snapshot"),
     ],
 )
-def test_given_a_snapshot_that_undoes_a_decision_when_run_then_nothing_is_deleted_or_inverted(
-    store: Store, said: dict[str, list[int]], words: str
-) -> None:
-    rig, orders = known(store)
+def test_snapshot_that_undoes_a_decision_stops(store: Store, said: dict[str, list[int]], words: str) -> None:
+    kit, orders = known(store)
     orders.plain(NOW_MS - 2 * DAY)
     for name, pointers in said.items():
-        setattr(rig.snapshots, name, pointers)
-    before = (orders.pointers(), orders.times(), rig.state.claim())
-    [reason] = reasons(rig)
+        setattr(kit.snapshots, name, pointers)
+    before = (orders.pointers(), orders.times(), kit.state.claim())
+    [reason] = reasons(kit)
     assert words in reason
     assert "janitor adopt" in reason
-    assert (orders.pointers(), orders.times(), rig.state.claim()) == before
-    assert rig.engine.preview().tripped
-    assert rig.engine.boundary()[0] is None
-    rig.engine.adopt()
-    assert reasons(rig) == []
+    assert (orders.pointers(), orders.times(), kit.state.claim()) == before
+    assert kit.engine.preview().tripped
+    assert kit.engine.boundary()[0] is None
+    kit.engine.adopt()
+    assert reasons(kit) == []
     assert orders.times() == [NOW_MS - MINUTE, NOW_MS]
 
 
@@ -90,96 +88,88 @@ def test_given_a_snapshot_that_undoes_a_decision_when_run_then_nothing_is_delete
     ],
     ids=["timed out", "truncated", "still open", "recovered from its log", "begun since and failed", "begun since"],
 )
-def test_given_a_snapshot_that_can_follow_the_one_before_when_run_then_it_is_the_same_system(
-    store: Store, said: dict[str, list[int]]
-) -> None:
-    rig, _ = known(store, in_progress=[OPEN])
-    rig.snapshots.in_progress = []
+def test_snapshot_that_can_follow_is_of_the_same_system(store: Store, said: dict[str, list[int]]) -> None:
+    kit, _ = known(store, in_progress=[OPEN])
+    kit.snapshots.in_progress = []
     for name, pointers in said.items():
-        setattr(rig.snapshots, name, pointers)
-    assert reasons(rig) == []
+        setattr(kit.snapshots, name, pointers)
+    assert reasons(kit) == []
 
 
-def test_given_an_id_that_left_the_list_when_it_is_listed_again_then_it_had_been_decided(store: Store) -> None:
-    rig, _ = known(store)
+def test_id_listed_again_after_it_left_had_been_decided(store: Store) -> None:
+    kit, _ = known(store)
     late = pointer(NOW_MS) + 1
-    rig.snapshots.invalid = [OURS, late]
-    assert reasons(rig) == []
-    rig.clock.advance(MINUTE)
-    rig.snapshots.invalid = [OURS]
-    assert reasons(rig) == []
-    rig.clock.advance(MINUTE)
-    rig.snapshots.invalid = [OURS, late]
-    assert reasons(rig) != []
+    kit.snapshots.invalid = [OURS, late]
+    assert reasons(kit) == []
+    kit.clock.advance(MINUTE)
+    kit.snapshots.invalid = [OURS]
+    assert reasons(kit) == []
+    kit.clock.advance(MINUTE)
+    kit.snapshots.invalid = [OURS, late]
+    assert reasons(kit) != []
 
 
 @pytest.mark.parametrize("newest", [pointer(NOW_MS) - 1, pointer(NOW_MS)])
-def test_given_the_snapshot_before_when_the_one_used_last_is_gone_then_it_is_not_used_and_ttls_go_on(
-    store: Store, newest: int
-) -> None:
-    rig, orders = known(store, in_progress=[OPEN])
-    rig.snapshots.age_ms, rig.snapshots.write_pointer = 90_000, newest
-    rig.snapshots.invalid = [OURS, COMMITTED]
+def test_snapshot_before_the_used_one_is_not_used_and_ttls_go_on(store: Store, newest: int) -> None:
+    kit, orders = known(store, in_progress=[OPEN])
+    kit.snapshots.age_ms, kit.snapshots.write_pointer = 90_000, newest
+    kit.snapshots.invalid = [OURS, COMMITTED]
     orders.plain(NOW_MS - 2 * DAY)
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert (report.tripped, report.snapshot) == (False, None)
     assert any("is older than the snapshot that was used last" in note.message for note in report.guards)
     assert orders.times() == [NOW_MS - MINUTE, NOW_MS]
     assert orders.pointers() == [-OURS, COMMITTED]
-    rig.clock.advance(MINUTE)
-    rig.snapshots.age_ms, rig.snapshots.write_pointer, rig.snapshots.invalid = 0, None, [OURS, OPEN]
-    rig.snapshots.in_progress = []
-    assert reasons(rig) == []
+    kit.clock.advance(MINUTE)
+    kit.snapshots.age_ms, kit.snapshots.write_pointer, kit.snapshots.invalid = 0, None, [OURS, OPEN]
+    kit.snapshots.in_progress = []
+    assert reasons(kit) == []
 
 
-def test_given_a_new_invalid_id_at_or_below_the_claim_when_seen_then_the_claim_is_withdrawn(store: Store) -> None:
-    rig, orders = known(store)
-    claim = rig.state.claim()
+def test_invalid_id_new_below_the_claim_withdraws_it(store: Store) -> None:
+    kit, orders = known(store)
+    claim = kit.state.claim()
     assert claim is not None
     # What was in progress then is not known: as after a state of an earlier version, or an adoption.
-    rig.state.save_note("in_progress", None)
-    rig.snapshots.invalid = [claim.bound - 1, OURS]
-    assert rig.engine.boundary()[0] is None
-    rig.engine.run_once(patterns=("default:orders",))
-    assert rig.state.claim() is None
+    kit.state.save_note("in_progress", None)
+    kit.snapshots.invalid = [claim.bound - 1, OURS]
+    assert kit.engine.boundary()[0] is None
+    kit.engine.run_once(patterns=("default:orders",))
+    assert kit.state.claim() is None
     assert orders.pointers() == [-OURS, COMMITTED]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_given_any_history_of_a_manager_when_run_after_its_snapshots_then_no_guard_trips(
-    tmp_path: Path, seed: int
-) -> None:
+def test_history_of_any_manager_trips_no_guard(tmp_path: Path, seed: int) -> None:
     """Time-outs, checkpoints, aborts, truncation, files of every version, and some that are only half written."""
     chance = random.Random(seed)
     manager = Manager(NOW_MS)
-    rig = janitor(MemoryStore(), snapshots=DirectorySource(tmp_path))
+    kit = janitor(MemoryStore(), snapshots=DirectorySource(tmp_path))
     for turn in range(60):
-        now_ms = rig.clock.now_ms()
+        now_ms = kit.clock.now_ms()
         for _ in range(chance.randrange(3)):
             act(manager, chance, now_ms)
         whole = encoded(manager, now_ms, version=chance.choice([1, 2, 3, 4]))
         half = turn > 0 and chance.random() < 0.2
         (tmp_path / f"snapshot.{now_ms}").write_bytes(whole[: len(whole) // 2] if half else whole)
-        report = rig.engine.run_once(adopt=turn == 0)
+        report = kit.engine.run_once(adopt=turn == 0)
         assert [note.message for note in report.guards if note.tripped] == []
         assert report.snapshot is not None
-        rig.clock.advance(chance.choice([1, 1000, 20_000]))
+        kit.clock.advance(chance.choice([1, 1000, 20_000]))
 
 
 @pytest.mark.parametrize("folder", ["recovery-local", "recovery-sequencefile"])
-def test_given_the_snapshots_of_a_tephra_when_used_one_after_the_other_then_no_guard_trips(
-    tmp_path: Path, folder: str
-) -> None:
+def test_snapshots_of_tephra_one_by_one_trip_no_guard(tmp_path: Path, folder: str) -> None:
     """Files that Tephra's own manager wrote, and what it says after it has recovered from them and its logs."""
     files = sorted((TEPHRA / folder).glob("snapshot.*"))
     clock = ManualClock(int(files[0].suffix[1:]), monotonic_ms=DAY)
-    rig = janitor(MemoryStore(), snapshots=DirectorySource(tmp_path), clock=clock)
+    kit = janitor(MemoryStore(), snapshots=DirectorySource(tmp_path), clock=clock)
     seen: list[VisibilityState] = []
 
     def run() -> None:
-        report = rig.engine.run_once(adopt=not seen)
+        report = kit.engine.run_once(adopt=not seen)
         assert [note.message for note in report.guards if note.tripped] == []
-        usable = rig.engine.transactions().usable
+        usable = kit.engine.transactions().usable
         assert usable is not None
         seen.append(usable)
 
@@ -228,9 +218,7 @@ def encoded(manager: Manager, now_ms: int, version: int) -> bytes:
 # --- damaged files ---------------------------------------------------------------------------------------------------
 
 
-def test_given_any_single_flipped_bit_in_a_snapshot_when_run_after_a_good_one_then_most_are_found_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bit_flipped_in_a_snapshot_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Bits that cannot be found out: of times, of what transactions could see, of pointers that time alone explains."""
     invalid = [OURS + number * 7 for number in range(40)]
     later = NOW_MS + MINUTE
@@ -277,9 +265,7 @@ def bytes_of(state: VisibilityState) -> bytes:
         ({"in_progress": [-1]}, "-1 is in progress"),
     ],
 )
-def test_given_a_snapshot_with_ids_that_no_manager_gives_out_when_read_then_the_one_before_is_used(
-    tmp_path: Path, said: dict[str, list[int]], words: str
-) -> None:
+def test_snapshot_of_impossible_ids_is_passed(tmp_path: Path, said: dict[str, list[int]], words: str) -> None:
     (tmp_path / f"snapshot.{NOW_MS - 1000}").write_bytes(bytes_of(visibility(NOW_MS - 1000, [OURS])))
     (tmp_path / f"snapshot.{NOW_MS}").write_bytes(
         bytes_of(visibility(NOW_MS, said.get("invalid", ()), said.get("in_progress", ())))
@@ -313,7 +299,7 @@ def its_service(manager: TransactionManager) -> Iterator[SnapshotSource]:
 
 
 @pytest.mark.parametrize("live", [the_manager_itself, its_service])
-def test_given_a_live_manager_with_ids_that_no_manager_gives_out_when_run_then_ttls_go_on_and_nothing_is_inverted(
+def test_manager_with_impossible_ids_lets_only_ttls_go_on(
     store: Store, tmp_path: Path, live: Callable[[TransactionManager], AbstractContextManager[SnapshotSource]]
 ) -> None:
     """As one has them that recovered from a damaged file."""
@@ -322,9 +308,9 @@ def test_given_a_live_manager_with_ids_that_no_manager_gives_out_when_run_then_t
     (tmp_path / f"snapshot.{NOW_MS}").write_bytes(bytes_of(visibility(NOW_MS, [OURS, MADE_UP])))
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager, live(manager) as source:
-        rig = janitor(store, snapshots=source, clock=clock)
-        report = rig.engine.run_once(adopt=True)
-        told = rig.engine.transactions()
+        kit = janitor(store, snapshots=source, clock=clock)
+        report = kit.engine.run_once(adopt=True)
+        told = kit.engine.transactions()
     assert (report.snapshot, report.boundary, told.problem) == (None, None, Problem.UNREADABLE)
     assert f"is damaged: {MADE_UP} is invalid" in told.message
     assert orders.pointers() == [OURS]

@@ -78,9 +78,9 @@ USABLE: dict[str, dict[int, bytes]] = {
 }
 
 
-def engine(rig: Kit, source: SnapshotSource | None) -> Engine:
+def engine(kit: Kit, source: SnapshotSource | None) -> Engine:
     return Engine(
-        Deps(rig.store, rig.state, source, rig.clock, rig.engine.deps.terms, token_hex=lambda size: "0" * 2 * size)
+        Deps(kit.store, kit.state, source, kit.clock, kit.engine.deps.terms, token_hex=lambda size: "0" * 2 * size)
     )
 
 
@@ -93,16 +93,14 @@ def due(store: Store) -> Topic:
 
 
 @pytest.mark.parametrize("files", UNUSABLE)
-def test_given_an_unusable_snapshot_when_run_then_it_inverts_and_claims_nothing_and_ttls_go_on(
-    store: Store, tmp_path: Path, files: str
-) -> None:
+def test_unusable_snapshot_lets_only_ttls_go_on(store: Store, tmp_path: Path, files: str) -> None:
     orders = due(store)
-    rig = janitor(store)
-    report = engine(rig, write(tmp_path / "tx", UNUSABLE[files])).run_once(adopt=True)
+    kit = janitor(store)
+    report = engine(kit, write(tmp_path / "tx", UNUSABLE[files])).run_once(adopt=True)
     assert orders.pointers() == [INVALID]
     assert orders.at(1).times() == []
-    assert (report.snapshot, report.boundary, rig.state.claim(), rig.state.evidence()) == (None, None, None, [])
-    assert rig.state.open_ids() == {}
+    assert (report.snapshot, report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, None, [])
+    assert kit.state.open_ids() == {}
     assert not report.tripped
     assert "snapshot" in [note.guard for note in report.guards]
 
@@ -110,18 +108,18 @@ def test_given_an_unusable_snapshot_when_run_then_it_inverts_and_claims_nothing_
 @pytest.mark.parametrize("files", USABLE)
 def test_given_a_usable_snapshot_when_run_then_it_inverts_and_claims(store: Store, tmp_path: Path, files: str) -> None:
     orders = due(store)
-    rig = janitor(store)
-    report = engine(rig, write(tmp_path / "tx", USABLE[files])).run_once(adopt=True)
+    kit = janitor(store)
+    report = engine(kit, write(tmp_path / "tx", USABLE[files])).run_once(adopt=True)
     assert orders.pointers() == [-INVALID]
     assert report.snapshot is not None
-    assert rig.state.claim() is not None
+    assert kit.state.claim() is not None
 
 
 def test_given_no_source_when_run_then_it_is_as_with_an_unusable_snapshot(store: Store) -> None:
     orders = due(store)
-    rig = janitor(store)
-    engine(rig, None).run_once(adopt=True)
-    assert (orders.pointers(), rig.state.claim()) == ([INVALID], None)
+    kit = janitor(store)
+    engine(kit, None).run_once(adopt=True)
+    assert (orders.pointers(), kit.state.claim()) == ([INVALID], None)
 
 
 def test_given_a_half_written_newest_snapshot_when_run_then_the_report_names_it(store: Store, tmp_path: Path) -> None:
@@ -134,13 +132,11 @@ def test_given_a_half_written_newest_snapshot_when_run_then_the_report_names_it(
 
 
 @pytest.mark.parametrize(("younger_ms", "kept"), [(-1, False), (0, False), (1, True)])
-def test_given_no_snapshot_when_payloads_are_due_then_those_younger_than_a_transactions_lifetime_stay(
-    store: Store, younger_ms: int, kept: bool
-) -> None:
+def test_missing_snapshot_keeps_young_payloads(store: Store, younger_ms: int, kept: bool) -> None:
     write_pointer = pointer(NOW_MS - LONG.undecided_ms + younger_ms)
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(write_pointer, NOW_MS - HOUR)
-    rig = janitor(store, lifetime=LONG)
-    report = engine(rig, None).run_once(adopt=True)
+    kit = janitor(store, lifetime=LONG)
+    report = engine(kit, None).run_once(adopt=True)
     assert orders.stored_times() == [NOW_MS - HOUR] * kept
     assert report.to_json()["totals"]["kept"]["undecided"] == kept
 
@@ -155,32 +151,28 @@ def test_given_no_snapshot_when_payloads_are_due_then_those_younger_than_a_trans
     ],
     ids=["in progress", "begun after the snapshot", "the last before the snapshot", "decided"],
 )
-def test_given_a_snapshot_when_payloads_are_due_then_it_says_which_transactions_may_still_commit(
-    store: Store, said: dict[str, Any], kept: bool
-) -> None:
+def test_snapshot_says_whose_payloads_may_be_used(store: Store, said: dict[str, Any], kept: bool) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(INVALID, NOW_MS - HOUR)
     clock = ManualClock(NOW_MS)
-    rig = janitor(store, lifetime=LONG, clock=clock, snapshots=Snapshots(clock, **said))
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, lifetime=LONG, clock=clock, snapshots=Snapshots(clock, **said))
+    kit.engine.run_once(adopt=True)
     assert orders.stored_times() == [NOW_MS - HOUR] * kept
 
 
-def test_given_a_snapshot_that_went_stale_when_a_fresh_one_comes_then_the_transactions_are_found_after_all(
-    store: Store,
-) -> None:
+def test_stale_snapshot_is_made_up_for_by_a_fresh_one(store: Store) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86400)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
     orders.tx(INVALID, NOW_MS)
-    rig.snapshots.invalid = [INVALID]
-    rig.snapshots.age_ms = DAY
-    rig.clock.advance(HOUR)
-    rig.engine.run_once()
+    kit.snapshots.invalid = [INVALID]
+    kit.snapshots.age_ms = DAY
+    kit.clock.advance(HOUR)
+    kit.engine.run_once()
     assert orders.pointers() == [INVALID]
-    rig.snapshots.age_ms = 0
-    rig.clock.advance(HOUR)
-    rig.engine.run_once()
+    kit.snapshots.age_ms = 0
+    kit.clock.advance(HOUR)
+    kit.engine.run_once()
     assert orders.pointers() == [-INVALID]
-    rig.clock.advance(DAY)
-    rig.engine.run_once()
-    assert rig.state.open_ids()[INVALID].closed_ms is not None
+    kit.clock.advance(DAY)
+    kit.engine.run_once()
+    assert kit.state.open_ids()[INVALID].closed_ms is not None

@@ -26,23 +26,21 @@ def case(store: Store) -> tuple[Kit, Topic]:
     orders.at(4).plain(NOW_MS)
     unknown_topic(store, "default:stray").plain(1)
     store.message.put([(b"no key of ours", MessageValue(None, b"x"))])
-    rig = janitor(store, batch_rows=2)
-    rig.snapshots.invalid = [INVALID]
-    return rig, orders
+    kit = janitor(store, batch_rows=2)
+    kit.snapshots.invalid = [INVALID]
+    return kit, orders
 
 
-def test_given_rows_of_every_fate_when_swept_then_the_report_counts_what_was_really_done(
-    case: tuple[Kit, Topic],
-) -> None:
-    rig, _ = case
+def test_report_counts_what_was_really_done(case: tuple[Kit, Topic]) -> None:
+    kit, _ = case
     done: Counter[str] = Counter()
 
     def count(call: Call) -> None:
         if call.name.endswith((".delete", ".invert")):
             done[call.name] += len(call.arguments[0])
 
-    watch(rig.store, before=count)
-    report = rig.engine.run_once(adopt=True).to_json()
+    watch(kit.store, before=count)
+    report = kit.engine.run_once(adopt=True).to_json()
     rows = Counter[tuple[str, str]]()
     for item in report["topics"]:
         rows[item["table"], item["rule"]] += item["rows"]
@@ -68,41 +66,37 @@ def test_given_rows_of_every_fate_when_swept_then_the_report_counts_what_was_rea
 
 
 def test_given_a_sweep_when_it_ends_then_history_holds_the_very_same_report(case: tuple[Kit, Topic]) -> None:
-    rig, _ = case
-    report = rig.engine.run_once(adopt=True)
-    [run] = rig.state.runs(10)
+    kit, _ = case
+    report = kit.engine.run_once(adopt=True)
+    [run] = kit.state.runs(10)
     assert (run.id, run.result) == (report.id, "done")
-    assert rig.state.report(run.id) == report.to_json()
+    assert kit.state.report(run.id) == report.to_json()
     assert {rule: getattr(run, rule) for rule in Rule} == {rule: report.total(rule) for rule in Rule}
     assert (run.held, run.deleted_bytes) == (report.held_rows(), report.deleted_bytes())
 
 
-def test_given_a_plan_when_it_is_applied_then_both_reports_count_the_same_rows(
-    case: tuple[Kit, Topic], tmp_path: Path
-) -> None:
-    rig, _ = case
-    planned = rig.engine.preview(out=tmp_path / "plan.json").to_json()
-    applied = rig.engine.carry_out(tmp_path / "plan.json", adopt=True).to_json()
+def test_plan_and_its_apply_report_the_same_rows(case: tuple[Kit, Topic], tmp_path: Path) -> None:
+    kit, _ = case
+    planned = kit.engine.preview(out=tmp_path / "plan.json").to_json()
+    applied = kit.engine.carry_out(tmp_path / "plan.json", adopt=True).to_json()
     assert applied["totals"] == planned["totals"]
     assert [{**item, "held": None} for item in planned["topics"]] == applied["topics"]
 
 
-def test_given_a_sweep_when_its_store_calls_are_counted_then_the_report_has_that_number(
-    case: tuple[Kit, Topic],
-) -> None:
-    rig, _ = case
-    rig.engine.adopt()
-    before = rig.store.calls.total()
-    report = rig.engine.run_once()
-    assert report.store_calls == rig.store.calls.total() - before
+def test_report_has_the_number_of_store_calls(case: tuple[Kit, Topic]) -> None:
+    kit, _ = case
+    kit.engine.adopt()
+    before = kit.store.calls.total()
+    report = kit.engine.run_once()
+    assert report.store_calls == kit.store.calls.total() - before
 
 
 def test_given_sweeps_when_they_end_then_the_counters_say_what_their_reports_say(case: tuple[Kit, Topic]) -> None:
-    rig, orders = case
-    reports = [rig.engine.run_once(adopt=True)]
+    kit, orders = case
+    reports = [kit.engine.run_once(adopt=True)]
     orders.plain(NOW_MS - 3 * DAY)
-    reports.append(rig.engine.run_once())
-    counters = rig.state.counters()
+    reports.append(kit.engine.run_once())
+    counters = kit.state.counters()
     for table, rule in (("message", "expired"), ("payload", "expired"), ("message", "old_generation")):
         rows = [
             item["rows"]
@@ -113,7 +107,7 @@ def test_given_sweeps_when_they_end_then_the_counters_say_what_their_reports_say
         assert counters[CounterKey("rows_deleted_total", (("table", table), ("rule", rule)))] == sum(rows) > 0
     assert counters[CounterKey("rows_inverted_total")] == 1
     assert counters[CounterKey("sweeps_total", (("result", "done"),))] == 2
-    taken = sum(entry.rows or 0 for entry in rig.state.ledger(100))
+    taken = sum(entry.rows or 0 for entry in kit.state.ledger(100))
     assert taken == sum(value for key, value in counters.items() if key.name == "rows_deleted_total") + 1
 
 
@@ -129,13 +123,13 @@ def test_given_an_observer_that_fails_when_swept_then_the_sweep_does_all_the_sam
             raise RuntimeError("the terminal is gone")
 
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
-    rig, orders = case
+    kit, orders = case
     # Its window reaches past the cut-off, so that a message that refers to it is looked for.
     orders.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)
-    report = rig.restart(observer=fail).engine.run_once(adopt=True)
+    report = kit.restart(observer=fail).engine.run_once(adopt=True)
     assert told.index(phase) == len(told) - 1, "it is not called again"
     assert report.errors == []
     assert orders.times() == [NOW_MS, NOW_MS]
     assert orders.pointers() == [None, -INVALID]
     assert orders.stored_times() == [NOW_MS]
-    assert rig.state.runs(1)[0].result == "done"
+    assert kit.state.runs(1)[0].result == "done"

@@ -69,7 +69,7 @@ def visible(orders: Topic, snapshot: VisibilityState) -> list[int]:
         (-ROLLED_BACK, -ROLLED_BACK),
     ],
 )
-def test_given_a_row_of_any_verdict_when_restored_after_the_invalid_list_was_truncated_then_it_is_no_more_visible(
+def test_restore_after_truncation_shows_no_more(
     undo: Undo, orders: Topic, stored: int | None, back: int | None
 ) -> None:
     orders.plain(BEGUN) if stored is None else orders.tx(stored, BEGUN)
@@ -81,35 +81,27 @@ def test_given_a_row_of_any_verdict_when_restored_after_the_invalid_list_was_tru
     assert visible(orders, TRUNCATED) == seen
 
 
-def test_given_no_usable_snapshot_when_archived_then_no_transactional_row_comes_back_visible(
-    undo: Undo, orders: Topic
-) -> None:
+def test_restore_without_a_snapshot_hides_transactional_rows(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.tx(COMMITTED, BEGUN).tx(INVALID, BEGUN).plain(BEGUN), snapshot=None)
     done = undo.restore(orders, snapshot=TRUNCATED)
     assert orders.pointers() == [-COMMITTED, -INVALID, None]
     assert (done.restored, done.negated) == (3, 2)
 
 
-def test_given_a_transaction_that_is_invalid_now_when_restored_then_its_rows_are_negated(
-    undo: Undo, orders: Topic
-) -> None:
+def test_restore_of_a_transaction_invalid_now_inverts_its_rows(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.tx(COMMITTED, BEGUN), snapshot=THEN)
     undo.restore(orders, snapshot=visibility(NOW_MS, invalid=[COMMITTED]))
     assert orders.pointers() == [-COMMITTED]
 
 
-def test_given_a_transaction_that_was_once_seen_invalid_when_restored_then_its_rows_are_negated(
-    undo: Undo, orders: Topic
-) -> None:
+def test_restore_of_a_transaction_once_invalid_inverts_its_rows(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.tx(COMMITTED, BEGUN), snapshot=THEN)
     undo.state.save_open_ids([OpenIdRecord(COMMITTED, NOW_MS, NOW_MS, NOW_MS)])
     undo.restore(orders, snapshot=TRUNCATED)
     assert orders.pointers() == [-COMMITTED]
 
 
-def test_given_rows_of_one_transaction_in_two_runs_when_the_first_knew_it_to_be_invalid_then_all_are_negated(
-    undo: Undo, orders: Topic
-) -> None:
+def test_restore_of_two_runs_inverts_what_the_first_knew_invalid(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.tx(INVALID, BEGUN), run_id="run-1", snapshot=THEN)
     undo.clock.advance(HOUR)
     undo.sweep(orders.tx(INVALID, BEGUN + 1), run_id="run-2", snapshot=TRUNCATED)
@@ -143,22 +135,18 @@ def published_and_rolled_back(store: Store, clock: ManualClock, *, by_cdap: bool
     return orders
 
 
-def test_given_a_rollback_that_did_not_reach_an_earlier_generation_when_restored_then_no_transaction_sees_the_row(
-    undo: Undo, store: Store
-) -> None:
+def test_rollback_that_missed_an_earlier_generation_stays_hidden(undo: Undo, store: Store) -> None:
     orders = published_and_rolled_back(store, undo.clock, by_cdap=True)
-    rig = janitor(store, clock=undo.clock, state=undo.state, archive=ParquetArchive(undo.folder, undo.clock))
+    kit = janitor(store, clock=undo.clock, state=undo.state, archive=ParquetArchive(undo.folder, undo.clock))
     undo.state.resume("default:orders")
-    assert rig.engine.run_once(adopt=True).total(Rule.OLD_GENERATION) == 1
+    assert kit.engine.run_once(adopt=True).total(Rule.OLD_GENERATION) == 1
     undo.state.pause("default:orders", NOW_MS)
-    done = rig.engine.restore(undo.folder, Request(orders.id))
+    done = kit.engine.restore(undo.folder, Request(orders.id))
     assert (done.restored, done.negated) == (1, 1)
-    assert visible(orders.at(2), rig.snapshots.latest().snapshot) == []
+    assert visible(orders.at(2), kit.snapshots.latest().snapshot) == []
 
 
-def test_given_a_rollback_at_our_own_server_when_the_topic_was_created_again_then_it_reaches_the_earlier_generation(
-    undo: Undo, store: Store
-) -> None:
+def test_rollback_at_our_server_reaches_the_earlier_generation(undo: Undo, store: Store) -> None:
     orders = published_and_rolled_back(store, undo.clock, by_cdap=False)
     assert orders.pointers() == [-COMMITTED]
     undo.sweep(orders, rule=Rule.OLD_GENERATION, snapshot=THEN)
@@ -167,7 +155,7 @@ def test_given_a_rollback_at_our_own_server_when_the_topic_was_created_again_the
 
 
 @pytest.mark.parametrize("elder", [True, False])
-def test_given_a_row_of_an_old_generation_then_what_it_says_of_itself_is_no_proof_and_what_the_current_one_said_is(
+def test_row_of_an_old_generation_is_no_proof(
     undo: Undo, orders: Topic, elder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.tx(COMMITTED, BEGUN).tx(COMMITTED + 100, BEGUN)
@@ -183,9 +171,7 @@ def test_given_a_row_of_an_old_generation_then_what_it_says_of_itself_is_no_proo
 
 
 @pytest.mark.parametrize("known", ["undecided", "invalid now"])
-def test_given_a_proof_that_does_not_hold_then_rows_of_old_generations_stay_hidden(
-    undo: Undo, orders: Topic, known: str
-) -> None:
+def test_proof_that_does_not_hold_keeps_rows_hidden(undo: Undo, orders: Topic, known: str) -> None:
     undo.sweep(orders.tx(COMMITTED, BEGUN), rule=Rule.OLD_GENERATION, snapshot=THEN)
     later = None if known == "undecided" else THEN
     undo.sweep(orders.at(2).tx(COMMITTED, BEGUN + 7), run_id="run-2", snapshot=later)
@@ -194,9 +180,7 @@ def test_given_a_proof_that_does_not_hold_then_rows_of_old_generations_stay_hidd
     assert orders.at(3).pointers() == [-COMMITTED, -COMMITTED]
 
 
-def test_given_a_live_message_of_a_transaction_when_its_rows_elsewhere_are_restored_to_it_then_it_stays_what_it_is(
-    undo: Undo, orders: Topic
-) -> None:
+def test_live_message_stays_what_it_is_beside_restored_rows(undo: Undo, orders: Topic) -> None:
     found = topic(undo.store, "default:found", ttl_seconds=86_400).ref(COMMITTED, BEGUN).stored(COMMITTED, BEGUN)
     undo.sweep(orders.ref(COMMITTED, BEGUN + 1).stored(COMMITTED, BEGUN + 1), snapshot=THEN)
     with pytest.raises(Refused, match=f"have other payloads there .*: {COMMITTED}"):
@@ -207,9 +191,7 @@ def test_given_a_live_message_of_a_transaction_when_its_rows_elsewhere_are_resto
 # --- where to --------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_that_is_not_paused_when_restored_then_it_is_refused_with_the_command_that_pauses_it(
-    undo: Undo, orders: Topic
-) -> None:
+def test_restore_to_a_topic_not_paused_names_the_command(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.plain(BEGUN))
     undo.state.resume("default:orders")
     undo.state.pause("default:order", NOW_MS)
@@ -234,9 +216,7 @@ def test_given_a_topic_nobody_can_read_when_restored_to_then_it_is_refused(undo:
     assert undo.store.message.read(KEYS, b"", None, 9).items == []
 
 
-def test_given_a_topic_that_was_deleted_since_when_restored_then_it_is_refused_until_it_is_there_again(
-    undo: Undo, orders: Topic
-) -> None:
+def test_restore_to_a_deleted_topic_is_refused_until_it_exists(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.plain(BEGUN).tx(COMMITTED, BEGUN), snapshot=THEN)
     orders.describe(ttl_seconds=86_400, generation=-1)
     with pytest.raises(Refused, match="is deleted"):
@@ -249,9 +229,7 @@ def test_given_a_topic_that_was_deleted_since_when_restored_then_it_is_refused_u
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_crash_between_archiving_and_deleting_then_every_row_is_restored_once(
-    undo: Undo, orders: Topic
-) -> None:
+def test_crash_between_archive_and_delete_restores_each_row_once(undo: Undo, orders: Topic) -> None:
     orders.plain(BEGUN, BEGUN + 1).ref(COMMITTED, BEGUN).stored(COMMITTED, BEGUN)
     before = orders.messages()
     undo.archive(orders, run_id="died", snapshot=THEN)
@@ -263,9 +241,7 @@ def test_given_a_crash_between_archiving_and_deleting_then_every_row_is_restored
     assert orders.stored_times() == [BEGUN]
 
 
-def test_given_a_crash_after_archiving_when_nothing_was_deleted_then_a_restore_changes_nothing(
-    undo: Undo, orders: Topic
-) -> None:
+def test_crash_after_the_archive_alone_makes_a_restore_idle(undo: Undo, orders: Topic) -> None:
     orders.tx(INVALID, BEGUN).tx(COMMITTED, BEGUN)
     before = orders.messages()
     undo.archive(orders, snapshot=THEN)
@@ -274,7 +250,7 @@ def test_given_a_crash_after_archiving_when_nothing_was_deleted_then_a_restore_c
 
 
 @pytest.mark.parametrize("step", ["fsync", "rename"])
-def test_given_a_disk_that_is_full_when_archived_then_nothing_is_deleted_and_nothing_can_be_seen(
+def test_full_disk_of_an_archive_keeps_rows(
     undo: Undo, orders: Topic, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders.plain(BEGUN)

@@ -59,7 +59,7 @@ def is_ours(key: bytes, tail_bytes: int) -> bool:
     return re.fullmatch(rb"[a-zA-Z0-9_]+:[a-zA-Z0-9_-]+:", key[:-tail_bytes]) is not None
 
 
-def test_given_unrecognized_rows_everywhere_when_swept_then_all_stay_and_the_rest_is_done(store: Store) -> None:
+def test_unrecognized_rows_everywhere_stay_and_the_rest_is_done(store: Store) -> None:
     orders = due(store)
     like_message = strangers(MessageKey(orders.id, 2, DUE_MS, 0).pack()) + strangers(
         MessageKey(orders.id, 1, 1, 1).pack()
@@ -71,9 +71,9 @@ def test_given_unrecognized_rows_everywhere_when_swept_then_all_stay_and_the_res
     assert (len(message), len(payload)) > (100, 60)
     store.message.put([(key, MessageValue(OLD, b"x")) for key in message])
     store.payload.put([(key, b"x") for key in payload])
-    rig = janitor(store, batch_rows=3)
-    rig.snapshots.invalid = [OLD]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store, batch_rows=3)
+    kit.snapshots.invalid = [OLD]
+    report = kit.engine.run_once(adopt=True)
     assert_done(orders)
     left = [row for row in store.message.read(MESSAGES, b"", None, 10_000).items if not is_ours(row[0], MESSAGE_TAIL)]
     assert left == [(key, MessageValue(OLD, b"x")) for key in message]
@@ -85,15 +85,13 @@ def test_given_unrecognized_rows_everywhere_when_swept_then_all_stay_and_the_res
 
 
 @pytest.mark.parametrize("generation", [0, -1, -2, -(2**31)])
-def test_given_generations_nobody_gives_when_swept_then_the_rows_stay_and_are_inverted(
-    store: Store, generation: int
-) -> None:
+def test_rows_of_impossible_generations_stay_and_are_inverted(store: Store, generation: int) -> None:
     strange = Topic(store, due(store).id, generation)
     key = MessageKey(strange.id, generation, DUE_MS, 0).pack()
     store.message.put([(key, MessageValue(OLD, b"x"))])
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    report = kit.engine.run_once(adopt=True)
     assert store.message.read(MESSAGES, key, key + b"\x00", 1).items == [(key, MessageValue(-OLD, b"x"))]
     assert report.to_json()["totals"]["kept"]["unrecognized"] == 1
 
@@ -120,26 +118,24 @@ METADATA = [
 
 
 @pytest.mark.parametrize("value", METADATA, ids=range(len(METADATA)))
-def test_given_metadata_that_does_not_parse_when_swept_then_its_topic_is_unknown_and_the_others_are_done(
-    store: Store, value: bytes
-) -> None:
+def test_unreadable_metadata_makes_its_topic_unknown_alone(store: Store, value: bytes) -> None:
     orders = due(store)
     spoilt = unknown_topic(store, "default:aaa").write_metadata(value).plain(1).tx(OLD, 1).stored(pointer(1), 1)
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    report = kit.engine.run_once(adopt=True)
     assert_done(orders)
     assert (spoilt.times(), spoilt.pointers(), spoilt.stored_times()) == ([1, 1], [None, -OLD], [1])
     assert [note.guard for note in report.guards] == ["metadata"]
 
 
-def test_given_metadata_under_a_strange_key_when_swept_then_it_is_told_and_the_rest_is_done(store: Store) -> None:
+def test_metadata_under_a_strange_key_is_told_and_the_rest_done(store: Store) -> None:
     orders = due(store)
     for key in (b"no topic", b"a:b:c:", b"\xff"):
         assert store.metadata.compare_and_set(key, None, b'{"generation":"9","ttl":"1"}')
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    report = kit.engine.run_once(adopt=True)
     assert_done(orders)
     assert [note.guard for note in report.guards] == ["metadata"] * 3
 
@@ -154,7 +150,7 @@ def encoded() -> bytes:
     return stream.getvalue()
 
 
-def test_given_a_snapshot_cut_short_anywhere_when_swept_then_it_is_refused_and_ttls_go_on(tmp_path: Path) -> None:
+def test_snapshot_cut_short_anywhere_is_refused_and_ttls_go_on(tmp_path: Path) -> None:
     file = tmp_path / "snapshot.1"
     for size in range(len(encoded())):
         file.write_bytes(encoded()[:size])
@@ -169,15 +165,13 @@ def test_given_a_snapshot_cut_short_anywhere_when_swept_then_it_is_refused_and_t
 
 def sweep_with(snapshot: Path, orders: Topic) -> SnapshotUsed | None:
     """Sweep under the snapshot in this file; what was used of it."""
-    rig = janitor(orders.store)
-    rig.snapshots.latest = DirectorySource(snapshot).latest  # type: ignore[method-assign]
-    return rig.engine.run_once(adopt=True).snapshot
+    kit = janitor(orders.store)
+    kit.snapshots.latest = DirectorySource(snapshot).latest  # type: ignore[method-assign]
+    return kit.engine.run_once(adopt=True).snapshot
 
 
 @given(content=st.binary(max_size=200))
-def test_given_any_bytes_for_a_snapshot_when_swept_then_ttls_go_on(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_snapshot_of_any_bytes_lets_ttls_go_on(content: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.getbasetemp() / "any-bytes"
     file.write_bytes(content)
     orders = due(MemoryStore())
@@ -188,9 +182,9 @@ def test_given_any_bytes_for_a_snapshot_when_swept_then_ttls_go_on(
 @pytest.mark.parametrize("error", [OSError(5, "Input/output error"), SnapshotError("nonsense.")])
 def test_given_a_snapshot_source_that_fails_when_swept_then_ttls_go_on(store: Store, error: Exception) -> None:
     orders = due(store)
-    rig = janitor(store)
-    rig.snapshots.error = error
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.error = error
+    report = kit.engine.run_once(adopt=True)
     assert (report.snapshot, report.boundary) == (None, None)
     assert (orders.times(), orders.pointers()) == ([NOW_MS], [OLD])
 
@@ -201,9 +195,9 @@ def test_given_a_snapshot_source_that_fails_when_swept_then_ttls_go_on(store: St
 @pytest.mark.parametrize("now_ms", [-DAY, -1, 0, 1, HOUR])
 def test_given_a_clock_around_1970_when_swept_then_nothing_is_old_enough_to_expire(store: Store, now_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(0, 1, NOW_MS, 2**63 - 1).stored(1, 0, NOW_MS)
-    rig = janitor(store, now_ms=now_ms)
-    rig.snapshots.write_pointer = OLD
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store, now_ms=now_ms)
+    kit.snapshots.write_pointer = OLD
+    report = kit.engine.run_once(adopt=True)
     assert orders.times() == [0, 1, NOW_MS, 2**63 - 1]
     assert orders.stored_times() == [0, NOW_MS]
     assert report.boundary is None
@@ -214,16 +208,14 @@ YEAR_2300_MS = 10_413_792_000_000
 
 
 @pytest.mark.parametrize("now_ms", [9_223_372_036_854, YEAR_2300_MS, 253_402_300_799_999])
-def test_given_a_clock_of_another_age_when_swept_then_it_judges_by_it_and_does_not_break(
-    store: Store, now_ms: int
-) -> None:
+def test_clock_of_another_age_is_judged_by_without_failure(store: Store, now_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400)
     orders.plain(NOW_MS, now_ms - DAY - 1, now_ms - DAY).stored(pointer(NOW_MS), NOW_MS, now_ms)
-    rig = janitor(store, now_ms=now_ms)
-    rig.snapshots.write_pointer = 2**63 - 2
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(HOUR)
-    assert rig.engine.run_once().errors == []
+    kit = janitor(store, now_ms=now_ms)
+    kit.snapshots.write_pointer = 2**63 - 2
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(HOUR)
+    assert kit.engine.run_once().errors == []
     assert orders.times() == []
     assert orders.stored_times() == [now_ms]
 
@@ -231,27 +223,25 @@ def test_given_a_clock_of_another_age_when_swept_then_it_judges_by_it_and_does_n
 @pytest.mark.parametrize("ahead_ms", [DAY, 300 * 365 * DAY])
 def test_given_a_clock_that_leaps_into_the_future_when_swept_then_no_row_goes(store: Store, ahead_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    rig.engine.run_once(adopt=True)
-    rig.clock.step(ahead_ms)
-    assert rig.engine.run_once().tripped
+    kit = janitor(store)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
+    kit.engine.run_once(adopt=True)
+    kit.clock.step(ahead_ms)
+    assert kit.engine.run_once().tripped
     assert orders.times() == [NOW_MS]
 
 
 # --- the state's folder ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_state_folder_that_cannot_be_made_when_opened_then_it_says_what_to_do(tmp_path: Path) -> None:
+def test_state_folder_that_cannot_be_made_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StateError, match=r"janitor\.state"):
         SqliteState(tmp_path / "file" / "state")
 
 
 @pytest.mark.parametrize("content", [b"no database at all" * 100, b"SQLite format 3\x00" + b"\xff" * 4096])
-def test_given_a_state_file_that_is_damaged_when_opened_then_it_says_what_to_do_and_leaves_it(
-    tmp_path: Path, content: bytes
-) -> None:
+def test_damaged_state_file_is_left_alone_with_a_hint(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(StateError) as caught:
         SqliteState(tmp_path)
@@ -259,9 +249,7 @@ def test_given_a_state_file_that_is_damaged_when_opened_then_it_says_what_to_do_
     assert (tmp_path / FILE_NAME).read_bytes() == content
 
 
-def test_given_a_state_folder_that_vanishes_when_swept_then_nothing_is_claimed_that_was_not_kept(
-    store: Store, tmp_path: Path
-) -> None:
+def test_state_folder_that_vanishes_leaves_nothing_claimed(store: Store, tmp_path: Path) -> None:
     orders = due(store)
     with SqliteState(tmp_path / "state") as state:
         janitor(store, state=state).engine.run_once(adopt=True)

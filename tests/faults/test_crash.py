@@ -121,9 +121,7 @@ def test_given_the_small_store_when_judged_then_it_has_rows_of_every_fate(small:
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_given_a_small_store_when_a_sweep_dies_at_every_moment_then_nothing_is_lost_and_the_next_run_finishes(
-    small: Path, share: int
-) -> None:
+def test_death_at_every_moment_in_a_small_store_loses_nothing(small: Path, share: int) -> None:
     moments, outcomes = deaths(small, 5, lambda moments: list(range(1 + share, moments + 1, SHARES)))
     assert moments > 100
     assert [outcome for outcome in outcomes if outcome["problems"]] == []
@@ -153,9 +151,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("share", range(SHARES))
-def test_given_a_large_store_of_cdap_when_a_sweep_dies_at_random_moments_then_nothing_is_lost_and_the_next_run_finishes(
-    large: Path, share: int
-) -> None:
+def test_death_at_random_moments_in_a_cdap_store_loses_nothing(large: Path, share: int) -> None:
     def chosen(moments: int) -> list[int]:
         wanted = min(moments, size("TMS_TEST_CRASHES", 60))
         return random.Random(20).sample(range(1, moments + 1), wanted)[share::SHARES]

@@ -27,16 +27,16 @@ CALLS = 300
 def prepared(store: Store) -> tuple[Kit, list[Topic]]:
     """Two topics with rows of every fate, adopted before they had any; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS, generation=2) for name in ("default:a", "default:b")]
-    rig = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(DAY)
+    kit = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(DAY)
     for described in topics:
         described.plain(*DUE_MS, NOW_MS).tx(OLD, OLD_MS).at(1).plain(1)
         described.stored(pointer(DUE_MS[0]), *DUE_MS, NOW_MS)
         described.stored(pointer(NOW_MS - DAY - HOUR), NOW_MS - DAY - HOUR)
     store.message.put([(b"default:a:cut", MessageValue(None, b"?"))])
-    rig.snapshots.invalid = [OLD]
-    return rig, topics
+    kit.snapshots.invalid = [OLD]
+    return kit, topics
 
 
 def is_done(described: Topic) -> bool:
@@ -77,29 +77,27 @@ class StopAt:
         return bool(self.at)
 
 
-def assert_true(rig: Kit) -> None:
+def assert_true(kit: Kit) -> None:
     """No row carries an invalid pointer up to the claim."""
-    claim = rig.state.claim()
-    cells: list[TxCell] = rig.store.message.read(CELLS, b"", None, 10_000).items
-    left = [cell.pointer for cell in cells if cell.pointer in rig.snapshots.invalid]
+    claim = kit.state.claim()
+    cells: list[TxCell] = kit.store.message.read(CELLS, b"", None, 10_000).items
+    left = [cell.pointer for cell in cells if cell.pointer in kit.snapshots.invalid]
     assert claim is None or not left or claim.bound < min(left)
 
 
 @pytest.mark.no_cover
-def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is_remembered_and_the_next_run_finishes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stop_at_any_store_call_keeps_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "WORTHWHILE_ROWS", 1)
     stopped_in = set()
     for at_call in range(1, CALLS):
-        rig, topics = prepared(MemoryStore())
-        frontiers, claim, open_ids = rig.state.frontiers(), rig.state.claim(), rig.state.open_ids()
-        stop = StopAt(rig.store, at_call)
-        report = rig.restart(is_stopping=stop.said).engine.run_once()
+        kit, topics = prepared(MemoryStore())
+        frontiers, claim, open_ids = kit.state.frontiers(), kit.state.claim(), kit.state.open_ids()
+        stop = StopAt(kit.store, at_call)
+        report = kit.restart(is_stopping=stop.said).engine.run_once()
         if not stop.at:
             break
-        run = rig.state.runs(1)[0]
-        assert_true(rig)
+        run = kit.state.runs(1)[0]
+        assert_true(kit)
 
         # At most the batch that was on its way was written,
         begun = stop.at == "metadata.get" or stop.at.endswith((".delete", ".invert"))
@@ -108,69 +106,65 @@ def test_given_a_word_to_stop_at_any_store_call_when_swept_then_what_was_done_is
         totals = report.to_json()["totals"]
         assert totals["expired"] + totals["old_generation"] == stop.rows["delete"]
         assert totals["invalid_transaction"] == stop.rows["invert"]
-        assert sum(entry.rows or 0 for entry in rig.state.ledger(100)) == stop.rows.total()
+        assert sum(entry.rows or 0 for entry in kit.state.ledger(100)) == stop.rows.total()
         assert stop.unsynced == set()
-        assert (rig.state.unfinished_runs(), rig.state.intents()) == ([], [])
-        counted = sum(value for key, value in rig.state.counters().items() if key.name == "rows_deleted_total")
+        assert (kit.state.unfinished_runs(), kit.state.intents()) == ([], [])
+        counted = sum(value for key, value in kit.state.counters().items() if key.name == "rows_deleted_total")
         assert counted == stop.rows["delete"]
         # no frontier has moved beyond it,
         if run.result == "interrupted":
             stopped_in.add(stop.at)
-            assert rig.state.report(run.id)["guards"][-1]["guard"] == "interrupted"
+            assert kit.state.report(run.id)["guards"][-1]["guard"] == "interrupted"
             if "sync" not in stop.at and "compact" not in stop.at:
-                assert (rig.state.frontiers(), rig.state.claim()) == (frontiers, claim)
+                assert (kit.state.frontiers(), kit.state.claim()) == (frontiers, claim)
                 # What the snapshot has was seen when the run began; nothing of it counts as searched.
-                seen = [record for pointer, record in rig.state.open_ids().items() if pointer not in open_ids]
+                seen = [record for pointer, record in kit.state.open_ids().items() if pointer not in open_ids]
                 assert [(record.scanned_ms, record.closed_ms) for record in seen] == [(None, None)] * len(seen)
-                assert open_ids.items() <= rig.state.open_ids().items()
+                assert open_ids.items() <= kit.state.open_ids().items()
 
         # and the next run does the rest.
-        rig.clock.advance(MINUTE)
-        report = rig.engine.run_once()
+        kit.clock.advance(MINUTE)
+        report = kit.engine.run_once()
         assert (report.errors, report.held_topics()) == ([], {})
         assert all(map(is_done, topics))
-        assert_true(rig)
-        assert rig.state.claim() is not None
+        assert_true(kit)
+        assert kit.state.claim() is not None
     assert at_call > 60
     assert stopped_in >= {"message.keys", "message.cells", "message.delete", "message.invert", "payload.delete"}
     assert "message.compact" in stopped_in
 
 
-def test_given_leveldb_when_a_run_is_asked_to_stop_then_what_it_did_survives_and_the_next_one_finishes(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
+def test_stop_of_a_leveldb_run_keeps_what_was_done(tmp_path_factory: pytest.TempPathFactory) -> None:
     for at_call in range(3, 80, 9):
         folder = tmp_path_factory.mktemp("interrupted")
         with LevelDBStore(folder, create=True) as store:
-            rig, topics = prepared(store)
+            kit, topics = prepared(store)
             stop = StopAt(store, at_call)
-            rig.restart(is_stopping=stop.said).engine.run_once()
+            kit.restart(is_stopping=stop.said).engine.run_once()
             left = [described.messages() for described in topics]
         with LevelDBStore(folder) as store:
             topics = [Topic(store, described.id, 2) for described in topics]
             assert [described.messages() for described in topics] == left
-            again = rig.restart(store=store)
+            again = kit.restart(store=store)
             again.engine.run_once()
             assert all(map(is_done, topics))
 
 
-def test_given_a_word_to_stop_before_it_begins_when_swept_then_nothing_at_all_is_read_of_the_rows() -> None:
-    rig, _ = prepared(MemoryStore())
+def test_stop_before_the_start_reads_no_row() -> None:
+    kit, _ = prepared(MemoryStore())
     names: list[str] = []
-    watch(rig.store, before=lambda call: names.append(call.name))
-    report = rig.restart(is_stopping=lambda: True).engine.run_once()
+    watch(kit.store, before=lambda call: names.append(call.name))
+    report = kit.restart(is_stopping=lambda: True).engine.run_once()
     assert names == ["metadata.rows"]
     assert report.to_json()["totals"]["expired"] == 0
-    assert rig.state.runs(1)[0].result == "interrupted"
+    assert kit.state.runs(1)[0].result == "interrupted"
 
 
-def test_run_halted_while_it_learns_a_long_invalid_list_ends_and_the_next_learns_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_stop_in_a_long_invalid_list_is_learned_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "BATCH_IDS", 10)
-    rig, _ = prepared(MemoryStore())
-    rig.snapshots.invalid = [pointer(NOW_MS - DAY - number) for number in range(100)]
-    told, save = [False], rig.state.save_open_ids
+    kit, _ = prepared(MemoryStore())
+    kit.snapshots.invalid = [pointer(NOW_MS - DAY - number) for number in range(100)]
+    told, save = [False], kit.state.save_open_ids
     read = [0]
 
     def save_told(records: Iterable[OpenIdRecord]) -> None:
@@ -183,11 +177,11 @@ def test_run_halted_while_it_learns_a_long_invalid_list_ends_and_the_next_learns
 
         save(counted())
 
-    monkeypatch.setattr(rig.state, "save_open_ids", save_told)
-    report = rig.restart(is_stopping=lambda: told[0]).engine.run_once()
+    monkeypatch.setattr(kit.state, "save_open_ids", save_told)
+    report = kit.restart(is_stopping=lambda: told[0]).engine.run_once()
     assert report.guards[-1].guard == "interrupted"
     assert read[0] < 10
-    assert not rig.state.open_ids()
+    assert not kit.state.open_ids()
     monkeypatch.undo()
-    rig.restart(is_stopping=lambda: False).engine.run_once()
-    assert len(rig.state.open_ids()) == 100
+    kit.restart(is_stopping=lambda: False).engine.run_once()
+    assert len(kit.state.open_ids()) == 100

@@ -53,13 +53,13 @@ def is_done(described: Topic) -> bool:
 def prepared(store: Store) -> tuple[Kit, list[Topic]]:
     """Three topics with the same rows, adopted a day ago, before they had any; a full pass is due."""
     topics = [topic(store, name, ttl_seconds=TTL_SECONDS) for name in NAMES]
-    rig = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
-    rig.snapshots.invalid = [OLD]
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(DAY)
+    kit = janitor(store, now_ms=NOW_MS - DAY, batch_rows=2)
+    kit.snapshots.invalid = [OLD]
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(DAY)
     for described in topics:
         fill(described)
-    return rig, topics
+    return kit, topics
 
 
 class Broken:
@@ -96,67 +96,61 @@ BREAKABLE = [
 
 
 @pytest.mark.parametrize("operation", BREAKABLE)
-def test_given_a_store_error_in_one_topic_when_swept_then_the_others_are_done_and_nothing_is_claimed(
-    store: Store, operation: str
-) -> None:
-    rig, [first, broken, last] = prepared(store)
-    before, claim = rig.state.frontiers(), rig.state.claim()
+def test_error_in_one_topic_leaves_the_others_done_unclaimed(store: Store, operation: str) -> None:
+    kit, [first, broken, last] = prepared(store)
+    before, claim = kit.state.frontiers(), kit.state.claim()
     fault = Broken(operation, broken)
     watch(store, before=fault)
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     fault.mended = True
     assert fault.failures > 0
     assert is_done(first)
     assert is_done(last)
     assert any("default:b" in message and "No space left" in message for message in report.errors)
-    assert rig.state.runs(1)[0].result == "partial"
-    after = rig.state.frontiers()
+    assert kit.state.runs(1)[0].result == "partial"
+    after = kit.state.frontiers()
     assert after[broken.id] == before[broken.id]
     assert after[first.id] != before[first.id]
     assert claim is not None
-    assert rig.state.claim() == claim
+    assert kit.state.claim() == claim
     assert report.boundary == claim.bound
     assert NOW_MS in broken.times()
     assert NOW_MS in broken.stored_times()
 
 
 @pytest.mark.parametrize("operation", BREAKABLE)
-def test_given_a_store_error_in_one_topic_when_it_has_passed_then_the_next_run_finishes(
-    store: Store, operation: str
-) -> None:
-    rig, topics = prepared(store)
+def test_error_in_one_topic_that_passed_is_done_by_the_next_run(store: Store, operation: str) -> None:
+    kit, topics = prepared(store)
     fault = Broken(operation, topics[1])
     watch(store, before=fault)
     try:
-        rig.engine.run_once()
+        kit.engine.run_once()
     except StoreError:
-        assert rig.state.runs(1)[0].result == "failed"
+        assert kit.state.runs(1)[0].result == "failed"
     fault.mended = True
-    rig.clock.advance(MINUTE)
-    report = rig.engine.run_once()
+    kit.clock.advance(MINUTE)
+    report = kit.engine.run_once()
     assert report.errors == []
     assert all(map(is_done, topics))
-    assert rig.state.claim() is not None
+    assert kit.state.claim() is not None
 
 
 @pytest.mark.parametrize("name", ["message.sync", "payload.sync", "metadata.rows"])
-def test_given_a_store_that_fails_as_a_whole_when_swept_then_nothing_is_remembered_but_the_failure(
-    store: Store, name: str
-) -> None:
-    rig, topics = prepared(store)
-    before = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_full_pass_ms())
+def test_error_of_the_whole_store_remembers_only_the_failure(store: Store, name: str) -> None:
+    kit, topics = prepared(store)
+    before = (kit.state.frontiers(), kit.state.claim(), kit.state.evidence(), kit.state.last_full_pass_ms())
     failing = [True]
     watch(store, before=fail_at(name, StoreError("Input/output error."), lambda _: failing[0]))
     with pytest.raises(StoreError, match="Input/output error"):
-        rig.engine.run_once()
-    after = (rig.state.frontiers(), rig.state.claim(), rig.state.evidence(), rig.state.last_full_pass_ms())
+        kit.engine.run_once()
+    after = (kit.state.frontiers(), kit.state.claim(), kit.state.evidence(), kit.state.last_full_pass_ms())
     assert after == before
-    [run] = rig.state.runs(1)
+    [run] = kit.state.runs(1)
     assert run.result == "failed"
     assert "Input/output error" in run.error
     failing[0] = False
-    rig.clock.advance(1)
-    assert rig.engine.run_once().errors == []
+    kit.clock.advance(1)
+    assert kit.engine.run_once().errors == []
     assert all(map(is_done, topics))
 
 
@@ -164,58 +158,54 @@ SAVES = ["save_anchor", "save_store", "save_frontiers", "save_open_ids", "replac
 
 
 @pytest.mark.parametrize("name", SAVES)
-def test_given_a_state_that_cannot_be_written_at_the_end_when_swept_then_it_is_all_or_nothing(
-    store: Store, name: str
-) -> None:
-    rig, topics = prepared(store)
-    before = (rig.state.frontiers(), rig.state.claim(), rig.state.last_full_pass_ms(), rig.state.strikes())
+def test_error_of_the_state_at_the_end_keeps_all_or_nothing(store: Store, name: str) -> None:
+    kit, topics = prepared(store)
+    before = (kit.state.frontiers(), kit.state.claim(), kit.state.last_full_pass_ms(), kit.state.strikes())
     failing = [True]
     watch_state(
-        rig.state, before=fail_at(f"state.{name}", StoreError("the state's disk is full."), lambda _: failing[0])
+        kit.state, before=fail_at(f"state.{name}", StoreError("the state's disk is full."), lambda _: failing[0])
     )
     with pytest.raises(StoreError, match="disk is full"):
-        rig.engine.run_once()
+        kit.engine.run_once()
     failing[0] = False
-    after = (rig.state.frontiers(), rig.state.claim(), rig.state.last_full_pass_ms(), rig.state.strikes())
+    after = (kit.state.frontiers(), kit.state.claim(), kit.state.last_full_pass_ms(), kit.state.strikes())
     assert after == before
-    rig.clock.advance(MINUTE)
-    assert rig.engine.run_once().errors == []
+    kit.clock.advance(MINUTE)
+    assert kit.engine.run_once().errors == []
     assert all(map(is_done, topics))
-    assert rig.state.claim() is not None
+    assert kit.state.claim() is not None
 
 
-def test_given_a_history_that_cannot_be_written_when_swept_then_what_was_reached_is_kept(store: Store) -> None:
-    rig, topics = prepared(store)
-    before = rig.state.claim()
+def test_error_of_the_history_keeps_what_was_reached(store: Store) -> None:
+    kit, topics = prepared(store)
+    before = kit.state.claim()
     failing = [True]
     watch_state(
-        rig.state, before=fail_at("state.finish_run", StoreError("the state's disk is full."), lambda _: failing[0])
+        kit.state, before=fail_at("state.finish_run", StoreError("the state's disk is full."), lambda _: failing[0])
     )
     with pytest.raises(StoreError, match="disk is full"):
-        rig.engine.run_once()
+        kit.engine.run_once()
     failing[0] = False
-    assert rig.state.runs(1)[0].result == ""
-    claim = rig.state.claim()
+    assert kit.state.runs(1)[0].result == ""
+    claim = kit.state.claim()
     assert claim not in (None, before)
     assert all(map(is_done, topics))
-    assert {record.at.wall_ms for record in rig.state.frontiers().values()} == {NOW_MS}
+    assert {record.at.wall_ms for record in kit.state.frontiers().values()} == {NOW_MS}
 
 
-def test_given_a_compaction_that_fails_when_swept_then_what_was_reached_is_kept_and_the_report_names_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_a_compaction_is_reported_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
-    rig, topics = prepared(store)
+    kit, topics = prepared(store)
     seen: list[object] = []
 
     def fail(call: Call) -> None:
         if call.name.endswith(".compact"):
-            seen.append(rig.state.claim())
+            seen.append(kit.state.claim())
             raise StoreError("No space left on device.")
 
     watch(store, before=fail)
-    report = rig.engine.run_once()
-    claim = rig.state.claim()
+    report = kit.engine.run_once()
+    claim = kit.state.claim()
     assert claim is not None
     # It is tried once, and not before all is saved, unless the store does it beside the pass.
     assert len(seen) == 1
@@ -227,23 +217,23 @@ def test_given_a_compaction_that_fails_when_swept_then_what_was_reached_is_kept_
             "left on device."
         )
     ]
-    [run] = rig.state.runs(1)
+    [run] = kit.state.runs(1)
     assert (run.result, [*run.errors]) == ("partial", report.errors)
     assert all(map(is_done, topics))
-    assert {record.at.wall_ms for record in rig.state.frontiers().values()} == {NOW_MS}
+    assert {record.at.wall_ms for record in kit.state.frontiers().values()} == {NOW_MS}
 
 
-def test_given_a_state_that_cannot_be_written_at_all_when_swept_then_no_row_is_touched(store: Store) -> None:
-    rig, topics = prepared(store)
+def test_error_of_the_state_at_the_start_touches_no_row(store: Store) -> None:
+    kit, topics = prepared(store)
     before = [described.messages() for described in topics]
 
     def fail(call: Call) -> None:
         if call.name in ("state.transaction", "state.begin_run"):
             raise StoreError("the state cannot be written.")
 
-    watch_state(rig.state, before=fail)
+    watch_state(kit.state, before=fail)
     with pytest.raises(StoreError, match="cannot be written"):
-        rig.engine.run_once()
+        kit.engine.run_once()
     assert [described.messages() for described in topics] == before
 
 
@@ -256,12 +246,12 @@ from tms_core.errors import StoreError
 from tms_core.tables.leveldb.store import LevelDBStore
 store = LevelDBStore(Path(sys.argv[1]))
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
-rig = janitor(store, batch_rows=50)
+kit = janitor(store, batch_rows=50)
 try:
-    errors = rig.engine.run_once(adopt=True).errors
+    errors = kit.engine.run_once(adopt=True).errors
 except StoreError as error:
     errors = [str(error)]
-claim = rig.state.claim()
+claim = kit.state.claim()
 try:
     store.close()
 except StoreError as error:
@@ -271,9 +261,7 @@ print(json.dumps({"errors": list(errors), "claimed": claim is not None}))
 
 
 @pytest.mark.parametrize("limit_bytes", [1, 500, 4_000, 20_000])
-def test_given_a_disk_that_is_full_when_leveldb_is_swept_then_what_lives_is_there_and_a_later_run_finishes(
-    tmp_path: Path, limit_bytes: int
-) -> None:
+def test_full_disk_keeps_live_rows_and_a_later_run_finishes(tmp_path: Path, limit_bytes: int) -> None:
     due = [NOW_MS - 2 * DAY + number for number in range(3000)]
     live = [NOW_MS - number for number in range(300, 0, -1)]
     with LevelDBStore(tmp_path / "messaging", create=True) as store:

@@ -6,7 +6,7 @@ of reach.
 
     moments = Moments(store.pool)
     moments.at("mutateRows", 5, lambda: server.command("split", table, key))
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert moments.all_came
 """
 

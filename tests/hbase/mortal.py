@@ -33,9 +33,9 @@ def sweep(thrift: str, namespace: str, folder: Path, k: int) -> None:
 
     with HBaseStore(HBaseSettings(thrift=(thrift,), namespace=namespace)) as store, SqliteState(folder) as state:
         watch_calls(store.pool, **{"after" if k % 2 else "before": tick})
-        rig = sweeper(store, state=state)
-        rig.engine.recover()
-        rig.engine.run_once(adopt=True)
+        kit = sweeper(store, state=state)
+        kit.engine.recover()
+        kit.engine.run_once(adopt=True)
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ class Scene:
         stranger = unknown_topic(store, "default:stranger").plain(*DUE[:10])
         return cls(store, orders, retired, stranger)
 
-    def rig(self, store: Store | None = None, **options: Any) -> Kit:
+    def kit(self, store: Store | None = None, **options: Any) -> Kit:
         """A janitor that has never met the store.
 
         Args:
@@ -84,19 +84,19 @@ def sweeper(store: Store, **options: Any) -> Kit:
     return janitor(store, clock=clock, snapshots=snapshots, **{"batch_rows": 20, "workers": 4, **options})
 
 
-def complaints(rig: Kit) -> tuple[list[str], Report | None]:
+def complaints(kit: Kit) -> tuple[list[str], Report | None]:
     """What a run complains of, in its report or by failing as a whole, and its report.
 
     No run with errors makes a claim (invariant S4).
     """
-    before = rig.state.claim()
+    before = kit.state.claim()
     try:
-        report = rig.engine.run_once(adopt=True)
+        report = kit.engine.run_once(adopt=True)
     except StoreUnavailable as error:
-        assert rig.state.claim() == before
+        assert kit.state.claim() == before
         return [str(error)], None
     if report.errors:
-        assert rig.state.claim() == before
+        assert kit.state.claim() == before
     return list(report.errors), report
 
 
@@ -108,10 +108,10 @@ def lose_patience(store: HBaseStore) -> None:
     store.pool.timeout_seconds = SHORT_SECONDS
 
 
-def finish(scene: Scene, rig: Kit | None = None) -> None:
+def finish(scene: Scene, kit: Kit | None = None) -> None:
     """Whatever was done to a run, nothing is lost; and one more run, that nothing is done to, does all that is left."""
     scene.check_nothing_is_lost()
-    said, report = complaints(rig or scene.rig())
+    said, report = complaints(kit or scene.kit())
     assert (said, report is None) == ([], False)
     assert scene.due_is_gone
     scene.check_nothing_is_lost()

@@ -59,9 +59,7 @@ def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
             batch.put(salt(key, buckets) + key, {P: b"x"})
 
 
-def test_given_what_the_table_says_of_itself_when_another_number_is_configured_then_nothing_is_put(
-    hbase: HBaseServer, namespace: str, message: happybase.Table
-) -> None:
+def test_buckets_of_the_table_refuse_others(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
     with opened(hbase, namespace, 8, asks=True) as store:
         with pytest.raises(StoreError, match=rf"{namespace}:tms\.message .*16.* 8") as caught:
             store.check_buckets()
@@ -76,7 +74,7 @@ def test_given_what_the_table_says_of_itself_when_another_number_is_configured_t
 
 
 @pytest.mark.parametrize("wrong", [1, 8, 10, 32, 48, 256])
-def test_given_only_rows_to_go_by_when_another_number_is_configured_then_theirs_is_named(
+def test_buckets_of_the_rows_are_named(
     hbase: HBaseServer, namespace: str, message: happybase.Table, wrong: int
 ) -> None:
     fill(message)
@@ -88,7 +86,7 @@ def test_given_only_rows_to_go_by_when_another_number_is_configured_then_theirs_
         store.check_buckets()
 
 
-def test_given_a_row_that_fits_several_numbers_when_none_is_the_configured_one_then_the_attribute_is_named(
+def test_buckets_that_rows_leave_open_name_the_attribute(
     hbase: HBaseServer, namespace: str, message: happybase.Table
 ) -> None:
     message.put(salt(b"k0001", BUCKETS) + b"k0001", {P: b"x"})
@@ -99,9 +97,7 @@ def test_given_a_row_that_fits_several_numbers_when_none_is_the_configured_one_t
         assert ATTRIBUTE in caught.value.hint
 
 
-def test_given_a_few_rows_that_lie_elsewhere_when_the_others_fit_then_the_number_is_right(
-    hbase: HBaseServer, namespace: str, message: happybase.Table
-) -> None:
+def test_buckets_fit_despite_a_few_stray_rows(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
     fill(message)
     for number in range(10):
         message.put(b"\xff" + b"stray%d" % number, {P: b"x"})
@@ -109,9 +105,7 @@ def test_given_a_few_rows_that_lie_elsewhere_when_the_others_fit_then_the_number
         store.check_buckets()
 
 
-def test_given_rows_that_were_put_by_another_number_than_the_tables_then_that_is_found_out(
-    hbase: HBaseServer, namespace: str, message: happybase.Table
-) -> None:
+def test_buckets_of_rows_that_differ_are_found(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
     fill(message, 8)
     with opened(hbase, namespace, BUCKETS, asks=True) as store:
         with pytest.raises(StoreError, match="salt") as caught:
@@ -119,7 +113,7 @@ def test_given_rows_that_were_put_by_another_number_than_the_tables_then_that_is
         assert "storage.hbase.buckets to 8" in caught.value.hint
 
 
-def test_given_empty_tables_that_cannot_be_asked_then_that_is_said_once_and_rows_are_put(
+def test_buckets_of_empty_tables_are_assumed_once(
     hbase: HBaseServer, namespace: str, message: happybase.Table, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tms_core.tables.hbase.salts")
@@ -132,9 +126,7 @@ def test_given_empty_tables_that_cannot_be_asked_then_that_is_said_once_and_rows
     assert [row for row, _ in message.scan()] == [salt(b"k", BUCKETS) + b"k"]
 
 
-def test_given_a_table_that_does_not_say_its_buckets_then_its_rows_do(
-    hbase: HBaseServer, namespace: str, message: happybase.Table
-) -> None:
+def test_buckets_of_a_silent_table_are_its_rows(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
     fill(message)
     hbase.command("set", f"{namespace}:tms.message", ATTRIBUTE)
     try:
@@ -147,9 +139,7 @@ def test_given_a_table_that_does_not_say_its_buckets_then_its_rows_do(
         hbase.command("set", f"{namespace}:tms.message", ATTRIBUTE, "16")
 
 
-def test_given_a_wrong_number_when_the_janitor_only_cleans_then_it_does_not_matter_and_a_restore_is_refused(
-    hbase: HBaseServer, namespace: str, message: happybase.Table
-) -> None:
+def test_buckets_do_not_matter_to_cleaning(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
     fill(message)
     settings = HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=10, timeout_seconds=240)
     with HBasePlace(settings, SystemClock()).writable() as store:
@@ -161,7 +151,7 @@ def test_given_a_wrong_number_when_the_janitor_only_cleans_then_it_does_not_matt
             store.message.put([(b"k", ROW)])
 
 
-def test_given_a_wrong_number_when_an_archive_is_restored_then_it_is_refused_and_with_the_right_one_rows_are_back(
+def test_buckets_that_are_wrong_refuse_a_restore(
     hbase: HBaseServer,
     hbase_tables: Tables,
     tmp_path: Path,

@@ -70,7 +70,7 @@ def test_given_a_message_when_put_then_salt_and_key_are_the_worked_example(
         (MessageValue(-POINTER, b"hi"), {P: b"hi", T: bytes.fromhex(MINUS)}),
     ],
 )
-def test_given_each_kind_of_message_when_put_then_its_cells_are_cdaps_and_read_back_as_it_was(
+def test_cells_of_each_kind_of_message_are_cdaps(
     store: HBaseStore,
     witness: happybase.Connection,
     namespace: str,
@@ -87,9 +87,7 @@ def test_given_each_kind_of_message_when_put_then_its_cells_are_cdaps_and_read_b
     assert store.message.read(KEYS, key, key + b"\x00", 9).items == [key]
 
 
-def test_given_a_pointer_when_inverted_then_the_eight_bytes_are_negated_and_the_payload_stays(
-    store: HBaseStore, witness: happybase.Connection, namespace: str
-) -> None:
+def test_inversion_negates_eight_bytes_alone(store: HBaseStore, witness: happybase.Connection, namespace: str) -> None:
     key = MessageKey(TOPIC, 2, PUBLISH_MS, 7).pack()
     store.message.put([(key, MessageValue(POINTER, b"hi"))])
     [cell] = store.message.read(CELLS, key, key + b"\x00", 9).items
@@ -98,9 +96,7 @@ def test_given_a_pointer_when_inverted_then_the_eight_bytes_are_negated_and_the_
     assert [cells for row, cells in rows.items() if row[1:] == key] == [{P: b"hi", T: bytes.fromhex(MINUS)}]
 
 
-def test_given_a_pointer_cell_of_more_bytes_when_read_and_inverted_then_it_is_the_first_eight_as_cdap_reads_them(
-    store: HBaseStore, witness: happybase.Connection, namespace: str
-) -> None:
+def test_inversion_of_long_cells_is_cdaps(store: HBaseStore, witness: happybase.Connection, namespace: str) -> None:
     keys = [MessageKey(TOPIC, 3, PUBLISH_MS, sequence).pack() for sequence in range(3)]
     store.message.put([(key, MessageValue(POINTER, None)) for key in keys])
     message = witness.table(f"{namespace}:tms.message".encode())
@@ -115,18 +111,14 @@ def test_given_a_pointer_cell_of_more_bytes_when_read_and_inverted_then_it_is_th
     assert pointers == [bytes.fromhex(MINUS) + b"more", bytes.fromhex(PLUS)[:7], bytes.fromhex(MINUS)]
 
 
-def test_given_a_payload_when_put_then_salt_key_and_cell_are_the_worked_example(
-    store: HBaseStore, witness: happybase.Connection, namespace: str
-) -> None:
+def test_payload_row_is_the_worked_example(store: HBaseStore, witness: happybase.Connection, namespace: str) -> None:
     key = PayloadKey(TOPIC, 1, POINTER, PUBLISH_MS, 2).pack()
     store.payload.put([(key, b"body")])
     row = bytes.fromhex("0d" + PREFIX + PLUS + TIME + "0002")
     assert dict(witness.table(f"{namespace}:tms.payload".encode()).scan()) == {row: {C: b"body"}}
 
 
-def test_given_metadata_when_set_then_its_row_has_no_salt_and_its_value_is_the_json(
-    store: HBaseStore, witness: happybase.Connection, namespace: str
-) -> None:
+def test_metadata_row_has_no_salt(store: HBaseStore, witness: happybase.Connection, namespace: str) -> None:
     json = bytes.fromhex("7b2267656e65726174696f6e223a2231222c2274746c223a22363034383030227d")
     assert json == b'{"generation":"1","ttl":"604800"}'
     assert store.metadata.compare_and_set(TOPIC.prefix, None, json)

@@ -50,9 +50,7 @@ def serve(hbase_tables: Tables, hbase: HBaseServer, tmp_path: Path) -> Iterator[
 
 
 @pytest.mark.parametrize("assumed", [LIMIT, OPEN_LIMIT], ids=["known", "found out"])
-def test_publish_above_the_cell_limit_is_413_and_nothing_is_written(
-    serve: Callable[[int], TopicClient], assumed: int
-) -> None:
+def test_publish_above_the_cell_limit_writes_nothing(serve: Callable[[int], TopicClient], assumed: int) -> None:
     topic = serve(assumed)
     for _ in range(2):
         answer = topic.post("publish", {"messages": ["before", "x" * LIMIT]})
@@ -64,9 +62,7 @@ def test_publish_above_the_cell_limit_is_413_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("assumed", [LIMIT, OPEN_LIMIT], ids=["known", "found out"])
-def test_store_above_the_cell_limit_is_413_and_nothing_is_written(
-    serve: Callable[[int], TopicClient], assumed: int
-) -> None:
+def test_store_above_the_cell_limit_writes_nothing(serve: Callable[[int], TopicClient], assumed: int) -> None:
     topic = serve(assumed)
     pointer = time.time_ns() // 1_000_000 * 1_000_000
     answer = topic.post("store", {"transactionWritePointer": str(pointer), "messages": ["x" * LIMIT]})

@@ -114,9 +114,7 @@ def test_given_a_row_exactly_as_old_as_counts_then_it_counts_and_one_before_does
 
 
 @pytest.mark.parametrize("kind", ["bound of a region", "empty region"])
-def test_given_more_old_rows_than_are_read_at_once_then_a_fresh_one_behind_them_is_seen(
-    pruning: Pruning, kind: str
-) -> None:
+def test_fresh_row_behind_many_old_ones_is_seen(pruning: Pruning, kind: str) -> None:
     with pruning.table.batch(timestamp=STALE_MS) as batch:
         for number in range(2100):
             row, column, value = rows_at(STALE_MS - number)[kind]
@@ -128,7 +126,7 @@ def test_given_more_old_rows_than_are_read_at_once_then_a_fresh_one_behind_them_
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 
-def test_given_an_observer_and_pruning_when_looked_then_both_are_named_pruning_first_and_that_is_believed_for_an_hour(
+def test_observer_and_pruning_are_named_and_believed_for_an_hour(
     hbase: HBaseServer, pool: HBasePool, admin: HBasePool, pruning: Pruning, namespace: str
 ) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
@@ -151,16 +149,14 @@ def test_given_an_observer_and_pruning_when_looked_then_both_are_named_pruning_f
     assert watch.obstacles() == ()
 
 
-def test_given_a_row_of_a_time_that_no_calendar_has_then_it_is_told_as_it_is(
-    pool: HBasePool, pruning: Pruning, namespace: str
-) -> None:
+def test_row_of_an_impossible_time_is_told_as_it_is(pool: HBasePool, pruning: Pruning, namespace: str) -> None:
     row, column, value = rows_at(FRESH_MS)["inactive bound of a run"]
     pruning.table.put(row, {column: value}, timestamp=2**62)
     [said] = CdapWatch(pool, None, namespace, ManualClock(NOW_MS)).obstacles()
     assert f"tephra.state at {2**62} ms" in said
 
 
-def test_given_no_thrift_2_when_looked_then_observers_stay_unseen_and_pruning_does_not(
+def test_pruning_is_seen_without_thrift_2(
     hbase: HBaseServer, pool: HBasePool, pruning: Pruning, namespace: str
 ) -> None:
     hbase.command("set", f"{namespace}:tms.payload", "coprocessor$1", f"|{OBSERVER}|1073741823|")
@@ -171,9 +167,7 @@ def test_given_no_thrift_2_when_looked_then_observers_stay_unseen_and_pruning_do
     assert "pruning" in said
 
 
-def test_given_a_thrift_2_server_that_does_not_answer_then_that_is_an_obstacle_until_it_does(
-    pool: HBasePool, admin: HBasePool, namespace: str
-) -> None:
+def test_thrift_2_that_is_silent_is_an_obstacle(pool: HBasePool, admin: HBasePool, namespace: str) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     nobody = HBasePool(["127.0.0.1:1"], service="HbaseAdmin", clock=clock)
     watch = CdapWatch(pool, nobody, namespace, clock)
@@ -188,9 +182,7 @@ def test_given_a_thrift_2_server_that_does_not_answer_then_that_is_an_obstacle_u
 # --- what becomes of it ----------------------------------------------------------------------------------------------
 
 
-def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until_it_is_gone(
-    hbase: HBaseServer, namespace: str
-) -> None:
+def test_observer_lets_a_sweep_delete_and_claim_nothing(hbase: HBaseServer, namespace: str) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
     wanted = HBaseSettings(
         thrift=(hbase.thrift,),
@@ -201,11 +193,11 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
     )
     with HBaseStore(wanted) as store:
         scene = Scene.on(store)
-        rig = scene.rig()
-        report = rig.engine.run_once(adopt=True)
+        kit = scene.kit()
+        report = kit.engine.run_once(adopt=True)
         assert (report.errors, scene.due_is_gone) == ([], True)
-        assert rig.state.claim() is None
-        claim, present = rig.engine.boundary()
+        assert kit.state.claim() is None
+        claim, present = kit.engine.boundary()
         assert (claim, [said.partition(", ")[0] for said in present.obstacles]) == (
             None,
             [f"{namespace}:tms.message still carries CDAP's observer MessageTableRegionObserver"],
@@ -214,14 +206,14 @@ def test_given_an_observer_when_swept_then_all_is_done_and_nothing_claimed_until
 
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1")
     with HBaseStore(wanted) as store:
-        rig = scene.rig(store)
-        assert rig.engine.run_once(adopt=True).errors == []
-        assert rig.engine.boundary()[1].obstacles == ()
-        assert rig.state.claim() is not None
+        kit = scene.kit(store)
+        assert kit.engine.run_once(adopt=True).errors == []
+        assert kit.engine.boundary()[1].obstacles == ()
+        assert kit.state.claim() is not None
 
 
 @pytest.mark.parametrize("has_thrift2", [True, False], ids=["with Thrift 2", "with Thrift 1 alone"])
-def test_given_an_observer_when_asked_then_doctor_and_boundary_say_so_or_that_they_cannot_see_it(
+def test_doctor_and_boundary_name_the_observer(
     hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_thrift2: bool
 ) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")

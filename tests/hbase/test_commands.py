@@ -50,9 +50,7 @@ def run(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.Captu
     return asked
 
 
-def test_given_a_cluster_when_the_commands_are_typed_then_they_do_what_they_do_elsewhere(
-    hbase: HBaseServer, namespace: str, run: Run
-) -> None:
+def test_commands_on_a_cluster_do_what_they_do_elsewhere(hbase: HBaseServer, namespace: str, run: Run) -> None:
     with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=4)) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40))
@@ -88,7 +86,7 @@ def test_given_a_cluster_when_the_commands_are_typed_then_they_do_what_they_do_e
         assert (code, sum(found["counts"].values())) == (0, 10)
 
 
-def test_given_a_machine_whose_clock_is_days_ahead_of_the_cluster_s_when_the_doctor_looks_then_that_is_broken(
+def test_doctor_of_a_clock_days_ahead_says_it_is_broken(
     hbase: HBaseServer, namespace: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, findings = run("doctor")
@@ -102,7 +100,7 @@ def test_given_a_machine_whose_clock_is_days_ahead_of_the_cluster_s_when_the_doc
     assert "ahead of that of HBase's servers; correct the wrong clock" in said
 
 
-def test_given_a_janitor_on_another_machine_when_asked_how_it_is_then_its_lease_is_its_sign_of_life(
+def test_status_of_a_janitor_elsewhere_goes_by_its_lease(
     hbase: HBaseServer, namespace: str, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)

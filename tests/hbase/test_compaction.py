@@ -87,9 +87,7 @@ def compact(store: HBaseStore) -> int:
     return store.pool.calls["majorCompact"] - before
 
 
-def test_given_mostly_deleted_regions_when_their_markers_are_in_files_then_each_is_compacted_once_and_paced(
-    store: HBaseStore, clock: Later, regions: int
-) -> None:
+def test_compaction_of_deleted_regions_is_once_and_paced(store: HBaseStore, clock: Later, regions: int) -> None:
     keys = filled(store, BUCKETS * 3 * ENOUGH_ROWS)
     live = keys[::3]
     store.message.delete(sorted(set(keys) - set(live)))
@@ -102,9 +100,7 @@ def test_given_mostly_deleted_regions_when_their_markers_are_in_files_then_each_
     assert store.message.read(KEYS, b"", None, len(keys)).items == live
 
 
-def test_given_regions_of_which_most_is_left_when_more_is_deleted_then_they_are_not_counted_every_time(
-    store: HBaseStore, clock: Later, regions: int
-) -> None:
+def test_compaction_counts_mostly_full_regions_rarely(store: HBaseStore, clock: Later, regions: int) -> None:
     keys = filled(store, BUCKETS * 20 * ENOUGH_ROWS)
     counts: list[bytes] = []
 
@@ -121,7 +117,7 @@ def test_given_regions_of_which_most_is_left_when_more_is_deleted_then_they_are_
         assert bool(counts) == counted
 
 
-def test_given_a_compaction_that_was_asked_for_when_it_is_over_then_the_markers_are_gone(
+def test_compaction_that_is_over_leaves_no_markers(
     hbase: HBaseServer, store: HBaseStore, clock: Later, namespace: str, witness: happybase.Connection
 ) -> None:
     keys = filled(store, BUCKETS * 2 * ENOUGH_ROWS)
@@ -149,20 +145,18 @@ def test_given_a_compaction_that_was_asked_for_when_it_is_over_then_the_markers_
         time.sleep(0.1)
 
 
-def test_given_small_sweeps_when_their_rows_add_up_then_a_later_one_asks_for_the_compaction(
-    store: HBaseStore, clock: Later, regions: int
-) -> None:
+def test_compaction_is_asked_for_after_small_sweeps(store: HBaseStore, clock: Later, regions: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    rig = janitor(store, batch_rows=50, workers=2)
-    rig.engine.adopt()
+    kit = janitor(store, batch_rows=50, workers=2)
+    kit.engine.adopt()
     asked = []
     for _ in range(6):
-        now_ms = rig.clock.now_ms()
+        now_ms = kit.clock.now_ms()
         orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + ENOUGH_ROWS * regions * 3 // 8), now_ms)
         store.pool.calls.clear()
-        assert rig.engine.run_once().errors == []
+        assert kit.engine.run_once().errors == []
         asked.append(store.pool.calls["majorCompact"])
         clock.later_ms += FLUSHED_MS + HOUR
-        rig.clock.advance(HOUR)
+        kit.clock.advance(HOUR)
     assert asked[:2] == [0, 0]
     assert sum(asked) >= regions

@@ -21,7 +21,7 @@ from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.hbase.store import HBaseStore
 
 
-def test_given_a_consumer_of_a_server_when_a_janitor_elsewhere_sweeps_then_both_show_and_hold_the_same(
+def test_consumer_is_held_for_by_a_janitor_elsewhere(
     hbase: HBaseServer, hbase_tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace = hbase_tables.make()

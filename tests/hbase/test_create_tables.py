@@ -45,7 +45,7 @@ def admin(thrift2: str) -> Iterator[HBasePool]:
     pool.close()
 
 
-def test_given_nothing_when_tables_are_made_then_they_have_cdaps_names_attributes_and_regions(
+def test_tables_have_cdaps_attributes(
     hbase: HBaseServer, thrift2: str, admin: HBasePool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     call = ["admin", "create-tables", "--thrift2", thrift2, "--namespace", "made_system", "--compression", "none"]
@@ -91,9 +91,7 @@ def test_given_some_tables_when_the_rest_is_made_then_only_that_is(hbase_tables:
     assert create_tables(admin, table_specs(namespace, 2, "NONE")) == [f"{namespace}:tms.payload"]
 
 
-def test_given_a_table_that_does_not_say_its_buckets_when_asked_then_that_is_told_from_no_table(
-    hbase_tables: Tables, admin: HBasePool
-) -> None:
+def test_buckets_of_a_silent_table_are_told_from_no_table(hbase_tables: Tables, admin: HBasePool) -> None:
     namespace = hbase_tables.shared()
     assert buckets_of(admin, namespace, "payload") == 4
     assert buckets_of(admin, namespace, "metadata") is None
@@ -110,9 +108,7 @@ def test_given_no_thrift_2_when_tables_are_wanted_then_2_with_both_ways(capsys: 
     assert re.search("--thrift2 HOST:PORT.*--script", capsys.readouterr().err)
 
 
-def test_given_the_script_when_printed_then_it_says_the_same_in_the_shells_words(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_script_of_the_tables_says_the_same_to_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["admin", "create-tables", "--script", "--buckets", "3", "--compression", "gz"]) == 0
     script = capsys.readouterr().out
     # It is to be repeated, and without a person at hand the shell ends at the first thing that is there already.
@@ -137,9 +133,7 @@ def test_given_the_script_when_printed_then_it_says_the_same_in_the_shells_words
 
 
 @pytest.mark.parametrize("by", ["Thrift 1", "Thrift 2"])
-def test_given_no_table_for_the_memory_when_it_is_opened_then_it_is_made_the_same_whoever_makes_it(
-    hbase: HBaseServer, hbase_tables: Tables, thrift2: str, by: str
-) -> None:
+def test_state_table_is_made_the_same_by_all(hbase: HBaseServer, hbase_tables: Tables, thrift2: str, by: str) -> None:
     namespace = hbase_tables.make(buckets=1)
     servers = (thrift2,) if by == "Thrift 2" else None
     with HBaseState(
@@ -173,9 +167,7 @@ def test_given_two_that_make_the_memorys_table_at_once_then_both_have_it(
         assert state.pauses() == []
 
 
-def test_given_another_process_that_makes_the_same_at_the_same_time_then_all_is_there_and_neither_fails(
-    admin: HBasePool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tables_made_by_two_at_once_are_there(admin: HBasePool, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = table_specs("twice_system", buckets=2, compression="NONE")
     create_tables(admin, specs)
     call, looked = admin.call, set()

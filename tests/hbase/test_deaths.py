@@ -42,36 +42,32 @@ def thrift(hbase: HBaseServer) -> Iterator[ThriftProcess]:
 
 
 @pytest.mark.parametrize("moment", ["scannerGetList", "checkAndPut"])
-def test_given_thrift_killed_inside_a_sweep_when_there_is_another_then_that_one_does_the_rest(
+def test_thrift_killed_beside_another_loses_nothing(
     hbase: HBaseServer, thrift: ThriftProcess, scene: Scene, namespace: str, moment: str
 ) -> None:
     with PatientStore([thrift.address, hbase.thrift], namespace=namespace, clock=Hurried()) as store:
         moments = Moments(store.pool)
         moments.at(moment, 5, thrift.kill)
-        said, _ = complaints(scene.rig(store))
+        said, _ = complaints(scene.kit(store))
     assert moments.all_came
     assert said == []
     assert scene.due_is_gone
     thrift.start()
 
 
-def test_given_the_only_thrift_killed_inside_a_sweep_when_it_is_back_then_one_more_run_does_the_rest(
-    thrift: ThriftProcess, scene: Scene, namespace: str
-) -> None:
+def test_thrift_killed_alone_is_done_by_one_more_run(thrift: ThriftProcess, scene: Scene, namespace: str) -> None:
     with PatientStore([thrift.address], namespace=namespace, clock=Hurried()) as store:
-        moments, rig = Moments(store.pool), scene.rig(store)
+        moments, kit = Moments(store.pool), scene.kit(store)
         moments.at("mutateRowsTs", 5, thrift.kill)
-        said, _ = complaints(rig)
+        said, _ = complaints(kit)
         assert all(thrift.address in error for error in said)
         assert any("cannot be reached" in error for error in said)
-        assert rig.state.claim() is None
+        assert kit.state.claim() is None
         thrift.start()
-        finish(scene, rig)
+        finish(scene, kit)
 
 
-def test_given_thrift_that_hangs_inside_a_sweep_when_it_goes_on_then_one_more_run_does_the_rest(
-    thrift: ThriftProcess, scene: Scene, namespace: str
-) -> None:
+def test_thrift_that_hangs_is_done_by_one_more_run(thrift: ThriftProcess, scene: Scene, namespace: str) -> None:
     with (
         Proxy(thrift.address) as proxy,
         PatientStore([proxy.address], namespace=namespace, clock=Hurried()) as store,
@@ -83,13 +79,13 @@ def test_given_thrift_that_hangs_inside_a_sweep_when_it_goes_on_then_one_more_ru
             lose_patience(store)
             proxy.treat(lambda _: HONEST)
 
-        moments, rig = Moments(store.pool), scene.rig(store)
+        moments, kit = Moments(store.pool), scene.kit(store)
         moments.at("checkAndPut", 5, hang)
-        said, _ = complaints(rig)
+        said, _ = complaints(kit)
         thrift.resume()
     # Several calls were under way, and any of them may be the one that is named.
     assert any(proxy.address in error for error in said), said
-    assert rig.state.claim() is None
+    assert kit.state.claim() is None
     finish(scene)
 
 
@@ -112,15 +108,13 @@ def own_scene(own: list[HBaseServer]) -> Iterator[tuple[Scene, Proxy, str]]:
             yield Scene.on(store), to_own, namespace
 
 
-def test_given_a_region_server_that_dies_inside_a_sweep_when_another_takes_over_then_nothing_was_missed(
-    own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]
-) -> None:
+def test_region_server_that_dies_misses_nothing(own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]) -> None:
     there, _, namespace = own_scene
     alive = own[-1].command("servers").split().index("up")
     with PatientStore([own[-1].thrift], namespace=namespace) as store:
         moments = Moments(store.pool)
         moments.at("scannerGetList", 20, lambda: own[-1].command("abort-server", alive))
-        said, report = complaints(there.rig(store))
+        said, report = complaints(there.kit(store))
     assert moments.all_came
     assert own[-1].command("servers").split()[alive] == "down"
     assert report is not None
@@ -128,18 +122,16 @@ def test_given_a_region_server_that_dies_inside_a_sweep_when_another_takes_over_
     finish(there)
 
 
-def test_given_hbase_killed_inside_a_sweep_when_it_is_back_then_one_more_run_does_the_rest(
-    own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]
-) -> None:
+def test_hbase_killed_is_done_by_one_more_run(own: list[HBaseServer], own_scene: tuple[Scene, Proxy, str]) -> None:
     there, to_own, namespace = own_scene
     with PatientStore([to_own.address], namespace=namespace, clock=Hurried()) as store:
-        moments, rig = Moments(store.pool), there.rig(store)
+        moments, kit = Moments(store.pool), there.kit(store)
         moments.at("mutateRowsTs", 8, own[-1].kill)
-        said, _ = complaints(rig)
+        said, _ = complaints(kit)
     assert moments.all_came
     assert said
     assert all(to_own.address in error for error in said)
-    assert rig.state.claim() is None
+    assert kit.state.claim() is None
     folder = own[-1].folder
     assert folder is not None
     own.append(start(folder, region_servers=2))
@@ -148,9 +140,7 @@ def test_given_hbase_killed_inside_a_sweep_when_it_is_back_then_one_more_run_doe
     finish(there)
 
 
-def test_given_a_janitor_killed_again_and_again_inside_its_sweep_when_the_next_one_runs_then_it_does_the_rest(
-    hbase: HBaseServer, scene: Scene, namespace: str, tmp_path: Path
-) -> None:
+def test_janitor_killed_often_is_finished(hbase: HBaseServer, scene: Scene, namespace: str, tmp_path: Path) -> None:
     chance = random.Random(6)
     # Early enough to come, and late enough for the run to be known of.
     moments = [chance.randrange(40, most) for most in (100, 140, 180, 300, 300, 300)]
@@ -161,8 +151,8 @@ def test_given_a_janitor_killed_again_and_again_inside_its_sweep_when_the_next_o
     assert len(results) == len(moments), done.stderr
     assert results[:3] == ["lost"] * 3, done.stderr
     with SqliteState(tmp_path) as state:
-        rig = scene.rig(state=state)
-        assert len(rig.engine.recover()) == results[-1:].count("lost")
+        kit = scene.kit(state=state)
+        assert len(kit.engine.recover()) == results[-1:].count("lost")
         assert (state.claim() is None) == ("done" not in results)
-        finish(scene, rig)
+        finish(scene, kit)
         assert [run_.result for run_ in state.runs(10)] == ["done", *reversed(results)]

@@ -40,9 +40,7 @@ def test_given_tables_as_a_sweep_needs_them_when_asked_then_both_checks_are_ok(h
     assert found["regions"] == ("ok", "each bucket has one")
 
 
-def test_given_a_table_that_is_read_only_with_a_region_too_few_when_asked_then_both_are_named(
-    hbase_tables: Tables, ask: Ask
-) -> None:
+def test_doctor_names_a_read_only_table_and_missing_regions(hbase_tables: Tables, ask: Ask) -> None:
     namespace = hbase_tables.make(buckets=3, cuts=[b"\x01"])
     rows = [(b"k%04d" % number, MessageValue(None, b"x")) for number in range(100)]
     assert {salt(key, 3) for key, _ in rows} == {b"\x00", b"\x01", b"\x02"}

@@ -51,20 +51,20 @@ def state(hbase: HBaseServer, namespace: str) -> Iterator[HBaseState]:
 
 
 def sweeper(store: HBaseStore, state: HBaseState) -> Kit:
-    rig = janitor(store, state=state, workers=4, batch_rows=10)
-    rig.snapshots.invalid = [INVALID]
-    rig.engine.adopt()
-    return rig
+    kit = janitor(store, state=state, workers=4, batch_rows=10)
+    kit.snapshots.invalid = [INVALID]
+    kit.engine.adopt()
+    return kit
 
 
 def spans(state: HBaseState) -> list[tuple[bytes, bytes | None]]:
     return [(item.start, item.stop) for item in state.evidence()]
 
 
-def test_given_a_salt_that_cannot_be_read_when_run_then_the_others_are_evidence_and_the_next_run_does_only_that_one(
+def test_salt_that_fails_is_done_by_the_next_run(
     store: HBaseStore, state: HBaseState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rig = sweeper(store, state)
+    kit = sweeper(store, state)
     broken, read = {2}, dict.fromkeys(range(4), 0)
     part_of = HBasePart.__init__
 
@@ -83,25 +83,25 @@ def test_given_a_salt_that_cannot_be_read_when_run_then_the_others_are_evidence_
         part_of(part, whole, number, message, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(HBasePart, "__init__", watched)
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert (len(report.errors), report.boundary, state.claim()) == (1, None, None)
     assert spans(state) == [each for each in EVERYTHING if each != SALTS[2]]
-    assert "from 02 to 03 (salt 2)" in rig.engine.boundary()[1].obstacles[0]
+    assert "from 02 to 03 (salt 2)" in kit.engine.boundary()[1].obstacles[0]
 
     broken.clear()
     read.update(dict.fromkeys(read, 0))
-    rig.clock.advance(HOUR)
-    report = rig.engine.run_once()
+    kit.clock.advance(HOUR)
+    report = kit.engine.run_once()
     assert (report.errors, report.boundary, report.full) == ([], INVALID, True)
     assert [number for number, cells in read.items() if cells] == [2]
     assert {item.start: item.started_ms - NOW_MS for item in state.evidence() if item.start in {b"\x01", b"\x02"}} == {
         b"\x01": 0,
         b"\x02": HOUR,
     }
-    assert rig.engine.verify().refuted == 0
+    assert kit.engine.verify().refuted == 0
 
 
-def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what_holds_it_is_named_with_its_region(
+def test_claim_stands_while_regions_split_and_merge(
     hbase: HBaseServer, hbase_tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace = hbase_tables.make(cuts=[b"\x01", b"\x02", b"\x03"])
@@ -114,17 +114,17 @@ def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what
     memory = HBaseState(HBaseSettings(thrift=(hbase.thrift,), thrift2=(str(hbase.thrift2),), namespace=namespace))
     with hbase_tables.open(namespace) as store, memory as state:
         topic(store, "default:orders", ttl_seconds=30 * 86400).tx(INVALID, *TIMES)
-        rig = sweeper(store, state)
-        assert rig.engine.run_once().boundary == INVALID
+        kit = sweeper(store, state)
+        assert kit.engine.run_once().boundary == INVALID
         evidence = state.evidence()
         hbase.command("merge", table, "00")
-        hbase.command("split", table, (b"\x03" + rig.engine.deps.store.metadata.rows()[0][0]).hex())
-        assert (state.evidence(), rig.engine.boundary()[0]) == (evidence, state.claim())
+        hbase.command("split", table, (b"\x03" + kit.engine.deps.store.metadata.rows()[0][0]).hex())
+        assert (state.evidence(), kit.engine.boundary()[0]) == (evidence, state.claim())
 
         state.replace_evidence(
             [replace(item, bound=INVALID - 7) if item.start == b"\x03" else item for item in state.evidence()]
         )
-        [lowest, *_] = rig.engine.boundary()[1].limits
+        [lowest, *_] = kit.engine.boundary()[1].limits
         assert (lowest.bound, lowest.start) == (INVALID - 7, b"\x03")
         assert lowest.reason == f"invalid transaction {INVALID - 6} has a row that had to stay, from 03 to 04 (salt 3)"
         assert lowest.region.startswith(f"{table},\\x03,")
@@ -134,19 +134,17 @@ def test_given_a_claim_when_regions_are_split_and_merged_then_it_stands_and_what
         assert f"from 03 to 04 (salt 3) (they start in region {lowest.region})" in capsys.readouterr().out
 
 
-def test_given_a_row_in_any_salt_that_became_positive_again_when_audited_then_it_refutes_the_claim(
-    store: HBaseStore, state: HBaseState
-) -> None:
-    rig = sweeper(store, state)
-    assert rig.engine.run_once().boundary == INVALID
-    assert (rig.engine.verify().cells, rig.engine.verify().refuted) == (len(TIMES), 0)
-    claim, evidence = rig.state.claim(), rig.state.evidence()
+def test_row_that_turned_positive_refutes_the_claim(store: HBaseStore, state: HBaseState) -> None:
+    kit = sweeper(store, state)
+    assert kit.engine.run_once().boundary == INVALID
+    assert (kit.engine.verify().cells, kit.engine.verify().refuted) == (len(TIMES), 0)
+    claim, evidence = kit.state.claim(), kit.state.evidence()
     for number, part in enumerate(store.parts(), start=1):
         key = part.message.read(KEYS, b"", None, 1).items[0]
         store.message.put([(key, MessageValue(INVALID, b"again"))])
         # What was refuted is withdrawn, so it is claimed again before each look.
-        rig.state.replace_evidence(evidence)
-        rig.state.save_claim(claim)
-        found = rig.engine.verify()
+        kit.state.replace_evidence(evidence)
+        kit.state.save_claim(claim)
+        found = kit.engine.verify()
         assert (found.cells, found.refuted, len(found.sample_keys)) == (len(TIMES), number, number)
-        assert rig.state.claim() is None
+        assert kit.state.claim() is None

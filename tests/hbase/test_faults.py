@@ -53,7 +53,7 @@ def through(proxy: Proxy, namespace: str) -> Iterator[HBaseStore]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("direction", ["up", "down"])
-def test_given_connections_that_fail_after_some_bytes_when_swept_then_nothing_is_lost(
+def test_broken_connections_lose_nothing(
     scene: Scene, proxy: Proxy, through: HBaseStore, kind: Kind, direction: str
 ) -> None:
     chance = random.Random(f"{kind} {direction}")
@@ -68,7 +68,7 @@ def test_given_connections_that_fail_after_some_bytes_when_swept_then_nothing_is
     if kind != "cut":
         lose_patience(through)
     proxy.treat(conduct)
-    said, report = complaints(scene.rig(through))
+    said, report = complaints(scene.kit(through))
     assert proxy.struck > 0
     # A connection that breaks is made anew; one that falls silent costs a topic its turn.
     assert bool(said) == (kind != "cut")
@@ -79,39 +79,33 @@ def test_given_connections_that_fail_after_some_bytes_when_swept_then_nothing_is
 
 @pytest.mark.parametrize("moment", ["scannerGetList", "mutateRowsTs", "checkAndPut"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_given_a_network_that_fails_for_good_inside_a_sweep_when_swept_then_it_ends_and_says_so(
-    scene: Scene, proxy: Proxy, through: HBaseStore, kind: Kind, moment: str
-) -> None:
+def test_dead_network_ends_a_sweep(scene: Scene, proxy: Proxy, through: HBaseStore, kind: Kind, moment: str) -> None:
     def fail() -> None:
         lose_patience(through)
         proxy.treat(lambda _: Conduct(up=Fault(kind)))
 
     moments = Moments(through.pool)
     moments.at(moment, 5, fail)
-    rig = scene.rig(through)
-    said, _ = complaints(rig)
+    kit = scene.kit(through)
+    said, _ = complaints(kit)
     assert moments.all_came
     assert said
     assert all(is_of_network(error, proxy) for error in said)
     assert any("See whether" in error for error in said)
-    assert rig.state.claim() is None
+    assert kit.state.claim() is None
     finish(scene)
 
 
-def test_given_slow_answers_in_small_pieces_when_swept_then_it_takes_longer_and_is_done(
-    scene: Scene, proxy: Proxy, namespace: str
-) -> None:
+def test_slow_answers_are_waited_for(scene: Scene, proxy: Proxy, namespace: str) -> None:
     proxy.treat(lambda _: Conduct(delay_seconds=0.001, piece_bytes=200))
     with PatientStore([proxy.address], namespace=namespace) as store:
-        said, report = complaints(scene.rig(store))
+        said, report = complaints(scene.kit(store))
     assert report is not None
     assert (said, scene.due_is_gone) == ([], True)
     finish(scene)
 
 
-def test_given_an_answer_that_comes_late_when_another_question_is_asked_then_it_gets_its_own_answer(
-    scene: Scene, proxy: Proxy, through: HBaseStore
-) -> None:
+def test_late_answer_is_never_given_to_another_question(scene: Scene, proxy: Proxy, through: HBaseStore) -> None:
     orders, retired = scene.orders.id.prefix, scene.retired.id.prefix
     part = through.parts()[0].message
     lose_patience(through)
@@ -127,9 +121,7 @@ def test_given_an_answer_that_comes_late_when_another_question_is_asked_then_it_
 
 
 @pytest.mark.parametrize("moment", ["scannerGetList", "mutateRowsTs", "checkAndPut"])
-def test_given_an_answer_that_comes_late_inside_a_sweep_when_it_comes_then_it_is_nobodys(
-    scene: Scene, proxy: Proxy, namespace: str, moment: str
-) -> None:
+def test_late_answer_in_a_sweep_is_nobodys(scene: Scene, proxy: Proxy, namespace: str, moment: str) -> None:
     armed: list[str] = []
 
     def arm() -> None:
@@ -159,11 +151,11 @@ def test_given_an_answer_that_comes_late_inside_a_sweep_when_it_comes_then_it_is
                 yield connection
 
         vars(store.pool)["connection"] = let_go
-        rig = scene.rig(store, workers=1)
-        said, _ = complaints(rig)
+        kit = scene.kit(store, workers=1)
+        said, _ = complaints(kit)
     assert moments.all_came
     assert any(proxy.address in error and moment in error for error in said)
-    assert rig.state.claim() is None
+    assert kit.state.claim() is None
     finish(scene)
 
 

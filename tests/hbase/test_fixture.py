@@ -38,18 +38,14 @@ NOWHERE = Choice("nowhere", "no Java")
         (IMAGE, False, False, NOWHERE),
     ],
 )
-def test_given_what_there_is_when_chosen_then_an_address_goes_before_a_container_and_that_before_maven(
-    environment: dict[str, str], engine: bool, java: bool, choice: Choice
-) -> None:
+def test_address_goes_before_a_container(environment: dict[str, str], engine: bool, java: bool, choice: Choice) -> None:
     assert choose(environment, lambda image: engine and image == "hbase:2.6", lambda: None if java else "no Java") == (
         choice
     )
 
 
 @pytest.mark.parametrize("ci", ["1", ""])
-def test_given_nothing_when_a_test_needs_hbase_then_it_is_skipped_at_a_desk_and_fails_in_ci(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str
-) -> None:
+def test_missing_hbase_skips_or_fails_in_ci(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str) -> None:
     monkeypatch.setenv("CI", ci)
     monkeypatch.delenv("HBASE_TEST_ADDRESS", raising=False)
     monkeypatch.delenv("HBASE_TEST_IMAGE", raising=False)
@@ -60,9 +56,7 @@ def test_given_nothing_when_a_test_needs_hbase_then_it_is_skipped_at_a_desk_and_
 
 
 @pytest.mark.parametrize("ci", ["1", ""])
-def test_given_an_hbase_that_takes_no_commands_when_a_test_has_one_then_it_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str
-) -> None:
+def test_hbase_without_commands_skips_a_test(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ci: str) -> None:
     monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("HBASE_TEST_ADDRESS", "h:1,2")
     with running(tmp_path) as server:
@@ -121,9 +115,7 @@ class DockerContainer:
 
 
 @pytest.mark.usefixtures("testcontainers")
-def test_given_a_docker_engine_when_it_has_the_image_then_only_that_one_can_be_used(
-    docker: Callable[[int], None],
-) -> None:
+def test_docker_engine_without_the_image_cannot_be_used(docker: Callable[[int], None]) -> None:
     docker(0)
     assert has_image("hbase:2.6")
     assert not has_image("hbase:1.0")
@@ -131,9 +123,7 @@ def test_given_a_docker_engine_when_it_has_the_image_then_only_that_one_can_be_u
     assert not has_image("hbase:2.6")
 
 
-def test_given_no_library_for_containers_when_asked_then_the_engine_does_not_matter(
-    docker: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_library_makes_the_engine_moot(docker: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
     docker(0)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert not has_image("hbase:2.6")
@@ -156,9 +146,7 @@ def servers() -> Iterator[list[FakeThrift]]:
 
 
 @pytest.mark.usefixtures("testcontainers")
-def test_given_an_image_when_it_is_started_then_it_is_used_once_it_answers_and_stopped_behind(
-    servers: list[FakeThrift], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_started_image_is_stopped_afterwards(servers: list[FakeThrift], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_PORTS", ",".join(str(server.port) for server in servers))
     with contained("hbase:2.6") as server:
         assert isinstance(server, HBaseServer)

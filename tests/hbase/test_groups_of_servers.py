@@ -156,7 +156,7 @@ def more(publishers: list[Publisher]) -> None:
 
 @pytest.mark.parametrize("own", [False, True], ids=["a service elsewhere", "their own manager"])
 @pytest.mark.parametrize("slots", [1, 5], ids=["one leader", "a leader for each slot"])
-def test_given_publishers_and_a_group_at_work_when_leaders_are_stopped_and_killed_then_each_order_is_billed_once(
+def test_servers_that_die_bill_each_order_once(
     hbase_tables: Tables, tmp_path: Path, transactions: str, slots: int, own: bool
 ) -> None:
     servers = Servers(hbase_tables, tmp_path, None if own else transactions, slots)

@@ -89,7 +89,7 @@ def test_sweep_over_https_whose_certificate_is_rotated_inside_it_is_complete(
             assert isinstance(connection._socket, HttpSocket)
         moments = Moments(store.pool)
         moments.at("scannerGetList", 3, thrift.rotate)
-        said, report = complaints(scene.rig(state=state))
+        said, report = complaints(scene.kit(state=state))
         assert moments.all_came
         assert (said, report is None) == ([], False)
         assert scene.due_is_gone

@@ -64,8 +64,8 @@ def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
 def invert(store: HBaseStore, **options: Any) -> int:
     """Sweep, and say how many rows were inverted."""
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    rig = janitor(store, clock=clock, snapshots=Snapshots(clock, [INVALID]), **options)
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store, clock=clock, snapshots=Snapshots(clock, [INVALID]), **options)
+    report = kit.engine.run_once(adopt=True)
     assert report.errors == []
     return report.total(Rule.INVALID_TRANSACTION)
 
@@ -127,7 +127,7 @@ class Others:
 
 
 @pytest.mark.parametrize("behind", ["nothing", "flush", "compact"])
-def test_given_any_script_of_deletes_and_rollbacks_when_inverted_then_nothing_comes_back_and_nothing_turns_positive(
+def test_inversion_brings_nothing_back_in_any_order(
     hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, behind: str
 ) -> None:
     topic(store, "default:orders", ttl_seconds=7 * 86_400).tx(
@@ -168,9 +168,7 @@ def answers(store: HBaseStore) -> list[tuple[bytes, bytes]]:
     return came
 
 
-def test_given_rows_with_payloads_when_inverted_then_no_payload_is_asked_for(
-    store: HBaseStore, answers: list[tuple[bytes, bytes]]
-) -> None:
+def test_inversion_asks_for_no_payload(store: HBaseStore, answers: list[tuple[bytes, bytes]]) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + 50), body=BODY)
     orders.plain(*range(NOW_MS - 50, NOW_MS), body=BODY)
@@ -180,9 +178,7 @@ def test_given_rows_with_payloads_when_inverted_then_no_payload_is_asked_for(
     assert {value for column, value in answers if column == PAYLOAD_COLUMN} == {b""}
 
 
-def test_given_a_connection_that_breaks_after_the_server_has_set_when_inverted_then_it_looks_at_the_pointer_alone(
-    store: HBaseStore, answers: list[tuple[bytes, bytes]]
-) -> None:
+def test_inversion_that_breaks_looks_at_the_pointer(store: HBaseStore, answers: list[tuple[bytes, bytes]]) -> None:
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(INVALID, *range(NOW_MS - HOUR, NOW_MS - HOUR + 12), body=BODY)
     broken: set[bytes] = set()
@@ -202,7 +198,7 @@ def test_given_a_connection_that_breaks_after_the_server_has_set_when_inverted_t
 
 
 @pytest.mark.parametrize("when", ["before the page", "behind the page"])
-def test_given_cells_an_hour_ahead_when_swept_then_their_rows_are_gone_after_one_more_run_and_stay_gone(
+def test_cells_ahead_are_gone_after_one_more_run(
     hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str, when: str
 ) -> None:
     # For an hour these keys cannot be put again.
@@ -222,9 +218,9 @@ def test_given_cells_an_hour_ahead_when_swept_then_their_rows_are_gone_after_one
         write_ahead()
     else:
         watch_calls(store.pool, lambda name, _: write_ahead() if name == "mutateRowsTs" else None)
-    rig = janitor(store)
-    first = rig.engine.run_once(adopt=True)
-    rig.engine.run_once()
+    kit = janitor(store)
+    first = kit.engine.run_once(adopt=True)
+    kit.engine.run_once()
 
     assert rows == []
     assert first.total(Rule.EXPIRED) == 30
@@ -234,9 +230,7 @@ def test_given_cells_an_hour_ahead_when_swept_then_their_rows_are_gone_after_one
     assert len(list(message.scan())) == 1
 
 
-def test_given_a_row_that_is_written_ahead_again_and_again_when_deleted_then_the_topic_fails_and_nothing_is_claimed(
-    store: HBaseStore, message: happybase.Table
-) -> None:
+def test_row_written_ahead_often_fails_its_topic(store: HBaseStore, message: happybase.Table) -> None:
     orders = topic(store, f"default:t{secrets.token_hex(4)}", ttl_seconds=60).plain(NOW_MS - HOUR)
     [(row, _)] = message.scan()
     ahead_ms = [time.time_ns() // 1_000_000 + HOUR]

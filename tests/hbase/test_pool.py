@@ -41,9 +41,7 @@ def namespace(hbase_tables: Tables) -> str:
     return namespace
 
 
-def test_given_a_thrift_server_that_is_killed_and_comes_back_when_rows_are_read_then_no_page_is_lost(
-    thrift: ThriftProcess, namespace: str
-) -> None:
+def test_thrift_that_comes_back_loses_no_page(thrift: ThriftProcess, namespace: str) -> None:
     with PatientStore([thrift.address], namespace=namespace, buckets=4) as store:
         found: list[bytes] = []
         resume: bytes | None = b""
@@ -56,9 +54,7 @@ def test_given_a_thrift_server_that_is_killed_and_comes_back_when_rows_are_read_
         assert found == ROW_KEYS
 
 
-def test_given_two_thrift_servers_when_one_is_killed_then_the_other_goes_on(
-    hbase: HBaseServer, thrift: ThriftProcess, namespace: str
-) -> None:
+def test_thrift_that_is_killed_has_a_substitute(hbase: HBaseServer, thrift: ThriftProcess, namespace: str) -> None:
     with PatientStore([thrift.address, hbase.thrift], namespace=namespace, buckets=4) as store:
         cells = store.message.read(CELLS, b"", None, 1000).items
         thrift.kill()
@@ -67,9 +63,7 @@ def test_given_two_thrift_servers_when_one_is_killed_then_the_other_goes_on(
         assert store.message.read(KEYS, b"", None, 1000).items == ROW_KEYS[100:]
 
 
-def test_given_a_thrift_server_that_hangs_when_asked_then_the_call_ends_and_the_next_one_gets_its_own_answer(
-    thrift: ThriftProcess, namespace: str
-) -> None:
+def test_thrift_that_hangs_leaves_the_next_answer_right(thrift: ThriftProcess, namespace: str) -> None:
     clock = ManualClock(0)
     pool = HBasePool([thrift.address], timeout_seconds=PATIENCE_SECONDS, clock=clock)
     table = f"{namespace}:tms.message".encode()
@@ -103,7 +97,7 @@ def test_given_questions_hbase_refuses_when_asked_then_each_error_is_ours(hbase:
     pool.close()
 
 
-def test_given_the_other_thrift_when_asked_then_the_error_says_which_setting_is_wrong(hbase: HBaseServer) -> None:
+def test_wrong_thrift_names_the_setting(hbase: HBaseServer) -> None:
     if hbase.thrift2 is None:
         require_or_skip("this HBase has no Thrift 2")
     pool = HBasePool([hbase.thrift2], timeout_seconds=PATIENCE_SECONDS)

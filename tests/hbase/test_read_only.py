@@ -37,39 +37,37 @@ def read_only(hbase: HBaseServer, namespace: str) -> Iterator[Callable[[str, boo
         change(table, False)
 
 
-def test_given_a_read_only_table_when_swept_again_and_again_then_no_topic_is_to_blame_and_it_goes_when_it_may(
+def test_read_only_table_blames_no_topic(
     hbase_tables: Tables, namespace: str, read_only: Callable[[str, bool], None]
 ) -> None:
     with hbase_tables.open(namespace) as store:
-        rig = janitor(store, workers=2)
+        kit = janitor(store, workers=2)
         stuck = topic(store, "default:stuck", ttl_seconds=86_400).plain(NOW_MS - 2 * DAY, NOW_MS)
         fine = topic(store, "default:fine", ttl_seconds=3600)
         read_only("tms.message", True)
         for turn in range(STRIKES + 1):
             fine.stored(pointer(NOW_MS - DAY), NOW_MS - DAY + turn)
-            said, _ = complaints(rig)
+            said, _ = complaints(kit)
             assert len(said) == 1
             assert re.search(r"topic default:stuck: .*read only.*READONLY => 'false'", said[0])
-            assert (fine.stored_times(), rig.state.claim()) == ([], None)
-            assert rig.state.strikes() == {}
-            rig.clock.advance(60_000)
+            assert (fine.stored_times(), kit.state.claim()) == ([], None)
+            assert kit.state.strikes() == {}
+            kit.clock.advance(60_000)
         read_only("tms.message", False)
-        assert complaints(rig)[0] == []
+        assert complaints(kit)[0] == []
         assert stuck.times() == [NOW_MS]
-        assert rig.state.strikes() == {}
+        assert kit.state.strikes() == {}
 
 
-def test_given_a_store_that_takes_no_writes_at_all_when_swept_again_and_again_then_no_topic_is_put_aside(
-    scene: Scene, read_only: Callable[[str, bool], None]
-) -> None:
-    rig = scene.rig()
+def test_store_without_writes_quarantines_no_topic(scene: Scene, read_only: Callable[[str, bool], None]) -> None:
+    kit = scene.kit()
     for table in ("tms.message", "tms.payload"):
         read_only(table, True)
     for _ in range(STRIKES + 1):
-        said, report = complaints(rig)
+        said, report = complaints(kit)
         assert report is not None
         assert {error.partition(": ")[0] for error in said} == {"topic default:orders", "topic default:retired"}
-    assert (rig.state.strikes(), rig.state.claim()) == ({}, None)
+    assert (kit.state.strikes(), kit.state.claim()) == ({}, None)
     for table in ("tms.message", "tms.payload"):
         read_only(table, False)
-    finish(scene, rig)
+    finish(scene, kit)

@@ -71,9 +71,7 @@ def deployment(hbase_tables: Tables, tmp_path: Path) -> Deployment:
     return made
 
 
-def test_server_on_hbase_with_an_empty_or_other_log_is_refused_and_writes_nothing(
-    deployment: Deployment, hbase_tables: Tables, tmp_path: Path
-) -> None:
+def test_server_with_another_log_is_refused(deployment: Deployment, hbase_tables: Tables, tmp_path: Path) -> None:
     before = deployment.recorded()
     assert before is not None
     assert (before.id, before.place) == (system_of(tmp_path / "log"), str(tmp_path / "log"))
@@ -97,9 +95,7 @@ def test_server_on_hbase_with_an_empty_or_other_log_is_refused_and_writes_nothin
         assert tx.transaction.write_pointer > before.pointer
 
 
-def test_server_on_hbase_whose_side_table_is_gone_is_refused_until_that_is_accepted(
-    deployment: Deployment, hbase: HBaseServer
-) -> None:
+def test_server_without_its_side_table_needs_acceptance(deployment: Deployment, hbase: HBaseServer) -> None:
     hbase.command("drop", f"{deployment.namespace}:tms.side")
     # The first attempt creates the table again, without rows.
     for _ in range(2):

@@ -68,12 +68,12 @@ def second_server(hbase: HBaseServer) -> int:
     return int(hbase.command("start-server"))
 
 
-def test_given_regions_split_merged_moved_closed_and_opened_inside_a_sweep_when_it_ends_then_nothing_was_missed(
+def test_regions_that_change_miss_nothing(
     hbase: HBaseServer, store: HBaseStore, namespace: str, second_server: int
 ) -> None:
     message, payload = f"{namespace}:tms.message", f"{namespace}:tms.payload"
     scene = Scene.on(store)
-    rig, moments = scene.rig(), Moments(store.pool)
+    kit, moments = scene.kit(), Moments(store.pool)
     moments.at("scannerGetList", 30, lambda: hbase.command("split", message, row(DUE[150], 3)))
     # What has just been split can be merged or split again when it is compacted.
     moments.at("mutateRowsTs", 3, lambda: hbase.command("compact", message))
@@ -85,17 +85,15 @@ def test_given_regions_split_merged_moved_closed_and_opened_inside_a_sweep_when_
     moments.at("mutateRowsTs", 35, lambda: hbase.command("move", payload, row(DUE[0], 7), 0))
     moments.at("mutateRowsTs", 38, lambda: hbase.command("cycle", payload))
 
-    said, report = complaints(rig)
+    said, report = complaints(kit)
 
     assert (said, report is None) == ([], False)
     assert moments.all_came
     assert scene.due_is_gone
-    finish(scene, rig)
+    finish(scene, kit)
 
 
-def test_given_thrift_restarts_inside_a_sweep_when_it_ends_then_nothing_was_missed(
-    hbase: HBaseServer, scene: tuple[Scene, str]
-) -> None:
+def test_thrift_that_restarts_misses_nothing(hbase: HBaseServer, scene: tuple[Scene, str]) -> None:
     there, namespace = scene
     port = hbase.command("start-thrift", "thrift", 0)
 
@@ -105,38 +103,38 @@ def test_given_thrift_restarts_inside_a_sweep_when_it_ends_then_nothing_was_miss
 
     # One connection, so that nobody's pauses run out while somebody else restarts the server.
     with PatientStore([f"{hbase.address.host}:{port}"], namespace=namespace, connections=1) as store:
-        rig, moments = there.rig(store, workers=1), Moments(store.pool)
+        kit, moments = there.kit(store, workers=1), Moments(store.pool)
         moments.at("scannerGetList", 10, restart)
         moments.at("mutateRowsTs", 2, restart)
         moments.at("checkAndPut", 10, restart)
-        said, report = complaints(rig)
+        said, report = complaints(kit)
         assert (said, report is None) == ([], False)
         assert moments.all_came
-        finish(there, rig)
+        finish(there, kit)
     hbase.command("stop-thrift", port)
 
 
-def test_given_scanners_that_expire_inside_a_sweep_when_read_then_their_pages_are_read_again(
+def test_scanners_that_expire_have_their_pages_read_again(
     hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = scene
     with PatientStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
-        rig, opened = there.rig(store, workers=1), Opened(store.pool)
+        kit, opened = there.kit(store, workers=1), Opened(store.pool)
         for number in (1, 2, 30, 31, 32, 200):
             opened.moments.at("scannerGetList", number, lambda: witness.client.scannerClose(opened.last))
-        said, report = complaints(rig)
+        said, report = complaints(kit)
         assert opened.moments.all_came
         assert (said, report is None) == ([], False)
         assert there.due_is_gone
-        finish(there, rig)
+        finish(there, kit)
 
 
-def test_given_pages_whose_scanners_always_expire_when_swept_then_the_run_says_so_and_claims_nothing(
+def test_scanners_that_always_expire_claim_nothing(
     hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
     there, namespace = scene
     with PatientStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
-        rig, opened = there.rig(store, workers=1), Opened(store.pool)
+        kit, opened = there.kit(store, workers=1), Opened(store.pool)
         doomed = [b"\x01" + ORDERS.prefix]
 
         def expire(name: str, _arguments: tuple[Any, ...]) -> None:
@@ -144,8 +142,8 @@ def test_given_pages_whose_scanners_always_expire_when_swept_then_the_run_says_s
                 witness.client.scannerClose(opened.last)
 
         watch_calls(store.pool, before=expire)
-        said, report = complaints(rig)
+        said, report = complaints(kit)
         doomed.clear()
         assert report is not None
         assert [error for error in said if hbase.thrift in error and "has closed a scanner" in error]
-        finish(there, rig)
+        finish(there, kit)

@@ -29,7 +29,7 @@ class Scene(NamedTuple):
     namespace: str
     table: str
     orders: Topic
-    rig: Kit
+    kit: Kit
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def scene(hbase: HBaseServer, hbase_tables: Tables) -> Iterator[Scene]:
     table = f"{namespace}:tms.message"
     with hbase_tables.open(namespace, buckets=2) as store:
         orders = topic(store, "default:orders", ttl_seconds=86400).plain(NOW_MS - 2 * DAY).tx(OLD, NOW_MS)
-        rig = janitor(store)
-        rig.snapshots.invalid = [OLD]
+        kit = janitor(store)
+        kit.snapshots.invalid = [OLD]
         hbase.command("snapshot", table, f"{namespace}_before")
-        assert not rig.engine.run_once(adopt=True).tripped
+        assert not kit.engine.run_once(adopt=True).tripped
         assert orders.pointers() == [-OLD]
-        yield Scene(hbase, store, namespace, table, orders, rig)
+        yield Scene(hbase, store, namespace, table, orders, kit)
 
 
 def meta(scene: Scene) -> dict[bytes, Any]:
@@ -74,22 +74,20 @@ def dropped_and_cloned(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("put_back", [restored, dropped_and_cloned])
-def test_given_a_snapshot_put_back_when_run_then_it_is_a_first_contact_although_the_regions_are_the_same(
-    scene: Scene, put_back: Any
-) -> None:
-    rig, orders, before = scene.rig, scene.orders, regions(scene)
-    assert rig.state.claim() is not None
+def test_restored_snapshot_is_a_first_contact(scene: Scene, put_back: Any) -> None:
+    kit, orders, before = scene.kit, scene.orders, regions(scene)
+    assert kit.state.claim() is not None
     put_back(scene)
     assert regions(scene) == before
     assert orders.pointers() == [None, OLD]
 
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
 
     assert [note.guard for note in report.guards if note.tripped] == ["identity", "adoption"]
     assert orders.pointers() == [None, OLD]
-    assert (rig.state.claim(), rig.state.evidence()) == (None, [])
-    rig.engine.adopt()
-    assert not rig.engine.run_once().tripped
+    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    kit.engine.adopt()
+    assert not kit.engine.run_once().tripped
     assert orders.pointers() == [-OLD]
 
 
@@ -102,10 +100,10 @@ def test_given_a_table_made_anew_when_run_then_it_is_a_first_contact(scene: Scen
             admin, [spec for spec in table_specs(scene.namespace, 2, "NONE") if spec.full_name == scene.table]
         )
     assert regions(scene).isdisjoint(before)
-    assert scene.rig.engine.run_once().tripped
+    assert scene.kit.engine.run_once().tripped
 
 
-def test_given_tables_that_hbase_moves_compacts_and_opens_anew_when_run_then_the_store_is_known(scene: Scene) -> None:
+def test_moved_and_compacted_tables_are_known(scene: Scene) -> None:
     server, table = scene.server, scene.table
     for command in (
         ("set", table, "NOTE", "1"),
@@ -117,13 +115,13 @@ def test_given_tables_that_hbase_moves_compacts_and_opens_anew_when_run_then_the
     ):
         server.command(*command)
         scene.orders.plain(NOW_MS - 2 * DAY)
-        assert not scene.rig.engine.run_once().tripped, command
+        assert not scene.kit.engine.run_once().tripped, command
         assert scene.orders.pointers() == [-OLD]
 
 
-def test_given_a_table_disabled_and_enabled_when_run_then_it_cannot_be_told_from_a_restored_one(scene: Scene) -> None:
+def test_disabled_table_looks_like_a_restored_one(scene: Scene) -> None:
     scene.server.command("disable", scene.table)
     scene.server.command("enable", scene.table)
-    report = scene.rig.engine.run_once()
+    report = scene.kit.engine.run_once()
     assert report.tripped
     assert "disabled" in " ".join(note.message for note in report.guards)

@@ -108,9 +108,7 @@ def answered(ask: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_given_clients_at_work_when_leaders_are_stopped_and_killed_then_all_that_was_answered_holds(
-    hbase_tables: Tables, tmp_path: Path, slots: int
-) -> None:
+def test_manager_of_servers_that_die_keeps_its_word(hbase_tables: Tables, tmp_path: Path, slots: int) -> None:
     pair = Pair(hbase_tables, tmp_path, source="manager", slots=slots, servers=min(2, slots))
     with pair.server("a") as one, pair.server("b") as other:
         first, second = (one, other) if slots > 1 else leader_of(one, other)
@@ -151,9 +149,7 @@ def test_given_messages_in_hbase_when_searched_then_those_of_transactions_are_fo
     assert may_have_undecided(store)
 
 
-def test_given_a_server_that_was_alone_when_it_is_to_be_one_of_several_then_the_first_start_needs_its_folder(
-    hbase_tables: Tables, tmp_path: Path
-) -> None:
+def test_server_that_was_alone_needs_its_folder_once(hbase_tables: Tables, tmp_path: Path) -> None:
     pair, folder = Pair(hbase_tables, tmp_path, source="manager"), tmp_path / "none"
     pair.leader["advertise"] = None
     with pair.server("a") as alone, TransactionClient(alone.transactions) as client:

@@ -132,9 +132,7 @@ def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
 # --- two at once -----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_transaction_when_another_changes_what_it_has_read_then_it_loses_and_nothing_of_it_is_there(
-    again: Open,
-) -> None:
+def test_transaction_overtaken_keeps_nothing(again: Open) -> None:
     one, two = again(), again()
     one.save_frontiers(frontier(1))
     one.begin_run(RunRecord("run", "apply", 1))
@@ -156,7 +154,7 @@ def test_given_a_transaction_when_another_changes_what_it_has_read_then_it_loses
     assert rows_of(two) == before
 
 
-def test_given_a_run_that_ends_when_an_operator_pauses_in_that_moment_then_both_are_there(again: Open) -> None:
+def test_run_that_ends_during_a_pause_keeps_both(again: Open) -> None:
     daemon, operator = again(), again()
     daemon.begin_run(RunRecord("run", "apply", 1))
     with daemon.transaction():
@@ -166,18 +164,14 @@ def test_given_a_run_that_ends_when_an_operator_pauses_in_that_moment_then_both_
     assert len(operator.ledger(9)) == 2
 
 
-def test_given_a_change_of_its_own_when_another_process_comes_before_then_it_is_made_on_top_of_that(
-    again: Open, calls: list[Callable[[str], None] | None]
-) -> None:
+def test_change_overtaken_by_another_is_made_on_top(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     one, two = again(), again()
     calls[0] = once("checkAndPut", lambda: two.add_counters({ONE: 2}))
     one.add_counters({ONE: 1})
     assert two.counters() == {ONE: 3}
 
 
-def test_given_a_reader_when_what_it_was_about_to_read_is_replaced_then_it_reads_what_replaced_it(
-    again: Open, calls: list[Callable[[str], None] | None]
-) -> None:
+def test_reader_overtaken_reads_what_replaced_it(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     writer, reader = again(), again()
     many = dict.fromkeys(NINE, FrontierRecord(1, 1, AT, 1))
     writer.save_frontiers(many)
@@ -188,9 +182,7 @@ def test_given_a_reader_when_what_it_was_about_to_read_is_replaced_then_it_reads
 # --- who has lost the lease ------------------------------------------------------------------------------------------
 
 
-def test_given_a_holder_that_lost_the_lease_when_it_writes_then_what_it_learnt_is_refused_and_what_it_did_is_not(
-    again: Open,
-) -> None:
+def test_former_holder_writes_what_it_did_and_nothing_it_learned(again: Open) -> None:
     one, two = again(), again()
     clock = ManualClock(1_000)
     first, second = Lease(one, "a", 60, clock), Lease(two, "b", 60, clock)
@@ -229,9 +221,7 @@ def test_given_a_transaction_when_its_lease_is_taken_over_inside_then_it_is_refu
     assert two.claim() is None
 
 
-def test_given_a_transaction_when_its_own_lease_is_renewed_or_given_back_meanwhile_then_it_is_written(
-    again: Open,
-) -> None:
+def test_transaction_with_a_renewed_lease_is_written(again: Open) -> None:
     state = again()
     lease = Lease(state, "a", 60, ManualClock(1_000))
     lease.acquire()
@@ -248,9 +238,7 @@ def test_given_a_transaction_when_its_own_lease_is_renewed_or_given_back_meanwhi
 
 
 @pytest.mark.parametrize("after", [0, 1], ids=["before", "after"])
-def test_given_a_process_that_dies_at_any_call_then_all_of_it_is_there_or_nothing_and_the_next_one_tidies_up(
-    again: Open, calls: list[Callable[[str], None] | None], after: int
-) -> None:
+def test_death_at_any_call_is_all_or_none(again: Open, calls: list[Callable[[str], None] | None], after: int) -> None:
     outcomes = set()
     for at_call in range(1, CALLS):
         run_id = f"run-{at_call}"
@@ -293,9 +281,7 @@ def test_given_a_process_that_dies_at_any_call_then_all_of_it_is_there_or_nothin
     assert pages == 0
 
 
-def test_given_a_connection_that_breaks_when_the_root_was_replaced_then_it_is_not_written_twice(
-    again: Open, calls: list[Callable[[str], None] | None]
-) -> None:
+def test_broken_connection_does_not_write_twice(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state = again()
 
     def broken() -> None:
@@ -310,9 +296,7 @@ def test_given_a_connection_that_breaks_when_the_root_was_replaced_then_it_is_no
     assert not state.swap_lease(None, b"mine")
 
 
-def test_given_trouble_when_what_no_longer_counts_is_removed_then_it_is_written_all_the_same_and_removed_later(
-    again: Open, calls: list[Callable[[str], None] | None]
-) -> None:
+def test_trouble_while_removing_is_made_up_for(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state = again()
     for number in range(3):
         state.save_frontiers(
@@ -335,9 +319,7 @@ def test_given_trouble_when_what_no_longer_counts_is_removed_then_it_is_written_
     assert len([key for key in rows_of(state) if key.startswith(BLOCK)]) == 1
 
 
-def test_given_a_connection_that_breaks_and_many_who_write_meanwhile_then_it_says_that_it_cannot_tell(
-    again: Open, calls: list[Callable[[str], None] | None]
-) -> None:
+def test_broken_connection_among_many_cannot_tell(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state, other = again(), again()
 
     def broken() -> None:
@@ -351,9 +333,7 @@ def test_given_a_connection_that_breaks_and_many_who_write_meanwhile_then_it_say
     assert other.counters() == {ONE: 1}
 
 
-def test_given_an_answer_that_does_not_come_then_nothing_is_repeated_and_what_follows_sees_what_happened(
-    again: Open, calls: list[Callable[[str], None] | None]
-) -> None:
+def test_silent_server_is_not_asked_twice(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state = again()
 
     def silent() -> None:
@@ -375,7 +355,7 @@ def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_na
     assert "create 'nowhere:tms.janitor', {NAME => 'd'" in caught.value.hint
 
 
-def test_given_another_layout_or_a_foreign_root_when_opened_then_it_is_refused_and_stays(again: Open) -> None:
+def test_root_of_another_layout_is_refused_and_stays(again: Open) -> None:
     state = again()
     for there, said in (
         (b'{"layout":5}', "newer janitor"),
@@ -417,7 +397,7 @@ def test_given_what_is_asked_before_every_batch_then_it_is_one_get_each(again: O
     assert cost(state, lambda: state.swap_lease(None, b"mine")) == {"getRowWithColumns": 1, "checkAndPut": 1}
 
 
-def test_given_a_thousand_topics_when_a_run_ends_then_it_takes_hardly_more_calls_than_ten(again: Open) -> None:
+def test_end_of_run_with_many_topics_takes_few_calls(again: Open) -> None:
     taken = []
     for topics in (10, 1_000):
         state = again()
@@ -483,9 +463,7 @@ def fill(state: HBaseState) -> None:
 # --- the servers' clock ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_cluster_when_its_clock_is_read_then_it_is_the_servers(
-    again: Open, witness: happybase.Connection
-) -> None:
+def test_clock_of_the_cluster_is_the_servers(again: Open, witness: happybase.Connection) -> None:
     state, rows = again(), witness.table(b"janitor_test:tms.janitor")
 
     def stamp() -> int:
@@ -498,9 +476,7 @@ def test_given_a_cluster_when_its_clock_is_read_then_it_is_the_servers(
     assert times == sorted(filter(None, times))
 
 
-def test_given_a_cell_of_a_server_that_was_ahead_when_the_clock_is_read_then_that_cannot_be_told(
-    again: Open, witness: happybase.Connection
-) -> None:
+def test_clock_after_a_cell_from_the_future_is_unknown(again: Open, witness: happybase.Connection) -> None:
     state = again()
     now_ms = state.clock_ms()
     assert now_ms is not None
@@ -510,12 +486,10 @@ def test_given_a_cell_of_a_server_that_was_ahead_when_the_clock_is_read_then_tha
 
 
 @pytest.mark.parametrize(("ahead_ms", "blocked"), [(0, False), (6 * DAY, True)])
-def test_given_a_machine_whose_clock_is_ahead_when_it_runs_with_this_memory_then_the_clock_guard_stops_it(
-    again: Open, ahead_ms: int, blocked: bool
-) -> None:
+def test_clock_of_a_machine_ahead_blocks_a_run(again: Open, ahead_ms: int, blocked: bool) -> None:
     state = again()
     now_ms = state.clock_ms()
     assert now_ms is not None
-    rig = janitor(MemoryStore(), state=state, now_ms=now_ms + LIFETIME.allowance_ms + ahead_ms)
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(MemoryStore(), state=state, now_ms=now_ms + LIFETIME.allowance_ms + ahead_ms)
+    report = kit.engine.run_once(adopt=True)
     assert [(note.guard, note.tripped) for note in report.guards if note.tripped] == [("clock", True)] * blocked

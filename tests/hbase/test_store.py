@@ -59,9 +59,7 @@ def all_keys(store: HBaseStore, limit: int = 7) -> list[bytes]:
     return found
 
 
-def test_given_rows_under_all_salts_when_cut_in_parts_then_each_row_is_in_one_of_them_and_in_order(
-    store: HBaseStore,
-) -> None:
+def test_parts_have_each_row_once_in_order(store: HBaseStore) -> None:
     store.message.put([(key, TX) for key in keys(200)])
     store.payload.put([(key, b"x") for key in keys(50)])
     parts = store.parts()
@@ -76,7 +74,7 @@ def test_given_rows_under_all_salts_when_cut_in_parts_then_each_row_is_in_one_of
     assert parts[0].identity() == store.identity()
 
 
-def test_given_parts_when_read_deleted_and_inverted_then_only_rows_of_that_part_are_meant(store: HBaseStore) -> None:
+def test_part_reads_deletes_and_inverts_its_own_rows(store: HBaseStore) -> None:
     store.message.put([(key, TX) for key in keys(100)])
     part, *others = store.parts()
     [first, second, *rest] = part.message.read(KEYS, b"", None, 1000).items
@@ -104,7 +102,7 @@ def test_given_a_page_of_a_part_when_read_on_then_nothing_is_skipped_or_doubled(
             assert found == whole
 
 
-def test_given_rows_under_wrong_salts_when_walked_in_parts_then_they_are_found_counted_and_deleted(
+def test_rows_under_wrong_salts_are_deleted(
     hbase: HBaseServer,
     store: HBaseStore,
     message: happybase.Table,
@@ -131,9 +129,7 @@ def test_given_rows_under_wrong_salts_when_walked_in_parts_then_they_are_found_c
         assert janitor.parts() == []
 
 
-def test_given_a_row_put_into_a_range_that_was_read_before_when_deleted_then_what_was_read_does_not_speak_for_it(
-    store: HBaseStore, message: happybase.Table
-) -> None:
+def test_row_put_after_a_page_is_not_spoken_for(store: HBaseStore, message: happybase.Table) -> None:
     store.message.put([(key, TX) for key in keys(8)])
     [(_, newest_ms)] = message.cells(salt(keys(8)[7], BUCKETS) + keys(8)[7], P, include_timestamp=True)
     assert len(store.message.read(KEYS, b"", None, 100).items) == 8
@@ -143,9 +139,7 @@ def test_given_a_row_put_into_a_range_that_was_read_before_when_deleted_then_wha
     assert store.message.read(KEYS, b"", None, 100).items == keys(8)
 
 
-def test_given_one_key_under_two_salts_when_one_is_newer_then_both_go(
-    store: HBaseStore, message: happybase.Table
-) -> None:
+def test_key_twice_with_a_newer_one_goes(store: HBaseStore, message: happybase.Table) -> None:
     first, second = sorted([salt(b"pair", BUCKETS) + b"pair", wrong_salt(b"pair") + b"pair"])
     message.put(first, {P: b"x"}, timestamp=1_000)
     message.put(second, {P: b"x"})
@@ -156,17 +150,13 @@ def test_given_one_key_under_two_salts_when_one_is_newer_then_both_go(
     assert list(message.scan()) == []
 
 
-def test_given_no_rows_when_deleted_then_that_is_no_error(
-    hbase: HBaseServer, namespace: str, store: HBaseStore
-) -> None:
+def test_delete_without_rows_is_no_error(hbase: HBaseServer, namespace: str, store: HBaseStore) -> None:
     assert store.parts() == []
     with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace)) as janitor:
         janitor.message.delete([b"gone"])
 
 
-def test_given_one_key_under_two_salts_when_read_whole_then_it_comes_once_and_goes_everywhere(
-    store: HBaseStore, message: happybase.Table
-) -> None:
+def test_key_twice_is_read_once_and_goes_everywhere(store: HBaseStore, message: happybase.Table) -> None:
     rows = sorted([salt(b"twice", BUCKETS) + b"twice", wrong_salt(b"twice") + b"twice"])
     payloads = [b"the one", b"the other"]
     store.message.put([(b"other", TX)])
@@ -214,9 +204,7 @@ def test_given_cells_an_hour_ahead_when_deleted_then_they_are_gone_and_stay_gone
     assert list(message.scan()) == []
 
 
-def test_given_old_cells_when_deleted_then_rows_put_at_once_after_are_seen(
-    store: HBaseStore, message: happybase.Table
-) -> None:
+def test_rows_put_after_a_delete_are_seen(store: HBaseStore, message: happybase.Table) -> None:
     old_ms = time.time_ns() // 1_000_000 - HOUR_MS
     message.put(salt(b"again", BUCKETS) + b"again", {P: b"old"}, timestamp=old_ms)
     [part] = store.parts()
@@ -226,7 +214,7 @@ def test_given_old_cells_when_deleted_then_rows_put_at_once_after_are_seen(
     assert store.ahead_ms == 0
 
 
-def test_given_a_row_somebody_deletes_before_its_inversion_when_inverted_then_it_stays_gone(
+def test_row_deleted_before_its_inversion_stays_gone(
     hbase: HBaseServer, store: HBaseStore, message: happybase.Table, namespace: str
 ) -> None:
     store.message.put([(key, TX) for key in keys(3)])
@@ -237,9 +225,7 @@ def test_given_a_row_somebody_deletes_before_its_inversion_when_inverted_then_it
     assert all_keys(store) == keys(3)[1:]
 
 
-def test_given_rows_that_lack_cdaps_cells_when_read_then_they_are_counted_and_left_out(
-    store: HBaseStore, message: happybase.Table
-) -> None:
+def test_rows_without_cdaps_cells_are_left_out(store: HBaseStore, message: happybase.Table) -> None:
     store.message.put([(b"good", TX)])
     message.put(b"\x01alien", {b"d:x": b"?"})
     message.put(b"\x01short", {T: b"1234567", P: b"x"})
@@ -265,9 +251,7 @@ def test_given_large_rows_when_read_then_pages_are_bounded_by_bytes_too(store: H
         assert all(len(value) == len(megabyte) for _, value in part.payload.read(PAYLOADS, b"", None, 1000).items)
 
 
-def test_given_regions_split_merged_and_moved_when_read_on_then_nothing_is_skipped(
-    hbase: HBaseServer, hbase_tables: Tables
-) -> None:
+def test_regions_that_split_and_merge_skip_no_row(hbase: HBaseServer, hbase_tables: Tables) -> None:
     namespace = hbase_tables.make(buckets=4)
     store = hbase_tables.open(namespace, buckets=4)
     table = f"{namespace}:tms.message"
@@ -297,9 +281,7 @@ def test_given_no_tables_when_opened_then_it_says_how_to_make_them(hbase: HBaseS
         HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace="nowhere"))
 
 
-def test_given_a_store_when_asked_for_its_identity_then_it_is_cluster_and_namespace(
-    store: HBaseStore, namespace: str
-) -> None:
+def test_identity_is_cluster_and_namespace(store: HBaseStore, namespace: str) -> None:
     cluster = store.pool.call("getClusterId").decode()
     assert store.identity() == f"hbase:{cluster}:{namespace}"
     assert len(cluster) == 36

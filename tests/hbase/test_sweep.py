@@ -26,9 +26,7 @@ def store(hbase_tables: Tables) -> HBaseStore:
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_given_rows_in_all_salts_when_swept_then_what_is_due_goes_and_the_rest_stays(
-    store: HBaseStore, workers: int
-) -> None:
+def test_sweep_of_all_salts_deletes_what_is_due(store: HBaseStore, workers: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     expired = list(range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 200))
     live = list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 100))
@@ -40,38 +38,36 @@ def test_given_rows_in_all_salts_when_swept_then_what_is_due_goes_and_the_rest_s
     reborn.plain(*live)
     stranger = unknown_topic(store, "default:stranger")
     stranger.plain(1)
-    rig = janitor(store, batch_rows=50, workers=workers)
+    kit = janitor(store, batch_rows=50, workers=workers)
 
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
 
     assert orders.times() == live
     assert (retired.times(), reborn.at(2).times(), reborn.times(), stranger.times()) == ([], [], live, [1])
     assert (report.total(Rule.EXPIRED), report.total(Rule.OLD_GENERATION)) == (200, 200)
     assert (report.errors, store.wrong_salts) == ([], 0)
-    again = rig.engine.run_once()
+    again = kit.engine.run_once()
     assert [again.total(rule) for rule in Rule] == [0] * len(Rule)
 
 
-def test_given_an_invalid_transaction_when_swept_then_its_rows_are_inverted_in_every_salt_and_a_claim_is_made(
-    store: HBaseStore,
-) -> None:
+def test_sweep_of_all_salts_inverts_and_claims(store: HBaseStore) -> None:
     doomed, fine = pointer(NOW_MS - DAY), pointer(NOW_MS - DAY, 1)
     orders = topic(store, "default:orders", ttl_seconds=7 * 86_400)
     orders.tx(doomed, *range(NOW_MS - DAY, NOW_MS - DAY + 60))
     orders.tx(fine, *range(NOW_MS - HOUR, NOW_MS - HOUR + 60))
-    rig = janitor(store, batch_rows=20, workers=4)
-    rig.snapshots.invalid = [doomed]
+    kit = janitor(store, batch_rows=20, workers=4)
+    kit.snapshots.invalid = [doomed]
 
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
 
     assert report.total(Rule.INVALID_TRANSACTION) == 60
     assert sorted(set(orders.pointers()), key=str) == sorted({-doomed, fine}, key=str)
     assert report.boundary is not None
-    found = rig.engine.verify()
+    found = kit.engine.verify()
     assert (found.cells, found.open_cells, found.refuted) == (120, 0, 0)
 
 
-def test_given_payloads_when_swept_then_those_a_live_message_of_any_salt_refers_to_stay(store: HBaseStore) -> None:
+def test_payloads_of_live_messages_of_any_salt_stay(store: HBaseStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60)
     kept, free = pointer(NOW_MS - 5 * MINUTE), pointer(NOW_MS - 6 * MINUTE)
     orders.stored(kept, *range(NOW_MS - 5 * MINUTE, NOW_MS - 5 * MINUTE + 20)).ref(kept, NOW_MS - 10 * SECOND)
@@ -105,7 +101,5 @@ def test_plan_on_hbase_asks_no_more_of_the_servers_than_the_run_that_follows(sto
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 @given(scene=scenes())
-def test_given_a_random_store_when_swept_on_hbase_then_every_row_is_as_the_law_says(
-    hbase_tables: Tables, scene: Scene
-) -> None:
+def test_sweep_of_a_random_store_is_as_the_rules_say(hbase_tables: Tables, scene: Scene) -> None:
     check(scene, hbase_tables.store(), 5, workers=3, tells=False)

@@ -51,9 +51,7 @@ def asked(config: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[s
     return {each["check"]: (each["status"], each["message"]) for each in found}
 
 
-def test_given_thrift_over_tls_then_doctor_reaches_both_and_a_run_sweeps(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tls_reaches_both_thrifts(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = asked(config, capsys)
     assert found["hbase tls"] == (
         "ok",
@@ -63,7 +61,7 @@ def test_given_thrift_over_tls_then_doctor_reaches_both_and_a_run_sweeps(
     assert execute(["run", "--once", "--adopt", "--config", str(config)]) == 0
 
 
-def test_given_an_authority_that_is_not_the_servers_then_doctor_says_so(
+def test_tls_by_a_wrong_authority_fails_the_doctor(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "server.pem").write_bytes((tmp_path / "janitor.pem").read_bytes())

@@ -45,7 +45,7 @@ BATCH_ROWS, ROWS = 10, 120
 PATIENCE_SECONDS = 240
 
 
-class Site:
+class TwoJanitorsKit:
     """A store with rows that are due and rows to be inverted, and the settings of its janitors."""
 
     def __init__(self, tables: Tables, folder: Path, *, workers: int) -> None:
@@ -138,18 +138,16 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
 
 
 @pytest.mark.parametrize(("moment", "workers"), [("delete", 4), ("swap", 1)], ids=["inside a batch", "at its end"])
-def test_given_a_janitor_stopped_past_its_lease_when_another_took_over_then_what_it_began_is_its_last_batch(
-    hbase_tables: Tables, tmp_path: Path, moment: str, workers: int
-) -> None:
-    site = Site(hbase_tables, tmp_path, workers=workers)
-    with site.store, site.memory() as state, site.janitor(f"stops-at-{moment}", "run", "--once", "--adopt") as first:
+def test_janitor_stopped_ends_with_its_batch(hbase_tables: Tables, tmp_path: Path, moment: str, workers: int) -> None:
+    kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=workers)
+    with kit.store, kit.memory() as state, kit.janitor(f"stops-at-{moment}", "run", "--once", "--adopt") as first:
         assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it ended before it came to that moment"
         assert state.claim() is None
         [lost] = state.unfinished_runs()
         held = LeaseRecord.parse(state.lease())
         assert held is not None
         until(lambda: time.time() > held.renewed_ms / 1000 + held.seconds, first)
-        with site.janitor("impatient", "run", "--once", "--format", "json") as second:
+        with kit.janitor("impatient", "run", "--once", "--format", "json") as second:
             said, complaint = second.communicate(timeout=PATIENCE_SECONDS)
         assert second.returncode == 0, complaint
         report = json.loads(said)
@@ -164,16 +162,14 @@ def test_given_a_janitor_stopped_past_its_lease_when_another_took_over_then_what
         assert len(batches) <= workers
         assert (state.claim(), state.ledger(100), state.frontiers()) == (claim, ledger, frontiers)
         assert {run.id: run.result for run in state.runs(9)} == {lost.id: "lost", claim.run_id: "done"}
-        assert site.is_clean
+        assert kit.is_clean
 
 
-def test_given_a_daemon_when_it_has_swept_and_is_told_to_stop_then_it_gives_the_lease_back_and_exits_with_0(
-    hbase_tables: Tables, tmp_path: Path
-) -> None:
-    site = Site(hbase_tables, tmp_path, workers=4)
-    with site.store, site.memory() as state, site.janitor("plain", "run", "--adopt") as daemon:
+def test_daemon_that_stops_gives_its_lease_back(hbase_tables: Tables, tmp_path: Path) -> None:
+    kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=4)
+    with kit.store, kit.memory() as state, kit.janitor("plain", "run", "--adopt") as daemon:
         until(lambda: [run.result for run in state.runs(1)] == ["done"], daemon)
-        assert site.is_clean
+        assert kit.is_clean
         claim, held = state.claim(), LeaseRecord.parse(state.lease())
         assert (claim is not None, held is not None and held.holder != "") == (True, True)
         daemon.send_signal(signal.SIGTERM)
@@ -184,21 +180,19 @@ def test_given_a_daemon_when_it_has_swept_and_is_told_to_stop_then_it_gives_the_
         assert left.holder == ""
 
 
-def test_given_a_daemon_that_was_killed_when_another_waits_for_its_lease_then_that_one_goes_on_and_a_third_may_leave(
-    hbase_tables: Tables, tmp_path: Path
-) -> None:
-    site = Site(hbase_tables, tmp_path, workers=4)
+def test_daemon_that_was_killed_is_followed_by_a_standby(hbase_tables: Tables, tmp_path: Path) -> None:
+    kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=4)
     said = tmp_path / "third"
-    with site.store, site.memory() as state, site.janitor("plain", "run", "--adopt") as first:
+    with kit.store, kit.memory() as state, kit.janitor("plain", "run", "--adopt") as first:
         until(lambda: [run.result for run in state.runs(1)] == ["done"], first)
         first.kill()
         first.wait()
-        with site.janitor("plain", "run") as second:
+        with kit.janitor("plain", "run") as second:
             until(lambda: len(state.runs(9)) == 2, second)
             taken = LeaseRecord.parse(state.lease())
             assert taken is not None
             assert f":{second.pid}:" in taken.holder
-            with site.janitor("plain", "run", told=said) as third:
+            with kit.janitor("plain", "run", told=said) as third:
                 until(lambda: b"on standby" in said.read_bytes(), third)
                 third.send_signal(signal.SIGTERM)
                 assert third.wait(PATIENCE_SECONDS) == 0, said.read_text()

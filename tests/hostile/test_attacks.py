@@ -67,9 +67,7 @@ ATTACKS: dict[str, Callable[[int], AbstractContextManager[None]]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_given_an_attack_then_memory_stays_bounded_and_probes_and_honest_clients_are_served(
-    server: Serve, name: str
-) -> None:
+def test_attack_leaves_memory_bounded_and_others_served(server: Serve, name: str) -> None:
     attacks.prepare(server, large=10, large_bytes=9 * _MB)
     watch = attack(server, ATTACKS[name](server.port))
     assert watch.failures == []
@@ -85,9 +83,7 @@ def test_given_polls_over_many_invisible_rows_whose_clients_have_left_then_they_
         assert TopicClient(client, attacks.HONEST).publish("still here").status == 200
 
 
-def test_given_a_million_empty_messages_when_polled_then_no_more_memory_is_taken_than_by_large_ones(
-    server: Serve,
-) -> None:
+def test_poll_of_a_million_empty_messages_takes_no_more_memory(server: Serve) -> None:
     messages = share(655_360)
     attacks.prepare(server, empty=messages)
     with Client(server.port) as client:
@@ -107,7 +103,7 @@ def test_given_a_million_empty_messages_when_polled_then_no_more_memory_is_taken
             assert grown <= MEMORY_MB
 
 
-def test_given_names_as_long_as_a_request_can_have_them_when_asked_for_then_they_are_not_kept(server: Serve) -> None:
+def test_names_as_long_as_a_request_are_not_kept(server: Serve) -> None:
     attacks.prepare(server)
     before = attacks.anonymous_mb(server.process.pid)
     attacks.long_names(server, share(4096))

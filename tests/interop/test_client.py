@@ -63,9 +63,7 @@ def test_given_a_topic_when_cdap_goes_through_its_life_then_each_step_is_as_in_c
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def test_given_messages_when_cdap_publishes_them_then_it_fetches_the_same_bytes_in_order(
-    program: Program, topic: str
-) -> None:
+def test_cdap_fetches_the_bytes_it_published_in_order(program: Program, topic: str) -> None:
     messages = [b"a", b"", b"\xff\x00", b"x" * 100_000]
     assert program.publish(topic, *messages) is None
     assert program.publish(topic, b"last") is None
@@ -78,9 +76,7 @@ def test_given_more_than_many_chunks_when_cdap_fetches_then_all_of_them_are_ther
     assert program.fetch(topic) == messages
 
 
-def test_given_a_start_when_cdap_fetches_then_inclusive_exclusive_time_and_limit_count(
-    program: Program, topic: str
-) -> None:
+def test_cdap_fetch_by_start_time_and_limit_is_ours(program: Program, topic: str) -> None:
     program.publish(topic, b"a", b"b", b"c", b"d")
     ids = program.ids(topic)
     assert program.fetch(topic, id=ids[1], inclusive=True) == [b"b", b"c", b"d"]
@@ -113,9 +109,7 @@ def test_given_stored_payloads_when_cdap_pages_through_them_then_none_is_lost(pr
 # --- transactions ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_committed_transaction_when_cdap_fetches_in_a_later_one_then_it_sees_it(
-    program: Program, topic: str
-) -> None:
+def test_cdap_sees_a_committed_transaction_in_a_later_one(program: Program, topic: str) -> None:
     writing = program.call("begin")
     program.publish(topic, b"a", b"b", transaction=writing)
     meanwhile = program.call("begin")
@@ -126,9 +120,7 @@ def test_given_a_committed_transaction_when_cdap_fetches_in_a_later_one_then_it_
     assert program.fetch(topic, transaction=program.call("begin")) == [b"a", b"b"]
 
 
-def test_given_a_publish_rolled_back_when_cdap_fetches_in_a_transaction_then_it_is_gone(
-    program: Program, topic: str
-) -> None:
+def test_cdap_sees_no_publish_that_was_rolled_back(program: Program, topic: str) -> None:
     writing = program.call("begin")
     published = program.publish(topic, b"a", transaction=writing)
     kept = program.publish(topic, b"b", transaction=writing)
@@ -139,9 +131,7 @@ def test_given_a_publish_rolled_back_when_cdap_fetches_in_a_transaction_then_it_
     assert program.fetch(topic) == [b"a", b"b"]
 
 
-def test_given_an_invalid_transaction_when_cdap_fetches_in_a_later_one_then_it_is_skipped(
-    program: Program, topic: str
-) -> None:
+def test_cdap_skips_an_invalid_transaction(program: Program, topic: str) -> None:
     failing, good = program.call("begin"), program.call("begin")
     program.publish(topic, b"bad", transaction=failing)
     program.publish(topic, b"good", transaction=good)
@@ -160,9 +150,7 @@ def test_given_a_transaction_past_its_lifetime_when_cdap_publishes_then_it_fails
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
-def test_given_sequence_numbers_that_are_negative_in_java_when_cdap_reads_and_rolls_back_then_it_takes_the_right_ones(
-    java: Interop, tmp_path: Path
-) -> None:
+def test_cdap_rolls_back_rows_by_negative_sequence_numbers(java: Interop, tmp_path: Path) -> None:
     ahead = ManualClock(SystemClock().now_ms() + 30_000, monotonic_ms=86_400_000)
     with (
         LevelDBStore(tmp_path / "messaging", create=True) as store,

@@ -78,7 +78,7 @@ def kit(hbase_tables: Tables, our_tables: str) -> Iterator[Kit]:
 # --- tables made by CDAP ---------------------------------------------------------------------------------------------
 
 
-def test_given_tables_that_cdap_made_and_filled_when_swept_then_cdap_reads_again_exactly_what_is_live(
+def test_tables_of_cdap_after_a_sweep_have_what_is_live(
     java: Interop, hbase_tables: Tables, place: str, prefix: str, tmp_path: Path
 ) -> None:
     # Given
@@ -111,7 +111,7 @@ def test_given_tables_that_cdap_made_and_filled_when_swept_then_cdap_reads_again
     assert all(line in again for line in served_by(java, place, emptied))
 
 
-def test_given_tables_that_cdap_made_when_compared_with_ours_then_they_have_the_same_attributes_and_regions(
+def test_tables_of_cdap_have_the_attributes_of_ours(
     java: Interop, hbase: HBaseServer, hbase_tables: Tables, place: str, prefix: str, tmp_path: Path
 ) -> None:
     java.run("write", place, 1, "--rows", 1, "--topics", 1, "--snapshots", tmp_path)
@@ -137,9 +137,7 @@ def test_given_tables_that_cdap_made_when_compared_with_ours_then_they_have_the_
 # --- tables made by us -----------------------------------------------------------------------------------------------
 
 
-def test_given_tables_of_ours_when_cdap_reads_and_writes_them_then_each_side_reads_the_other(
-    start: Callable[[], Program], kit: Kit
-) -> None:
+def test_tables_of_ours_are_read_and_written_by_cdap(start: Callable[[], Program], kit: Kit) -> None:
     # Given
     begun = kit.clock.now_ms() * 1_000_000
     kit.create("orders", ttl="3600", owner="we & they")
@@ -183,9 +181,7 @@ def test_given_tables_of_ours_when_cdap_reads_and_writes_them_then_each_side_rea
         assert program.fetch("orders") == [*ours, *theirs, b"last"]
 
 
-def test_given_topics_of_either_side_when_changed_deleted_and_created_again_then_both_see_the_same_life(
-    start: Callable[[], Program], kit: Kit
-) -> None:
+def test_topics_of_either_side_have_the_same_life_for_both(start: Callable[[], Program], kit: Kit) -> None:
     """CDAP remembers topics; so one that is started later reads what we have changed."""
 
     def agree(program: Program, topic: str) -> dict[str, str]:

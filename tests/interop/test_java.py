@@ -10,9 +10,7 @@ from tests.interop import java as module
 from tests.interop.java import Interop, JavaFailed
 
 
-def test_given_a_machine_without_maven_when_asked_then_the_reason_names_the_command_that_installs_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_missing_maven_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for tool in ("java", "javac"):
         (tmp_path / tool).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -30,8 +28,6 @@ def test_given_a_wrong_command_line_when_run_then_it_is_refused(java: Interop, a
         java.run(*arguments)
 
 
-def test_given_a_finished_build_when_built_again_then_maven_is_not_called(
-    java: Interop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_build_does_not_call_maven_again(java: Interop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_call", pytest.fail)
     java.build()

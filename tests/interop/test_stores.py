@@ -35,9 +35,7 @@ def test_given_a_written_store_when_dumped_then_every_live_message_is_read_back(
         assert len(lines) - len(inline) == written[name]["references"]
 
 
-def test_given_a_written_store_when_read_raw_then_rows_and_payloads_of_all_generations_are_there(
-    java: Interop, tmp_path: Path
-) -> None:
+def test_store_read_raw_has_rows_of_all_generations(java: Interop, tmp_path: Path) -> None:
     directory = tmp_path / "messaging"
     written = _generations(java.run("write", directory, 2, "--now", NOW_MS)).values()
     assert len(java.raw(directory, "message")) == sum(line["messages"] + line["references"] for line in written)
@@ -68,9 +66,7 @@ def test_given_a_writer_that_was_killed_when_read_then_nothing_is_missing(java: 
     assert [java.raw(killed, table) for table in TABLES] == [java.raw(closed, table) for table in TABLES]
 
 
-def test_given_enough_rows_when_written_then_compaction_has_recorded_the_wrong_sizes(
-    java: Interop, tmp_path: Path
-) -> None:
+def test_store_with_enough_rows_has_recorded_wrong_sizes(java: Interop, tmp_path: Path) -> None:
     java.run("write", tmp_path / "messaging", 7, "--now", NOW_MS, "--rows", 40_000, "--payload-bytes", 1000)
     database = plyvel.DB(str(tmp_path / "messaging" / "system.tms.message"))
     with closing(database), pytest.raises(plyvel.IOError, match=r"\.sst: Invalid argument"):

@@ -61,9 +61,7 @@ def assert_only_leveldb_files(messaging: Path) -> None:
     assert not strangers
 
 
-def test_given_a_store_of_cdap_when_swept_then_java_reads_exactly_the_rows_of_the_manifest(
-    java: Interop, vector: Vector
-) -> None:
+def test_sweep_of_a_cdap_store_leaves_javas_rows_of_the_manifest(java: Interop, vector: Vector) -> None:
     # When
     sweep(vector.directory, vector.snapshot.parent, vector.now_ms)
     # Then
@@ -79,9 +77,7 @@ def test_given_a_store_of_cdap_when_swept_then_java_reads_exactly_the_rows_of_th
     assert java.raw(vector.directory, "meta") == metadata
 
 
-def test_given_a_swept_store_when_cdap_reads_every_topic_then_its_live_messages_are_there(
-    java: Interop, vector: Vector
-) -> None:
+def test_sweep_of_a_cdap_store_leaves_live_messages_of_every_topic(java: Interop, vector: Vector) -> None:
     before = java.run("dump", vector.directory)
     sweep(vector.directory, vector.snapshot.parent, vector.now_ms)
     after = java.run("dump", vector.directory)
@@ -92,9 +88,7 @@ def test_given_a_swept_store_when_cdap_reads_every_topic_then_its_live_messages_
     assert [_identity(line) for line in read] == [_identity(line) for line in expected]
 
 
-def test_given_a_swept_store_when_cdap_consumes_it_in_a_transaction_then_invalid_messages_are_skipped(
-    java: Interop, sample: Vector
-) -> None:
+def test_sweep_of_a_cdap_store_hides_invalid_messages_from_cdap(java: Interop, sample: Vector) -> None:
     before = java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
     sweep(sample.directory, sample.snapshot.parent, sample.now_ms)
     with_list = java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
@@ -108,9 +102,7 @@ def test_given_a_swept_store_when_cdap_consumes_it_in_a_transaction_then_invalid
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_given_a_random_store_of_cdap_when_swept_then_every_row_is_as_the_law_says_and_java_reads_it(
-    java: Interop, tmp_path: Path, seed: int
-) -> None:
+def test_sweep_of_a_random_cdap_store_is_as_the_rules_say(java: Interop, tmp_path: Path, seed: int) -> None:
     # Given
     messaging = tmp_path / "messaging"
     options = ["--kill"] if seed % 2 else ["--rows", 40_000, "--payload-bytes", 1000]
@@ -128,9 +120,7 @@ def test_given_a_random_store_of_cdap_when_swept_then_every_row_is_as_the_law_sa
     assert java.run("read-service", messaging)
 
 
-def test_given_a_store_that_cdap_opens_between_two_runs_when_run_again_then_it_is_the_same_store(
-    java: Interop, sample: Vector
-) -> None:
+def test_store_that_cdap_opened_between_two_runs_is_the_same(java: Interop, sample: Vector) -> None:
     with SqliteState.in_memory() as state:
         for _ in range(4):
             with LevelDBStore(sample.directory) as store:
@@ -142,9 +132,7 @@ def test_given_a_store_that_cdap_opens_between_two_runs_when_run_again_then_it_i
             assert java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
 
 
-def test_given_a_sweep_killed_in_the_middle_when_opened_again_then_tables_are_named_for_cdap_and_java_reads(
-    java: Interop, sample: Vector
-) -> None:
+def test_sweep_killed_in_the_middle_leaves_tables_named_for_cdap(java: Interop, sample: Vector) -> None:
     # Given a process that is killed with half of its batches written and tables under C++ names
     child = textwrap.dedent("""
         import os, signal, sys

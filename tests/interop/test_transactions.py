@@ -69,9 +69,7 @@ def without_time(expected: dict[str, Any]) -> dict[str, Any]:
 # --- Tephra's client, our service ------------------------------------------------------------------------------------
 
 
-def test_given_javas_client_when_it_starts_and_commits_then_it_is_given_what_tephra_would_give(
-    client: TephraSession, manager: TransactionManager
-) -> None:
+def test_java_starts_and_commits_as_with_tephra(client: TephraSession, manager: TransactionManager) -> None:
     first = client.call("startShort")
     second = client.call("startLong")
     third = client.call("startShort", 5)
@@ -85,9 +83,7 @@ def test_given_javas_client_when_it_starts_and_commits_then_it_is_given_what_tep
     assert client.call("startShort")["readPointer"] == first["id"]
 
 
-def test_given_two_that_change_the_same_when_both_commit_then_java_learns_of_the_conflict(
-    client: TephraSession,
-) -> None:
+def test_java_learns_of_a_conflict_of_two_changes(client: TephraSession) -> None:
     first, second = client.call("startShort"), client.call("startShort")
     client.call("canCommit", first["id"], [KEY])
     client.call("canCommit", second["id"], [KEY])
@@ -103,9 +99,7 @@ def test_given_two_that_change_the_same_when_both_commit_then_java_learns_of_the
     client.call("commit", third["id"])
 
 
-def test_given_the_calls_that_answer_true_or_false_when_there_is_a_conflict_then_they_answer_false(
-    client: TephraSession,
-) -> None:
+def test_java_gets_false_for_a_conflict_where_tephra_says_so(client: TephraSession) -> None:
     first, second = client.call("startShort"), client.call("startShort")
     assert client.call("oldCanCommit", first["id"], [KEY]) is True
     assert client.call("oldCanCommit", second["id"], [OTHER_KEY]) is True
@@ -115,18 +109,14 @@ def test_given_the_calls_that_answer_true_or_false_when_there_is_a_conflict_then
 
 
 @pytest.mark.parametrize("call", ["commit", "checkpoint"])
-def test_given_a_transaction_that_has_ended_when_java_goes_on_with_it_then_it_is_told(
-    client: TephraSession, call: str
-) -> None:
+def test_java_is_told_that_its_transaction_has_ended(client: TephraSession, call: str) -> None:
     ended = client.call("startShort")
     client.call("commit", ended["id"])
     with pytest.raises(JavaRaised, match=f"{ended['id']} .* ?is not in progress|{ended['id']} that is not in progress"):
         client.call(call, ended["id"])
 
 
-def test_given_too_many_changes_when_java_asks_to_commit_then_it_is_told_how_many_are_allowed(
-    client: TephraSession,
-) -> None:
+def test_java_is_told_how_many_changes_are_allowed(client: TephraSession) -> None:
     one = client.call("startShort")
     with pytest.raises(JavaRaised, match="has 4 entries and exceeds the limit of 3") as raised:
         client.call("canCommit", one["id"], ["00", "01", "02", "03"])
@@ -139,9 +129,7 @@ def test_given_a_timeout_below_1_when_java_starts_then_it_is_an_illegal_argument
     assert raised.value.name == "IllegalArgumentException"
 
 
-def test_given_checkpoints_when_java_aborts_then_all_pointers_are_gone(
-    client: TephraSession, manager: TransactionManager
-) -> None:
+def test_java_aborts_all_pointers_of_checkpoints(client: TephraSession, manager: TransactionManager) -> None:
     one = client.call("startShort")
     first = client.call("checkpoint", one["id"])
     second = client.call("checkpoint", one["id"])
@@ -151,9 +139,7 @@ def test_given_checkpoints_when_java_aborts_then_all_pointers_are_gone(
     assert len(state(manager).visibility.in_progress) == 1
 
 
-def test_given_the_calls_of_an_administrator_when_java_makes_them_then_they_do_what_they_say(
-    client: TephraSession, manager: TransactionManager, clock: ManualClock
-) -> None:
+def test_java_administers_transactions(client: TephraSession, manager: TransactionManager, clock: ManualClock) -> None:
     one, two = client.call("startShort"), client.call("startShort")
     assert client.call("invalidate", one["id"]) is True
     assert client.call("invalidate", one["id"]) is False
@@ -172,9 +158,7 @@ def test_given_the_calls_of_an_administrator_when_java_makes_them_then_they_do_w
     assert client.call("startShort")["id"] > two["id"]
 
 
-def test_given_a_snapshot_over_thrift_when_java_decodes_it_then_it_is_our_state(
-    client: TephraSession, manager: TransactionManager
-) -> None:
+def test_java_decodes_our_snapshot_over_thrift(client: TephraSession, manager: TransactionManager) -> None:
     busy(manager)
     assert snapshot_of(client.call("getSnapshot")) == state(manager)
 
@@ -182,7 +166,7 @@ def test_given_a_snapshot_over_thrift_when_java_decodes_it_then_it_is_our_state(
 # --- our client, Tephra's service ------------------------------------------------------------------------------------
 
 
-def test_given_tephras_service_when_our_client_calls_it_then_both_understand_each_other(tephra: TephraSession) -> None:
+def test_client_of_ours_is_understood_by_tephras_service(tephra: TephraSession) -> None:
     with TransactionClient(f"127.0.0.1:{tephra.call('serve')}", PATIENCE_SECONDS) as client:
         assert client.status() == "OK"
         first, second = client.start_short(60, "me"), client.start_short(client="you")

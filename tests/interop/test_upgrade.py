@@ -14,7 +14,7 @@ PROGRAM = Path(__file__).with_name("Upgrade.java")
 JDK = 11
 
 
-def test_given_javas_own_client_when_it_creates_publishes_and_polls_then_each_body_is_read() -> None:
+def test_java_client_reads_each_body_of_its_own_topics() -> None:
     java = require_tool("java", "apt-get install openjdk-17-jdk-headless")
     require_tool("javac", "apt-get install openjdk-17-jdk-headless")  # it compiles the program, unseen
     version = subprocess.run(

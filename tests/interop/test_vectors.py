@@ -13,16 +13,12 @@ from tests.interop.java import Interop
 
 
 @pytest.mark.parametrize("table", ["meta", "message", "payload"])
-def test_given_a_store_of_cdap_when_java_reads_it_raw_then_the_manifest_has_the_same_rows(
-    java: Interop, vector: Vector, table: str
-) -> None:
+def test_java_reads_the_rows_of_the_manifest_raw(java: Interop, vector: Vector, table: str) -> None:
     expected = {bytes.fromhex(row["key"]): _value_hash(row) for row in vector.table(table)}
     assert java.raw(vector.directory, table) == expected
 
 
-def test_given_a_store_of_cdap_when_java_dumps_it_then_every_entry_of_a_live_topic_is_there(
-    java: Interop, vector: Vector
-) -> None:
+def test_java_dumps_every_entry_of_a_live_topic(java: Interop, vector: Vector) -> None:
     lines = java.run("dump", vector.directory)
     topics = [(line["topic"], line["generation"]) for line in lines if line["kind"] == "topic"]
     assert len(topics) == len(vector.table("meta"))
@@ -43,9 +39,7 @@ def test_given_a_store_of_cdap_when_java_dumps_it_then_every_entry_of_a_live_top
         assert named[name] == sum(row["reason"] != "unrecognized" or row["time"] < 0 for row in rows)
 
 
-def test_given_references_when_java_dumps_them_then_each_has_the_payloads_of_its_pointer(
-    java: Interop, vector: Vector
-) -> None:
+def test_java_dumps_references_with_their_payloads(java: Interop, vector: Vector) -> None:
     references = [line for line in java.run("dump", vector.directory) if line.get("payloads") is not None]
     assert references
     for reference in references:
@@ -57,9 +51,7 @@ def test_given_references_when_java_dumps_them_then_each_has_the_payloads_of_its
         ]
 
 
-def test_given_the_clock_of_the_manifest_when_cdap_prunes_then_exactly_the_marked_rows_are_gone(
-    java: Interop, sample: Vector
-) -> None:
+def test_cdap_prunes_exactly_the_marked_rows(java: Interop, sample: Vector) -> None:
     [result] = java.run("prune", sample.directory, "--now", sample.now_ms)
     for table in ("message", "payload"):
         rows = sample.table(table)
@@ -69,9 +61,7 @@ def test_given_the_clock_of_the_manifest_when_cdap_prunes_then_exactly_the_marke
         assert result[f"{table}s_deleted"] == len(gone)
 
 
-def test_given_a_snapshot_when_java_consumes_in_its_transaction_then_invalid_and_undecided_rows_are_hidden(
-    java: Interop, sample: Vector
-) -> None:
+def test_java_hides_invalid_and_undecided_rows_by_a_snapshot(java: Interop, sample: Vector) -> None:
     [snapshot] = java.run("snapshot", sample.snapshot)
     lines = java.run("read-service", sample.directory, "--snapshot", sample.snapshot)
     counts = {(line["topic"], line["in_transaction"]): line["messages"] for line in lines}

@@ -20,24 +20,19 @@ TTL_SECONDS = 360_000
 WINDOW_MS = HOUR
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def prepared(store: MemoryStore, *, ttl_seconds: int = TTL_SECONDS, **options: int) -> tuple[Kit, Topic]:
     """A topic whose first pass, a full one, is done, and two rows of it that come due a moment later."""
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds)
-    rig = janitor(store, **options)  # type: ignore[arg-type]
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, **options)  # type: ignore[arg-type]
+    kit.engine.run_once(adopt=True)
     soon_ms = NOW_MS - ttl_seconds * 1000
     orders.plain(soon_ms).stored(pointer(soon_ms), soon_ms)
-    return rig, orders
+    return kit, orders
 
 
-def patient(rig: Kit, wait_ms: int = 0) -> Report:
-    rig.clock.advance(wait_ms)
-    return rig.engine.run_once(incremental=True)
+def patient(kit: Kit, wait_ms: int = 0) -> Report:
+    kit.clock.advance(wait_ms)
+    return kit.engine.run_once(incremental=True)
 
 
 def asked(store: MemoryStore) -> list[str]:
@@ -55,53 +50,47 @@ def asked(store: MemoryStore) -> list[str]:
     ("ttl_seconds", "window_ms"), [(60, MINUTE), (5_999, MINUTE), (6_000, MINUTE), (6_001, 60_010), (TTL_SECONDS, HOUR)]
 )
 @pytest.mark.parametrize("late_ms", [-1, 0, 1])
-def test_given_a_topic_when_its_due_window_grows_then_it_is_visited_at_a_minute_or_a_hundredth_of_its_ttl(
-    store: MemoryStore, ttl_seconds: int, window_ms: int, late_ms: int
-) -> None:
-    rig, orders = prepared(store, ttl_seconds=ttl_seconds)
-    assert not patient(rig, window_ms + late_ms).full
+def test_topic_is_visited_after_its_window(store: MemoryStore, ttl_seconds: int, window_ms: int, late_ms: int) -> None:
+    kit, orders = prepared(store, ttl_seconds=ttl_seconds)
+    assert not patient(kit, window_ms + late_ms).full
     visited = late_ms >= 0
     assert (orders.times() == []) is visited
     assert (orders.stored_times() == []) is visited
 
 
-def test_given_topics_that_wait_when_patient_then_the_store_is_asked_nothing_about_them(store: MemoryStore) -> None:
-    rig, _ = prepared(store)
+def test_topics_that_wait_cost_no_store_call(store: MemoryStore) -> None:
+    kit, _ = prepared(store)
     for number in range(50):
         topic(store, f"default:t{number}", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
-    rig.engine.adopt()
-    rig.engine.run_once()
+    kit.engine.adopt()
+    kit.engine.run_once()
     names = asked(store)
-    report = patient(rig, WINDOW_MS - 1)
+    report = patient(kit, WINDOW_MS - 1)
     assert names == []
     assert report.store_calls == 1, "one for all the metadata"
 
 
-def test_given_topics_that_wait_when_a_transaction_is_invalid_then_its_rows_are_inverted_all_the_same(
-    store: MemoryStore,
-) -> None:
-    rig, orders = prepared(store)
+def test_topic_that_waits_has_its_invalid_rows_inverted(store: MemoryStore) -> None:
+    kit, orders = prepared(store)
     invalid = pointer(NOW_MS)
     orders.tx(invalid, NOW_MS)
-    rig.snapshots.invalid = [invalid]
+    kit.snapshots.invalid = [invalid]
     names = asked(store)
-    patient(rig, MINUTE)
+    patient(kit, MINUTE)
     assert "message.delete" not in names
     assert set(names) <= {"message.keys", "message.cells", "message.invert"}
     assert orders.pointers() == [None, -invalid]
 
 
-def test_given_a_topic_that_waited_when_it_is_visited_then_its_frontier_is_where_time_has_brought_it(
-    store: MemoryStore,
-) -> None:
-    rig, orders = prepared(store)
-    before = rig.state.frontiers()[orders.id]
+def test_topic_that_waited_has_its_frontier_where_time_is(store: MemoryStore) -> None:
+    kit, orders = prepared(store)
+    before = kit.state.frontiers()[orders.id]
     for _ in range(59):
-        patient(rig, MINUTE)
-        assert rig.state.frontiers()[orders.id] == before, "so that time goes on counting from there"
-    report = patient(rig, MINUTE)
+        patient(kit, MINUTE)
+        assert kit.state.frontiers()[orders.id] == before, "so that time goes on counting from there"
+    report = patient(kit, MINUTE)
     assert report.held_topics() == {}
-    assert rig.state.frontiers()[orders.id].cutoff_ms == before.cutoff_ms + HOUR
+    assert kit.state.frontiers()[orders.id].cutoff_ms == before.cutoff_ms + HOUR
 
 
 # --- what never waits ------------------------------------------------------------------------------------------------
@@ -110,18 +99,16 @@ def test_given_a_topic_that_waited_when_it_is_visited_then_its_frontier_is_where
 @pytest.mark.parametrize(
     "run",
     [
-        lambda rig: rig.engine.run_once(),
-        lambda rig: rig.engine.run_once(patterns=("default:orders",)),
-        lambda rig: rig.engine.run_once(adopt=True),
+        lambda kit: kit.engine.run_once(),
+        lambda kit: kit.engine.run_once(patterns=("default:orders",)),
+        lambda kit: kit.engine.run_once(adopt=True),
     ],
     ids=["run --once", "of a topic", "--adopt"],
 )
-def test_given_a_topic_that_might_wait_when_a_pass_is_not_patient_then_it_does_not(
-    store: MemoryStore, run: Callable[[Kit], Report]
-) -> None:
-    rig, orders = prepared(store)
-    rig.clock.advance(1)
-    run(rig)
+def test_pass_that_is_not_patient_visits_every_topic(store: MemoryStore, run: Callable[[Kit], Report]) -> None:
+    kit, orders = prepared(store)
+    kit.clock.advance(1)
+    run(kit)
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
@@ -133,58 +120,54 @@ CHANGES: dict[str, Callable[[Topic], object]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_given_a_topic_that_changed_when_nothing_is_held_then_the_next_patient_pass_does_it(
-    store: MemoryStore, change: str
-) -> None:
-    rig, orders = prepared(store, hold_seconds=0)
+def test_topic_that_changed_is_visited_by_the_next_pass(store: MemoryStore, change: str) -> None:
+    kit, orders = prepared(store, hold_seconds=0)
     CHANGES[change](orders)
-    patient(rig, 1)
+    patient(kit, 1)
     assert (orders.times(), orders.stored_times()) == ([], [])
 
 
 @pytest.mark.parametrize("seconds_shorter", [400, 1800, 7200])
 @pytest.mark.parametrize("approved", [True, False])
-def test_given_a_held_jump_when_it_may_go_then_the_next_patient_pass_does_it_however_small_it_is(
-    store: MemoryStore, approved: bool, seconds_shorter: int
-) -> None:
-    rig, orders = prepared(store, hold_seconds=300)
+def test_held_jump_that_may_go_is_visited(store: MemoryStore, approved: bool, seconds_shorter: int) -> None:
+    kit, orders = prepared(store, hold_seconds=300)
     late = orders.plain(NOW_MS - (TTL_SECONDS - seconds_shorter) * 1000 - 1)
     late.describe(ttl_seconds=TTL_SECONDS - seconds_shorter)
-    assert patient(rig).held_topics() == {orders.id: Hold.FRONTIER}
+    assert patient(kit).held_topics() == {orders.id: Hold.FRONTIER}
     if approved:
-        rig.engine.approve(("default:orders",))
+        kit.engine.approve(("default:orders",))
     else:
-        rig.clock.advance(300_000)
-    patient(rig, 1)
+        kit.clock.advance(300_000)
+    patient(kit, 1)
     assert orders.times() == []
-    assert patient(rig, MINUTE).held_topics() == {}
+    assert patient(kit, MINUTE).held_topics() == {}
 
 
-def test_given_a_ttl_that_was_lengthened_when_patient_then_the_frontier_goes_back_at_once(store: MemoryStore) -> None:
-    rig, orders = prepared(store)
+def test_longer_ttl_takes_the_frontier_back_at_once(store: MemoryStore) -> None:
+    kit, orders = prepared(store)
     orders.describe(ttl_seconds=2 * TTL_SECONDS)
-    patient(rig, MINUTE)
-    assert rig.state.frontiers()[orders.id].cutoff_ms == NOW_MS + MINUTE - 2 * TTL_SECONDS * 1000
+    patient(kit, MINUTE)
+    assert kit.state.frontiers()[orders.id].cutoff_ms == NOW_MS + MINUTE - 2 * TTL_SECONDS * 1000
     orders.describe(ttl_seconds=TTL_SECONDS)
-    assert patient(rig, MINUTE).held_topics() == {orders.id: Hold.FRONTIER}, "or this would not be seen as a jump"
+    assert patient(kit, MINUTE).held_topics() == {orders.id: Hold.FRONTIER}, "or this would not be seen as a jump"
 
 
 # --- what is held ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_held_jump_when_patient_then_what_waits_is_counted_once_and_read_no_more(store: MemoryStore) -> None:
-    rig, orders = prepared(store)
+def test_held_jump_is_counted_once_and_read_no_more(store: MemoryStore) -> None:
+    kit, orders = prepared(store)
     orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 500)).describe(ttl_seconds=60)
-    report = patient(rig, MINUTE)
+    report = patient(kit, MINUTE)
     assert report.held_rows() >= 500
     for _ in range(3):
         names = asked(store)
-        assert patient(rig, MINUTE).held_rows() == 0
+        assert patient(kit, MINUTE).held_rows() == 0
         assert len(names) < 10
-    note = rig.state.note("overdue")
+    note = kit.state.note("overdue")
     assert sum(item["rows"] for item in note) == report.held_rows()
     orders.describe(ttl_seconds=120)
-    assert patient(rig, MINUTE).held_rows() >= 500, "another jump is a new hold"
+    assert patient(kit, MINUTE).held_rows() >= 500, "another jump is a new hold"
 
 
 # --- over a day ------------------------------------------------------------------------------------------------------
@@ -196,14 +179,14 @@ def played(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple
     topics = [topic(store, f"default:t{number}", ttl_seconds=ttl) for number, ttl in enumerate(ttls)]
     for described in topics:
         described.plain(*range(NOW_MS - 2 * DAY, NOW_MS, 40 * MINUTE))
-    rig = janitor(store, batch_rows=50)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, batch_rows=50)
+    kit.engine.run_once(adopt=True)
     left: list[set[tuple[int, int]]] = []
     for gap_ms in gaps:
-        rig.clock.advance(gap_ms)
-        rig.engine.run_once(incremental=is_patient)
+        kit.clock.advance(gap_ms)
+        kit.engine.run_once(incremental=is_patient)
         left.append({(number, time_ms) for number in (0, 1) for time_ms in topics[number].times()})
-    deleted = sum(value for key, value in rig.state.counters().items() if key.name == "rows_deleted_total")
+    deleted = sum(value for key, value in kit.state.counters().items() if key.name == "rows_deleted_total")
     return left, int(deleted)
 
 
@@ -211,9 +194,7 @@ def played(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple
     gaps=st.lists(st.integers(1_000, 20 * MINUTE), min_size=4, max_size=12),
     ttls=st.tuples(st.integers(60, 2 * 86_400), st.integers(60, 2 * 86_400)),
 )
-def test_given_patient_passes_and_plain_ones_when_they_do_the_same_then_they_differ_by_the_lateness_allowed(
-    gaps: list[int], ttls: tuple[int, int]
-) -> None:
+def test_patient_passes_differ_by_the_allowed_lateness(gaps: list[int], ttls: tuple[int, int]) -> None:
     plain, _ = played(gaps, ttls, is_patient=False)
     late, deleted = played([*gaps, DAY], ttls, is_patient=True)
     now_ms = NOW_MS
@@ -231,27 +212,25 @@ def test_given_patient_passes_and_plain_ones_when_they_do_the_same_then_they_dif
 
 
 def test_given_a_row_that_is_due_and_waits_when_its_ttl_is_lengthened_then_it_lives(store: MemoryStore) -> None:
-    rig, orders = prepared(store)
-    patient(rig, MINUTE)
+    kit, orders = prepared(store)
+    patient(kit, MINUTE)
     orders.describe(ttl_seconds=2 * TTL_SECONDS)
-    patient(rig, HOUR)
+    patient(kit, HOUR)
     assert len(orders.times()) == len(orders.stored_times()) == 1
 
 
-def test_given_an_invalid_row_that_is_due_and_waits_when_claimed_then_a_full_pass_has_dealt_with_it(
-    store: MemoryStore,
-) -> None:
+def test_invalid_row_that_waits_is_inverted_before_a_claim(store: MemoryStore) -> None:
     ttl_seconds = 6_000
-    rig, orders = prepared(store, ttl_seconds=ttl_seconds)
+    kit, orders = prepared(store, ttl_seconds=ttl_seconds)
     # Its client may still write, so that nothing is claimed of it yet.
     invalid = pointer(NOW_MS - ttl_seconds * 1000)
     [(key, _)] = orders.messages()
     store.message.put([(key.pack(), MessageValue(invalid, b"x"))])
-    rig.snapshots.invalid = [invalid]
-    report = patient(rig, LEAST_WINDOW_MS - 1)
+    kit.snapshots.invalid = [invalid]
+    report = patient(kit, LEAST_WINDOW_MS - 1)
     assert orders.pointers() == [invalid], "it goes soon"
     assert report.boundary is not None
     assert report.boundary < invalid
     orders.describe(ttl_seconds=TTL_SECONDS)
-    report = patient(rig, DAY)
+    report = patient(kit, DAY)
     assert (orders.pointers(), report.boundary) == ([-invalid], invalid)

@@ -59,9 +59,6 @@ def report(entries: dict[EntryKey, Entry] | None = None, mode: Mode = "apply", *
     return replace(plain, **changes)
 
 
-# --- counting --------------------------------------------------------------------------------------------------------
-
-
 # --- totals ----------------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +101,7 @@ def test_given_entries_of_all_rules_when_totalled_then_each_rule_has_its_own() -
     assert made.held_rows() == 48
 
 
-def test_given_entries_when_sorted_then_it_is_by_topic_table_generation_and_rule_without_empty_ones() -> None:
+def test_sorted_entries_are_by_topic_table_generation_and_rule() -> None:
     ordered = [
         about(generation=2, rule=Rule.EXPIRED),
         about(generation=2, rule=Rule.EXPIRED, held=Hold.FRONTIER),
@@ -167,7 +164,7 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
 # --- as it is remembered ---------------------------------------------------------------------------------------------
 
 
-def test_given_very_many_entries_when_remembered_then_those_with_the_most_rows_are_and_the_totals_are_of_all() -> None:
+def test_history_of_many_entries_keeps_the_largest_and_all_totals() -> None:
     entries = {about(generation=number): rows(number) for number in range(1, HISTORY_ENTRIES + 6)}
     run, remembered = report(entries).to_history(RUN, ())
     assert run.expired == remembered["totals"]["expired"]

@@ -34,9 +34,7 @@ def refused(tmp_path: Path, yaml: str) -> str:
 # --- files and page --------------------------------------------------------------------------------------------------
 
 
-def test_given_the_standalone_file_when_loaded_then_it_names_every_setting_and_changes_none(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_standalone_file_names_every_setting_and_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONF)
     built_in = load(None, {}, {})
     found = load(CONF / "standalone.yaml", {}, {})
@@ -54,9 +52,7 @@ def test_given_the_standalone_file_when_loaded_then_it_names_every_setting_and_c
     assert all(f"# {name}: " in named for name in ("cron", "directory", "state")), "these stand there as comments"
 
 
-def test_given_the_hbase_file_when_loaded_then_it_changes_what_a_cluster_needs_and_nothing_else(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_hbase_file_changes_what_a_cluster_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONF)
     default = {entry.path: entry.value for entry in load(None, {}, {}).entries()}
     found = load(CONF / "hbase.yaml", {}, {}).entries()
@@ -78,9 +74,7 @@ def test_given_a_setting_then_meaning_reason_and_unit_stand_beside_it(path: str,
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 
-def test_settings_of_a_store_named_in_any_way_give_it_the_same_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_of_a_store_by_any_name_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "link").symlink_to("store")
     monkeypatch.chdir(tmp_path)
@@ -165,9 +159,7 @@ def test_given_a_crontab_line_when_loaded_then_it_is_taken(tmp_path: Path, cron:
         ("-1 * * * *", "-1 is not a valid minute"),
     ],
 )
-def test_given_what_is_no_crontab_line_when_loaded_then_the_field_is_named(
-    tmp_path: Path, cron: str, problem: str
-) -> None:
+def test_wrong_crontab_line_names_the_field(tmp_path: Path, cron: str, problem: str) -> None:
     assert problem in refused(tmp_path, f"janitor: {{cron: '{cron}'}}")
 
 
@@ -200,9 +192,7 @@ def test_given_what_is_no_crontab_line_when_loaded_then_the_field_is_named(
         ("state: null", "janitor.state"),
     ],
 )
-def test_given_an_impossible_value_when_loaded_then_the_setting_is_named(
-    tmp_path: Path, janitor: str, path: str
-) -> None:
+def test_impossible_value_names_the_setting(tmp_path: Path, janitor: str, path: str) -> None:
     assert refused(tmp_path, f"janitor: {{{janitor}}}").startswith(f"{path} = ")
 
 
@@ -235,9 +225,7 @@ def test_given_a_folder_of_ours_inside_the_store_when_loaded_then_that_is_refuse
         "janitor: {protect: ['default:audit']}",
     ],
 )
-def test_given_a_setting_that_decides_what_may_go_when_changed_then_the_digest_changes(
-    tmp_path: Path, yaml: str
-) -> None:
+def test_digest_changes_with_settings_of_deletion(tmp_path: Path, yaml: str) -> None:
     assert config_digest(loaded(tmp_path, yaml).settings) != config_digest(loaded(tmp_path).settings)
 
 

@@ -109,9 +109,7 @@ def run(settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[s
     return asked
 
 
-def test_sweep_and_inversion_after_a_login_do_what_they_do_elsewhere(
-    settings: HBaseSettings, run: Callable[..., tuple[int, Any]]
-) -> None:
+def test_sweep_after_a_login_does_as_elsewhere(settings: HBaseSettings, run: Callable[..., tuple[int, Any]]) -> None:
     live, doomed = (
         list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 10)),
         list(range(NOW_MS - HOUR // 2, NOW_MS - HOUR // 2 + 5)),
@@ -185,9 +183,7 @@ def test_lease_in_the_state_keeps_a_second_janitor_out(settings: HBaseSettings) 
 
 
 @pytest.mark.parametrize("qop", ["auth", "auth-int", "auth-conf"])
-def test_each_quality_of_protection_of_a_real_server_is_spoken(
-    qop: str, hbase: HBaseServer, settings: HBaseSettings
-) -> None:
+def test_quality_of_a_real_server_is_spoken(qop: str, hbase: HBaseServer, settings: HBaseSettings) -> None:
     port = hbase.command("start-thrift", "thrift", 0, f"hbase.thrift.security.qop={qop}")
     wanted = settings.model_copy(update={"thrift": (f"localhost:{port}",)})
     try:
@@ -203,9 +199,7 @@ def test_each_quality_of_protection_of_a_real_server_is_spoken(
         hbase.command("stop-thrift", port)
 
 
-def test_thrift_over_http_logs_in_with_spnego_and_acts_for_the_user(
-    hbase: HBaseServer, settings: HBaseSettings, realm: Realm
-) -> None:
+def test_thrift_over_http_logs_in_with_spnego(hbase: HBaseServer, settings: HBaseSettings, realm: Realm) -> None:
     spnego = {
         "hbase.regionserver.thrift.http": "true",
         "hbase.thrift.security.qop": "auth",

@@ -161,7 +161,7 @@ def test_principal_that_is_no_name_is_named(realm: Realm) -> None:
     assert "one@two@three is not the name of a principal. Correct storage.hbase.kerberos.principal." in said
 
 
-def test_realm_that_is_gone_when_a_ticket_expires_is_named_and_used_again_when_it_is_back(tmp_path: Path) -> None:
+def test_realm_that_is_gone_is_named_and_used_again_when_back(tmp_path: Path) -> None:
     with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KRB5_CONFIG", str(other.config))
         other.keytab("hbase/localhost")

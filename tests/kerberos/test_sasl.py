@@ -50,9 +50,7 @@ def pool_of(
 
 
 @pytest.mark.parametrize("qop", QOPS)
-def test_calls_are_answered_with_the_quality_that_the_server_offers(
-    qop: str, thrift: FakeThrift, service: Path, keytab: Path
-) -> None:
+def test_calls_have_the_quality_of_the_server(qop: str, thrift: FakeThrift, service: Path, keytab: Path) -> None:
     long = b"x" * 300_000
     with SaslFront(thrift.address, service, qop) as front, pool_of(front.address, keytab) as pool:
         assert [get(pool, row) for row in (b"a", long, b"b")] == [b"a", long, b"b"]
@@ -100,9 +98,7 @@ def test_server_that_does_not_answer_the_login_is_named(keytab: Path) -> None:
 
 
 @pytest.mark.parametrize("qop", ["auth-int", "auth-conf"])
-def test_answer_that_was_changed_on_its_way_is_never_used(
-    qop: str, thrift: FakeThrift, service: Path, keytab: Path
-) -> None:
+def test_answer_changed_on_its_way_is_never_used(qop: str, thrift: FakeThrift, service: Path, keytab: Path) -> None:
     with SaslFront(thrift.address, service, qop) as front, pool_of(front.address, keytab) as pool:
         assert get(pool, b"a") == b"a"
         front.damage = True
@@ -121,9 +117,7 @@ def test_connection_whose_ticket_has_expired_is_not_used_again(
         assert len(front.users) == 2
 
 
-def test_realm_that_is_gone_during_a_long_run_is_reported_and_used_again_when_it_is_back(
-    thrift: FakeThrift, tmp_path: Path
-) -> None:
+def test_realm_gone_in_a_long_run_is_used_again_when_back(thrift: FakeThrift, tmp_path: Path) -> None:
     with Realm(tmp_path / "other") as other, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KRB5_CONFIG", str(other.config))
         service, own = other.keytab("hbase/localhost"), other.keytab("lasting", options="-maxlife 2s")

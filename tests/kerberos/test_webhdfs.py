@@ -98,9 +98,7 @@ def source(place: str, keytab: Path, tmp_path: Path) -> DirectorySource:
     return found
 
 
-def test_snapshot_is_read_after_a_login_at_the_namenode(
-    guarded: str, keytabs: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_snapshot_is_read_after_a_login(guarded: str, keytabs: tuple[Path, Path], tmp_path: Path) -> None:
     assert source(guarded, keytabs[1], tmp_path).latest().name == "snapshot.2"
     assert set(Guarded.users) == {f"reader@{REALM}"}
 

@@ -110,7 +110,7 @@ def test_given_a_library_then_only_its_warnings_are_logged() -> None:
     assert stream.getvalue() == "WARNING retrying\nINFO opened\n"
 
 
-def test_given_the_example_that_ships_then_python_takes_it_and_our_loggers_are_the_ones_it_names() -> None:
+def test_example_that_ships_is_valid_and_names_our_loggers() -> None:
     settings = yaml.safe_load(CONF.read_text(encoding="utf-8"))
     logging.config.dictConfig(settings)
     assert set(settings["loggers"]) == set(OURS)
@@ -118,7 +118,7 @@ def test_given_the_example_that_ships_then_python_takes_it_and_our_loggers_are_t
     assert not logging.getLogger("urllib3").isEnabledFor(logging.INFO)
 
 
-def test_given_what_clients_bring_about_often_when_logged_then_each_kind_has_one_line_a_minute(
+def test_logger_writes_each_kind_once_a_minute(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0

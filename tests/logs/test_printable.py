@@ -9,7 +9,7 @@ from tms_core.logs.printable import printable
 
 
 @given(st.text())
-def test_given_any_text_when_shown_then_nothing_in_it_commands_and_what_shows_is_as_it_was(text: str) -> None:
+def test_printable_of_any_text_commands_nothing_and_keeps_the_rest(text: str) -> None:
     shown = printable(text)
     assert shown.isprintable()
     if text.isprintable():

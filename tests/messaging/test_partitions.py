@@ -25,7 +25,7 @@ from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch
 from tms_core.messaging.service import MessagingService
-from tms_core.messaging.topics.partitions import MOST_FAMILIES, Family, Layout, drained_by, layout_of, number_of
+from tms_core.messaging.topics.partitions import MOST_FAMILIES, Family, Layout, layout_of, number_of
 from tms_core.rowkey import MessageId
 from tms_core.tables.base import KEYS
 from tms_core.tables.memory import MemoryStore
@@ -161,7 +161,7 @@ def test_given_a_part_then_it_is_changed_and_deleted_with_its_whole_only(
 
 
 def test_given_properties_that_only_the_server_notes_then_they_do_not_count(service: MessagingService) -> None:
-    own = {"families": "1:9", "part_of": "orders", "sealed": "1", "drained": "billing:0"}
+    own = {"families": "1:9", "part_of": "orders", "sealed": "1"}
     service.create_topic(ORDERS, own)
     service.update_topic(ORDERS, own)
     assert set(service.topic(ORDERS)) == {"generation", "ttl"}
@@ -521,32 +521,6 @@ def test_given_a_position_that_is_set_while_a_group_is_asked_for_another_partiti
     assert polled(service, "orders-f2-1").behind == named("orders-0")
 
 
-def noted_by_an_older_version(service: MessagingService, groups: str) -> None:
-    topics = service._topics
-    topics.update(named("orders-0"), {**topics.get(named("orders-0")).properties, "drained": groups})
-
-
-def test_given_a_sealed_partition_with_what_an_older_version_has_noted_then_that_holds_until_it_is_set_back(
-    service: MessagingService,
-) -> None:
-    changed(service, GROUP, "audit")
-    for group in (GROUP, "audit"):
-        polled(service, "orders-0", group)
-    noted_by_an_older_version(service, f"{GROUP}:7 other:0")
-    assert payloads(polled(service, "orders-f2-0")) == [b"new"]
-    assert polled(service, "orders-f2-0", "audit").behind == named("orders-0")
-    assert polled(service, "orders-0", "audit").drained
-    assert payloads(polled(service, "orders-f2-0", "audit")) == [b"new"]
-    service.update_topic(ORDERS, {"partitions": "2", "ttl": "60000000"})
-    assert service.topic(named("orders-0"))["drained"] == f"{GROUP}:7 other:0"
-    for undo in (service.consumers.put, lambda topic, group, _: service.consumers.delete(topic, group)):
-        undo(named("orders-0"), GROUP, MessageId(0, 0))
-        assert polled(service, "orders-f2-0").behind == named("orders-0")
-        service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
-        read_to_the_end(service)
-        assert polled(service, "orders-f2-0").behind is None
-
-
 def test_given_the_same_group_of_a_topic_that_was_made_again_then_it_has_read_nothing_to_its_end(
     service: MessagingService,
 ) -> None:
@@ -569,5 +543,3 @@ def test_given_notes_that_cannot_be_read_then_the_topic_is_damaged() -> None:
     for wrong in ("", "1", "1:2 ", "a:2", "1:2:x"):
         with pytest.raises(MetadataError):
             layout_of(ORDERS, {"families": wrong})
-    assert drained_by({"drained": "billing:7 other:0"}, "bill") is None
-    assert drained_by({"drained": "billing:7 other:0"}, "other") == 0

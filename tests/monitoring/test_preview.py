@@ -32,7 +32,7 @@ def drawn(html: str, title: str) -> str:
     return str(found)
 
 
-def test_given_variables_when_panels_are_asked_then_none_of_them_is_left_in_any_question() -> None:
+def test_page_asks_no_panel_with_a_variable_left() -> None:
     asked: list[str] = []
 
     def ask(expression: str) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def test_given_variables_when_panels_are_asked_then_none_of_them_is_left_in_any_
     assert chosen("rate(x[$__rate_interval])", VALUES) == "rate(x[1m])"
 
 
-def test_given_no_answers_when_drawn_then_every_panel_of_the_rows_is_there_and_says_so() -> None:
+def test_page_without_answers_shows_every_panel_with_no_data() -> None:
     html = page(dashboard(), source(lambda _: []), ["Health", "Topics and consumers"])
     assert html.count("<section") == html.count("<p>No data</p>") == 6 + 8
     assert re.findall("<h2[^>]*>([^<]*)<", html) == ["Health", "Topics and consumers"]
@@ -58,9 +58,7 @@ def test_given_rows_that_are_left_out_when_drawn_then_they_leave_no_hole() -> No
 
 
 @pytest.mark.parametrize(("waiting", "colour"), [("0", "#3d9142"), ("3022", "#d9730d")])
-def test_given_a_number_when_it_is_drawn_then_its_ground_has_the_colour_of_its_threshold(
-    waiting: str, colour: str
-) -> None:
+def test_page_colors_a_number_by_its_threshold(waiting: str, colour: str) -> None:
     html = page(dashboard(), source(lambda _: [series(7, waiting)]), ["Health"])
     panel = drawn(html, "Overdue rows")
     assert f"background:{colour}" in panel

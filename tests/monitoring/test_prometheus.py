@@ -39,7 +39,7 @@ TMS = (
 )
 
 
-class Site(NamedTuple):
+class MonitoringKit(NamedTuple):
     """A server with the janitor inside, what asks it, and who scrapes both."""
 
     server: Serve
@@ -48,7 +48,7 @@ class Site(NamedTuple):
 
 
 def settings(folder: Path) -> Path:
-    """A site whose invalid transactions are soon proven clean."""
+    """Settings whose invalid transactions are soon proven clean."""
     path = configure(folder)
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     document["transactions"] |= {"max_lifetime_seconds": 1, "grace_seconds": 0}
@@ -93,7 +93,7 @@ def janitor(line: str) -> None:
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
+def kit(tmp_path: Path) -> Iterator[MonitoringKit]:
     config = settings(tmp_path)
     publish(config, "orders")
     janitor(f"run --once --adopt --config {config}")
@@ -104,18 +104,18 @@ def site(tmp_path: Path) -> Iterator[Site]:
     with Serve(config, janitor=True, tms=(sys.executable, "-c", TMS)) as server:
         targets = {"janitor": [f"127.0.0.1:{server.port}"]}
         with Prometheus(tmp_path / "prometheus", targets, rules(quick, scope='job="janitor"')) as prometheus:
-            yield Site(server, prometheus, config)
+            yield MonitoringKit(server, prometheus, config)
 
 
 @pytest.mark.timeout(900)
-def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(site: Site) -> None:
-    prometheus = site.prometheus
-    assert lint(site.server.port) == (0, "")
-    janitor(f"pause default:paused --config {site.config}")
+def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(kit: MonitoringKit) -> None:
+    prometheus = kit.prometheus
+    assert lint(kit.server.port) == (0, "")
+    janitor(f"pause default:paused --config {kit.config}")
     until(lambda: prometheus.firing("TmsPausedTooLong"), "the alert fires")
 
     missing = {*expressions(dashboard()), ("sizing", sizing())}
-    with customer(site.server) as client:
+    with customer(kit.server) as client:
 
         def all_have_data() -> bool:
             client.publish("default:orders", [b"more"])
@@ -125,11 +125,11 @@ def test_alerts_come_and_go_and_every_panel_of_the_dashboard_has_data(site: Site
 
         until(all_have_data, lambda: f"these panels have data: {missing}")
 
-    janitor(f"resume default:paused --config {site.config}")
+    janitor(f"resume default:paused --config {kit.config}")
     until(lambda: not prometheus.firing("TmsPausedTooLong"), "the alert is resolved")
 
     assert not prometheus.firing("TmsJanitorDown")
-    site.server.end()
+    kit.server.end()
     until(lambda: prometheus.firing("TmsJanitorDown"), "nobody answers, and the alert fires")
 
 

@@ -34,16 +34,12 @@ NUMBERS = st.floats(-1e9, 1e9).filter(lambda number: number == 0 or abs(number) 
         (5e15, "short", "5000 Tri"),
     ],
 )
-def test_given_a_number_when_it_is_written_then_it_has_few_digits_and_a_unit_of_its_size(
-    value: float, unit: str, text: str
-) -> None:
+def test_written_number_is_short_with_a_unit_of_its_size(value: float, unit: str, text: str) -> None:
     assert written(value, unit) == text
 
 
 @given(NUMBERS, NUMBERS, st.sampled_from(UNITS))
-def test_given_two_numbers_when_an_axis_is_marked_then_they_are_within_a_few_even_marks(
-    one: float, other: float, unit: str
-) -> None:
+def test_ticks_of_two_numbers_are_a_few_even_marks(one: float, other: float, unit: str) -> None:
     low, high = sorted((one, other))
     marks = ticks(low, high, unit)
     step = marks[1] - marks[0]

@@ -1,4 +1,4 @@
-"""What happens by chance: one operation after the other, each with a look at the site.
+"""What happens by chance: one operation after the other, each with a look at the world.
 
 Looking makes most operations have something to work on: a transaction that is open, a plan that is there. What they do
 is fixed when they are drawn, so that the history can be played again without any chance.
@@ -65,7 +65,7 @@ from tests.simulation.operations import (
     Store,
     Wait,
 )
-from tests.simulation.site import Site
+from tests.simulation.world import World
 
 T = TypeVar("T")
 
@@ -126,12 +126,12 @@ class Chance:
 
     Args:
         random: where chance comes from.
-        site: what is looked at.
+        world: what is looked at.
     """
 
-    def __init__(self, random: Random, site: Site) -> None:
+    def __init__(self, random: Random, world: World) -> None:
         self.random = random
-        self._site = site
+        self._world = world
 
     # -- choices -------------------------------------------------------------------------------------------------
 
@@ -151,20 +151,20 @@ class Chance:
 
     def tx(self) -> int:
         """A transaction whose client still works on it; 0 when there is none."""
-        active = [number for number, client in self._site.clients.items() if not client.done]
+        active = [number for number, client in self._world.clients.items() if not client.done]
         return self.pick(active[-4:]) if active else 0
 
     def next_tx(self) -> int:
         """The number of a transaction that was not started yet."""
-        return max(self._site.clients, default=0) + 1
+        return max(self._world.clients, default=0) + 1
 
     def operation(self) -> Operation:
         """Whatever happens next; what stops the janitor altogether is not left so for long."""
-        if self.luck(0.15) and not self._site.clock_is_right:
+        if self.luck(0.15) and not self._world.clock_is_right:
             return SetClock(0)
-        if self.luck(0.15) and self._site.other_manager is not None:
+        if self.luck(0.15) and self._world.other_manager is not None:
             return Misconfigure(wrong=False)
-        if self.luck(0.15) and not self._site.reference.adopted:
+        if self.luck(0.15) and not self._world.reference.adopted:
             return Adopt()
         (kind,) = self.random.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))
         drawn = getattr(self, kind)()

@@ -36,8 +36,8 @@ from tests.simulation.operations import (
     SkewServer,
     Wait,
 )
-from tests.simulation.site import Site
 from tests.simulation.stories import STORIES
+from tests.simulation.world import World
 
 #: Drawn operations per history.
 STEPS = 110
@@ -75,7 +75,7 @@ def play(operations: Iterable[Operation], *, orderly_end: bool = True) -> Counte
         Failed: an invariant does not hold.
     """
     with tempfile.TemporaryDirectory(prefix="tms-simulation-") as folder:
-        return _play(Site(Path(folder)), lambda _: iter(operations), orderly_end=orderly_end)
+        return _play(World(Path(folder)), lambda _: iter(operations), orderly_end=orderly_end)
 
 
 def play_seed(seed: int, steps: int = STEPS) -> Counter[str]:
@@ -87,60 +87,62 @@ def play_seed(seed: int, steps: int = STEPS) -> Counter[str]:
     """
     with tempfile.TemporaryDirectory(prefix="tms-simulation-") as folder:
         first = [*([FeedBack()] if seed % 2 else []), *([KeepRows()] if seed % 4 < 2 else [])]
-        return _play(Site(Path(folder)), lambda site: chain(first, draw(Random(seed), site, steps)), orderly_end=True)
+        return _play(
+            World(Path(folder)), lambda world: chain(first, draw(Random(seed), world, steps)), orderly_end=True
+        )
 
 
-def _play(site: Site, operations: Callable[[Site], Iterator[Operation]], *, orderly_end: bool) -> Counter[str]:
+def _play(world: World, operations: Callable[[World], Iterator[Operation]], *, orderly_end: bool) -> Counter[str]:
     happened: list[Operation] = []
     at_end = False
     try:
-        for operation in operations(site):
+        for operation in operations(world):
             happened.append(operation)
-            operation.on(site)
-            check_reader(site)
-            check_payloads(site)
-            check_claims(site)
+            operation.on(world)
+            check_reader(world)
+            check_payloads(world)
+            check_claims(world)
         if orderly_end:
             at_end = True
-            put_in_order(site)
+            put_in_order(world)
     except Violation as violation:
         raise Failed(happened, violation, at_end=at_end) from violation
     # An error that nobody expected has a shortest history too.
     except Exception as error:
         raise Failed(happened, Violation("unexpected error", repr(error)), at_end=at_end) from error
     finally:
-        site.state.close()
-    return site.reached
+        world.state.close()
+    return world.reached
 
 
-def put_in_order(site: Site) -> None:
+def put_in_order(world: World) -> None:
     """Set clocks, topics and settings right, let everything be decided, and have the janitor do all there is to do."""
-    for name in site.topics:
-        Break(name, broken=False).on(site)
-        Garble(name, on_purpose=False).on(site)
-        Protect(name, protected=False).on(site)
-    FillDisk(full=False).on(site)
-    Misconfigure(wrong=False).on(site)
-    Pause(paused=False).on(site)
-    SetClock(0).on(site)
-    SkewServer(0).on(site)
-    Wait(25 * HOUR_MS).on(site)
-    Adopt().on(site)
-    Run().on(site)
-    check_complete(site)
-    check_claims(site)
-    Wait(25 * HOUR_MS).on(site)
-    prune_bound = site.manager.prune_bound()
-    Run().on(site)
-    check_claim_reached(site, prune_bound)
-    check_claims(site)
-    Truncate().on(site)
-    check_reader(site)
+    for name in world.topics:
+        Break(name, broken=False).on(world)
+        Garble(name, on_purpose=False).on(world)
+        Protect(name, protected=False).on(world)
+    FillDisk(full=False).on(world)
+    Misconfigure(wrong=False).on(world)
+    Pause(paused=False).on(world)
+    SetClock(0).on(world)
+    SkewServer(0).on(world)
+    Wait(25 * HOUR_MS).on(world)
+    Adopt().on(world)
+    Run().on(world)
+    check_complete(world)
+    check_claims(world)
+    Wait(25 * HOUR_MS).on(world)
+    prune_bound = world.manager.prune_bound()
+    Run().on(world)
+    check_claim_reached(world, prune_bound)
+    check_claims(world)
+    Truncate().on(world)
+    check_reader(world)
 
 
-def draw(random: Random, site: Site, steps: int) -> Iterator[Operation]:
+def draw(random: Random, world: World, steps: int) -> Iterator[Operation]:
     """What happens by chance."""
-    chance = Chance(random, site)
+    chance = Chance(random, world)
     story: deque[Operation] = deque()
     for name in TOPICS[: chance.up_to(len(TOPICS))]:
         yield Create(name, chance.pick(TTLS))

@@ -27,8 +27,8 @@ from typing import Any
 
 from tests.simulation.model import ALLOWANCE_MS, GRACE_MS, LIFETIME_MS, SECOND_MS, START_MS, Row, Topic, topic_id
 from tests.simulation.reference import is_old
-from tests.simulation.site import ExpiredMessages, Site
 from tests.simulation.store import ALL
+from tests.simulation.world import ExpiredMessages, World
 from tms_core.tables.base import MESSAGES, PAYLOADS
 from tms_core.transaction.model import TX_PER_MS
 
@@ -83,15 +83,15 @@ class Watch:
         changes: rows that were deleted or inverted so far.
     """
 
-    def __init__(self, site: Site, *, may_write: bool = True, allowed: Allowed | None = None) -> None:
-        self._site = site
+    def __init__(self, world: World, *, may_write: bool = True, allowed: Allowed | None = None) -> None:
+        self._world = world
         self._may_write = may_write
         self._allowed = allowed
-        self._topics = dict(site.topics)
-        self._undecided = site.may_need_payload()
-        self._present = frozenset(site.rows)
+        self._topics = dict(world.topics)
+        self._undecided = world.may_need_payload()
+        self._present = frozenset(world.rows)
         self._both = False
-        self.paused = frozenset(site.reference.paused)
+        self.paused = frozenset(world.reference.paused)
         self.is_stopping = False
         self._ended = False
         self._on_the_way = 0
@@ -119,10 +119,10 @@ class Watch:
 
     def judge(self) -> None:
         """Compare the store with the model, and hold the janitor to what it may do."""
-        deleted, inverted = find_changes(self._site)
+        deleted, inverted = find_changes(self._world)
         for row in deleted:
-            del self._site.rows[row.id]
-            self._site.gone[row.table, row.tail] = row
+            del self._world.rows[row.id]
+            self._world.gone[row.table, row.tail] = row
         for row in inverted:
             row.negated = True
         changed = deleted + inverted
@@ -131,43 +131,43 @@ class Watch:
         self.changes += len(changed)
         staying = {
             (row.topic, row.generation, row.pointer)
-            for row in self._site.rows.values()
+            for row in self._world.rows.values()
             if row.refers and row.id in self._present
         }
         for row in deleted:
             self._check_deleted(row, (row.topic, row.generation, row.pointer) in staying)
         for row in inverted:
             self._check_inverted(row)
-        self._site.reached["deleted"] += len(deleted)
-        self._site.reached["inverted"] += len(inverted)
+        self._world.reached["deleted"] += len(deleted)
+        self._world.reached["inverted"] += len(inverted)
 
     def _check_permission(self, changed: list[Row]) -> None:
-        site = self._site
+        world = self._world
         what = describe(changed[0])
         if not self._may_write:
             raise Violation("plan overrun", f"a plan changed {what}")
-        if not site.reference.adopted:
+        if not world.reference.adopted:
             raise Violation("frontier overrun", f"{what} was changed, and nobody has adopted the store")
-        if site.error_ms > ALLOWANCE_MS:
-            raise Violation("frontier overrun", f"{what} was changed by a clock {site.error_ms / 1000:.0f} s ahead")
-        late = changed if self._ended else [row for row in changed if row.topic in site.reference.paused]
-        if len(late) > self._on_the_way or any(row.topic in self.paused & site.reference.paused for row in late):
+        if world.error_ms > ALLOWANCE_MS:
+            raise Violation("frontier overrun", f"{what} was changed by a clock {world.error_ms / 1000:.0f} s ahead")
+        late = changed if self._ended else [row for row in changed if row.topic in world.reference.paused]
+        if len(late) > self._on_the_way or any(row.topic in self.paused & world.reference.paused for row in late):
             why = "after the run was to end" if self._ended else "in a paused topic"
             raise Violation("no permission", f"{describe(late[0])} was changed {why}")
 
     def _check_deleted(self, row: Row, referenced: bool) -> None:
-        site = self._site
+        world = self._world
         if self._allowed is not None and not self._allowed.shows(row):
             raise Violation("plan overrun", f"{describe(row)} is in none of the plan's ranges")
-        both = (self._topics, site.topics) if self._both else (site.topics,)
-        rules = {_rule(row, topics.get(row.topic)) for topics in (self._topics, site.topics)}
-        site.unrecorded.append(ExpiredMessages(row, frozenset(rules)))
+        both = (self._topics, world.topics) if self._both else (world.topics,)
+        rules = {_rule(row, topics.get(row.topic)) for topics in (self._topics, world.topics)}
+        world.unrecorded.append(ExpiredMessages(row, frozenset(rules)))
         objections = [
-            site.reference.objection(
+            world.reference.objection(
                 row,
                 topics.get(row.topic),
-                site.now_ms,
-                site.wall_ms,
+                world.now_ms,
+                world.wall_ms,
                 undecided=row.pointer in self._undecided,
                 referenced=referenced,
             )
@@ -178,32 +178,32 @@ class Watch:
             raise Violation(invariant, f"{describe(row)}: {reason}")
 
     def _check_inverted(self, row: Row) -> None:
-        self._site.unrecorded.append(ExpiredMessages(row, frozenset({"invalid_transaction"})))
+        self._world.unrecorded.append(ExpiredMessages(row, frozenset({"invalid_transaction"})))
         if self._allowed is not None and (row.topic, row.pointer) not in self._allowed.pointers:
             raise Violation("plan overrun", f"{describe(row)} was inverted, and the plan does not say so")
-        if row.pointer in self._site.committed:
+        if row.pointer in self._world.committed:
             raise Violation("committed message hidden", f"{describe(row)} was inverted")
-        if row.pointer in self._site.manager.in_progress:
+        if row.pointer in self._world.manager.in_progress:
             raise Violation("committed message hidden", f"{describe(row)} was inverted, and it may still commit")
 
 
-def check_ledger(site: Site, run_id: str | None, changes: int) -> None:
+def check_ledger(world: World, run_id: str | None, changes: int) -> None:
     """All that went until now is in the ledger.
 
     Args:
         run_id: of the run that has just ended in good order; None of one whose process died.
         changes: how many rows it took.
     """
-    for row, rules in site.unrecorded:
+    for row, rules in world.unrecorded:
         if run_id is None and "invalid_transaction" in rules:
             continue  # Inversions are not announced: the row itself tells of them.
-        entries = site.state.ledger(1000, topic=topic_id(row.topic), key=row.key)
+        entries = world.state.ledger(1000, topic=topic_id(row.topic), key=row.key)
         fitting = [e for e in entries if (e.table, e.generation) == (row.table, row.generation) and e.rule in rules]
         if not fitting:
             raise Violation("not in the ledger", describe(row))
-    site.unrecorded.clear()
+    world.unrecorded.clear()
     if run_id is not None:
-        told = sum(entry.rows or 0 for entry in site.state.ledger(1000, run_id=run_id))
+        told = sum(entry.rows or 0 for entry in world.state.ledger(1000, run_id=run_id))
         if told != changes:
             raise Violation("not in the ledger", f"{changes} rows were taken, and {told} are in the ledger")
 
@@ -212,12 +212,12 @@ def _rule(row: Row, topic: Topic | None) -> str:
     return "old_generation" if topic is not None and is_old(row.generation, topic.generation) else "expired"
 
 
-def find_changes(site: Site) -> tuple[list[Row], list[Row]]:
+def find_changes(world: World) -> tuple[list[Row], list[Row]]:
     """Rows that are gone, and rows whose pointer was negated, against the model; anything else is a violation."""
-    messages = dict(site.store.message.read(MESSAGES, b"", None, ALL).items)
-    payloads = dict(site.store.payload.read(PAYLOADS, b"", None, ALL).items)
+    messages = dict(world.store.message.read(MESSAGES, b"", None, ALL).items)
+    payloads = dict(world.store.payload.read(PAYLOADS, b"", None, ALL).items)
     deleted, inverted = [], []
-    for (table, key), row in site.rows.items():
+    for (table, key), row in world.rows.items():
         found = (key in messages) if table == "message" else (key in payloads)
         if not found:
             deleted.append(row)
@@ -228,54 +228,54 @@ def find_changes(site: Site) -> tuple[list[Row], list[Row]]:
             elif pointer != (-row.pointer if row.pointer and row.negated else row.pointer):
                 raise Violation("zombie", f"{describe(row)} carries the pointer {pointer}")
     for table, keys in (("message", messages.keys()), ("payload", payloads.keys())):
-        known = {row.key for row in site.rows.values() if row.table == table}
+        known = {row.key for row in world.rows.values() if row.table == table}
         if keys - known:
             raise Violation("zombie", f"a {table} row is back that was gone: {min(keys - known).hex()}")
     return deleted, inverted
 
 
-def check_reader(site: Site) -> None:
+def check_reader(world: World) -> None:
     """A transactional reader sees what was committed, and nothing else."""
-    reader = site.manager.reader()
-    for row in site.rows.values():
+    reader = world.manager.reader()
+    for row in world.rows.values():
         if row.table != "message" or row.pointer is None or row.lost_cause:
             continue
         visible = not row.negated and reader.is_visible(row.pointer)
-        if visible and row.pointer not in site.committed:
+        if visible and row.pointer not in world.committed:
             raise Violation("aborted message visible", describe(row))
-        if not visible and row.pointer in site.committed and row.origin is None:
+        if not visible and row.pointer in world.committed and row.origin is None:
             raise Violation("committed message hidden", describe(row))
 
 
-def check_payloads(site: Site) -> None:
+def check_payloads(world: World) -> None:
     """A committed message is given the payloads that its transaction stored for it, and no others."""
     stored: dict[tuple[str, int, int | None], set[tuple[str, int]]] = {}
-    for row in site.rows.values():
+    for row in world.rows.values():
         if row.table == "payload":
             stored.setdefault((row.topic, row.generation, row.pointer), set()).add(row.home)
-    for row in site.rows.values():
-        read = row.refers and not row.negated and row.pointer in site.committed
+    for row in world.rows.values():
+        read = row.refers and not row.negated and row.pointer in world.committed
         if read and stored.get((row.topic, row.generation, row.pointer), set()) - {row.home}:
             raise Violation("payloads mixed", describe(row))
 
 
-def check_claims(site: Site) -> None:
+def check_claims(world: World) -> None:
     """No bound the janitor states has a positive pointer below it that was not committed."""
-    if not site.claims:
+    if not world.claims:
         return
-    for row in site.rows.values():
-        if row.readable and row.pointer is not None and not row.lost_cause and row.pointer not in site.committed:
-            check_bounds(row.pointer, describe(row), site.claims)
+    for row in world.rows.values():
+        if row.readable and row.pointer is not None and not row.lost_cause and row.pointer not in world.committed:
+            check_bounds(row.pointer, describe(row), world.claims)
 
 
-def check_searched(site: Site, watch: Watch) -> None:
+def check_searched(world: World, watch: Watch) -> None:
     """After a claim was refuted: the next run that can has looked at every row, whatever its time (S4)."""
-    if watch.paused or site.reference.paused or site.store.damage:
+    if watch.paused or world.reference.paused or world.store.damage:
         return
-    for row in site.rows.values():
-        if row.readable and row.pointer in site.refuted & site.manager.invalid:
+    for row in world.rows.values():
+        if row.readable and row.pointer in world.refuted & world.manager.invalid:
             raise Violation("left behind", f"{describe(row)}, by which the claim was refuted")
-    site.refuted.clear()
+    world.refuted.clear()
 
 
 def check_bounds(pointer: int, what: str, claims: Collection[tuple[str, int]]) -> None:
@@ -284,33 +284,33 @@ def check_bounds(pointer: int, what: str, claims: Collection[tuple[str, int]]) -
             raise Violation("false claim", f"{name} is {bound}, and there is {what}")
 
 
-def check_complete(site: Site) -> None:
+def check_complete(world: World) -> None:
     """After a pass with nothing in its way: nothing is left that the rules delete."""
-    staying = {(row.topic, row.generation, row.pointer) for row in site.rows.values() if row.refers}
-    for row in site.rows.values():
-        topic = site.topics.get(row.topic)
-        if row.readable and row.pointer in site.manager.invalid:
+    staying = {(row.topic, row.generation, row.pointer) for row in world.rows.values() if row.refers}
+    for row in world.rows.values():
+        topic = world.topics.get(row.topic)
+        if row.readable and row.pointer in world.manager.invalid:
             raise Violation("left behind", f"{describe(row)} of an invalid transaction")
         if row.unrecognized or topic is None:
             continue
         old = is_old(row.generation, topic.generation)
-        expired = row.generation == topic.generation and row.time_ms < site.wall_ms - topic.ttl_seconds * 1000
+        expired = row.generation == topic.generation and row.time_ms < world.wall_ms - topic.ttl_seconds * 1000
         referenced = row.table == "payload" and (row.topic, row.generation, row.pointer) in staying
         if old or (expired and not referenced):
             raise Violation("left behind", f"{describe(row)}, which is {'old' if old else 'expired'}")
 
 
-def check_claim_reached(site: Site, prune_bound: int) -> None:
+def check_claim_reached(world: World, prune_bound: int) -> None:
     """After such a pass, long after everything was decided: the claim goes as far as it may.
 
     Args:
         prune_bound: the transaction service's, when the pass began.
     """
-    if site.feeds_back and any(row.readable and row.lost_cause for row in site.rows.values()):
+    if world.feeds_back and any(row.readable and row.lost_cause for row in world.rows.values()):
         return  # An audit has refuted it, if there was one: the row's id was on the list once.
-    writable = (site.wall_ms - LIFETIME_MS - GRACE_MS) * TX_PER_MS - 1
+    writable = (world.wall_ms - LIFETIME_MS - GRACE_MS) * TX_PER_MS - 1
     expected = min(writable, prune_bound)
-    claims = dict(site.claims)
+    claims = dict(world.claims)
     if claims.get("the claim") != expected:
         raise Violation("left behind", f"a claim of {expected} could be made, not {claims.get('the claim')}")
 

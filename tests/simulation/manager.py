@@ -27,7 +27,7 @@ from tms_core.transaction.source.source import Loaded
 
 
 class Manager:
-    """The transaction service of the simulated site.
+    """The transaction service of the simulated world.
 
     Args:
         now_ms: the server's wall time at its very first start.

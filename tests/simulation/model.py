@@ -1,4 +1,4 @@
-"""What really happened at the simulated site: every row, every topic, every transaction.
+"""What really happened in the simulated world: every row, every topic, every transaction.
 
 The janitor sees clocks that step, snapshots that get lost and a store that is restored behind its back. The model sees
 none of that: it keeps honest time and remembers what was written and what became of it. It never asks the janitor.

@@ -10,7 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from enum import Enum, StrEnum
 
 from tests.simulation.model import LIFETIME_MS, Client, Row, Table, Topic, topic_id
-from tests.simulation.site import Site
+from tests.simulation.world import World
 from tms_core.rowkey import MessageKey, PayloadKey
 
 
@@ -18,7 +18,7 @@ from tms_core.rowkey import MessageKey, PayloadKey
 class Operation:
     """Something that happens."""
 
-    def on(self, site: Site) -> None:
+    def on(self, world: World) -> None:
         """Let it happen.
 
         Raises:
@@ -47,22 +47,22 @@ class Create(Operation):
     topic: str
     ttl_seconds: int
 
-    def on(self, site: Site) -> None:
-        known = site.topics.get(self.topic)
+    def on(self, world: World) -> None:
+        known = world.topics.get(self.topic)
         if known is None:
-            site.set_topic(self.topic, Topic(1, self.ttl_seconds))
+            world.set_topic(self.topic, Topic(1, self.ttl_seconds))
         elif known.generation < 0 and not known.garbled:
-            site.set_topic(self.topic, Topic(1 - known.generation, self.ttl_seconds))
+            world.set_topic(self.topic, Topic(1 - known.generation, self.ttl_seconds))
 
 
 @dataclass(frozen=True, repr=False)
 class Delete(Operation):
     topic: str
 
-    def on(self, site: Site) -> None:
-        known = site.usable_topic(self.topic)
+    def on(self, world: World) -> None:
+        known = world.usable_topic(self.topic)
         if known is not None:
-            site.set_topic(self.topic, Topic(-known.generation, known.ttl_seconds))
+            world.set_topic(self.topic, Topic(-known.generation, known.ttl_seconds))
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,10 +70,10 @@ class SetTtl(Operation):
     topic: str
     ttl_seconds: int
 
-    def on(self, site: Site) -> None:
-        known = site.usable_topic(self.topic)
+    def on(self, world: World) -> None:
+        known = world.usable_topic(self.topic)
         if known is not None:
-            site.set_topic(self.topic, Topic(known.generation, self.ttl_seconds))
+            world.set_topic(self.topic, Topic(known.generation, self.ttl_seconds))
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,10 +83,10 @@ class Garble(Operation):
     topic: str
     on_purpose: bool = True
 
-    def on(self, site: Site) -> None:
-        known = site.topics.get(self.topic)
+    def on(self, world: World) -> None:
+        known = world.topics.get(self.topic)
         if known is not None:
-            site.set_topic(self.topic, Topic(known.generation, known.ttl_seconds, garbled=self.on_purpose))
+            world.set_topic(self.topic, Topic(known.generation, known.ttl_seconds, garbled=self.on_purpose))
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,8 +96,8 @@ class Protect(Operation):
     topic: str
     protected: bool = True
 
-    def on(self, site: Site) -> None:
-        names = site.reference.protected
+    def on(self, world: World) -> None:
+        names = world.reference.protected
         (names.add if self.protected else names.discard)(self.topic)
 
 
@@ -108,8 +108,8 @@ class Break(Operation):
     topic: str
     broken: bool = True
 
-    def on(self, site: Site) -> None:
-        damage, prefix = site.store.damage, topic_id(self.topic).prefix
+    def on(self, world: World) -> None:
+        damage, prefix = world.store.damage, topic_id(self.topic).prefix
         (damage.add if self.broken else damage.discard)(prefix)
 
 
@@ -119,8 +119,8 @@ class FillDisk(Operation):
 
     full: bool = True
 
-    def on(self, site: Site) -> None:
-        site.store.damage.full = self.full
+    def on(self, world: World) -> None:
+        world.store.damage.full = self.full
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------
@@ -133,8 +133,8 @@ class Publish(Operation):
     topic: str
     rows: int = 1
 
-    def on(self, site: Site) -> None:
-        site.write_messages(self.topic, self.rows)
+    def on(self, world: World) -> None:
+        world.write_messages(self.topic, self.rows)
 
 
 class Odd(StrEnum):
@@ -155,7 +155,7 @@ class PutUnrecognized(Operation):
     table: Table
     odd: Odd
 
-    def on(self, site: Site) -> None:
+    def on(self, world: World) -> None:
         name = "nobody" if self.odd is Odd.TOPIC else self.topic
         generation = 0 if self.odd is Odd.GENERATION else 1
         time_ms = -1 if self.odd is Odd.TIME else 1
@@ -167,8 +167,8 @@ class PutUnrecognized(Operation):
             key = key[:-1]
         elif self.odd is Odd.LONG:
             key += b"\x00"
-        if (self.table, key) not in site.rows:
-            site.write_unrecognized(Row(self.table, key, name, generation, time_ms, unrecognized=True))
+        if (self.table, key) not in world.rows:
+            world.write_unrecognized(Row(self.table, key, name, generation, time_ms, unrecognized=True))
 
 
 # --- transactions ----------------------------------------------------------------------------------------------------
@@ -182,10 +182,10 @@ class Start(Operation):
     timeout_ms: int = LIFETIME_MS
     long: bool = False
 
-    def on(self, site: Site) -> None:
-        if self.tx not in site.clients:
-            pointer = site.manager.start(site.server_ms, self.timeout_ms, long=self.long)
-            site.clients[self.tx] = Client([pointer], self.long)
+    def on(self, world: World) -> None:
+        if self.tx not in world.clients:
+            pointer = world.manager.start(world.server_ms, self.timeout_ms, long=self.long)
+            world.clients[self.tx] = Client([pointer], self.long)
 
 
 @dataclass(frozen=True, repr=False)
@@ -194,19 +194,19 @@ class OfTransaction(Operation):
 
     tx: int
 
-    def on(self, site: Site) -> None:
-        client = site.clients.get(self.tx)
+    def on(self, world: World) -> None:
+        client = world.clients.get(self.tx)
         if client is not None and not client.done:
-            self.by(client, site)
+            self.by(client, world)
 
-    def by(self, client: Client, site: Site) -> None:
+    def by(self, client: Client, world: World) -> None:
         raise NotImplementedError
 
 
 @dataclass(frozen=True, repr=False)
 class Checkpoint(OfTransaction):
-    def by(self, client: Client, site: Site) -> None:
-        pointer = site.manager.checkpoint(client.id, site.server_ms)
+    def by(self, client: Client, world: World) -> None:
+        pointer = world.manager.checkpoint(client.id, world.server_ms)
         if pointer is not None:
             client.pointers.append(pointer)
 
@@ -226,14 +226,14 @@ class PublishIn(OfTransaction):
     late_ms: int = 0
     in_flight_ms: int = 0
 
-    def by(self, client: Client, site: Site) -> None:
-        if site.accepts(client, self.late_ms):
-            if client.id in site.manager.invalid and site.usable_topic(self.topic) is not None:
-                site.reached["published while invalid"] += 1
+    def by(self, client: Client, world: World) -> None:
+        if world.accepts(client, self.late_ms):
+            if client.id in world.manager.invalid and world.usable_topic(self.topic) is not None:
+                world.reached["published while invalid"] += 1
             client.topics.add(self.topic)
             pointer = client.write_pointer
             in_flight_ms = min(self.in_flight_ms, self.late_ms)
-            site.write_messages(self.topic, self.rows, pointer, refers=self.refers, in_flight_ms=in_flight_ms)
+            world.write_messages(self.topic, self.rows, pointer, refers=self.refers, in_flight_ms=in_flight_ms)
 
 
 @dataclass(frozen=True, repr=False)
@@ -243,30 +243,30 @@ class Store(OfTransaction):
     topic: str
     rows: int = 1
 
-    def by(self, client: Client, site: Site) -> None:
-        site.write_payloads(self.topic, self.rows, client.write_pointer)
+    def by(self, client: Client, world: World) -> None:
+        world.write_payloads(self.topic, self.rows, client.write_pointer)
 
 
 @dataclass(frozen=True, repr=False)
 class Commit(OfTransaction):
     """Commit; a client whose transaction is not in progress any more learns it now, and rolls back."""
 
-    def by(self, client: Client, site: Site) -> None:
-        site.finish(client, commit=True)
+    def by(self, client: Client, world: World) -> None:
+        world.finish(client, commit=True)
 
 
 @dataclass(frozen=True, repr=False)
 class Abort(OfTransaction):
-    def by(self, client: Client, site: Site) -> None:
-        site.finish(client, commit=False)
+    def by(self, client: Client, world: World) -> None:
+        world.finish(client, commit=False)
 
 
 @dataclass(frozen=True, repr=False)
 class Invalidate(OfTransaction):
     """Give the transaction up; what is on its way to the server may still arrive."""
 
-    def by(self, client: Client, site: Site) -> None:
-        site.manager.invalidate(client.id)
+    def by(self, client: Client, world: World) -> None:
+        world.manager.invalidate(client.id)
 
 
 # --- time and snapshots ----------------------------------------------------------------------------------------------
@@ -283,14 +283,14 @@ class Wait(Operation):
     milliseconds: int
     snapshot_age_ms: int | None = 0
 
-    def on(self, site: Site) -> None:
+    def on(self, world: World) -> None:
         if self.snapshot_age_ms is None:
-            site.pass_time(self.milliseconds)
+            world.pass_time(self.milliseconds)
             return
         age_ms = min(self.snapshot_age_ms, self.milliseconds)
-        site.pass_time(self.milliseconds - age_ms)
-        site.write_snapshot()
-        site.pass_time(age_ms)
+        world.pass_time(self.milliseconds - age_ms)
+        world.write_snapshot()
+        world.pass_time(age_ms)
 
 
 @dataclass(frozen=True, repr=False)
@@ -299,8 +299,8 @@ class SkewServer(Operation):
 
     milliseconds: int
 
-    def on(self, site: Site) -> None:
-        site.set_skew(self.milliseconds)
+    def on(self, world: World) -> None:
+        world.set_skew(self.milliseconds)
 
 
 @dataclass(frozen=True, repr=False)
@@ -309,16 +309,16 @@ class SetClock(Operation):
 
     error_ms: int
 
-    def on(self, site: Site) -> None:
-        site.set_clock(self.error_ms)
+    def on(self, world: World) -> None:
+        world.set_clock(self.error_ms)
 
 
 @dataclass(frozen=True, repr=False)
 class Reboot(Operation):
     error_ms: int = 0
 
-    def on(self, site: Site) -> None:
-        site.reboot(self.error_ms)
+    def on(self, world: World) -> None:
+        world.reboot(self.error_ms)
 
 
 @dataclass(frozen=True, repr=False)
@@ -331,8 +331,8 @@ class DamageSnapshot(Operation):
 
     keep: int
 
-    def on(self, site: Site) -> None:
-        for path in site.snapshot_files()[-1:]:
+    def on(self, world: World) -> None:
+        for path in world.snapshot_files()[-1:]:
             if self.keep < 0:
                 path.unlink()
             else:
@@ -346,8 +346,8 @@ class Misconfigure(Operation):
 
     wrong: bool = True
 
-    def on(self, site: Site) -> None:
+    def on(self, world: World) -> None:
         if not self.wrong:
-            site.other_manager = None
-        elif site.other_manager is None:
-            site.go_astray()
+            world.other_manager = None
+        elif world.other_manager is None:
+            world.go_astray()

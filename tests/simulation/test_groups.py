@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from janitor.run import engine
-from tests.simulation import group_site
-from tests.simulation.group_site import FaultySide, GroupSite, Violation, play
-from tests.simulation.slot_site import SLOT_WEIGHTS, SlotSite
+from tests.simulation import group_world
+from tests.simulation.group_world import FaultySide, GroupWorld, Violation, play
+from tests.simulation.slot_world import SLOT_WEIGHTS, SlotWorld
 from tests.support import seeds
 from tms_core.consumers import claims, retention
 from tms_core.consumers.claims import ClaimOutcome
@@ -54,7 +54,7 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
 def test_given_two_servers_that_share_topics_when_histories_are_played_then_every_invariant_holds() -> None:
     reached: Counter[str] = Counter()
     for seed in SEEDS:
-        reached += play(seed, make=SlotSite, weights=SLOT_WEIGHTS)
+        reached += play(seed, make=SlotWorld, weights=SLOT_WEIGHTS)
     assert {"died", "late", "swept", "a server died", "handed back"} <= set(reached)
 
 
@@ -93,13 +93,13 @@ def written_behind_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
             waiting.pop()()
         waiting.append(lambda: move(self, *given, **more))
 
-    def lost(self: GroupSite) -> None:
+    def lost(self: GroupWorld) -> None:
         waiting.clear()
         restart(self)
 
-    restart = GroupSite.restart
+    restart = GroupWorld.restart
     monkeypatch.setattr(Positions, "move", later)
-    monkeypatch.setattr(GroupSite, "restart", lost)
+    monkeypatch.setattr(GroupWorld, "restart", lost)
 
 
 def second_claim_while_one_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def writes_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def side_rows_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (group_site, engine, managing):
+    for module in (group_world, engine, managing):
         monkeypatch.setattr(module, "free_void", lambda *_: 0)
 
 
@@ -221,7 +221,7 @@ def test_given_a_planted_bug_of_servers_that_share_topics_when_histories_are_pla
     plant(monkeypatch)
     weights = SLOT_WEIGHTS | {"swing": 3, "step_clock": 2}
     seeds = (*range(first, 2 * ENOUGH), *range(first))
-    assert_found(play(seed, make=SlotSite, weights=weights) for seed in seeds)
+    assert_found(play(seed, make=SlotWorld, weights=weights) for seed in seeds)
 
 
 def test_given_a_side_table_that_is_cut_off_then_the_write_is_done_or_not_or_later() -> None:

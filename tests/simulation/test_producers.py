@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.simulation import lead_site, producer_site
-from tests.simulation.producer_site import play
+from tests.simulation import lead_world, producer_world
+from tests.simulation.producer_world import play
 from tests.simulation.test_groups import ENOUGH, SEEDS, Plant, assert_found, side_not_fenced
 from tms_core.errors import StoreError
 from tms_core.messaging.producers import announcements
@@ -62,7 +62,7 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
 def test_given_two_servers_of_which_one_leads_when_histories_are_played_then_every_invariant_holds() -> None:
     reached: Counter[str] = Counter()
     for seed in SEEDS:
-        reached += lead_site.play(seed)
+        reached += lead_world.play(seed)
     assert set(reached) >= LEADS
 
 
@@ -136,7 +136,7 @@ def roll_back_not_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def void_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(producer_site, "tidy", lambda *_: (0, 0))
+    monkeypatch.setattr(producer_world, "tidy", lambda *_: (0, 0))
 
 
 def former_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,4 +298,4 @@ def test_given_a_planted_bug_of_a_change_of_leaders_when_histories_are_played_th
 ) -> None:
     plant(monkeypatch)
 
-    assert_found(lead_site.play(seed) for seed in range(2 * ENOUGH))
+    assert_found(lead_world.play(seed) for seed in range(2 * ENOUGH))

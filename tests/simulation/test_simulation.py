@@ -1,4 +1,4 @@
-"""Random histories of a whole site hold every invariant, and a failing one is told shortly.
+"""Random histories of a whole world hold every invariant, and a failing one is told shortly.
 
 ``TMS_TEST_SEEDS`` says how many seeds are played (300 unless it is set), ``TMS_TEST_FIRST_SEED`` where they begin.
 """
@@ -26,7 +26,7 @@ from tests.simulation.operations import (
     Wait,
 )
 from tests.simulation.shrink import failure_of, shortest, tell
-from tests.simulation.site import Site
+from tests.simulation.world import World
 from tests.support import seeds
 from tms_core.tables.base import MESSAGES
 from tms_core.transaction.model import TX_PER_MS
@@ -93,47 +93,47 @@ def test_a_seed_is_one_history() -> None:
 # --- told in full ----------------------------------------------------------------------------------------------------
 
 
-def follow(site: Site, *operations: Operation) -> None:
+def follow(world: World, *operations: Operation) -> None:
     for operation in operations:
-        operation.on(site)
+        operation.on(world)
 
 
-def pointers(site: Site) -> list[int]:
+def pointers(world: World) -> list[int]:
     """Of all transactional message rows, in the order they were published."""
     return [
         -row.pointer if row.negated else row.pointer
-        for row in site.rows.values()
+        for row in world.rows.values()
         if row.table == "message" and row.pointer is not None
     ]
 
 
 @pytest.fixture
-def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    return Site(tmp_path_factory.mktemp("site"))
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
 
 
-def test_a_client_that_publishes_after_its_transaction_was_scanned_is_inverted_by_a_later_pass(site: Site) -> None:
+def test_a_client_that_publishes_after_its_transaction_was_scanned_is_inverted_by_a_later_pass(world: World) -> None:
     # Given an adopted store, and a transaction that was committed long before,
-    follow(site, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"), Commit(1), Wait(LIFETIME_MS + GRACE_MS))
+    follow(world, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"), Commit(1), Wait(LIFETIME_MS + GRACE_MS))
     # and one that times out, is seen invalid, and is scanned,
-    follow(site, Start(2, timeout_ms=30_000), PublishIn(2, "a"), Wait(MINUTE_MS), Run())
-    failed = site.clients[2].id
-    assert pointers(site) == [site.clients[1].id, -failed]
+    follow(world, Start(2, timeout_ms=30_000), PublishIn(2, "a"), Wait(MINUTE_MS), Run())
+    failed = world.clients[2].id
+    assert pointers(world) == [world.clients[1].id, -failed]
 
     # when its client goes on publishing, a moment later and at the very end of its lifetime,
-    follow(site, PublishIn(2, "a"), Wait(LIFETIME_MS - MINUTE_MS - 1), PublishIn(2, "a"))
-    assert pointers(site) == [site.clients[1].id, -failed, failed, failed]
+    follow(world, PublishIn(2, "a"), Wait(LIFETIME_MS - MINUTE_MS - 1), PublishIn(2, "a"))
+    assert pointers(world) == [world.clients[1].id, -failed, failed, failed]
 
     # then a later pass inverts that too, and claims nothing up to it,
-    follow(site, Wait(MINUTE_MS), Run())
-    assert pointers(site) == [site.clients[1].id, -failed, -failed, -failed]
-    assert 0 < dict(site.claims)["the claim"] < failed
+    follow(world, Wait(MINUTE_MS), Run())
+    assert pointers(world) == [world.clients[1].id, -failed, -failed, -failed]
+    assert 0 < dict(world.claims)["the claim"] < failed
 
     # until nothing of it can arrive any more: then the claim covers it, and the id can go.
-    follow(site, Wait(DAY_MS), Run())
-    assert dict(site.claims)["the claim"] == failed
-    follow(site, Truncate())
-    assert not site.manager.invalid
+    follow(world, Wait(DAY_MS), Run())
+    assert dict(world.claims)["the claim"] == failed
+    follow(world, Truncate())
+    assert not world.manager.invalid
 
 
 def test_a_transactional_reader_sees_what_was_committed_after_the_id_list_was_truncated() -> None:
@@ -147,67 +147,67 @@ def test_a_transactional_reader_sees_what_was_committed_after_the_id_list_was_tr
     )
 
 
-def test_payloads_older_than_their_ttl_outlive_a_slow_transaction_and_go_with_its_message(site: Site) -> None:
+def test_payloads_older_than_their_ttl_outlive_a_slow_transaction_and_go_with_its_message(world: World) -> None:
     payloads = {"payload"}
-    follow(site, Create("a", 600), Adopt(), Start(1), Store(1, "a", 2), Wait(HOUR_MS), Run())
-    assert {row.table for row in site.rows.values()} == payloads
+    follow(world, Create("a", 600), Adopt(), Start(1), Store(1, "a", 2), Wait(HOUR_MS), Run())
+    assert {row.table for row in world.rows.values()} == payloads
 
-    follow(site, PublishIn(1, "a", refers=True), Commit(1), Wait(10 * MINUTE_MS), Run())
-    assert {row.table for row in site.rows.values()} == {"message", "payload"}
+    follow(world, PublishIn(1, "a", refers=True), Commit(1), Wait(10 * MINUTE_MS), Run())
+    assert {row.table for row in world.rows.values()} == {"message", "payload"}
 
-    follow(site, Wait(1), Run())
-    assert not site.rows
+    follow(world, Wait(1), Run())
+    assert not world.rows
 
 
 # --- each invariant is alive: the model's own rows are tampered with, and it speaks -----------------------------------
 
 
-def tampered(site: Site, *, pointer: int | None) -> None:
+def tampered(world: World, *, pointer: int | None) -> None:
     """Change the only message row's pointer in the store behind everybody's back."""
-    ((key, value),) = site.store.message.read(MESSAGES, b"", None, 2).items
-    site.store.message.put([(key, value._replace(pointer=pointer))])
+    ((key, value),) = world.store.message.read(MESSAGES, b"", None, 2).items
+    world.store.message.put([(key, value._replace(pointer=pointer))])
 
 
-def test_a_row_that_comes_back_is_a_zombie(site: Site) -> None:
-    follow(site, Create("a", 600), Adopt(), Publish("a"), BackUp(1), Wait(HOUR_MS), Run(), SetTtl("a", 864_000))
-    assert not site.rows
+def test_a_row_that_comes_back_is_a_zombie(world: World) -> None:
+    follow(world, Create("a", 600), Adopt(), Publish("a"), BackUp(1), Wait(HOUR_MS), Run(), SetTtl("a", 864_000))
+    assert not world.rows
 
-    site.store.message.put(site.backups[1].store.message.read(MESSAGES, b"", None, 1).items)
-
-    with pytest.raises(Violation, match="zombie"):
-        Run().on(site)
-
-
-def test_a_row_whose_pointer_is_another_is_a_zombie(site: Site) -> None:
-    follow(site, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"))
-    tampered(site, pointer=START_MS * TX_PER_MS + 77)
+    world.store.message.put(world.backups[1].store.message.read(MESSAGES, b"", None, 1).items)
 
     with pytest.raises(Violation, match="zombie"):
-        Run().on(site)
+        Run().on(world)
 
 
-def test_a_committed_message_that_is_negated_is_hidden(site: Site) -> None:
-    follow(site, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"), Commit(1))
-    tampered(site, pointer=-site.clients[1].id)
+def test_a_row_whose_pointer_is_another_is_a_zombie(world: World) -> None:
+    follow(world, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"))
+    tampered(world, pointer=START_MS * TX_PER_MS + 77)
+
+    with pytest.raises(Violation, match="zombie"):
+        Run().on(world)
+
+
+def test_a_committed_message_that_is_negated_is_hidden(world: World) -> None:
+    follow(world, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"), Commit(1))
+    tampered(world, pointer=-world.clients[1].id)
 
     with pytest.raises(Violation, match="committed message hidden"):
-        Run().on(site)
+        Run().on(world)
 
 
-def test_a_row_that_vanishes_before_its_time_is_lost(site: Site) -> None:
-    follow(site, Create("a", 600), Adopt(), Publish("a"), Wait(10 * MINUTE_MS))
-    site.store.message.delete([key for _, key in site.rows])
+def test_a_row_that_vanishes_before_its_time_is_lost(world: World) -> None:
+    follow(world, Create("a", 600), Adopt(), Publish("a"), Wait(10 * MINUTE_MS))
+    world.store.message.delete([key for _, key in world.rows])
 
     with pytest.raises(Violation, match="live row lost"):
-        Run().on(site)
+        Run().on(world)
 
 
-def test_a_row_that_vanishes_while_it_is_held_is_an_overrun(site: Site) -> None:
-    follow(site, Create("a", 864_000), Adopt(), Publish("a"), Wait(HOUR_MS), Delete("a"))
-    site.store.message.delete([key for _, key in site.rows])
+def test_a_row_that_vanishes_while_it_is_held_is_an_overrun(world: World) -> None:
+    follow(world, Create("a", 864_000), Adopt(), Publish("a"), Wait(HOUR_MS), Delete("a"))
+    world.store.message.delete([key for _, key in world.rows])
 
     with pytest.raises(Violation, match="frontier overrun"):
-        Run().on(site)
+        Run().on(world)
 
 
 # --- the shrinker -----------------------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def on_spark(*arguments: Any, sender: Any, cut: Any, looking: Any = None, **opti
 
 
 @dataclass
-class LocalRig:
+class LocalKit:
     """A janitor on a store in memory whose passes are walked by tasks."""
 
     engine: Engine
@@ -114,8 +114,8 @@ class LocalRig:
     sender: LocalSender
 
 
-def local_rig(store: Store, source: Any, *, terms: Terms, **options: Any) -> LocalRig:
-    """A rig.
+def local_kit(store: Store, source: Any, *, terms: Terms, **options: Any) -> LocalKit:
+    """Return a janitor on a store in memory whose passes tasks do.
 
     Args:
         source: of snapshots; None for none.
@@ -126,7 +126,7 @@ def local_rig(store: Store, source: Any, *, terms: Terms, **options: Any) -> Loc
     sender = LocalSender(options.pop("environment", None) or MemoryEnvironment(store, state, clock))
     given = {"token_hex": secrets.token_hex, "sender": sender, "cut": salted, **options}
     engine = on_spark(store, state, source, clock, terms, **given)
-    return LocalRig(engine, store, state, clock, sender)
+    return LocalKit(engine, store, state, clock, sender)
 
 
 @dataclass(frozen=True)

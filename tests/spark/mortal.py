@@ -116,14 +116,14 @@ class MortalStoring:
                 time.sleep(0.05)
 
         if self.moment in ("storing", "late"):
-            Client.store = store  # type: ignore[method-assign]
+            Client.store = store
         try:
             answers = list(self.storing(batches))
         except TmsError as error:
             self.mark.with_name("late refused").write_text(error.message)
             raise
         finally:
-            Client.store = own  # type: ignore[method-assign]
+            Client.store = own
         if self.moment == "stored":
             self.die()
         yield from answers

@@ -43,7 +43,7 @@ class Query:
         reader: what plans them; lost when it is killed.
     """
 
-    site: InProcess
+    server: InProcess
     clock: ManualClock
     options: dict[str, str]
     offsets: list[str] = field(default_factory=list)
@@ -106,14 +106,14 @@ class Query:
 class Scene:
     """A server, its clock, a client of it, and queries."""
 
-    site: InProcess
+    server: InProcess
     clock: ManualClock
     client: Client
     queries: list[Query] = field(default_factory=list)
 
     def query(self, **options: object) -> Query:
         """A query that has no checkpoint yet."""
-        found = Query(self.site, self.clock, {name: str(value) for name, value in options.items()})
+        found = Query(self.server, self.clock, {name: str(value) for name, value in options.items()})
         self.queries.append(found)
         return found
 
@@ -125,16 +125,16 @@ class Scene:
 
     def begin(self, *payloads: bytes | str | int, long: bool = False) -> Transaction:
         """A transaction that has published, and is open."""
-        found = self.site.manager.start_long() if long else self.site.manager.start_short()
+        found = self.server.manager.start_long() if long else self.server.manager.start_short()
         self.clock.advance(1)
         self.client.publish(ORDERS, [_bytes(payload) for payload in payloads], transaction=found)
         return found
 
     def commit(self, transaction: Transaction) -> None:
-        self.site.manager.commit(transaction.transaction_id)
+        self.server.manager.commit(transaction.transaction_id)
 
     def invalidate(self, transaction: Transaction) -> None:
-        self.site.manager.invalidate(transaction.transaction_id)
+        self.server.manager.invalidate(transaction.transaction_id)
 
     def committed(self, topic: str = ORDERS) -> list[bytes]:
         """What a reader in a transaction sees now."""
@@ -146,15 +146,15 @@ class Scene:
 def scene(patch: pytest.MonkeyPatch) -> Iterator[Scene]:
     """A server with the topics ``default:orders`` and ``default:bills``."""
     clock = ManualClock(NOW_MS)
-    with in_process(clock=clock) as site, site.client() as client:
+    with in_process(clock=clock) as server, server.client() as client:
 
         def connect(*_: object) -> Client:
-            return site.client(retry=SOON, pause=no_pause)
+            return server.client(retry=SOON, pause=no_pause)
 
         patch.setattr(feeds, "connect", connect)
         client.create_topic(ORDERS, ttl=TTL_SECONDS)
         client.create_topic("default:bills")
-        made = Scene(site, clock, client)
+        made = Scene(server, clock, client)
         yield made
         for query in made.queries:
             query.kill()

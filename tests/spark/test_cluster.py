@@ -125,9 +125,7 @@ def connect(master: str, tmp_path: Path) -> Iterator[str]:
         yield f"sc://127.0.0.1:{port}"
 
 
-def test_given_a_cluster_when_asked_over_connect_then_it_reads_and_plans(
-    connect: str, place: Path, tmp_path: Path
-) -> None:
+def test_connect_to_a_cluster_reads_and_plans(connect: str, place: Path, tmp_path: Path) -> None:
     with LevelDBStore(place, create=True) as store:
         made = topic(store, "default:orders", ttl_seconds=3600)
         bodies = random.Random(7)
@@ -150,9 +148,7 @@ def test_given_a_cluster_when_asked_over_connect_then_it_reads_and_plans(
     assert found["plan"]["expired"] == 9000
 
 
-def test_given_executors_that_are_killed_at_a_batch_when_others_do_the_task_then_each_row_is_published_once(
-    master: str, tmp_path: Path
-) -> None:
+def test_killed_executors_publish_each_row_once(master: str, tmp_path: Path) -> None:
     with (
         Serve(configure(tmp_path)) as server,
         Client(server.url, transactions=server.transactions) as client,

@@ -62,9 +62,7 @@ def pointers_of(values: Sequence[int | None]) -> Pointers:
 
 @settings(max_examples=50)
 @given(scenes(), st.data())
-def test_given_random_messages_when_judged_as_columns_then_each_verdict_is_the_laws(
-    scene: Scene, data: st.DataObject
-) -> None:
+def test_columns_of_random_messages_have_the_verdicts_of_decide(scene: Scene, data: st.DataObject) -> None:
     rules, keys = policy(scene), sorted(scene.messages)
     never = [scene.now_ms - 1, scene.now_ms, scene.now_ms + 1, 0, LONG_MAX]
     expires = [data.draw(st.sampled_from(never)) for _ in keys]
@@ -130,9 +128,7 @@ def frontiers(topic: TopicMetadata) -> list[Frontier]:
 
 @pytest.mark.parametrize("snapshot", [None, SNAPSHOT])
 @pytest.mark.parametrize("generation", [3, -3])
-def test_given_every_boundary_when_judged_as_columns_then_each_verdict_is_the_laws(
-    generation: int, snapshot: VisibilityState | None
-) -> None:
+def test_columns_at_every_boundary_agree_with_decide(generation: int, snapshot: VisibilityState | None) -> None:
     topic = TopicMetadata(TOPIC, generation, TTL)
     view = TransactionView(snapshot, NOW, LIFETIME.undecided_ms)
     for frontier in frontiers(topic):

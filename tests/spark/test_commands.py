@@ -78,7 +78,7 @@ def rows(store: Path) -> Any:
         return every(opened.message, MESSAGES), every(opened.payload, PAYLOADS)
 
 
-def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those_of_a_run(kit: CommandKit) -> None:
+def test_spark_sweep_reports_and_remembers_as_a_run_does(kit: CommandKit) -> None:
     twin = kit.folder / "twin"
     shutil.copytree(kit.folder / "data", twin / "data")
     (twin / "janitor.yaml").write_text(SETTINGS, encoding="utf-8")
@@ -120,7 +120,7 @@ def test_given_a_store_when_swept_on_spark_then_report_rows_and_memory_are_those
     assert "payloads without a message" in kit.janitor("status").out
 
 
-def test_given_an_archive_when_swept_on_spark_then_what_went_is_listed_read_and_restored(kit: CommandKit) -> None:
+def test_spark_sweep_with_an_archive_can_be_listed_and_restored(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
     before = rows(kit.store)
     assert kit.janitor("spark sweep --adopt").code == 0
@@ -144,9 +144,7 @@ def test_given_a_store_that_is_held_when_swept_then_it_says_so_or_skips(kit: Com
     assert (skipped.code, skipped.err.startswith("skipped:")) == (0, True)
 
 
-def test_given_a_driver_that_was_killed_when_swept_again_then_its_lease_is_waited_out_as_by_run_once(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_sweep_waits_out_a_killed_drivers_lease(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, lease = [], Session.lease
 
     def watched(
@@ -209,9 +207,7 @@ def test_given_what_cannot_be_done_when_typed_then_it_says_why(line: str, messag
     assert message in found.err
 
 
-def test_given_no_pyspark_when_typed_then_the_hint_installs_it(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_without_pyspark_names_the_extra(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on, "find_spec", lambda _: None)
     for verb in ("stats", "sweep"):
         found = kit.janitor(f"spark {verb}")

@@ -105,9 +105,7 @@ def left_behind(store: Store, state: State) -> dict[str, Any]:
 
 @pytest.mark.no_cover
 @given(scenes(), st.integers(1, 7), st.data())
-def test_given_a_random_store_when_swept_again_and_again_then_all_is_as_one_process_leaves_it(
-    scene: Scene, batch_rows: int, data: st.DataObject
-) -> None:
+def test_guided_sweeps_leave_all_as_one_process_does(scene: Scene, batch_rows: int, data: st.DataObject) -> None:
     keys = [*scene.messages, *scene.payloads]
     cuts = data.draw(st.lists(st.sampled_from([b"", b"a:t1:", *keys]), max_size=4))
     waits = data.draw(st.lists(st.sampled_from(WAITS), min_size=1, max_size=3))
@@ -203,9 +201,7 @@ def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any,
         yield (on_spark if by_tasks else FileEngine)(*arguments, **given), store, state, clock
 
 
-def test_given_a_store_in_leveldb_when_swept_with_tasks_then_the_next_run_of_one_process_has_nothing_left_to_do(
-    tmp_path: Path,
-) -> None:
+def test_guided_sweep_of_leveldb_leaves_the_next_run_nothing(tmp_path: Path) -> None:
     outcomes = []
     for by_tasks in (True, False):
         folder = tmp_path / str(by_tasks)
@@ -239,7 +235,7 @@ def run_on(store: Store, **options: Any) -> tuple[Engine, State]:
     return guided(store, state, source, clock, USUAL, **{"batch_rows": 20, **options}), state
 
 
-def test_given_a_topic_that_a_task_cannot_read_when_swept_then_it_is_left_and_nothing_is_claimed() -> None:
+def test_guided_sweep_with_an_unreadable_topic_claims_nothing() -> None:
     store = filled()
     retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1)
     retired.stored(DEAD, NOW_MS)
@@ -264,7 +260,7 @@ def test_given_a_topic_that_a_task_cannot_read_when_swept_then_it_is_left_and_no
     assert len(rows_of(store)[1]) == before - 40, "the other topic's payloads went"
 
 
-def test_given_tasks_that_fail_when_swept_then_the_run_fails_after_what_needs_no_looking() -> None:
+def test_guided_sweep_with_tasks_that_fail_fails_after_messages() -> None:
     class Lost:
         def send(self, parts: Sequence[Part], alive: Callable[[], None]) -> list[Outcome]:
             raise StoreUnavailable("the task for part 0 lost its store in the step invert: gone.")
@@ -281,7 +277,7 @@ def test_given_tasks_that_fail_when_swept_then_the_run_fails_after_what_needs_no
     assert state.claim() is None
 
 
-def test_given_somebody_who_asks_the_run_to_stop_while_tasks_look_then_it_ends_and_keeps_what_it_did() -> None:
+def test_guided_sweep_that_is_stopped_keeps_what_it_did() -> None:
     store, asked = filled(), []
 
     @contextmanager
@@ -303,7 +299,7 @@ def test_given_somebody_who_asks_the_run_to_stop_while_tasks_look_then_it_ends_a
 # --- a copy at rest --------------------------------------------------------------------------------------------------
 
 
-def test_given_a_store_that_is_open_when_copied_at_rest_then_clones_of_the_copy_have_its_rows(tmp_path: Path) -> None:
+def test_still_copy_of_an_open_store_can_be_cloned(tmp_path: Path) -> None:
     place = tmp_path / "messaging"
     access = Access(load(None, {}, {"leveldb": str(place)}).settings)
     with LevelDBStore(place, create=True) as store:
@@ -320,9 +316,7 @@ def test_given_a_store_that_is_open_when_copied_at_rest_then_clones_of_the_copy_
             pass
 
 
-def test_given_files_that_move_while_they_are_copied_then_they_are_copied_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_still_copy_of_moving_files_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Path] = []
 
     def moving(folder: Path) -> list[tuple[str, int]]:

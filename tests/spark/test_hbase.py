@@ -122,9 +122,7 @@ class FirstAttemptsFail(StoreEnvironment):
             yield store, whole, state
 
 
-def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_those_of_one_process(
-    spark: SparkSession, tables: Tables
-) -> None:
+def test_spark_sweep_of_hbase_is_as_one_process(spark: SparkSession, tables: Tables) -> None:
     outcomes = []
     for by_tasks in (True, False):
         made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
@@ -148,9 +146,7 @@ def test_given_a_store_in_hbase_when_swept_on_spark_then_rows_and_report_are_tho
     assert outcomes[0] == outcomes[1]
 
 
-def test_given_tasks_that_die_while_they_delete_when_spark_tries_again_then_all_is_done_and_written_down(
-    spark: SparkSession, tables: Tables, tmp_path: Path
-) -> None:
+def test_tasks_that_die_on_hbase_are_done_again(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
     with made.opened() as (store, state):
         scene = Scene.on(store)
@@ -171,9 +167,7 @@ def test_given_tasks_that_die_while_they_delete_when_spark_tries_again_then_all_
         assert [run.result for run in state.runs(10)] == ["done"]
 
 
-def test_given_tables_in_hbase_when_read_then_every_row_comes_from_under_its_salt(
-    spark: SparkSession, tables: Tables, tmp_path: Path
-) -> None:
+def test_tables_in_hbase_are_read_with_their_salts(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     made = cluster(tables)
     with made.opened() as (store, _):
         Scene.on(store)
@@ -207,9 +201,7 @@ def test_given_an_hbase_that_does_not_answer_when_read_then_the_error_is_ours(sp
         spark.read.format("tms").options(hbase="127.0.0.1:1").load().count()
 
 
-def test_given_tasks_on_hbase_when_done_in_this_process_then_they_delete_until_their_run_has_ended(
-    tables: Tables, tmp_path: Path
-) -> None:
+def test_tasks_on_hbase_delete_until_their_run_has_ended(tables: Tables, tmp_path: Path) -> None:
     made, clock = cluster(tables), ManualClock(NOW_MS, monotonic_ms=DAY)
     with made.opened() as (store, state):
         scene = Scene.on(store)
@@ -252,9 +244,7 @@ def test_given_tables_in_hbase_when_read_in_this_process_then_every_row_comes_on
     assert [share.salt for share, _ in shares] == [0, 1, 2, 3]
 
 
-def test_given_one_topic_with_nine_tenths_of_all_rows_in_hbase_when_cut_then_no_piece_is_thrice_the_median(
-    tables: Tables,
-) -> None:
+def test_pieces_of_an_uneven_hbase_table_are_even(tables: Tables) -> None:
     made = cluster(tables)
     names = ["default:huge", *(f"default:tiny{number}" for number in range(10))]
     with made.opened() as (store, _):
@@ -279,7 +269,7 @@ def test_given_one_topic_with_nine_tenths_of_all_rows_in_hbase_when_cut_then_no_
         assert max(counts) <= 3 * statistics.median(counts), counts
 
 
-def test_given_messages_in_hbase_with_a_ttl_of_their_own_when_read_then_it_takes_them(tables: Tables) -> None:
+def test_source_on_hbase_takes_own_ttls_into_account(tables: Tables) -> None:
     made, times = cluster(tables), range(NOW_MS, NOW_MS + 20)
 
     def read() -> dict[int, str]:
@@ -298,9 +288,7 @@ def test_given_messages_in_hbase_with_a_ttl_of_their_own_when_read_then_it_takes
     assert read() == {ms: "expired" if ms <= NOW_MS + 10 else "live" for ms in times}
 
 
-def test_given_an_hbase_that_breaks_off_when_a_task_reads_then_the_error_names_what_it_should_have_read(
-    tables: Tables, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_task_on_hbase_that_breaks_names_its_keys(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hbase_pool, "PAUSES_SECONDS", (0.0, 0.0))
     made = cluster(tables)
     with made.opened() as (store, _):
@@ -316,9 +304,7 @@ def test_given_an_hbase_that_breaks_off_when_a_task_reads_then_the_error_names_w
         assert proxy.struck
 
 
-def test_given_a_table_that_is_gone_when_spark_reads_then_the_error_is_ours_and_names_what_was_to_be_read(
-    spark: SparkSession, tables: Tables, tmp_path: Path
-) -> None:
+def test_spark_without_its_table_names_the_keys(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
     made, config = cluster(tables), tmp_path / "hbase.yaml"
     with made.opened() as (store, _):
         Scene.on(store)

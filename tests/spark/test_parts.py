@@ -121,9 +121,7 @@ WISHES = {
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("wish", WISHES)
-def test_given_one_topic_with_nine_tenths_of_all_rows_in_leveldb_when_cut_then_no_piece_is_thrice_the_median(
-    wish: str, on_disk: Path
-) -> None:
+def test_pieces_of_an_uneven_leveldb_are_even(wish: str, on_disk: Path) -> None:
     wanted, rows = WISHES[wish]
     with LevelDBStore(on_disk) as store:
         check_even([(None, store)], wanted, 5, rows)
@@ -131,16 +129,12 @@ def test_given_one_topic_with_nine_tenths_of_all_rows_in_leveldb_when_cut_then_n
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("wish", WISHES)
-def test_given_one_topic_with_nine_tenths_of_all_rows_under_salts_when_cut_then_no_piece_is_thrice_the_median(
-    wish: str, in_salts: SaltedStore
-) -> None:
+def test_pieces_of_uneven_salts_are_even(wish: str, in_salts: SaltedStore) -> None:
     wanted, rows = WISHES[wish]
     check_even(salts(in_salts), wanted, BUCKETS, rows)
 
 
-def test_given_messages_between_two_times_under_salts_when_more_pieces_are_asked_for_then_each_salt_is_cut_by_time(
-    in_salts: SaltedStore,
-) -> None:
+def test_salts_between_two_times_are_cut_by_time(in_salts: SaltedStore) -> None:
     wanted, rows = WISHES["between"]
     check_even(salts(in_salts), wanted, 3 * BUCKETS, rows)
     first, last = NOW_MS + 3000, NOW_MS + 5100
@@ -159,14 +153,12 @@ def test_given_messages_between_two_times_under_salts_when_more_pieces_are_asked
         RowSelection("payload", from_ms=NOW_MS, to_ms=NOW_MS + 9000),
     ],
 )
-def test_given_rows_that_no_two_times_bound_under_salts_when_more_pieces_are_asked_for_then_each_salt_stays_whole(
-    wanted: RowSelection, in_salts: SaltedStore
-) -> None:
+def test_salts_without_two_times_stay_whole(wanted: Wanted, in_salts: SaltedStore) -> None:
     assert [piece[::2] for piece in pieces(salts(in_salts), wanted, 3 * BUCKETS)] == [(salt, None) for salt in range(4)]
 
 
-def test_given_salts_when_cut_then_there_is_a_piece_for_each_unless_more_are_asked_for(in_salts: SaltedStore) -> None:
-    wanted = RowSelection("message", ("default:huge", *TINIES))
+def test_salts_are_a_piece_each_unless_more_are_asked_for(in_salts: SaltedStore) -> None:
+    wanted = Wanted("message", ("default:huge", *TINIES))
     for number in (None, 1, BUCKETS):
         assert [piece.salt for piece in pieces(salts(in_salts), wanted, number)] == [0, 1, 2, 3]
     narrow = RowSelection("message", salts=frozenset({2}))
@@ -178,7 +170,7 @@ def test_given_an_empty_store_when_cut_then_each_salt_is_one_piece() -> None:
     assert len(pieces(salts(SaltedStore()), RowSelection("message"), 40)) == BUCKETS
 
 
-def test_given_rows_larger_than_a_cut_can_be_missed_by_when_cut_then_no_piece_is_thrice_the_median(place: Path) -> None:
+def test_pieces_of_rows_larger_than_a_cut_are_even(place: Path) -> None:
     bodies = random.Random(7)
     with LevelDBStore(place, create=True) as store:
         fill(store, "default:heavy", 40, lambda: bodies.randbytes(100_000))
@@ -186,7 +178,7 @@ def test_given_rows_larger_than_a_cut_can_be_missed_by_when_cut_then_no_piece_is
         check_even([(None, store)], RowSelection("payload"), 4, 40)
 
 
-def test_given_no_number_when_cut_then_there_are_as_many_pieces_as_there_are_bytes_for(on_disk: Path) -> None:
+def test_pieces_without_a_number_go_by_bytes(on_disk: Path) -> None:
     with LevelDBStore(on_disk) as store:
         assert pieces([(None, store)], RowSelection("message"), None) == [Piece(None, (ALL_KEYS,))]
         ranges = cut_evenly(store.message, ALL_KEYS, 4)
@@ -243,9 +235,7 @@ EDGES = [bytes([byte]) for byte in range(1, 12)]
 
 @pytest.mark.no_cover
 @given(st.sets(st.sampled_from(EDGES)), st.sets(st.sampled_from(EDGES)), st.booleans())
-def test_given_ranges_and_cuts_when_dealt_out_then_each_key_stays_in_one_and_lies_between_its_cuts(
-    edges: set[bytes], cuts: set[bytes], endless: bool
-) -> None:
+def test_between_deals_each_key_to_one_piece(edges: set[bytes], cuts: set[bytes], endless: bool) -> None:
     ends = sorted(edges)
     ranges = [KeyRange(start, stop) for start, stop in zip(ends[::2], ends[1::2], strict=False)]
     if endless and len(ends) % 2:
@@ -262,8 +252,8 @@ def test_given_ranges_and_cuts_when_dealt_out_then_each_key_stays_in_one_and_lie
         assert [holds(some, key) for some in dealt] == [holds(ranges, key) * (at == one) for one in range(len(dealt))]
 
 
-def test_given_what_is_wanted_when_looked_for_then_its_stretches_hold_each_wanted_row(on_disk: Path) -> None:
-    wanted = RowSelection("message", ("*:tiny0*",), from_ms=NOW_MS + 5, to_ms=NOW_MS + 15)
+def test_stretches_hold_each_wanted_row(on_disk: Path) -> None:
+    wanted = Wanted("message", ("*:tiny0*",), from_ms=NOW_MS + 5, to_ms=NOW_MS + 15)
     with LevelDBStore(on_disk) as store:
         found = wanted.stretches(store.message)
         rows = [store.message.read(KEYS, *reach, 100).items for reach in found]

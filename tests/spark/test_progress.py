@@ -76,9 +76,7 @@ def test_run_on_spark_on_connect_tells_what_the_server_reports(caplog: pytest.Lo
     assert handlers == []
 
 
-def test_run_on_spark_before_the_first_task_tells_that_no_tasks_are_running(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attended_before_any_task_says_so(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tracker, "getActiveStageIds", lambda _: [])
     looked = Event()
     with caplog.at_level(logging.INFO):

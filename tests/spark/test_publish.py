@@ -138,7 +138,7 @@ def _attempt(sent: bytes, at: int, part: Sequence[bytes | None]) -> list[dict[st
 
 
 @dataclass
-class Site:
+class PublishKit:
     """A server, and a query with its checkpoint."""
 
     at: Scene
@@ -157,14 +157,16 @@ class Site:
 
     def served_by(self, faults: Faults) -> None:
         """From now on a publisher meets them."""
-        self.patch.setattr(publishing, "service_at", lambda *_: faulty_service(self.at.site, faults))
+        self.patch.setattr(publishing, "service_at", lambda *_: faulty_service(self.at.server, faults))
         self.patch.setattr(publishing, "connect", lambda _, service, *__: self._client(faults, service))
 
     def _client(self, faults: Faults, service: TransactionClient | str) -> Client:
-        transport = FaultyTransport(faults, self.at.site)
+        transport = FaultyTransport(faults, self.at.server)
         if isinstance(service, str):
-            service = self.at.site.transactions()
-        return self.at.site.client(transport=transport, transactions=service, retry=SOON, pause=no_pause, limits=SMALL)
+            service = self.at.server.transactions()
+        return self.at.server.client(
+            transport=transport, transactions=service, retry=SOON, pause=no_pause, limits=SMALL
+        )
 
     @property
     def bills(self) -> list[bytes]:
@@ -180,10 +182,10 @@ _DUMPS: Callable[[object], bytes] = cloudpickle.dumps
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishKit]:
     (tmp_path / "metadata").write_text(json.dumps({"id": "query-1"}))
     with scene(monkeypatch) as at:
-        made = Site(at, tmp_path, monkeypatch)
+        made = PublishKit(at, tmp_path, monkeypatch)
         made.served_by(Faults())
         yield made
 
@@ -191,43 +193,39 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 # --- once ------------------------------------------------------------------------------------------------------------
 
 
-def test_given_batches_when_published_then_they_are_there_in_order_and_the_query_is_a_producer(site: Site) -> None:
-    publisher = site.publisher()
+def test_publish_keeps_batches_in_order_as_a_producer(kit: PublishKit) -> None:
+    publisher = kit.publisher()
     for number in range(4):
         publish(publisher, number, *range(number * 10, number * 10 + 10))
-    assert site.bills == texts(*range(40))
-    assert [(known.name, known.open) for known in site.at.client.producers(BILLS)] == [("query-1", {})]
+    assert kit.bills == texts(*range(40))
+    assert [(known.name, known.open) for known in kit.at.client.producers(BILLS)] == [("query-1", {})]
 
 
-def test_given_payloads_on_their_way_when_a_batch_is_computed_then_no_reader_sees_or_waits_for_them(site: Site) -> None:
+def test_publish_of_a_batch_under_way_is_seen_by_no_reader(kit: PublishKit) -> None:
     def look() -> None:
-        assert not list(site.at.client.poll(BILLS))
+        assert not list(kit.at.client.poll(BILLS))
 
     batch: Any = Batch(texts(1, 2), meanwhile=look)
-    site.publisher()(batch, 0)
-    assert site.bills == texts(1, 2)
+    kit.publisher()(batch, 0)
+    assert kit.bills == texts(1, 2)
 
 
 @pytest.mark.parametrize("attempts", [1, 2, 3])
-def test_given_tasks_that_are_done_again_when_published_then_only_what_the_last_attempt_stored_is_there(
-    attempts: int, site: Site
-) -> None:
+def test_publish_of_repeated_tasks_keeps_the_last_attempt(attempts: int, kit: PublishKit) -> None:
     late: list[Any] = []
     batch: Any = Batch(texts(*range(7)), attempts=attempts, meanwhile=lambda: late.append(batch.task()))
-    site.publisher()(batch, 0)
-    assert site.bills == texts(*range(7))
+    kit.publisher()(batch, 0)
+    assert kit.bills == texts(*range(7))
     with pytest.raises(TmsError):
         batch.task()
-    site.publish(1, 7)
+    kit.publish(1, 7)
     assert late
-    assert site.bills == texts(*range(8))
+    assert kit.bills == texts(*range(8))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["store", "checkpoint"])
-def test_given_an_executor_that_dies_while_it_stores_when_another_does_the_task_then_it_is_there_once(
-    step: str, when: Any, site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_of_a_dead_task_is_once(step: str, when: Any, kit: PublishKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publishing, "_CHUNK_ROWS", 2)
     faults, own = Faults(), _attempt
 
@@ -239,61 +237,57 @@ def test_given_an_executor_that_dies_while_it_stores_when_another_does_the_task_
         return own(*task)
 
     monkeypatch.setattr(sys.modules[__name__], "_attempt", twice)
-    site.served_by(faults)
-    site.publish(0, *range(9))
-    assert site.bills == texts(*range(9))
+    kit.served_by(faults)
+    kit.publish(0, *range(9))
+    assert kit.bills == texts(*range(9))
 
 
-def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_alone(site: Site) -> None:
-    site.publish(0, "short", ttl_seconds=60)
-    site.publish(1, "long")
-    site.at.clock.advance(60_000)
-    assert site.bills == [b"short", b"long"]
-    site.at.clock.advance(1)
-    assert site.bills == [b"long"]
+def test_given_a_ttl_when_a_batch_is_published_then_it_is_that_of_its_messages_alone(kit: PublishKit) -> None:
+    kit.publish(0, "short", ttl_seconds=60)
+    kit.publish(1, "long")
+    kit.at.clock.advance(60_000)
+    assert kit.bills == [b"short", b"long"]
+    kit.at.clock.advance(1)
+    assert kit.bills == [b"long"]
     # It is known to be published, though the message is gone.
-    site.publish(2, "short", ttl_seconds=60)
-    site.at.clock.advance(60_001)
-    site.publish(2, "short", ttl_seconds=60)
-    assert site.bills == [b"long"]
+    kit.publish(2, "short", ttl_seconds=60)
+    kit.at.clock.advance(60_001)
+    kit.publish(2, "short", ttl_seconds=60)
+    assert kit.bills == [b"long"]
 
 
 @pytest.mark.parametrize("ttl_seconds", [0, -1])
-def test_given_a_ttl_that_is_none_when_a_publisher_is_made_then_it_says_what_to_give(
-    site: Site, ttl_seconds: int
-) -> None:
+def test_publisher_with_a_ttl_below_one_is_refused(kit: PublishKit, ttl_seconds: int) -> None:
     with pytest.raises(ConfigurationError, match="1 or more"):
-        site.publisher(ttl_seconds=ttl_seconds)
+        kit.publisher(ttl_seconds=ttl_seconds)
 
 
-def test_given_a_batch_that_comes_again_when_it_is_published_then_nothing_happens(site: Site) -> None:
-    publisher = site.publisher()
+def test_given_a_batch_that_comes_again_when_it_is_published_then_nothing_happens(kit: PublishKit) -> None:
+    publisher = kit.publisher()
     publish(publisher, 0, 1, 2)
     publish(publisher, 0, 1, 2)
-    site.publish(0, 1, 2)
-    site.publish(1, 3)
-    site.publish(1, 3)
-    assert site.bills == texts(1, 2, 3)
+    kit.publish(0, 1, 2)
+    kit.publish(1, 3)
+    kit.publish(1, 3)
+    assert kit.bills == texts(1, 2, 3)
 
 
-def test_given_a_new_checkpoint_in_the_place_of_the_old_when_the_same_publisher_goes_on_then_it_is_a_new_query(
-    site: Site,
-) -> None:
-    publisher = site.publisher()
+def test_publish_with_a_new_checkpoint_is_a_new_query(kit: PublishKit) -> None:
+    publisher = kit.publisher()
     publish(publisher, 0, 1)
     publish(publisher, 1, 2)
-    (site.checkpoint / "metadata").write_text('{"id": "query-2"}')
+    (kit.checkpoint / "metadata").write_text('{"id": "query-2"}')
     publish(publisher, 0, 3)
     publish(publisher, 1, 4)
-    assert site.bills == texts(1, 2, 3, 4)
+    assert kit.bills == texts(1, 2, 3, 4)
 
 
-def test_given_a_batch_without_rows_when_it_comes_again_then_it_counts_as_well(site: Site) -> None:
-    site.publish(0)
-    site.publish(1)
-    site.publish(1)
-    site.publish(2, "first")
-    assert site.bills == texts("first")
+def test_given_a_batch_without_rows_when_it_comes_again_then_it_counts_as_well(kit: PublishKit) -> None:
+    kit.publish(0)
+    kit.publish(1)
+    kit.publish(1)
+    kit.publish(2, "first")
+    assert kit.bills == texts("first")
 
 
 class Killed(BaseException):
@@ -324,30 +318,28 @@ class Deadly(Faults):
 @pytest.mark.no_cover
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("known", [False, True])
-def test_given_a_driver_that_dies_at_any_call_when_the_batch_comes_again_then_it_is_there_once(
-    site: Site, *, done: bool, known: bool
-) -> None:
-    site.patch.setattr(publishing, "_CHUNK_ROWS", 2)
+def test_publish_of_a_driver_that_dies_anywhere_is_once(kit: PublishKit, *, done: bool, known: bool) -> None:
+    kit.patch.setattr(publishing, "_CHUNK_ROWS", 2)
     expected = texts("zero")
-    site.publish(0, "zero")
+    kit.publish(0, "zero")
     for batch_id in count(1):
         deadly = Deadly(batch_id - 1, done=done)
         rows = [f"{batch_id}{part}" for part in "abcdef"]
-        publisher = site.publisher()
+        publisher = kit.publisher()
         if known:
             publish(publisher, batch_id - 1, "not again")
-        site.served_by(deadly)
+        kit.served_by(deadly)
         survived = False
         try:
             publish(publisher, batch_id, *rows)
             survived = True
         except Killed:
             pass
-        site.served_by(Faults())
-        site.publish(batch_id, *rows)
-        site.publish(batch_id, *rows)
+        kit.served_by(Faults())
+        kit.publish(batch_id, *rows)
+        kit.publish(batch_id, *rows)
         expected += texts(*rows)
-        assert site.bills == expected, f"died at call {batch_id - 1}"
+        assert kit.bills == expected, f"died at call {batch_id - 1}"
         if survived:
             break
     assert batch_id > 8, "there are so many calls"
@@ -356,14 +348,12 @@ def test_given_a_driver_that_dies_at_any_call_when_the_batch_comes_again_then_it
 @pytest.mark.no_cover
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["publish", "store", "poll", "start", "canCommit", "commit", "abort"])
-def test_given_an_answer_that_is_missing_when_the_batch_comes_again_then_it_is_there_once(
-    step: str, when: Any, site: Site
-) -> None:
-    site.publish(0, "zero")
+def test_publish_without_an_answer_is_once(step: str, when: Any, kit: PublishKit) -> None:
+    kit.publish(0, "zero")
     faults = Faults()
-    site.served_by(faults)
+    kit.served_by(faults)
     faults.at(step, when, 1)
-    publisher = site.publisher()
+    publisher = kit.publisher()
     try:
         publish(publisher, 1, "one", "two", "three")
     except TmsError:
@@ -373,162 +363,154 @@ def test_given_an_answer_that_is_missing_when_the_batch_comes_again_then_it_is_t
             late()
         except TmsError:
             continue
-    site.publish(1, "one", "two", "three")
-    site.publish(2, "four")
-    assert site.bills == texts("zero", "one", "two", "three", "four")
+    kit.publish(1, "one", "two", "three")
+    kit.publish(2, "four")
+    assert kit.bills == texts("zero", "one", "two", "three", "four")
 
 
 # --- what others leave -----------------------------------------------------------------------------------------------
 
 
-def leave_open(site: Site, batch_id: int, *payloads: str | int) -> int:
+def leave_open(kit: PublishKit, batch_id: int, *payloads: str | int) -> int:
     """What a driver leaves that dies just before its commit; the transaction's id."""
-    with site.at.client.producer(BILLS, "query-1") as producer:
+    with kit.at.client.producer(BILLS, "query-1") as producer:
         transaction = producer.transaction(f"{batch_id} {NOW_MS}").__enter__()
         transaction.publish(BILLS, texts(*payloads))
         run(transaction._work._prepare())
         return transaction.transaction.transaction_id
 
 
-def test_given_a_transaction_of_a_dead_driver_when_its_batch_comes_again_then_readers_need_not_wait_for_its_end(
-    site: Site,
-) -> None:
-    site.publish(0, 0)
-    dead = leave_open(site, 1, 1, 2)
-    site.publish(1, 1, 2)
-    assert site.bills == texts(0, 1, 2)
-    assert list(site.at.site.manager.visibility().invalid) == [dead]
+def test_publish_after_a_dead_driver_ends_its_transaction(kit: PublishKit) -> None:
+    kit.publish(0, 0)
+    dead = leave_open(kit, 1, 1, 2)
+    kit.publish(1, 1, 2)
+    assert kit.bills == texts(0, 1, 2)
+    assert list(kit.at.server.manager.visibility().invalid) == [dead]
     with pytest.raises(NotInProgress):
-        site.at.site.manager.commit(dead)
+        kit.at.server.manager.commit(dead)
 
 
-def test_given_another_driver_that_takes_over_when_the_batch_is_to_be_published_then_only_the_newer_does(
-    site: Site,
-) -> None:
-    site.publish(0, 0)
-    batch: Any = Batch(texts(1), meanwhile=lambda: site.publish(1, 1))
+def test_publish_of_a_former_driver_is_fenced(kit: PublishKit) -> None:
+    kit.publish(0, 0)
+    batch: Any = Batch(texts(1), meanwhile=lambda: kit.publish(1, 1))
     with pytest.raises(ProducerFenced):
-        site.publisher()(batch, 1)
-    site.publish(1, 1)
-    assert site.bills == texts(0, 1)
+        kit.publisher()(batch, 1)
+    kit.publish(1, 1)
+    assert kit.bills == texts(0, 1)
 
 
-def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_it_is_published(site: Site) -> None:
-    site.publish(0, 0)
+def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_it_is_published(kit: PublishKit) -> None:
+    kit.publish(0, 0)
 
     def fail() -> None:
         raise LookupError
 
     batch: Any = Batch(texts(1), meanwhile=fail)
     with pytest.raises(LookupError):
-        site.publisher()(batch, 1)
-    with site.at.client.producer(BILLS, "query-1") as producer:
+        kit.publisher()(batch, 1)
+    with kit.at.client.producer(BILLS, "query-1") as producer:
         transaction = producer.transaction(f"1 {NOW_MS}").__enter__()
         transaction.publish(BILLS, texts("taken back"))
         run(transaction._work._prepare())
         transaction.__exit__(None, LookupError(), None)
-    site.publish(1, 1)
-    assert site.bills == texts(0, 1)
+    kit.publish(1, 1)
+    assert kit.bills == texts(0, 1)
 
 
-def test_given_a_topic_that_is_made_again_when_the_next_batch_comes_then_a_person_has_to_look(site: Site) -> None:
-    site.publish(0, 0)
-    site.at.client.delete_topic(BILLS)
+def test_publish_to_a_topic_made_again_is_refused_until_accepted(kit: PublishKit) -> None:
+    kit.publish(0, 0)
+    kit.at.client.delete_topic(BILLS)
     with pytest.raises(TopicNotFound):
-        site.publish(1, 1)
-    site.at.client.create_topic(BILLS)
-    with pytest.raises(Refused, match="or the topic was created again"):
-        site.publish(1, 1)
-    site.publish(1, 1, first_batch=1)
-    assert site.bills == texts(1)
+        kit.publish(1, 1)
+    kit.at.client.create_topic(BILLS)
+    with pytest.raises(Refused, match="or the topic was made again"):
+        kit.publish(1, 1)
+    kit.publish(1, 1, first_batch=1)
+    assert kit.bills == texts(1)
 
 
-def test_given_another_query_when_published_then_it_counts_its_own_batches(site: Site) -> None:
-    site.publish(0, 0)
-    other = site.checkpoint / "other"
+def test_given_another_query_when_published_then_it_counts_its_own_batches(kit: PublishKit) -> None:
+    kit.publish(0, 0)
+    other = kit.checkpoint / "other"
     other.mkdir()
     (other / "metadata").write_text(json.dumps({"id": "query-2"}))
     publish(publish_batches("http://in.process", BILLS, f"{other}/"), 0, "other")
-    site.publish(0, 0)
-    site.publish(1, 1)
-    assert site.bills == texts(0, "other", 1)
+    kit.publish(0, 0)
+    kit.publish(1, 1)
+    assert kit.bills == texts(0, "other", 1)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 
-def test_given_a_query_that_was_forgotten_when_a_batch_comes_then_a_person_has_to_look(site: Site) -> None:
-    site.publish(0, 0)
-    site.publish(1, 1)
-    site.at.clock.advance(AWAY_MS + 1)
-    site.at.client.delete_producer(BILLS, "query-1")
+def test_publish_of_a_forgotten_query_is_refused_until_accepted(kit: PublishKit) -> None:
+    kit.publish(0, 0)
+    kit.publish(1, 1)
+    kit.at.clock.advance(AWAY_MS + 1)
+    kit.at.client.delete_producer(BILLS, "query-1")
     for _ in range(2):
         with pytest.raises(Refused, match=r"batch 1 .*query-1 .*first_batch=1; .*=2"):
-            site.publish(1, 1)
-    site.publish(2, 2, first_batch=2)
-    site.publish(2, 2)
-    assert site.bills == texts(2)
+            kit.publish(1, 1)
+    kit.publish(2, 2, first_batch=2)
+    kit.publish(2, 2)
+    assert kit.bills == texts(2)
 
 
-def test_given_a_person_who_has_looked_when_a_batch_comes_then_it_is_as_they_say(site: Site) -> None:
-    site.publish(7, "is there already", first_batch=8)
-    site.publish(8, "is not", first_batch=8)
-    site.publish(8, "is not", first_batch=8)
-    site.publish(9, "next")
-    assert site.bills == texts("is not", "next")
+def test_given_a_person_who_has_looked_when_a_batch_comes_then_it_is_as_they_say(kit: PublishKit) -> None:
+    kit.publish(7, "is there already", first_batch=8)
+    kit.publish(8, "is not", first_batch=8)
+    kit.publish(8, "is not", first_batch=8)
+    kit.publish(9, "next")
+    assert kit.bills == texts("is not", "next")
 
 
-def test_given_a_checkpoint_that_was_put_back_when_an_old_batch_comes_then_it_is_refused(site: Site) -> None:
+def test_publish_of_an_old_batch_after_a_restore_is_refused(kit: PublishKit) -> None:
     for number in range(3):
-        site.publish(number, number)
+        kit.publish(number, number)
     with pytest.raises(Refused, match=r"batch 2 \(.* batch 1 \(planned 2023"):
-        site.publish(1, 1)
+        kit.publish(1, 1)
 
 
-def test_given_a_checkpoint_that_was_put_back_when_another_batch_has_the_number_of_the_last_then_it_is_not_left_out(
-    site: Site,
-) -> None:
-    plan(site.checkpoint, 1, NOW_MS)
-    site.publish(0, 0)
-    site.publish(1, 1)
-    plan(site.checkpoint, 1, NOW_MS + 60_000)
+def test_publish_of_another_batch_by_the_same_number_is_refused(kit: PublishKit) -> None:
+    plan(kit.checkpoint, 1, NOW_MS)
+    kit.publish(0, 0)
+    kit.publish(1, 1)
+    plan(kit.checkpoint, 1, NOW_MS + 60_000)
     expected = (
         r"published batch 1 \(planned 2023-11-14 22:13:20 UTC\) .* batch 1 \(planned 2023-11-14 22:14:20 UTC\): .*copy"
     )
     with pytest.raises(Refused, match=expected):
-        site.publish(1, 1, "and what came since")
-    plan(site.checkpoint, 1, NOW_MS)
-    site.publish(1, 1)
-    assert site.bills == texts(0, 1)
+        kit.publish(1, 1, "and what came since")
+    plan(kit.checkpoint, 1, NOW_MS)
+    kit.publish(1, 1)
+    assert kit.bills == texts(0, 1)
 
 
-def test_given_a_first_batch_that_comes_long_after_it_was_planned_when_the_query_is_not_known_then_it_is_refused(
-    site: Site,
-) -> None:
-    site.at.clock.advance(AWAY_MS + 1)
+def test_publish_of_a_late_first_batch_is_refused_until_accepted(kit: PublishKit) -> None:
+    kit.at.clock.advance(AWAY_MS + 1)
     with pytest.raises(Refused, match=r"batch 0 .*query-1 .*first_batch=0; .*=1"):
-        site.publish(0, 0)
-    site.publish(0, 0, first_batch=1)
-    assert site.bills == []
-    site.publish(0, "looked", first_batch=0)
-    assert site.bills == texts("looked")
-    (site.checkpoint / "metadata").write_text('{"id": "query-2"}')
-    plan(site.checkpoint, 0, site.at.clock.now_ms())
-    site.publish(0, 0)
-    assert site.bills == texts("looked", 0)
+        kit.publish(0, 0)
+    kit.publish(0, 0, first_batch=1)
+    assert kit.bills == []
+    kit.publish(0, "looked", first_batch=0)
+    assert kit.bills == texts("looked")
+    (kit.checkpoint / "metadata").write_text('{"id": "query-2"}')
+    plan(kit.checkpoint, 0, kit.at.clock.now_ms())
+    kit.publish(0, 0)
+    assert kit.bills == texts("looked", 0)
 
 
-def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_do(site: Site) -> None:
+def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_do(kit: PublishKit) -> None:
     def late() -> None:
-        site.at.clock.advance(6_000)
-        site.at.site.manager.expire()
+        kit.at.clock.advance(6_000)
+        kit.at.server.manager.expire()
 
     batch: Any = Batch(texts(1), meanwhile=late)
-    publisher = site.publisher(timeout_seconds=5)
+    publisher = kit.publisher(timeout_seconds=5)
     with pytest.raises(NotInProgress, match=r"Batch 0 .* 5 s.*maxMessagesPerBatch"):
         publisher(batch, 0)
     publish(publisher, 0, 1)
-    assert site.bills == texts(1)
+    assert kit.bills == texts(1)
 
 
 @pytest.mark.parametrize(
@@ -538,71 +520,65 @@ def test_given_a_batch_that_takes_too_long_when_it_commits_then_it_says_what_to_
         ({"column": "n"}, r"Column n is of type bigint.*to_json"),
     ],
 )
-def test_given_a_column_that_cannot_be_published_when_a_batch_comes_then_it_is_named(
-    options: dict[str, Any], message: str, site: Site
-) -> None:
+def test_publish_of_a_wrong_column_names_it(options: dict[str, Any], message: str, kit: PublishKit) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        site.publish(0, 1, **options)
+        kit.publish(0, 1, **options)
 
 
-def test_given_rows_without_a_value_when_published_then_nothing_is(site: Site) -> None:
+def test_given_rows_without_a_value_when_published_then_nothing_is(kit: PublishKit) -> None:
     batch: Any = Batch([b"1", None])
     with pytest.raises(ConfigurationError, match="Column payload has a row"):
-        site.publisher()(batch, 0)
-    assert site.bills == []
+        kit.publisher()(batch, 0)
+    assert kit.bills == []
 
 
-def test_given_text_when_published_then_it_is_taken(site: Site) -> None:
+def test_given_text_when_published_then_it_is_taken(kit: PublishKit) -> None:
     batch: Any = Batch(texts("text"), StringType())
-    site.publisher()(batch, 0)
-    assert site.bills == texts("text")
+    kit.publisher()(batch, 0)
+    assert kit.bills == texts("text")
 
 
-def test_given_many_rows_when_published_then_they_go_in_pieces_in_order(site: Site) -> None:
+def test_given_many_rows_when_published_then_they_go_in_pieces_in_order(kit: PublishKit) -> None:
     rows = [b"%d" % number for number in range(2500)] + [b"x" * 600_000, b"y" * 600_000, b"z"]
     batch: Any = Batch(rows)
-    site.publisher()(batch, 0)
-    assert site.bills == rows
+    kit.publisher()(batch, 0)
+    assert kit.bills == rows
 
 
-def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(site: Site) -> None:
-    (site.checkpoint / "metadata").unlink()
+def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(kit: PublishKit) -> None:
+    (kit.checkpoint / "metadata").unlink()
     with pytest.raises(
         ConfigurationError,
         match=r"/metadata.*checkpointLocation",
     ):
-        site.publish(0, 1)
+        kit.publish(0, 1)
 
 
 @pytest.mark.parametrize(
     ("properties", "named"),
     [({"partitions": "2"}, "default:visits-0"), ({"routes": '{"users": 2, "pages": 3}'}, "default:visits-users-0")],
 )
-def test_given_a_topic_with_partitions_when_a_publisher_is_made_then_it_names_one_to_publish_to(
-    properties: dict[str, str], named: str, site: Site
-) -> None:
-    site.at.client.create_topic("default:visits", properties=properties)
-    arguments: dict[str, Any] = {"url": "http://in.process", "checkpoint": str(site.checkpoint)}
+def test_publisher_of_a_partitioned_topic_names_one(properties: dict[str, str], named: str, kit: PublishKit) -> None:
+    kit.at.client.create_topic("default:visits", properties=properties)
+    arguments: dict[str, Any] = {"url": "http://in.process", "checkpoint": str(kit.checkpoint)}
     with pytest.raises(ConfigurationError, match=f"default:visits .*{named}"):
         publish_batches(topic="default:visits", **arguments)
     publish(publish_batches(topic=named, **arguments), 0, 1, 2)
-    assert [message.payload for message in site.at.client.poll(named)] == texts(1, 2)
+    assert [message.payload for message in kit.at.client.poll(named)] == texts(1, 2)
 
 
 @pytest.mark.parametrize("topic", [BILLS, "default:to-be-made"])
-def test_given_no_answer_about_the_topic_when_a_publisher_is_made_then_it_is_left_to_the_first_batch(
-    topic: str, site: Site
-) -> None:
+def test_publisher_without_an_answer_waits_for_a_batch(topic: str, kit: PublishKit) -> None:
     faults = Faults()
-    site.served_by(faults)
+    kit.served_by(faults)
     if topic == BILLS:
         faults.at("GET bills", "before")
-    made = publish_batches("http://in.process", topic, str(site.checkpoint))
+    made = publish_batches("http://in.process", topic, str(kit.checkpoint))
     faults.heal()
     if topic != BILLS:
-        site.at.client.create_topic(topic)
+        kit.at.client.create_topic(topic)
     publish(made, 0, 1)
-    assert [message.payload for message in site.at.client.poll(topic)] == texts(1)
+    assert [message.payload for message in kit.at.client.poll(topic)] == texts(1)
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_given_no_pyspark_when_wanted_then_the_hint_installs_it(monkeypatch: pyt
     assert raised.value.hint == hint_for_extra("spark")
 
 
-def test_given_a_traceback_that_ends_in_an_error_of_ours_when_it_comes_back_then_it_is_that_error() -> None:
+def test_error_of_a_traceback_is_the_last_one_of_ours() -> None:
     text = """[PYTHON_DATA_SOURCE_ERROR] Failed: Traceback (most recent call last):
   File "x.py", line 3, in y
 tms_core.errors.StoreError: something older.
@@ -94,7 +94,7 @@ tms_core.errors.StoreBusy: Somebody has the store open. Stop that one.
     assert str(error) == "Somebody has the store open. Stop that one."
 
 
-def test_given_an_error_of_a_module_when_it_comes_back_then_it_is_of_the_kind_it_stands_for() -> None:
+def test_error_of_a_modules_kind_is_the_plain_kind() -> None:
     error = error_of("tms_core.tables.hbase.thrift.ConnectionLost: gone.")
     assert (type(error), plain_kind(ConnectionLost)) == (StoreUnavailable, StoreUnavailable)
     assert plain_kind(errors.Conflict) is errors.TransactionError
@@ -133,12 +133,12 @@ def test_given_a_stack_when_it_comes_back_then_the_line_with_the_reason_is_told(
 
 
 @pytest.mark.parametrize("master", ["sc://127.0.0.1:1/;user_id=x", "spark://127.0.0.1:1,127.0.0.1:2", "spark://h:x"])
-def test_given_nobody_who_listens_at_a_master_when_a_session_is_wanted_then_it_says_so_at_once(master: str) -> None:
+def test_session_without_a_master_that_listens_fails_at_once(master: str) -> None:
     with pytest.raises(TmsError, match="No Spark answers at"), session(master):
         pass
 
 
-def test_given_a_master_that_listens_or_that_no_name_leads_to_when_looked_for_then_all_is_well() -> None:
+def test_require_answer_takes_any_master_that_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         require_answer(f"spark://127.0.0.1:1,127.0.0.1:{server.getsockname()[1]}")
     require_answer("local[2]")
@@ -185,7 +185,7 @@ def test_given_sigterm_when_something_is_only_looked_at_then_it_ends_as_with_ctr
         assert threads.submit(elsewhere).result(), "only the main thread may handle signals"
 
 
-def test_given_a_process_of_its_own_when_a_task_fails_then_spark_shows_no_stack_beside_our_sentence() -> None:
+def test_task_that_fails_shows_a_sentence_and_no_stack() -> None:
     if shutil.which("java") is None:
         require_or_skip("java is missing; install it: apt-get install openjdk-17-jdk-headless")
     program = (
@@ -210,7 +210,7 @@ def test_given_a_process_of_its_own_when_a_task_fails_then_spark_shows_no_stack_
     )
 
 
-def test_given_a_session_that_is_there_when_one_is_wanted_then_it_is_that_one_and_stays(spark: SparkSession) -> None:
+def test_session_that_is_there_is_used_and_stays(spark: SparkSession) -> None:
     before = dict(os.environ)
     for environ in (os.environ, {"PYSPARK_GATEWAY_PORT": "as under spark-submit"}):
         with session("local[1]", environ) as found:

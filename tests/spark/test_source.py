@@ -93,7 +93,7 @@ def read(place: Path, **options: Any) -> list[dict[str, Any]]:
 # --- what comes ------------------------------------------------------------------------------------------------------
 
 
-def test_given_messages_of_every_kind_when_read_then_each_has_its_numbers_and_its_verdict(filled: Filled) -> None:
+def test_source_of_messages_has_their_numbers_and_verdicts(filled: Filled) -> None:
     found = read(filled(sample), sizes="true", payload="true")
     short = [
         (r["topic"], r["publish_ms"], r["write_pointer"], r["payload"], r["payload_bytes"], r["action"], r["rule"])
@@ -164,9 +164,7 @@ def test_given_a_random_store_when_read_then_every_key_comes_once_in_order(scene
 
 @pytest.mark.parametrize("ask", [RowFields(), RowFields(sizes=True, payloads=True)])
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_given_a_store_that_takes_values_apart_itself_when_read_then_its_pages_say_the_same(
-    table: DataTable, ask: RowFields, place: Path
-) -> None:
+def test_scan_of_columns_has_the_same_pages(table: DataTable, ask: Ask, place: Path) -> None:
     memory = MemoryStore()
     with LevelDBStore(place, create=True) as store:
         said = []
@@ -193,7 +191,7 @@ RAW = [
 @pytest.mark.no_cover
 @settings(max_examples=100)
 @given(st.sampled_from(RAW) | st.lists(st.binary(max_size=12) | st.binary(min_size=9, max_size=9), max_size=8))
-def test_given_values_whole_and_damaged_when_taken_apart_then_each_says_what_it_says_alone(values: list[bytes]) -> None:
+def test_scan_of_damaged_values_says_what_each_says_alone(values: list[bytes]) -> None:
     keys = [MessageKey(TopicId("a", "t"), 1, ms, 0).pack() for ms in range(len(values))]
     database: Any = Mock(measured=Mock(return_value=Page(StoredColumns(keys, values), None)))
     table: Any = LevelDBMessageReads(database, Counter())
@@ -221,9 +219,7 @@ def test_given_next_to_nothing_when_read_then_that_comes(rows: int, table: str, 
         assert [row["topic"] for row in read(place, table=table, **options)] == ["t"] * rows
 
 
-def test_given_a_store_that_is_gone_when_a_task_comes_to_it_then_the_error_names_what_it_should_have_read(
-    filled: Filled,
-) -> None:
+def test_task_without_its_store_names_its_keys(filled: Filled) -> None:
     place = filled(sample)
     found = reader(place, table="payload")
     [part] = found.partitions()
@@ -248,7 +244,7 @@ def test_given_a_store_in_memory_when_read_then_it_says_that_there_is_none(tmp_p
         RowReader(SourceOptions.parse({"config": str(config)}, {}))
 
 
-def test_given_a_part_cut_out_by_keys_when_read_and_written_then_nothing_outside_is_seen() -> None:
+def test_ranged_store_sees_nothing_outside() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=3600).plain(*range(10)).tx(5, 10)
     orders.stored(5, *range(10))
@@ -330,9 +326,7 @@ def _id(times: list[int], at: int) -> MessageId:
     return MessageId(times[at], at)
 
 
-def test_given_a_topic_whose_messages_go_once_processed_when_read_then_the_law_says_so(
-    place: Path, tmp_path: Path
-) -> None:
+def test_source_of_a_consumed_topic_shows_processed_rows(place: Path, tmp_path: Path) -> None:
     (tmp_path / "tx").mkdir()
     options = with_groups(place, tmp_path / "tx")
     found = [(row["topic"], row["sequence"]) for row in read(place, **options) if row["rule"] == "processed"]
@@ -344,9 +338,7 @@ def test_given_a_topic_whose_messages_go_once_processed_when_read_then_the_law_s
     assert "processed" not in {row["rule"] for row in read(place)}, "nothing is known without a snapshot"
 
 
-def test_given_consumers_that_cannot_be_read_when_judged_then_their_topic_is_kept_and_that_is_said(
-    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_source_with_unreadable_consumers_keeps(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tx").mkdir()
     options = with_groups(place, tmp_path / "tx")
     with LevelDBSide(side_path(place)) as side:
@@ -393,9 +385,7 @@ def refused(*_: object) -> None:
     raise OSError(errno.EXDEV, "no links from here to there")
 
 
-def test_given_a_side_table_somebody_holds_when_a_task_comes_to_it_then_the_error_names_what_it_should_have_read(
-    filled: Filled,
-) -> None:
+def test_task_with_a_held_side_table_names_its_keys(filled: Filled) -> None:
     place = filled(sample)
     found = reader(place)
     [part] = found.partitions()
@@ -462,7 +452,7 @@ def test_given_topics_when_read_then_their_rows_come_and_no_others(topics: str, 
 
 @pytest.mark.parametrize(("since", "until"), [(0, 100), (-1, 1), (0, 0), (299, 10**6), (None, 0), (0, None)])
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_given_two_moments_when_read_then_the_first_is_in_and_the_last_is_not(
+def test_source_between_two_times_is_half_open(
     since: int | None, until: int | None, table: str, filled: Filled
 ) -> None:
     place = filled(many)
@@ -526,9 +516,7 @@ def passes(row: dict[str, Any], one: Filter) -> bool:
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
-def test_given_filters_when_they_are_pushed_then_no_row_that_passes_is_lost_and_all_are_left_to_spark(
-    filters: list[Filter], filled: Filled
-) -> None:
+def test_pushed_filters_lose_no_row_that_passes(filters: list[Filter], filled: Filled) -> None:
     place = filled(many)
     found = reader(place)
     assert isinstance(found, FilteringReader)
@@ -552,9 +540,7 @@ def on_spark(spark: SparkSession, source: type[TmsSource], place: Path, **option
     return spark.read.format("tms").options(leveldb=str(place), now=str(NOW_MS), **options).load()
 
 
-def test_given_filters_when_spark_offers_them_or_not_then_the_result_is_the_same(
-    spark: SparkSession, filled: Filled
-) -> None:
+def test_filters_on_spark_do_not_change_the_result(spark: SparkSession, filled: Filled) -> None:
     place = filled(many)
     condition = f"topic = 't1' and publish_ms >= {NOW_MS} and publish_ms < {NOW_MS + 3} and rule <> 'unrecognized'"
     offered = on_spark(spark, FilteringSource, place, partitions="2").where(condition)
@@ -568,9 +554,7 @@ def test_given_filters_when_spark_offers_them_or_not_then_the_result_is_the_same
     assert len(results[0]) == 12
 
 
-def test_given_claims_when_spark_reads_them_then_they_are_the_same(
-    spark: SparkSession, place: Path, tmp_path: Path
-) -> None:
+def test_claims_on_spark_have_their_states(spark: SparkSession, place: Path, tmp_path: Path) -> None:
     (tmp_path / "tx").mkdir()
     options = with_groups(place, tmp_path / "tx")
     claims = on_spark(spark, FilteringSource, place, table="claims", **options).where("topic = 'orders'")
@@ -586,9 +570,7 @@ def test_given_a_store_when_asked_in_sql_then_it_is_a_what_if(spark: SparkSessio
     ]
 
 
-def test_given_a_store_somebody_holds_when_a_query_is_planned_then_the_error_is_ours(
-    spark: SparkSession, filled: Filled
-) -> None:
+def test_query_of_a_held_store_raises_our_error(spark: SparkSession, filled: Filled) -> None:
     place = filled(sample)
     with LevelDBStore(place), pytest.raises(StoreBusy, match="messaging"), translated():
         on_spark(spark, TmsSource, place).count()
@@ -599,9 +581,7 @@ def test_given_no_store_when_a_query_is_planned_then_the_error_is_ours(spark: Sp
         on_spark(spark, FilteringSource, place).count()
 
 
-def test_given_a_store_that_is_gone_when_spark_reads_then_the_error_is_ours_and_names_what_was_to_be_read(
-    spark: SparkSession, filled: Filled
-) -> None:
+def test_query_without_its_store_names_the_keys(spark: SparkSession, filled: Filled) -> None:
     place = filled(sample)
     rows = on_spark(spark, FilteringSource, place)
     assert len(rows.collect()) == 8, "it is planned, and will be read again"
@@ -610,7 +590,7 @@ def test_given_a_store_that_is_gone_when_spark_reads_then_the_error_is_ours_and_
         rows.collect()
 
 
-def test_given_the_source_when_a_worker_imports_it_then_no_client_comes_along_that_few_queries_need() -> None:
+def test_source_in_a_worker_imports_no_client() -> None:
     program = "import sys, janitor.spark.source; print({'happybase', 'httpx2', 'tms_core.client'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

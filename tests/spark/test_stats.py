@@ -114,9 +114,7 @@ def test_given_a_store_when_counted_then_each_figure_is_right(
     assert dict(table.column("overdue_share").to_pylist()[2])["expired"] == 3 / 7
 
 
-def test_given_another_policy_when_counted_then_it_says_what_that_would_take(
-    spark: SparkSession, place: Path, view: TransactionView
-) -> None:
+def test_stats_by_another_policy_count_what_it_takes(spark: SparkSession, place: Path, view: TransactionView) -> None:
     with LevelDBStore(place, create=True) as store:
         fill(store)
     register(spark)
@@ -125,9 +123,7 @@ def test_given_another_policy_when_counted_then_it_says_what_that_would_take(
     assert orders.overdue["expired"] == 4
 
 
-def test_given_no_store_when_counted_then_the_error_is_ours(
-    spark: SparkSession, place: Path, view: TransactionView
-) -> None:
+def test_stats_without_a_store_raise_our_error(spark: SparkSession, place: Path, view: TransactionView) -> None:
     register(spark)
     with pytest.raises(StoreNotFound):
         stats.count(spark, {"leveldb": str(place)}, NOW_MS, view)

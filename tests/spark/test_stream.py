@@ -91,11 +91,9 @@ def test_given_several_partitions_when_streamed_then_they_have_equal_shares_in_o
     ]
 
 
-def test_given_payloads_of_a_large_transaction_when_a_batch_ends_among_them_then_the_next_goes_on_there(
-    at: Scene,
-) -> None:
+def test_stream_goes_on_inside_a_large_transaction(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=4)
-    transaction = at.site.manager.start_short()
+    transaction = at.server.manager.start_short()
     at.client.store(ORDERS, texts(*range(6)), transaction=transaction)
     at.client.publish(ORDERS, [], transaction=transaction)
     at.commit(transaction)
@@ -116,7 +114,7 @@ def test_given_large_messages_when_read_then_they_come_in_several_arrow_batches(
 # --- what may be seen ------------------------------------------------------------------------------------------------
 
 
-def test_given_transactions_of_every_kind_when_streamed_then_only_what_is_committed_comes(at: Scene) -> None:
+def test_stream_of_all_kinds_has_committed_messages_only(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     at.commit(at.begin(2))
@@ -153,7 +151,7 @@ def test_given_no_transaction_service_wanted_when_streamed_then_everything_comes
 # --- again -----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_batch_that_was_planned_when_all_has_changed_since_then_it_is_the_same(at: Scene) -> None:
+def test_stream_batch_is_the_same_after_everything_changed(at: Scene) -> None:
     query = at.query()
     at.commit(at.begin(1))
     invalid, undecided = at.begin("invalid"), at.begin("undecided")
@@ -169,7 +167,7 @@ def test_given_a_batch_that_was_planned_when_all_has_changed_since_then_it_is_th
     assert query.drain() == texts(1, "undecided", 2, 3)
 
 
-def test_given_latest_when_killed_before_the_first_batch_is_done_then_it_begins_where_it_did(at: Scene) -> None:
+def test_stream_from_latest_that_is_killed_starts_where_it_did(at: Scene) -> None:
     at.publish("before")
     query = at.query(startingPosition="latest")
     assert query.plan(), "an empty batch, which says where it begins"
@@ -213,7 +211,7 @@ class History:
 
     def store(self) -> None:
         self.number += 1
-        transaction = self.at.site.manager.start_short()
+        transaction = self.at.server.manager.start_short()
         self.at.client.store(ORDERS, texts(*(f"{self.number}{part}" for part in "abc")), transaction=transaction)
         self.at.client.publish(ORDERS, [], transaction=transaction)
         self.open.append(transaction)
@@ -247,7 +245,7 @@ class History:
     partitions=st.integers(1, 3),
     seed=st.integers(0, 2**32),
 )
-def test_given_a_random_history_when_killed_anywhere_then_the_batches_are_what_is_committed_and_stay_so(
+def test_stream_of_a_random_history_is_what_is_committed(
     steps: list[str], most: int, partitions: int, seed: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch, scene(patch) as at:
@@ -273,7 +271,7 @@ def test_given_a_place_when_streamed_then_it_begins_there(at: Scene) -> None:
         assert at.query(startingPosition=place).drain() == expected
 
 
-def test_given_a_time_to_come_when_streamed_then_what_is_published_before_is_neither_read_nor_missed(at: Scene) -> None:
+def test_stream_from_a_time_to_come_misses_nothing(at: Scene) -> None:
     begin_ms = NOW_MS + 3 * TTL_SECONDS * 1000
     query = at.query(startingPosition=begin_ms)
     assert query.drain() == []
@@ -293,9 +291,7 @@ def test_given_any_clock_when_the_last_message_is_looked_for_then_it_is_found(ah
     assert newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms() - ahead_ms) == last
 
 
-def test_given_a_topic_of_many_messages_when_the_last_is_looked_for_then_hardly_any_are_read(
-    at: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newest_of_many_messages_reads_hardly_any(at: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[StreamPosition] = []
 
     def watched(client: Client, topic: TopicId, place: StreamPosition, **options: Any) -> Iterator[Message]:
@@ -342,7 +338,7 @@ def test_given_an_empty_topic_when_a_query_ends_then_it_reads_nothing(at: Scene)
     assert query.drain() == []
 
 
-def test_given_nothing_new_when_asked_again_and_again_then_it_waits_longer_and_longer(at: Scene) -> None:
+def test_stream_without_news_waits_longer_and_longer(at: Scene) -> None:
     slept: list[float] = []
 
     class Slept(ManualClock):
@@ -361,9 +357,7 @@ def test_given_nothing_new_when_asked_again_and_again_then_it_waits_longer_and_l
 # --- what is lost ----------------------------------------------------------------------------------------------------
 
 
-def test_given_messages_that_expire_behind_a_full_batch_when_planned_then_the_first_of_them_is_named(
-    at: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stream_with_expired_messages_names_the_first(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
     strict, patient = at.query(maxMessagesPerBatch=2), at.query(maxMessagesPerBatch=2, failOnDataLoss="false")
     at.publish(*range(4))
     third = list(at.client.poll(ORDERS))[2].id
@@ -378,7 +372,7 @@ def test_given_messages_that_expire_behind_a_full_batch_when_planned_then_the_fi
     assert f"from {third} on have expired" in caplog.text
 
 
-def test_given_a_query_that_was_away_for_longer_than_the_ttl_when_it_comes_back_then_it_says_so(at: Scene) -> None:
+def test_stream_away_for_longer_than_the_ttl_says_so(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     query.plan()
@@ -390,9 +384,7 @@ def test_given_a_query_that_was_away_for_longer_than_the_ttl_when_it_comes_back_
         query.plan()
 
 
-def test_given_a_topic_without_messages_when_a_query_runs_for_longer_than_the_ttl_then_nothing_is_lost(
-    at: Scene,
-) -> None:
+def test_stream_of_a_quiet_topic_loses_nothing(at: Scene) -> None:
     query = at.query()
     at.publish(1)
     for _ in range(30):
@@ -406,9 +398,7 @@ def test_given_a_topic_without_messages_when_a_query_runs_for_longer_than_the_tt
     assert query.payloads(len(query.offsets) - 1) == texts(2)
 
 
-def test_given_a_long_transaction_that_holds_all_back_when_messages_expire_behind_it_then_it_says_so(
-    at: Scene,
-) -> None:
+def test_stream_behind_a_long_transaction_says_what_expired(at: Scene) -> None:
     query = at.query()
     query.plan()
     undecided = at.begin("undecided", long=True)
@@ -422,9 +412,9 @@ def test_given_a_long_transaction_that_holds_all_back_when_messages_expire_behin
         query.plan()
 
 
-def test_given_a_long_transaction_elsewhere_when_messages_come_and_are_read_then_nothing_is_lost(at: Scene) -> None:
+def test_stream_beside_a_long_transaction_loses_nothing(at: Scene) -> None:
     query = at.query()
-    at.site.manager.start_long()
+    at.server.manager.start_long()
     for number in range(15):
         at.publish(number)
         at.invalidate(at.begin("invalid"))
@@ -432,9 +422,7 @@ def test_given_a_long_transaction_elsewhere_when_messages_come_and_are_read_then
         at.clock.advance(TTL_SECONDS * 100)
 
 
-def test_given_a_message_that_came_while_a_query_ended_when_it_expires_before_the_next_then_that_is_said(
-    at: Scene,
-) -> None:
+def test_stream_that_missed_a_message_at_its_end_says_so(at: Scene) -> None:
     query = at.query()
     query.reader = query.new_reader()
     query.reader.prepareForTriggerAvailableNow()
@@ -448,9 +436,7 @@ def test_given_a_message_that_came_while_a_query_ended_when_it_expires_before_th
         query.plan()
 
 
-def test_given_a_batch_whose_messages_have_expired_when_it_is_read_again_then_that_is_an_error_or_a_warning(
-    at: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stream_batch_that_expired_is_an_error_or_a_warning(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
     for strict in (True, False):
         query = at.query(failOnDataLoss=str(strict).lower())
         at.publish(1, 2)
@@ -465,9 +451,7 @@ def test_given_a_batch_whose_messages_have_expired_when_it_is_read_again_then_th
             assert "and 0 of them are there" in caplog.text
 
 
-def test_given_a_topic_that_is_made_again_when_planned_or_read_then_that_is_an_error_or_a_warning(
-    at: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stream_of_a_topic_made_again_is_an_error_or_a_warning(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
     strict, patient = at.query(), at.query(failOnDataLoss="false")
     at.publish(1)
     strict.plan()
@@ -482,14 +466,14 @@ def test_given_a_topic_that_is_made_again_when_planned_or_read_then_that_is_an_e
     patient.plan()
     assert [(row["payload"], row["generation"]) for row in patient.rows(1)] == [(b"new", 2)]
     once = MessageKey(TopicId.parse(ORDERS), 2, NOW_MS + 1, 0)
-    at.site.store.message.put([(once.pack(), MessageValue(None, b"of another life"))])
+    at.server.store.message.put([(once.pack(), MessageValue(None, b"of another life"))])
     assert patient.rows(0) == []
     assert "made again" in caplog.text
 
 
-def test_given_rows_that_came_into_a_batch_when_it_is_read_again_then_that_is_an_error(at: Scene) -> None:
+def test_stream_batch_with_late_rows_is_an_error(at: Scene) -> None:
     query = at.query(committed="false")
-    transaction = at.site.manager.start_short()
+    transaction = at.server.manager.start_short()
     at.client.store(ORDERS, [b"early"], transaction=transaction)
     at.client.publish(ORDERS, [], transaction=transaction)
     at.publish(1)
@@ -529,7 +513,7 @@ class _Answer:
         pass
 
 
-def test_given_answers_that_break_off_when_read_then_it_goes_on_behind_the_last_message() -> None:
+def test_stream_answer_that_breaks_off_goes_on_behind() -> None:
     client: Any = Breaking(3)
     found = [message.id.sequence for message in messages(client, TopicId("a", "b"), EARLIEST, view=None, limit=6)]
     assert found == list(range(6))
@@ -570,9 +554,7 @@ GIVEN = {"url": "http://127.0.0.1:1", "topic": ORDERS}
         ({"ca_file": "/nowhere"}, "ca_file is /nowhere"),
     ],
 )
-def test_given_a_wrong_option_when_a_stream_is_made_then_it_is_named(
-    options: dict[str, str | None], message: str
-) -> None:
+def test_stream_with_a_wrong_option_names_it(options: dict[str, str | None], message: str) -> None:
     given = {name: value for name, value in {**GIVEN, **options}.items() if value is not None}
     with pytest.raises(ConfigurationError, match=message):
         TmsSource(given)
@@ -634,9 +616,7 @@ def test_given_a_token_that_nobody_knows_when_planned_then_the_error_says_so(tmp
         ({"next": "x"}, "cannot be read"),
     ],
 )
-def test_given_a_checkpoint_of_something_else_when_read_then_it_is_refused(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_stream_of_a_foreign_checkpoint_is_refused(changes: dict[str, Any], message: str) -> None:
     offset = Offset(ORDERS, 1, EARLIEST, NOW_MS).to_json()
     alone = StreamOffset(ORDERS, 1, (Offset(ORDERS, 1, EARLIEST, NOW_MS),))
     assert StreamOffset.parse(offset, ORDERS) == alone
@@ -645,7 +625,7 @@ def test_given_a_checkpoint_of_something_else_when_read_then_it_is_refused(
         StreamOffset.parse({**offset, **changes}, ORDERS)
 
 
-def test_given_offsets_that_do_not_follow_each_other_when_a_batch_is_read_then_it_is_refused(at: Scene) -> None:
+def test_stream_of_offsets_with_a_gap_is_refused(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=1)
     at.publish(1, 2, 3)
     query.drain()

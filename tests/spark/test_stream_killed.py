@@ -81,9 +81,7 @@ class Driver:
         )
 
 
-def test_given_a_driver_that_is_killed_when_it_comes_back_then_each_message_is_copied_once_and_in_order(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_stream_of_killed_drivers_copies_each_message_once(spark: SparkSession, tmp_path: Path) -> None:
     with (
         Serve(configure(tmp_path)) as server,
         TransactionClient(server.transactions) as service,

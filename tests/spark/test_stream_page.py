@@ -68,9 +68,7 @@ def test_the_example_runs(
     assert sorted(found) == [b"bill of one", b"bill of two"]
 
 
-def test_given_no_such_topic_when_spark_plans_then_the_error_is_ours(
-    spark: SparkSession, addresses: tuple[str, str], tmp_path: Path
-) -> None:
+def test_stream_without_a_topic_is_our_error(spark: SparkSession, addresses: tuple[str, str], tmp_path: Path) -> None:
     url, transactions = addresses
     register(spark)
     stream = spark.readStream.format("tms").options(url=url, topic="default:none", transactions=transactions).load()

@@ -35,7 +35,7 @@ def change(at: Scene, partitions: int, topic: str = EVENTS) -> None:
 
 def publish(at: Scene, *payloads: int, topic: str = EVENTS, key: str | None = None) -> None:
     """Messages, each with a key of its own or all with one, by a client that knows of no other partitions."""
-    with at.site.client() as client:
+    with at.server.client() as client:
         for payload in payloads:
             at.clock.advance(1)
             client.publish(topic, texts(payload), key=key or str(payload))
@@ -65,7 +65,7 @@ def test_given_partitions_when_streamed_then_a_task_reads_each(at: Scene) -> Non
     assert not query.plan()
 
 
-def test_given_more_than_a_batch_takes_when_streamed_then_each_partition_has_its_share_of_it(at: Scene) -> None:
+def test_partitions_share_a_batch_that_is_full(at: Scene) -> None:
     query, least = at.query(topic=EVENTS, maxMessagesPerBatch=8), at.query(topic=EVENTS, maxMessagesPerBatch=1)
     publish(at, *range(20))
     publish(at, *range(20, 28), key="one")
@@ -75,7 +75,7 @@ def test_given_more_than_a_batch_takes_when_streamed_then_each_partition_has_its
     assert [len(part) for part in query.parts(0)] == [2] * 4
 
 
-def test_given_a_batch_of_partitions_when_read_again_after_all_has_changed_then_it_is_the_same(at: Scene) -> None:
+def test_partitions_batch_is_the_same_after_changes(at: Scene) -> None:
     query = at.query(topic=EVENTS, maxMessagesPerBatch=4)
     publish(at, *range(12), key="one")
     query.drain()
@@ -89,10 +89,10 @@ def test_given_a_batch_of_partitions_when_read_again_after_all_has_changed_then_
         query.rows(1)
 
 
-def test_given_another_number_when_streamed_then_the_former_partitions_are_read_to_their_ends_first(at: Scene) -> None:
+def test_partitions_of_another_number_follow_the_former_ones(at: Scene) -> None:
     query = at.query(topic=EVENTS, maxMessagesPerBatch=4)
     publish(at, 1, 2, 3)
-    undecided = at.site.manager.start_short()
+    undecided = at.server.manager.start_short()
     publish_in(at, undecided, "k", 4)
     change(at, 2)
     publish(at, 5, key="k")
@@ -103,7 +103,7 @@ def test_given_another_number_when_streamed_then_the_former_partitions_are_read_
     assert topics_of(query, len(query.offsets) - 1)[0][0].startswith("events-f2-")
 
 
-def test_given_a_message_that_a_sealed_partition_had_taken_when_it_comes_late_then_it_is_read(at: Scene) -> None:
+def test_partitions_that_are_sealed_deliver_a_late_message(at: Scene) -> None:
     query = at.query(topic=EVENTS)
     publish(at, 1)
     change(at, 2)
@@ -111,13 +111,13 @@ def test_given_a_message_that_a_sealed_partition_had_taken_when_it_comes_late_th
     assert query.drain() == texts(1, 2)
     at.clock.advance(1)
     late = MessageKey(TopicId.parse(f"{EVENTS}-3"), 1, at.clock.now_ms(), 0)
-    at.site.store.message.put([(late.pack(), MessageValue(None, b"late"))])
+    at.server.store.message.put([(late.pack(), MessageValue(None, b"late"))])
     # The server forgets what it has in memory.
     change(at, 2)
     assert query.drain() == [*texts(1, 2), b"late"]
 
 
-def test_given_the_checkpoint_of_an_ordinary_topic_when_it_gets_partitions_then_it_goes_on(at: Scene) -> None:
+def test_partitions_of_an_ordinary_topic_go_on_from_its_place(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=2)
     at.publish(*range(5))
     query.plan()
@@ -134,9 +134,7 @@ def test_given_the_checkpoint_of_an_ordinary_topic_when_it_gets_partitions_then_
 @pytest.mark.parametrize(
     ("begin", "expected"), [("latest", [3, 4]), (NOW_MS + 3, [2, 3, 4]), ("earliest", [1, 2, 3, 4])]
 )
-def test_given_a_place_when_a_topic_with_two_families_is_streamed_then_it_begins_there(
-    begin: str | int, expected: list[int], at: Scene
-) -> None:
+def test_partitions_of_two_families_start_at_a_place(begin: str | int, expected: list[int], at: Scene) -> None:
     publish(at, 1)
     change(at, 2)
     publish(at, 2)
@@ -149,7 +147,7 @@ def test_given_a_place_when_a_topic_with_two_families_is_streamed_then_it_begins
     assert query.drain() == texts(*expected)
 
 
-def test_given_a_time_to_come_when_the_number_changes_before_then_the_new_ones_begin_there_too(at: Scene) -> None:
+def test_partitions_of_a_later_number_start_at_a_time_to_come(at: Scene) -> None:
     query = at.query(topic=EVENTS, startingPosition=NOW_MS + 1000)
     query.plan()
     change(at, 2)
@@ -160,7 +158,7 @@ def test_given_a_time_to_come_when_the_number_changes_before_then_the_new_ones_b
     assert query.drain() == texts(2)
 
 
-def test_given_a_query_that_ends_when_more_and_other_partitions_come_then_it_ends_all_the_same(at: Scene) -> None:
+def test_partitions_that_come_later_do_not_extend_a_query(at: Scene) -> None:
     query = at.query(topic=EVENTS)
     publish(at, 1, 2)
     query.reader = query.new_reader()
@@ -173,9 +171,7 @@ def test_given_a_query_that_ends_when_more_and_other_partitions_come_then_it_end
     assert sorted(query.drain()) == texts(1, 2, 3, 4)
 
 
-def test_given_partitions_that_are_gone_when_planned_then_what_expired_in_them_is_said_and_nothing_else(
-    at: Scene,
-) -> None:
+def test_partitions_that_are_gone_say_what_expired_in_them(at: Scene) -> None:
     strict, patient = at.query(topic=EVENTS), at.query(topic=EVENTS, failOnDataLoss="false")
     full = at.query(topic=EVENTS, maxMessagesPerBatch=4)
     publish(at, *range(12), key="one")
@@ -183,7 +179,7 @@ def test_given_partitions_that_are_gone_when_planned_then_what_expired_in_them_i
         query.plan()
     patient.kill()
     change(at, 2)
-    at.site.store.message.delete([key for key, _ in at.site.store.message.read(MESSAGES, b"", None, 100).items])
+    at.server.store.message.delete([key for key, _ in at.server.store.message.read(MESSAGES, b"", None, 100).items])
     change(at, 3)
     publish(at, 12)
     while strict.plan():
@@ -200,7 +196,7 @@ def test_given_partitions_that_are_gone_when_planned_then_what_expired_in_them_i
     assert patient.rows(0) == []
 
 
-def test_given_a_topic_with_partitions_that_is_made_again_when_planned_then_that_is_said(at: Scene) -> None:
+def test_partitions_of_a_topic_made_again_are_reported(at: Scene) -> None:
     strict, patient = at.query(topic=EVENTS), at.query(topic=EVENTS, failOnDataLoss="false")
     change(at, 2)
     publish(at, 1)
@@ -248,7 +244,7 @@ class History:
             self.sent[key].append(self.number)
 
     def begin(self) -> None:
-        self.open.setdefault(self.random.randrange(3), (self.at.site.manager.start_short(), []))
+        self.open.setdefault(self.random.randrange(3), (self.at.server.manager.start_short(), []))
 
     def decide(self) -> None:
         if self.open:
@@ -274,9 +270,7 @@ class History:
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize("seed", range(6))
-def test_given_a_random_history_when_partitions_change_then_each_message_comes_once_and_those_of_a_key_in_order(
-    seed: int, at: Scene
-) -> None:
+def test_partitions_of_a_random_history_keep_the_order_of_keys(seed: int, at: Scene) -> None:
     history = History(at, seed)
     steps = {"produce": 8, "begin": 2, "decide": 3, "change": 1.5, "plan": 5, "kill": 1}
     for step in history.random.choices(tuple(steps), tuple(steps.values()), k=80):

@@ -29,7 +29,7 @@ from janitor.sweep.scan import STEPS, Part
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, FileEngine, Snapshots, every, pointer, topic, watch
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.salted import BUCKETS, SaltedStore
-from tests.spark.local import EndlessGround, LocalRig, PiecesGround, local_rig
+from tests.spark.local import EndlessGround, LocalKit, PiecesGround, local_kit
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, LeaseLost, StateError, StopRequested, StoreError, StoreUnavailable
 from tms_core.rowkey import MessageKey
@@ -75,20 +75,18 @@ def adopted(scene: Scene) -> tuple[SaltedStore, SqliteState]:
 @pytest.mark.no_cover
 @given(scenes(), st.integers(1, 7))
 @settings(max_examples=settings().max_examples // 2)
-def test_given_a_random_store_when_swept_by_tasks_then_rows_and_report_are_those_of_one_process(
-    scene: Scene, batch_rows: int
-) -> None:
+def test_tasks_on_a_random_store_do_what_one_process_does(scene: Scene, batch_rows: int) -> None:
     outcomes = []
     for on_tasks in (True, False):
         store, state = adopted(scene)
         clock, source = ManualClock(scene.now_ms), FixedSource(scene.snapshot) if scene.snapshot else None
         options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": batch_rows, "side": scene.side()}
         if on_tasks:
-            rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, **options)
-            planned, report = rig.engine.plan().report, rig.engine.run_once()
+            kit = local_kit(store, source, terms=TERMS, state=state, clock=clock, **options)
+            planned, report = kit.engine.plan().report, kit.engine.run_once()
         else:
-            desk = FileEngine(store, state, source, clock, TERMS, **options)
-            planned, report = desk.preview(), desk.run_once()
+            engine = FileEngine(store, state, source, clock, TERMS, **options)
+            planned, report = engine.preview(), engine.run_once()
         ledger = sorted((replace(entry, at_ms=0, run_id="") for entry in state.ledger(1000)), key=repr)
         outcomes.append((rows_of(store), told(planned), told(report), ledger, state.evidence(), state.frontiers()))
         assert not report.errors
@@ -115,7 +113,7 @@ def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, 
         clock, source = ManualClock(scene.now_ms), FixedSource(scene.snapshot) if scene.snapshot else None
         options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 3, "side": scene.side()}
         if on_tasks:
-            report = local_rig(
+            report = local_kit(
                 store, source, terms=TERMS, state=state, clock=clock, cut=cut, **options
             ).engine.run_once()
         else:
@@ -129,18 +127,16 @@ def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, 
 def test_parts_without_rows_get_no_task_and_no_share_of_the_rate() -> None:
     store = SaltedStore()
     topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR)
-    rig = rig_on(store, rows_per_second=400)
-    assert not rig.engine.run_once(adopt=True).errors
-    [deleting] = rig.sender.sent
+    kit = kit_on(store, rows_per_second=400)
+    assert not kit.engine.run_once(adopt=True).errors
+    [deleting] = kit.sender.sent
     assert (deleting.step, deleting.run.terms.rows_per_second) == ("message", 400)
 
 
 @pytest.mark.no_cover
 @given(scenes(), st.data())
 @settings(max_examples=settings().max_examples // 2)
-def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_is_the_same(
-    scene: Scene, data: st.DataObject
-) -> None:
+def test_tasks_plan_pieces_cut_anywhere_as_one_does(scene: Scene, data: st.DataObject) -> None:
     store = MemoryStore()
     scene.fill(store)
     cuts = data.draw(st.lists(st.sampled_from([b"", b"a:t1:", *scene.messages, *scene.payloads]), max_size=4))
@@ -158,9 +154,9 @@ def test_given_a_random_store_when_planned_in_pieces_cut_anywhere_then_the_plan_
     source = FixedSource(scene.snapshot) if scene.snapshot else None
     environment = PiecesGround(store, state, clock)
     options: dict[str, Any] = {"batch_rows": 3, "side": scene.side()}
-    rig = local_rig(store, source, terms=TERMS, state=state, clock=clock, cut=cut, environment=environment, **options)
+    kit = local_kit(store, source, terms=TERMS, state=state, clock=clock, cut=cut, environment=environment, **options)
     whole = FileEngine(store, state, source, clock, TERMS, token_hex=lambda n: "0" * n, **options)
-    assert without_bytes(told(rig.engine.plan().report)) == without_bytes(told(whole.preview()))
+    assert without_bytes(told(kit.engine.plan().report)) == without_bytes(told(whole.preview()))
 
 
 def without_bytes(report: dict[str, Any]) -> dict[str, Any]:
@@ -192,39 +188,39 @@ def swept(store: Store) -> tuple[Any, Any]:
     return rows_of(store)
 
 
-def rig_on(store: Store, **options: Any) -> LocalRig:
+def kit_on(store: Store, **options: Any) -> LocalKit:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    return local_rig(store, Snapshots(clock, [DEAD]), terms=USUAL, clock=clock, **{"batch_rows": 20, **options})
+    return local_kit(store, Snapshots(clock, [DEAD]), terms=USUAL, clock=clock, **{"batch_rows": 20, **options})
 
 
-def run_of(rig: LocalRig) -> Run:
-    """What a full plan of the rig's store judges by."""
-    return make_run(rig.engine.deps, prepare(rig.engine.deps), kind="full")
+def run_of(kit: LocalKit) -> Run:
+    """What a full plan of the store judges by."""
+    return make_run(kit.engine.deps, prepare(kit.engine.deps), kind="full")
 
 
-def test_given_tasks_that_run_twice_when_swept_then_rows_go_once_and_lost_attempts_are_in_the_ledger() -> None:
-    rig = rig_on(filled())
-    rig.sender.times = 2
-    report = rig.engine.run_once(adopt=True)
-    assert rows_of(rig.store) == swept(filled())
+def test_tasks_that_run_twice_delete_once_and_are_in_the_ledger() -> None:
+    kit = kit_on(filled())
+    kit.sender.times = 2
+    report = kit.engine.run_once(adopt=True)
+    assert rows_of(kit.store) == swept(filled())
     assert not report.errors
-    entries = rig.state.ledger(100)
+    entries = kit.state.ledger(100)
     assert {entry.rows for entry in entries} == {None}, "what the first attempts took, nobody has counted"
     assert {(str(entry.topic), entry.table) for entry in entries} == {
         ("default:orders", "message"),
         ("default:orders", "payload"),
         ("default:retired", "message"),
     }
-    assert rig.state.intents() == []
-    [run] = rig.state.runs(10)
+    assert kit.state.intents() == []
+    [run] = kit.state.runs(10)
     assert run.result == "done"
 
 
-def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_it_had_announced() -> None:
+def test_task_that_is_killed_beside_another_is_in_the_ledger() -> None:
     store, expiries = filled(), Expiries(MemorySide())
     early = MessageKey(TopicId("default", "orders"), 1, NOW_MS - MINUTE, 0).pack()
     expiries.put([(early, NOW_MS)])
-    rig = rig_on(store, side=expiries._table)
+    kit = kit_on(store, side=expiries._table)
 
     dying: list[bool] = []
 
@@ -236,55 +232,55 @@ def test_given_two_attempts_at_once_when_one_is_killed_then_the_ledger_has_what_
         if part.step == "message" and part.number == 1:
             dying.append(True)
             with pytest.raises(KeyboardInterrupt):
-                perform(rig.sender.environment, part, 1)
+                perform(kit.sender.environment, part, 1)
             dying.clear()
 
     watch(store, after=kill)
-    rig.sender.before = duplicate
-    report = rig.engine.run_once(adopt=True)
+    kit.sender.before = duplicate
+    report = kit.engine.run_once(adopt=True)
     assert not report.errors
-    lost = [entry for entry in rig.state.ledger(100) if entry.rows is None]
+    lost = [entry for entry in kit.state.ledger(100) if entry.rows is None]
     assert [(str(entry.topic), entry.table, entry.rule) for entry in lost] == [("default:orders", "message", "expired")]
     assert lost[0].start < early, "and not what the driver itself took, of which it knows the number"
 
 
-def test_given_a_task_that_fails_for_good_when_swept_then_the_run_fails_and_says_where_it_took_rows() -> None:
-    rig = rig_on(filled())
+def test_task_that_fails_for_good_fails_the_run_with_its_ranges() -> None:
+    kit = kit_on(filled())
 
     def fail(part: Part) -> None:
         if part.step == "payload" and part.number == 2:
             raise StoreUnavailable("HBase does not answer.")
 
-    rig.sender.before = fail
+    kit.sender.before = fail
     with pytest.raises(StoreUnavailable):
-        rig.engine.run_once(adopt=True)
-    [run] = rig.state.runs(10)
+        kit.engine.run_once(adopt=True)
+    [run] = kit.state.runs(10)
     assert run.result == "failed"
-    entries = [entry for entry in rig.state.ledger(100) if str(entry.topic) == "default:orders"]
+    entries = [entry for entry in kit.state.ledger(100) if str(entry.topic) == "default:orders"]
     told = {(entry.table, entry.rule, entry.rows) for entry in entries}
     assert told >= {("message", "expired", 200)}, told
     assert {rows for table, _, rows in told if table == "payload"} == {None}
-    rig.sender.before = lambda *_: None
-    rig.engine.run_once()
-    assert rows_of(rig.store) == swept(filled())
+    kit.sender.before = lambda *_: None
+    kit.engine.run_once()
+    assert rows_of(kit.store) == swept(filled())
 
 
-def test_given_a_store_that_fails_when_a_task_reads_it_then_the_error_names_step_and_part() -> None:
-    rig = rig_on(filled())
+def test_task_with_a_store_that_fails_names_step_and_part() -> None:
+    kit = kit_on(filled())
 
     def fail(_: Any) -> None:
         raise StoreUnavailable("HBase does not answer.", "Start it.")
 
-    store = rig.store.parts()[1]
+    store = kit.store.parts()[1]
     watch(store, fail)
-    environment = PiecesGround(store, rig.state, rig.clock)
+    environment = PiecesGround(store, kit.state, kit.clock)
     with pytest.raises(StoreUnavailable, match=r"part 1 \(salt 7\) .*HB"):
-        perform(environment, Part(run_of(rig), 1, 7), 0)
+        perform(environment, Part(run_of(kit), 1, 7), 0)
 
 
-def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is_planned_anew() -> None:
+def test_task_that_meets_another_topic_plans_it_again() -> None:
     store = filled()
-    rig = rig_on(store)
+    kit = kit_on(store)
     orders = topic(store, "default:orders", ttl_seconds=3600)
 
     def lengthen(part: Part) -> None:
@@ -296,10 +292,10 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
         return [len(part.message.read(KEYS, orders.id.prefix, stop, 1000).items) for part in store.parts()]
 
     before = there()
-    rig.sender.before = lengthen
-    report = rig.engine.run_once(adopt=True)
+    kit.sender.before = lengthen
+    report = kit.engine.run_once(adopt=True)
     assert not report.errors
-    assert [part.number for part in rig.sender.sent if part.run.patterns] == [3]
+    assert [part.number for part in kit.sender.sent if part.run.patterns] == [3]
     assert there()[3] == before[3], "by the new ttl they are not due"
     assert sum(there()[:3]) < sum(before[:3]), "and before it was given they were"
     assert topic(store, "default:retired", ttl_seconds=1, generation=-1).times() == []
@@ -307,61 +303,61 @@ def test_given_another_topic_by_the_same_name_when_a_task_comes_to_it_then_it_is
 
 def test_given_a_topic_that_never_rests_when_swept_then_it_is_left_for_the_next_run() -> None:
     store = filled()
-    rig = rig_on(store)
+    kit = kit_on(store)
     orders = topic(store, "default:orders", ttl_seconds=3600)
     ttls = iter(range(3600, 4000))
 
     def change(*_: object) -> None:
         orders.describe(ttl_seconds=next(ttls))
 
-    rig.sender.before = change
-    report = rig.engine.run_once(adopt=True)
-    assert "topic default:orders: its metadata keeps changing; the next run tries again" in report.errors
-    assert rig.state.runs(1)[0].result == "partial"
+    kit.sender.before = change
+    report = kit.engine.run_once(adopt=True)
+    assert "topic default:orders: its metadata keeps changing; left for the next run" in report.errors
+    assert kit.state.runs(1)[0].result == "partial"
 
 
 def test_given_a_pause_while_tasks_are_at_work_then_nothing_more_goes() -> None:
-    rig = rig_on(filled())
-    before = rows_of(rig.store)
-    rig.sender.before = lambda *_: rig.state.pause("default:*", NOW_MS)
-    rig.engine.run_once(adopt=True)
-    assert rows_of(rig.store) == before
+    kit = kit_on(filled())
+    before = rows_of(kit.store)
+    kit.sender.before = lambda *_: kit.state.pause("default:*", NOW_MS)
+    kit.engine.run_once(adopt=True)
+    assert rows_of(kit.store) == before
 
 
-def test_given_a_task_that_cannot_ask_the_memory_when_it_searches_then_the_run_ends_and_nothing_is_proven() -> None:
-    rig = rig_on(filled())
+def test_task_without_the_state_ends_the_run_without_a_proof() -> None:
+    kit = kit_on(filled())
     closed = SqliteState.in_memory()
     closed.close()
 
     def forget(part: Part) -> None:
         broken = part.step == "invert" and part.number == 2
-        rig.sender.environment.state = closed if broken else rig.state
+        kit.sender.environment.state = closed if broken else kit.state
 
-    rig.sender.before = forget
+    kit.sender.before = forget
     with pytest.raises((StoreError, StateError)):
-        rig.engine.run_once(adopt=True)
-    assert rig.sender.sent[-1].step == "invert", "it ends with this step"
+        kit.engine.run_once(adopt=True)
+    assert kit.sender.sent[-1].step == "invert", "it ends with this step"
     parts = {bytes([number]) for number in range(4)}
-    assert [proven for proven in rig.state.evidence() if proven.start in parts] == [], "gaps between parts alone"
-    assert [run.result for run in rig.state.runs(10)] == ["failed"]
+    assert [proven for proven in kit.state.evidence() if proven.start in parts] == [], "gaps between parts alone"
+    assert [run.result for run in kit.state.runs(10)] == ["failed"]
 
 
 # --- leases and zombies ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_ends_and_so_does_the_run() -> None:
+def test_task_that_loses_the_lease_ends_the_run() -> None:
     store, state, clock = filled(), SqliteState.in_memory(), ManualClock(NOW_MS, monotonic_ms=DAY)
     lease = Lease(state, "first", 60, clock)
     lease.acquire()
-    rig = rig_on(store, state=state, lease=lease)
+    kit = kit_on(store, state=state, lease=lease)
 
     def lose(part: Part) -> None:
         if part.number == 2:
             Lease(state, "second", 60, clock).acquire(sole=True)
 
-    rig.sender.before = lose
+    kit.sender.before = lose
     before = [len(part.message.read(KEYS, b"", None, 1000).items) for part in store.parts()]
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
     after = [len(part.message.read(KEYS, b"", None, 1000).items) for part in store.parts()]
     assert [note.guard for note in report.guards] == ["lease"]
     assert after[2:] == before[2:]
@@ -369,19 +365,19 @@ def test_given_a_lease_that_is_lost_when_a_task_comes_to_its_next_batch_then_it_
 
 
 def test_given_a_zombie_when_its_run_has_ended_then_it_deletes_nothing() -> None:
-    rig = rig_on(filled())
-    rig.engine.run_once(adopt=True)
-    late = topic(rig.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 3 * HOUR)
-    before = rows_of(rig.store)
-    for part in rig.sender.sent:
-        outcome = perform(rig.sender.environment, part, 1)
+    kit = kit_on(filled())
+    kit.engine.run_once(adopt=True)
+    late = topic(kit.store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 3 * HOUR)
+    before = rows_of(kit.store)
+    for part in kit.sender.sent:
+        outcome = perform(kit.sender.environment, part, 1)
         assert outcome.entries == {}
         if part.step == "message" and late.times():
             assert outcome.ended is None or isinstance(outcome.ended, LeaseLost)
-    assert rows_of(rig.store) == before
+    assert rows_of(kit.store) == before
 
 
-def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_under_no_other() -> None:
+def test_task_may_write_under_the_lease_of_its_run_alone() -> None:
     state, clock = SqliteState.in_memory(), ManualClock(NOW_MS)
     lease = Lease(state, "driver", 60, clock)
     lease.acquire()
@@ -389,7 +385,7 @@ def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_unde
     state.begin_run(record)
     held = LeaseRecord.parse(state.lease())
     assert held is not None
-    run = replace(run_of(rig_on(filled())), record=record, lease=held)
+    run = replace(run_of(kit_on(filled())), record=record, lease=held)
     followed = FollowedLease(state, run, clock)
     followed.check()
     lease.renew()
@@ -404,12 +400,10 @@ def test_given_a_run_that_goes_on_under_its_lease_then_a_task_may_write_and_unde
         followed.check()
 
 
-def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_called_back(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    rig = rig_on(filled())
+def test_tasks_of_a_driver_that_stops_are_ended(spark: SparkSession, tmp_path: Path) -> None:
+    kit = kit_on(filled())
     mark = tmp_path / "at-work"
-    part = Part(run_of(rig), 0, 0)
+    part = Part(run_of(kit), 0, 0)
 
     def alive() -> None:
         if mark.exists():
@@ -425,26 +419,26 @@ def test_given_tasks_at_work_on_spark_when_the_driver_must_end_then_they_are_cal
 
 
 def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
-    rig = rig_on(filled(), rows_per_second=400)
-    started_ms = rig.clock.monotonic_ms()
-    report = rig.engine.run_once(adopt=True)
+    kit = kit_on(filled(), rows_per_second=400)
+    started_ms = kit.clock.monotonic_ms()
+    report = kit.engine.run_once(adopt=True)
     rows = sum(report.total(rule) for rule in Rule)
-    shares = {step: [part.run.terms.rows_per_second for part in rig.sender.sent if part.step == step] for step in STEPS}
+    shares = {step: [part.run.terms.rows_per_second for part in kit.sender.sent if part.step == step] for step in STEPS}
     assert len(shares["message"]) == BUCKETS
     for found in shares.values():
         assert found == [400 / len(found)] * len(found)
     # Here tasks come one after the other, so each waits as long as its share says.
     fastest = 400 / min(map(len, filter(None, shares.values())))
-    assert rig.clock.monotonic_ms() - started_ms >= rows / fastest * 1000 - 100
+    assert kit.clock.monotonic_ms() - started_ms >= rows / fastest * 1000 - 100
 
 
 def test_given_an_archive_when_swept_by_tasks_then_every_row_is_in_it_before_it_goes(tmp_path: Path) -> None:
-    rig = rig_on(filled())
-    archive = ParquetArchive(tmp_path, rig.clock)
-    rig.sender.environment.keeper = archive.begin
-    before = {key for table in rows_of(rig.store) for key, _ in table}
-    report = rig.engine.run_once(adopt=True)
-    after = {key for table in rows_of(rig.store) for key, _ in table}
+    kit = kit_on(filled())
+    archive = ParquetArchive(tmp_path, kit.clock)
+    kit.sender.environment.keeper = archive.begin
+    before = {key for table in rows_of(kit.store) for key, _ in table}
+    report = kit.engine.run_once(adopt=True)
+    after = {key for table in rows_of(kit.store) for key, _ in table}
     files = sorted(tmp_path.rglob("*.parquet"))
     kept = [key for path in files for rows in read(path, ["key"]) for (key,) in rows]
     assert len(kept) == len(set(kept))
@@ -452,36 +446,34 @@ def test_given_an_archive_when_swept_by_tasks_then_every_row_is_in_it_before_it_
     assert {summarise(path).run_id for path in files} == {report.id}
 
 
-def test_given_a_crash_between_archive_and_delete_when_swept_again_then_no_row_is_lost_and_none_is_left(
-    tmp_path: Path,
-) -> None:
-    rig = rig_on(filled())
-    archive = ParquetArchive(tmp_path, rig.clock)
-    rig.sender.environment.keeper = archive.begin
-    before = rows_of(rig.store)
+def test_tasks_after_a_crash_with_an_archive_lose_no_row(tmp_path: Path) -> None:
+    kit = kit_on(filled())
+    archive = ParquetArchive(tmp_path, kit.clock)
+    kit.sender.environment.keeper = archive.begin
+    before = rows_of(kit.store)
 
     def die(call: Any) -> None:
         if call.name == "message.delete":
             raise KeyboardInterrupt
 
-    watch(rig.store, die)
+    watch(kit.store, die)
     with pytest.raises(KeyboardInterrupt):
-        rig.engine.run_once(adopt=True)
-    assert rows_of(rig.store) == before
+        kit.engine.run_once(adopt=True)
+    assert rows_of(kit.store) == before
     archived = {key for path in tmp_path.rglob("*.parquet") for rows in read(path, ["key"]) for (key,) in rows}
     assert archived
 
 
-def test_given_an_archive_that_cannot_be_written_when_swept_by_tasks_then_nothing_goes() -> None:
+def test_tasks_without_room_in_the_archive_delete_nothing() -> None:
     class Full:
         def save(self, *_: Any) -> Any:
             raise ArchiveError("the disk is full.")
 
-    rig = rig_on(filled())
-    rig.sender.environment.keeper = lambda *_: Full()
-    before = {key for table in rows_of(rig.store) for key, _ in table}
-    report = rig.engine.run_once(adopt=True)
-    assert {key for table in rows_of(rig.store) for key, _ in table} == before
+    kit = kit_on(filled())
+    kit.sender.environment.keeper = lambda *_: Full()
+    before = {key for table in rows_of(kit.store) for key, _ in table}
+    report = kit.engine.run_once(adopt=True)
+    assert {key for table in rows_of(kit.store) for key, _ in table} == before
     assert any("could not be archived" in error for error in report.errors)
 
 
@@ -502,7 +494,7 @@ def test_given_a_leveldb_store_when_cut_then_its_shares_cover_it_once(place: Pat
         made.stored(DEAD, NOW_MS)
     options = SourceOptions.parse({"leveldb": str(place)}, {})
     with options.access.reading() as cloned:
-        shares = cutter(options.access, 4)(replace(run_of(rig_on(filled())), store=cloned))
+        shares = cutter(options.access, 4)(replace(run_of(kit_on(filled())), store=cloned))
         assert len(shares) == 4
         keys = [key for _, part in shares for key in every_key(part.message)]
         assert keys == every_key(cloned.message)

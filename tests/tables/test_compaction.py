@@ -82,9 +82,7 @@ def test_given_batches_of_one_table_in_order_when_added_then_they_are_one_slice(
 
 
 @pytest.mark.parametrize(("gap_bytes", "slices"), [(GAP_BYTES - 1, 1), (GAP_BYTES, 1), (GAP_BYTES + 1, 2)])
-def test_given_live_rows_between_two_batches_when_they_are_more_than_a_file_then_a_slice_ends(
-    gap_bytes: int, slices: int
-) -> None:
+def test_slice_ends_where_live_rows_are_more_than_a_file(gap_bytes: int, slices: int) -> None:
     table, deleted = SlicedTable(gap_bytes), DeletedRanges()
     deleted.add(table, keys(b"a", b"b"))
     deleted.add(table, keys(b"y", b"z"))
@@ -107,7 +105,7 @@ def test_given_a_slice_of_large_rows_when_its_files_are_full_then_it_takes_no_mo
     assert Slice(table, b"a", b"b", 2).takes(table, b"c") is taken
 
 
-def test_given_parts_walked_side_by_side_when_their_batches_alternate_then_each_part_is_one_slice() -> None:
+def test_slices_of_alternating_parts_are_one_for_each_part() -> None:
     one, other, deleted = SlicedTable(), SlicedTable(), DeletedRanges()
     for first, last in ((b"a", b"b"), (b"c", b"d"), (b"e", b"f")):
         deleted.add(one, keys(first, last))
@@ -118,7 +116,7 @@ def test_given_parts_walked_side_by_side_when_their_batches_alternate_then_each_
     ]
 
 
-def test_given_slices_when_compacted_then_both_ends_are_keys_that_were_deleted_and_life_is_shown_after_each() -> None:
+def test_compact_ends_at_deleted_keys_and_beats_after_each() -> None:
     table, deleted = SlicedTable(GAP_BYTES + 1), DeletedRanges()
     deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
     deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
@@ -136,7 +134,7 @@ def test_given_a_slice_when_it_has_few_rows_then_it_is_left_to_the_store(rows: i
     assert len(table.compacted) == compacted
 
 
-def test_given_a_table_that_is_compacted_beside_when_a_slice_ends_then_it_is_begun_and_waited_for_at_the_end(
+def test_compact_beside_starts_early_and_waits_at_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compaction, "ALIVE_SECONDS", 0.001)
@@ -160,7 +158,7 @@ def test_given_a_table_that_is_compacted_beside_when_a_slice_ends_then_it_is_beg
     assert table.compacted == [(b"a", b"b\x00"), (b"y", b"z\x00"), (b"", b"")]
 
 
-def test_given_a_slice_that_cannot_be_compacted_beside_when_waited_for_then_the_run_is_told() -> None:
+def test_compact_beside_that_fails_is_told_to_the_run() -> None:
     table, deleted = BesideTable(StoreError("no space")), DeletedRanges()
     table.go_on.set()
     with closing(deleted):

@@ -84,7 +84,7 @@ ANY_KEYS = st.binary(min_size=1, max_size=2)
     st.integers(1, 70),
     st.integers(1, 5),
 )
-def test_given_any_questions_from_start_to_end_when_asked_then_each_answer_is_the_tables_own(
+def test_read_ahead_answers_any_questions_as_the_table_does(
     keys: list[bytes], questions: list[tuple[str, bytes, bytes | None]], most_keys: int, limit: int
 ) -> None:
     store = filled(keys)
@@ -98,7 +98,7 @@ def test_given_any_questions_from_start_to_end_when_asked_then_each_answer_is_th
             assert all_of(mine, start, stop, limit) == all_of(its, start, stop, limit)
 
 
-def test_given_small_steps_when_taken_then_more_and_more_is_read_ahead_up_to_the_most() -> None:
+def test_read_ahead_in_small_steps_reads_more_and_more() -> None:
     store = filled([b"%05d" % number for number in range(5000)])
     ahead = ahead_of(store)
     for number in range(5000):
@@ -124,7 +124,7 @@ def test_given_large_steps_when_taken_then_little_is_read_ahead_for_nothing() ->
     assert ahead.take_spared() == 0
 
 
-def test_given_ranges_of_some_hundred_rows_when_all_are_wanted_then_they_too_are_read_through() -> None:
+def test_read_ahead_of_middle_ranges_reads_them_through() -> None:
     store = filled([b"%03d%03d" % (topic, number) for topic in range(100) for number in range(300)])
     ahead = ahead_of(store, 2000)
     store.calls.clear()
@@ -138,7 +138,7 @@ def test_given_ranges_of_some_hundred_rows_when_all_are_wanted_then_they_too_are
     assert store.calls["keys"] < 50
 
 
-def test_given_a_row_that_cannot_be_read_when_it_is_ahead_then_only_whoever_comes_to_it_is_told() -> None:
+def test_read_ahead_of_a_broken_row_fails_only_at_that_row() -> None:
     store = filled([b"a", b"b", b"c"])
     store.message.broken = b"c"
     ahead = ahead_of(store)
@@ -166,13 +166,13 @@ INVALID, FREE = pointer(NOW_MS - DAY), pointer(NOW_MS - 2 * HOUR)
 
 
 def sweep(store: MemoryStore) -> tuple[Kit, Report]:
-    rig = janitor(store)
-    rig.snapshots.invalid = [INVALID]
-    return rig, rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [INVALID]
+    return kit, kit.engine.run_once(adopt=True)
 
 
 @pytest.mark.no_cover
-def test_given_many_small_topics_when_swept_then_keys_are_read_through_and_the_report_says_so() -> None:
+def test_sweep_of_many_small_topics_reads_ahead_and_reports_it() -> None:
     store, cheap = DearStore(), DearStore(dear=False)
     for each in (store, cheap):
         small_topics(each, 500)
@@ -192,7 +192,7 @@ def test_given_many_small_topics_when_swept_then_keys_are_read_through_and_the_r
     assert report.store_calls < plain.store_calls
 
 
-def test_given_rows_of_a_new_topic_between_two_steps_when_swept_then_the_next_step_sees_them() -> None:
+def test_sweep_sees_rows_of_a_topic_made_between_two_steps() -> None:
     store = DearStore()
     topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR)
     late = topic(store, "default:late", ttl_seconds=3600)

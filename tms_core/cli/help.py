@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -35,6 +37,23 @@ class GlobalOption(click.Option):
 
 
 shared = partial(click.option, cls=GlobalOption)
+#: The settings of an option ``--config`` for an existing file.
+CONFIG_FILE: dict[str, Any] = {
+    "type": click.Path(exists=True, dir_okay=False, path_type=Path),
+    "metavar": "FILE",
+    "help": "Settings file (YAML).",
+}
+
+
+def together(*given: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return several options as one."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(given):
+            command = option(command)
+        return command
+
+    return add
 
 
 def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.help import shared
+from tms_core.cli.help import CONFIG_FILE, shared
 from tms_core.cli.outcome import completing
 from tms_core.cli.typed import TopicType
 from tms_core.errors import ConfigurationError, TmsError
@@ -35,13 +35,7 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bo
 _SECONDS = 2.0
 
 
-config_option = shared(
-    "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    envvar="TMS_CONFIG",
-    help="Settings file (YAML).",
-)
+config_option = shared("--config", envvar="TMS_CONFIG", **CONFIG_FILE)
 format_option = shared(
     "--format",
     type=click.Choice(["table", "json"]),

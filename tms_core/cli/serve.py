@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tms_core.cli.entry import ending
-from tms_core.cli.help import LOG_FORMAT, Command, shared
+from tms_core.cli.help import CONFIG_FILE, LOG_FORMAT, Command, shared
 from tms_core.cli.outcome import arguments, completing
 from tms_core.logs.loggers import LogFormat, configure
 
@@ -36,12 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 @click.command("serve", cls=Command)
-@shared(
-    "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Settings file (YAML).",
-)
+@shared("--config", **CONFIG_FILE)
 @shared(
     "--leveldb",
     metavar="DIR",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.help import CommandGroup
+from tms_core.cli.help import CommandGroup, together
 from tms_core.cli.outcome import arguments
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.cli.typed import TtlType
@@ -22,29 +22,23 @@ from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 if TYPE_CHECKING:
     from tms_core.client import Ages, Client
 
-Command = Callable[..., None]
 #: How far a message may be dated ahead of this machine's clock, since clocks differ.
 ALLOWANCE = timedelta(minutes=5)
 
 
-def _changes(command: Command) -> Command:
-    """Return the options for properties of a topic."""
-    for option in (
-        click.option("--partitions", type=int, metavar="N", help="Number of partitions."),
-        click.option(
-            "--retention",
-            type=click.Choice([BY_TTL, CONSUMED]),
-            help="consumed: a message is deleted when all consumers have processed it, or when its ttl ends.",
-        ),
-        click.option(
-            "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Set another property; repeatable."
-        ),
-        click.option("--ttl", type=TtlType(), help="Time to live of the messages: 7d, 1h30m, or seconds."),
-    ):
-        command = option(command)
-    return command
-
-
+#: The options for properties of a topic.
+_changes = together(
+    click.option("--ttl", type=TtlType(), help="Time to live of the messages: 7d, 1h30m, or seconds."),
+    click.option(
+        "--property", "properties", multiple=True, metavar="NAME=VALUE", help="Set another property; repeatable."
+    ),
+    click.option(
+        "--retention",
+        type=click.Choice([BY_TTL, CONSUMED]),
+        help="consumed: a message is deleted when all consumers have processed it, or when its ttl ends.",
+    ),
+    click.option("--partitions", type=int, metavar="N", help="Number of partitions."),
+)
 _counted = click.option("--count", is_flag=True, help="Also count the messages; this reads all of them.")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from typing import Self, overload
@@ -13,7 +12,7 @@ import httpx2
 
 from tms_core.client.consume.consuming import FAILED, IDLE, ReadPlan
 from tms_core.client.consume.iterators import AsyncConsumption, AsyncMessages
-from tms_core.client.contexts import AsyncTransactionContext, standing_for
+from tms_core.client.contexts import AsyncTransactionContext
 from tms_core.client.producer import AsyncProducer, Instance
 from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import Topic, topic_id
@@ -26,9 +25,9 @@ from tms_core.client.publish.background import BackgroundTask
 from tms_core.client.publish.buffer import OnDelivery, PublishFigures
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.client.topics import AsyncTopics
-from tms_core.client.transactions.partitions import Key, Rotations, without_key
-from tms_core.client.transactions.transaction import ClientTransaction, publish, publish_in, store_in
-from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, beginning, reading
+from tms_core.client.transactions.partitions import Key, without_key
+from tms_core.client.transactions.transaction import publish, publish_in
+from tms_core.client.work import AsyncGroupWork, Worker, WorkOptions, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 
@@ -61,11 +60,9 @@ class AsyncClient(AsyncTopics):
         options = options or Options()
         endpoint = Endpoint(url, Token(token, token_file), options)
         self._wire = LoopWire(endpoint, transport, pause)
-        self._core = Core(self._wire, options.retry, options.random, options.monotonic, options.measure)
         self._transactions = service_at(transactions, options.timeouts)
-        self._limits = options.limits
-        self._rotations: Rotations = {}
-        self._background = BackgroundTask(self._core, options.buffer, options.limits, options.timeouts.close_seconds)
+        self._core = Core(self._wire, self._transactions, options)
+        self._background = BackgroundTask(self._core, options)
 
     def __repr__(self) -> str:
         return f"<AsyncClient {self._wire.endpoint}>"
@@ -84,12 +81,6 @@ class AsyncClient(AsyncTopics):
         finally:
             await self._wire.close()
             self._transactions.close()
-
-    def within(self, seconds: float) -> Self:
-        """Return this client with a time limit, as :meth:`Client.within`: ``await client.within(2).publish(…)``."""
-        found = copy(self)
-        found._core = self._core.within(seconds)
-        return found
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -125,20 +116,10 @@ class AsyncClient(AsyncTopics):
     ) -> RollbackRange | None:
         """Publish messages in one request, as :meth:`Client.publish`."""
         if transaction is None:
-            await publish(
-                self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key
-            )
+            await publish(self._core, topic, messages, ttl, key)
             return None
         without_key(key)
         return await publish_in(self._core, topic, messages, transaction, ttl)
-
-    async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
-        """Store payloads that an empty publish publishes, as :meth:`Client.store`."""
-        await store_in(self._core, topic, messages, transaction)
-
-    async def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
-        """Roll back the rows of a publish in a transaction, as :meth:`Client.rollback`."""
-        await self._core.ask(calls.rollback(topic, published))
 
     def poll(
         self,
@@ -166,7 +147,7 @@ class AsyncClient(AsyncTopics):
     ) -> AsyncConsumption:
         """Read messages until stopped, as :meth:`Client.consume`: ``async for message in client.consume(…)``."""
         plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
-        return AsyncConsumption(reading(self._core, plan, read, self._transactions, self._limits))
+        return AsyncConsumption(reading(self._core, plan, read))
 
     # --- in the background -------------------------------------------------------------------------------------------
 
@@ -196,14 +177,11 @@ class AsyncClient(AsyncTopics):
 
     def transaction(self, *, timeout_seconds: int | None = None, long: bool = False) -> AsyncTransactionContext:
         """Return a transaction, as :meth:`Client.transaction`: ``async with client.transaction() as tx:``."""
-        return AsyncTransactionContext(
-            self._core, self._transactions, self._limits, timeout_seconds, self._rotations, long=long
-        )
+        return AsyncTransactionContext(self._core, timeout_seconds, long=long)
 
     def producer(self, topic: Topic, name: str) -> AsyncProducer:
         """Return a producer, as :meth:`Client.producer`: ``async with client.producer(…) as producer:``."""
-        instance = Instance(self._core, self._transactions, topic, name, asyncio.Lock())
-        return AsyncProducer(instance, self._transactions, self._limits, self._rotations)
+        return AsyncProducer(Instance(self._core, topic, name, asyncio.Lock()))
 
     def work(
         self,
@@ -217,13 +195,5 @@ class AsyncClient(AsyncTopics):
         idle_seconds: float | None = None,
     ) -> AsyncGroupWork:
         """Work through a topic, as :meth:`Client.work`: ``async for tx, batch in client.work(…)``."""
-        core, service, limits = self._core, self._transactions, self._limits
-        begin = beginning(core, service, limits, timeout_seconds)
-
-        def context(begun: ClientTransaction) -> AsyncTransactionContext:
-            return standing_for(
-                AsyncTransactionContext(core, service, limits, timeout_seconds, self._rotations, long=False), begun
-            )
-
-        worker = Worker(core, begin, topic, group, WorkOptions(batch, order, max_deliveries, idle_seconds))
-        return AsyncGroupWork(worker, context)
+        options = WorkOptions(batch, order, max_deliveries, timeout_seconds, idle_seconds)
+        return AsyncGroupWork(Worker(self._core, topic, group, options))

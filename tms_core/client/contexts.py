@@ -11,14 +11,12 @@ from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import Topic
 from tms_core.client.protocol.core import Core
 from tms_core.client.protocol.messages import Message, Start
-from tms_core.client.protocol.values import Limits
 from tms_core.client.protocol.wire import run, waits
 from tms_core.client.transactions.participant import Participant
-from tms_core.client.transactions.partitions import Key, Rotation, Rotations
+from tms_core.client.transactions.partitions import Key, Rotation
 from tms_core.client.transactions.transaction import ClientTransaction
 from tms_core.errors import NotInProgress, TransactionError
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.rpc.client import TransactionClient
 
 C = TypeVar("C", bound="_Context")
 
@@ -29,21 +27,15 @@ class _Context:
     def __init__(
         self,
         core: Core,
-        service: TransactionClient,
-        limits: Limits,
-        timeout_seconds: int | None,
-        rotations: Rotations,
+        timeout_seconds: int | None = None,
         *,
-        long: bool,
+        long: bool = False,
         participants: Sequence[Participant] = (),
     ) -> None:
-        self._participants = participants
         self._core = core
-        self._service = service
-        self._limits = limits
         self._timeout_seconds = timeout_seconds
-        self._rotations = rotations
         self._long = long
+        self._participants = participants
         self._entered = False
         self._begun: ClientTransaction | None = None
 
@@ -86,10 +78,8 @@ class _Context:
             )
         self._entered = True
         self._begun = await ClientTransaction.begin(
-            self._core, self._service, self._limits, self._timeout_seconds, long=self._long
+            self._core, self._timeout_seconds, long=self._long, participants=self._participants
         )
-        for participant in self._participants:
-            await self._begun.register(participant)
 
     async def _end(self, error: BaseException | None) -> None:
         if self._work.is_forked and error is not None:
@@ -102,7 +92,8 @@ class _Context:
 
     def _rotation(self, topic: Topic, consumer: str) -> Rotation:
         """Return the rotation of a consumer; the client keeps it, so reading continues at the last partition."""
-        return self._rotations.setdefault((str(topic), consumer), Rotation(self._core, topic))
+        found: Rotation = self._core.rotations.setdefault((str(topic), consumer), Rotation(self._core, topic))
+        return found
 
     def _poll(self, topic: Topic, start: Start, limit: int | None, *, inclusive: bool) -> calls.PollRequest:
         self._work.require_open()

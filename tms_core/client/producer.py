@@ -18,14 +18,12 @@ from tms_core.client.protocol import calls, producer_calls
 from tms_core.client.protocol.calls import Call, Topic, topic_id
 from tms_core.client.protocol.core import Core
 from tms_core.client.protocol.producer_calls import PreviousTransaction, RegisteredInstance, Signature
-from tms_core.client.protocol.values import Limits
 from tms_core.client.protocol.wire import run, waits
 from tms_core.client.transactions.participant import Participant
-from tms_core.client.transactions.partitions import Key, Rotations
-from tms_core.client.transactions.transaction import ClientTransaction, publish, visible_now
+from tms_core.client.transactions.partitions import Key
+from tms_core.client.transactions.transaction import publish, visible_now
 from tms_core.errors import NotInProgress, ProducerFenced
 from tms_core.transaction.model import Transaction
-from tms_core.transaction.rpc.client import TransactionClient
 
 T = TypeVar("T")
 C = TypeVar("C", TransactionContext, AsyncTransactionContext)
@@ -34,26 +32,19 @@ C = TypeVar("C", TransactionContext, AsyncTransactionContext)
 class Instance:
     """An instance of a producer; both clients drive it.
 
+    The transaction service invalidates open transactions of older instances, and knows the outcomes that the server
+    does not know.
+
     Args:
-        service: the transaction service: it invalidates open transactions of older instances, and knows the outcomes
-            that the server does not know.
         home: the producer's topic.
         lock: held while a request is under way.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        service: TransactionClient,
-        home: Topic,
-        name: str,
-        lock: AbstractAsyncContextManager[object],
-    ) -> None:
+    def __init__(self, core: Core, home: Topic, name: str, lock: AbstractAsyncContextManager[object]) -> None:
         self.core = core
         self.home = topic_id(home)
         self.name = name
         self.previous: PreviousTransaction | None = None
-        self._service = service
         self._lock = lock
         self._uuid = uuid4()
         self._generation: int | None = None
@@ -127,27 +118,27 @@ class Instance:
 
     async def _end(self, pointers: Sequence[int]) -> dict[int, str]:
         """Invalidate transactions of older instances, and return the outcome of each."""
-        committed = await visible_now(self.core, self._service, pointers)
+        committed = await visible_now(self.core, pointers)
         left = [pointer for pointer in pointers if pointer not in committed]
         for transaction_id in await self._transactions_of(left):
             await self._invalidate(transaction_id)
         if left:
             # A transaction may have been committed between the snapshot and its invalidation.
-            committed |= await visible_now(self.core, self._service, left)
+            committed |= await visible_now(self.core, left)
         return {pointer: "committed" if pointer in committed else "aborted" for pointer in pointers}
 
     async def _transactions_of(self, pointers: Sequence[int]) -> set[int]:
         """Return the transaction ids of uncommitted write pointers, which may be pointers of checkpoints."""
         if not pointers:
             return set()
-        blocking = self.core.wire.blocking
-        entries = await self.core.repeat(lambda _: blocking(self._service.in_progress), again=True)
+        core = self.core
+        entries = await core.repeat(lambda _: core.wire.blocking(core.service.in_progress), again=True)
         parents = {checkpoint: entry.write_pointer for entry in entries for checkpoint in entry.checkpoints}
         return {parents.get(pointer, pointer) for pointer in pointers}
 
     async def _invalidate(self, transaction_id: int) -> None:
-        blocking = self.core.wire.blocking
-        await self.core.repeat(lambda _: blocking(self._service.invalidate, transaction_id), again=True)
+        core = self.core
+        await core.repeat(lambda _: core.wire.blocking(core.service.invalidate, transaction_id), again=True)
 
 
 class _ProducerParticipant(Participant):
@@ -171,7 +162,7 @@ class _ProducerParticipant(Participant):
         await self._instance.roll_back(self._pointer)
 
 
-class _ThreadLock(AbstractAsyncContextManager[None]):
+class ThreadLock(AbstractAsyncContextManager[None]):
     """A lock for coroutines that never wait in a loop."""
 
     def __init__(self) -> None:
@@ -187,11 +178,8 @@ class _ThreadLock(AbstractAsyncContextManager[None]):
 class _Producer:
     """The part that both producers share."""
 
-    def __init__(self, instance: Instance, service: TransactionClient, limits: Limits, rotations: Rotations) -> None:
+    def __init__(self, instance: Instance) -> None:
         self._instance = instance
-        self._service = service
-        self._limits = limits
-        self._rotations = rotations
 
     @property
     def generation(self) -> int:
@@ -205,10 +193,8 @@ class _Producer:
 
     def _transaction(self, kind: type[C], label: str, timeout_seconds: int | None, *, long: bool) -> C:
         producer_calls.check_label(label)
-        core, begun = self._instance.signing(label), _ProducerParticipant(self._instance)
-        return kind(
-            core, self._service, self._limits, timeout_seconds, self._rotations, long=long, participants=[begun]
-        )
+        participants = [_ProducerParticipant(self._instance)]
+        return kind(self._instance.signing(label), timeout_seconds, long=long, participants=participants)
 
 
 class AsyncProducer(_Producer):
@@ -242,15 +228,9 @@ class AsyncProducer(_Producer):
             Unanswered: no attempt got a response; the messages may be published.
             MessagingError: as :meth:`Client.publish`.
         """
-        core = self._instance.signing("")
-
-        async def begin() -> ClientTransaction:
-            begun = await ClientTransaction.begin(core, self._service, self._limits, None, long=False)
-            await begun.register(_ProducerParticipant(self._instance))
-            return begun
-
         where = self._instance.home if topic is None else topic
-        await publish(core, begin, where, messages, ttl, key)
+        participants = [_ProducerParticipant(self._instance)]
+        await publish(self._instance.signing(""), where, messages, ttl, key, participants)
 
     def transaction(
         self, label: str = "", *, timeout_seconds: int | None = None, long: bool = False
@@ -261,13 +241,6 @@ class AsyncProducer(_Producer):
 
 class Producer(_Producer):
     """A producer of a :class:`~tms_core.client.Client`; threads may share it. See :meth:`Client.producer`."""
-
-    @classmethod
-    def of(
-        cls, core: Core, service: TransactionClient, limits: Limits, rotations: Rotations, home: Topic, name: str
-    ) -> Self:
-        """Return a producer that is not registered yet."""
-        return cls(Instance(core, service, home, name, _ThreadLock()), service, limits, rotations)
 
     def __enter__(self) -> Self:
         run(self._instance.register())

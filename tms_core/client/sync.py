@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from copy import copy
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +13,8 @@ import httpx2
 
 from tms_core.client.consume.consuming import FAILED, IDLE, ReadPlan
 from tms_core.client.consume.iterators import Consumption, Messages
-from tms_core.client.contexts import TransactionContext, standing_for
-from tms_core.client.producer import Producer
+from tms_core.client.contexts import TransactionContext
+from tms_core.client.producer import Instance, Producer, ThreadLock
 from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import Topic, topic_id
 from tms_core.client.protocol.core import Core
@@ -27,9 +26,9 @@ from tms_core.client.protocol.wire import run
 from tms_core.client.publish.background import BackgroundThread
 from tms_core.client.publish.buffer import OnDelivery, PublishFigures
 from tms_core.client.topics import Topics
-from tms_core.client.transactions.partitions import Key, Rotations, without_key
-from tms_core.client.transactions.transaction import ClientTransaction, publish, publish_in, store_in
-from tms_core.client.work import GroupWork, Worker, WorkOptions, beginning, reading
+from tms_core.client.transactions.partitions import Key, without_key
+from tms_core.client.transactions.transaction import publish, publish_in
+from tms_core.client.work import GroupWork, Worker, WorkOptions, reading
 from tms_core.messaging.model import RollbackRange
 from tms_core.transaction.model import Transaction
 
@@ -73,11 +72,9 @@ class Client(Topics):
         options = options or Options()
         endpoint = Endpoint(url, Token(token, token_file), options)
         self._wire = BlockingWire(endpoint, transport, pause)
-        self._core = Core(self._wire, options.retry, options.random, options.monotonic, options.measure)
         self._transactions = service_at(transactions, options.timeouts)
-        self._limits = options.limits
-        self._rotations: Rotations = {}
-        self._background = BackgroundThread(self._core, options.buffer, options.limits, options.timeouts.close_seconds)
+        self._core = Core(self._wire, self._transactions, options)
+        self._background = BackgroundThread(self._core, options)
 
     def __repr__(self) -> str:
         return f"<Client {self._wire.endpoint}>"
@@ -101,20 +98,6 @@ class Client(Topics):
         finally:
             run(self._wire.close())
             self._transactions.close()
-
-    def within(self, seconds: float) -> Self:
-        """Return this client with a time limit: ``client.within(2).publish(…)``.
-
-        Each call returns or raises within so many seconds, including all attempts and pauses. The limit of a poll
-        applies to the first piece of the response. Calls of the transaction service keep
-        ``Timeouts.transaction_seconds``. The returned client shares all connections, so do not close it.
-
-        Raises:
-            ConfigurationError: ``seconds`` is not above 0.
-        """
-        found = copy(self)
-        found._core = self._core.within(seconds)
-        return found
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
@@ -170,27 +153,10 @@ class Client(Topics):
                 publish them twice.
         """
         if transaction is None:
-            run(publish(self._core, beginning(self._core, self._transactions, self._limits), topic, messages, ttl, key))
+            run(publish(self._core, topic, messages, ttl, key))
             return None
         without_key(key)
         return run(publish_in(self._core, topic, messages, transaction, ttl))
-
-    def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
-        """Store payloads that an empty :meth:`publish` in the same transaction publishes; raises as :meth:`publish`."""
-        run(store_in(self._core, topic, messages, transaction))
-
-    def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
-        """Roll back the rows of a publish in a transaction.
-
-        Args:
-            topic: the topic of the publish.
-            published: the result of the publish; or a write pointer, to roll back all of its rows in this topic.
-
-        Raises:
-            TopicNotFound: the topic does not exist.
-            Unanswered: some rows may not be rolled back; invalidate the transaction.
-        """
-        run(self._core.ask(calls.rollback(topic, published)))
 
     def poll(
         self,
@@ -262,7 +228,7 @@ class Client(Topics):
                 errors.
         """
         plan = ReadPlan(topic_id(topic), start, inclusive, consumer, idle, failed, wait_seconds)
-        return Consumption(reading(self._core, plan, read, self._transactions, self._limits))
+        return Consumption(reading(self._core, plan, read))
 
     # --- in the background -------------------------------------------------------------------------------------------
 
@@ -334,9 +300,7 @@ class Client(Topics):
             PostCommitFailed: the transaction is committed, but a later step failed, such as storing a position.
             MessagingError: a message could not be published; the transaction is rolled back.
         """
-        return TransactionContext(
-            self._core, self._transactions, self._limits, timeout_seconds, self._rotations, long=long
-        )
+        return TransactionContext(self._core, timeout_seconds, long=long)
 
     def producer(self, topic: Topic, name: str) -> Producer:
         """Return a producer by name: ``with client.producer("default:bills", "importer-7") as producer:``.
@@ -353,7 +317,7 @@ class Client(Topics):
             BadRequest: the name is invalid.
             TopicNotFound: the topic does not exist, at the start of the block.
         """
-        return Producer.of(self._core, self._transactions, self._limits, self._rotations, topic, name)
+        return Producer(Instance(self._core, topic, name, ThreadLock()))
 
     def work(
         self,
@@ -394,13 +358,5 @@ class Client(Topics):
             BadRequest: a number or the order is invalid, or the topic's name is too long for ``-dead``.
             TopicNotFound, Unauthorized, Forbidden: during the iteration; with a pattern BadRequest, too.
         """
-        core, service, limits = self._core, self._transactions, self._limits
-        begin = beginning(core, service, limits, timeout_seconds)
-
-        def context(begun: ClientTransaction) -> TransactionContext:
-            return standing_for(
-                TransactionContext(core, service, limits, timeout_seconds, self._rotations, long=False), begun
-            )
-
-        worker = Worker(core, begin, topic, group, WorkOptions(batch, order, max_deliveries, idle_seconds))
-        return GroupWork(worker, context)
+        options = WorkOptions(batch, order, max_deliveries, timeout_seconds, idle_seconds)
+        return GroupWork(Worker(self._core, topic, group, options))

@@ -1,9 +1,11 @@
-"""Requests about topics, consumers and producers, as coroutines and as plain methods."""
+"""The methods of both clients that send one request, as coroutines and as plain methods."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from datetime import timedelta
+from typing import Self
 
 from tms_core.client.protocol import calls, consumer_calls, producer_calls
 from tms_core.client.protocol.calls import Topic
@@ -11,15 +13,35 @@ from tms_core.client.protocol.consumer_calls import ConsumerPosition, FailedMess
 from tms_core.client.protocol.core import Core
 from tms_core.client.protocol.producer_calls import ProducerState
 from tms_core.client.protocol.wire import waits
-from tms_core.messaging.model import Ages
+from tms_core.client.transactions.transaction import store_in
+from tms_core.messaging.model import Ages, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId, TopicMetadata
+from tms_core.transaction.model import Transaction
 
 
-class AsyncTopics:
-    """Methods for topics, and for named consumers and producers."""
+class _Limited:
+    """The part that both clients share."""
 
     _core: Core
+
+    def within(self, seconds: float) -> Self:
+        """Return this client with a time limit: ``client.within(2).publish(…)``.
+
+        Each call returns or raises within so many seconds, including all attempts and pauses. The limit of a poll
+        applies to the first piece of the response. Calls of the transaction service keep
+        ``Timeouts.transaction_seconds``. The returned client shares all connections, so do not close it.
+
+        Raises:
+            ConfigurationError: ``seconds`` is not above 0.
+        """
+        found = copy(self)
+        found._core = self._core.within(seconds)
+        return found
+
+
+class AsyncTopics(_Limited):
+    """Methods for topics, for named consumers and producers, and for the rows of a transaction."""
 
     async def create_topic(
         self, topic: Topic, *, ttl: timedelta | int | str | None = None, properties: Mapping[str, str] | None = None
@@ -161,11 +183,27 @@ class AsyncTopics:
         """
         await self._core.ask(producer_calls.delete(topic, name))
 
+    async def store(self, topic: Topic, messages: Sequence[bytes], *, transaction: Transaction) -> None:
+        """Store payloads that an empty :meth:`publish` in the same transaction publishes; raises as :meth:`publish`."""
+        await store_in(self._core, topic, messages, transaction)
 
-class Topics:
+    async def rollback(self, topic: Topic, published: RollbackRange | int) -> None:
+        """Roll back the rows of a publish in a transaction.
+
+        Args:
+            topic: the topic of the publish.
+            published: the result of the publish; or a write pointer, to roll back all of its rows in this topic.
+
+        Raises:
+            TopicNotFound: the topic does not exist.
+            Unanswered: some rows may not be rolled back; invalidate the transaction.
+        """
+        await self._core.ask(calls.rollback(topic, published))
+
+
+class Topics(_Limited):
     """The plain methods of :class:`AsyncTopics`."""
 
-    _core: Core
     create_topic = waits(AsyncTopics.create_topic)
     update_topic = waits(AsyncTopics.update_topic)
     topic = waits(AsyncTopics.topic)
@@ -182,3 +220,5 @@ class Topics:
     producers = waits(AsyncTopics.producers)
     producer_state = waits(AsyncTopics.producer_state)
     delete_producer = waits(AsyncTopics.delete_producer)
+    store = waits(AsyncTopics.store)
+    rollback = waits(AsyncTopics.rollback)

@@ -1,26 +1,25 @@
 """Work through a topic as a member of a consumer group, one transaction for each batch, until the program stops.
 
 While there are no messages, no transaction is open: a plain poll waits at the server for a message. The worker commits
-    a
-batch when the program requests the next batch. If the program or the connection fails in between, the worker rolls the
-batch back, and the server delivers its messages again.
+a batch when the program requests the next batch. If the program or the connection fails in between, the worker rolls
+the batch back, and the server delivers its messages again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle
 
 from tms_core.client.consume.consuming import FAILED, IDLE, PASSING, WAIT_SECONDS, Consuming, MessageBatches, ReadPlan
-from tms_core.client.contexts import AsyncTransactionContext, TransactionContext
+from tms_core.client.contexts import AsyncTransactionContext, TransactionContext, standing_for
 from tms_core.client.protocol import calls, consumer_calls
 from tms_core.client.protocol.calls import Topic, topic_id
 from tms_core.client.protocol.core import INTERRUPTED, Core
 from tms_core.client.protocol.messages import Message
-from tms_core.client.protocol.values import Limits, Retry
+from tms_core.client.protocol.values import Retry
 from tms_core.client.protocol.wire import run
 from tms_core.client.transactions.participant import GroupClaims
 from tms_core.client.transactions.partitions import Rotation, pattern_of
@@ -38,7 +37,6 @@ from tms_core.errors import (
 )
 from tms_core.rowkey import MessageId
 from tms_core.topic import NAME_BYTES, TopicId
-from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
 
@@ -67,13 +65,15 @@ class WorkOptions:
         order: ``partition`` or ``none``.
         max_deliveries: the highest number of deliveries of a message to the program; after that, the worker moves it to
             ``TOPIC-dead``. None: no limit.
+        timeout_seconds: the timeout of a batch; None: the default of the transaction service.
         idle_seconds: the time without messages after which the worker stops; None: never.
     """
 
     batch: int
     order: str
-    max_deliveries: int | None
-    idle_seconds: float | None
+    max_deliveries: int | None = None
+    timeout_seconds: int | None = None
+    idle_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or (self.max_deliveries is not None and self.max_deliveries < 1):
@@ -92,18 +92,10 @@ class Worker:
         ClientClosed: the client is closed.
     """
 
-    def __init__(
-        self,
-        core: Core,
-        begin: Callable[[], Awaitable[ClientTransaction]],
-        topic: Topic,
-        group: str,
-        options: WorkOptions,
-    ) -> None:
+    def __init__(self, core: Core, topic: Topic, group: str, options: WorkOptions) -> None:
         if options.max_deliveries is not None and pattern_of(topic) is None:
             dead_letters_of(topic_id(topic))
-        self._core = core
-        self._begin = begin
+        self.core = core
         self._topics = Rotation(core, topic)
         self._topic = topic
         self._group = group
@@ -182,7 +174,7 @@ class Worker:
         current, self._current = self._current, None
         if current is None:
             return
-        self._idle_since = self._core.monotonic()
+        self._idle_since = self.core.monotonic()
         if current.cancelled:
             await current.roll_back()
         else:
@@ -200,7 +192,7 @@ class Worker:
         # Return the claims of cut-off transactions first: in the order `partition`, they block every later claim.
         await self._disclaim()
         options = self._options
-        current = self._current or await self._begin()
+        current = self._current or await ClientTransaction.begin(self.core, options.timeout_seconds)
         self._current, self._claims, self._given = current, None, []
         most = options.max_deliveries
         found = await current.next_batch(self._topics, self._group, options.batch, options.order, most, _ASKED_TOGETHER)
@@ -246,7 +238,7 @@ class Worker:
         """Publish a message that could not be processed to the dead letter topic, in the same transaction."""
         dead = dead_letters_of(topic)
         with suppress(TopicExists):
-            await self._core.ask(calls.create_topic(dead, None, None))
+            await self.core.ask(calls.create_topic(dead, None, None))
         logger.warning("message %s of %s could not be processed; it is in %s", message.id, topic, dead)
         await current.publish(dead, [message.payload])
 
@@ -257,18 +249,18 @@ class Worker:
         The wait stops when failed messages are delivered again.
         """
         retry_seconds = self._topics.retry_seconds
-        ends = None if retry_seconds is None else self._core.monotonic() + retry_seconds
+        ends = None if retry_seconds is None else self.core.monotonic() + retry_seconds
         wait_seconds = WAIT_SECONDS if len(places) == 1 else _WAIT_IN_TURN_SECONDS
         if self._options.idle_seconds is not None:
             wait_seconds = min(wait_seconds, int(self._options.idle_seconds))
         for topic in cycle(places):
             waited = False
             for one, seconds in {topic: wait_seconds, **dict.fromkeys(places.keys() - {topic}, 0)}.items():
-                left = seconds if ends is None else min(seconds, ends - self._core.monotonic())
+                left = seconds if ends is None else min(seconds, ends - self.core.monotonic())
                 if self.stop.is_set() or self._is_over() or left < 0:
                     return
                 call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=int(left))
-                reading = await self._core.open_once(call)
+                reading = await self.core.open_once(call)
                 try:
                     # A sealed topic gets no message: its successors have to be read instead.
                     if reading.text(calls.SEALED) is not None or await reading.more():
@@ -281,13 +273,13 @@ class Worker:
 
     def _is_over(self) -> bool:
         limit = self._options.idle_seconds
-        return limit is not None and self._core.monotonic() - self._idle_since >= limit
+        return limit is not None and self.core.monotonic() - self._idle_since >= limit
 
     async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
         """Pause; each pause for the same reason is longer than the last one."""
         self._pauses = self._pauses + 1 if self._paused is pauses else 1
         self._paused = pauses
-        seconds = pauses.pause_seconds(self._pauses, self._core.random)
+        seconds = pauses.pause_seconds(self._pauses, self.core.random)
         if error is not None:
             logger.warning("a batch of %s for %s comes again in %.1f s: %s", self._topic, self._group, seconds, error)
         await self.stop.wait(seconds)
@@ -340,14 +332,13 @@ class UnorderedReading:
 class GroupWork:
     """The batches of a consumer group, each with its transaction; see :meth:`tms_core.client.Client.work`."""
 
-    def __init__(self, worker: Worker, context: Callable[[ClientTransaction], TransactionContext]) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._context = context
 
     def __iter__(self) -> Iterator[tuple[TransactionContext, list[Message]]]:
         try:
             while (found := run(self._worker.next())) is not None:
-                yield self._context(found[0]), found[1]
+                yield standing_for(TransactionContext(self._worker.core), found[0]), found[1]
         finally:
             run(self._worker.give_back())
 
@@ -359,14 +350,13 @@ class GroupWork:
 class AsyncGroupWork:
     """The batches of a consumer group for one task: ``async for tx, batch in client.work(…)``."""
 
-    def __init__(self, worker: Worker, context: Callable[[ClientTransaction], AsyncTransactionContext]) -> None:
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._context = context
 
     async def __aiter__(self) -> AsyncIterator[tuple[AsyncTransactionContext, list[Message]]]:
         try:
             while (found := await self._worker.next()) is not None:
-                yield self._context(found[0]), found[1]
+                yield standing_for(AsyncTransactionContext(self._worker.core), found[0]), found[1]
         finally:
             await self._worker.give_back()
 
@@ -375,18 +365,7 @@ class AsyncGroupWork:
         self._worker.stop.set()
 
 
-def beginning(
-    core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None = None
-) -> Callable[[], Awaitable[ClientTransaction]]:
-    """Return a function that starts transactions."""
-
-    async def begin() -> ClientTransaction:
-        return await ClientTransaction.begin(core, service, limits, timeout_seconds, long=False)
-
-    return begin
-
-
-def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, limits: Limits) -> MessageBatches:
+def reading(core: Core, plan: ReadPlan, read: str) -> MessageBatches:
     """Return a reader that reads a topic until it is stopped.
 
     Args:
@@ -398,8 +377,7 @@ def reading(core: Core, plan: ReadPlan, read: str, service: TransactionClient, l
     if read not in READS:
         raise BadRequest(f"{read!r} is not a way to read.", f"Give {', '.join(READS[:-1])} or {READS[-1]}.")
     if read != UNORDERED:
-        return Consuming(core, plan, service if read == COMMITTED else None)
+        return Consuming(core, plan, committed=read == COMMITTED)
     if plan.consumer is None or plan.start is not None:
         raise BadRequest("Reading unordered goes on where a consumer group is.", "Name a consumer, and no start.")
-    options = WorkOptions(UNORDERED_BATCH, "none", None, None)
-    return UnorderedReading(Worker(core, beginning(core, service, limits, None), plan.topic, plan.consumer, options))
+    return UnorderedReading(Worker(core, plan.topic, plan.consumer, WorkOptions(UNORDERED_BATCH, "none")))

@@ -2,8 +2,8 @@
 
 ``t`` + topic + generation + ``c`` + name + 0 + the id before the first message (20 bytes) + pointer (8 bytes) is the
 key of a claim. Its value has the id of the last message (20 bytes), the number of deliveries (1 byte), the size of the
-batch (4 bytes) and the time of the next delivery (8 bytes); an older version has only the first two. A name has no zero
-byte, so the rows of one group never start like those of another group.
+batch (4 bytes) and the time of the next delivery (8 bytes). A name has no zero byte, so the rows of one group never
+start like those of another group.
 
 ``t`` + topic + generation + ``d`` + name + 0 has the transaction in which a group has drained a sealed partition (8
 bytes). The leader of the partition writes and deletes it with the group's position; leaders of other partitions read
@@ -24,12 +24,10 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 
 _TAIL = struct.Struct(">20sq")
-_VALUE, _OLD_BYTES = struct.Struct(">20sBIq"), 21
+_VALUE = struct.Struct(">20sBIq")
 _MOST_TRIES = 255
 #: What says that a row is about a partition that was read to its end, and its value.
 _DRAINED, _POINTER = b"d", struct.Struct(">q")
-#: Stands for a transaction where the group has not read it to its end, whatever an older version has noted.
-NOT_DRAINED = -1
 #: How long a key is behind the zero byte, by the kind of row.
 _TAIL_BYTES = {CLAIM: _TAIL.size, _DRAINED: 0}
 
@@ -188,8 +186,7 @@ def _group(key: bytes) -> tuple[bytes, ConsumerGroup | None]:
 def _claim(key: bytes, value: bytes) -> GroupClaim:
     try:
         first, pointer = _TAIL.unpack(key[-_TAIL.size :])
-        whole = value + bytes(_VALUE.size - _OLD_BYTES) if len(value) == _OLD_BYTES else value
-        last, tries, size, retry_ms = _VALUE.unpack(whole)
+        last, tries, size, retry_ms = _VALUE.unpack(value)
     except struct.error as error:
         raise FormatError(f"the claim {quoted(key)} has {len(value)} bytes, not {_VALUE.size}") from error
     return GroupClaim(MessageId.parse(first), MessageId.parse(last), pointer, tries, size, retry_ms)

@@ -160,17 +160,11 @@ class _RangeCount:
         oldest: bytes | None = None
         resume: bytes | None = start
         while resume is not None and resume < stop:
-            # Read one row beyond the limit: it shows whether there are more messages, and their age.
-            limit = PAGE_ROWS if self._left is None else max(1, min(PAGE_ROWS, self._left))
-            page, stored = self._page(resume, stop, limit)
+            page, stored = self._page(resume, stop, self._limit)
             there = self._there(page.items)
             oldest = oldest or (there[0] if there else None)
             self.messages += len(there)
-            resume = page.resume
-            if self._left is not None:
-                self._left -= len(page.items)
-                if self._left <= 0 and resume is not None:
-                    self.cut_short, resume = True, None
+            resume = self._resume(page)
             yield len(page.items)
             for row in filter(stored.__contains__, there):
                 prefix = self._payloads_of(stored[row])
@@ -192,15 +186,23 @@ class _RangeCount:
         found, resume = 0, start if self._left is None or self._left > 0 else None
         self.cut_short |= resume is None
         while resume is not None:
-            limit = PAGE_ROWS if self._left is None else max(1, min(PAGE_ROWS, self._left))
-            page = self._store.payload.read(KEYS, resume, stop, limit)
-            found, resume = found + len(page.items), page.resume
-            if self._left is not None:
-                self._left -= len(page.items)
-                if self._left <= 0 and resume is not None:
-                    self.cut_short, resume = True, None
+            page = self._store.payload.read(KEYS, resume, stop, self._limit)
+            found, resume = found + len(page.items), self._resume(page)
             yield len(page.items)
         return found
+
+    @property
+    def _limit(self) -> int:
+        # One row is read of what may not be counted any more: it shows whether there is something, and how old.
+        return PAGE_ROWS if self._left is None else max(1, min(PAGE_ROWS, self._left))
+
+    def _resume(self, page: Page[list[bytes]]) -> bytes | None:
+        """Count the rows of a page, and return where the next page starts; None: no row may follow."""
+        if self._left is None:
+            return page.resume
+        self._left -= len(page.items)
+        self.cut_short |= self._left <= 0 and page.resume is not None
+        return page.resume if self._left > 0 else None
 
     def read_before(self, position: Position, start: bytes) -> Generator[int, None, int]:
         """Count the read messages of the row at a consumer's position, if that row has unread messages too."""

@@ -24,14 +24,13 @@ from contextlib import suppress
 from threading import Lock, RLock
 
 from tms_core.clock import HonestClock
-from tms_core.consumers.claim_rows import NOT_DRAINED, drained_in
+from tms_core.consumers.claim_rows import drained_in
 from tms_core.consumers.claims import ConsumerGroup
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import BadRequest, TopicExists, TopicNotFound, Unavailable
 from tms_core.messaging.publish.open_topics import OpenTopics
 from tms_core.messaging.topics.catalog import TopicRegistry, check_length
 from tms_core.messaging.topics.partitions import (
-    DRAINED,
     FAMILIES,
     MOST_FAMILIES,
     PART_OF,
@@ -41,7 +40,6 @@ from tms_core.messaging.topics.partitions import (
     Family,
     Layout,
     PartitionsAsked,
-    drained_by,
     layout_of,
     noted,
     routes_of,
@@ -198,10 +196,7 @@ class Families:
             part = self._topics.get(topic)
         except TopicNotFound:
             return 0
-        noted = drained_in(self._side, ConsumerGroup.of(part, name))
-        if noted is None:
-            return drained_by(part.properties, name)
-        return None if noted == NOT_DRAINED else noted
+        return drained_in(self._side, ConsumerGroup.of(part, name))
 
     def is_newborn(self, topic: TopicMetadata) -> bool:
         """Return whether this process created the topic in its first generation, without rows, and it is unchanged.
@@ -229,7 +224,7 @@ class Families:
         else:
             after = layout._replace(families=(*kept, new))
             made = [(member, {**others, PART_OF: topic.topic}) for member in after.members(new)]
-        own = {name: row.properties[name] for name in (PART_OF, DRAINED) if name in row.properties}
+        own = {PART_OF: row.properties[PART_OF]} if PART_OF in row.properties else {}
         properties = {**others, **noted(after), **own}
         self._topics.check(properties)
         if len(after.families) > MOST_FAMILIES:
@@ -267,8 +262,7 @@ class Families:
             for member in set(layout.members(family)) - {layout.topic}:
                 properties = {**others, PART_OF: layout.topic.topic, **sealed}
                 try:
-                    known = self._topics.get(member).properties
-                    self._change(member, properties | {name: known[name] for name in (DRAINED,) if name in known})
+                    self._change(member, properties)
                 except TopicNotFound:
                     # Another program has deleted it.
                     self._make(member, properties)

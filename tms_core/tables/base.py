@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, compress
 from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast
 
@@ -92,10 +93,10 @@ class Page(NamedTuple, Generic[T]):
     gap: KeyRange | None = None
 
 
-def every(
-    read: Callable[[bytes, bytes | None, int], Page[list[Item]]], start: bytes, stop: bytes | None, limit: int = 1000
-) -> Iterator[Item]:
-    """Yield all items of a range, page by page.
+def pages(
+    read: Callable[[bytes, bytes | None, int], Page[T]], start: bytes, stop: bytes | None, limit: int = 1000
+) -> Iterator[Page[T]]:
+    """Yield all pages of a range; the next page is read when it is requested.
 
     Args:
         limit: the items of a page.
@@ -106,8 +107,16 @@ def every(
     resume: bytes | None = start
     while resume is not None:
         page = read(resume, stop, limit)
-        yield from page.items
+        yield page
         resume = page.resume
+
+
+def every(
+    read: Callable[[bytes, bytes | None, int], Page[list[Item]]], start: bytes, stop: bytes | None, limit: int = 1000
+) -> Iterator[Item]:
+    """Yield all items of a range; arguments and errors as of :func:`pages`."""
+    for page in pages(read, start, stop, limit):
+        yield from page.items
 
 
 class MessageValue(NamedTuple):
@@ -286,12 +295,8 @@ def read_all(table: KeyReads, want: Projection[list[Item]], start: bytes, stop: 
     Raises:
         StoreError: a page could not be read.
     """
-    page = table.read(want, start, stop, _MANY_KEYS)
-    pages = [page]
-    while page.resume is not None:
-        page = table.read(want, page.resume, stop, _MANY_KEYS)
-        pages.append(page)
-    return Page([item for page in pages for item in page.items], None, Origin.joined([page.origin for page in pages]))
+    found = list(pages(partial(table.read, want), start, stop, _MANY_KEYS))
+    return Page([item for page in found for item in page.items], None, Origin.joined([page.origin for page in found]))
 
 
 class KeyTable(KeyReads):

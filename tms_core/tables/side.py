@@ -20,7 +20,7 @@ from threading import Lock
 from typing import NamedTuple, Self
 
 from tms_core.rowkey import MessageKey, stop_key
-from tms_core.tables.base import Page
+from tms_core.tables.base import Page, every, pages
 from tms_core.topic import TopicId
 
 #: First bytes of keys: an expiry by its moment, an expiry by its message.
@@ -202,11 +202,8 @@ class Expiries:
 
     def due_pages(self, now_ms: int, limit: int) -> Iterator[list[Expiry]]:
         """Yield all of them, at most ``limit`` at a time; concurrent changes do no harm."""
-        start: bytes | None = _BY_TIME
-        while start is not None:
-            page = self._table.rows(start, _BY_TIME + _pack(now_ms + 1), limit)
+        for page in pages(self._table.rows, _BY_TIME, _BY_TIME + _pack(now_ms + 1), limit):
             yield [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
-            start = page.resume
 
     def expires_ms(self, key: bytes) -> int | None:
         """Return the first moment at which a message is gone; None when it lives as long as its topic says."""
@@ -222,13 +219,7 @@ class Expiries:
 
     def moments(self, keys: Sequence[bytes]) -> dict[bytes, int]:
         """Return the expiry times of messages whose keys lie between the first and the last of some ordered keys."""
-        found: dict[bytes, int] = {}
-        start = keys[0] if keys else None
-        while start is not None:
-            page = self.between(start, keys[-1] + b"\0", _MOMENTS)
-            found.update(page.items)
-            start = page.resume
-        return found
+        return dict(every(self.between, keys[0], keys[-1] + b"\0", _MOMENTS)) if keys else {}
 
     def keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
         """Return keys of messages with a TTL, as a table of them; their ids are in use even if the message was never

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -27,6 +28,7 @@ from tms_core.tables.base import (
     MessageValue,
     Page,
     PayloadReads,
+    every,
 )
 from tms_core.tables.leveldb.store import STORED, LevelDBMessageReads, decode, pointer_of
 
@@ -131,11 +133,9 @@ def _of_stored(keys: list[bytes], values: list[bytes], ask: RowFields) -> Rows:
 def _of_cells(table: MessageReads, page: Page[list[bytes]]) -> tuple[Rows, bytes | None]:
     """Message rows whose payloads are not sent."""
     pointers: dict[bytes, int] = {}
-    start: bytes | None = page.items[0] if page.items else None
-    while start is not None:
-        cells = table.read(CELLS, start, page.items[-1] + b"\x00", len(page.items))
-        pointers.update((cell.key, cell.pointer) for cell in cells.items)
-        start = cells.resume
+    if page.items:
+        cells = every(partial(table.read, CELLS), page.items[0], page.items[-1] + b"\x00", len(page.items))
+        pointers = {cell.key: cell.pointer for cell in cells}
     return Rows(page.items, _pointers([pointers.get(key) for key in page.items])), page.resume
 
 

@@ -94,9 +94,7 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["leveldb", "memory"])
-def test_given_a_store_the_server_has_made_when_rows_are_due_then_they_go_and_what_is_invalid_is_inverted(
-    tmp_path: Path, stack: ExitStack, kind: str
-) -> None:
+def test_embedded_janitor_on_a_new_store_deletes_and_inverts(tmp_path: Path, stack: ExitStack, kind: str) -> None:
     server = Server(tmp_path, stack, kind=kind)
     server.service.create_topic(ORDERS, {"ttl": "1"})
     late = TopicId.parse("default:late")
@@ -116,7 +114,7 @@ def test_given_a_store_the_server_has_made_when_rows_are_due_then_they_go_and_wh
 
 
 @pytest.mark.parametrize("participants", ["messaging", "messaging, datasets"])
-def test_given_feedback_when_a_transaction_is_proven_then_it_leaves_the_servers_list_unless_others_take_part(
+def test_feedback_inside_the_server_empties_its_invalid_list(
     tmp_path: Path, stack: ExitStack, participants: str
 ) -> None:
     server = Server(tmp_path, stack)
@@ -142,9 +140,7 @@ def test_given_feedback_when_a_transaction_is_proven_then_it_leaves_the_servers_
     assert list(server.service.fetch(ORDERS, FetchRequest(transaction=reader))) == []
 
 
-def test_given_a_store_that_was_there_before_when_met_then_nothing_goes_until_it_is_adopted_through_the_socket(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_embedded_janitor_waits_for_adoption_of_an_old_store(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack, created=False)
     server.service.create_topic(ORDERS, {"ttl": "1"})
     server.service.publish(ORDERS, [b"a"], pointer=None)
@@ -156,9 +152,7 @@ def test_given_a_store_that_was_there_before_when_met_then_nothing_goes_until_it
     until(lambda: server.rows() == 0)
 
 
-def test_given_a_wrong_setting_of_the_janitors_when_started_then_the_server_is_told_which(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_server_with_a_wrong_janitor_setting_names_it(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     server.config.write_text("janitor: {every_seconds: 0}\n")
     with pytest.raises(ConfigurationError, match="every_seconds"):
@@ -166,7 +160,7 @@ def test_given_a_wrong_setting_of_the_janitors_when_started_then_the_server_is_t
 
 
 @pytest.mark.parametrize(("apply", "hold_seconds"), [("true", 3600), ("false", None)])
-def test_given_the_embedded_janitor_then_it_says_for_how_long_it_holds_before_it_deletes(
+def test_embedded_janitor_shows_its_hold_seconds(
     tmp_path: Path, stack: ExitStack, apply: str, hold_seconds: int | None
 ) -> None:
     server = Server(tmp_path, stack, kind="memory")
@@ -174,9 +168,7 @@ def test_given_the_embedded_janitor_then_it_says_for_how_long_it_holds_before_it
     assert server.start().hold_seconds == hold_seconds
 
 
-def test_given_the_embedded_janitor_when_stopped_then_nothing_of_it_holds_the_store(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_embedded_janitor_once_stopped_holds_nothing(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     start(server.host).stop()
     server.service.create_topic(ORDERS, {"ttl": "1"})
@@ -189,9 +181,7 @@ def test_given_the_embedded_janitor_when_stopped_then_nothing_of_it_holds_the_st
     until(lambda: server.rows() == 0)
 
 
-def test_given_much_that_is_due_when_swept_inside_the_server_then_no_publish_waits_for_a_large_batch(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_embedded_sweep_deletes_in_gentle_batches(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack, kind="memory")
     orders = topic(server.store, "default:orders", ttl_seconds=1)
     long_ago_ms = time.time_ns() // 1_000_000 - HOUR
@@ -211,9 +201,7 @@ def test_given_much_that_is_due_when_swept_inside_the_server_then_no_publish_wai
 # --- topics that the server makes ------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_made_while_the_janitor_runs_when_its_rows_are_due_then_they_are_not_held(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_topic_made_while_the_janitor_runs_is_not_held(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     server.start()
     until(server.has_swept)
@@ -240,9 +228,7 @@ def test_given_a_topic_that_was_there_before_when_found_then_it_is_held(tmp_path
     assert server.rows() == 3
 
 
-def test_given_rows_that_come_back_from_the_archive_when_fetched_then_the_server_shows_them(
-    tmp_path: Path, stack: ExitStack
-) -> None:
+def test_fetch_after_a_restore_shows_the_restored_rows(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     archive = "janitor: {archive: {enabled: true, path: archive}, "
     server.config.write_text(server.config.read_text().replace("janitor: {", archive))

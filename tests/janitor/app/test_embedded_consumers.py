@@ -37,9 +37,7 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_given_a_consumer_that_is_behind_when_served_with_the_janitor_then_it_finds_all_it_has_not_read(
-    tmp_path: Path,
-) -> None:
+def test_consumer_that_is_behind_finds_all_it_has_not_read(tmp_path: Path) -> None:
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS, encoding="utf-8")
     # At a clock that stands still, or they may expire before they are read.
@@ -71,9 +69,7 @@ def test_given_a_consumer_that_is_behind_when_served_with_the_janitor_then_it_fi
         until(lambda: shows('tms_janitor_held_topics{reason="consumer"} 0.0'))
 
 
-def test_given_a_group_with_an_open_claim_and_a_processed_one_when_served_with_the_janitor_then_one_is_open(
-    tmp_path: Path,
-) -> None:
+def test_group_with_an_open_claim_is_counted_like_the_api(tmp_path: Path) -> None:
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS, encoding="utf-8")
     with (

@@ -48,7 +48,7 @@ def state(clock: ManualClock) -> SqliteState:
     return found
 
 
-def test_given_a_holder_that_has_died_when_run_once_then_its_lease_is_waited_out_and_the_log_says_so(
+def test_run_once_waits_out_the_lease_of_a_dead_holder(
     clock: ManualClock, state: SqliteState, caplog: pytest.LogCaptureFixture
 ) -> None:
     until = Waits(clock)
@@ -59,9 +59,7 @@ def test_given_a_holder_that_has_died_when_run_once_then_its_lease_is_waited_out
     assert "If that process is dead, this run begins in 60 s." in caplog.text
 
 
-def test_given_a_holder_that_is_alive_when_run_once_then_it_is_not_waited_for(
-    clock: ManualClock, state: SqliteState
-) -> None:
+def test_run_once_does_not_wait_for_a_live_holder(clock: ManualClock, state: SqliteState) -> None:
     record = LeaseRecord.parse(state.lease())
     assert record is not None
     alive = Lease(state, "the run before", 60, clock)

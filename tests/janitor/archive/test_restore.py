@@ -40,11 +40,6 @@ OLD_MS = NOW_MS - 3 * HOUR
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def undo(store: MemoryStore, tmp_path: Path) -> Undo:
     return Undo(store, tmp_path / "archive")
 
@@ -69,9 +64,7 @@ def counted(done: RestoreResult) -> tuple[int, int, int, int]:
 # --- listing ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_rows_of_several_runs_when_listed_then_each_topic_day_and_run_is_one_line(
-    undo: Undo, orders: Topic, found: Topic
-) -> None:
+def test_list_of_several_runs_has_a_line_per_topic_day_and_run(undo: Undo, orders: Topic, found: Topic) -> None:
     orders.plain(OLD_MS, OLD_MS + 10).stored(COMMITTED, OLD_MS - 5)
     undo.sweep(orders, run_id="run-1")
     undo.sweep(orders.at(2).plain(OLD_MS + 20), run_id="run-1", rule=Rule.OLD_GENERATION)
@@ -143,9 +136,7 @@ def test_given_rows_of_several_runs_when_listed_then_each_topic_day_and_run_is_o
         (Selection(since_ms=OLD_MS + 2, until_ms=OLD_MS + 10), []),
     ],
 )
-def test_given_a_selection_when_listed_then_only_what_may_hold_such_rows_is_shown(
-    undo: Undo, orders: Topic, selection: Selection, runs: list[str]
-) -> None:
+def test_list_by_a_selection_shows_its_runs(undo: Undo, orders: Topic, selection: Selection, runs: list[str]) -> None:
     undo.sweep(orders.plain(OLD_MS, OLD_MS + 1), run_id="run-1")
     undo.sweep(orders.plain(OLD_MS + 10), run_id="run-2")
     assert [group.run_id for group in archived.groups(archived.find(undo.folder).files, selection)] == runs
@@ -179,9 +170,7 @@ DAMAGES = ["cut short", "empty", "text", "foreign", "other columns", "newer", "n
 
 
 @pytest.mark.parametrize("how", DAMAGES)
-def test_given_a_damaged_file_of_the_topic_when_restored_then_nothing_is_written(
-    undo: Undo, orders: Topic, found: Topic, how: str
-) -> None:
+def test_restore_of_a_damaged_file_writes_nothing(undo: Undo, orders: Topic, found: Topic, how: str) -> None:
     [broken] = undo.sweep(orders.plain(OLD_MS), run_id="run-1")
     undo.sweep(orders.plain(OLD_MS + 1), run_id="run-2")
     [other] = undo.sweep(found.plain(OLD_MS))
@@ -254,9 +243,7 @@ def test_archive_is_readable_by_its_owner_only(undo: Undo, orders: Topic) -> Non
     assert {path.stat().st_mode & 0o777 for path in undo.folder.rglob("*.parquet")} == {0o600}
 
 
-def test_given_a_file_with_rows_of_another_topic_when_restored_then_nothing_is_written(
-    undo: Undo, orders: Topic, found: Topic
-) -> None:
+def test_restore_of_a_file_with_another_topic_writes_nothing(undo: Undo, orders: Topic, found: Topic) -> None:
     [saved] = undo.sweep(orders.plain(OLD_MS))
     assert saved.path is not None
     with pq.ParquetFile(saved.path) as file:
@@ -307,9 +294,7 @@ def test_given_a_message_that_comes_back_then_so_do_its_payloads_of_any_time_and
     assert orders.stored_times() == [BEGUN, BEGUN + 1]
 
 
-def test_given_a_message_whose_payloads_are_nowhere_when_restored_then_that_is_said(
-    undo: Undo, orders: Topic, found: Topic
-) -> None:
+def test_restore_without_its_payloads_warns(undo: Undo, orders: Topic, found: Topic) -> None:
     orders.stored(COMMITTED, BEGUN)
     undo.state.pause("default:*", NOW_MS)
     keys = orders.store.payload.read(KEYS, b"", None, 9).items
@@ -336,9 +321,7 @@ def test_given_rows_of_any_generation_when_restored_then_they_are_of_the_present
     assert (orders.at(1).times(), orders.at(2).times()) == ([], [])
 
 
-def test_given_another_topic_when_restored_to_it_then_it_need_not_be_paused(
-    undo: Undo, orders: Topic, found: Topic
-) -> None:
+def test_restore_to_another_topic_needs_no_pause(undo: Undo, orders: Topic, found: Topic) -> None:
     undo.state.resume("default:orders")
     orders.plain(OLD_MS, body=b"a").tx(COMMITTED, OLD_MS + 1, body=b"b")
     undo.sweep(orders, snapshot=SNAPSHOT)
@@ -380,9 +363,7 @@ def test_given_a_dry_run_then_it_reports_what_the_real_one_does_and_writes_nothi
 # --- what is in the way ----------------------------------------------------------------------------------------------
 
 
-def test_given_other_rows_under_the_same_keys_when_restored_then_nothing_is_and_they_are_counted(
-    undo: Undo, orders: Topic, found: Topic
-) -> None:
+def test_restore_over_other_rows_is_refused_with_their_number(undo: Undo, orders: Topic, found: Topic) -> None:
     undo.sweep(orders.plain(OLD_MS, OLD_MS + 1, OLD_MS + 2).stored(COMMITTED, OLD_MS))
     message = MessageKey(found.id, 5, OLD_MS, 0).pack()
     undo.store.message.put([(message, MessageValue(7, b"body"))])
@@ -396,7 +377,7 @@ def test_given_other_rows_under_the_same_keys_when_restored_then_nothing_is_and_
 
 
 @pytest.mark.parametrize("archived_too", ["nothing", "its payload", "both"])
-def test_given_a_transaction_that_wrote_to_both_topics_when_restored_to_the_other_then_it_is_refused(
+def test_restore_of_a_transaction_in_both_topics_is_refused(
     undo: Undo, orders: Topic, found: Topic, archived_too: str
 ) -> None:
     orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS + 1, body=b"A1")
@@ -419,7 +400,7 @@ def test_given_a_transaction_that_wrote_to_both_topics_when_restored_to_the_othe
 
 
 @pytest.mark.parametrize("snapshot", [visibility(NOW_MS, in_progress=[COMMITTED]), visibility(BEGUN), None])
-def test_given_a_transaction_that_may_still_write_when_its_payloads_are_restored_elsewhere_then_it_is_refused(
+def test_restore_elsewhere_of_an_open_transaction_is_refused(
     undo: Undo, orders: Topic, found: Topic, snapshot: VisibilityState | None
 ) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=snapshot)
@@ -430,9 +411,7 @@ def test_given_a_transaction_that_may_still_write_when_its_payloads_are_restored
     assert undo.restore(orders, snapshot=snapshot).restored == 2
 
 
-def test_given_a_payload_that_lives_on_when_the_message_is_restored_to_its_own_generation_then_they_belong_together(
-    undo: Undo, orders: Topic
-) -> None:
+def test_restore_beside_a_living_payload_keeps_both(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS + 5).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
     orders.stored(COMMITTED, OLD_MS + 1)
     assert undo.restore(orders, snapshot=SNAPSHOT).restored == 2
@@ -440,9 +419,7 @@ def test_given_a_payload_that_lives_on_when_the_message_is_restored_to_its_own_g
 
 
 @pytest.mark.parametrize("generation", [2, 3])
-def test_given_a_transaction_that_wrote_to_two_generations_when_restored_to_one_then_it_is_refused(
-    undo: Undo, orders: Topic, generation: int
-) -> None:
+def test_restore_of_two_generations_to_one_is_refused(undo: Undo, orders: Topic, generation: int) -> None:
     for life in (1, 2):
         orders.at(life).ref(COMMITTED, OLD_MS + life).stored(COMMITTED, OLD_MS + 2 * life)
     undo.sweep(orders.at(1), snapshot=SNAPSHOT)
@@ -454,9 +431,7 @@ def test_given_a_transaction_that_wrote_to_two_generations_when_restored_to_one_
     assert undo.restore(orders, snapshot=SNAPSHOT, since_ms=NOW_MS).restored == 0
 
 
-def test_given_rows_that_were_restored_and_archived_again_when_restored_to_a_later_generation_then_they_are_one(
-    undo: Undo, orders: Topic
-) -> None:
+def test_restore_of_rows_archived_twice_writes_them_once(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.ref(COMMITTED, OLD_MS).stored(COMMITTED, OLD_MS).plain(OLD_MS), snapshot=SNAPSHOT)
     orders.describe(ttl_seconds=86_400, generation=2)
     assert undo.restore(orders, snapshot=SNAPSHOT).restored == 3
@@ -467,9 +442,7 @@ def test_given_rows_that_were_restored_and_archived_again_when_restored_to_a_lat
     assert len(orders.at(3).messages()) == 2
 
 
-def test_given_messages_of_two_generations_with_the_same_id_when_restored_then_it_is_refused(
-    undo: Undo, orders: Topic
-) -> None:
+def test_restore_of_one_id_in_two_generations_is_refused(undo: Undo, orders: Topic) -> None:
     for life in (1, 2):
         key = MessageKey(orders.id, life, OLD_MS, 0).pack()
         undo.store.message.put([(key, MessageValue(None, b"of %d" % life))])
@@ -521,9 +494,7 @@ def between(store: Store, number: int, happening: Callable[[], object]) -> None:
     ("change", "message"),
     [("resumed", "janitor pause default:orders"), ("deleted", "is deleted"), ("created anew", "created again")],
 )
-def test_given_a_topic_that_moves_while_it_is_restored_to_then_no_more_is_written(
-    undo: Undo, orders: Topic, change: str, message: str
-) -> None:
+def test_restore_to_a_topic_that_moves_stops_writing(undo: Undo, orders: Topic, change: str, message: str) -> None:
     def happen() -> None:
         if change == "resumed":
             undo.state.resume("default:orders")
@@ -543,7 +514,7 @@ def test_given_a_topic_that_moves_while_it_is_restored_to_then_no_more_is_writte
 
 
 @pytest.mark.parametrize(("age_seconds", "expired"), [(86_400, 0), (86_401, 1)])
-def test_given_rows_older_than_the_ttl_when_restored_then_it_names_the_ttl_that_would_keep_them(
+def test_restore_of_expired_rows_names_a_ttl_for_them(
     undo: Undo, orders: Topic, age_seconds: int, expired: int
 ) -> None:
     undo.sweep(orders.plain(NOW_MS - age_seconds * 1000, NOW_MS))
@@ -576,7 +547,7 @@ messages = st.lists(
 
 
 @given(messages, st.lists(st.integers(0, 3)), st.booleans())
-def test_given_any_rows_when_restored_to_another_topic_then_the_committed_and_plain_ones_are_back_as_they_were(
+def test_restore_of_any_rows_brings_committed_ones_back(
     rows: list[tuple[int, int, int, int | None, bytes | None]], runs: list[int], fresh: bool
 ) -> None:
     store = MemoryStore()
@@ -602,9 +573,7 @@ def test_given_any_rows_when_restored_to_another_topic_then_the_committed_and_pl
     assert dict(found.messages()) == expected
 
 
-def test_given_a_store_that_hides_what_is_put_when_restored_then_that_is_said_and_a_repetition_brings_it(
-    undo: Undo, store: MemoryStore, orders: Topic
-) -> None:
+def test_restore_under_a_delete_mark_fails_and_can_be_repeated(undo: Undo, store: MemoryStore, orders: Topic) -> None:
     """As HBase does under a delete mark from the future."""
     orders.plain(OLD_MS, OLD_MS + 1)
     _, second = store.message.read(KEYS, b"", None, 10).items
@@ -619,9 +588,7 @@ def test_given_a_store_that_hides_what_is_put_when_restored_then_that_is_said_an
     assert orders.times() == [OLD_MS, OLD_MS + 1]
 
 
-def test_given_a_producer_that_has_announced_its_next_requests_then_no_unrecognized_row_is_restored_among_them(
-    undo: Undo, orders: Topic, found: Topic
-) -> None:
+def test_restore_among_announced_requests_of_a_producer_is_refused(undo: Undo, orders: Topic, found: Topic) -> None:
     side, prefix = MemorySide(), generation_prefix(found.id.prefix, 5)
     undo.sweep(orders.plain(OLD_MS), run_id="run-1")
     files, known = archived.find_topic(undo.folder, orders.id), TransactionView(SNAPSHOT, NOW_MS, 0)

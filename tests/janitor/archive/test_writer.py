@@ -50,11 +50,6 @@ DAY_NAME = "day=2023-11-14"
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def orders(store: MemoryStore) -> Topic:
     return topic(store, "default:orders", ttl_seconds=60)
 
@@ -94,9 +89,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         (2**63 - 1, "undecided"),
     ],
 )
-def test_given_a_pointer_and_a_snapshot_when_judged_then_the_verdict_is_what_the_snapshot_says(
-    stored: int | None, expected: str
-) -> None:
+def test_commit_state_of_a_pointer_is_what_the_snapshot_says(stored: int | None, expected: str) -> None:
     assert commit_state(stored, SNAPSHOT, Rule.EXPIRED) == expected
     assert commit_state(stored, SNAPSHOT, Rule.OLD_GENERATION) == ("undecided" if stored == COMMITTED else expected)
 
@@ -105,9 +98,7 @@ def test_given_a_pointer_and_a_snapshot_when_judged_then_the_verdict_is_what_the
     ("stored", "expected"),
     [(None, "none"), (COMMITTED, "undecided"), (INVALID, "undecided"), (-COMMITTED, "rolled_back"), (0, "committed")],
 )
-def test_given_no_snapshot_when_a_pointer_is_judged_then_a_transaction_is_undecided(
-    stored: int | None, expected: str
-) -> None:
+def test_commit_state_without_a_snapshot_is_undecided(stored: int | None, expected: str) -> None:
     assert {commit_state(stored, None, rule) for rule in (Rule.EXPIRED, Rule.OLD_GENERATION)} == {expected}
 
 
@@ -164,9 +155,7 @@ def test_given_rows_when_saved_then_plain_readers_of_hive_folders_find_every_col
     ]
 
 
-def test_given_a_saved_file_when_read_then_it_names_its_layout_and_is_packed_with_zstd(
-    undo: Undo, orders: Topic
-) -> None:
+def test_archive_file_names_its_layout_and_is_packed_with_zstd(undo: Undo, orders: Topic) -> None:
     orders.plain(NOW_MS).ref(COMMITTED, NOW_MS)
     [saved] = undo.archive(orders)
     assert saved.path is not None
@@ -190,9 +179,7 @@ def test_given_the_description_in_the_formats_then_it_names_every_column_and_ver
     assert f"| `tms_janitor.layout` | {parquet.LAYOUT} " in section
 
 
-def test_given_rows_of_many_megabytes_when_saved_then_they_are_written_in_groups_and_all_there(
-    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_of_many_rows_is_in_groups(undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "GROUP_BYTES", 1000)
     orders.plain(*range(NOW_MS, NOW_MS + 300), body=b"x" * 100)
     [saved] = undo.archive(orders)
@@ -207,7 +194,7 @@ def test_given_rows_of_many_megabytes_when_saved_then_they_are_written_in_groups
     assert (file_found.summary.rows, file_found.summary.newest_ms) == (300, NOW_MS + 299)
 
 
-def test_given_a_row_that_cannot_be_read_when_saved_then_it_is_not_among_the_keys_that_may_go(tmp_path: Path) -> None:
+def test_archive_leaves_out_a_row_that_cannot_be_read(tmp_path: Path) -> None:
     keys = [MessageKey(TopicId("default", "orders"), 1, NOW_MS, number).pack() for number in range(3)]
     LevelDBStore(tmp_path / "store", create=True).close()
     with closing(plyvel.DB(str(tmp_path / "store" / "system.tms.message"))) as database:
@@ -247,9 +234,7 @@ def test_given_midnight_in_utc_when_it_passes_then_rows_go_to_the_next_day(undo:
 
 
 @pytest.mark.parametrize("run_id", ["", "../../run", "a b", "x" * 101])
-def test_given_a_run_whose_id_is_no_name_when_saved_then_nothing_is_written(
-    undo: Undo, orders: Topic, run_id: str
-) -> None:
+def test_archive_by_a_run_id_that_is_no_name_is_refused(undo: Undo, orders: Topic, run_id: str) -> None:
     orders.plain(NOW_MS)
     with pytest.raises(ValueError, match="file's name"):
         undo.archive(orders, run_id=run_id)
@@ -260,9 +245,7 @@ def test_given_a_run_whose_id_is_no_name_when_saved_then_nothing_is_written(
 
 
 @given(st.sets(st.integers(0, 400)), st.sets(st.integers(0, 400)), st.integers(1, 5))
-def test_given_any_keys_and_any_rows_when_picked_then_those_of_both_come_in_order(
-    there: set[int], wanted: set[int], size: int
-) -> None:
+def test_pick_any_keys_returns_the_common_ones_in_order(there: set[int], wanted: set[int], size: int) -> None:
     rows = sorted(number.to_bytes(2, "big") for number in there)
 
     def read(start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
@@ -275,9 +258,7 @@ def test_given_any_keys_and_any_rows_when_picked_then_those_of_both_come_in_orde
 
 
 @pytest.mark.parametrize(("every", "calls", "rows"), [(1, 15, 10_000), (1000, 12, 60)])
-def test_given_rows_side_by_side_or_scattered_when_picked_then_it_costs_few_calls_and_few_rows(
-    every: int, calls: int, rows: int
-) -> None:
+def test_pick_of_near_or_far_rows_costs_few_calls_and_rows(every: int, calls: int, rows: int) -> None:
     asked: list[int] = []
 
     def read(start: bytes, stop: bytes | None, limit: int) -> Page[list[int]]:
@@ -300,7 +281,7 @@ LONG = "x" * 300
 HOSTILE = ["007:0", "_:-", "default:Orders", "default:orders", "default:--x", "null:NaN", f"{'y' * 200}:{'x' * 200}"]
 
 
-def test_given_names_that_mean_something_to_others_when_saved_then_readers_get_them_as_they_are(undo: Undo) -> None:
+def test_archive_of_special_names_reads_back_as_they_are(undo: Undo) -> None:
     for name in HOSTILE:
         undo.archive(topic(undo.store, name, ttl_seconds=60).plain(NOW_MS))
     partitioning = ds.partitioning(
@@ -316,9 +297,7 @@ def test_given_names_that_mean_something_to_others_when_saved_then_readers_get_t
 @pytest.mark.parametrize(
     "name", [f"default:{LONG}", f"{LONG}:{LONG}", f"default:{'x' * 201}", f"default:{NO_VALUE}", f"{NO_VALUE}:t"]
 )
-def test_given_names_that_no_folder_can_have_when_saved_then_they_are_kept_apart_and_found_again(
-    undo: Undo, name: str
-) -> None:
+def test_archive_of_names_too_long_for_a_folder_is_found_again(undo: Undo, name: str) -> None:
     one = topic(undo.store, name, ttl_seconds=60).plain(NOW_MS)
     other = topic(undo.store, f"{name}y", ttl_seconds=60).plain(NOW_MS)
     undo.archive(one)
@@ -400,9 +379,7 @@ def test_given_a_full_disk_when_saved_then_it_says_so_and_nothing_can_be_seen(
     assert len(rows_of(undo.folder)) == 100
 
 
-def test_given_a_file_that_was_synced_when_it_gets_its_name_then_all_folders_are_synced_after(
-    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_syncs_folders_after_rename(undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     sync, rename = os.fsync, Path.rename
 
@@ -423,9 +400,7 @@ def test_given_a_file_that_was_synced_when_it_gets_its_name_then_all_folders_are
     assert steps == [f"sync {name}" for name in above] + written
 
 
-def test_given_a_folder_that_may_not_be_written_when_saved_then_it_says_whose_it_should_be(
-    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_archive_folder_that_is_read_only_fails(undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     orders.plain(NOW_MS)
     monkeypatch.setattr(Path, "mkdir", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(ArchiveError, match="Permission denied"):
@@ -435,9 +410,7 @@ def test_given_a_folder_that_may_not_be_written_when_saved_then_it_says_whose_it
 # --- without pyarrow -------------------------------------------------------------------------------------------------
 
 
-def test_given_no_pyarrow_when_an_archive_is_listed_then_it_names_what_to_install(
-    undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_without_pyarrow_names_the_extra(undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     undo.archive(orders.plain(NOW_MS))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match=r"\.\[archive\]"):
@@ -467,9 +440,7 @@ KEEP_DAYS = 7
 
 
 @pytest.mark.parametrize(("days_later", "left"), [(0, 1), (KEEP_DAYS, 1), (KEEP_DAYS + 1, 0)])
-def test_given_a_day_when_it_is_older_than_what_is_kept_then_all_of_it_goes(
-    undo: Undo, orders: Topic, days_later: int, left: int
-) -> None:
+def test_expire_deletes_days_past_the_limit(undo: Undo, orders: Topic, days_later: int, left: int) -> None:
     orders.plain(NOW_MS).stored(COMMITTED, NOW_MS)
     undo.archive(orders)
     end_of_day_ms = round(datetime(2023, 11, 15, tzinfo=UTC).timestamp() * 1000) - 1
@@ -505,9 +476,7 @@ def test_given_an_old_day_when_given_up_then_what_is_not_ours_stays(undo: Undo, 
     assert not saved.path.exists()
 
 
-def test_given_a_temporary_file_of_a_crash_then_it_is_never_data_and_goes_when_nobody_can_be_writing_it(
-    undo: Undo, orders: Topic
-) -> None:
+def test_expire_deletes_temporary_files_of_a_crash_after_two_days(undo: Undo, orders: Topic) -> None:
     orders.plain(NOW_MS)
     [saved] = undo.archive(orders)
     assert saved.path is not None
@@ -522,9 +491,7 @@ def test_given_a_temporary_file_of_a_crash_then_it_is_never_data_and_goes_when_n
     assert saved.path.exists()
 
 
-def test_given_an_archive_behind_a_link_when_used_then_it_is_as_good_as_any(
-    undo: Undo, orders: Topic, tmp_path: Path
-) -> None:
+def test_archive_behind_a_link_is_listed_and_expires(undo: Undo, orders: Topic, tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     undo.folder.symlink_to(tmp_path / "disk")
     undo.archive(orders.plain(NOW_MS))

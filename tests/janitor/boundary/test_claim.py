@@ -34,9 +34,7 @@ def test_given_one_complete_pass_when_asked_then_the_snapshots_bound_is_claimed(
 
 
 @pytest.mark.parametrize(("bound", "claimed"), [(WRITABLE - 1, WRITABLE - 1), (WRITABLE + 1, WRITABLE)])
-def test_given_a_snapshot_of_young_transactions_when_asked_then_those_that_could_still_write_are_left_out(
-    bound: int, claimed: int
-) -> None:
+def test_claim_by_a_young_snapshot_leaves_out_who_could_write(bound: int, claimed: int) -> None:
     boundary = claim([covered(bound=bound)], [], LIFETIME)
     assert boundary.bound == claimed
     assert boundary.limits[-1 if bound < WRITABLE else 0].reason == (
@@ -56,7 +54,7 @@ def test_given_open_ids_above_all_else_when_asked_then_they_do_not_hold_it_back(
     assert claim([covered()], [WRITABLE + 5], LIFETIME).bound == WRITABLE - 100
 
 
-def test_given_several_intervals_when_asked_then_the_lowest_of_all_their_limits_counts() -> None:
+def test_claim_of_several_intervals_has_their_lowest_limit() -> None:
     old = covered(b"a", b"m", started_ms=STARTED_MS - 1000)
     boundary = claim([covered(b"", b"a", bound=WRITABLE - 5), old, covered(b"m", bound=WRITABLE - 7)], [], LIFETIME)
     assert boundary.bound == WRITABLE - 1000 * TX_PER_MS
@@ -65,7 +63,7 @@ def test_given_several_intervals_when_asked_then_the_lowest_of_all_their_limits_
     assert len(boundary.limits) == 6
 
 
-def test_given_neighbours_of_one_pass_when_asked_then_they_are_shown_as_one_and_a_salt_by_its_number() -> None:
+def test_claim_limits_of_neighbours_are_one_place_with_its_salt() -> None:
     old = covered(b"\x02", b"\x03", started_ms=STARTED_MS - 1)
     newer = [covered(b"", b"\x01"), covered(b"\x01", b"\x02"), covered(b"\x03", b"\x04"), covered(b"\x04", None)]
     limits = claim([old, *newer], [], LIFETIME).limits
@@ -87,9 +85,7 @@ def test_given_neighbours_of_one_pass_when_asked_then_they_are_shown_as_one_and_
         (b"ab", b"b", "from 6162 to 62"),
     ],
 )
-def test_given_an_interval_when_shown_then_it_has_a_salt_only_if_it_is_that_salts(
-    start: bytes, stop: bytes | None, place: str
-) -> None:
+def test_limit_of_an_interval_names_the_salt_it_covers(start: bytes, stop: bytes | None, place: str) -> None:
     around = [covered(b"", start, bound=1), covered(stop, bound=1)] if stop else [covered(b"", start, bound=1)]
     reasons = [limit.reason for limit in claim([covered(start, stop, bound=2), *around], [], LIFETIME).limits]
     assert f"snapshot {STARTED_MS - 5}, used {place}" in reasons
@@ -98,7 +94,7 @@ def test_given_an_interval_when_shown_then_it_has_a_salt_only_if_it_is_that_salt
 # --- evidence that is renewed in part ---------------------------------------------------------------------------------
 
 
-def test_given_evidence_when_some_keys_were_covered_again_then_for_each_key_the_newer_counts() -> None:
+def test_with_newer_counts_the_newer_evidence_for_each_key() -> None:
     old = [covered(b"", b"c", bound=1), covered(b"c", None, bound=2)]
     newer = [covered(b"b", b"d", bound=3)]
     found = with_newer(old, newer)
@@ -107,7 +103,7 @@ def test_given_evidence_when_some_keys_were_covered_again_then_for_each_key_the_
     assert with_newer([], newer) == newer
 
 
-def test_given_evidence_of_several_passes_when_asked_then_it_is_as_old_as_the_oldest_and_none_with_a_gap() -> None:
+def test_covered_since_is_the_oldest_pass_or_none_with_a_gap() -> None:
     old = covered(b"c", None, started_ms=STARTED_MS - 9)
     assert covered_since_ms([covered(b"", b"c"), old]) == STARTED_MS - 9
     assert covered_since_ms([covered(b"", b"b"), old]) is None
@@ -125,9 +121,7 @@ def test_given_a_claim_when_evidence_lies_ahead_of_now_then_it_is_not_in_force(a
 
 
 @pytest.mark.parametrize(("bound", "claimed"), [(-1, None), (0, None), (1, 1)])
-def test_given_a_bound_when_it_is_not_positive_then_nothing_is_claimed_and_the_reason_is_named(
-    bound: int, claimed: int | None
-) -> None:
+def test_claim_of_a_bound_below_one_is_none_with_the_reason(bound: int, claimed: int | None) -> None:
     boundary = claim([covered(bound=bound)], [], LIFETIME)
     assert boundary.bound == claimed
     assert bool(boundary.obstacles) is (claimed is None)
@@ -176,9 +170,7 @@ def test_given_obstacles_when_there_is_no_claim_then_all_are_kept() -> None:
         ([(b"", b"")], "no pass has covered the keys from  on"),
     ],
 )
-def test_given_intervals_when_they_leave_keys_uncovered_then_the_place_is_named(
-    intervals: list[tuple[bytes, bytes | None]], gap: str | None
-) -> None:
+def test_find_gap_names_the_uncovered_keys(intervals: list[tuple[bytes, bytes | None]], gap: str | None) -> None:
     assert find_gap([covered(*interval) for interval in intervals]) == gap
 
 
@@ -186,9 +178,7 @@ EDGES = st.sampled_from([bytes([byte]) for byte in range(6)])
 
 
 @given(st.lists(st.tuples(st.just(b"") | EDGES, st.none() | EDGES), max_size=5))
-def test_given_any_intervals_when_each_key_is_asked_for_then_a_gap_is_found_exactly_when_one_is_in_none(
-    intervals: list[tuple[bytes, bytes | None]],
-) -> None:
+def test_find_gap_of_any_intervals_is_exact(intervals: list[tuple[bytes, bytes | None]]) -> None:
     keys = [b"", *(bytes([byte, low]) for byte in range(7) for low in (0, 1))]
     keys += [bytes([byte]) for byte in range(7)]
 

@@ -100,109 +100,103 @@ def prepared(store: Parts, **options: Any) -> tuple[Kit, Topic]:
     """An adopted store with rows of an old invalid transaction in every part, which nobody has swept yet."""
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.tx(OLD, *many(NOW_MS - 9 * HOUR)).plain(NOW_MS - 31 * DAY)
-    rig = janitor(store, **options)
-    rig.snapshots.invalid = [OLD]
-    rig.engine.adopt()
-    return rig, orders
+    kit = janitor(store, **options)
+    kit.snapshots.invalid = [OLD]
+    kit.engine.adopt()
+    return kit, orders
 
 
-def assert_true(rig: Kit, invalid: Sequence[int] = ()) -> None:
+def assert_true(kit: Kit, invalid: Sequence[int] = ()) -> None:
     """No row carries a positive pointer of an invalid transaction up to the claim."""
-    claim = rig.state.claim()
-    left = [cell.pointer for cell in rig.store.message.read(CELLS, b"", None, 1_000_000).items if cell.pointer > 0]
-    invalid = invalid or rig.snapshots.invalid
+    claim = kit.state.claim()
+    left = [cell.pointer for cell in kit.store.message.read(CELLS, b"", None, 1_000_000).items if cell.pointer > 0]
+    invalid = invalid or kit.snapshots.invalid
     assert claim is None or not [each for each in left if each in invalid and each <= claim.bound]
 
 
-def spans(rig: Kit) -> list[tuple[bytes, bytes | None]]:
-    return [(item.start, item.stop) for item in rig.state.evidence()]
+def spans(kit: Kit) -> list[tuple[bytes, bytes | None]]:
+    return [(item.start, item.stop) for item in kit.state.evidence()]
 
 
 # --- by part ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_given_a_store_in_parts_when_a_pass_is_complete_then_each_part_is_evidence_and_so_are_the_gaps(
-    workers: int,
-) -> None:
-    rig, orders = prepared(Parts(), workers=workers)
-    assert rig.engine.run_once().boundary == OLD
-    assert spans(rig) == EVERYTHING
-    assert {(item.bound, item.started_ms) for item in rig.state.evidence()} == {(OLD, NOW_MS)}
+def test_complete_pass_over_parts_is_evidence_of_parts_and_gaps(workers: int) -> None:
+    kit, orders = prepared(Parts(), workers=workers)
+    assert kit.engine.run_once().boundary == OLD
+    assert spans(kit) == EVERYTHING
+    assert {(item.bound, item.started_ms) for item in kit.state.evidence()} == {(OLD, NOW_MS)}
     assert set(orders.pointers()) == {-OLD}
-    assert rig.state.note("round") is None
-    assert rig.engine.verify().refuted == 0
+    assert kit.state.note("round") is None
+    assert kit.engine.verify().refuted == 0
 
 
 def test_pass_over_a_store_without_parts_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     """HBase has one part for each salt that rows have, so an empty table has no part."""
     store = Parts()
     monkeypatch.setattr(store, "parts", list)
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    rig.engine.adopt()
-    assert rig.engine.run_once().boundary == OLD
-    assert spans(rig) == [(b"", None)]
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    kit.engine.adopt()
+    assert kit.engine.run_once().boundary == OLD
+    assert spans(kit) == [(b"", None)]
 
 
 @pytest.mark.parametrize("name", ["cells", "keys", "invert", "delete"])
-def test_given_a_part_that_fails_when_run_then_the_others_are_evidence_and_the_next_run_searches_that_one_only(
-    name: str,
-) -> None:
+def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
     store = Parts()
-    rig, orders = prepared(store, workers=2)
+    kit, orders = prepared(store, workers=2)
     orders.plain(*many(NOW_MS - 32 * DAY))
     store.hook = fail_in(2, name=name)
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert report.errors
-    assert (report.boundary, rig.state.claim(), rig.state.last_full_pass_ms()) == (None, None, None)
-    assert spans(rig) == [*EVERYTHING[:3], *EVERYTHING[4:]]
-    assert rig.state.open_ids()[OLD].closed_ms is None
-    assert find_gap(rig.state.evidence()) == "no pass has covered the keys from 02 to 03 (salt 2)"
+    assert (report.boundary, kit.state.claim(), kit.state.last_full_pass_ms()) == (None, None, None)
+    assert spans(kit) == [*EVERYTHING[:3], *EVERYTHING[4:]]
+    assert kit.state.open_ids()[OLD].closed_ms is None
+    assert find_gap(kit.state.evidence()) == "no pass has covered the keys from 02 to 03 (salt 2)"
 
     store.hook = fail_in()
     store.rows_read.clear()
-    rig.clock.advance(HOUR)
-    report = rig.engine.run_once()
+    kit.clock.advance(HOUR)
+    report = kit.engine.run_once()
     assert (report.full, report.errors, report.boundary) == (True, [], OLD)
     assert {number for number in range(BUCKETS) if store.rows_read[number]} == {2}
-    claim, record = rig.state.claim(), rig.state.open_ids()[OLD]
+    claim, record = kit.state.claim(), kit.state.open_ids()[OLD]
     assert claim is not None
     # As old as the oldest pass that it rests on.
     assert (claim.made_ms, record.scanned_ms, record.closed_ms) == (NOW_MS, NOW_MS, NOW_MS + HOUR)
-    assert rig.state.last_full_pass_ms() == NOW_MS
-    assert_true(rig)
-    rig.clock.advance(DAY - HOUR - 1)
-    assert not rig.engine.run_once().full
-    rig.clock.advance(1)
+    assert kit.state.last_full_pass_ms() == NOW_MS
+    assert_true(kit)
+    kit.clock.advance(DAY - HOUR - 1)
+    assert not kit.engine.run_once().full
+    kit.clock.advance(1)
     store.rows_read.clear()
-    assert rig.engine.run_once().full
+    assert kit.engine.run_once().full
     assert min(store.rows_read[number] for number in range(BUCKETS)) > 0
 
 
-def test_given_a_pointer_that_has_to_stay_when_claimed_then_only_its_own_part_has_the_lower_bound() -> None:
+def test_claim_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
     store = Parts()
-    rig, _ = prepared(store)
+    kit, _ = prepared(store)
     foreign = b"foreign"
     store.message.put([(foreign, MessageValue(OLD, b"?"))])
-    rig.engine.run_once()
+    kit.engine.run_once()
     [number] = salt(foreign, BUCKETS)
-    assert [item.bound == OLD - 1 for item in rig.state.evidence()] == [
+    assert [item.bound == OLD - 1 for item in kit.state.evidence()] == [
         part == number for part in range(-1, BUCKETS + 1)
     ]
-    claim = rig.state.claim()
+    claim = kit.state.claim()
     assert claim is not None
     assert claim.bound == OLD - 1
-    [lowest, *_] = rig.engine.boundary()[1].limits
+    [lowest, *_] = kit.engine.boundary()[1].limits
     assert lowest.reason.startswith(f"invalid transaction {OLD} has a row that had to stay, from {number:02x} to ")
 
 
 @pytest.mark.parametrize("name", ["a shorter ttl", "deleted"])
-def test_given_a_topic_that_changes_behind_a_part_when_its_rows_come_due_by_that_then_their_pointers_are_not_claimed(
-    name: str,
-) -> None:
+def test_topic_that_changes_behind_a_part_is_not_claimed(name: str) -> None:
     store = Parts()
-    rig, orders = prepared(store, workers=1, hold_seconds=0)
+    kit, orders = prepared(store, workers=1, hold_seconds=0)
     # So that every part deletes something, and the second one finds out.
     orders.plain(*many(NOW_MS - 32 * DAY))
     ttl_seconds, generation = (3600, 1) if name == "a shorter ttl" else (30 * 86400, -1)
@@ -212,21 +206,21 @@ def test_given_a_topic_that_changes_behind_a_part_when_its_rows_come_due_by_that
             orders.describe(ttl_seconds=ttl_seconds, generation=generation)
 
     store.hook = change
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert report.errors == []
     assert OLD in orders.pointers()
-    assert rig.state.claim() is not None
-    assert_true(rig)
+    assert kit.state.claim() is not None
+    assert_true(kit)
     store.hook = lambda *_: None
-    rig.clock.advance(DAY)
-    assert rig.engine.run_once().boundary == OLD
+    kit.clock.advance(DAY)
+    assert kit.engine.run_once().boundary == OLD
     assert set(orders.pointers()) == set()
 
 
 # --- over several runs -----------------------------------------------------------------------------------------------
 
 
-def die_at(rig: Kit, name: str, times: int) -> None:
+def die_at(kit: Kit, name: str, times: int) -> None:
     """Run, and die before the memory's call of that name is made for the last of so many times."""
     made: list[str] = []
 
@@ -236,26 +230,24 @@ def die_at(rig: Kit, name: str, times: int) -> None:
             if len(made) == times:
                 raise Death
 
-    watch_state(rig.state, before=die)
+    watch_state(kit.state, before=die)
     with pytest.raises(Death):
-        rig.engine.run_once()
+        kit.engine.run_once()
     for watched in STATE_CALLS:
-        delattr(rig.state, watched.removeprefix("state."))
+        delattr(kit.state, watched.removeprefix("state."))
 
 
 @pytest.mark.parametrize("recorded", range(BUCKETS + 1))
-def test_given_a_run_that_died_when_the_next_one_comes_then_it_searches_what_was_not_covered_and_claims(
-    recorded: int,
-) -> None:
+def test_run_after_a_death_searches_only_what_was_not_covered(recorded: int) -> None:
     store = Parts()
-    rig, orders = prepared(store, workers=1)
-    die_at(rig, "state.replace_evidence", recorded + 1)
-    assert len(spans(rig)) == (recorded + 1 if recorded else 0)
-    assert rig.state.claim() is None
-    again = rig.restart()
+    kit, orders = prepared(store, workers=1)
+    die_at(kit, "state.replace_evidence", recorded + 1)
+    assert len(spans(kit)) == (recorded + 1 if recorded else 0)
+    assert kit.state.claim() is None
+    again = kit.restart()
     assert len(again.engine.recover()) == 1
     again.clock.advance(MINUTE)
-    done = {start for start, _ in spans(rig)}
+    done = {start for start, _ in spans(kit)}
     store.rows_read.clear()
     report = again.engine.run_once()
     assert (report.full, report.boundary) == (True, OLD)
@@ -267,16 +259,14 @@ def test_given_a_run_that_died_when_the_next_one_comes_then_it_searches_what_was
     assert not again.engine.run_once().full
 
 
-def test_given_a_round_when_its_last_run_dies_after_all_was_covered_then_the_next_one_claims_without_searching() -> (
-    None
-):
+def test_run_after_a_death_at_the_end_claims_without_a_search() -> None:
     store = Parts()
-    rig, _ = prepared(store)
+    kit, _ = prepared(store)
     store.hook = lambda *_: None
-    die_at(rig, "state.save_frontiers", 2)
-    assert spans(rig) == EVERYTHING
-    rig.snapshots.invalid = [OLD]
-    again = rig.restart()
+    die_at(kit, "state.save_frontiers", 2)
+    assert spans(kit) == EVERYTHING
+    kit.snapshots.invalid = [OLD]
+    again = kit.restart()
     again.engine.recover()
     again.clock.advance(HOUR)
     assert again.engine.run_once().boundary == OLD
@@ -284,98 +274,96 @@ def test_given_a_round_when_its_last_run_dies_after_all_was_covered_then_the_nex
     assert not again.engine.run_once().full
 
 
-def test_given_a_client_that_publishes_between_the_runs_of_a_round_when_it_ends_then_its_id_is_not_closed() -> None:
+def test_id_of_a_client_between_two_runs_is_not_closed() -> None:
     store = Parts()
-    rig, orders = prepared(store)
-    rig.snapshots.invalid = [OLD, YOUNG]
+    kit, orders = prepared(store)
+    kit.snapshots.invalid = [OLD, YOUNG]
     store.hook = fail_in(3)
-    rig.engine.run_once()
-    rig.clock.advance(LIFETIME.window_end_ms(YOUNG) - 1 - rig.clock.now_ms())
-    orders.tx(YOUNG, *range(rig.clock.now_ms(), rig.clock.now_ms() + 1))
+    kit.engine.run_once()
+    kit.clock.advance(LIFETIME.window_end_ms(YOUNG) - 1 - kit.clock.now_ms())
+    orders.tx(YOUNG, *range(kit.clock.now_ms(), kit.clock.now_ms() + 1))
     # By a clock that is further behind than is allowed, so that only a whole search finds them.
     orders.tx(YOUNG, *many(NOW_MS - 20 * HOUR))
-    rig.clock.advance(HOUR)
+    kit.clock.advance(HOUR)
     store.hook = fail_in()
-    report = rig.engine.run_once()
+    report = kit.engine.run_once()
     assert report.errors == []
     assert report.boundary is not None
     assert report.boundary < YOUNG
-    assert rig.state.open_ids()[YOUNG].closed_ms is None
-    assert_true(rig)
-    rig.clock.advance(DAY)
-    assert rig.engine.run_once().boundary == YOUNG
+    assert kit.state.open_ids()[YOUNG].closed_ms is None
+    assert_true(kit)
+    kit.clock.advance(DAY)
+    assert kit.engine.run_once().boundary == YOUNG
     assert set(filter(None, orders.pointers())) == {-OLD, -YOUNG}
 
 
-def test_given_an_id_that_is_first_seen_in_the_second_run_of_a_round_when_it_ends_then_it_is_not_closed() -> None:
+def test_id_first_seen_in_the_second_run_is_not_closed() -> None:
     store = Parts()
-    rig, orders = prepared(store)
+    kit, orders = prepared(store)
     late = OLD + 1
     orders.tx(late, *many(NOW_MS - 9 * HOUR))
-    rig.snapshots.in_progress = [late]
+    kit.snapshots.in_progress = [late]
     store.hook = fail_in(0)
-    rig.engine.run_once()
-    rig.snapshots.in_progress, rig.snapshots.invalid = [], [OLD, late]
-    rig.clock.advance(MINUTE)
+    kit.engine.run_once()
+    kit.snapshots.in_progress, kit.snapshots.invalid = [], [OLD, late]
+    kit.clock.advance(MINUTE)
     store.hook = fail_in()
-    report = rig.engine.run_once()
-    assert (report.errors, rig.state.open_ids()[late].closed_ms) == ([], None)
-    assert_true(rig)
-    rig.clock.advance(DAY)
-    assert rig.engine.run_once().boundary == late
+    report = kit.engine.run_once()
+    assert (report.errors, kit.state.open_ids()[late].closed_ms) == ([], None)
+    assert_true(kit)
+    kit.clock.advance(DAY)
+    assert kit.engine.run_once().boundary == late
 
 
 @pytest.mark.parametrize(
     ("meanwhile", "goes_on"),
     [
-        (lambda rig: rig.clock.advance(7 * DAY - 1), True),
-        (lambda rig: rig.clock.advance(7 * DAY), False),
-        (lambda rig: rig.clock.step(-1), False),
-        (lambda rig: rig.engine.adopt(), False),
-        (lambda rig: setattr(rig.snapshots, "age_ms", 1), False),
+        (lambda kit: kit.clock.advance(7 * DAY - 1), True),
+        (lambda kit: kit.clock.advance(7 * DAY), False),
+        (lambda kit: kit.clock.step(-1), False),
+        (lambda kit: kit.engine.adopt(), False),
+        (lambda kit: setattr(kit.snapshots, "age_ms", 1), False),
     ],
     ids=["a week less 1 ms", "a week", "the clock was set back", "adopted again", "an older snapshot"],
 )
-def test_given_a_round_under_way_when_it_counts_no_more_then_the_next_run_searches_everything(
-    meanwhile: Callable[[Kit], object], goes_on: bool
-) -> None:
+def test_round_that_is_out_of_date_is_started_again(meanwhile: Callable[[Kit], object], goes_on: bool) -> None:
     store = Parts()
-    rig, _ = prepared(store)
-    rig.snapshots.write_pointer = pointer(NOW_MS)
+    kit, _ = prepared(store)
+    kit.snapshots.write_pointer = pointer(NOW_MS)
     store.hook = fail_in(2)
-    rig.engine.run_once()
-    meanwhile(rig)
+    kit.engine.run_once()
+    meanwhile(kit)
     store.hook = fail_in()
     # Rows that only a search of everything finds: put back, as no client can.
     Topic(store, topic(store, "default:back", ttl_seconds=30 * 86400).id).tx(
         OLD, *range(NOW_MS - 20 * HOUR, NOW_MS, HOUR)
     )
-    rig.engine.run_once()
+    kit.engine.run_once()
     left = {salt(cell.key, BUCKETS)[0] for cell in store.message.read(CELLS, b"", None, 1000).items if cell.pointer > 0}
     assert left == ({0, 1, 3} if goes_on else set())
 
 
-def test_given_a_lease_that_is_lost_while_parts_are_searched_when_covered_then_nothing_more_is_written_down() -> None:
+def test_lease_lost_during_a_search_ends_the_evidence() -> None:
     store = Parts()
-    rig, _ = prepared(store, workers=1)
-    lease = Lease(rig.state, "a", 60, rig.clock)
+    kit, _ = prepared(store, workers=1)
+    lease = Lease(kit.state, "a", 60, kit.clock)
     lease.acquire()
     saved = Semaphore(0)
-    watch_state(rig.state, after=lambda call: saved.release() if call.name == "state.replace_evidence" else None)
+    watch_state(kit.state, after=lambda call: saved.release() if call.name == "state.replace_evidence" else None)
     taken: list[tuple[bytes, bytes | None]] = []
 
     def take(number: int, name: str) -> None:
         if name == "cells" and number == 2 and not taken:
             # Another thread searches the parts than the one that saves their evidence: wait for gaps and two parts.
             assert all(saved.acquire(timeout=60) for _ in range(3))
-            Lease(rig.state, "b", 60, rig.clock).acquire(sole=True)
-            taken.extend(spans(rig))
+            Lease(kit.state, "b", 60, kit.clock).acquire(sole=True)
+            taken.extend(spans(kit))
 
     store.hook = take
-    report = rig.restart(lease=lease).engine.run_once()
+    report = kit.restart(lease=lease).engine.run_once()
     assert [note.guard for note in report.guards] == ["lease"]
-    assert spans(rig) == taken == [*EVERYTHING[:3], EVERYTHING[-1]]
-    assert rig.state.runs(1)[0].result == "interrupted"
+    assert spans(kit) == taken == [*EVERYTHING[:3], EVERYTHING[-1]]
+    assert kit.state.runs(1)[0].result == "interrupted"
 
 
 # --- whatever happens ------------------------------------------------------------------------------------------------
@@ -388,8 +376,8 @@ class Story:
         self.chance = random.Random(seed)
         self.store = Parts()
         self.orders = topic(self.store, "default:orders", ttl_seconds=2 * 86400)
-        self.rig = janitor(self.store, workers=self.chance.choice([1, 3]), batch_rows=self.chance.choice([2, 50]))
-        self.rig.engine.adopt()
+        self.kit = janitor(self.store, workers=self.chance.choice([1, 3]), batch_rows=self.chance.choice([2, 50]))
+        self.kit.engine.adopt()
         self.running: list[int] = []
         self.invalid: list[int] = []
         self.claims = 0
@@ -397,7 +385,7 @@ class Story:
     def play(self, rounds: int) -> None:
         acts = [self.begin, self.publish, self.publish, self.invalidate, self.commit, self.wait, self.wait, self.run]
         for _ in range(rounds):
-            self.rig.clock.advance(DAY)
+            self.kit.clock.advance(DAY)
             for _ in range(self.chance.randrange(1, 12)):
                 self.chance.choice(acts)()
                 self.check()
@@ -408,15 +396,15 @@ class Story:
             self.check()
 
     def check(self) -> None:
-        assert_true(self.rig, self.invalid)
-        self.claims += self.rig.engine.boundary()[0] is not None
+        assert_true(self.kit, self.invalid)
+        self.claims += self.kit.engine.boundary()[0] is not None
 
     def begin(self) -> None:
-        self.running.append(pointer(self.rig.clock.now_ms(), len(self.running) + len(self.invalid)))
+        self.running.append(pointer(self.kit.clock.now_ms(), len(self.running) + len(self.invalid)))
 
     def publish(self) -> None:
         """Until the last moment, with a clock that may be behind by more than is allowed."""
-        now_ms = self.rig.clock.now_ms()
+        now_ms = self.kit.clock.now_ms()
         may = [each for each in self.running + self.invalid if now_ms < LIFETIME.window_end_ms(each)]
         for write_pointer in may:
             late_ms = self.chance.choice([0, MINUTE, 9 * HOUR, 10 * HOUR])
@@ -431,10 +419,10 @@ class Story:
             self.running.pop()
 
     def wait(self) -> None:
-        self.rig.clock.advance(self.chance.choice([1, MINUTE, 40 * MINUTE, HOUR, 2 * HOUR, 5 * HOUR]))
+        self.kit.clock.advance(self.chance.choice([1, MINUTE, 40 * MINUTE, HOUR, 2 * HOUR, 5 * HOUR]))
 
     def run(self, ending: str = "") -> None:
-        snapshots, chance = self.rig.snapshots, self.chance
+        snapshots, chance = self.kit.snapshots, self.chance
         snapshots.invalid, snapshots.in_progress = sorted(self.invalid), sorted(self.running)
         left, ending = [chance.randrange(120)], ending or chance.choice(["death", "pause", "failure", "failure"])
         broken = chance.sample(range(BUCKETS), chance.randrange(1, BUCKETS))
@@ -446,22 +434,22 @@ class Story:
             if ending == "death" and left[0] <= 0:
                 raise Death
             if ending == "pause" and left[0] == 0:
-                self.rig.state.pause("*:*", 0)
+                self.kit.state.pause("*:*", 0)
 
         self.store.hook = hook
         try:
-            self.rig.engine.run_once()
+            self.kit.engine.run_once()
         except Death:
-            self.rig = self.rig.restart()
+            self.kit = self.kit.restart()
         self.store.hook = lambda *_: None
-        self.rig.state.resume("*:*")
-        self.rig.state.save_strikes(dict.fromkeys(self.rig.state.strikes()))
-        self.rig.engine.recover()
+        self.kit.state.resume("*:*")
+        self.kit.state.save_strikes(dict.fromkeys(self.kit.state.strikes()))
+        self.kit.engine.recover()
 
 
 @pytest.mark.seeded
 @pytest.mark.no_cover
-def test_given_any_story_of_runs_that_fail_and_die_when_there_is_a_claim_then_it_is_true() -> None:
+def test_claim_is_true_in_any_story_of_failures_and_deaths() -> None:
     claims = 0
     for seed in seeds(60):
         story = Story(seed)
@@ -476,10 +464,10 @@ def test_given_any_story_of_runs_that_fail_and_die_when_there_is_a_claim_then_it
 class Budget:
     """Lets a run make so many calls of a kind, each of which takes a while, and then the process dies."""
 
-    def __init__(self, rig: Kit, name: str, calls: int) -> None:
-        self.rig, self.name, self.calls = rig, name, calls
+    def __init__(self, kit: Kit, name: str, calls: int) -> None:
+        self.kit, self.name, self.calls = kit, name, calls
         self.left = calls
-        watch(rig.store, before=self)
+        watch(kit.store, before=self)
 
     def __call__(self, call: Call) -> None:
         if call.name != self.name:
@@ -487,13 +475,13 @@ class Budget:
         if not self.left:
             raise Death
         self.left -= 1
-        self.rig.clock.advance(PROGRESS_MS)
+        self.kit.clock.advance(PROGRESS_MS)
 
     def run(self) -> Report | None:
         """A run; None where it was killed."""
         self.left = self.calls
         try:
-            return self.rig.engine.run_once()
+            return self.kit.engine.run_once()
         except Death:
             return None
         finally:
@@ -503,7 +491,7 @@ class Budget:
         """Runs until one ends, and how many were killed."""
         for killed in range(60):
             report = self.run()
-            assert_true(self.rig)
+            assert_true(self.kit)
             if report is not None:
                 return report, killed
         raise AssertionError("no run gets any further than the one before")
@@ -516,36 +504,34 @@ def in_one_piece(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
     for each in described:
         each.tx(OLD, *many(NOW_MS - 9 * HOUR)).stored(pointer(NOW_MS - 9 * HOUR, 1), *many(NOW_MS - 9 * HOUR))
     store.message.put([(b"default:t1!", MessageValue(None, b"foreign"))])
-    rig = janitor(store, batch_rows=4)
-    rig.snapshots.invalid = [OLD]
-    rig.engine.adopt()
-    return rig, described
+    kit = janitor(store, batch_rows=4)
+    kit.snapshots.invalid = [OLD]
+    kit.engine.adopt()
+    return kit, described
 
 
 @pytest.mark.parametrize("calls", [5, 9])
-def test_given_runs_that_are_all_killed_in_the_search_when_repeated_then_each_gets_further_and_the_last_one_claims(
-    calls: int,
-) -> None:
-    rig, topics = in_one_piece()
-    report, killed = Budget(rig, "message.cells", calls).run_to_the_end()
+def test_search_killed_again_and_again_ends_in_a_claim(calls: int) -> None:
+    kit, topics = in_one_piece()
+    report, killed = Budget(kit, "message.cells", calls).run_to_the_end()
     assert killed > 2
     assert report.full
     assert report.boundary == OLD
     assert {pointer for each in topics for pointer in each.pointers()} == {-OLD}
-    evidence = rig.state.evidence()
+    evidence = kit.state.evidence()
     assert find_gap(evidence) is None
     assert len({item.run_id for item in evidence}) > 2
-    assert rig.state.note("round") is None
-    assert rig.engine.verify().refuted == 0
+    assert kit.state.note("round") is None
+    assert kit.engine.verify().refuted == 0
 
 
-def test_given_a_part_that_was_searched_when_its_client_publishes_there_again_then_the_next_run_finds_that() -> None:
-    rig, topics = in_one_piece()
-    rig.snapshots.invalid = [OLD, YOUNG]
-    budget = Budget(rig, "message.cells", 14)
+def test_part_searched_once_is_searched_for_later_publishes() -> None:
+    kit, topics = in_one_piece()
+    kit.snapshots.invalid = [OLD, YOUNG]
+    budget = Budget(kit, "message.cells", 14)
     assert budget.run() is None
-    assert rig.state.evidence() != []
-    topics[0].tx(YOUNG, rig.clock.now_ms() - MINUTE)
+    assert kit.state.evidence() != []
+    topics[0].tx(YOUNG, kit.clock.now_ms() - MINUTE)
     budget.calls = 1000
     report = budget.run()
     assert report is not None
@@ -554,48 +540,48 @@ def test_given_a_part_that_was_searched_when_its_client_publishes_there_again_th
     assert YOUNG not in topics[0].pointers()
 
 
-def test_given_runs_that_are_all_killed_among_payloads_when_repeated_then_a_full_one_ends() -> None:
-    rig, _ = in_one_piece(topics=6)
-    report, killed = Budget(rig, "payload.keys", 20).run_to_the_end()
+def test_payloads_killed_again_and_again_end_in_a_full_run() -> None:
+    kit, _ = in_one_piece(topics=6)
+    report, killed = Budget(kit, "payload.keys", 20).run_to_the_end()
     assert killed > 0
     assert report.full
     assert report.boundary == OLD
-    rig.clock.advance(MINUTE)
-    assert not rig.engine.run_once().full
+    kit.clock.advance(MINUTE)
+    assert not kit.engine.run_once().full
 
 
 def test_adoption_after_a_run_died_among_payloads_starts_with_the_first_topic_again() -> None:
-    rig, topics = in_one_piece(topics=6)
-    assert Budget(rig, "payload.keys", 20).run() is None
-    rig.engine.adopt()
+    kit, topics = in_one_piece(topics=6)
+    assert Budget(kit, "payload.keys", 20).run() is None
+    kit.engine.adopt()
     # Payloads that only a search of everything finds: their transaction is newer than their time.
-    topics[0].stored(pointer(rig.clock.now_ms()), NOW_MS - 60 * DAY)
-    assert rig.engine.run_once().full
+    topics[0].stored(pointer(kit.clock.now_ms()), NOW_MS - 60 * DAY)
+    assert kit.engine.run_once().full
     assert NOW_MS - 60 * DAY not in topics[0].stored_times()
 
 
-def test_given_a_run_that_is_killed_when_its_deletes_are_evidence_then_they_were_synced_before() -> None:
-    rig, _ = in_one_piece()
+def test_evidence_of_a_killed_run_has_synced_deletes() -> None:
+    kit, _ = in_one_piece()
     calls: list[str] = []
-    watch(rig.store, before=lambda call: calls.append(call.name))
-    watch_state(rig.state, before=lambda call: calls.append(call.name))
-    assert Budget(rig, "message.cells", 9).run() is None
+    watch(kit.store, before=lambda call: calls.append(call.name))
+    watch_state(kit.state, before=lambda call: calls.append(call.name))
+    assert Budget(kit, "message.cells", 9).run() is None
     saved = [number for number, name in enumerate(calls) if name == "state.replace_evidence"]
     assert saved
     assert all("message.sync" in calls[before:after] for before, after in zip([0, *saved], saved, strict=False))
 
 
-def test_given_a_topic_that_fails_when_killed_behind_it_then_nothing_behind_it_is_evidence() -> None:
-    rig, topics = in_one_piece()
+def test_evidence_ends_before_a_topic_that_failed() -> None:
+    kit, topics = in_one_piece()
     failed = topics[1].id.prefix
     watch(
-        rig.store,
+        kit.store,
         before=fail_at(
             "message.invert", StoreError("a block is damaged"), lambda call: call.arguments[0][0].key.startswith(failed)
         ),
     )
-    assert Budget(rig, "message.cells", 20).run() is None
-    assert all(item.stop is not None and item.stop <= topics[1].id.prefix + b"\xff" for item in rig.state.evidence())
+    assert Budget(kit, "message.cells", 20).run() is None
+    assert all(item.stop is not None and item.stop <= topics[1].id.prefix + b"\xff" for item in kit.state.evidence())
     assert any(OLD in topic.pointers() for topic in topics[1:])
 
 

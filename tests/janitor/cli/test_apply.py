@@ -51,9 +51,7 @@ def protect(kit: CommandKit) -> None:
     ],
     ids=["ttl", "generation", "metadata", "protect", "store"],
 )
-def test_given_something_moved_since_the_plan_when_applied_then_it_is_named_and_nothing_is_done(
-    kit: CommandKit, move: Callable[[CommandKit], None], named: str
-) -> None:
+def test_apply_of_a_stale_plan_is_refused(kit: CommandKit, move: Callable[[CommandKit], None], named: str) -> None:
     kit.janitor("adopt")
     kit.janitor("plan --out plan.json")
     move(kit)

@@ -68,9 +68,7 @@ def test_given_an_archive_when_listed_then_each_topic_is_shown(archived: Command
         ("--until now-1d", ["billing", "shipping"]),
     ],
 )
-def test_given_options_when_listed_then_only_what_they_mean_is_shown(
-    archived: CommandKit, options: str, topics: list[str]
-) -> None:
+def test_archive_list_by_options_shows_the_topics(archived: CommandKit, options: str, topics: list[str]) -> None:
     listed = archived.janitor(f"archive list {options} --format json").json
     assert [group["topic"] for group in listed["archived"]] == topics
 
@@ -94,9 +92,7 @@ def test_given_a_damaged_file_when_listed_then_it_is_named_and_the_rest_is_shown
     assert (refused.code, path.name in refused.err) == (1, True)
 
 
-def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_invalid_one_is_not_visible(
-    archived: CommandKit,
-) -> None:
+def test_archive_restore_brings_rows_back_inverted_if_invalid(archived: CommandKit) -> None:
     pause(archived, "default:billing")
     told = archived.janitor("archive restore default:billing --dry-run")
     listed, summary = told.out.split("\n2 rows would be restored to ")
@@ -117,9 +113,7 @@ def test_given_a_paused_topic_when_restored_then_its_rows_are_back_and_the_inval
     assert (again["restored"], again["already_there"], again["warnings"]) == (0, 2, [])
 
 
-def test_given_an_archived_message_when_asked_why_then_the_commands_it_prints_bring_it_back(
-    archived: CommandKit,
-) -> None:
+def test_why_of_an_archived_message_prints_working_commands(archived: CommandKit) -> None:
     shown = archived.janitor(f"why default:billing {MessageId(OLD_MS, 0)}").out.splitlines()
     at = shown.index("it is archived; to restore it into a paused topic:")
     for line in shown[at + 1 : at + 3]:
@@ -142,9 +136,7 @@ def test_given_an_archive_that_is_a_url_when_listed_then_it_is_a_wrong_setting(k
 
 
 @pytest.mark.parametrize("verb", ["plan", "boundary"])
-def test_question_with_an_archive_but_without_pyarrow_is_answered(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch, verb: str
-) -> None:
+def test_plan_with_an_archive_needs_no_pyarrow(kit: CommandKit, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: archive}, "))
     monkeypatch.setattr(parquet, "find_spec", lambda _: None)
     answered, run = kit.janitor(verb), kit.janitor("run --once --adopt")

@@ -151,9 +151,7 @@ def test_backup_while_a_server_writes_is_of_one_moment(store: Path, tmp_path: Pa
     assert bills, "work went on while the last backup was made"
 
 
-def test_backup_holds_all_writes_while_it_copies_the_log_and_no_longer(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backup_locks_all_tables_during_copy(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def held() -> set[str]:
         opened = [found for found in gc.get_objects() if isinstance(found, WritableDatabase)]
         return {found.folder.name for found in opened if found._disk.locked()}
@@ -174,9 +172,7 @@ def test_backup_holds_all_writes_while_it_copies_the_log_and_no_longer(
     assert all(names == {*FOLDERS.values(), "store.side"} for names in copied)
 
 
-def test_backup_of_a_store_of_a_server_without_its_janitor_is_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_backup_without_a_janitor_is_refused(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with served(store, janitor=False):
         assert typed("backup", tmp_path / "saved", store) == BUSY
     assert "TMS-STORE" in capsys.readouterr().err
@@ -222,9 +218,7 @@ def test_folder_whose_name_cannot_be_used_is_refused_in_one_sentence(
     assert re.search(rf"/{name}(\.side)? cannot be used: [A-Za-z ]+\. ", capsys.readouterr().err)
 
 
-def test_restore_into_the_backup_itself_is_refused(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_restore_into_the_backup_is_refused(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved = tmp_path / "saved"
     assert typed("backup", saved, store) == 0
     before = sorted(saved.rglob("*"))
@@ -234,9 +228,7 @@ def test_restore_into_the_backup_itself_is_refused(
     assert sorted(saved.rglob("*")) == before
 
 
-def test_restore_that_fails_in_its_last_folder_fills_none_and_can_be_repeated(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_restore_that_fails_can_be_repeated(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved, other = tmp_path / "saved", tmp_path / "new" / "other"
     assert typed("backup", saved, store) == 0
     (saved / "messaging" / "lost").symlink_to("nowhere")

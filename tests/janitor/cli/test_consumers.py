@@ -41,9 +41,7 @@ def messages(kit: CommandKit) -> list[int]:
         ]
 
 
-def test_given_a_consumer_when_planned_and_run_then_what_it_has_not_read_is_held_and_shown(
-    consumer: CommandKit,
-) -> None:
+def test_plan_and_run_hold_and_show_what_a_consumer_has_not_read(consumer: CommandKit) -> None:
     planned = consumer.janitor("plan --format json").json
     assert [(entry["rows"], entry["held"]) for entry in planned["topics"] if entry["rule"] == "expired"] == [
         (1, "consumer"),

@@ -180,9 +180,7 @@ def sentences(outcome: Outcome) -> list[str]:
     return [sentence for sentence in said if not sentence.startswith("the store is open to be written")]
 
 
-def test_given_a_daemon_that_has_the_store_when_something_is_decided_then_no_run_is_proposed(
-    make_kit: MakeKit, hold: Hold
-) -> None:
+def test_decision_beside_a_daemon_proposes_a_sweep_and_no_run(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     hold(kit)
     for line in ("approve default:orders", "adopt"):
@@ -206,9 +204,7 @@ def answer(outcome: Outcome) -> str:
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
-def test_given_a_held_store_then_every_verb_says_what_it_says_of_a_free_one(
-    make_kit: MakeKit, hold: Hold, verb: Verb
-) -> None:
+def test_verb_on_a_held_store_prints_the_same_as_on_a_free_one(make_kit: MakeKit, hold: Hold, verb: Verb) -> None:
     free = verb(make_kit())
     kit = make_kit()
     hold(kit)
@@ -278,9 +274,7 @@ def test_given_a_held_store_then_what_fails_fails_as_with_a_free_one(
 
 
 @pytest.mark.parametrize("words", ["--dry-run", "--since now-60h", ""])
-def test_given_a_held_store_when_rows_are_restored_then_as_with_a_free_one(
-    make_kit: MakeKit, hold: Hold, words: str
-) -> None:
+def test_restore_on_a_held_store_does_the_same_as_on_a_free_one(make_kit: MakeKit, hold: Hold, words: str) -> None:
     outcomes = []
     for is_held in (False, True):
         kit = make_kit()
@@ -351,9 +345,7 @@ def test_given_a_holder_without_a_socket_then_4_and_who_it_is(make_kit: MakeKit)
     assert (refused.code, refused.out) == (4, "")
 
 
-def test_given_a_holder_that_dies_while_it_answers_then_1_and_nothing_is_half_printed(
-    make_kit: MakeKit, hold: Hold
-) -> None:
+def test_holder_that_dies_in_its_answer_exits_1_without_output(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     holder = hold(kit, "message.rows")
     kit.janitor("status")
@@ -374,9 +366,7 @@ def test_given_a_holder_that_dies_while_it_answers_then_1_and_nothing_is_half_pr
 
 
 @pytest.mark.parametrize("words", ["pause", "pause default:orders", "pause 'default:*'"])
-def test_given_a_sweep_when_paused_then_at_most_the_batch_under_way_is_deleted(
-    make_kit: MakeKit, hold: Hold, words: str
-) -> None:
+def test_pause_during_a_sweep_stops_after_the_current_batch(make_kit: MakeKit, hold: Hold, words: str) -> None:
     kit = make_kit()
     kit.set(SETTINGS.replace("janitor: {", "janitor: {batch_rows: 2, "))
     with LevelDBStore(kit.store) as store:
@@ -399,9 +389,7 @@ def test_given_a_pause_and_its_end_then_the_holder_shows_it_at_once(make_kit: Ma
         assert kit.janitor("status --format json").json["paused"] == paused
 
 
-def test_given_a_daemon_when_its_page_shows_a_command_then_it_leads_to_its_store_from_any_folder(
-    kit: CommandKit,
-) -> None:
+def test_page_of_a_daemon_shows_commands_for_any_folder(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {http: {port: 0}, "))
     common = Common(Path("janitor.yaml"))
     with opened(Session(common, kit.clock)) as (_, url), urlopen(f"{url}api/status") as answer:  # noqa: S310

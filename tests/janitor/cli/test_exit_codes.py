@@ -123,7 +123,7 @@ def test_given_no_plan_file_when_applied_then_2(kit: CommandKit) -> None:
 # --- 3: refused ------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_store_never_adopted_when_run_for_a_program_then_3_and_the_report_is_json(kit: CommandKit) -> None:
+def test_run_before_adoption_exits_3_with_json(kit: CommandKit) -> None:
     refused = kit.janitor("run --once --format json")
     assert refused.code == 3
     assert refused.json["topics"] == []
@@ -192,9 +192,7 @@ def test_given_another_process_holds_the_store_when_it_may_be_skipped_then_0(kit
 # --- 5: partly done --------------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_that_cannot_be_done_when_run_then_5_and_the_others_are_done(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_a_topic_that_fails_exits_5_and_goes_on(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     delete = LevelDBMessageTable.delete
 
     def failing(table: LevelDBMessageTable, keys: Sequence[bytes], origin: Origin | None) -> None:

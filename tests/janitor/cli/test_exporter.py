@@ -53,9 +53,7 @@ def sweep(kit: CommandKit) -> None:
     assert kit.janitor("run --once --adopt").code == 0
 
 
-def test_given_no_run_was_made_yet_then_it_says_so_and_makes_no_memory_of_its_own(
-    exporter: Exporter, memory: Path
-) -> None:
+def test_exporter_before_the_first_run_makes_no_state(exporter: Exporter, memory: Path) -> None:
     exporter.refresh()
     assert "no state" in exporter.ready()
     assert exporter.alive() == ""
@@ -79,9 +77,7 @@ def test_given_runs_are_made_then_they_are_shown(exporter: Exporter, kit: Comman
     assert exporter.metrics("application/openmetrics-text")[0].endswith(b"# EOF\n")
 
 
-def test_given_a_memory_that_cannot_be_read_then_what_was_read_last_stays_and_the_log_says_why_once(
-    exporter: Exporter, kit: CommandKit, memory: Path
-) -> None:
+def test_exporter_of_a_corrupt_state_keeps_the_last_values(exporter: Exporter, kit: CommandKit, memory: Path) -> None:
     sweep(kit)
     exporter.refresh()
     sound = (memory / FILE_NAME).read_bytes()
@@ -96,9 +92,7 @@ def test_given_a_memory_that_cannot_be_read_then_what_was_read_last_stays_and_th
     assert exporter.ready() == ""
 
 
-def test_given_the_memory_is_replaced_then_the_new_one_is_shown(
-    exporter: Exporter, kit: CommandKit, memory: Path
-) -> None:
+def test_exporter_of_a_replaced_state_shows_the_new_one(exporter: Exporter, kit: CommandKit, memory: Path) -> None:
     sweep(kit)
     exporter.refresh()
     shutil.rmtree(memory)

@@ -48,9 +48,7 @@ def settings(source: str, thrift: str, janitor: str = ON) -> str:
 
 
 @pytest.mark.parametrize("source", ["thrift", "manager"])
-def test_given_a_transaction_service_when_run_then_what_is_proven_leaves_its_list_and_the_rows_stay_negated(
-    kit: CommandKit, manager: TransactionManager, address: str, source: str
-) -> None:
+def test_feedback_empties_the_list(kit: CommandKit, manager: TransactionManager, address: str, source: str) -> None:
     # With source manager, outside the server, the snapshots are read where the manager leaves them.
     kit.set(settings(source, address))
     done = kit.janitor("run --once --adopt")
@@ -64,9 +62,7 @@ def test_given_a_transaction_service_when_run_then_what_is_proven_leaves_its_lis
 
 @pytest.mark.parametrize("source", ["directory", "none"])
 @pytest.mark.parametrize("verb", ["run --once --adopt", "run --adopt"])
-def test_given_no_manager_to_tell_when_started_then_2_and_the_setting_is_named(
-    kit: CommandKit, source: str, verb: str
-) -> None:
+def test_feedback_without_a_manager_exits_2(kit: CommandKit, source: str, verb: str) -> None:
     kit.set(settings(source, "127.0.0.1:15165"))
     refused = kit.janitor(verb)
     assert refused.code == 2
@@ -80,9 +76,7 @@ def test_given_no_manager_to_tell_when_only_planned_then_it_is_planned(kit: Comm
     assert kit.janitor(verb).code == 0
 
 
-def test_given_only_plans_when_a_daemon_starts_then_it_holds_nothing_that_could_truncate(
-    kit: CommandKit, address: str
-) -> None:
+def test_daemon_that_only_plans_has_no_feedback(kit: CommandKit, address: str) -> None:
     kit.set(settings("thrift", address, f"{ON}, apply: false"))
     with Session(Common(config=kit.folder / "janitor.yaml"), kit.clock).feedback() as told:
         assert told is None
@@ -91,9 +85,7 @@ def test_given_only_plans_when_a_daemon_starts_then_it_holds_nothing_that_could_
         assert told is not None
 
 
-def test_given_a_manager_that_does_not_answer_when_run_then_0_and_a_warning_says_so(
-    kit: CommandKit, nobody: str
-) -> None:
+def test_feedback_without_an_answer_exits_0_with_a_warning(kit: CommandKit, nobody: str) -> None:
     kit.set(settings("manager", nobody))
     done = kit.janitor("run --once --adopt --format json")
     assert done.code == 0
@@ -103,9 +95,7 @@ def test_given_a_manager_that_does_not_answer_when_run_then_0_and_a_warning_says
     assert not note["tripped"]
 
 
-def test_given_other_participants_when_explained_then_they_are_named_and_nothing_is_said_of_them_otherwise(
-    kit: CommandKit,
-) -> None:
+def test_boundary_with_other_participants_names_them(kit: CommandKit) -> None:
     assert "no feedback" not in kit.janitor("boundary --explain").out
     assert kit.janitor("boundary --format json").json["feedback"] == {"on": False, "withheld": None}
     kit.set(settings("manager", "127.0.0.1:15165"))

@@ -9,7 +9,7 @@ import pytest
 from janitor.cli.main import execute
 
 
-def test_given_pyjanitor_in_the_environment_when_anything_is_asked_then_it_is_refused_by_name(
+def test_command_beside_pyjanitor_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     metadata = tmp_path / "pyjanitor-1.0.dist-info" / "METADATA"

@@ -24,7 +24,7 @@ def test_given_a_decision_when_it_is_read_again_then_it_is_not_carried_out_again
     assert "adopted, with" in kit.janitor("adopt").out
 
 
-def test_given_a_clock_that_jumped_then_an_old_decision_does_not_accept_it_and_a_new_one_does(kit: CommandKit) -> None:
+def test_once_for_an_old_decision_does_not_accept_a_new_jump(kit: CommandKit) -> None:
     assert kit.janitor("run --once --adopt").code == 0
     assert kit.janitor("approve --clock --once-for monday").code == 0
     kit.clock.step(DAY)
@@ -58,9 +58,7 @@ def test_not_more_is_remembered_than_files_hold(kit: CommandKit) -> None:
         assert state.note(NOTE)["adopt"][-1] == "new"
 
 
-def test_given_a_process_that_dies_while_it_notes_a_decision_then_the_store_is_not_adopted(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_once_for_with_a_process_that_dies_adopts_nothing(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     class Died(BaseException):
         pass
 

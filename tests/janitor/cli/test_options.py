@@ -64,9 +64,7 @@ def test_given_options_before_or_after_the_verb_then_they_count_and_those_after_
     assert done.json["totals"]["expired"] == 2
 
 
-def test_given_flags_environment_and_file_when_shown_then_each_value_has_its_origin(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_config_show_names_the_origin_of_each_value(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMS_JANITOR__BATCH_ROWS", "7")
     shown = kit.janitor("config show --snapshots elsewhere --format json").json
     assert shown["janitor.batch_rows"] == {"value": 7, "origin": "environment TMS_JANITOR__BATCH_ROWS"}
@@ -85,7 +83,7 @@ def test_given_the_leveldb_flag_then_the_state_is_beside_that_store(kit: Command
     ]
 
 
-def test_given_options_as_they_were_typed_then_what_a_daemon_shows_leads_there_from_any_folder() -> None:
+def test_options_of_a_daemon_lead_to_its_store_from_any_folder() -> None:
     common = Common(Path("janitor.yaml"), "data", "hbase-1:9090", "hdfs://name/tx")
     assert common.arguments() == "--config janitor.yaml --leveldb data --hbase hbase-1:9090 --snapshots hdfs://name/tx"
     here = Path.cwd()

@@ -99,9 +99,7 @@ ASKED = (
 
 @pytest.mark.parametrize("line", ASKED)
 @pytest.mark.parametrize("prepare", STATES.values(), ids=STATES)
-def test_given_a_state_when_a_command_is_typed_then_each_command_it_prints_works_as_it_stands(
-    kit: CommandKit, prepare: Callable[[CommandKit], None], line: str
-) -> None:
+def test_printed_command_works_as_it_stands(kit: CommandKit, prepare: Callable[[CommandKit], None], line: str) -> None:
     prepare(kit)
     for words in commands(kit.janitor(line)):
         typed = kit.run(words)
@@ -109,9 +107,7 @@ def test_given_a_state_when_a_command_is_typed_then_each_command_it_prints_works
         assert (typed.code, words.startswith("plan")) != (3, True), typed
 
 
-def test_given_a_run_that_a_guard_stopped_when_looked_back_at_then_what_it_named_works_as_it_stands(
-    kit: CommandKit,
-) -> None:
+def test_history_of_a_blocked_run_prints_working_commands(kit: CommandKit) -> None:
     kit.janitor("run --once")
     [run] = kit.janitor("history --format json").json["runs"]
     for line in ("history", f"history {run['id']}"):
@@ -136,9 +132,7 @@ def test_given_a_run_that_a_guard_stopped_when_looked_back_at_then_what_it_named
         ),
     ],
 )
-def test_given_a_sentence_that_names_commands_when_completed_then_each_leads_to_the_same_store(
-    bare: str, whole: str
-) -> None:
+def test_complete_adds_the_options_to_commands_in_a_text(bare: str, whole: str) -> None:
     assert complete(bare, "--config c") == whole
 
 
@@ -156,7 +150,7 @@ def _texts(package: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("package", [janitor, tms_core], ids=["janitor", "tms_core"])
-def test_each_command_that_a_text_recommends_gets_the_options_that_lead_to_the_same_place(package: ModuleType) -> None:
+def test_text_that_names_a_command_gets_its_options(package: ModuleType) -> None:
     found = [text for text in _texts(Path(str(package.__file__)).parent) if _NAMED.search(text)]
     assert len(found) > 10
     for text in found:

@@ -63,9 +63,7 @@ def test_given_a_run_then_it_reads_like_its_plan(kit: CommandKit) -> None:
     assert len(shown) == 9, "nothing is left to type"
 
 
-def test_given_a_summary_then_each_topic_has_one_line_the_most_bytes_first_and_the_gain_is_told(
-    kit: CommandKit,
-) -> None:
+def test_summary_has_a_line_for_each_topic_by_size(kit: CommandKit) -> None:
     lines = kit.janitor("plan --summary").out.splitlines()
     table = lines[1 : next(at for at, line in enumerate(lines) if line.startswith("rows:"))]
     assert table[0].split() == ["topic", "bytes", "rows", "held"]
@@ -82,7 +80,7 @@ def test_given_a_summary_then_each_topic_has_one_line_the_most_bytes_first_and_t
     assert any(line.startswith("size: about ") and " of rows would be deleted, of " in line for line in lines)
 
 
-def test_given_a_run_of_much_then_run_history_and_plan_tell_the_size_that_the_disk_has(kit: CommandKit) -> None:
+def test_plan_run_and_history_show_the_size_on_disk(kit: CommandKit) -> None:
     with LevelDBStore(kit.store) as store:
         bulk = topic(store, "default:bulk", ttl_seconds=86400)
         bulk.plain(*range(NOW_MS - 3 * DAY, NOW_MS - 3 * DAY + 20_000), body=b"x" * 40)
@@ -232,9 +230,7 @@ def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logge
     assert "WARNING snapshot: passed over snapshot.1699999999999" in said
 
 
-def test_given_files_that_cannot_be_linked_then_it_is_said_that_they_were_copied(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clone_without_links_says_that_it_copied(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.janitor("run --once --adopt")  # leaves tables, which is what can be linked
     monkeypatch.setattr(Path, "hardlink_to", raising(PermissionError(errno.EPERM, "Operation not permitted")))
     assert "files were copied" in kit.janitor("plan").err
@@ -271,9 +267,7 @@ def test_given_a_pipe_then_there_are_no_colours(kit: CommandKit) -> None:
     assert "\x1b" not in kit.janitor("doctor").out + kit.janitor("plan").out
 
 
-def test_given_a_terminal_then_there_are_colours_but_with_no_color(
-    terminal: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_without_no_color_shows_color(terminal: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[32mok" in terminal("doctor")
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[\d*3\dm", terminal("doctor"))
@@ -294,9 +288,7 @@ def test_given_any_width_then_no_cell_is_cut_and_the_next_command_stays_in_one_p
 # --- progress --------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_terminal_then_progress_is_one_line_told_rarely_and_gone_at_the_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_progress_on_a_terminal_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
     stream = Terminal()
@@ -311,9 +303,7 @@ def test_given_a_terminal_then_progress_is_one_line_told_rarely_and_gone_at_the_
     assert written.endswith("\r\x1b[K")
 
 
-def test_given_how_much_is_due_then_a_terminal_shows_the_share_and_the_time_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_progress_with_counts_shows_share_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("janitor.app.progress.time.monotonic", lambda: now)
     stream = Terminal()

@@ -36,7 +36,7 @@ def test_given_a_pause_of_one_topic_then_a_run_leaves_it_alone_and_does_the_othe
     assert (totals["expired"], totals["old_generation"], totals["kept"]["held"]) == (0, 1, 2)
 
 
-def test_given_a_topic_nobody_has_seen_when_paused_then_that_is_said_and_it_is_paused(kit: CommandKit) -> None:
+def test_pause_of_an_unknown_topic_warns_and_pauses(kit: CommandKit) -> None:
     kit.janitor("adopt")
     paused = kit.janitor("pause default:ordrs")
     assert (paused.code, remembered(kit)) == (0, ["default:ordrs"])
@@ -120,7 +120,7 @@ def test_given_a_store_nobody_has_swept_then_the_status_says_so_and_makes_no_sta
     assert not (kit.folder / STATE).exists()
 
 
-def test_given_a_past_run_and_things_that_wait_then_the_status_names_them_with_their_commands(kit: CommandKit) -> None:
+def test_status_names_what_waits_with_its_command(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=30)
@@ -163,9 +163,7 @@ def test_given_more_of_a_kind_than_are_read_at_a_glance_then_the_rest_is_counted
     assert "and 2 more paused; all of them with --format json" in shown
 
 
-def test_given_a_run_of_another_process_under_way_then_the_status_says_so_and_does_not_say_never(
-    kit: CommandKit,
-) -> None:
+def test_status_names_a_run_of_another_process(kit: CommandKit) -> None:
     kit.janitor("adopt")
     with SqliteState(kit.folder / "data" / "janitor") as state:
         state.begin_run(RunRecord("at-work", "apply", NOW_MS - 5 * MINUTE, heartbeat_ms=NOW_MS - SECOND))
@@ -193,9 +191,7 @@ def test_given_a_monitoring_plugin_then_status_check_is_one_line_and_its_exit_co
     assert (unknown.code, unknown.out[:17]) == (3, "JANITOR UNKNOWN: ")
 
 
-def test_given_watch_then_the_status_is_shown_again_and_again_until_ctrl_c(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_watch_repeats_until_ctrl_c(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.janitor("run --once --adopt")
 
     def later(seconds: float) -> None:

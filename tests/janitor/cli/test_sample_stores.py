@@ -72,9 +72,7 @@ def digests(folder: Path) -> dict[str, str]:
         "inspect snapshot",
     ],
 )
-def test_given_files_as_cdap_left_them_when_looked_at_then_not_one_byte_changes_and_no_clone_is_left(
-    cdap: CommandKit, line: str
-) -> None:
+def test_command_that_looks_changes_no_byte_of_a_cdap_store(cdap: CommandKit, line: str) -> None:
     before = digests(cdap.store)
     assert before
     assert cdap.janitor(line).code == 0
@@ -102,9 +100,7 @@ def test_given_a_plan_when_counted_then_it_is_what_the_stores_manifest_says(cdap
     assert totals["kept"] == {reason: expected[reason] for reason in KEPT}
 
 
-def test_given_a_plan_file_when_applied_and_adopted_then_all_of_it_is_done_and_nothing_is_left(
-    cdap: CommandKit,
-) -> None:
+def test_apply_of_a_plan_of_a_cdap_store_leaves_nothing_to_do(cdap: CommandKit) -> None:
     planned = cdap.janitor("plan --out plan.json --format json").json
     applied = cdap.janitor("apply plan.json --adopt --format json").json
     assert set(applied) == REPORT
@@ -124,9 +120,7 @@ def test_given_a_run_when_it_ends_then_every_table_file_has_the_name_that_cdap_k
     ]
 
 
-def test_given_unrecognized_rows_when_inspected_then_they_are_those_of_the_manifest_and_their_keys_are_shown(
-    cdap: CommandKit, vector: Vector
-) -> None:
+def test_inspect_of_a_cdap_store_shows_its_unrecognized_rows(cdap: CommandKit, vector: Vector) -> None:
     unrecognized = sorted(row["key"] for row in vector.table("message") if row["reason"] == "unrecognized")
     found = cdap.janitor("inspect message --limit 100000 --format json").json
     assert sorted(row["key"] for row in found["rows"] if row["kind"] == "unrecognized") == unrecognized

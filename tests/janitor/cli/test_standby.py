@@ -74,7 +74,7 @@ def state() -> Iterator[SqliteState]:
         yield opened
 
 
-def test_given_a_holder_that_died_when_one_waits_then_it_has_the_lease_as_soon_as_that_is_over(
+def test_standby_behind_a_dead_holder_gets_its_lease(
     current: Session, clock: ManualClock, state: SqliteState, caplog: pytest.LogCaptureFixture
 ) -> None:
     patience = Patience(clock)
@@ -87,9 +87,7 @@ def test_given_a_holder_that_died_when_one_waits_then_it_has_the_lease_as_soon_a
     assert [record.message[:28] for record in caplog.records] == ["on standby: dead has the lea"]
 
 
-def test_given_a_holder_at_work_when_one_waits_then_the_lease_stays_with_it_and_waiting_can_be_ended(
-    current: Session, clock: ManualClock, state: SqliteState
-) -> None:
+def test_standby_behind_a_live_holder_can_be_ended(current: Session, clock: ManualClock, state: SqliteState) -> None:
     holder = Lease(state, "at work", SECONDS, clock)
     holder.acquire()
 
@@ -104,9 +102,7 @@ def test_given_a_holder_at_work_when_one_waits_then_the_lease_stays_with_it_and_
     holder.confirm()
 
 
-def test_given_nobody_who_may_wait_when_the_lease_is_held_then_it_says_so_at_once(
-    current: Session, clock: ManualClock, state: SqliteState
-) -> None:
+def test_lease_without_standby_is_refused(current: Session, clock: ManualClock, state: SqliteState) -> None:
     Lease(state, "at work", SECONDS, clock).acquire()
     with pytest.raises(LeaseHeld), current.lease(state, MemoryStore()):
         raise AssertionError("two have the lease")
@@ -125,7 +121,7 @@ class PlaceThatIsDown(SharedPlace):
         raise ConfigurationError("It answers.", "")
 
 
-def test_given_a_store_that_is_down_when_a_daemon_begins_then_it_tries_until_it_answers(
+def test_daemon_without_a_store_waits_for_it(
     clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     current.place = cast(Place, PlaceThatIsDown(3))
@@ -136,7 +132,7 @@ def test_given_a_store_that_is_down_when_a_daemon_begins_then_it_tries_until_it_
     assert waiting.waits == [serving.RETRY_SECONDS] * 3
 
 
-def test_given_a_daemon_that_waits_for_its_store_when_probed_then_it_is_alive_and_not_ready(
+def test_daemon_waiting_for_its_store_is_alive_and_not_ready(
     clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     current.place = cast(Place, PlaceThatIsDown(1))

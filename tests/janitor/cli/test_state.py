@@ -103,9 +103,7 @@ def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(kit: Comma
     assert len(kit.janitor("history --limit 1").out.splitlines()) == len(shown) - 1
 
 
-def test_given_a_run_that_a_guard_stopped_or_that_failed_then_its_line_says_why(
-    kit: CommandKit, state: SqliteState
-) -> None:
+def test_history_of_a_blocked_or_failed_run_says_why(kit: CommandKit, state: SqliteState) -> None:
     kit.janitor("run --once")
     assert "blocked" in kit.janitor("history").out
     assert "this store is not adopted yet" in kit.janitor("history").out
@@ -152,9 +150,7 @@ def test_given_a_run_then_its_report_can_be_read_again(kit: CommandKit) -> None:
     assert (document["id"], document["expired"]) == (printed["id"], 2)
 
 
-def test_given_a_run_with_errors_guards_and_entries_that_were_not_kept_then_all_of_it_is_said(
-    kit: CommandKit, state: SqliteState
-) -> None:
+def test_history_of_a_run_says_what_its_report_left_out(kit: CommandKit, state: SqliteState) -> None:
     printed = kit.janitor("run --once --adopt --format json").json
     notes = [{"guard": "snapshot", "tripped": False, "message": "old"}]
     report = {**printed, "topics_omitted": 7, "errors": ["one", "two"], "guards": notes}
@@ -332,7 +328,7 @@ def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> Non
     assert shown.count("the next run inverts it") == 1
 
 
-def test_given_a_row_that_is_gone_then_the_runs_are_told_from_those_that_only_may_have_taken_it() -> None:
+def test_why_of_a_lost_row_tells_sure_runs_from_possible_ones() -> None:
     sure = Trace(entry(run_id="r1", at_ms=NOW_MS, ttl_seconds=60, cutoff_ms=NOW_MS, snapshot_timestamp_ms=NOW_MS), True)
     died = Trace(entry(run_id="r2", rows=None), False)
     shown = "\n".join(lines(answer(missing=(MissingRow("message", None, (sure, died)),))))
@@ -360,12 +356,12 @@ def test_given_a_row_that_nobody_took_then_it_is_said_since_when_that_would_be_k
     assert "the start of this state's records is unknown" in unknown
 
 
-def test_given_an_id_with_a_payload_of_a_message_that_carries_its_own_then_that_is_said() -> None:
+def test_why_of_an_id_with_a_payload_it_does_not_need_says_so() -> None:
     asked = answer(message(LIVE), message_id=MESSAGE_ID._replace(payload_ms=5))
     assert list(lines(asked))[-1] == "the id names a stored payload, but the message carries its own"
 
 
-def test_given_a_message_before_and_after_a_run_then_why_tells_who_takes_it_and_who_took_it(kit: CommandKit) -> None:
+def test_why_before_and_after_a_run_names_it(kit: CommandKit) -> None:
     expired, living = MessageId(NOW_MS - 3 * DAY, 0), MessageId(NOW_MS - MINUTE, 2)
     kit.janitor("adopt")
     assert "the next run deletes it" in kit.janitor(f"why default:orders {expired}").out
@@ -394,7 +390,7 @@ def test_given_what_is_no_topic_or_no_id_then_that_is_wrong_usage(kit: CommandKi
         "storage: {kind: hbase, hbase: {thrift: ['127.0.0.1:9']}}",
     ],
 )
-def test_given_a_shell_asks_then_the_state_is_where_the_settings_say_without_being_loaded(
+def test_place_of_settings_is_that_of_a_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: str | None, environ: dict[str, str], leveldb: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -26,9 +26,7 @@ def service(kit: CommandKit) -> Iterator[TransactionService]:
         service.stop()
 
 
-def test_given_a_service_when_the_janitor_looks_then_it_sees_the_state_of_now(
-    kit: CommandKit, service: TransactionService
-) -> None:
+def test_inspect_snapshot_of_a_service_shows_its_state_of_now(kit: CommandKit, service: TransactionService) -> None:
     shown = kit.janitor("inspect snapshot")
     assert shown.code == 0
     assert f"source: the transaction service {service.address}" in shown.out
@@ -38,13 +36,11 @@ def test_given_a_service_when_the_janitor_looks_then_it_sees_the_state_of_now(
 
 
 @pytest.mark.usefixtures("service")
-def test_given_a_service_when_the_janitor_plans_then_what_is_invalid_there_is_to_be_inverted(kit: CommandKit) -> None:
+def test_plan_beside_a_service_inverts_what_is_invalid_there(kit: CommandKit) -> None:
     assert kit.janitor("plan --format json").json["totals"]["invalid_transaction"] == 1
 
 
-def test_given_a_service_that_does_not_answer_when_planned_then_nothing_is_inverted_and_it_says_why(
-    kit: CommandKit,
-) -> None:
+def test_plan_without_an_answer_of_the_service_inverts_nothing(kit: CommandKit) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{nobody.getsockname()[1]}"

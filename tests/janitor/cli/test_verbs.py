@@ -81,9 +81,7 @@ def test_given_an_empty_table_then_that_is_said(kit: CommandKit) -> None:
     assert kit.janitor("inspect payload").out == "no rows\n"
 
 
-def test_given_a_topic_whose_metadata_cannot_be_read_then_it_is_shown_with_the_reason_and_drives_no_terminal(
-    kit: CommandKit,
-) -> None:
+def test_inspect_meta_of_an_unreadable_topic_escapes_its_text(kit: CommandKit) -> None:
     with LevelDBStore(kit.store) as store:
         store.metadata.compare_and_set(b"default:odd:", None, b'{"ttl":"\x1b[2J"}')
     shown = kit.janitor("inspect meta")
@@ -127,9 +125,7 @@ def test_given_a_true_boundary_when_audited_then_it_is_proven(kit: CommandKit) -
 
 
 @pytest.mark.parametrize("listed", [True, False])
-def test_given_a_row_that_makes_the_boundary_false_when_audited_then_it_is_refuted_and_named(
-    kit: CommandKit, listed: bool
-) -> None:
+def test_verify_of_a_false_boundary_refutes_it_and_names_the_row(kit: CommandKit, listed: bool) -> None:
     kit.janitor("run --once --adopt")
     with LevelDBStore(kit.store) as store:
         topic(store, "default:orders", ttl_seconds=86400).tx(INVALID, NOW_MS - 2 * HOUR)
@@ -179,16 +175,14 @@ def test_given_all_in_place_then_every_check_is_ok(kit: CommandKit, monkeypatch:
         (
             "archive",
             "janitor: {state: data/janitor, archive: {enabled: true, path: 's3://bucket'}}",
-            "only to local folders",
+            "archives to folders only",
         ),
         ("tls", "server: {tls: {certificate: nowhere.pem, key: nowhere.key}}", "server.tls."),
         ("auth", "server: {auth: {kind: tokens, tokens_file: nowhere}}", "nowhere"),
         ("auth", "server: {auth: {kind: jwt, key_file: nowhere, audience: a, issuer: i}}", "nowhere"),
     ],
 )
-def test_doctor_what_a_run_or_its_server_cannot_use_fails(
-    kit: CommandKit, check: str, settings: str, said: str
-) -> None:
+def test_doctor_finds_what_a_run_cannot_use(kit: CommandKit, check: str, settings: str, said: str) -> None:
     (kit.folder / "file.txt").write_text("not a folder", encoding="utf-8")
     before = SETTINGS if not settings.startswith("janitor") else SETTINGS.partition("janitor:")[0]
     kit.set(before + settings)
@@ -202,9 +196,7 @@ def test_doctor_certificate_of_the_transaction_service_that_cannot_be_used_fails
     assert (status, "transactions.tls." in message) == ("fail", True), message
 
 
-def test_doctor_archive_without_pyarrow_fails_and_names_the_extra(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_archive_without_pyarrow_names_the_extra(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: data/archive}, "))
     assert checks(kit)["archive"][0] == "ok"
     monkeypatch.setattr("janitor.archive.parquet.find_spec", lambda _: None)
@@ -233,9 +225,7 @@ def test_given_no_store_then_the_check_fails_with_the_next_step_and_nothing_is_m
     assert sorted(kit.folder.rglob("*")) == before
 
 
-def test_given_a_store_that_cannot_be_written_then_the_check_fails(
-    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_store_that_cannot_be_written_fails(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     may = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: "payload" not in str(path) and may(path, mode))
     status, message = checks(kit)["store"]
@@ -284,7 +274,7 @@ def test_given_a_shell_then_its_completion_script_names_the_command(kit: Command
 
 
 @pytest.mark.parametrize("line", ["topic", "approve", "why", "pause", "resume", "archive restore"])
-def test_given_a_shell_asks_for_a_topic_then_those_that_the_state_knows_are_completed(
+def test_shell_completes_the_topics_of_the_state(
     kit: CommandKit, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def completed() -> set[str]:
@@ -304,7 +294,7 @@ def test_given_a_shell_asks_for_a_topic_then_those_that_the_state_knows_are_comp
     assert completed() == set()
 
 
-def test_given_counts_of_a_topic_when_shown_then_size_and_messages_are_there_over_time(kit: CommandKit) -> None:
+def test_topic_with_counts_shows_size_and_messages_over_time(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
     orders = TopicId("default", "orders")
     with SqliteState(kit.folder / "data/janitor") as state:
@@ -316,9 +306,7 @@ def test_given_counts_of_a_topic_when_shown_then_size_and_messages_are_there_ove
     assert "over time    ▁▄█ in the last 3 h, at most 2.0 kB\n             ▁▄█ at most 100 messages\n" in shown
 
 
-def test_given_counts_of_all_topics_then_plan_run_history_and_status_tell_how_many_messages_are_left(
-    kit: CommandKit,
-) -> None:
+def test_plan_run_history_and_status_tell_messages_left(kit: CommandKit) -> None:
     assert "messages:" not in kit.janitor("plan").out
     with LevelDBStore(kit.store) as store, SqliteState(kit.folder / "data/janitor") as state:
         TopicSizeCounter(store, state, ManualClock(NOW_MS - 20_000), rows_per_second=1_000_000).step()

@@ -31,9 +31,7 @@ def test_given_a_message_longer_than_is_taken_then_it_is_not_made(monkeypatch: p
 
 
 @pytest.mark.parametrize("length", [api.MAX_ADDRESS_BYTES, api.MAX_ADDRESS_BYTES + 1])
-def test_given_a_path_as_long_as_the_kernel_takes_or_longer_then_there_is_an_address(
-    tmp_path: Path, length: int
-) -> None:
+def test_address_of_a_path_of_any_length_exists(tmp_path: Path, length: int) -> None:
     missing = length - len(os.fsencode(tmp_path / "x" / api.SOCKET_NAME))
     folder = tmp_path / ("x" * (missing + 1))
     folder.mkdir()

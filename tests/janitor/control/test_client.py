@@ -142,9 +142,7 @@ def test_given_a_server_that_refuses_before_it_has_read_all_then_its_reason_is_h
         remote.approve(("default:" + "x" * (1 << 20),))
 
 
-def test_given_another_users_socket_then_who_has_to_ask_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_greeting_of_another_users_socket_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / api.SOCKET_NAME).touch()
     monkeypatch.setattr(api, "address", raising(PermissionError(errno.EACCES, "Permission denied")))
     with pytest.raises(StoreBusy, match="runs as another user"):

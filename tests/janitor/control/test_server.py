@@ -133,9 +133,7 @@ GOOD = b'{"protocol": 2, "params": {}}'
         ("apply", b'{"protocol": 2, "params": {"wanted": {}}}'),
     ],
 )
-def test_given_garbage_then_it_is_refused_and_the_next_client_is_answered(
-    kit: ControlKit, method: str, body: bytes
-) -> None:
+def test_garbage_is_refused_and_the_next_client_answered(kit: ControlKit, method: str, body: bytes) -> None:
     kit.start()
     with kit.connect() as client:
         client.post(method, body)
@@ -150,9 +148,7 @@ def test_given_garbage_then_it_is_refused_and_the_next_client_is_answered(
 @pytest.mark.parametrize(
     "said", [b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b'{"protocol": 1, "method": "hello", "params": {}}\n']
 )
-def test_given_what_is_no_question_then_it_is_refused_and_the_next_client_is_answered(
-    kit: ControlKit, said: bytes
-) -> None:
+def test_text_that_is_no_question_is_refused(kit: ControlKit, said: bytes) -> None:
     kit.start()
     with kit.connect() as client:
         client.say(said)
@@ -169,9 +165,7 @@ def test_given_an_endless_question_then_it_is_refused(kit: ControlKit, monkeypat
         assert "more than 1000 bytes" in json.dumps(client.hear())
 
 
-def test_given_an_answer_longer_than_is_taken_then_that_is_said(
-    kit: ControlKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answer_that_is_too_long_is_an_error(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.start()
     remote = kit.remote()
     monkeypatch.setattr(wire, "MAX_BYTES", 300)
@@ -203,9 +197,7 @@ def test_given_a_client_that_says_nothing_then_it_is_sent_away(kit: ControlKit) 
         assert client.hear() is None
 
 
-def test_given_more_clients_than_are_answered_at_once_then_one_more_is_sent_away(
-    kit: ControlKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_beyond_the_limit_is_sent_away(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "MAX_CLIENTS", 1)
     kit.act = endless = Endless()
     kit.start()
@@ -217,9 +209,7 @@ def test_given_more_clients_than_are_answered_at_once_then_one_more_is_sent_away
     assert endless.ended.wait(60)
 
 
-def test_given_a_bug_then_the_client_hears_of_it_and_the_log_says_where(
-    kit: ControlKit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bug_is_told_to_the_client_and_logged(kit: ControlKit, caplog: pytest.LogCaptureFixture) -> None:
     kit.act = raising(ZeroDivisionError("oh"))
     kit.start()
     with kit.connect() as client:
@@ -301,9 +291,7 @@ def test_given_a_client_that_reads_nothing_then_its_question_is_not_held_up(kit:
     assert answer["result"]["cells"] == 10_000
 
 
-def test_given_a_client_that_does_not_take_its_answer_then_it_is_cut_off(
-    kit: ControlKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_that_does_not_read_is_cut_off(kit: ControlKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "ANSWER_SECONDS", 0)
     kit.act = lambda *_: Audit(None, withdrawn="x" * 10_000_000)
     kit.start()
@@ -334,7 +322,7 @@ def test_given_a_run_then_who_asked_for_it_hears_how_far_it_is_and_nobody_else(k
     assert heard[:2] == ["expected", "message"]
 
 
-def test_given_a_client_that_goes_away_when_its_plan_is_applied_then_it_is_applied_to_the_end(kit: ControlKit) -> None:
+def test_apply_of_a_client_that_goes_away_runs_to_its_end(kit: ControlKit) -> None:
     kit.start()
     began, go = Event(), Event()
 
@@ -441,9 +429,7 @@ def test_decision_that_fails_is_told_from_a_refused_one_in_the_audit_log(
     assert (found["verb"], found["result"]) == ("adopt", result)
 
 
-def test_decision_is_audited_with_the_uid_of_its_process_and_a_question_is_not(
-    kit: ControlKit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_decision_is_audited_and_a_question_is_not(kit: ControlKit, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, AUDIT)
     kit.start()
     remote = kit.remote()

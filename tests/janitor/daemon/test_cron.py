@@ -107,12 +107,12 @@ def test_given_day_and_weekday_when_both_are_restricted_then_either_fires() -> N
     assert days("0 0 30 2 1", 1) == ["Mon 05"]
 
 
-def test_given_day_and_weekday_when_one_begins_with_an_asterisk_then_both_have_to_fit() -> None:
+def test_cron_with_an_asterisk_in_one_day_field_needs_both_to_fit() -> None:
     assert days("0 0 */2 * 5", 3) == ["Fri 17", "Fri 01", "Fri 15"]
     assert days("0 0 17,18,19 * */5", 2) == ["Fri 17", "Sun 19"]
 
 
-def test_given_a_moment_when_asked_what_comes_after_then_it_is_strictly_later_and_on_the_minute() -> None:
+def test_cron_next_time_is_strictly_later_and_on_the_minute() -> None:
     line, noon = Calendar("0 12 * * *"), datetime(2024, 2, 28, 12, tzinfo=UTC)
     assert line.after(noon - timedelta(microseconds=1)) == noon
     assert line.after(noon) == line.after(noon + timedelta(milliseconds=1500)) == noon + timedelta(days=1)

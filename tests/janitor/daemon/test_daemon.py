@@ -33,7 +33,7 @@ TTL_SECONDS = 60
 class DaemonKit:
     """A daemon, all it stands on, and the time it lives in."""
 
-    rig: Kit
+    janitor: Kit
     daemon: Daemon
     time: VirtualTime
     watched: RunWatcher
@@ -42,7 +42,7 @@ class DaemonKit:
     @property
     def results(self) -> list[str]:
         """How the runs ended, oldest first."""
-        return [run.result for run in reversed(self.rig.state.runs(1000))]
+        return [run.result for run in reversed(self.janitor.state.runs(1000))]
 
 
 @contextmanager
@@ -59,26 +59,26 @@ def daemon_kit(
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     watched = RunWatcher(clock)
     with virtual_time(clock) as time:
-        rig = janitor(store or MemoryStore(), clock=clock, observer=watched, **options)
-        lease = Lease(rig.state, "this one", 60, clock) if leased else None
+        kit = janitor(store or MemoryStore(), clock=clock, observer=watched, **options)
+        lease = Lease(kit.state, "this one", 60, clock) if leased else None
         if lease is not None:
             lease.acquire()
-        rig = rig.restart(lease=lease) if lease else rig
+        kit = kit.restart(lease=lease) if lease else kit
         daemon = Daemon(
-            rig.engine,
+            kit.engine,
             watched,
-            CachedSource(rig.snapshots),
+            Refreshed(kit.snapshots),
             time.schedule,
-            Deployment("memory", mode, "every 60 s", rig.engine.deps.terms),
+            Deployment("memory", mode, "every 60 s", kit.engine.deps.terms),
             Metrics("top", 200),
             DaemonPlan(every(60), adopt=adopt, jobs=jobs),
         )
         time.schedule.start()
         time.advance(0)
-        yield DaemonKit(rig, daemon, time, watched, lease)
+        yield DaemonKit(kit, daemon, time, watched, lease)
 
 
-def test_given_a_daemon_when_hours_pass_then_it_sweeps_every_minute_and_rows_go_when_they_are_due() -> None:
+def test_daemon_sweeps_every_minute_and_deletes_rows_when_due() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.plain(NOW_MS - HOUR, NOW_MS, NOW_MS + 30 * SECOND)
@@ -90,13 +90,13 @@ def test_given_a_daemon_when_hours_pass_then_it_sweeps_every_minute_and_rows_go_
         assert (kit.results, orders.times()) == (["done"] * 3, [])
 
 
-def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_known_how_much_is_left() -> None:
+def test_watched_run_with_counts_knows_how_much_is_left() -> None:
     store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
     told: list[tuple[int, int]] = []
     topic(store, "default:orders", ttl_seconds=3600).plain(*(NOW_MS - 2 * HOUR + n * MINUTE for n in range(90)))
-    watched = RunWatcher(clock)
-    rig = janitor(store, clock=clock, observer=watched, batch_rows=20)
-    rig.state.save_counts(
+    watched = Watched(clock)
+    kit = janitor(store, clock=clock, observer=watched, batch_rows=20)
+    kit.state.save_counts(
         {TopicId("default", "orders"): TopicCount(90, 900, NOW_MS - 2 * HOUR, NOW_MS - 30 * MINUTE, 0)}
     )
 
@@ -106,11 +106,11 @@ def test_given_topics_that_were_counted_when_a_sweep_is_under_way_then_it_is_kno
 
     watch(store, before=look)
     with watched.run():
-        rig.engine.run_once(adopt=True)
+        kit.engine.run_once(adopt=True)
     assert told == [(20, 60), (40, 60), (60, 60)]
 
 
-def test_given_a_sweep_that_fails_when_time_passes_then_it_is_a_failed_run_and_the_next_one_comes() -> None:
+def test_sweep_that_fails_is_a_failed_run_and_the_next_comes() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     with daemon_kit(store) as kit:
@@ -129,9 +129,7 @@ def test_given_a_sweep_that_fails_when_time_passes_then_it_is_a_failed_run_and_t
         assert kit.time.errors == []
 
 
-def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_dead_daemon(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_sweep_with_a_bug_is_a_failed_run_and_no_dead_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     with daemon_kit() as kit:
         with monkeypatch.context() as patch:
             patch.setattr("janitor.sweep.sweep.messages", lambda *_: 1 / 0)
@@ -146,9 +144,7 @@ def test_given_a_bug_in_a_sweep_when_time_passes_then_it_is_a_failed_run_and_no_
 @pytest.mark.parametrize(
     ("mode", "expected"), [("apply", [0, 1, 60, 120, 180, 180, 240]), ("plan_only", [0, 60, 120, 180, 240])]
 )
-def test_given_a_job_that_follows_sweeps_when_one_takes_rows_then_it_is_done_at_once_and_else_in_its_time(
-    mode: Literal["apply", "plan_only"], expected: list[int]
-) -> None:
+def test_job_after_sweeps_is_done_when_rows_go(mode: Literal["apply", "plan_only"], expected: list[int]) -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR, NOW_MS + 100 * SECOND)
     done: list[int] = []
@@ -160,7 +156,7 @@ def test_given_a_job_that_follows_sweeps_when_one_takes_rows_then_it_is_done_at_
         assert at == expected
 
 
-def test_given_a_store_never_adopted_when_adopted_then_the_jobs_beside_the_sweeps_are_done_at_once() -> None:
+def test_adopt_does_the_jobs_of_the_daemon_at_once() -> None:
     done: list[int] = []
     with daemon_kit(adopt=False, jobs=(Job("count", 60, lambda: done.append(1)),)) as kit:
         kit.time.advance(5)
@@ -170,14 +166,14 @@ def test_given_a_store_never_adopted_when_adopted_then_the_jobs_beside_the_sweep
         assert len(done) == before + 1
 
 
-def test_given_apply_is_off_when_time_passes_then_it_only_plans_and_shows_what_is_due() -> None:
+def test_daemon_without_apply_only_plans_and_shows_what_is_due() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     orders.plain(NOW_MS - HOUR)
     with daemon_kit(store, mode="plan_only") as kit:
         kit.time.advance(65)
         assert orders.times() == [NOW_MS - HOUR]
-        assert {(run.mode, run.result) for run in kit.rig.state.runs(10)} == {("plan", "done")}
+        assert {(run.mode, run.result) for run in kit.janitor.state.runs(10)} == {("plan", "done")}
         assert [(item.table, item.rule, item.rows) for item in kit.daemon.status().overdue] == [
             ("message", "expired", 1)
         ]
@@ -199,7 +195,7 @@ def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
         assert kit.daemon.status().leader
 
 
-def test_given_rows_of_a_long_ttl_when_time_passes_then_a_sweep_waits_until_it_is_worth_it() -> None:
+def test_sweep_of_a_long_ttl_waits_until_it_is_worth_it() -> None:
     """A hundredth of the ttl, or a minute."""
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=100 * 600)
@@ -215,7 +211,7 @@ def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() 
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
     with daemon_kit(store) as kit:
-        kit.rig.snapshots.invalid = [pointer(NOW_MS)]
+        kit.janitor.snapshots.invalid = [pointer(NOW_MS)]
         kit.time.advance(125)
         status = kit.daemon.status()
     assert (status.process, status.schedule, status.next_run_ms) == ("running", "every 60 s", NOW_MS + 180 * SECOND)
@@ -226,9 +222,9 @@ def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() 
     assert status.last_run is not None
 
 
-def test_given_a_snapshot_that_was_read_between_two_sweeps_when_seen_then_it_is_that_one() -> None:
+def test_status_between_two_sweeps_has_the_newest_snapshot() -> None:
     with daemon_kit() as kit:
-        kit.rig.snapshots.invalid = [pointer(NOW_MS - HOUR)]
+        kit.janitor.snapshots.invalid = [pointer(NOW_MS - HOUR)]
         kit.time.advance(59)
         assert kit.results == ["done"]
         seen = kit.daemon.status().snapshot
@@ -267,7 +263,7 @@ def test_given_a_halt_when_asked_then_it_is_not_ready() -> None:
         assert kit.daemon.ready() == "the janitor is stopping"
 
 
-def test_given_a_daemon_when_metrics_are_asked_for_then_they_are_those_of_the_picture() -> None:
+def test_metrics_of_a_daemon_are_those_of_its_status() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - HOUR)
     with daemon_kit(store) as kit:
@@ -282,14 +278,14 @@ def test_given_a_job_that_fails_when_seen_then_it_is_said_until_it_works_again()
     """A failure that leaves no run behind, such as a memory that cannot be written, must not look like all is well."""
     broken: list[bool] = []
     with daemon_kit() as kit:
-        begin_run = kit.rig.state.begin_run
+        begin_run = kit.janitor.state.begin_run
 
         def fail(run: RunRecord) -> None:
             if broken:
                 raise StoreError("the state cannot be written.")
             begin_run(run)
 
-        kit.rig.state.begin_run = fail  # type: ignore[method-assign]
+        kit.janitor.state.begin_run = fail  # type: ignore[method-assign]
         broken.append(True)
         kit.time.advance(60)
         assert kit.daemon.status().failing == {"sweep": "the state cannot be written."}
@@ -301,7 +297,7 @@ def test_given_a_job_that_fails_when_seen_then_it_is_said_until_it_works_again()
         assert (kit.daemon.status().failing, kit.daemon.ready()) == ({}, "")
 
 
-def test_given_a_wish_to_sweep_now_when_it_is_granted_then_no_topic_is_left_for_later() -> None:
+def test_sweep_now_leaves_no_topic_for_later() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=100 * 600)
     orders.plain(NOW_MS - 100 * 600 * SECOND)

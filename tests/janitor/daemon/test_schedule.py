@@ -69,18 +69,14 @@ def test_given_a_day_when_it_passes_then_no_run_drifts(time: VirtualTime) -> Non
     assert job.at == [60.0 * number for number in range(1, 1441)]
 
 
-def test_given_a_run_that_takes_several_intervals_when_it_ends_then_those_it_overlapped_are_left_out(
-    time: VirtualTime,
-) -> None:
+def test_interval_after_a_long_run_leaves_out_what_it_overlapped(time: VirtualTime) -> None:
     job = started(time, 60, Job(time.clock, 200))
     time.advance(400)
     assert job.at == [60, 300, 360]
 
 
 @pytest.mark.parametrize("after_seconds", [0, 30, 59])
-def test_given_the_clock_set_back_when_time_passes_then_the_next_run_is_still_an_interval_after_the_last(
-    time: VirtualTime, after_seconds: int
-) -> None:
+def test_interval_with_the_clock_set_back_stays(time: VirtualTime, after_seconds: int) -> None:
     job = started(time, 60, Job(time.clock))
     time.advance(60 + after_seconds)
     time.clock.step(-HOUR)
@@ -99,9 +95,7 @@ def test_given_nobody_watching_when_the_clock_is_set_back_then_runs_are_put_off(
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
-def test_given_the_clock_set_forward_when_time_passes_then_no_run_moves_or_is_made_up_for(
-    time: VirtualTime, jump_ms: int
-) -> None:
+def test_interval_with_the_clock_set_forward_makes_up_for_nothing(time: VirtualTime, jump_ms: int) -> None:
     job = started(time, 60, Job(time.clock))
     time.advance(90)
     time.clock.step(jump_ms)
@@ -109,9 +103,7 @@ def test_given_the_clock_set_forward_when_time_passes_then_no_run_moves_or_is_ma
     assert job.at == [60, 120, 180, 240]
 
 
-def test_given_the_clock_set_forward_and_another_job_due_before_the_watch_when_time_passes_then_one_run_is_early(
-    clock: ManualClock,
-) -> None:
+def test_interval_with_a_late_watch_runs_early_once_after_a_jump(clock: ManualClock) -> None:
     with virtual_time(clock, watch_seconds=20) as time:
         other = Job(clock)
         time.schedule.add("other", every(10), other)
@@ -124,7 +116,7 @@ def test_given_the_clock_set_forward_and_another_job_due_before_the_watch_when_t
 
 
 @pytest.mark.timeout(20)
-def test_given_the_clock_set_back_while_the_scheduler_looks_when_time_passes_then_it_does_not_count_for_ever() -> None:
+def test_interval_with_a_step_while_the_scheduler_looks_goes_on() -> None:
     class Stepping(ManualClock):
         armed = False
 
@@ -144,9 +136,7 @@ def test_given_the_clock_set_back_while_the_scheduler_looks_when_time_passes_the
         assert job.at == [60, 120, 180]
 
 
-def test_given_a_machine_that_slept_when_it_wakes_up_then_what_came_due_runs_once_and_at_once(
-    time: VirtualTime,
-) -> None:
+def test_machine_that_slept_runs_what_came_due_once_and_at_once(time: VirtualTime) -> None:
     """Asleep, all clocks go on but the one that waits are measured by."""
     job, nightly = Job(time.clock), Job(time.clock)
     time.schedule.add("nightly", cron("0 3 * * *"), nightly)
@@ -173,7 +163,7 @@ def test_given_a_crontab_line_when_time_passes_then_it_runs_on_the_minute(time: 
     ]
 
 
-def test_given_the_clock_set_back_when_time_passes_then_the_line_counts_by_the_new_clock(time: VirtualTime) -> None:
+def test_cron_with_the_clock_set_back_counts_by_the_new_clock(time: VirtualTime) -> None:
     job = started(time, "*/10 * * * *", Job(time.clock))
     time.advance(600)
     [first] = job.wall_ms
@@ -182,9 +172,7 @@ def test_given_the_clock_set_back_when_time_passes_then_the_line_counts_by_the_n
     assert [ms - first for ms in job.wall_ms] == [0, 10 * MINUTE - HOUR]
 
 
-def test_given_the_clock_set_back_across_the_last_run_when_time_passes_then_that_is_not_repeated(
-    clock: ManualClock,
-) -> None:
+def test_cron_with_the_clock_set_back_past_a_run_does_not_repeat_it(clock: ManualClock) -> None:
     with virtual_time(clock, watch_seconds=20) as time:
         job = started(time, "0 3 * * *", Job(clock))
         time.advance(6 * 3600)
@@ -197,9 +185,7 @@ def test_given_the_clock_set_back_across_the_last_run_when_time_passes_then_that
 
 
 @pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
-def test_given_the_clock_set_forward_over_many_runs_when_time_passes_then_they_are_one(
-    time: VirtualTime, jump_ms: int
-) -> None:
+def test_cron_with_the_clock_set_forward_over_runs_makes_one_of_them(time: VirtualTime, jump_ms: int) -> None:
     job = started(time, "* * * * *", Job(time.clock))
     time.advance(90)
     time.clock.step(jump_ms)
@@ -208,9 +194,7 @@ def test_given_the_clock_set_forward_over_many_runs_when_time_passes_then_they_a
     assert job.at[1] <= 92, "the watch wakes it; the scheduler itself would sleep on"
 
 
-def test_given_a_zone_with_summer_time_when_the_clocks_change_then_a_crontab_line_does_not_care(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cron_in_a_zone_with_summer_time_is_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Europe/Berlin")
     wall.tzset()
     try:
@@ -256,7 +240,7 @@ def test_given_a_wish_for_no_job_when_made_then_it_is_refused(time: VirtualTime)
         time.schedule.run_now("nothing")
 
 
-def test_given_wishes_before_the_start_and_after_the_end_when_watched_then_nothing_happens(time: VirtualTime) -> None:
+def test_run_now_before_the_start_and_after_the_end_does_nothing(time: VirtualTime) -> None:
     job = Job(time.clock)
     time.schedule.add("sweep", every(60), job)
     time.schedule.run_now("sweep")
@@ -273,7 +257,7 @@ def test_given_wishes_before_the_start_and_after_the_end_when_watched_then_nothi
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
-def test_given_a_job_that_raises_when_time_passes_then_it_is_logged_and_reported_and_goes_on(
+def test_job_that_raises_is_logged_and_goes_on(
     time: VirtualTime, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     other = Job(time.clock)
@@ -335,7 +319,7 @@ def threads() -> Iterator[Threads]:
     made.schedule.shutdown(wait=True)
 
 
-def test_given_real_threads_when_a_wish_comes_while_it_runs_then_there_is_one_at_a_time(threads: Threads) -> None:
+def test_run_now_during_a_run_in_threads_runs_once_more(threads: Threads) -> None:
     threads.schedule.add("job", every(3600), threads.job, at_once=True)
     threads.schedule.start()
     assert threads.began.acquire(timeout=60)
@@ -347,7 +331,7 @@ def test_given_real_threads_when_a_wish_comes_while_it_runs_then_there_is_one_at
     assert (threads.runs, threads.errors) == (2, [])
 
 
-def test_given_a_job_that_runs_on_when_it_comes_due_again_then_it_is_not_run_beside_itself(threads: Threads) -> None:
+def test_job_that_runs_on_is_not_run_beside_itself(threads: Threads) -> None:
     ticked = threading.Semaphore(0)
     threads.schedule.add("job", every(0.01), threads.job)
     threads.schedule.add("other", every(0.01), ticked.release)
@@ -357,7 +341,7 @@ def test_given_a_job_that_runs_on_when_it_comes_due_again_then_it_is_not_run_bes
     assert threads.runs == 1
 
 
-def test_given_a_job_that_runs_when_shut_down_then_it_may_still_ask_and_its_end_is_awaited(threads: Threads) -> None:
+def test_shutdown_waits_for_a_job_that_may_still_ask(threads: Threads) -> None:
     threads.schedule.add("job", every(3600), threads.job, at_once=True)
     threads.schedule.start()
     assert threads.began.acquire(timeout=60)
@@ -368,7 +352,7 @@ def test_given_a_job_that_runs_when_shut_down_then_it_may_still_ask_and_its_end_
     assert threads.next_run_ms is None
 
 
-def test_given_a_signal_handler_when_it_wishes_then_the_main_loop_that_waits_grants_it(threads: Threads) -> None:
+def test_run_now_of_a_signal_handler_is_granted_by_the_main_loop(threads: Threads) -> None:
     threads.schedule.add("job", every(3600), threads.job)
     threads.schedule.start()
     before = signal.signal(signal.SIGHUP, lambda *_: threads.schedule.run_now("job"))

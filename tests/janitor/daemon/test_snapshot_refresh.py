@@ -12,9 +12,7 @@ from tms_core.clock import ManualClock
 from tms_core.errors import NoSnapshot
 
 
-def test_given_snapshots_that_can_never_be_read_when_asked_then_the_reason_is_given(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_snapshots_that_cannot_be_read_give_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     manager = Snapshots(ManualClock(NOW_MS), error=NoSnapshot("the folder is empty"))
     source = CachedSource(manager)
     with pytest.raises(NoSnapshot, match="the folder is empty"):

@@ -119,9 +119,7 @@ def test_what_guards_and_runs_say_names_commands_that_are_ready_for_a_shell(app:
     assert [entry["message"] for entry in status(app)["guards"]] == [whole]
 
 
-def test_given_many_who_look_then_a_picture_is_drawn_once_and_a_new_one_again(
-    app: Direct, views: StillViews, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_is_drawn_once_for_many(app: Direct, views: StillViews, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Status] = []
     to_json = Status.to_json
 
@@ -137,9 +135,7 @@ def test_given_many_who_look_then_a_picture_is_drawn_once_and_a_new_one_again(
     assert len(drawn) == 2
 
 
-def test_given_the_same_picture_when_the_loop_begins_to_hang_then_the_status_says_so(
-    app: Direct, views: StillViews
-) -> None:
+def test_status_tells_that_the_loop_hangs(app: Direct, views: StillViews) -> None:
     assert status(app)["health"]["level"] == "well"
     views.not_alive = "the loop hangs"
     assert status(app)["health"] == {"level": "down", "reasons": [{"text": "the loop hangs", "about": ""}]}
@@ -147,9 +143,7 @@ def test_given_the_same_picture_when_the_loop_begins_to_hang_then_the_status_say
     assert status(app)["ready"] == "the store is gone"
 
 
-def test_given_thousands_of_topics_then_the_answer_is_compressed_for_who_can_read_it(
-    app: Direct, views: StillViews
-) -> None:
+def test_status_of_many_topics_is_compressed_on_request(app: Direct, views: StillViews) -> None:
     views.shown = replace(views.shown, topics=statuses.topics(NOW_MS, 3000))
     plain = app.ask("/api/status")
     zipped = app.ask("/api/status", accept_encoding="gzip")
@@ -166,9 +160,7 @@ def test_runs_come_newest_first_a_hundred_unless_told_otherwise(app: Direct, vie
 
 
 @pytest.mark.parametrize("limit", ["0", "1001", "-1", "+5", "1.5", "", "ten", "1_0", "%D9%A3", "99999999999999999999"])
-def test_given_a_limit_that_is_none_then_it_is_refused_and_nobody_is_asked(
-    app: Direct, views: StillViews, limit: str
-) -> None:
+def test_runs_by_a_wrong_limit_are_refused(app: Direct, views: StillViews, limit: str) -> None:
     answer = app.ask(f"/api/runs?limit={limit}")
     assert answer.status == 400
     assert problem_of(answer) == ("TMS-BAD-REQUEST", "limit has to be a number from 1 to 1000")
@@ -257,9 +249,7 @@ def test_given_a_loopback_address_when_asked_by_a_name_of_it_then_it_answers(app
     ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "", "localhost:x"],
 )
 @pytest.mark.parametrize("path", PATHS)
-def test_given_a_loopback_address_when_asked_by_a_foreign_name_then_it_refuses(
-    app: Direct, views: StillViews, path: str, host: str
-) -> None:
+def test_foreign_host_on_loopback_is_refused(app: Direct, views: StillViews, path: str, host: str) -> None:
     answer = app.ask(path, host=host)
     assert answer.status == 400
     assert problem_of(answer)[0] == "TMS-BAD-REQUEST"
@@ -271,9 +261,7 @@ def test_given_an_address_others_may_reach_when_asked_by_any_name_then_it_answer
     assert Direct(views, host).ask("/healthz", host="janitor.example").status == 200
 
 
-def test_given_a_loopback_address_when_a_page_of_another_site_asks_then_it_refuses(
-    app: Direct, views: StillViews
-) -> None:
+def test_origin_of_another_site_on_loopback_is_refused(app: Direct, views: StillViews) -> None:
     for origin in ("http://evil.example", "null", "http://localhost:3000"):
         answer = app.ask("/api/status", origin=origin)
         assert answer.status == 403

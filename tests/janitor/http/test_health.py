@@ -86,14 +86,12 @@ def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on
         (replace(CALM, paused=tuple((f"a:{n}", 0) for n in range(4))), "Paused: a:0, a:1, a:2 and more.", "aside"),
     ],
 )
-def test_given_one_thing_wrong_then_it_needs_somebody_and_says_where_to_look(
-    status: Status, sentence: str, about: str
-) -> None:
+def test_judge_of_one_problem_says_where_to_look(status: Status, sentence: str, about: str) -> None:
     health = judge(status)
     assert (health.level, [reason[:2] for reason in health.reasons]) == ("attention", [(sentence, about)])
 
 
-def test_given_a_store_not_adopted_then_its_guard_and_what_it_holds_are_not_said_a_second_time() -> None:
+def test_judge_before_adoption_says_that_alone() -> None:
     guard = GuardNote("adoption", True, "x")
     status = replace(CALM, adopted_ms=None, guards=(guard,), held=(held("first_contact"),))
     assert len(judge(status).reasons) == 1
@@ -110,7 +108,7 @@ def test_given_figures_of_memory_alone_then_it_is_down_and_the_rest_follows() ->
     assert texts(health) == ["No janitor is running. This is the last recorded state.", "Everything is paused."]
 
 
-def test_given_a_janitor_that_is_not_ready_then_that_is_said_where_nothing_says_it_better() -> None:
+def test_judge_when_not_ready_says_so_unless_a_reason_is_better() -> None:
     assert judge(CALM, ready="the store is gone") == Health("attention", (HealthReason("the store is gone"),))
     assert texts(judge(replace(CALM, paused=(("*:*", 0),)), ready="x")) == ["Everything is paused."]
 
@@ -148,9 +146,7 @@ def test_judge_with_a_last_run_ahead_of_the_clock_misses_the_runs_since_the_star
 @pytest.mark.parametrize(
     ("behind_ms", "problem", "said"), [(0, "", False), (1, "", True), (1, "stale", True), (1, "not_configured", False)]
 )
-def test_judge_boundary_behind_needs_somebody_unless_there_is_no_transaction_system(
-    behind_ms: int, problem: str, said: bool
-) -> None:
+def test_judge_boundary_that_lags_needs_a_transaction_system(behind_ms: int, problem: str, said: bool) -> None:
     bound = str((NOW_MS - STUCK_SECONDS * 1000 - behind_ms) * TX_PER_MS)
     snapshot = SnapshotFigures(problem=problem)
     status = replace(CALM, adopted_ms=0, boundary=BoundaryFigures(last=bound), snapshot=snapshot)

@@ -131,9 +131,7 @@ def test_given_a_janitor_at_work_then_every_part_says_what_it_should(look: Look)
     assert page.console == []
 
 
-def test_given_a_store_nobody_has_adopted_then_it_says_so_with_the_commands_and_nothing_is_left_blank(
-    look: Look,
-) -> None:
+def test_page_before_adoption_shows_the_commands_and_no_blanks(look: Look) -> None:
     page = look.at(statuses.empty(look.now_ms))
     assert page.text("h1") == "Action required. This store is not adopted. Nothing is deleted until you adopt it."
     assert page.texts("#adopt code") == [f"janitor plan {ARGUMENTS}", f"janitor adopt {ARGUMENTS}"]
@@ -195,7 +193,7 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(loo
 # --- the plot --------------------------------------------------------------------------------------------------------
 
 
-def test_the_plot_has_axes_a_legend_with_totals_marks_of_failures_and_the_same_as_a_table(look: Look) -> None:
+def test_plot_has_axes_legend_failures_and_a_table(look: Look) -> None:
     past = statuses.runs(look.now_ms)
     page = look.at(statuses.full(look.now_ms), past)
     rules = ("expired", "old_generation", "processed", "invalid_transaction")
@@ -222,9 +220,7 @@ def test_the_plot_has_axes_a_legend_with_totals_marks_of_failures_and_the_same_a
     ("span", "name", "bars"),
     [(0, "1 h", 60), (59, "1 h", 60), (3_600, "24 h", 48), (90_000, "7 d", 42), (29 * 86_400, "30 d", 30)],
 )
-def test_given_a_range_when_it_is_chosen_then_every_run_in_it_is_drawn_and_it_can_be_linked_to(
-    look: Look, span: int, name: str, bars: int
-) -> None:
+def test_range_that_is_chosen_draws_its_runs_and_has_a_link(look: Look, span: int, name: str, bars: int) -> None:
     times = (look.now_ms, look.now_ms - span * 1000, look.now_ms - 31 * DAY)
     past = tuple(RunRecord(f"r{n}", "apply", at_ms, look.now_ms, "done", 3) for n, at_ms in enumerate(times))
     page = look.at(statuses.full(look.now_ms), past)
@@ -239,7 +235,7 @@ def test_given_a_range_when_it_is_chosen_then_every_run_in_it_is_drawn_and_it_ca
     assert page.console == []
 
 
-def test_given_a_bar_when_it_is_clicked_then_its_runs_are_listed_and_lead_to_their_pages(look: Look) -> None:
+def test_bar_that_is_clicked_lists_its_runs(look: Look) -> None:
     page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms)[:3])
     page.run(
         "[...document.querySelectorAll('#plot g')].filter(bar => bar.querySelector('rect')).at(-1)"
@@ -264,9 +260,7 @@ def test_given_a_bar_when_it_is_clicked_then_its_runs_are_listed_and_lead_to_the
         ({"before": None, "after": None}, ""),
     ],
 )
-def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_far_as_it_knows(
-    look: Look, store_bytes: dict[str, int | None], told: str
-) -> None:
+def test_run_shows_the_store_before_and_after(look: Look, store_bytes: dict[str, int | None], told: str) -> None:
     last = replace(statuses.runs(look.now_ms)[0], deleted_bytes=1_300_000, store_bytes=StoreBytes(**store_bytes))
     page = look.at(replace(statuses.full(look.now_ms), last_run=last), (last,))
     assert f"the store: {told}" in page.text("#facts") if told else "the store:" not in page.text("#facts")
@@ -281,9 +275,7 @@ def test_given_a_run_then_it_tells_how_large_the_store_was_before_and_after_as_f
     ("path", "said"),
     [("topics/default:gone", "this topic does not exist"), ("runs/r-1", "this run does not exist"), ("topics/x", "x")],
 )
-def test_given_a_page_of_what_is_not_there_then_it_says_so_and_the_janitor_is_well(
-    look: Look, path: str, said: str
-) -> None:
+def test_page_of_nothing_says_so_and_stays_healthy(look: Look, path: str, said: str) -> None:
     page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
     page.go(f"{page.run('location.origin')}/{path}")
     page.until("document.querySelector('#detail .empty')")
@@ -291,7 +283,7 @@ def test_given_a_page_of_what_is_not_there_then_it_says_so_and_the_janitor_is_we
     assert page.text("h1").startswith("Healthy.")
 
 
-def test_given_a_topic_then_its_page_has_its_size_over_time_its_changes_and_both_ways_out_of_a_hold(look: Look) -> None:
+def test_topic_page_has_sizes_changes_and_ways_out_of_a_hold(look: Look) -> None:
     topic, name = TopicId("default", "orders"), "default:orders"
 
     def prepare(state: State) -> None:
@@ -398,7 +390,7 @@ def test_given_hostile_names_then_they_are_text_and_nothing_else(look: Look) -> 
     assert page.console == []
 
 
-def test_given_an_element_that_got_in_all_the_same_then_the_policy_keeps_it_from_asking_and_running(look: Look) -> None:
+def test_policy_keeps_a_planted_element_from_running(look: Look) -> None:
     kit = look.serve(StillViews(statuses.empty(look.now_ms)))
     page = look(kit)
     page.run("""document.body.insertAdjacentHTML("beforeend", `<img src=/injected onerror="window.hurt = 1">`)""")
@@ -497,7 +489,7 @@ def test_a_command_is_copied_whole(look: Look) -> None:
     assert page.text("#announce") == "The command is copied"
 
 
-def test_given_a_page_without_a_clipboard_then_the_command_is_selected_and_copied_the_old_way(look: Look) -> None:
+def test_copy_without_a_clipboard_selects_the_command(look: Look) -> None:
     page = look.at(statuses.wrong(look.now_ms))
     page.run("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
     page.run("document.querySelector('#aside button').click()")
@@ -517,7 +509,7 @@ def test_the_filter_finds_topics_among_all_of_them(look: Look) -> None:
     assert "No topic's name contains “<b>nothing”." in page.text("#queues")
 
 
-def test_given_news_when_it_asks_again_then_it_shows_them_and_leaves_what_a_reader_does_alone(look: Look) -> None:
+def test_news_are_shown_and_leave_focus_and_filter_alone(look: Look) -> None:
     views = StillViews(statuses.wrong(look.now_ms), statuses.runs(look.now_ms)[:3])
     page = look(look.serve(views))
     page.type_into("#filter", "audit")
@@ -566,9 +558,7 @@ def test_it_asks_every_five_seconds_and_not_while_nobody_looks(look: Look) -> No
     page.close()
 
 
-def test_given_a_janitor_that_went_away_then_the_page_says_so_keeps_the_figures_and_comes_back_with_it(
-    look: Look,
-) -> None:
+def test_page_without_its_janitor_keeps_the_values_and_comes_back(look: Look) -> None:
     views = StillViews(statuses.full(look.now_ms), statuses.runs(look.now_ms))
     kit = look.serve(views)
     page = look(kit)
@@ -585,9 +575,7 @@ def test_given_a_janitor_that_went_away_then_the_page_says_so_keeps_the_figures_
     assert page.text("h1") == "Healthy. A run is under way."
 
 
-def test_given_a_janitor_that_answers_with_an_error_then_the_page_repeats_it(
-    look: Look, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_page_of_an_error_repeats_it(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     views = StillViews(statuses.full(look.now_ms))
     page = look(look.serve(views))
     monkeypatch.setattr(views, "status", lambda: 1 / 0)
@@ -596,7 +584,7 @@ def test_given_a_janitor_that_answers_with_an_error_then_the_page_repeats_it(
     assert "this could not be made; the janitor's log has the reason" in page.text("h1")
 
 
-def test_given_a_moment_to_come_that_passes_between_two_answers_then_it_is_now_and_never_ago(look: Look) -> None:
+def test_moment_that_passes_between_two_answers_is_now(look: Look) -> None:
     status = replace(statuses.full(look.now_ms), running=None, next_run_ms=look.now_ms - 30 * SECOND)
     page = look.at(status)
     next_run = "[...document.querySelectorAll('#facts dd')][3].firstChild"

@@ -49,7 +49,7 @@ def test_when_it_is_stopped_then_the_port_is_free_at_once_and_the_thread_gone() 
     again.stop()
 
 
-def test_given_an_answer_that_hangs_when_it_is_stopped_then_stopping_does_not_hang_with_it() -> None:
+def test_stop_does_not_hang_with_an_answer_that_hangs() -> None:
     reached = threading.Event()
 
     async def hangs(_scope: Scope, receive: Receive, _send: Send) -> None:
@@ -81,9 +81,7 @@ def test_given_a_port_this_user_may_not_open_then_the_error_names_the_setting(mo
         HttpServer(hello, "127.0.0.1", 80).start()
 
 
-def test_given_a_server_that_gives_up_before_it_accepts_then_starting_fails_and_does_not_wait(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_start_of_a_server_that_gives_up_fails_at_once(caplog: pytest.LogCaptureFixture) -> None:
     server = HttpServer(cast(ASGIApp, "no_such_module:app"), "127.0.0.1", 0)
     with pytest.raises(ConfigurationError, match="nothing can be served"):
         server.start()
@@ -102,9 +100,7 @@ def test_when_it_starts_in_the_main_thread_then_signals_stay_with_the_process() 
         server.stop()
 
 
-def test_given_an_application_that_fails_then_its_error_is_in_our_log_and_requests_are_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_application_that_fails_is_logged_without_requests(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     server = HttpServer(broken, "127.0.0.1", 0)
     server.start()

@@ -81,9 +81,7 @@ def test_given_a_message_then_it_is_decoded(store: MemoryStore) -> None:
     }
 
 
-def test_given_a_generation_or_a_time_that_cdap_never_writes_then_the_row_counts_as_unrecognized_and_is_decoded() -> (
-    None
-):
+def test_row_with_numbers_cdap_never_writes_is_unrecognized() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60).plain(-1).stored(COMMITTED, -1)
     orders.at(0).tx(INVALID, NOW_MS).stored(COMMITTED, NOW_MS)
@@ -193,9 +191,7 @@ def test_given_a_snapshot_then_ids_are_strings_and_lists_are_cut_to_the_limit() 
 @pytest.mark.parametrize(
     ("bound", "refuted"), [(None, 0), (INVALID - 1, 0), (INVALID, 1), (INVALID + 1, 1)], ids=["none", "-1", "0", "+1"]
 )
-def test_given_an_invalid_cell_then_it_refutes_claims_from_its_own_pointer_on(
-    store: MemoryStore, bound: int | None, refuted: int
-) -> None:
+def test_audit_with_an_invalid_cell_refutes_claims(store: MemoryStore, bound: int | None, refuted: int) -> None:
     found = inspect.audit([store.message], bound, SNAPSHOT.is_invalid, nobody)
     assert (found.cells, found.open_cells, found.refuted) == (4, 1, refuted)
     assert len(found.sample_keys) == refuted

@@ -52,11 +52,6 @@ SNAPSHOT = visibility(NOW_MS, [INVALID], [OPEN])
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
 def orders(store: MemoryStore) -> Topic:
     return topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
 
@@ -136,9 +131,7 @@ DUE_MS = PUBLISHED_MS + TTL_SECONDS * 1000 + 1
 
 
 @pytest.mark.parametrize(("off_ms", "action"), [(-1, "keep"), (0, "delete"), (1, "delete")])
-def test_given_a_message_when_its_ttl_is_over_by_one_ms_then_it_goes_and_not_before(
-    orders: Topic, off_ms: int, action: str
-) -> None:
+def test_why_of_a_message_names_the_millisecond_it_goes(orders: Topic, off_ms: int, action: str) -> None:
     orders.plain(PUBLISHED_MS)
     fate = only(ask(orders, PUBLISHED_MS, now_ms=DUE_MS + off_ms)).fate
     assert (fate.action, fate.rule, fate.due_ms, fate.hold) == (action, Rule.EXPIRED, DUE_MS, None)
@@ -161,9 +154,7 @@ def test_given_an_id_that_lives_in_two_generations_then_each_row_has_its_own_ans
     assert (found[2].fate.due_ms, found[2].fate.goes_ms) == (None, None)
 
 
-def test_given_a_topic_without_metadata_or_with_none_that_parses_then_nothing_ever_takes_its_rows(
-    store: MemoryStore,
-) -> None:
+def test_why_without_readable_metadata_says_it_stays(store: MemoryStore) -> None:
     for name, text in (("default:unknown", ""), ("default:broken", "[]")):
         odd = unknown_topic(store, name).plain(NOW_MS - DAY)
         if text:
@@ -183,9 +174,7 @@ def test_given_a_key_that_is_none_of_ours_then_it_stays(orders: Topic) -> None:
         assert (fate.action, fate.reason, fate.rule) == ("keep", Reason.UNRECOGNIZED, None)
 
 
-def test_given_a_value_that_cannot_be_read_then_the_row_is_there_all_the_same(
-    orders: Topic, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_why_of_an_unreadable_value_finds_the_row(orders: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     orders.plain(PUBLISHED_MS)
     read = orders.store.message.read
     monkeypatch.setattr(
@@ -207,9 +196,7 @@ def test_given_a_value_that_cannot_be_read_then_the_row_is_there_all_the_same(
     ],
 )
 @pytest.mark.parametrize("due", [False, True])
-def test_given_a_topic_that_somebody_has_to_let_go_then_no_time_is_told_at_which_it_goes(
-    orders: Topic, hold: Hold, given: dict[str, Any], due: bool
-) -> None:
+def test_why_of_a_topic_on_hold_names_no_time(orders: Topic, hold: Hold, given: dict[str, Any], due: bool) -> None:
     orders.plain(PUBLISHED_MS)
     fate = only(ask(orders, PUBLISHED_MS, now_ms=DUE_MS - (not due), **given)).fate
     assert (fate.action, fate.rule, fate.due_ms) == ("keep", Rule.EXPIRED, DUE_MS)
@@ -258,9 +245,7 @@ def test_given_a_ttl_that_was_shortened_then_a_row_goes_when_the_hold_ends(order
     age_ms=st.integers(0, 3 * HOUR),
     generation=st.sampled_from([1, 2, -1]),
 )
-def test_given_any_frontier_then_a_row_goes_at_the_moment_that_is_named_and_not_before(
-    ttl_seconds: int, cutoff_age_ms: int, age_ms: int, generation: int
-) -> None:
+def test_why_names_the_moment_it_goes(ttl_seconds: int, cutoff_age_ms: int, age_ms: int, generation: int) -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=ttl_seconds, generation=generation).at(1).plain(NOW_MS - age_ms)
     record = FrontierRecord(1, NOW_MS - cutoff_age_ms, at(NOW_MS), NOW_MS - DAY)
@@ -281,7 +266,7 @@ def test_given_any_transaction_then_its_state_has_the_name_that_inspect_gives_it
         assert [row["pointer"] for row in shown] == [found.to_json()["pointer"] for found in answers]
 
 
-def test_given_an_invalid_transaction_then_its_live_row_is_inverted_and_its_due_row_goes(orders: Topic) -> None:
+def test_why_of_an_invalid_row_inverts_if_live_and_deletes_if_due(orders: Topic) -> None:
     orders.tx(INVALID, NOW_MS, PUBLISHED_MS)
     live, due = only(ask(orders, NOW_MS)).fate, only(ask(orders, PUBLISHED_MS, 1)).fate
     assert (live.action, live.invert, live.rule) == ("invert", True, Rule.EXPIRED)
@@ -296,9 +281,7 @@ def test_given_an_invalid_transaction_then_its_live_row_is_inverted_and_its_due_
         ({"protect": ("*:*",)}, "invert", Hold.PROTECTED),
     ],
 )
-def test_given_an_invalid_transaction_in_a_topic_aside_then_only_a_protected_one_is_inverted(
-    orders: Topic, given: dict[str, Any], action: str, hold: Hold
-) -> None:
+def test_why_of_a_held_invalid_row_inverts(orders: Topic, given: dict[str, Any], action: str, hold: Hold) -> None:
     orders.tx(INVALID, NOW_MS)
     fate = only(ask(orders, NOW_MS, **given)).fate
     assert (fate.action, fate.invert, fate.hold) == (action, True, hold)
@@ -307,9 +290,7 @@ def test_given_an_invalid_transaction_in_a_topic_aside_then_only_a_protected_one
     assert (fate.action, fate.hold) == ((action, None) if action == "invert" else (action, hold))
 
 
-def test_given_a_negative_pointer_then_the_runs_that_may_have_negated_it_are_named(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_why_of_a_negative_pointer_names_the_runs_that_inverted(orders: Topic, state: SqliteState) -> None:
     orders.tx(-INVALID, NOW_MS).tx(COMMITTED, NOW_MS)
     key = MessageKey(orders.id, 1, NOW_MS, 0).pack()
     inverted = entry(rule="invalid_transaction", start=key, stop=key + b"\xff", oldest_ms=NOW_MS, newest_ms=NOW_MS)
@@ -367,7 +348,7 @@ def test_given_a_transaction_that_may_commit_then_the_payload_waits_for_that(ord
     assert (fate.reason, fate.goes_ms) == (Reason.UNDECIDED, None)
 
 
-def test_given_no_snapshot_then_a_payload_waits_until_its_transaction_is_too_old_to_commit(orders: Topic) -> None:
+def test_why_of_a_payload_without_a_snapshot_waits_for_its_lifetime(orders: Topic) -> None:
     young = pointer(NOW_MS - MINUTE)
     asked = stored(orders, young, STORED_MS + 1)
     over_ms = NOW_MS - MINUTE + LIFETIME.undecided_ms
@@ -376,9 +357,7 @@ def test_given_no_snapshot_then_a_payload_waits_until_its_transaction_is_too_old
         assert (fate.action, fate.goes_ms) == (action, over_ms)
 
 
-def test_given_an_id_with_a_payload_that_is_gone_then_only_runs_that_may_have_taken_it_are_named(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_why_of_a_lost_payload_names_runs_that_may_have_it(orders: Topic, state: SqliteState) -> None:
     orders.ref(COMMITTED, NOW_MS)
     wanted = PayloadKey(orders.id, 1, COMMITTED, STORED_MS, 4)
     wide = entry(
@@ -418,18 +397,14 @@ def taken_range(orders: Topic, generation: int, start_ms: int, stop_ms: int, **c
     ("publish_ms", "taken"),
     [(PUBLISHED_MS - 1, False), (PUBLISHED_MS, True), (PUBLISHED_MS + 9, True), (PUBLISHED_MS + 10, False)],
 )
-def test_given_a_range_that_a_run_took_then_a_row_in_it_was_taken_by_that_run(
-    orders: Topic, state: SqliteState, publish_ms: int, taken: bool
-) -> None:
+def test_why_of_a_range_names_its_run(orders: Topic, state: SqliteState, publish_ms: int, taken: bool) -> None:
     state.add_ledger([taken_range(orders, 1, PUBLISHED_MS, PUBLISHED_MS + 10)])
     [missing] = ask(orders, publish_ms, 0, state=state).missing
     assert (missing.table, missing.key) == ("message", None)
     assert [trace.certain for trace in missing.taken] == [True] * taken
 
 
-def test_given_entries_of_several_generations_then_all_that_hold_the_id_are_named_newest_first(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_why_of_several_generations_names_all_newest_first(orders: Topic, state: SqliteState) -> None:
     stop_ms = PUBLISHED_MS + 10
     first = taken_range(orders, 1, PUBLISHED_MS, stop_ms, at_ms=1, rule="old_generation")
     second = taken_range(orders, 2, PUBLISHED_MS, stop_ms, at_ms=3)
@@ -442,9 +417,7 @@ def test_given_entries_of_several_generations_then_all_that_hold_the_id_are_name
     assert [(trace.entry, trace.certain) for trace in missing.taken] == [(second, True), (died, False), (first, True)]
 
 
-def test_given_a_run_that_has_not_ended_then_what_it_announced_counts_and_what_others_left_does_not(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_why_during_a_run_counts_what_it_announced(orders: Topic, state: SqliteState) -> None:
     announced = taken_range(orders, 5, PUBLISHED_MS, PUBLISHED_MS + 10, run_id="on")
     announced = replace(announced, rows=None, oldest_ms=None, newest_ms=None, cutoff_ms=NOW_MS)
     state.intend(announced)
@@ -475,9 +448,7 @@ def test_given_a_state_then_it_says_from_when_on_nothing_is_missing_in_it(orders
 # --- the answer as a whole -------------------------------------------------------------------------------------------
 
 
-def test_given_any_answer_then_it_is_json_with_ids_as_strings_and_nothing_was_written(
-    orders: Topic, state: SqliteState
-) -> None:
+def test_why_is_json_with_text_ids_and_writes_nothing(orders: Topic, state: SqliteState) -> None:
     asked = stored(orders, COMMITTED, NOW_MS)
     state.add_ledger([taken_range(orders, 1, 5, 9)])
     there = context(orders.store)

@@ -181,7 +181,7 @@ ZEROS = {
 }
 
 
-def test_given_nothing_has_happened_then_counters_are_zero_and_what_is_unknown_is_not_there() -> None:
+def test_metrics_before_anything_are_zeros_without_unknowns() -> None:
     assert without_prefix(seen(empty())) == {
         **ZEROS,
         "build_info 1.2.3": 1,
@@ -261,7 +261,7 @@ def test_given_counters_of_a_newer_version_then_they_are_left_out() -> None:
     assert seen(empty(counters=unknown)) == seen(empty())
 
 
-def test_given_a_known_counter_with_a_value_nobody_knew_then_it_is_shown_so_that_sums_are_right() -> None:
+def test_metrics_show_a_known_counter_with_an_unknown_label() -> None:
     found = seen(empty(counters=counter("guard_trips_total", 7, guard="gravity")))
     assert found["tms_janitor_guard_trips_total gravity"] == 7
 
@@ -279,11 +279,11 @@ def test_given_a_run_then_what_it_counted_is_known_to_the_metrics() -> None:
     orders = topic(store, "default:orders", ttl_seconds=60)
     invalid = pointer(NOW_MS - 2 * MINUTE)
     orders.plain(NOW_MS - 2 * MINUTE, NOW_MS - 61_000).tx(invalid, NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.invalid = [invalid]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.snapshots.invalid = [invalid]
+    report = kit.engine.run_once(adopt=True)
 
-    stored = rig.state.counters()
+    stored = kit.state.counters()
     known = {item.name: item for item in CATALOGUE}
     found = seen(empty(counters=stored))
     for name, labels in stored:
@@ -335,13 +335,11 @@ FOUR = [behind("a:a:x", 0), behind("a:a:y", 9), behind("a:b:x", 30), behind("b:a
         ("none", {"_other _other _other": 59}),
     ],
 )
-def test_given_consumers_then_those_furthest_behind_have_series_and_the_others_are_summed(
-    per_topic: PerTopic, expected: FoundRow
-) -> None:
+def test_metrics_of_consumers_show_the_slowest_and_sum_the_others(per_topic: PerTopic, expected: Found) -> None:
     assert lags(seen(empty(consumers=FOUR), per_topic, 2)) == expected
 
 
-def test_given_a_consumer_that_is_shown_when_another_is_little_further_behind_then_it_stays() -> None:
+def test_metrics_keep_a_shown_consumer_until_another_is_far_slower() -> None:
     made = metrics(empty(consumers=FOUR), "top", 2)
     made.update(empty(consumers=[*FOUR, behind("c:c:c", 23)]))
     assert lags(series(parse_text(text(made)))) == {"a b x": 30, "b a x": 20, "_other _other _other": 32}
@@ -418,9 +416,7 @@ names = st.integers(0, 12).map(lambda number: TopicName("n", str(number)))
 
 
 @given(st.dictionaries(names, st.integers(0, 100)), st.sets(names), st.integers(1, 8))
-def test_a_topic_is_left_out_only_for_those_that_are_larger(
-    sizes: dict[TopicName, int], before: set[TopicName], top: int
-) -> None:
+def test_largest_leaves_out_smaller_topics(sizes: dict[TopicName, int], before: set[TopicName], top: int) -> None:
     chosen = largest(sizes, before, top)
     assert len(chosen) == min(top, len(sizes))
     for out in sizes.keys() - chosen:
@@ -496,9 +492,7 @@ PROMETHEUS = (
         ("\x00\udc80", False),
     ],
 )
-def test_openmetrics_is_written_to_those_who_ask_for_it_and_text_to_all_others(
-    accept: str | None, openmetrics: bool
-) -> None:
+def test_metrics_are_openmetrics_for_those_who_ask(accept: str | None, openmetrics: bool) -> None:
     body, content_type = metrics(full()).render(accept)
     assert content_type.startswith("application/openmetrics-text; version=1.0.0" if openmetrics else "text/plain;")
     assert body.endswith(b"# EOF\n") is openmetrics

@@ -411,17 +411,13 @@ def check_figures(
 
 
 @given(scenes(), st.integers(1, 7))
-def test_given_a_random_store_when_swept_in_memory_then_every_row_is_as_the_law_says(
-    scene: Scene, batch_rows: int
-) -> None:
+def test_sweep_of_a_random_store_in_memory_is_as_the_rules_say(scene: Scene, batch_rows: int) -> None:
     with memory_store() as store:
         check(scene, store, batch_rows)
 
 
 @given(processed_scenes(), st.integers(1, 7))
-def test_given_consumers_that_have_read_when_swept_then_every_row_is_as_the_law_says(
-    scene: Scene, batch_rows: int
-) -> None:
+def test_sweep_beside_consumers_is_as_the_rules_say(scene: Scene, batch_rows: int) -> None:
     with memory_store() as store:
         check(scene, store, batch_rows)
 
@@ -437,7 +433,7 @@ def test_given_a_reference_under_a_key_too_long_when_swept_then_its_payload_stay
         assert len(list(every(store.payload, PAYLOADS))) == 1
 
 
-def test_given_cells_that_do_not_say_whether_they_refer_when_swept_then_all_count_as_if_they_did() -> None:
+def test_sweep_of_cells_without_references_counts_all_as_references() -> None:
     topic, now_ms = NAMES[0], NOWS[4]
     scene, pointer = Scene(now_ms), (now_ms - 1000) * 10**6
     scene.snapshot = VisibilityState(now_ms, now_ms * 10**6, now_ms * 10**6, array("q"))
@@ -455,26 +451,20 @@ def test_given_cells_that_do_not_say_whether_they_refer_when_swept_then_all_coun
 
 
 @given(scenes() | processed_scenes(), st.integers(1, 7))
-def test_given_a_random_store_of_such_cells_when_swept_then_every_row_is_as_the_law_says(
-    scene: Scene, batch_rows: int
-) -> None:
+def test_sweep_of_a_random_store_of_such_cells_is_as_the_rules_say(scene: Scene, batch_rows: int) -> None:
     with memory_store() as store:
         store.message = SilentCells(store.calls)
         check(scene, store, batch_rows, tells=False)
 
 
 @given(scenes(), st.integers(1, 7))
-def test_given_a_random_store_when_swept_on_leveldb_then_every_row_is_as_the_law_says(
-    scene: Scene, batch_rows: int
-) -> None:
+def test_sweep_of_a_random_store_on_leveldb_is_as_the_rules_say(scene: Scene, batch_rows: int) -> None:
     with leveldb_store() as store:
         check(scene, store, batch_rows)
 
 
 @given(scenes(), st.integers(1, 7) | st.just(50), st.sampled_from([1, 2, 4]))
-def test_given_a_random_store_in_parts_when_swept_by_several_threads_then_every_row_is_as_the_law_says(
-    scene: Scene, batch_rows: int, workers: int
-) -> None:
+def test_sweep_by_threads_is_as_the_rules_say(scene: Scene, batch_rows: int, workers: int) -> None:
     check(scene, SaltedStore(), batch_rows, workers)
 
 
@@ -494,9 +484,7 @@ def test_given_a_swept_store_when_swept_again_at_once_then_nothing_is_left_to_do
 
 
 @given(scenes() | processed_scenes(), st.integers(1, 7), st.integers(0, 10**9))
-def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_shows_is_done(
-    scene: Scene, batch_rows: int, later_ms: int
-) -> None:
+def test_apply_later_does_exactly_what_the_plan_shows(scene: Scene, batch_rows: int, later_ms: int) -> None:
     with memory_store() as store, memory_store() as twin, tempfile.TemporaryDirectory() as folder:
         sweep(scene, twin, batch_rows)
         scene.fill(store)
@@ -524,9 +512,7 @@ def test_given_a_plan_of_a_random_store_when_applied_later_then_exactly_what_it_
 
 
 @pytest.mark.parametrize("generation", [1, 3, -3, INT_MAX, -INT_MAX])
-def test_given_an_open_frontier_when_spans_are_made_then_they_are_contiguous_from_the_first_generation(
-    generation: int,
-) -> None:
+def test_spans_of_an_open_frontier_are_contiguous(generation: int) -> None:
     topic = TopicMetadata(NAMES[0], generation, 60)
     spans = message_spans(topic, Frontier.open(1_700_000_000_000, topic))
     assert all(first.stop == second.start for first, second in pairwise(spans))

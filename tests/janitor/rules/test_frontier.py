@@ -74,14 +74,12 @@ def settled(generation: int = 1) -> FrontierRecord:
         (100, 30, "", 100),
     ],
 )
-def test_given_two_readings_when_they_differ_then_the_smaller_counts_within_a_boot_and_wall_time_across(
-    wall_ms: int, monotonic_ms: int, boot_id: str, elapsed: int
-) -> None:
+def test_elapsed_is_the_smaller_within_a_boot(wall_ms: int, monotonic_ms: int, boot_id: str, elapsed: int) -> None:
     now = ClockAnchor(START_MS + wall_ms, START.monotonic_ms + monotonic_ms, boot_id)
     assert elapsed_ms(START, now) == elapsed
 
 
-def test_given_a_system_that_does_not_name_its_boots_when_asked_then_wall_time_counts() -> None:
+def test_elapsed_without_names_of_boots_is_wall_time() -> None:
     nameless = replace(START, boot_id="")
     assert elapsed_ms(nameless, stepped(nameless, 100)) == 100
 
@@ -90,7 +88,7 @@ def test_given_a_system_that_does_not_name_its_boots_when_asked_then_wall_time_c
 
 
 @pytest.mark.parametrize("passed_ms", [0, 1, 60_000, 30 * DAY_MS])
-def test_given_a_settled_topic_when_honest_time_passes_then_the_cutoff_follows_the_law(passed_ms: int) -> None:
+def test_advance_of_a_settled_topic_follows_time(passed_ms: int) -> None:
     now = later(START, passed_ms)
     frontier, record = step(settled(), topic(), now)
     assert frontier == Frontier.open(now.wall_ms, topic())
@@ -100,9 +98,7 @@ def test_given_a_settled_topic_when_honest_time_passes_then_the_cutoff_follows_t
 @pytest.mark.parametrize(
     ("ahead_ms", "hold"), [(ALLOWANCE_MS - 1, None), (ALLOWANCE_MS, None), (ALLOWANCE_MS + 1, Hold.FRONTIER)]
 )
-def test_given_a_cutoff_ahead_of_time_when_it_is_by_more_than_the_allowance_then_it_is_held(
-    ahead_ms: int, hold: Hold | None
-) -> None:
+def test_advance_ahead_of_time_by_more_than_allowed_is_held(ahead_ms: int, hold: Hold | None) -> None:
     now = stepped(later(START, 60_000), ahead_ms)
     frontier, record = step(settled(), topic(), now)
     assert frontier.hold is hold
@@ -119,9 +115,7 @@ def test_given_small_steps_ahead_when_each_is_within_the_allowance_then_none_is_
 
 
 @given(st.lists(st.integers(0, 2 * DAY_MS), max_size=8), st.sampled_from([1, 2, -2]), st.integers(1, 10**6))
-def test_given_any_run_of_a_held_topic_when_time_passes_then_the_frontier_moves_by_it_and_never_past_the_law(
-    steps: list[int], generation: int, ttl_seconds: int
-) -> None:
+def test_advance_of_a_held_topic_stays_within_time(steps: list[int], generation: int, ttl_seconds: int) -> None:
     metadata = topic(generation, ttl_seconds)
     record, now = settled(), START
     for passed_ms in steps:
@@ -137,7 +131,7 @@ def test_given_any_run_of_a_held_topic_when_time_passes_then_the_frontier_moves_
 # --- a jump ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_ttl_that_was_shortened_when_met_then_the_jump_is_held_and_time_alone_goes_on() -> None:
+def test_advance_to_a_shorter_ttl_is_held_while_time_goes_on() -> None:
     shorter = topic(ttl_seconds=3600)
     now = later(START, 60_000)
     frontier, record = step(settled(), shorter, now)
@@ -157,7 +151,7 @@ def test_given_a_ttl_that_was_lengthened_when_met_then_the_cutoff_goes_back_at_o
     assert record.cutoff_ms == due(START, 2 * TTL_SECONDS)
 
 
-def test_given_a_ttl_that_was_lengthened_and_shortened_again_when_met_then_that_is_a_jump() -> None:
+def test_advance_to_a_longer_ttl_and_back_is_a_jump() -> None:
     _, record = step(settled(), topic(ttl_seconds=2 * TTL_SECONDS), START)
     frontier, _ = step(record, topic(), START)
     assert frontier.hold is Hold.FRONTIER
@@ -187,15 +181,13 @@ def test_given_a_held_ttl_when_it_is_undone_then_nothing_waits_any_more() -> Non
         (3, 1, None),
     ],
 )
-def test_given_a_generation_when_the_change_makes_one_old_then_it_is_held(
-    reached: int, generation: int, hold: Hold | None
-) -> None:
+def test_advance_to_a_newer_generation_is_held(reached: int, generation: int, hold: Hold | None) -> None:
     frontier, record = step(settled(reached), topic(generation), START)
     assert frontier.hold is hold
     assert frontier.generation == record.generation == (reached if hold else generation)
 
 
-def test_given_a_deleted_topic_when_its_ttl_was_shortened_too_then_only_the_generation_counts() -> None:
+def test_advance_of_a_deleted_topic_ignores_its_ttl() -> None:
     frontier, record = step(settled(-1), topic(-1, 1), START)
     assert frontier.hold is None
     assert record.cutoff_ms == due(START, 1)
@@ -261,9 +253,7 @@ def test_given_an_approval_when_the_jump_is_the_one_approved_then_it_is_let_go_o
 
 
 @pytest.mark.parametrize("other", [topic(1, 1800), topic(2, 3600), topic(-1, 3600)])
-def test_given_an_approval_when_the_jump_is_another_then_it_is_held_and_the_approval_is_gone(
-    other: TopicMetadata,
-) -> None:
+def test_approval_of_another_jump_is_gone_and_holds(other: TopicMetadata) -> None:
     shorter = topic(1, 3600)
     _, record = step(settled(), shorter, START)
     frontier, record = step(approve(record, shorter), other, START)
@@ -289,7 +279,7 @@ def test_given_a_reboot_when_the_clock_is_right_then_the_cutoff_follows_the_law(
     assert record.at == now
 
 
-def test_given_a_clock_that_went_back_when_it_comes_forward_again_then_that_is_a_jump() -> None:
+def test_advance_after_a_clock_went_back_and_forth_is_a_jump() -> None:
     back = stepped(START, -DAY_MS)
     frontier, record = step(settled(), topic(), back)
     assert frontier == Frontier.open(back.wall_ms, topic())
@@ -298,7 +288,7 @@ def test_given_a_clock_that_went_back_when_it_comes_forward_again_then_that_is_a
     assert frontier.cutoff.ms == due(back) + 1000
 
 
-def test_given_a_clock_that_went_back_when_a_jump_is_held_then_the_cutoff_goes_back_with_the_law() -> None:
+def test_advance_of_a_hold_with_a_clock_set_back_goes_back() -> None:
     frontier, record = step(settled(), topic(2), stepped(START, -DAY_MS))
     assert frontier.hold is Hold.FRONTIER
     assert frontier.cutoff.ms == record.cutoff_ms == due(START) - DAY_MS
@@ -308,7 +298,7 @@ def test_given_a_clock_that_went_back_when_a_jump_is_held_then_the_cutoff_goes_b
 
 
 @pytest.mark.parametrize("generation", [1, 3, -3])
-def test_given_a_topic_never_seen_when_met_then_nothing_of_it_goes_until_its_time_has_passed(generation: int) -> None:
+def test_advance_of_a_new_topic_holds_until_its_time_has_passed(generation: int) -> None:
     new = topic(generation)
     frontier, record = step(None, new, START)
     assert frontier == Frontier(START_MS, Cutoff(due(START)), Cutoff(0), 0, Hold.FRONTIER)
@@ -321,7 +311,7 @@ def test_given_a_topic_never_seen_when_met_then_nothing_of_it_goes_until_its_tim
     assert record.first_seen_ms == START_MS
 
 
-def test_given_a_topic_never_seen_when_admitted_then_all_that_is_due_goes_and_no_more() -> None:
+def test_admit_of_a_new_topic_lets_what_is_due_go() -> None:
     record = admit(topic(3), START)
     assert record == FrontierRecord(3, due(START), START, START_MS)
     assert step(record, topic(3), START)[0] == Frontier.open(START_MS, topic(3))
@@ -332,7 +322,7 @@ def test_given_a_ttl_longer_than_time_itself_when_admitted_then_the_cutoff_is_ze
     assert admit(topic(), ClockAnchor(0, 0, "boot")).cutoff_ms == 0
 
 
-def test_given_a_topic_that_was_passed_by_when_it_is_no_longer_then_what_gathered_is_a_jump() -> None:
+def test_stand_still_makes_a_jump_of_what_gathered() -> None:
     now = later(START, DAY_MS)
     record = freeze(settled(), now)
     assert record == replace(settled(), at=now)
@@ -341,7 +331,7 @@ def test_given_a_topic_that_was_passed_by_when_it_is_no_longer_then_what_gathere
     assert frontier.cutoff.ms == due(START) + 60_000
 
 
-def test_given_a_held_jump_when_the_topic_is_passed_by_for_days_then_the_hold_begins_anew() -> None:
+def test_stand_still_for_days_starts_the_hold_again() -> None:
     _, record = step(settled(), topic(2), START)
     record = approve(record, topic(2))
     assert (record.pending, record.approved) != (None, None)
@@ -353,9 +343,7 @@ def test_given_a_held_jump_when_the_topic_is_passed_by_for_days_then_the_hold_be
     assert record.pending == PendingJump(2, TTL_SECONDS, later(away, 1000))
 
 
-def test_given_a_wall_clock_that_is_behind_when_advanced_then_rows_are_judged_by_it_and_time_that_passed_is_not() -> (
-    None
-):
+def test_advance_behind_the_clock_judges_by_the_given_time() -> None:
     now = later(START, HOUR_MS)
     _, held = step(settled(), topic(2), START)
     terms = {"hold_seconds": HOLD_SECONDS, "allowance_ms": ALLOWANCE_MS}
@@ -363,7 +351,7 @@ def test_given_a_wall_clock_that_is_behind_when_advanced_then_rows_are_judged_by
     assert frontier == Frontier.open(START_MS - DAY_MS, topic(2))
 
 
-def test_given_a_topic_never_seen_when_passed_by_then_it_is_held_once_it_is_no_longer() -> None:
-    record = freeze(None, START)
+def test_stand_still_of_a_new_topic_holds_it_afterwards() -> None:
+    record = stand_still(None, START)
     assert record == FrontierRecord(0, 0, START, START_MS)
     assert step(record, topic(3), later(START, 1000))[0].hold is Hold.FRONTIER

@@ -85,14 +85,12 @@ def judge_unknown(row: Row, transactions: Known | None = None) -> Verdict:
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_l0_given_bytes_that_are_no_key_when_judged_then_they_are_unrecognized_whatever_else_is_known(
-    table: str,
-) -> None:
+def test_l0_bytes_that_are_no_key_are_unrecognized_whatever_is_known(table: str) -> None:
     row = Row("message" if table == "message" else "payload", None)
     assert judge(row) == judge(row, -5, expires_ms=0) == judge_unknown(row) == UNRECOGNIZED
 
 
-def test_l0_given_bytes_that_are_no_key_when_their_pointer_is_invalid_then_they_stay_as_they_are() -> None:
+def test_l0_bytes_that_are_no_key_are_not_inverted() -> None:
     assert judge(Row("message", None, POINTER), transactions=INVALID) == UNRECOGNIZED
 
 
@@ -109,12 +107,12 @@ def test_l0_given_a_time_when_it_is_negative_then_the_row_is_unrecognized(time_m
     assert judge(message(time_ms)) == judge(payload(time_ms)) == verdict
 
 
-def test_l0_given_a_negative_time_when_the_generation_is_old_then_the_row_is_still_unrecognized() -> None:
+def test_l0_negative_time_of_an_old_generation_is_unrecognized() -> None:
     assert judge(message(-1, 1), 3) == judge(message(-1, 1), -1) == judge(payload(-1, 1), 3) == UNRECOGNIZED
 
 
 @pytest.mark.parametrize("row", [message(NOW_MS, 0, POINTER), message(-1, 1, POINTER)])
-def test_l0_given_unrecognized_values_when_the_pointer_is_invalid_then_it_is_inverted(row: Row) -> None:
+def test_l0_unrecognized_numbers_with_an_invalid_pointer_are_inverted(row: Row) -> None:
     inverted = Invert(Reason.UNRECOGNIZED)
     assert judge(row, transactions=INVALID) == judge_unknown(row, INVALID) == inverted
 
@@ -155,9 +153,7 @@ def test_l1_given_a_deleted_topic_when_judged_then_it_is_known() -> None:
         (INT_MAX, -INT_MAX, OLD),
     ],
 )
-def test_l2_given_a_data_generation_when_the_topic_is_at_another_then_only_earlier_lives_go(
-    data: int, generation: int, verdict: Verdict
-) -> None:
+def test_l2_earlier_generations_alone_are_deleted(data: int, generation: int, verdict: Verdict) -> None:
     assert judge(message(NOW_MS, data), generation) == judge(payload(NOW_MS, data), generation) == verdict
 
 
@@ -176,7 +172,7 @@ def test_l3_given_a_row_when_it_is_older_than_the_ttl_strictly_then_it_goes(time
     assert judge(message(time_ms)) == judge(payload(time_ms)) == verdict
 
 
-def test_l3_given_a_payload_when_judged_then_its_own_time_counts_and_not_its_transactions() -> None:
+def test_l3_payload_expires_by_its_own_time_not_its_transactions() -> None:
     begun_long_ago = Row("payload", PayloadKey(TOPIC, 1, 1, DUE_MS, 0))
     begun_later = Row("payload", PayloadKey(TOPIC, 1, LONG_MAX, DUE_MS - 1, 0))
     assert (judge(begun_long_ago), judge(begun_later)) == (LIVE, EXPIRED)
@@ -194,9 +190,7 @@ def test_l3_given_a_clock_in_1970_when_nothing_can_be_that_old_then_all_lives() 
 @pytest.mark.parametrize(
     ("pointer", "verdict"), [(-POINTER, LIVE), (-1, LIVE), (0, LIVE), (1, Invert(Reason.LIVE)), (None, LIVE)]
 )
-def test_l4_given_a_pointer_in_the_invalid_list_when_it_is_positive_then_it_is_inverted(
-    pointer: int | None, verdict: Verdict
-) -> None:
+def test_l4_pointer_in_the_invalid_list_is_inverted_if_positive(pointer: int | None, verdict: Verdict) -> None:
     listed = Known(invalid=frozenset({-POINTER, POINTER, -1, 0, 1}))
     assert judge(message(pointer=pointer), transactions=listed) == verdict
 
@@ -211,7 +205,7 @@ def test_l4_given_an_invalid_pointer_when_the_row_goes_then_it_is_not_inverted_f
     assert judge(message(NOW_MS, 1, POINTER), 2, transactions=INVALID) == OLD
 
 
-def test_l4_given_an_invalid_pointer_when_the_row_stays_for_another_reason_then_it_is_inverted() -> None:
+def test_l4_invalid_row_that_stays_for_another_reason_is_inverted() -> None:
     topic = metadata(2)
     protected = Frontier.closed(NOW_MS, topic, Hold.PROTECTED)
     waiting = held(topic, cutoff_ms=DUE_MS - 10, generation=1)
@@ -220,23 +214,23 @@ def test_l4_given_an_invalid_pointer_when_the_row_stays_for_another_reason_then_
     assert judge(old, 2, waiting, INVALID) == judge(old, 2, protected, INVALID) == Invert(Reason.HELD)
 
 
-def test_l4_given_an_invalid_transaction_when_a_payload_row_is_judged_then_it_is_not_inverted() -> None:
+def test_l4_payload_of_an_invalid_transaction_is_not_inverted() -> None:
     assert judge(payload(), transactions=INVALID) == LIVE
 
 
 # --- L5: payloads that are still needed ------------------------------------------------------------------------------
 
 
-def test_l5_given_an_expired_payload_when_its_transaction_may_still_commit_then_it_stays() -> None:
+def test_l5_expired_payload_of_an_open_transaction_stays() -> None:
     assert judge(payload(DUE_MS - 1), transactions=OPEN) == UNDECIDED
     assert judge(payload(DUE_MS - 1), transactions=Known(undecided=frozenset({POINTER + 1}))) == EXPIRED
 
 
-def test_l5_given_an_expired_payload_when_a_message_that_stays_refers_to_it_then_it_stays() -> None:
+def test_l5_expired_payload_of_a_living_message_stays() -> None:
     assert judge(payload(DUE_MS - 1), referenced=True) == REFERENCED
 
 
-def test_l5_given_an_expired_payload_when_it_is_undecided_and_referenced_then_it_counts_as_undecided() -> None:
+def test_l5_expired_payload_open_and_referenced_counts_as_undecided() -> None:
     assert judge(payload(DUE_MS - 1), transactions=OPEN, referenced=True) == UNDECIDED
 
 
@@ -250,11 +244,11 @@ def test_l5_given_a_payload_of_an_old_generation_when_it_is_needed_then_it_goes(
     assert judge(payload(NOW_MS), generation, transactions=OPEN, referenced=True) == OLD
 
 
-def test_l5_given_an_expired_message_when_its_transaction_may_still_commit_then_it_goes() -> None:
+def test_l5_expired_message_of_an_open_transaction_is_deleted() -> None:
     assert judge(message(DUE_MS - 1, 1, POINTER), transactions=OPEN, referenced=True) == EXPIRED
 
 
-def test_l5_given_a_payload_that_is_held_when_it_is_needed_too_then_it_counts_as_held() -> None:
+def test_l5_held_payload_that_is_needed_counts_as_held() -> None:
     frontier = held(metadata(), cutoff_ms=DUE_MS - 10, generation=1)
     assert judge(payload(DUE_MS - 10), 1, frontier, OPEN, referenced=True) == HELD
 
@@ -262,7 +256,7 @@ def test_l5_given_a_payload_that_is_held_when_it_is_needed_too_then_it_counts_as
 @pytest.mark.parametrize(
     ("transactions", "referenced", "verdict"), [(OPEN, False, UNDECIDED), (None, True, REFERENCED), (None, False, OLD)]
 )
-def test_l5_given_a_generation_whose_end_is_held_when_a_payload_goes_by_time_then_it_must_not_be_needed(
+def test_l5_payload_of_a_held_end_must_not_be_needed(
     transactions: Known | None, referenced: bool, verdict: Verdict
 ) -> None:
     frontier = held(metadata(2), cutoff_ms=DUE_MS, generation=1)
@@ -273,9 +267,7 @@ def test_l5_given_a_generation_whose_end_is_held_when_a_payload_goes_by_time_the
 
 
 @pytest.mark.parametrize(("expires_ms", "verdict"), [(NOW_MS - 1, EXPIRED), (NOW_MS, EXPIRED), (NOW_MS + 1, LIVE)])
-def test_l6_given_a_ttl_of_its_own_when_its_moment_has_come_then_the_row_goes(
-    expires_ms: int, verdict: Verdict
-) -> None:
+def test_l6_own_ttl_that_is_over_deletes_the_row(expires_ms: int, verdict: Verdict) -> None:
     assert judge(message(NOW_MS - 1), expires_ms=expires_ms) == verdict
     assert judge(payload(NOW_MS - 1), expires_ms=expires_ms) == verdict
 
@@ -292,7 +284,7 @@ def test_l6_given_a_ttl_of_its_own_when_the_topic_is_held_then_the_row_is_held()
     assert judge(message(DUE_MS - 11), 1, within, expires_ms=NOW_MS) == EXPIRED
 
 
-def test_l6_given_a_topic_that_waits_for_transactions_then_only_what_was_decided_goes() -> None:
+def test_l6_topic_waiting_for_transactions_deletes_decided_rows() -> None:
     within = replace(Frontier.open(NOW_MS, metadata()), decided_ms=NOW_MS - 10)
     assert judge(message(NOW_MS - 10), 1, within, expires_ms=NOW_MS) == HELD
     assert judge(message(NOW_MS - 11), 1, within, expires_ms=NOW_MS) == EXPIRED
@@ -332,14 +324,12 @@ def done(topic: TopicMetadata, hold: Hold | None = None) -> Frontier:
         (DUE_MS - 1, 0, EXPIRED),
     ],
 )
-def test_l7_given_a_message_when_all_consumers_have_processed_it_then_it_goes(
-    time_ms: int, sequence: int, verdict: Verdict
-) -> None:
+def test_l7_message_processed_by_all_is_deleted(time_ms: int, sequence: int, verdict: Verdict) -> None:
     row = Row("message", MessageKey(TOPIC, 1, time_ms, sequence))
     assert judge(row, 1, done(metadata())) == verdict
 
 
-def test_l7_given_a_payload_then_it_goes_before_the_last_millisecond_if_nothing_needs_it() -> None:
+def test_l7_payload_before_the_last_millisecond_is_deleted_if_free() -> None:
     assert judge(payload(BEHIND_MS - 1), 1, done(metadata())) == PROCESSED
     assert judge(payload(BEHIND_MS), 1, done(metadata())) == LIVE
     assert judge(payload(BEHIND_MS - 1), 1, done(metadata()), referenced=True) == REFERENCED
@@ -367,14 +357,14 @@ def test_given_an_open_frontier_when_made_then_it_goes_as_far_as_the_law() -> No
     assert frontier.old_below == 4
 
 
-def test_given_a_closed_frontier_when_made_then_it_lets_nothing_go_and_knows_what_is_due() -> None:
+def test_closed_frontier_deletes_nothing_and_knows_what_is_due() -> None:
     frontier = Frontier.closed(NOW_MS, metadata(3), Hold.PAUSED)
     assert frontier == Frontier(NOW_MS, Cutoff(DUE_MS), Cutoff(0), 0, Hold.PAUSED)
     assert frontier.old_below == 1
 
 
 @pytest.mark.parametrize("hold", [Hold.PAUSED, Hold.PROTECTED, Hold.QUARANTINED])
-def test_s8_given_a_closed_frontier_when_rows_are_due_then_they_are_held_and_the_others_live(hold: Hold) -> None:
+def test_s8_closed_frontier_holds_due_rows_and_others_live(hold: Hold) -> None:
     frontier = Frontier.closed(NOW_MS, metadata(2), hold)
     rows = [message(0, 1), message(0, 2), message(DUE_MS - 1, 2), message(DUE_MS, 2), message(0, 3)]
     assert [judge(row, 2, frontier) for row in rows] == [HELD, HELD, HELD, LIVE, NEWER]
@@ -391,23 +381,19 @@ def test_s8_given_a_closed_frontier_when_rows_are_due_then_they_are_held_and_the
         (DUE_MS + 1, LIVE),
     ],
 )
-def test_s8_given_a_cutoff_behind_the_law_when_rows_lie_between_then_they_are_held(
-    time_ms: int, verdict: Verdict
-) -> None:
+def test_s8_rows_between_cutoff_and_rules_are_held(time_ms: int, verdict: Verdict) -> None:
     frontier = held(metadata(), cutoff_ms=DUE_MS - 100, generation=1)
     assert judge(message(time_ms), 1, frontier) == judge(payload(time_ms), 1, frontier) == verdict
 
 
-def test_s8_given_a_cutoff_behind_the_law_when_no_hold_is_named_then_rows_between_are_held_all_the_same() -> None:
+def test_s8_rows_between_without_a_named_hold_are_held() -> None:
     frontier = replace(held(metadata(), cutoff_ms=DUE_MS - 100, generation=1), hold=None)
     rows = [message(DUE_MS - 101), message(DUE_MS - 100), message(DUE_MS)]
     assert [judge(row, 1, frontier) for row in rows] == [EXPIRED, HELD, LIVE]
 
 
 @pytest.mark.parametrize("generation", [4, -3])
-def test_s8_given_a_generation_that_became_old_when_held_then_only_what_time_alone_takes_of_it_goes(
-    generation: int,
-) -> None:
+def test_s8_held_generation_deletes_only_by_time(generation: int) -> None:
     frontier = held(metadata(generation), cutoff_ms=DUE_MS, generation=2)
     expected = {
         (1, 0): OLD,
@@ -423,18 +409,18 @@ def test_s8_given_a_generation_that_became_old_when_held_then_only_what_time_alo
         assert judge(payload(time_ms, data), generation, frontier) == verdict
 
 
-def test_s8_given_a_new_life_of_a_topic_when_the_old_one_is_held_then_its_own_rows_expire_by_time() -> None:
+def test_s8_new_generation_expires_by_time_while_the_old_is_held() -> None:
     frontier = held(metadata(3), cutoff_ms=DUE_MS - 100, generation=1)
     rows = [message(DUE_MS - 101, 3), message(DUE_MS - 100, 3), message(DUE_MS, 3)]
     assert [judge(row, 3, frontier) for row in rows] == [EXPIRED, HELD, LIVE]
 
 
-def test_s8_given_a_deletion_that_was_applied_when_the_topic_is_created_again_then_only_its_end_is_new() -> None:
+def test_s8_topic_created_again_holds_only_its_last_end() -> None:
     frontier = held(metadata(3), cutoff_ms=0, generation=-1)
     assert [judge(message(NOW_MS, data), 3, frontier) for data in (1, 2, 3)] == [OLD, HELD, LIVE]
 
 
-def test_s8_given_a_frontier_beyond_the_topic_when_it_was_restored_to_an_earlier_life_then_that_life_stays() -> None:
+def test_s8_frontier_beyond_a_restored_topic_keeps_its_rows() -> None:
     frontier = held(metadata(2), cutoff_ms=DUE_MS, generation=5)
     assert [judge(message(NOW_MS, data), 2, frontier) for data in (1, 2, 3, 5)] == [OLD, LIVE, NEWER, NEWER]
 
@@ -454,7 +440,7 @@ GENERATIONS = st.sampled_from([1, 2, 3, 4, INT_MAX]) | st.sampled_from([-1, -2, 
     st.booleans(),
     st.sampled_from([None, NOW_MS, NOW_MS + 1]),
 )
-def test_s8_given_any_frontier_when_a_row_goes_then_the_law_takes_it_and_else_it_says_what_it_waits_for(
+def test_s8_any_frontier_deletes_within_the_rules_or_names_its_reason(
     row: Row,
     generation: int,
     cutoff_ms: int,
@@ -478,9 +464,7 @@ def test_s8_given_any_frontier_when_a_row_goes_then_the_law_takes_it_and_else_it
 
 
 @pytest.mark.parametrize("generation", [2, -2])
-def test_given_two_frontiers_when_one_keeps_within_the_other_then_just_those_rows_go_that_both_let_go(
-    generation: int,
-) -> None:
+def test_within_deletes_only_what_both_frontiers_delete(generation: int) -> None:
     topic = metadata(generation)
     opened = Frontier.open(NOW_MS, topic)
     frontiers = [

@@ -51,12 +51,12 @@ OLD, EXPIRED = Rule.OLD_GENERATION, Rule.EXPIRED
 # --- messages --------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_in_its_first_life_when_nothing_is_held_then_one_span_ends_at_the_cutoff() -> None:
+def test_spans_of_a_first_generation_end_at_the_cutoff() -> None:
     topic = metadata(1)
     assert message_spans(topic, Frontier.open(NOW_MS, topic)) == [Span(gen(1), at(1, DUE_MS), EXPIRED)]
 
 
-def test_given_a_topic_in_a_later_life_when_nothing_is_held_then_old_and_expired_rows_are_one_stretch() -> None:
+def test_spans_of_a_later_generation_are_old_and_expired_rows() -> None:
     topic = metadata(3)
     spans = message_spans(topic, Frontier.open(NOW_MS, topic))
     assert spans == [Span(gen(1), gen(3), OLD), Span(gen(3), at(3, DUE_MS), EXPIRED)]
@@ -82,7 +82,7 @@ def test_given_a_cutoff_behind_the_law_when_split_then_the_rest_is_held() -> Non
     ]
 
 
-def test_given_generations_that_became_old_when_held_then_time_alone_goes_on_in_the_one_that_was_current() -> None:
+def test_spans_of_held_generations_go_on_by_time_in_one() -> None:
     assert message_spans(metadata(5), frontier(DUE_MS - 9, 2)) == [
         Span(gen(1), gen(2), OLD),
         Span(gen(2), at(2, DUE_MS - 9), OLD),
@@ -93,7 +93,7 @@ def test_given_generations_that_became_old_when_held_then_time_alone_goes_on_in_
     ]
 
 
-def test_given_a_deletion_that_was_applied_when_the_next_life_is_deleted_too_then_that_one_is_held() -> None:
+def test_spans_of_a_topic_deleted_again_hold_the_second() -> None:
     assert message_spans(metadata(-2), frontier(DUE_MS, -1)) == [
         Span(gen(1), gen(2), OLD),
         Span(gen(2), gen(3), OLD, held=True),
@@ -112,7 +112,7 @@ def test_given_a_closed_frontier_when_split_then_all_that_is_due_is_held() -> No
 # --- payloads --------------------------------------------------------------------------------------------------------
 
 
-def test_given_payloads_when_nothing_is_held_then_old_ones_go_whole_and_current_ones_row_by_row() -> None:
+def test_payload_spans_are_whole_if_old_and_by_row_if_current() -> None:
     topic = metadata(3)
     assert payload_spans(topic, Frontier.open(NOW_MS, topic), None) == [
         Span(gen(1), gen(3), OLD),
@@ -120,7 +120,7 @@ def test_given_payloads_when_nothing_is_held_then_old_ones_go_whole_and_current_
     ]
 
 
-def test_given_a_newest_pointer_when_asked_then_only_the_current_generation_ends_there() -> None:
+def test_payload_spans_end_at_the_newest_pointer_if_current() -> None:
     pointer = DUE_MS * 1_000_000
     assert payload_spans(metadata(3), frontier(DUE_MS, 1), pointer) == [
         Span(gen(1), gen(2), OLD, by_row=True),
@@ -129,7 +129,7 @@ def test_given_a_newest_pointer_when_asked_then_only_the_current_generation_ends
     ]
 
 
-def test_given_a_deleted_topic_when_asked_for_payloads_then_nothing_is_looked_at_by_row() -> None:
+def test_payload_spans_of_a_deleted_topic_are_never_by_row() -> None:
     topic = metadata(-2)
     assert payload_spans(topic, Frontier.open(NOW_MS, topic), None) == [Span(gen(1), gen(3), OLD)]
 
@@ -144,9 +144,7 @@ def test_given_a_deleted_topic_when_asked_for_payloads_then_nothing_is_looked_at
         (LONG_MAX, 0, None),
     ],
 )
-def test_given_a_cutoff_when_asked_for_the_newest_pointer_then_it_fits_or_there_is_none(
-    due_ms: int, allowance_ms: int, pointer: int | None
-) -> None:
+def test_newest_expired_pointer_fits_or_is_none(due_ms: int, allowance_ms: int, pointer: int | None) -> None:
     assert newest_expired_pointer(frontier(0, 1, due_ms=due_ms), allowance_ms) == pointer
 
 
@@ -236,9 +234,7 @@ def test_given_any_payload_key_when_the_law_speaks_then_its_span_says_the_same(s
 
 
 @given(scenes(), st.sampled_from([0, 1, 300_000]), st.integers(-1, 1), st.sampled_from([0, 1, 999_999]))
-def test_given_clocks_that_agree_when_a_payload_is_above_the_newest_pointer_then_the_law_does_not_take_it(
-    scene: Scene, allowance_ms: int, step_ms: int, rest: int
-) -> None:
+def test_payload_above_the_newest_pointer_stays(scene: Scene, allowance_ms: int, step_ms: int, rest: int) -> None:
     pointer = (scene.time_ms + allowance_ms + step_ms) * 1_000_000 + rest
     if not 0 <= pointer <= LONG_MAX or pointer // 1_000_000 - allowance_ms > scene.time_ms:
         return
@@ -257,16 +253,12 @@ def test_given_clocks_that_agree_when_a_payload_is_above_the_newest_pointer_then
     ("generation", "key"),
     [(3, gen(3) + b"\x80"), (-3, gen(4)), (INT_MAX, gen(INT_MAX) + b"\x80"), (-INT_MAX, PREFIX + b"\x80\x00\x00\x00")],
 )
-def test_given_a_topic_when_asked_what_lies_beyond_then_it_is_negative_times_and_newer_generations(
-    generation: int, key: bytes
-) -> None:
+def test_beyond_is_negative_times_and_newer_generations(generation: int, key: bytes) -> None:
     assert beyond(metadata(generation)) == key
 
 
 @given(scenes(), st.booleans())
-def test_given_any_message_key_when_no_span_and_no_live_row_reaches_it_then_it_lies_beyond(
-    scene: Scene, negative: bool
-) -> None:
+def test_key_that_no_span_and_no_live_row_reaches_is_beyond(scene: Scene, negative: bool) -> None:
     time_ms = scene.time_ms - LONG_MAX - 1 if negative else scene.time_ms
     key = MessageKey(TOPIC, scene.generation, time_ms, 0)
     edge = beyond(scene.topic)
@@ -276,12 +268,12 @@ def test_given_any_message_key_when_no_span_and_no_live_row_reaches_it_then_it_l
         assert (key.pack() >= edge) == stays
 
 
-def test_given_a_topic_when_asked_where_its_rows_stop_then_it_is_before_the_next_name() -> None:
+def test_topic_stop_is_before_the_next_name() -> None:
     assert topic_stop(b"default:t1:") == b"default:t1;"
     assert gen(-1) + b"\xff" * 30 < topic_stop(PREFIX)
 
 
-def test_given_something_without_an_end_when_asked_where_its_rows_stop_then_it_is_refused() -> None:
+def test_topic_stop_of_something_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a topic's prefix"):
         topic_stop(b"\xff")
 
@@ -304,7 +296,7 @@ def test_given_a_span_when_nothing_of_it_is_allowed_then_nothing_is_left(allowed
     assert intersect([Span(b"b", b"h", OLD)], allowed) == []
 
 
-def test_given_a_range_without_an_end_when_intersected_then_the_span_ends_where_it_did() -> None:
+def test_intersect_with_an_endless_range_keeps_the_spans_end() -> None:
     span = Span(b"b", b"h", OLD)
     assert intersect([span], [KeyRange(b"c", None)]) == [span._replace(start=b"c")]
 
@@ -317,9 +309,7 @@ def ranges(size: int) -> st.SearchStrategy[list[KeyRange]]:
 
 
 @given(ranges(3), ranges(3))
-def test_given_any_ranges_when_intersected_then_exactly_the_common_keys_are_left(
-    wanted: list[KeyRange], allowed: list[KeyRange]
-) -> None:
+def test_intersect_of_any_ranges_is_their_common_keys(wanted: list[KeyRange], allowed: list[KeyRange]) -> None:
     def covered(found: list[KeyRange] | list[Span]) -> set[int]:
         return {key for piece in found for key in range(piece.start[0], (piece.stop or b"\xff")[0])}
 

@@ -32,20 +32,18 @@ def window(*payloads: PayloadKey, since_ms: int = SINCE_MS) -> KeyRange:
 # --- where to look ---------------------------------------------------------------------------------------------------
 
 
-def test_given_a_transaction_when_asked_for_its_window_then_it_may_be_early_by_a_clock_and_late_by_the_grace() -> None:
+def test_window_of_a_transaction_allows_for_clock_and_grace() -> None:
     assert LIFETIME.window_start_ms(POINTER) == BEGUN_MS - 300
     assert LIFETIME.window_end_ms(POINTER) == END_MS
 
 
 @pytest.mark.parametrize("write_ms", [BEGUN_MS - 300, BEGUN_MS, END_MS - 1])
-def test_given_a_payload_written_in_its_transactions_time_when_asked_then_messages_lie_before_its_end(
-    write_ms: int,
-) -> None:
+def test_window_of_a_payload_in_its_time_ends_with_the_transaction(write_ms: int) -> None:
     assert window(stored(write_ms)) == KeyRange(WHOLE.start, time_prefix(TOPIC.prefix, 2, END_MS))
 
 
 @pytest.mark.parametrize("write_ms", [0, BEGUN_MS - 301, END_MS, LONG_MAX])
-def test_given_a_payload_written_at_another_time_when_asked_then_its_pointer_tells_nothing(write_ms: int) -> None:
+def test_window_of_a_payload_at_another_time_is_everything(write_ms: int) -> None:
     assert window(stored(write_ms)) == WHOLE
 
 
@@ -67,9 +65,7 @@ def test_given_a_cutoff_after_the_end_when_asked_then_there_is_nowhere_to_look(s
 
 
 @pytest.mark.parametrize(("grace_ms", "allowance_ms", "late_ms"), [(10_000, 9_999, 10_000), (300, 10_000, 10_000)])
-def test_given_a_lifetime_when_asked_then_the_greater_of_grace_and_allowance_ends_the_window(
-    grace_ms: int, allowance_ms: int, late_ms: int
-) -> None:
+def test_window_ends_by_grace_or_allowance(grace_ms: int, allowance_ms: int, late_ms: int) -> None:
     assert Lifetime(90_000, grace_ms, allowance_ms).window_end_ms(POINTER) == BEGUN_MS + 90_000 + late_ms
 
 
@@ -107,18 +103,18 @@ def test_given_references_when_looked_for_then_those_asked_for_are_found() -> No
     assert search(rows, {5, 7, 8})[0] == {5, 7}
 
 
-def test_given_a_reference_that_goes_by_a_plan_when_looked_for_then_it_does_not_count() -> None:
+def test_reference_that_a_plan_deletes_does_not_count() -> None:
     store = MemoryStore()
     going, staying = (MessageKey(TOPIC, 2, SINCE_MS, sequence).pack() for sequence in (0, 1))
     store.message.put([(going, reference(5)), (staying, reference(6))])
     assert list(find_referenced(store.message, (WHOLE,), {5, 6}, 10, lambda key: key == going)) == [{6}]
 
 
-def test_given_a_reference_that_was_rolled_back_when_looked_for_then_plain_readers_still_need_it() -> None:
+def test_reference_that_was_rolled_back_counts() -> None:
     assert search({(2, SINCE_MS, 0): reference(-5)}, {5})[0] == {5}
 
 
-def test_given_the_pointer_without_a_positive_when_looked_for_then_it_is_found_as_it_is() -> None:
+def test_reference_by_the_lowest_pointer_is_found() -> None:
     lowest = -(2**63)
     assert search({(2, SINCE_MS, 0): reference(lowest)}, {lowest})[0] == {lowest}
 
@@ -139,16 +135,12 @@ def test_given_a_message_with_its_own_payload_when_looked_for_then_it_refers_to_
         (3, SINCE_MS, set()),
     ],
 )
-def test_given_a_window_when_looked_through_then_references_outside_do_not_count(
-    generation: int, publish_ms: int, found: set[int]
-) -> None:
+def test_reference_outside_a_window_is_left_out(generation: int, publish_ms: int, found: set[int]) -> None:
     assert search({(generation, publish_ms, 0): reference(5)}, {5})[0] == found
 
 
 @pytest.mark.parametrize(("publish_ms", "found"), [(END_MS - 1, {POINTER}), (END_MS, set())])
-def test_given_a_window_with_an_end_when_looked_through_then_it_is_not_part_of_it(
-    publish_ms: int, found: set[int]
-) -> None:
+def test_reference_at_the_end_of_a_window_is_outside(publish_ms: int, found: set[int]) -> None:
     rows = {(2, publish_ms, 65535): reference(POINTER)}
     assert search(rows, {POINTER}, window(stored(BEGUN_MS)))[0] == found
 
@@ -157,21 +149,19 @@ def test_given_a_window_with_an_end_when_looked_through_then_it_is_not_part_of_i
     ("generation", "publish_ms", "found"),
     [(2, -1, {5}), (2, -(2**63), {5}), (2, 0, set()), (2, LONG_MAX, set()), (1, -1, set()), (3, -1, set())],
 )
-def test_given_messages_of_a_negative_time_when_looked_for_then_they_are_in_a_window_of_their_own(
-    generation: int, publish_ms: int, found: set[int]
-) -> None:
+def test_reference_of_a_negative_time_has_a_window(generation: int, publish_ms: int, found: set[int]) -> None:
     rows = {(generation, publish_ms, 0): reference(5)}
     assert search(rows, {5}, timeless_range(TOPIC, 2))[0] == found
 
 
-def test_given_several_windows_when_looked_through_then_all_are_until_everything_is_found() -> None:
+def test_search_of_several_windows_stops_when_all_is_found() -> None:
     rows = {(2, SINCE_MS, 0): reference(5), (2, -1, 0): reference(6), (2, 0, 0): reference(7)}
     windows = (window(stored(BEGUN_MS)), timeless_range(TOPIC, 2))
     assert search(rows, {5, 6, 7}, *windows) == ({5, 6}, 2, 2)
     assert search(rows, {5}, *windows) == ({5}, 1, 1)
 
 
-def test_given_many_messages_when_looked_through_then_it_goes_page_by_page_and_says_so() -> None:
+def test_search_of_many_messages_yields_after_each_page() -> None:
     rows = {(2, SINCE_MS, sequence): MessageValue(None, b"x") for sequence in range(5)}
     assert search(rows, {5}, page_rows=2) == (set(), 3, 3)
 

@@ -31,16 +31,14 @@ def test_given_some_taken_from_everything_then_the_rest_is_left_in_order(
     assert remainder(ALL_KEYS, [KeyRange(*each) for each in taken]) == left
 
 
-def test_given_an_interval_when_others_end_where_it_starts_or_start_where_it_stops_then_it_is_left_whole() -> None:
+def test_remainder_of_an_interval_with_touching_others_is_whole() -> None:
     whole = KeyRange(b"b", b"d")
     assert remainder(whole, [KeyRange(b"a", b"b"), KeyRange(b"d", None)]) == [whole]
     assert remainder(whole, [KeyRange(b"a", b"b\x00"), KeyRange(b"c\xff", None)]) == [KeyRange(b"b\x00", b"c\xff")]
 
 
 @given(intervals, st.lists(intervals, max_size=4))
-def test_given_any_intervals_when_each_key_is_asked_for_then_it_is_left_exactly_when_it_was_not_taken(
-    whole: KeyRange, taken: list[KeyRange]
-) -> None:
+def test_remainder_of_any_intervals_is_what_was_not_taken(whole: KeyRange, taken: list[KeyRange]) -> None:
     def inside(key: bytes, interval: KeyRange) -> bool:
         return interval.start <= key and (interval.stop is None or key < interval.stop)
 

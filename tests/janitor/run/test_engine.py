@@ -15,34 +15,23 @@ OLD = pointer(NOW_MS - 10 * HOUR)
 TTL_SECONDS = 86400
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    """An empty store."""
-    return MemoryStore()
-
-
-# --- first contact ---------------------------------------------------------------------------------------------------
-
-
 # --- what a plan may do ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_plan_with_inversions_when_applied_then_each_topic_has_only_its_own_pointers_inverted(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+def test_apply_inverts_the_pointers_of_each_topic_alone(store: MemoryStore, tmp_path: Path) -> None:
     other = pointer(NOW_MS - 9 * HOUR)
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
     returns = topic(store, "default:returns", ttl_seconds=TTL_SECONDS).tx(other, NOW_MS)
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD, other]
-    rig.engine.adopt()
-    rig.engine.preview(out=tmp_path / "plan.json")
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD, other]
+    kit.engine.adopt()
+    kit.engine.preview(out=tmp_path / "plan.json")
     orders.tx(other, NOW_MS + 1)
     returns.tx(OLD, NOW_MS + 1)
-    report = rig.engine.carry_out(tmp_path / "plan.json")
+    report = kit.engine.carry_out(tmp_path / "plan.json")
     assert (orders.pointers(), returns.pointers()) == ([-OLD, other], [-other, OLD])
     assert report.total(Rule.INVALID_TRANSACTION) == 2
-    assert rig.engine.run_once().total(Rule.INVALID_TRANSACTION) == 2
+    assert kit.engine.run_once().total(Rule.INVALID_TRANSACTION) == 2
 
 
 @pytest.mark.parametrize(
@@ -56,100 +45,90 @@ def test_given_a_plan_with_inversions_when_applied_then_each_topic_has_only_its_
         (-10 * MINUTE, NOW_MS - DAY, False),
     ],
 )
-def test_given_another_moment_when_planned_then_a_snapshot_of_then_is_used_and_one_that_is_fresh_now(
-    store: MemoryStore, age_ms: int, at_ms: int, used: bool
-) -> None:
+def test_plan_of_another_moment_needs_a_snapshot_of_it(store: MemoryStore, age_ms: int, at_ms: int, used: bool) -> None:
     topic(store, "default:orders", ttl_seconds=30 * 86400).tx(OLD, NOW_MS)
-    rig = janitor(store)
-    rig.engine.adopt()
-    rig.snapshots.invalid = [OLD]
-    rig.snapshots.age_ms = age_ms
-    rig.snapshots.write_pointer = pointer(NOW_MS)
-    report = rig.engine.preview(at_ms=at_ms)
+    kit = janitor(store)
+    kit.engine.adopt()
+    kit.snapshots.invalid = [OLD]
+    kit.snapshots.age_ms = age_ms
+    kit.snapshots.write_pointer = pointer(NOW_MS)
+    report = kit.engine.preview(at_ms=at_ms)
     assert (report.snapshot is not None) is used
     assert report.total(Rule.INVALID_TRANSACTION) == used
-    assert rig.engine.preview().snapshot is None or age_ms == 0
+    assert kit.engine.preview().snapshot is None or age_ms == 0
 
 
 @pytest.mark.parametrize(("later_ms", "deleted"), [(HOUR, 0), (2 * DAY, 1)])
-def test_preview_of_a_later_time_holds_a_jump_until_its_hold_has_passed(
-    store: MemoryStore, later_ms: int, deleted: int
-) -> None:
+def test_plan_of_a_later_time_holds_a_jump_while_it_lasts(store: MemoryStore, later_ms: int, deleted: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=30 * 86400)
     orders.plain(NOW_MS - 2 * DAY)
-    rig = janitor(store, hold_seconds=86400)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, hold_seconds=86400)
+    kit.engine.run_once(adopt=True)
     orders.describe(ttl_seconds=60)
-    rig.engine.run_once()
-    report = rig.engine.preview(at_ms=NOW_MS + later_ms)
+    kit.engine.run_once()
+    report = kit.engine.preview(at_ms=NOW_MS + later_ms)
     assert (report.total(Rule.EXPIRED), report.held_rows()) == (deleted, 1 - deleted)
 
 
 # --- holds that stand ------------------------------------------------------------------------------------------------
 
 
-def test_given_a_protected_topic_when_run_then_what_it_holds_is_counted_by_full_passes_only(
-    store: MemoryStore,
-) -> None:
+def test_protected_topic_is_counted_by_full_passes_only(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(50)).stored(pointer(1), *range(50))
-    rig = janitor(store, protect=("default:*",), batch_rows=10)
-    assert rig.engine.run_once(adopt=True).held_topics() == {orders.id: Hold.PROTECTED}
-    rig.clock.advance(DAY - 1)
-    quick = rig.engine.run_once()
+    kit = janitor(store, protect=("default:*",), batch_rows=10)
+    assert kit.engine.run_once(adopt=True).held_topics() == {orders.id: Hold.PROTECTED}
+    kit.clock.advance(DAY - 1)
+    quick = kit.engine.run_once()
     assert (quick.full, quick.held_rows(), quick.store_calls < 10) == (False, 0, True)
-    rig.clock.advance(1)
-    assert rig.engine.run_once().held_rows() == 100
+    kit.clock.advance(1)
+    assert kit.engine.run_once().held_rows() == 100
     assert len(orders.times()) == len(orders.stored_times()) == 50
 
 
 # --- a plan, and the run after it ------------------------------------------------------------------------------------
 
 
-def test_given_rows_that_a_backup_brought_back_when_planned_then_the_next_run_does_what_the_plan_shows(
-    store: MemoryStore,
-) -> None:
+def test_run_after_a_plan_of_restored_rows_does_what_it_shows(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, *range(NOW_MS - HOUR, NOW_MS - HOUR + 31))
     backup = store.message.read(MESSAGES, b"", None, 100).items
-    rig = janitor(store)
-    rig.snapshots.invalid = [OLD]
-    assert rig.engine.run_once(adopt=True).total(Rule.INVALID_TRANSACTION) == 31
+    kit = janitor(store)
+    kit.snapshots.invalid = [OLD]
+    assert kit.engine.run_once(adopt=True).total(Rule.INVALID_TRANSACTION) == 31
     store.message.put(backup)
-    rig.clock.advance(HOUR)
+    kit.clock.advance(HOUR)
     # A payload whose pointer was not made from the time is out of a frequent run's sight as well.
     orders.stored(pointer(NOW_MS + DAY), NOW_MS - 2 * DAY)
-    planned, done = rig.engine.preview(), rig.engine.run_once()
+    planned, done = kit.engine.preview(), kit.engine.run_once()
     assert planned.total(Rule.INVALID_TRANSACTION) == done.total(Rule.INVALID_TRANSACTION) == 31
     assert planned.kept == done.kept
     assert orders.pointers() == [-OLD] * 31
-    rig.clock.advance(HOUR)
-    assert not rig.engine.run_once().full
+    kit.clock.advance(HOUR)
+    assert not kit.engine.run_once().full
 
 
-def test_given_a_plan_that_shows_nothing_or_another_moment_then_the_next_run_is_as_it_would_have_been(
-    store: MemoryStore,
-) -> None:
+def test_run_after_an_empty_plan_is_as_without_it(store: MemoryStore) -> None:
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(HOUR)
-    assert not rig.engine.preview().entries
-    assert rig.engine.preview(at_ms=NOW_MS + 2 * DAY).entries
-    assert not rig.engine.run_once().full
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(HOUR)
+    assert not kit.engine.preview().entries
+    assert kit.engine.preview(at_ms=NOW_MS + 2 * DAY).entries
+    assert not kit.engine.run_once().full
 
 
 def test_given_a_plan_made_during_a_run_then_the_run_after_that_looks_at_everything(store: MemoryStore) -> None:
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1)
-    rig = janitor(store)
+    kit = janitor(store)
 
     def plan_then(call: Call) -> None:
         if call.name == "message.delete":
-            rig.clock.advance(1)
-            rig.engine.preview()
-            rig.clock.advance(1)
+            kit.clock.advance(1)
+            kit.engine.preview()
+            kit.clock.advance(1)
 
     watch(store, before=plan_then)
-    assert rig.engine.run_once(adopt=True).full
-    assert [rig.engine.run_once().full for _ in range(2)] == [True, False]
+    assert kit.engine.run_once(adopt=True).full
+    assert [kit.engine.run_once().full for _ in range(2)] == [True, False]
 
 
 # --- keys that are none of ours --------------------------------------------------------------------------------------
@@ -169,15 +148,15 @@ def swept(store: MemoryStore, number: int) -> tuple[Kit, list[Topic], int]:
     for described in topics:
         described.plain(1, NOW_MS).tx(OLD, NOW_MS).stored(pointer(1), 1, NOW_MS)
     strangers(store, number)
-    rig = janitor(store, batch_rows=100)
-    rig.snapshots.invalid = [OLD]
-    report = rig.engine.run_once(adopt=True)
+    kit = janitor(store, batch_rows=100)
+    kit.snapshots.invalid = [OLD]
+    report = kit.engine.run_once(adopt=True)
     assert report.kept[Reason.UNRECOGNIZED] == 6 * number
-    return rig, topics, report.store_calls
+    return kit, topics, report.store_calls
 
 
 @pytest.mark.parametrize("number", [1, 99, 100, 101, 1000])
-def test_given_keys_of_no_topic_when_swept_then_they_are_skipped_in_pages_and_the_topics_are_done(number: int) -> None:
+def test_sweep_of_many_keys_of_no_topic_skips_them_in_pages(number: int) -> None:
     _, _, calls = swept(MemoryStore(), 0)
     _, topics, more = swept(MemoryStore(), number)
     for described in topics:
@@ -194,9 +173,7 @@ def test_given_keys_of_no_topic_when_swept_then_they_are_skipped_in_pages_and_th
 @pytest.mark.parametrize(
     ("publish_ms", "refers", "kept"), [(-1, True, True), (-(2**63), True, True), (-1, False, False), (0, True, False)]
 )
-def test_given_a_message_of_a_negative_time_when_its_payload_expires_then_both_stay(
-    store: MemoryStore, publish_ms: int, refers: bool, kept: bool
-) -> None:
+def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int, refers: bool, kept: bool) -> None:
     begun = NOW_MS - 2 * DAY
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).stored(pointer(begun), begun)
     orders.ref(pointer(begun if refers else begun + 1), publish_ms)
@@ -209,18 +186,16 @@ def test_given_a_message_of_a_negative_time_when_its_payload_expires_then_both_s
 # --- waiting and remembering -----------------------------------------------------------------------------------------
 
 
-def test_given_a_run_when_it_compacts_then_what_it_reached_is_already_remembered(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compaction_starts_after_saving(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
     topic(store, "default:orders", ttl_seconds=60).plain(1)
-    rig = janitor(store)
+    kit = janitor(store)
     seen: list[bool] = []
 
     def look(call: Call) -> None:
         if call.name == "message.compact":
-            seen.append(rig.state.claim() is not None and bool(rig.state.frontiers()))
+            seen.append(kit.state.claim() is not None and bool(kit.state.frontiers()))
 
     watch(store, before=look)
-    rig.engine.run_once(adopt=True)
+    kit.engine.run_once(adopt=True)
     assert seen == [True]

@@ -56,7 +56,7 @@ class FeedbackKit:
     clock: ManualClock
     manager: TransactionManager
     service: MessagingService
-    rig: Kit
+    janitor: Kit
     aborted: list[int] = field(default_factory=list)
 
     def give_up(self, body: bytes = b"aborted") -> int:
@@ -97,11 +97,11 @@ class FeedbackKit:
     def feed_back(self, manager: Truncator | None = None, *participants: str, **options: Any) -> Kit:
         """The janitor, from now on with feedback."""
         told = Feedback(manager or self.manager, participants or ("messaging",))
-        self.rig = self.rig.restart(feedback=told, **options)
-        return self.rig
+        self.janitor = self.janitor.restart(feedback=told, **options)
+        return self.janitor
 
     def run(self) -> Report:
-        return self.rig.engine.run_once()
+        return self.janitor.engine.run_once()
 
     def prove(self, *, days: int = 1) -> None:
         """Let a full run claim what was given up until now, without handing anything over."""
@@ -132,9 +132,9 @@ def make_kit(stack: ExitStack) -> Callable[[Store], FeedbackKit]:
             )
         )
         service.create_topic(ORDERS, {"ttl": str(365 * 86_400)})
-        rig = janitor(store, clock=clock, snapshots=manager, hold_seconds=0)
-        rig.engine.adopt()
-        return FeedbackKit(store, clock, manager, service, rig)
+        kit = janitor(store, clock=clock, snapshots=manager, hold_seconds=0)
+        kit.engine.adopt()
+        return FeedbackKit(store, clock, manager, service, kit)
 
     return make
 
@@ -197,9 +197,7 @@ def said(report: Report) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "leveldb"])
-def test_given_transactions_given_up_day_by_day_then_each_leaves_the_list_once_proven_and_its_rows_stay_unseen(
-    make_kit: Callable[[Store], FeedbackKit], kind: str, tmp_path: Path
-) -> None:
+def test_proven_ids_leave_the_list(make_kit: Callable[[Store], FeedbackKit], kind: str, tmp_path: Path) -> None:
     kit = make_kit(MemoryStore() if kind == "memory" else LevelDBStore(tmp_path / "messaging", create=True))
     kit.feed_back()
     for day in range(4):
@@ -217,12 +215,10 @@ def test_given_transactions_given_up_day_by_day_then_each_leaves_the_list_once_p
     assert (report.truncated, kit.invalid(), report.errors, said(report)) == (2, [], [], [])
     assert sorted(filter(lambda pointer: pointer < 0, kit.pointers())) == sorted(-each for each in kit.aborted)
     assert kit.read() == [b"committed on day %d" % day for day in range(4)]
-    assert [run.result for run in kit.rig.state.runs(100)] == ["done"] * 13
+    assert [run.result for run in kit.janitor.state.runs(100)] == ["done"] * 13
 
 
-def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_row_is_read_for_it(
-    ready: FeedbackKit,
-) -> None:
+def test_run_without_new_proven_ids_asks_nobody(ready: FeedbackKit) -> None:
     told = Told(ready.manager)
     ready.feed_back(told)
     assert (ready.run().truncated, told.asked) == (2, 1)
@@ -232,9 +228,7 @@ def test_given_nothing_new_that_is_proven_when_run_then_nobody_is_asked_and_no_r
     assert ready.store.calls["cells"] - before <= 1, "the search for the open transaction, and no audit"
 
 
-def test_given_an_id_that_no_full_run_has_closed_when_it_lies_within_the_claim_then_it_stays(
-    ready: FeedbackKit,
-) -> None:
+def test_id_within_the_claim_that_is_not_closed_stays_listed(ready: FeedbackKit) -> None:
     first, last = ready.aborted
     seen = ready.manager.visibility()
     never_met = first + 1
@@ -248,9 +242,7 @@ def test_given_a_closed_id_beyond_the_claim_when_handed_over_then_it_stays() -> 
     assert [list(proven(listed, closed, bound)) for bound in (4, 5, 8, 9)] == [[], [5], [5, 7], [5, 7, 9]]
 
 
-def test_given_many_proven_ids_then_they_are_handed_over_in_batches(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proven_ids_leave_in_batches(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(5):
         ready.give_up()
     ready.prove()
@@ -261,9 +253,7 @@ def test_given_many_proven_ids_then_they_are_handed_over_in_batches(
     assert (told.batches, told.ids, ready.invalid()) == ([3, 3, 1], ready.aborted, [])
 
 
-def test_given_a_transaction_service_then_the_ids_leave_its_list_over_thrift(
-    ready: FeedbackKit, stack: ExitStack
-) -> None:
+def test_proven_ids_leave_the_list_over_thrift(ready: FeedbackKit, stack: ExitStack) -> None:
     service = TransactionService(ready.manager, "127.0.0.1:0")
     service.start()
     stack.callback(service.stop)
@@ -276,7 +266,7 @@ def test_given_a_transaction_service_then_the_ids_leave_its_list_over_thrift(
 # --- what stands in the way ------------------------------------------------------------------------------------------
 
 
-def test_given_another_participant_then_nothing_leaves_the_list_and_every_report_says_why(ready: FeedbackKit) -> None:
+def test_another_participant_keeps_the_list_and_is_reported(ready: FeedbackKit) -> None:
     told = Told(ready.manager)
     ready.feed_back(told, "messaging", "datasets")
     for _ in range(2):
@@ -285,7 +275,7 @@ def test_given_another_participant_then_nothing_leaves_the_list_and_every_report
         assert "participants names datasets," in reason
         assert (report.truncated, told.asked, report.errors) == (0, 0, [])
     assert ready.invalid() == ready.aborted
-    assert ready.rig.state.runs(1)[0].result == "done"
+    assert ready.janitor.state.runs(1)[0].result == "done"
 
 
 @pytest.mark.parametrize(
@@ -298,9 +288,7 @@ def test_given_participants_then_any_but_messaging_is_a_reason(participants: tup
     assert bool(reason) is bool(named)
 
 
-def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the_claim_is_withdrawn_until_proven_anew(
-    ready: FeedbackKit,
-) -> None:
+def test_row_that_refutes_the_claim_keeps_the_list_until_proven_again(ready: FeedbackKit) -> None:
     ready.plant(ready.aborted[1])
     told = Told(ready.manager)
     ready.feed_back(told)
@@ -308,10 +296,12 @@ def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the
     [error] = report.errors
     assert error.startswith("the boundary ")
     assert (told.ids, report.truncated, report.boundary) == ([], 0, None)
-    assert ready.rig.state.runs(1)[0].result == "partial"
-    claim, present = ready.rig.engine.boundary()
+    assert ready.janitor.state.runs(1)[0].result == "partial"
+    claim, present = ready.janitor.engine.boundary()
     assert (claim, present.bound, present.obstacles[0]) == (None, None, error)
-    status = collect(ready.rig.state, Deployment("memory", "apply", "", ready.rig.engine.deps.terms), ready.clock)
+    status = collect(
+        ready.janitor.state, Deployment("memory", "apply", "", ready.janitor.engine.deps.terms), ready.clock
+    )
     assert (status.boundary.bound, status.boundary.obstacles[0], status.boundary.refuted) == (None, error, error)
     # The search for open transactions would not meet it, so the next run is a full one.
     ready.clock.advance(1)
@@ -319,15 +309,13 @@ def test_given_a_row_that_refutes_the_claim_then_nothing_leaves_the_list_and_the
     assert report.full
     assert (report.truncated, report.errors, ready.invalid()) == (2, [], [])
     assert ready.pointers()[-1] == -ready.aborted[1]
-    claim, present = ready.rig.engine.boundary()
+    claim, present = ready.janitor.engine.boundary()
     assert claim is not None
     assert present.obstacles == ()
     assert ready.read() == [b"committed"]
 
 
-def test_given_a_row_of_an_id_that_has_left_the_list_then_it_refutes_the_claim_for_those_that_come_after(
-    ready: FeedbackKit,
-) -> None:
+def test_row_of_an_id_that_left_refutes_the_claim_of_later_ones(ready: FeedbackKit) -> None:
     ready.feed_back()
     assert ready.run().truncated == 2
     ready.plant(ready.aborted[0])
@@ -341,15 +329,15 @@ def test_given_a_row_of_an_id_that_has_left_the_list_then_it_refutes_the_claim_f
 def test_given_only_plans_then_nothing_leaves_the_list(ready: FeedbackKit, tmp_path: Path) -> None:
     told = Told(ready.manager)
     ready.feed_back(told)
-    assert ready.rig.engine.rehearse().truncated == 0
-    ready.rig.engine.preview(out=tmp_path / "plan.json")
-    assert ready.rig.engine.carry_out(tmp_path / "plan.json").truncated == 0
+    assert ready.janitor.engine.rehearse().truncated == 0
+    ready.janitor.engine.preview(out=tmp_path / "plan.json")
+    assert ready.janitor.engine.carry_out(tmp_path / "plan.json").truncated == 0
     assert told.asked == 0
 
 
 def test_given_a_run_of_some_topics_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
     ready.feed_back()
-    assert ready.rig.engine.run_once(patterns=("default:*",)).truncated == 0
+    assert ready.janitor.engine.run_once(patterns=("default:*",)).truncated == 0
     assert ready.invalid() == ready.aborted
 
 
@@ -359,13 +347,11 @@ def test_given_no_claim_when_ids_are_closed_then_they_stay(kit: FeedbackKit) -> 
     kit.feed_back(lifetime_known=False)
     report = kit.run()
     assert (report.boundary, report.truncated, kit.invalid()) == (None, 0, kit.aborted)
-    [record] = kit.rig.state.open_ids().values()
+    [record] = kit.janitor.state.open_ids().values()
     assert record.closed_ms is not None
 
 
-def test_given_an_obstacle_that_came_after_the_claim_then_nothing_leaves_the_list(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_obstacle_after_the_claim_keeps_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready.store, "obstacles", lambda: ["another janitor is at work"])
     ready.feed_back()
     report = ready.run()
@@ -374,14 +360,12 @@ def test_given_an_obstacle_that_came_after_the_claim_then_nothing_leaves_the_lis
 
 
 def test_given_something_paused_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
-    ready.rig.state.pause("default:nothing", ready.clock.now_ms())
+    ready.janitor.state.pause("default:nothing", ready.clock.now_ms())
     ready.feed_back()
     assert (ready.run().truncated, ready.invalid()) == (0, ready.aborted)
 
 
-def test_given_a_clock_set_back_while_it_audits_then_the_claim_counts_no_more_and_nothing_leaves_the_list(
-    ready: FeedbackKit,
-) -> None:
+def test_clock_set_back_during_the_audit_keeps_the_list(ready: FeedbackKit) -> None:
     told = Told(ready.manager, meanwhile=lambda: ready.clock.step(-3 * DAY))
     ready.feed_back(told)
     report = ready.run()
@@ -412,13 +396,13 @@ def during_the_audit(happen: Callable[[], object]) -> Callable[..., None]:
 
 
 def test_given_a_pause_while_it_audits_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
-    ready.feed_back(observer=during_the_audit(lambda: ready.rig.state.pause(EVERYTHING, ready.clock.now_ms())))
+    ready.feed_back(observer=during_the_audit(lambda: ready.janitor.state.pause(EVERYTHING, ready.clock.now_ms())))
     report = ready.run()
     assert (report.truncated, report.errors, said(report), ready.invalid()) == (0, [], [], ready.aborted)
 
 
 def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list(ready: FeedbackKit) -> None:
-    mine, other = (Lease(ready.rig.state, holder, 60, ready.clock) for holder in ("this one", "another"))
+    mine, other = (Lease(ready.janitor.state, holder, 60, ready.clock) for holder in ("this one", "another"))
     mine.acquire()
     ready.feed_back(lease=mine, observer=during_the_audit(lambda: other.acquire(sole=True)))
     report = ready.run()
@@ -426,9 +410,7 @@ def test_given_a_lease_that_is_lost_while_it_audits_then_nothing_leaves_the_list
     assert "lease" in {note.guard for note in report.guards}
 
 
-def test_given_a_word_to_stop_while_it_audits_then_it_reads_no_further_and_nothing_leaves_the_list(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_during_the_audit_keeps_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inspect, "PAGE_ROWS", 1)
     pages: list[int] = []
     ready.feed_back(observer=during_the_audit(lambda: pages.append(1)), is_stopping=lambda: bool(pages))
@@ -437,9 +419,7 @@ def test_given_a_word_to_stop_while_it_audits_then_it_reads_no_further_and_nothi
     assert "interrupted" in {note.guard for note in report.guards}
 
 
-def test_given_a_word_to_stop_between_two_batches_then_what_was_handed_over_is_told_and_the_rest_stays(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_between_batches_keeps_rest(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feedback, "BATCH_IDS", 1)
     told = Told(ready.manager)
     ready.feed_back(told, is_stopping=lambda: bool(told.ids))
@@ -462,9 +442,7 @@ def test_given_a_word_to_stop_between_two_batches_then_what_was_handed_over_is_t
     ],
     ids=["no list", "no service", "no log"],
 )
-def test_given_a_manager_that_fails_then_the_run_is_done_and_says_so_and_the_next_one_tries_again(
-    ready: FeedbackKit, failing: str, error: Exception
-) -> None:
+def test_manager_that_fails_is_asked_by_the_next_run(ready: FeedbackKit, failing: str, error: Exception) -> None:
     told = Told(ready.manager)
     setattr(told, failing, error)
     ready.feed_back(told)
@@ -472,15 +450,13 @@ def test_given_a_manager_that_fails_then_the_run_is_done_and_says_so_and_the_nex
     [reason] = said(report)
     assert reason.endswith("nobody answers.")
     assert (report.truncated, report.errors, ready.invalid()) == (0, [], ready.aborted)
-    assert ready.rig.state.runs(1)[0].result == "done"
-    assert ready.rig.state.claim() is not None
+    assert ready.janitor.state.runs(1)[0].result == "done"
+    assert ready.janitor.state.claim() is not None
     ready.feed_back()
     assert (ready.run().truncated, ready.invalid()) == (2, [])
 
 
-def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the_list_and_the_run_is_done(
-    ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_that_fails_keeps_the_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     ready.feed_back()
     read = ready.store.message.read
 
@@ -500,13 +476,11 @@ def test_given_a_store_that_cannot_be_read_for_the_audit_then_nothing_leaves_the
 # --- what is said of it ----------------------------------------------------------------------------------------------
 
 
-def test_given_ids_that_left_the_list_then_report_history_and_log_tell_how_many(
-    ready: FeedbackKit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_report_history_and_log_count_ids(ready: FeedbackKit, caplog: pytest.LogCaptureFixture) -> None:
     ready.feed_back()
     report = ready.run()
     assert report.to_json()["truncated"] == 2
-    assert ready.rig.state.report(ready.rig.state.runs(1)[0].id)["truncated"] == 2
+    assert ready.janitor.state.report(ready.janitor.state.runs(1)[0].id)["truncated"] == 2
     with caplog.at_level(logging.INFO):
         RunLog().write(report)
         RunLog().write(ready.run())

@@ -28,8 +28,8 @@ class ClaimKit(ServedStore):
     def __init__(self, stack: ExitStack) -> None:
         super().__init__(stack, {"ttl": "8640000"})
         self.service.consumers.put(ORDERS, GROUP, READ_NONE)
-        self.rig = self.made(feedback=Feedback(self.manager, ("messaging",)))
-        self.rig.engine.run_once(adopt=True)
+        self.janitor = self.made(feedback=Feedback(self.manager, ("messaging",)))
+        self.janitor.engine.run_once(adopt=True)
 
     def poll(self) -> tuple[int, list[bytes]]:
         tx = self.manager.start_short()
@@ -47,7 +47,7 @@ class ClaimKit(ServedStore):
         """Long enough for an id to be closed and handed back."""
         for _ in range(3):
             self.clock.advance(DAY)
-            self.rig.engine.run_once()
+            self.janitor.engine.run_once()
 
 
 @pytest.fixture
@@ -56,9 +56,7 @@ def kit() -> Iterator[ClaimKit]:
         yield ClaimKit(stack)
 
 
-def test_trap_b_given_a_void_claim_when_its_id_leaves_the_invalid_list_then_it_was_freed_before(
-    kit: ClaimKit,
-) -> None:
+def test_trap_b_void_claim_is_freed_before_its_id_leaves_the_list(kit: ClaimKit) -> None:
     kit.service.publish(ORDERS, [b"a", b"b"])
     pointer, payloads = kit.poll()
     assert payloads == [b"a", b"b"]
@@ -70,9 +68,7 @@ def test_trap_b_given_a_void_claim_when_its_id_leaves_the_invalid_list_then_it_w
     assert kit.poll()[1] == [b"a", b"b"]
 
 
-def test_trap_b_given_claims_that_cannot_be_freed_then_no_id_leaves_the_list(
-    kit: ClaimKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trap_b_claim_that_cannot_be_freed_keeps_its_id(kit: ClaimKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.service.publish(ORDERS, [b"a"])
     pointer, _ = kit.poll()
     kit.manager.invalidate(pointer)
@@ -81,9 +77,9 @@ def test_trap_b_given_claims_that_cannot_be_freed_then_no_id_leaves_the_list(
         for _ in range(3):
             kit.clock.advance(DAY)
             with pytest.raises(StoreError):
-                kit.rig.engine.run_once()
+                kit.janitor.engine.run_once()
             # What was proven on the way would outlive the run.
-            evidence = kit.rig.state.evidence()
+            evidence = kit.janitor.state.evidence()
             assert all(interval.started_ms <= pointer // TX_PER_MS for interval in evidence)
     assert kit.invalid() == [pointer]
     kit.pass_days()
@@ -95,25 +91,25 @@ def test_given_claims_that_are_open_or_done_when_swept_then_they_stay(kit: Claim
     done, _ = kit.poll()
     kit.manager.commit(done)
     kit.clock.advance(HOUR)
-    kit.rig.engine.run_once()
+    kit.janitor.engine.run_once()
     assert kit.claims() == [(done, 1)]
     kit.service.publish(ORDERS, [b"b"])
     opened, payloads = kit.poll()
-    kit.rig.engine.run_once()
+    kit.janitor.engine.run_once()
     assert payloads == [b"b"]
     assert kit.claims() == [(opened, 1)]
 
 
-def test_given_a_topic_that_was_made_again_when_swept_then_the_former_ones_claims_are_gone(kit: ClaimKit) -> None:
+def test_claims_of_a_topic_made_again_are_gone(kit: ClaimKit) -> None:
     kit.service.publish(ORDERS, [b"a"])
     kit.poll()
     kit.service.delete_topic(ORDERS)
     kit.service.create_topic(ORDERS)
-    kit.rig.engine.run_once()
+    kit.janitor.engine.run_once()
     assert kit.claims() == []
 
 
-def test_given_a_producer_when_swept_then_what_failed_is_marked_and_an_idle_one_is_forgotten(kit: ClaimKit) -> None:
+def test_idle_producer_is_forgotten_and_its_failure_marked(kit: ClaimKit) -> None:
     instance, tx = uuid4(), kit.manager.start_short()
     known = kit.service.producers.register(ORDERS, "importer", instance)
     sent = Sent(ORDERS, "importer", known.generation, 1, "file 17")
@@ -125,5 +121,5 @@ def test_given_a_producer_when_swept_then_what_failed_is_marked_and_an_idle_one_
     assert heir.former == LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.ABORTED)
     for days, there in ((6, 1), (2, 0)):
         kit.clock.advance(days * DAY)
-        kit.rig.engine.run_once()
+        kit.janitor.engine.run_once()
         assert len(kit.service.producers.of(ORDERS)) == there

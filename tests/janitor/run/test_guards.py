@@ -52,29 +52,22 @@ def after(wall_ms: int, monotonic_ms: int, boot_id: str = "boot") -> ClockAnchor
         (after(-WEEK_MS - 1, -1), False, "7 d later"),
     ],
 )
-def test_s7_given_wall_time_too_far_off_when_checked_then_the_run_is_stopped_only_where_it_is_ahead(
-    now: ClockAnchor, stops: bool, words: str
-) -> None:
+def test_s7_clock_too_far_off_stops_a_run_only_if_ahead(now: ClockAnchor, stops: bool, words: str) -> None:
     note = check_clock(ANCHOR, now, ALLOWANCE_MS)
     assert note is not None
     assert (note.guard, note.tripped) == ("clock", stops)
     assert re.search(words, note.message, re.DOTALL)
 
 
-# --- the clock across boots ------------------------------------------------------------------------------------------
-
-
 # --- what is remembered ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step_ms", [-10_000, 0, 10_000])
-def test_given_a_boot_that_goes_on_when_remembered_then_wall_time_moves_with_monotonic_time_alone(step_ms: int) -> None:
+def test_anchor_within_a_boot_moves_with_monotonic_time(step_ms: int) -> None:
     assert next_anchor(ANCHOR, after(60_000 + step_ms, 60_000)) == after(60_000, 60_000)
 
 
-def test_given_a_boot_whose_clock_is_in_the_past_when_time_is_measured_then_only_readings_of_that_boot_compare() -> (
-    None
-):
+def test_measured_clock_in_the_past_compares_within_its_boot() -> None:
     first, second = (measured(ANCHOR, after(passed_ms - WEEK_MS, passed_ms, "another")) for passed_ms in (0, 60_000))
     assert second.wall_ms - first.wall_ms == 60_000
     assert first.comparable(second)
@@ -90,7 +83,7 @@ def test_given_no_memory_when_remembered_then_it_is_this_moment() -> None:
     assert next_anchor(None, ANCHOR) == ANCHOR
 
 
-def test_s13_given_a_store_in_anothers_place_when_marked_then_the_mark_is_its_own_and_stays_the_same() -> None:
+def test_s13_successor_mark_is_stable_and_of_its_own_place() -> None:
     marks = [successor_mark(RECORD.mark, identity) for identity in ("leveldb:2", "leveldb:2", "leveldb:3")]
     assert marks[0] == marks[1]
     assert len({RECORD.mark, *marks, successor_mark("cd" * 16, "leveldb:2")}) == 4
@@ -114,7 +107,7 @@ def struck(times: int, now_ms: int = NOW_MS) -> Strikes:
     return record
 
 
-def test_given_failures_in_a_row_when_counted_then_the_third_puts_the_topic_aside_and_the_wait_doubles() -> None:
+def test_third_failure_quarantines_and_the_wait_doubles() -> None:
     waits = [struck(times).probe_ms for times in range(1, 11)]
     hours = [None if probe_ms is None else (probe_ms - NOW_MS) / HOUR for probe_ms in waits]
     assert hours == [None, None, 1, 2, 4, 8, 16, 24, 24, 24]
@@ -122,16 +115,14 @@ def test_given_failures_in_a_row_when_counted_then_the_third_puts_the_topic_asid
 
 
 @given(at=st.integers(0, 2**45), now_ms=st.integers(0, 2**45), times=st.integers(STRIKES, 20))
-def test_given_a_clock_set_to_any_moment_when_a_topic_is_aside_then_it_is_for_another_day_at_most(
-    at: int, now_ms: int, times: int
-) -> None:
+def test_quarantine_lasts_a_day_at_most_whatever_the_clock_says(at: int, now_ms: int, times: int) -> None:
     strikes = {A: struck(times, at)}
     assert A in quarantined(strikes, at)
     if A in quarantined(strikes, now_ms):
         assert A not in quarantined(strikes, now_ms + LAST_PROBE_MS)
 
 
-def test_given_a_run_when_judged_then_failures_count_and_those_that_went_well_are_forgotten() -> None:
+def test_judge_failures_counts_them_and_forgets_success() -> None:
     known = {A: struck(2), B: struck(3)}
     changed = judge_failures(known, {A: "again.", C: "new."}, [B], [B], NOW_MS)
     assert changed[B] is None
@@ -143,9 +134,7 @@ def test_given_a_run_when_judged_then_failures_count_and_those_that_went_well_ar
 
 
 @pytest.mark.parametrize("written", [[], [A]], ids=["nothing", "only in a topic that failed later"])
-def test_given_several_topics_that_refuse_writes_and_none_that_takes_any_when_judged_then_no_failure_counts(
-    written: list[TopicId],
-) -> None:
+def test_failures_to_write_everywhere_do_not_count(written: list[TopicId]) -> None:
     full = {A: "the disk is full.", B: "the disk is full."}
     assert judge_failures({}, full, [C], written, NOW_MS) == {}
     assert judge_failures({C: struck(3)}, full, [C], written, NOW_MS) == {C: None}

@@ -26,15 +26,15 @@ class HoldKit(ServedStore):
 
     def __init__(self, stack: ExitStack, properties: dict[str, str]) -> None:
         super().__init__(stack, properties, cache_bytes=0)
-        self.rig = self.made()
-        self.rig.engine.run_once(adopt=True)
+        self.janitor = self.made()
+        self.janitor.engine.run_once(adopt=True)
         self.pass_time(30 * MINUTE)
 
     def pass_time(self, ms: int) -> None:
         """Time passes, with a sweep every minute."""
         while ms > 0:
             self.clock.advance(min(ms, MINUTE))
-            self.rig.engine.run_once(incremental=True)
+            self.janitor.engine.run_once(incremental=True)
             ms -= MINUTE
 
     def seen(self, **options: Any) -> list[bytes]:
@@ -55,9 +55,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.mark.parametrize("own_ttl", [None, 60])
 @pytest.mark.parametrize("stored", [False, True])
-def test_given_a_ttl_of_60_s_when_committed_after_61_s_then_it_is_seen_for_five_minutes_and_then_goes(
-    stack: ExitStack, own_ttl: int | None, stored: bool
-) -> None:
+def test_late_commit_is_seen_for_five_minutes(stack: ExitStack, own_ttl: int | None, stored: bool) -> None:
     kit = HoldKit(stack, HOLDING if own_ttl is None else {**HOLDING, "ttl": "864000"})
     tx = kit.manager.start_short(600)
     if stored:
@@ -75,16 +73,16 @@ def test_given_a_ttl_of_60_s_when_committed_after_61_s_then_it_is_seen_for_five_
     assert kit.store.payload.read(KEYS, b"", None, 10).items == [] or own_ttl is not None
 
 
-def test_given_a_transaction_in_progress_when_swept_then_what_is_due_is_held_and_it_is_said(stack: ExitStack) -> None:
+def test_row_of_an_open_transaction_is_held_and_reported(stack: ExitStack) -> None:
     kit = HoldKit(stack, HOLDING)
     tx = kit.manager.start_short(600)
     kit.service.publish(ORDERS, [b"late"], pointer=tx.write_pointer)
     kit.clock.advance(2 * MINUTE)
-    report = kit.rig.engine.run_once()
+    report = kit.janitor.engine.run_once()
     assert [(key.held, entry.rows) for key, entry in report.sorted_entries()] == [(Hold.TRANSACTION, 1)]
 
 
-def test_given_no_snapshots_for_longer_than_a_transaction_lasts_then_what_is_due_goes(stack: ExitStack) -> None:
+def test_row_without_snapshots_goes_after_the_longest_transaction(stack: ExitStack) -> None:
     kit = HoldKit(stack, HOLDING)
     kit.service.publish(ORDERS, [b"a"])
 
@@ -92,7 +90,7 @@ def test_given_no_snapshots_for_longer_than_a_transaction_lasts_then_what_is_due
         def latest(self) -> Any:
             raise OSError("none")
 
-    blind = kit.rig.restart(snapshots=NoSnapshots())
+    blind = kit.janitor.restart(snapshots=NoSnapshots())
     longest_ms = HOUR + LIFETIME.allowance_ms + SEEN_MS
     kit.clock.advance(longest_ms)
     blind.engine.run_once()
@@ -105,7 +103,7 @@ def test_given_no_snapshots_for_longer_than_a_transaction_lasts_then_what_is_due
 # -- what is known -----------------------------------------------------------------------------------------------------
 
 
-def test_given_snapshots_when_the_noted_one_is_old_enough_then_what_was_before_it_was_decided_so_long_ago() -> None:
+def test_decided_by_an_old_snapshot_moves_to_its_time() -> None:
     allowance_ms = LIFETIME.allowance_ms
     open_since = pointer(NOW_MS - MINUTE)
     first = decided(NOW_MS, None, visibility(NOW_MS, in_progress=[open_since]), LIFETIME)
@@ -117,8 +115,8 @@ def test_given_snapshots_when_the_noted_one_is_old_enough_then_what_was_before_i
     assert later == DecidedTransactions(first.next_ms, NOW_MS + SEEN_MS - allowance_ms, NOW_MS + SEEN_MS)
 
 
-def test_given_a_snapshot_from_before_the_noted_one_then_it_begins_anew_and_nothing_comes_back() -> None:
-    known = DecidedTransactions(NOW_MS - MINUTE, NOW_MS - SECOND, NOW_MS)
+def test_decided_by_an_older_snapshot_starts_again_without_loss() -> None:
+    known = Decided(NOW_MS - MINUTE, NOW_MS - SECOND, NOW_MS)
     found = decided(NOW_MS, known, visibility(NOW_MS - 1), LIFETIME)
     assert found == DecidedTransactions(known.before_ms, NOW_MS - 1 - LIFETIME.allowance_ms, NOW_MS - 1)
 

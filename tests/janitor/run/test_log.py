@@ -37,9 +37,7 @@ def listening(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "janitor.run.log")
 
 
-def test_given_a_run_that_deleted_when_written_then_its_figures_and_its_snapshot_are_said(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_run_has_its_counts_and_snapshot(caplog: pytest.LogCaptureFixture) -> None:
     report = report_of(NOW_MS - HOUR)
     RunLog().write(report)
     record = next(record for record in caplog.records if record.name == "janitor.run.log")
@@ -72,9 +70,7 @@ def test_given_what_a_run_did_when_written_then_it_is_a_sentence(
     assert f": {words} (" in said(caplog)[-1]
 
 
-def test_given_a_run_that_a_guard_stopped_when_written_then_nothing_is_said_of_what_was_due(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_blocked_run_says_that_nothing_was_done(caplog: pytest.LogCaptureFixture) -> None:
     RunLog().write(replace(report_of(), guards=[GuardNote("adoption", True, "this store is not adopted yet")]))
     assert ": nothing was done (" in said(caplog)[-2]
 
@@ -87,9 +83,7 @@ def test_given_idle_runs_when_written_then_only_the_first_is_worth_a_line(caplog
     assert said(caplog) == []
 
 
-def test_given_a_guard_that_goes_on_warning_when_written_then_it_is_said_when_it_begins_and_when_it_comes_back(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_guard_warns_when_it_starts_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
     log, calm = RunLog(), report_of()
     troubled = replace(calm, guards=[GuardNote("snapshot", False, "it is 200 s old")])
     worse = replace(calm, guards=[GuardNote("snapshot", False, "it is 260 s old")])
@@ -98,9 +92,7 @@ def test_given_a_guard_that_goes_on_warning_when_written_then_it_is_said_when_it
         assert len(said(caplog, logging.WARNING)) == expected
 
 
-def test_given_a_run_that_was_asked_to_stop_when_written_then_that_is_no_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_stopped_run_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
     assert said(caplog, logging.INFO)[-1] == "interrupted: the run was asked to stop"
     RunLog().write(replace(report_of(), guards=[GuardNote("interrupted", False, "the run was asked to stop")]))
@@ -116,9 +108,7 @@ def test_given_an_error_that_repeats_when_written_then_it_is_said_once(caplog: p
     assert said(caplog, logging.ERROR) == []
 
 
-def test_given_options_that_lead_to_the_store_then_the_command_of_a_guard_can_be_typed_as_it_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_guard_has_a_command_that_can_be_typed(caplog: pytest.LogCaptureFixture) -> None:
     RunLog("--config a.yaml").write(replace(report_of(), guards=[NOT_ADOPTED]))
     assert caplog.messages[-1].endswith("look at janitor plan --config a.yaml, then: janitor adopt --config a.yaml")
 
@@ -126,7 +116,7 @@ def test_given_options_that_lead_to_the_store_then_the_command_of_a_guard_can_be
 # --- rows that are left alone ----------------------------------------------------------------------------------------
 
 
-def rig(unknown_row_log: int) -> Kit:
+def left_alone(unknown_row_log: int) -> Kit:
     store = MemoryStore()
     unknown_topic(store, "default:lost").plain(1, NOW_MS)
     store.message.put([(b"#%04d" % number, MessageValue(None, b"?")) for number in range(unknown_row_log)])
@@ -137,25 +127,21 @@ def named(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.getMessage().startswith("left alone")]
 
 
-def test_given_an_unrecognized_row_and_an_unknown_topic_when_run_twice_then_each_is_named_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_names_an_unrecognized_row_and_topic_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    site = rig(1)
-    site.engine.run_once(adopt=True)
+    kit = left_alone(1)
+    kit.engine.run_once(adopt=True)
     assert named(caplog) == [
         "left alone: a row of the message table with an unrecognized key: 2330303030",
         "left alone: rows of topic default:lost, which has no metadata that can be read",
     ]
-    site.engine.preview()
+    kit.engine.preview()
     assert len(named(caplog)) == 2
 
 
-def test_given_very_many_unrecognized_rows_when_run_then_all_are_counted_and_the_first_are_named(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_many_unrecognized_rows_names_the_first(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    report = rig(NAMED_KEYS + 5).engine.run_once(adopt=True)
+    report = left_alone(NAMED_KEYS + 5).engine.run_once(adopt=True)
     assert report.to_json()["totals"]["kept"] == {
         "unknown_topic": 2,
         "newer_generation": 0,
@@ -167,25 +153,21 @@ def test_given_very_many_unrecognized_rows_when_run_then_all_are_counted_and_the
     assert len(named(caplog)) == NAMED_KEYS + 1
 
 
-def test_given_a_topic_that_is_made_while_a_run_is_under_way_then_it_is_not_said_to_be_unknown(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_log_of_a_topic_made_meanwhile_does_not_name_it(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
-    site = rig(0)
+    kit = left_alone(0)
 
     def make(call: Call) -> None:
-        if call.name.startswith("message.") and site.store.metadata.get(b"default:new:") is None:
-            topic(site.store, "default:new", ttl_seconds=60).plain(NOW_MS)
+        if call.name.startswith("message.") and kit.store.metadata.get(b"default:new:") is None:
+            topic(kit.store, "default:new", ttl_seconds=60).plain(NOW_MS)
 
-    watch(site.store, before=make)
-    site.engine.run_once(adopt=True)
+    watch(kit.store, before=make)
+    kit.engine.run_once(adopt=True)
     lost = "left alone: rows of topic default:lost, which has no metadata that can be read"
     assert named(caplog) == [lost]
 
 
-def test_unknown_row_log_with_other_rows_in_every_run_remembers_the_last_ones(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_row_log_has_the_last_ones(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare, "REMEMBERED_KEYS", 3)
     log, metadata = prepare.UnknownRowLog(), MemoryStore().metadata
     for number in range(10):

@@ -27,68 +27,62 @@ def store() -> MemoryStore:
     return store
 
 
-def counted(rig: Kit, age_ms: int = 20 * SECOND) -> Kit:
-    """The rig some time after its topics were counted."""
-    TopicSizeCounter(rig.store, rig.state, rig.clock, rows_per_second=1_000_000).step()
-    rig.clock.advance(age_ms)
-    return rig
+def counted(kit: Kit, age_ms: int = 20 * SECOND) -> Kit:
+    """The janitor some time after its topics were counted."""
+    TopicSizeCounter(kit.store, kit.state, kit.clock, rows_per_second=1_000_000).step()
+    kit.clock.advance(age_ms)
+    return kit
 
 
 def test_given_counts_when_planned_and_run_then_both_tell_how_many_go_of_how_many(store: MemoryStore) -> None:
-    rig = counted(janitor(store))
+    kit = counted(janitor(store))
     expected = MessagesLeft(6, 3, NOW_MS)
-    assert rig.engine.plan().report.messages == expected
-    report = rig.engine.run_once(adopt=True)
+    assert kit.engine.plan().report.messages == expected
+    report = kit.engine.run_once(adopt=True)
     assert report.messages == expected
     assert report.to_json()["messages"] == {"before": 6, "left": 3, "counted_ms": NOW_MS}
-    assert rig.engine.run_once().messages == NOT_COUNTED, "nothing went"
+    assert kit.engine.run_once().messages == NOT_COUNTED, "nothing went"
 
 
-def test_given_a_topic_that_was_swept_after_its_count_then_nothing_is_told_until_it_is_counted_again(
-    store: MemoryStore,
-) -> None:
-    rig = counted(janitor(store))
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(2 * HOUR)
-    assert rig.engine.plan().report.messages == NOT_COUNTED
-    assert counted(rig).engine.plan().report.messages == MessagesLeft(3, 1, NOW_MS + 2 * HOUR + 20 * SECOND)
+def test_messages_left_of_a_swept_topic_need_a_new_count(store: MemoryStore) -> None:
+    kit = counted(janitor(store))
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(2 * HOUR)
+    assert kit.engine.plan().report.messages == NOT_COUNTED
+    assert counted(kit).engine.plan().report.messages == MessagesLeft(3, 1, NOW_MS + 2 * HOUR + 20 * SECOND)
 
 
 def test_given_a_ledger_that_does_not_reach_back_to_the_count_then_nothing_is_told(store: MemoryStore) -> None:
-    rig = counted(janitor(store))
+    kit = counted(janitor(store))
     elsewhere = entry(topic=OTHER, at_ms=NOW_MS - MINUTE)
-    rig.state.add_ledger([elsewhere] * LEDGER_ENTRIES)
-    assert rig.engine.plan().report.messages == MessagesLeft(6, 3, NOW_MS)
+    kit.state.add_ledger([elsewhere] * LEDGER_ENTRIES)
+    assert kit.engine.plan().report.messages == MessagesLeft(6, 3, NOW_MS)
     gone = entry(topic=TopicId("default", "gone"), at_ms=NOW_MS + 1)
-    rig.state.add_ledger([gone] * LEDGER_ENTRIES)
-    assert rig.engine.plan().report.messages == NOT_COUNTED
+    kit.state.add_ledger([gone] * LEDGER_ENTRIES)
+    assert kit.engine.plan().report.messages == NOT_COUNTED
 
 
 @pytest.mark.parametrize(("age_ms", "known"), [(MESSAGES_MS, True), (MESSAGES_MS + 1, False), (-DAY, False)])
-def test_given_an_old_count_or_one_of_the_future_then_nothing_is_told(
-    store: MemoryStore, age_ms: int, known: bool
-) -> None:
-    rig = counted(janitor(store), 0)
-    rig.clock.step(age_ms) if age_ms < 0 else rig.clock.advance(age_ms)
-    assert (rig.engine.plan(patterns=("default:orders",)).report.messages != NOT_COUNTED) is known
+def test_messages_left_by_a_wrong_count_is_unknown(store: MemoryStore, age_ms: int, known: bool) -> None:
+    kit = counted(janitor(store), 0)
+    kit.clock.step(age_ms) if age_ms < 0 else kit.clock.advance(age_ms)
+    assert (kit.engine.plan(patterns=("default:orders",)).report.messages != NOT_COUNTED) is known
 
 
-def test_given_old_generations_then_those_of_a_deleted_topic_are_added_and_those_of_a_living_one_are_doubtful(
-    store: MemoryStore,
-) -> None:
+def test_messages_left_with_old_generations_add_deleted_topics(store: MemoryStore) -> None:
     topic(store, "default:retired", ttl_seconds=3600).plain(NOW_MS - 1, NOW_MS)
-    rig = counted(janitor(store))
+    kit = counted(janitor(store))
     topic(store, "default:retired", ttl_seconds=3600, generation=-1)
-    assert rig.engine.plan().report.messages == MessagesLeft(8, 3, NOW_MS)
+    assert kit.engine.plan().report.messages == MessagesLeft(8, 3, NOW_MS)
     topic(store, "default:orders", ttl_seconds=3600, generation=2)
-    assert rig.engine.plan().report.messages == NOT_COUNTED
+    assert kit.engine.plan().report.messages == NOT_COUNTED
 
 
 def test_run_does_not_count_rows_of_a_topic_created_meanwhile_as_unknown() -> None:
     store = MemoryStore()
     topic(store, "default:a", ttl_seconds=3600).plain(NOW_MS)
     unknown_topic(store, "default:z").plain(NOW_MS)
-    rig = janitor(store)
+    kit = janitor(store)
     created: list[Topic] = []
 
     def create(call: Call) -> None:
@@ -97,6 +91,6 @@ def test_run_does_not_count_rows_of_a_topic_created_meanwhile_as_unknown() -> No
             created[0].plain(NOW_MS, NOW_MS + 1)
 
     watch(store, before=create)
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
     assert report.kept[Reason.UNKNOWN_TOPIC] == 1, "of default:z alone"
     assert len(created[0].times()) == 2

@@ -119,9 +119,7 @@ def tamper(path: Path, *, seal: bool = False, **changes: Any) -> None:
 # --- what is in it ---------------------------------------------------------------------------------------------------
 
 
-def test_given_a_plan_when_written_then_the_file_is_the_report_and_what_it_rests_on(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+def test_plan_file_is_the_report_and_what_it_rests_on(store: MemoryStore, tmp_path: Path) -> None:
     document = load(write(tmp_path / "plan", world_of(store), about()))
     assert (document["id"], document["mode"], document["effective_now_ms"]) == ("1-ab", "plan", NOW_MS - 5)
     assert document["totals"]["expired"] == 1
@@ -193,9 +191,7 @@ def test_given_a_plan_when_read_back_then_it_is_what_was_written(store: MemorySt
     )
 
 
-def test_given_inversions_in_several_topics_when_read_back_then_each_topic_has_its_own_pointers(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+def test_plan_file_has_the_pointers_of_each_topic(store: MemoryStore, tmp_path: Path) -> None:
     keys = [about(each, 1, rule=Rule.INVALID_TRANSACTION) for each in (ORDERS, RETURNS)]
     path = write(tmp_path / "plan", world_of(store), *keys, pointers=(5,))
     topics = load(path)["topics"]
@@ -225,9 +221,7 @@ def test_given_an_entry_when_read_back_then_only_its_generation_and_rule_are_all
 
 
 @pytest.mark.parametrize("hold", [hold for hold in Hold if hold is not Hold.FIRST_CONTACT])
-def test_given_rows_that_are_held_when_read_back_then_they_are_in_the_file_and_may_not_be_deleted(
-    store: MemoryStore, tmp_path: Path, hold: Hold
-) -> None:
+def test_plan_file_shows_held_rows_without_a_limit(store: MemoryStore, tmp_path: Path, hold: Hold) -> None:
     path = write(tmp_path / "plan", world_of(store), about(RETURNS, 1, held=hold))
     [item] = load(path)["topics"]
     held_from, held_to = (time_prefix(RETURNS.prefix, 1, ms).hex() for ms in (HELD_AT_MS, DUE_MS))
@@ -236,9 +230,7 @@ def test_given_rows_that_are_held_when_read_back_then_they_are_in_the_file_and_m
     assert plan.read(path).limits == PlanLimits({}, {})
 
 
-def test_given_payloads_some_of_which_are_held_when_read_back_then_each_entry_covers_the_generation(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+def test_plan_file_of_payloads_covers_their_generation(store: MemoryStore, tmp_path: Path) -> None:
     keys = (about(RETURNS, 1, "payload"), about(RETURNS, 1, "payload", held=Hold.FRONTIER))
     path = write(tmp_path / "plan", world_of(store), *keys)
     first, second = load(path)["topics"]
@@ -246,9 +238,7 @@ def test_given_payloads_some_of_which_are_held_when_read_back_then_each_entry_co
     assert len(plan.read(path).limits.ranges("payload", RETURNS)) == 1
 
 
-def test_given_a_first_contact_when_read_back_then_its_rows_may_be_deleted_once_adopted(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+def test_plan_file_before_adoption_may_delete_afterwards(store: MemoryStore, tmp_path: Path) -> None:
     context = world_of(store, Hold.FIRST_CONTACT)
     limits = read(tmp_path / "plan", context, about(RETURNS, 1, held=Hold.FIRST_CONTACT)).limits
     returns_1 = generation_prefix(RETURNS.prefix, 1)
@@ -283,7 +273,7 @@ CHANGED, NO_PLAN = "was changed after it was made", "is not a plan file"
         ),
     ],
 )
-def test_given_a_plan_file_when_anything_in_it_was_changed_also_with_its_checksum_then_it_is_refused(
+def test_plan_file_that_was_changed_is_refused(
     store: MemoryStore, tmp_path: Path, sealed: bool, change: dict[str, Any], says: str
 ) -> None:
     path = write(tmp_path / "plan", world_of(store), about())
@@ -388,16 +378,12 @@ def made(store: MemoryStore, tmp_path: Path) -> PlanFile:
         (replace(TERMS, protect=(), hold_seconds=1), "hold_seconds, protect"),
     ],
 )
-def test_given_settings_that_moved_when_checked_then_they_are_named(
-    store: MemoryStore, made: PlanFile, terms: Terms, names: str
-) -> None:
+def test_plan_by_other_terms_names_them(store: MemoryStore, made: PlanFile, terms: Terms, names: str) -> None:
     with pytest.raises(PlanRefused, match=rf": {names}\."):
         made.check(MARK, terms, world_of(store))
 
 
-def test_given_a_topic_whose_rows_were_only_held_when_it_moved_then_the_plan_may_be_applied(
-    store: MemoryStore, tmp_path: Path
-) -> None:
+def test_plan_of_held_rows_alone_does_not_rest_on_the_topic(store: MemoryStore, tmp_path: Path) -> None:
     made = read(tmp_path / "plan", world_of(store), about(RETURNS, 1, held=Hold.FRONTIER))
     topic(store, str(RETURNS), ttl_seconds=1)
     made.check(MARK, TERMS, world_of(store))

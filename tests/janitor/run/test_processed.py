@@ -33,8 +33,8 @@ class ProcessedKit(ServedStore):
 
     def __init__(self, stack: ExitStack, side: SideTable | None = None) -> None:
         super().__init__(stack, CONSUMED, side)
-        self.rig = self.made()
-        self.rig.engine.run_once(adopt=True)
+        self.janitor = self.made()
+        self.janitor.engine.run_once(adopt=True)
 
     def register(self, name: str = GROUP, message: MessageId = READ_NONE) -> None:
         self.service.consumers.put(ORDERS, name, message)
@@ -53,7 +53,7 @@ class ProcessedKit(ServedStore):
 
     def sweep(self, after_ms: int = 2 * HOUR) -> Report:
         self.clock.advance(after_ms)
-        return self.rig.engine.run_once()
+        return self.janitor.engine.run_once()
 
     def left(self) -> list[bytes]:
         rows = self.store.message.read(MESSAGES, ORDERS.prefix, None, 1000).items
@@ -78,19 +78,17 @@ def kit() -> Iterator[ProcessedKit]:
         yield ProcessedKit(stack)
 
 
-def test_given_a_group_that_is_idle_after_its_commit_then_what_it_has_processed_goes_and_the_next_stays(
-    kit: ProcessedKit,
-) -> None:
+def test_processed_messages_of_an_idle_group_go_and_the_next_stays(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"a", b"b", b"c")
     kit.process(limit=2)
-    planned = kit.rig.engine.preview()
+    planned = kit.janitor.engine.preview()
     assert planned.total(Rule.PROCESSED) == 0
     kit.clock.advance(2 * HOUR)
-    planned, report = kit.rig.engine.preview(), kit.sweep(0)
+    planned, report = kit.janitor.engine.preview(), kit.sweep(0)
     assert (planned.total(Rule.PROCESSED), report.total(Rule.PROCESSED)) == (2, 2)
     assert kit.left() == [b"c"]
-    [entry] = [entry for entry in kit.rig.state.ledger(10) if entry.rule == "processed"]
+    [entry] = [entry for entry in kit.janitor.state.ledger(10) if entry.rule == "processed"]
     assert (entry.rows, entry.table) == (2, "message")
 
 
@@ -119,7 +117,7 @@ def test_given_claims_behind_a_gap_then_only_the_base_counts(kit: ProcessedKit) 
     assert kit.left() == [b"a", b"b", b"c"]
 
 
-def test_given_several_consumers_then_the_one_furthest_behind_counts_until_it_is_forgotten(kit: ProcessedKit) -> None:
+def test_slowest_of_several_consumers_counts_until_it_is_forgotten(kit: ProcessedKit) -> None:
     kit.register()
     kit.register("slow")
     kit.publish(b"a")
@@ -161,7 +159,7 @@ def test_given_no_usable_snapshot_then_nothing_goes(kit: ProcessedKit) -> None:
     kit.publish(b"a")
     kit.process()
     kit.clock.advance(2 * HOUR)
-    kit.rig.restart(snapshots=_NoSnapshots()).engine.run_once()
+    kit.janitor.restart(snapshots=_NoSnapshots()).engine.run_once()
     assert kit.left() == [b"a"]
 
 
@@ -181,7 +179,7 @@ def test_given_stored_payloads_then_they_go_with_their_message(kit: ProcessedKit
         kit.clock.advance(1)
     kit.process(limit=3)
     kit.clock.advance(2 * HOUR)
-    planned, report = kit.rig.engine.preview(), kit.sweep(0)
+    planned, report = kit.janitor.engine.preview(), kit.sweep(0)
     assert planned.total(Rule.PROCESSED) == report.total(Rule.PROCESSED) == 3
     assert len(kit.store.payload.read(KEYS, b"", None, 10).items) == 2
     assert [message.payload for message in _read(kit)] == [b"x", b"y"]
@@ -191,9 +189,7 @@ def _read(kit: ProcessedKit) -> list[Any]:
     return [one for page in kit.service.fetch(ORDERS, FetchRequest(None)) for one in page]
 
 
-def test_given_a_message_with_a_ttl_of_its_own_when_processed_then_its_note_is_forgotten_when_it_is_due(
-    kit: ProcessedKit,
-) -> None:
+def test_own_ttl_of_a_processed_message_is_forgotten_when_due(kit: ProcessedKit) -> None:
     kit.register()
     kit.service.publish(ORDERS, [b"short"], ttl_seconds=7 * 3600)
     kit.process()
@@ -206,51 +202,47 @@ def test_given_a_message_with_a_ttl_of_its_own_when_processed_then_its_note_is_f
 # -- guards ------------------------------------------------------------------------------------------------------------
 
 
-def test_s8_given_the_property_set_on_a_topic_in_use_then_what_it_lets_go_is_held_or_approved(
-    kit: ProcessedKit,
-) -> None:
+def test_s8_retention_set_on_a_topic_in_use_is_held(kit: ProcessedKit) -> None:
     kit.service.update_topic(ORDERS, {"ttl": "8640000"})
     kit.register()
     kit.publish(b"a")
     kit.process()
     kit.sweep()
     kit.service.update_topic(ORDERS, CONSUMED)
-    planned = kit.rig.engine.preview()
+    planned = kit.janitor.engine.preview()
     [(key, entry)] = planned.sorted_entries()
     assert (key.rule, key.held, entry.rows) == (Rule.PROCESSED, Hold.FRONTIER, 1)
     assert kit.sweep(0).held_rows() == 1
     assert announced(kit.side, kit.metadata()) == 0
     assert kit.sweep(HOUR - 1).held_rows() == 1
     assert kit.left() == [b"a"]
-    assert kit.rig.engine.approve((str(ORDERS),)) == [ORDERS]
+    assert kit.janitor.engine.approve((str(ORDERS),)) == [ORDERS]
     kit.sweep(0)
     assert kit.left() == []
 
 
-def test_given_a_protected_or_paused_topic_then_nothing_goes_and_nothing_is_announced(kit: ProcessedKit) -> None:
+def test_protected_or_paused_topic_announces_nothing(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"a")
     kit.process()
     kit.clock.advance(2 * HOUR)
-    kit.rig.restart(protect=("default:*",)).engine.run_once()
-    kit.rig.state.pause(str(ORDERS), kit.clock.now_ms())
-    kit.rig.engine.run_once()
+    kit.janitor.restart(protect=("default:*",)).engine.run_once()
+    kit.janitor.state.pause(str(ORDERS), kit.clock.now_ms())
+    kit.janitor.engine.run_once()
     assert (kit.left(), announced(kit.side, kit.metadata())) == ([b"a"], 0)
 
 
-def test_given_a_plan_then_nothing_is_announced_and_applied_it_takes_what_it_showed(
-    kit: ProcessedKit, tmp_path: Any
-) -> None:
+def test_plan_announces_nothing_and_applies_what_it_showed(kit: ProcessedKit, tmp_path: Any) -> None:
     kit.register()
     kit.publish(b"a")
     kit.process()
     kit.clock.advance(2 * HOUR)
     kit.publish(b"b")
-    kit.rig.engine.preview(out=tmp_path / "plan")
+    kit.janitor.engine.preview(out=tmp_path / "plan")
     assert announced(kit.side, kit.metadata()) == 0
     kit.process()
     kit.clock.advance(2 * HOUR)
-    kit.rig.engine.carry_out(tmp_path / "plan")
+    kit.janitor.engine.carry_out(tmp_path / "plan")
     assert kit.left() == [b"b"]
 
 
@@ -324,7 +316,7 @@ def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
 
         side.told = tick
         watch(kit.store, before=tick)
-        kit.rig.engine.run_once()
+        kit.janitor.engine.run_once()
         side.told = None
         begun = done[0] if done else MessageId(2**62, 0)
         there = kit.ids()
@@ -332,9 +324,7 @@ def _swept_while(moment: int, former: bool) -> tuple[int, bool, list[bytes]]:
 
 
 @pytest.mark.parametrize("former", [False, True])
-def test_trap_f_given_a_consumer_that_registers_at_any_moment_of_a_pass_then_nothing_it_has_not_read_goes(
-    former: bool,
-) -> None:
+def test_trap_f_consumer_registered_during_a_pass_loses_nothing(former: bool) -> None:
     total, _, _ = _swept_while(-1, former)
     assert total > 10
     for moment in range(1, total + 1):
@@ -342,9 +332,7 @@ def test_trap_f_given_a_consumer_that_registers_at_any_moment_of_a_pass_then_not
         assert (began, lost) == (True, []), moment
 
 
-def test_trap_f_given_what_was_let_go_when_a_consumer_registers_or_goes_back_then_it_begins_behind_that(
-    kit: ProcessedKit,
-) -> None:
+def test_trap_f_consumer_registered_after_a_pass_starts_behind_it(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"a", b"b")
     kit.process()
@@ -355,9 +343,7 @@ def test_trap_f_given_what_was_let_go_when_a_consumer_registers_or_goes_back_the
     assert [kit.service.consumers.get(ORDERS, name).id for name in ("new", GROUP)] == [last, last]
 
 
-def test_given_a_side_table_that_fails_while_it_is_announced_then_nothing_goes(
-    kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_announcement_that_fails_deletes_nothing(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.register()
     kit.publish(b"a")
     kit.process()
@@ -399,75 +385,25 @@ def test_fetch_at_tail_of_consumed_topic_reads_no_side_row(kit: ProcessedKit, mo
     assert kit.fetched(kit.ids()[-1]) == []
 
 
-def test_given_a_processed_message_when_asked_why_then_the_rule_is_named_and_when_gone_its_run(
-    kit: ProcessedKit,
-) -> None:
+def test_why_of_a_processed_message_names_the_rule_and_its_run(kit: ProcessedKit) -> None:
     kit.register()
     kit.publish(b"a")
     kit.publish(b"b")
     kit.process(limit=1)
     kit.clock.advance(2 * HOUR)
     first, second = kit.ids()
-    asked = kit.rig.engine.why(ORDERS, first)
+    asked = kit.janitor.engine.why(ORDERS, first)
     [text] = [line for line in lines(asked) if "consumers;" in line]
     assert text.strip() == "has been processed by all consumers; the next run deletes it"
     assert "at most until all consumers have processed it" in next(lines(asked))
-    [found] = kit.rig.engine.why(ORDERS, second).found
+    [found] = kit.janitor.engine.why(ORDERS, second).found
     assert (found.fate.rule, found.fate.action) == (Rule.EXPIRED, "keep")
     kit.sweep(0)
-    [missing] = kit.rig.engine.why(ORDERS, first).missing
+    [missing] = kit.janitor.engine.why(ORDERS, first).missing
     assert [(trace.entry.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
 
 
-def waits(kit: ProcessedKit, message: MessageId) -> str:
-    """What ``janitor why`` prints of rule L7 for a message; empty if nothing."""
-    found = [line for line in lines(kit.rig.engine.why(ORDERS, message)) if "(rule L7)" in line]
-    return "".join(found).strip().removeprefix("not deleted earlier (rule L7): ")
-
-
-def test_why_of_an_unprocessed_message_names_its_consumers(kit: ProcessedKit) -> None:
-    kit.publish(b"a")
-    kit.clock.advance(2 * HOUR)
-    [message] = kit.ids()
-    assert waits(kit, message) == "no consumer is registered"
-    for name in (GROUP, "other"):
-        kit.register(name)
-    assert waits(kit, message) == f"not processed by {GROUP}, other"
-    kit.process()
-    assert waits(kit, message) == "not processed by other"
-    kit.process("other")
-    assert waits(kit, message) == ""
-
-
-def test_why_of_a_processed_message_names_the_hold_and_the_open_transaction(kit: ProcessedKit) -> None:
-    kit.register()
-    kit.publish(b"a")
-    kit.process()
-    [message] = kit.ids()
-    assert waits(kit, message) == "janitor.hold_seconds keeps it until 2023-11-14 23:13:20 UTC"
-    kit.publish(b"b")
-    kit.manager.start_short(3600)
-    kit.publish(b"c")
-    kit.process()
-    kit.clock.advance(HOUR + 1)
-    assert waits(kit, kit.ids()[-1]) == "an older transaction is in progress"
-
-
-def test_why_of_a_message_with_unreadable_consumers_says_so(kit: ProcessedKit) -> None:
-    kit.register()
-    kit.publish(b"a")
-    kit.process()
-    kit.clock.advance(2 * HOUR)
-    kit.side.put([(b"c" + ORDERS.prefix + b"\0\0\0\1broken", b"?")])
-    [message] = kit.ids()
-    assert "the positions of its consumers cannot be read: the position of consumer broken has 1 bytes" in waits(
-        kit, message
-    )
-
-
-def test_given_two_janitors_that_announce_then_the_further_one_counts(
-    kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_announcements_of_two_keep_the_further(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, exchange = kit.metadata(), kit.side.exchange
 
     def beaten(*given: Any) -> bool:

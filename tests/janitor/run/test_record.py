@@ -38,24 +38,19 @@ TTL_SECONDS = 3600
 NAMES = ("default:a", "default:b")
 
 
-def counter(rig: Kit, name: str, **labels: str) -> float:
+def counter(kit: Kit, name: str, **labels: str) -> float:
     """Of all series of a counter with these labels among theirs."""
-    found = rig.state.counters()
+    found = kit.state.counters()
     return sum(value for key, value in found.items() if key.name == name and set(labels.items()) <= set(key.labels))
 
 
-def overdue(rig: Kit) -> dict[tuple[str, str], int]:
+def overdue(kit: Kit) -> dict[tuple[str, str], int]:
     """Rows that are due and stay, by topic and why."""
-    items: list[dict[str, Any]] = rig.state.note("overdue") or []
+    items: list[dict[str, Any]] = kit.state.note("overdue") or []
     rows: Counter[tuple[str, str]] = Counter()
     for item in items:
         rows[f"{item['tms_namespace']}:{item['topic']}", item["held"]] += item["rows"]
     return dict(rows)
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 # --- while a run goes on ---------------------------------------------------------------------------------------------
@@ -65,60 +60,58 @@ class Killed(BaseException):
     """The process is gone; nothing catches this."""
 
 
-def slow(rig: Kit, told: list[float], killed_at: int | None = None) -> None:
+def slow(kit: Kit, told: list[float], killed_at: int | None = None) -> None:
     """Each delete takes a second from now on; what counters say after it is written down."""
 
     def after(call: Call) -> None:
         if call.name == "message.delete":
-            rig.clock.advance(1_000)
+            kit.clock.advance(1_000)
 
     def before(call: Call) -> None:
         if call.name == "message.delete":
-            told.append(counter(rig, "rows_deleted_total", table="message", rule="expired"))
+            told.append(counter(kit, "rows_deleted_total", table="message", rule="expired"))
             if len(told) == killed_at:
                 raise Killed
 
-    watch(rig.store, before, after)
+    watch(kit.store, before, after)
 
 
 def test_given_a_run_that_takes_long_when_it_deletes_then_counters_move_with_it(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
-    rig = janitor(store, batch_rows=2)
+    kit = janitor(store, batch_rows=2)
     told: list[float] = []
-    slow(rig, told)
-    report = rig.engine.run_once(adopt=True)
+    slow(kit, told)
+    report = kit.engine.run_once(adopt=True)
     assert told == [0, 2, 4, 6, 8]
-    assert counter(rig, "rows_deleted_total") == report.to_json()["totals"]["expired"] == 10
-    assert counter(rig, "bytes_deleted_total") == sum(entry.size_bytes for entry in report.entries.values())
+    assert counter(kit, "rows_deleted_total") == report.to_json()["totals"]["expired"] == 10
+    assert counter(kit, "bytes_deleted_total") == sum(entry.size_bytes for entry in report.entries.values())
 
 
-def test_given_a_run_that_was_killed_when_the_next_one_recovers_then_what_it_took_is_counted_once(
-    store: MemoryStore,
-) -> None:
+def test_counters_after_a_kill_count_what_went_once(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
-    rig = janitor(store, batch_rows=2)
-    rig.engine.adopt()
+    kit = janitor(store, batch_rows=2)
+    kit.engine.adopt()
     told: list[float] = []
-    slow(rig, told, killed_at=4)
+    slow(kit, told, killed_at=4)
     with pytest.raises(Killed):
-        rig.engine.run_once()
-    assert (told[-1], counter(rig, "rows_deleted_total")) == (6, 6)
-    rig.engine.recover()
-    assert (counter(rig, "sweeps_total", result="lost"), counter(rig, "rows_deleted_total")) == (1, 6)
-    rig.engine.run_once()
-    assert counter(rig, "rows_deleted_total") == 10
+        kit.engine.run_once()
+    assert (told[-1], counter(kit, "rows_deleted_total")) == (6, 6)
+    kit.engine.recover()
+    assert (counter(kit, "sweeps_total", result="lost"), counter(kit, "rows_deleted_total")) == (1, 6)
+    kit.engine.run_once()
+    assert counter(kit, "rows_deleted_total") == 10
 
 
-def test_given_a_state_that_cannot_book_when_swept_then_the_run_goes_on_and_its_end_counts(
+def test_counters_that_cannot_be_saved_wait(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic(store, "default:a", ttl_seconds=TTL_SECONDS).plain(*range(10))
-    rig = janitor(store, batch_rows=2)
-    monkeypatch.setattr(rig.state, "book", raising(StateError("the disk is full.")))
+    kit = janitor(store, batch_rows=2)
+    monkeypatch.setattr(kit.state, "book", raising(StateError("the disk is full.")))
     told: list[float] = []
-    slow(rig, told)
-    assert rig.engine.run_once(adopt=True).errors == []
-    assert (told, counter(rig, "rows_deleted_total")) == ([0] * 5, 10)
+    slow(kit, told)
+    assert kit.engine.run_once(adopt=True).errors == []
+    assert (told, counter(kit, "rows_deleted_total")) == ([0] * 5, 10)
     assert [record.getMessage() for record in caplog.records].count(
         "the counters of this run do not change in the metrics until it ends, because they cannot be saved: the disk "
         "is full."
@@ -128,36 +121,36 @@ def test_given_a_state_that_cannot_book_when_swept_then_the_run_goes_on_and_its_
 # --- counters --------------------------------------------------------------------------------------------------------
 
 
-def described(rig: Kit, name: str) -> Topic:
-    return unknown_topic(rig.store, name)
+def described(kit: Kit, name: str) -> Topic:
+    return unknown_topic(kit.store, name)
 
 
-def approve(rig: Kit, name: str) -> None:
+def approve(kit: Kit, name: str) -> None:
     with suppress(GuardTripped):
-        rig.engine.approve((name,))
+        kit.engine.approve((name,))
 
 
-def publish_invalid(rig: Kit, name: str) -> None:
-    invalid = pointer(rig.clock.now_ms())
-    rig.snapshots.invalid = [*rig.snapshots.invalid, invalid]
-    described(rig, name).tx(invalid, rig.clock.now_ms())
+def publish_invalid(kit: Kit, name: str) -> None:
+    invalid = pointer(kit.clock.now_ms())
+    kit.snapshots.invalid = [*kit.snapshots.invalid, invalid]
+    described(kit, name).tx(invalid, kit.clock.now_ms())
 
 
 #: What may happen between two runs, to one of the topics.
 HAPPENINGS: dict[str, Callable[[Kit, str], object]] = {
-    "publish": lambda rig, name: described(rig, name).plain(*range(rig.clock.now_ms() - 3, rig.clock.now_ms())),
-    "store": lambda rig, name: described(rig, name).stored(pointer(rig.clock.now_ms()), rig.clock.now_ms()),
+    "publish": lambda kit, name: described(kit, name).plain(*range(kit.clock.now_ms() - 3, kit.clock.now_ms())),
+    "store": lambda kit, name: described(kit, name).stored(pointer(kit.clock.now_ms()), kit.clock.now_ms()),
     "invalid": publish_invalid,
-    "shorten": lambda rig, name: described(rig, name).describe(ttl_seconds=60),
-    "lengthen": lambda rig, name: described(rig, name).describe(ttl_seconds=TTL_SECONDS),
-    "pause": lambda rig, name: rig.state.pause(name, 0),
-    "resume": lambda rig, name: rig.state.resume(name),
+    "shorten": lambda kit, name: described(kit, name).describe(ttl_seconds=60),
+    "lengthen": lambda kit, name: described(kit, name).describe(ttl_seconds=TTL_SECONDS),
+    "pause": lambda kit, name: kit.state.pause(name, 0),
+    "resume": lambda kit, name: kit.state.resume(name),
     "approve": approve,
-    "wait": lambda rig, _: rig.clock.advance(30 * MINUTE),
-    "wait long": lambda rig, _: rig.clock.advance(DAY),
-    "step": lambda rig, _: rig.clock.step(HOUR),
-    "approve all": lambda rig, _: rig.engine.approve((EVERYTHING,), clock=True),
-    "no snapshot": lambda rig, _: setattr(rig.snapshots, "age_ms", DAY - rig.snapshots.age_ms),
+    "wait": lambda kit, _: kit.clock.advance(30 * MINUTE),
+    "wait long": lambda kit, _: kit.clock.advance(DAY),
+    "step": lambda kit, _: kit.clock.step(HOUR),
+    "approve all": lambda kit, _: kit.engine.approve((EVERYTHING,), clock=True),
+    "no snapshot": lambda kit, _: setattr(kit.snapshots, "age_ms", DAY - kit.snapshots.age_ms),
 }
 
 
@@ -167,14 +160,12 @@ HAPPENINGS: dict[str, Callable[[Kit, str], object]] = {
     fails_at=st.integers(0, 80),
 )
 @pytest.mark.no_cover
-def test_given_many_runs_when_they_have_ended_then_counters_are_the_sums_of_their_reports(
-    happenings: list[tuple[str, str]], patient: bool, fails_at: int
-) -> None:
+def test_counters_are_the_sums_of_the_reports(happenings: list[tuple[str, str]], patient: bool, fails_at: int) -> None:
     store = MemoryStore()
     for name in NAMES:
         topic(store, name, ttl_seconds=TTL_SECONDS).plain(1)
-    rig = janitor(store, batch_rows=2)
-    rig.snapshots.write_pointer = pointer(NOW_MS + 400 * DAY)
+    kit = janitor(store, batch_rows=2)
+    kit.snapshots.write_pointer = pointer(NOW_MS + 400 * DAY)
     calls = Counter[str]()
 
     def fail(call: Call) -> None:
@@ -183,18 +174,18 @@ def test_given_many_runs_when_they_have_ended_then_counters_are_the_sums_of_thei
             raise StoreError("No space left on device.")
 
     watch(store, before=fail)
-    reports = [rig.engine.run_once(adopt=True)]
+    reports = [kit.engine.run_once(adopt=True)]
     for happening, name in happenings:
-        HAPPENINGS[happening](rig, name)
-        rig.clock.advance(1)
-        reports.append(rig.engine.run_once(incremental=patient))
+        HAPPENINGS[happening](kit, name)
+        kit.clock.advance(1)
+        reports.append(kit.engine.run_once(incremental=patient))
     expected = sums(reports)
-    found = {key: value for key, value in rig.state.counters().items() if key.name in NAMED}
+    found = {key: value for key, value in kit.state.counters().items() if key.name in NAMED}
     assert found == expected
-    results = Counter(run.result for run in rig.state.runs(1000))
-    assert {result: counter(rig, "sweeps_total", result=result) for result in results} == results
-    assert counter(rig, "sweeps_total") == len(reports)
-    assert counter(rig, "store_calls_total") == sum(report.store_calls for report in reports)
+    results = Counter(run.result for run in kit.state.runs(1000))
+    assert {result: counter(kit, "sweeps_total", result=result) for result in results} == results
+    assert counter(kit, "sweeps_total") == len(reports)
+    assert counter(kit, "store_calls_total") == sum(report.store_calls for report in reports)
 
 
 NAMED = frozenset({"rows_deleted_total", "bytes_deleted_total", "rows_inverted_total", "guard_trips_total"})
@@ -219,46 +210,46 @@ def sums(reports: list[Report]) -> dict[CounterKey, float]:
     return {key: float(amount) for key, amount in found.items() if amount}
 
 
-def test_given_rows_that_are_held_when_run_then_they_count_as_overdue_and_not_as_deleted(store: MemoryStore) -> None:
+def test_held_rows_count_as_overdue_and_not_as_deleted(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=DAY)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
     orders.plain(NOW_MS - HOUR).describe(ttl_seconds=60)
-    rig.clock.advance(MINUTE)
-    report = rig.engine.run_once()
+    kit.clock.advance(MINUTE)
+    report = kit.engine.run_once()
     assert report.held_rows() == 1
-    assert counter(rig, "rows_deleted_total") == counter(rig, "bytes_deleted_total") == 0
-    assert overdue(rig) == {("default:orders", "frontier"): 1}
-    rig.engine.approve((EVERYTHING,), clock=True)
-    rig.engine.run_once()
-    assert counter(rig, "rows_deleted_total", table="message", rule="expired") == 1
-    assert overdue(rig) == {}
+    assert counter(kit, "rows_deleted_total") == counter(kit, "bytes_deleted_total") == 0
+    assert overdue(kit) == {("default:orders", "frontier"): 1}
+    kit.engine.approve((EVERYTHING,), clock=True)
+    kit.engine.run_once()
+    assert counter(kit, "rows_deleted_total", table="message", rule="expired") == 1
+    assert overdue(kit) == {}
 
 
 def test_given_a_topic_that_fails_when_run_then_it_is_counted_by_table_and_reason(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=60).plain(1)
     topic(store, "default:b", ttl_seconds=60).stored(pointer(1), 1)
-    rig = janitor(store)
+    kit = janitor(store)
     watch(store, before=fail_at("payload.delete", StoreError("No space left on device.")))
-    rig.engine.run_once(adopt=True)
-    assert counter(rig, "delete_errors_total") == 1
-    assert counter(rig, "delete_errors_total", table="payload", reason="store") == 1
-    assert counter(rig, "sweeps_total", result="partial") == 1
-    assert rig.state.note("success_ms") is None
+    kit.engine.run_once(adopt=True)
+    assert counter(kit, "delete_errors_total") == 1
+    assert counter(kit, "delete_errors_total", table="payload", reason="store") == 1
+    assert counter(kit, "sweeps_total", result="partial") == 1
+    assert kit.state.note("success_ms") is None
 
 
 def test_given_a_run_when_it_ends_then_phases_rows_read_and_calls_are_counted(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=60).plain(1, 2, NOW_MS).stored(pointer(1), 1)
-    rig = janitor(store)
+    kit = janitor(store)
     for times in (1, 2):
-        rig.engine.run_once(adopt=True)
+        kit.engine.run_once(adopt=True)
         phases = {"message", "invert", "payload", "sync", "compact"}
         count = "sweep_phase_duration_seconds_count"
-        assert {phase: counter(rig, count, phase=phase) for phase in phases} == dict.fromkeys(phases, times)
-        assert counter(rig, count) == times * len(phases)
-        assert counter(rig, "store_calls_total") == store.calls.total() - calls_outside(store)
-    assert counter(rig, "rows_scanned_total", table="message") >= 2
-    assert counter(rig, "rows_scanned_total", table="payload") == 1
+        assert {phase: counter(kit, count, phase=phase) for phase in phases} == dict.fromkeys(phases, times)
+        assert counter(kit, count) == times * len(phases)
+        assert counter(kit, "store_calls_total") == store.calls.total() - calls_outside(store)
+    assert counter(kit, "rows_scanned_total", table="message") >= 2
+    assert counter(kit, "rows_scanned_total", table="payload") == 1
 
 
 def calls_outside(store: MemoryStore) -> int:
@@ -269,132 +260,126 @@ def calls_outside(store: MemoryStore) -> int:
 # --- notes -----------------------------------------------------------------------------------------------------------
 
 
-def success_ms(rig: Kit) -> int | None:
-    note: dict[str, int] = rig.state.note("success_ms") or {}
+def success_ms(kit: Kit) -> int | None:
+    note: dict[str, int] = kit.state.note("success_ms") or {}
     return note.get("message")
 
 
 def test_given_runs_that_do_not_end_well_when_they_end_then_the_last_success_stays(store: MemoryStore) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    assert success_ms(rig) == NOW_MS
-    rig.clock.advance(MINUTE)
-    rig.restart(is_stopping=lambda: True).engine.run_once()
-    rig.clock.step(HOUR)
-    assert rig.engine.run_once().tripped
-    rig.clock.step(-HOUR)
-    rig.state.pause("default:a", 0)
-    assert success_ms(rig) == NOW_MS
-    rig.clock.advance(MINUTE)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    assert success_ms(kit) == NOW_MS
+    kit.clock.advance(MINUTE)
+    kit.restart(is_stopping=lambda: True).engine.run_once()
+    kit.clock.step(HOUR)
+    assert kit.engine.run_once().tripped
+    kit.clock.step(-HOUR)
+    kit.state.pause("default:a", 0)
+    assert success_ms(kit) == NOW_MS
+    kit.clock.advance(MINUTE)
     orders.plain(1)
-    rig.engine.run_once()
-    assert success_ms(rig) == NOW_MS + 2 * MINUTE, "a pause is meant"
+    kit.engine.run_once()
+    assert success_ms(kit) == NOW_MS + 2 * MINUTE, "a pause is meant"
     results = ("done", "interrupted", "blocked")
-    assert [counter(rig, "sweeps_total", result=result) for result in results] == [2, 1, 1]
+    assert [counter(kit, "sweeps_total", result=result) for result in results] == [2, 1, 1]
 
 
-def held(rig: Kit) -> None:
+def held(kit: Kit) -> None:
     """Two rows of a topic are held."""
-    orders = topic(rig.store, "default:a", ttl_seconds=DAY)
-    rig.engine.run_once(adopt=True)
+    orders = topic(kit.store, "default:a", ttl_seconds=DAY)
+    kit.engine.run_once(adopt=True)
     orders.plain(NOW_MS - HOUR, NOW_MS - HOUR).describe(ttl_seconds=60)
-    rig.clock.advance(MINUTE)
-    rig.engine.run_once()
-    assert overdue(rig) == {("default:a", "frontier"): 2}
+    kit.clock.advance(MINUTE)
+    kit.engine.run_once()
+    assert overdue(kit) == {("default:a", "frontier"): 2}
 
 
 @pytest.mark.parametrize(
     "run",
     [
-        lambda rig: rig.engine.run_once(incremental=True),
-        lambda rig: rig.engine.run_once(patterns=("default:other",)),
-        lambda rig: rig.restart(is_stopping=lambda: True).engine.run_once(),
-        lambda rig: rig.engine.run_once(),
+        lambda kit: kit.engine.run_once(incremental=True),
+        lambda kit: kit.engine.run_once(patterns=("default:other",)),
+        lambda kit: kit.restart(is_stopping=lambda: True).engine.run_once(),
+        lambda kit: kit.engine.run_once(),
     ],
     ids=["patient", "of others", "interrupted", "plain"],
 )
-def test_given_rows_that_are_held_when_another_run_has_no_reason_to_count_them_then_they_are_still_noted(
-    store: MemoryStore, run: Callable[[Kit], Report]
-) -> None:
-    rig = janitor(store)
+def test_held_rows_stay_noted_by_runs_that_do_not_count(store: MemoryStore, run: Callable[[Kit], Report]) -> None:
+    kit = janitor(store)
     topic(store, "default:other", ttl_seconds=60)
-    held(rig)
-    rig.clock.advance(MINUTE)
-    report = run(rig)
-    assert overdue(rig) == {("default:a", "frontier"): 2}
-    [last] = rig.state.runs(1)
+    held(kit)
+    kit.clock.advance(MINUTE)
+    report = run(kit)
+    assert overdue(kit) == {("default:a", "frontier"): 2}
+    [last] = kit.state.runs(1)
     # An interrupted run has looked at nothing.
     assert last.held == (0 if report.guards else 2), "history shows a hold in each run that it lasts"
 
 
 @pytest.mark.parametrize("way", ["fails", "is paused on the way"])
-def test_given_rows_that_are_held_when_their_topic_is_not_done_then_they_are_still_noted(
-    store: MemoryStore, way: str
-) -> None:
-    rig = janitor(store)
-    held(rig)
+def test_held_rows_of_a_topic_not_done_stay_noted(store: MemoryStore, way: str) -> None:
+    kit = janitor(store)
+    held(kit)
 
     def spoil(call: Call) -> None:
         if call.name == "message.keys" and way == "fails" and call.arguments[0].startswith(b"default:a:"):
             raise StoreError("a block is damaged.")
         if call.name == "metadata.rows" and way != "fails":
-            rig.state.pause("default:a", 0)
+            kit.state.pause("default:a", 0)
 
     watch(store, before=spoil)
-    rig.clock.advance(MINUTE)
-    rig.engine.run_once()
-    assert overdue(rig) == {("default:a", "frontier"): 2}
+    kit.clock.advance(MINUTE)
+    kit.engine.run_once()
+    assert overdue(kit) == {("default:a", "frontier"): 2}
 
 
-def test_given_a_paused_topic_when_time_passes_then_a_full_pass_counts_what_waits_and_others_remember_it(
-    store: MemoryStore,
-) -> None:
+def test_paused_topic_is_counted_by_full_passes_and_remembered(store: MemoryStore) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    rig.state.pause("default:*", 0)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    kit.state.pause("default:*", 0)
     orders.plain(NOW_MS)
-    rig.clock.advance(DAY)
-    assert rig.engine.run_once().full
-    assert overdue(rig) == {("default:a", "paused"): 1}
+    kit.clock.advance(DAY)
+    assert kit.engine.run_once().full
+    assert overdue(kit) == {("default:a", "paused"): 1}
     orders.plain(NOW_MS + 1)
-    rig.clock.advance(MINUTE)
-    rig.engine.run_once()
-    assert overdue(rig) == {("default:a", "paused"): 1}
-    rig.clock.advance(DAY)
-    rig.engine.run_once()
-    assert overdue(rig) == {("default:a", "paused"): 2}
-    rig.state.resume("default:*")
-    rig.engine.run_once()
-    assert overdue(rig) == {}
+    kit.clock.advance(MINUTE)
+    kit.engine.run_once()
+    assert overdue(kit) == {("default:a", "paused"): 1}
+    kit.clock.advance(DAY)
+    kit.engine.run_once()
+    assert overdue(kit) == {("default:a", "paused"): 2}
+    kit.state.resume("default:*")
+    kit.engine.run_once()
+    assert overdue(kit) == {}
 
 
 def test_given_a_process_that_is_to_end_when_it_plans_then_it_says_so(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=60).plain(1)
-    rig = janitor(store, is_stopping=lambda: True)
+    kit = janitor(store, is_stopping=lambda: True)
     with pytest.raises(StopRequested):
-        rig.engine.preview()
+        kit.engine.preview()
 
 
 @pytest.mark.parametrize("mode", ["apply", "plan"])
 def test_run_that_fails_while_it_is_prepared_is_recorded(mode: str) -> None:
     store = MemoryStore()
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(MINUTE)
-    watch_state(rig.state, before=fail_at("state.pauses", StateError("the disk is full")))
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(MINUTE)
+    watch_state(kit.state, before=fail_at("state.pauses", StateError("the disk is full")))
     with pytest.raises(StateError):
-        rig.engine.run_once() if mode == "apply" else rig.engine.rehearse()
-    failed = rig.state.runs(1)[0]
+        kit.engine.run_once() if mode == "apply" else kit.engine.rehearse()
+    failed = kit.state.runs(1)[0]
     assert (failed.mode, failed.result, failed.started_ms) == (mode, "failed", NOW_MS + MINUTE)
     assert failed.error == "the disk is full"
 
 
 def test_run_that_is_halted_while_it_is_prepared_is_not_a_failure() -> None:
-    rig = janitor(MemoryStore())
-    rig.engine.run_once(adopt=True)
-    watch_state(rig.state, before=fail_at("state.pauses", StopRequested("asked to stop")))
+    kit = janitor(MemoryStore())
+    kit.engine.run_once(adopt=True)
+    watch_state(kit.state, before=fail_at("state.pauses", StopRequested("asked to stop")))
     with pytest.raises(StopRequested):
-        rig.engine.run_once()
-    assert [run.result for run in rig.state.runs(9)] == ["done"]
+        kit.engine.run_once()
+    assert [run.result for run in kit.state.runs(9)] == ["done"]

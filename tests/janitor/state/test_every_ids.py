@@ -41,18 +41,14 @@ def both(*open_ids: OpenIdRecord, closed: list[int]) -> KnownIds:
     ],
     ids=["closed", "new and closed", "open again"],
 )
-def test_given_closed_ids_that_were_read_when_others_are_saved_then_they_are_others(
-    state: State, saved: OpenIdRecord, expected: KnownIds
-) -> None:
+def test_known_ids_after_a_save_are_the_new_ones(state: State, saved: OpenIdRecord, expected: KnownIds) -> None:
     state.save_open_ids([OTHER, OPEN, CLOSED])
     known(state)
     state.save_open_ids([saved])
     assert known(state) == expected
 
 
-def test_given_closed_ids_that_were_read_when_another_process_changes_them_then_they_are_read_again(
-    lasting: LastingMemories,
-) -> None:
+def test_known_ids_after_another_process_are_read_again(lasting: LastingMemories) -> None:
     with lasting.new() as state, lasting.again() as other:
         state.save_open_ids([OTHER, OPEN, CLOSED])
         known(state)
@@ -68,9 +64,7 @@ def test_given_closed_ids_when_another_store_is_saved_then_none_is_known(state: 
     assert known(state) == both(closed=[])
 
 
-def test_given_a_transaction_that_closes_when_it_is_undone_then_what_was_read_inside_does_not_count(
-    state: State,
-) -> None:
+def test_known_ids_read_in_an_undone_transaction_do_not_count(state: State) -> None:
     state.save_open_ids([OTHER, OPEN, CLOSED])
 
     def closes(pointer: int) -> None:
@@ -86,9 +80,7 @@ def test_given_a_transaction_that_closes_when_it_is_undone_then_what_was_read_in
         assert known(state) == both(OPEN, closed=[7, 9])
 
 
-def test_given_a_clock_set_back_or_a_longer_window_when_asked_then_what_is_not_closed_by_them_is_open_until_then(
-    state: State,
-) -> None:
+def test_known_ids_by_an_earlier_clock_are_open_until_then(state: State) -> None:
     late = OpenIdRecord(11_999_999, 1, 22, 23)
     state.save_open_ids([OTHER, OPEN, CLOSED, late])
     everything, without = both(OPEN, closed=[7, 9, late.pointer]), both(OPEN, late, closed=[7, 9])
@@ -149,7 +141,7 @@ changes = st.one_of(
 
 @settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 @given(st.lists(changes, max_size=6), st.integers(0, 40), st.integers(0, 40))
-def test_given_any_changes_in_leaves_of_three_then_every_memory_knows_what_a_plain_list_of_them_says(
+def test_known_ids_after_any_changes_are_those_of_a_plain_list(
     kind: Memories, made: Sequence[Callable[[State | Model], None]], now_ms: int, window_ms: int
 ) -> None:
     model = Model()

@@ -115,9 +115,7 @@ def test_given_a_heartbeat_then_only_a_run_that_goes_on_takes_it(state: State) -
 
 @FEW
 @given(st.lists(entries, max_size=6), st.integers(0, 7))
-def test_given_any_entries_when_added_then_the_last_ones_come_back_newest_first(
-    kind: Memories, added: list[LedgerEntry], limit: int
-) -> None:
+def test_ledger_returns_the_last_entries_first(kind: Memories, added: list[LedgerEntry], limit: int) -> None:
     with kind.new() as state:
         state.add_ledger(added)
         assert state.ledger(limit) == added[::-1][:limit]
@@ -127,9 +125,7 @@ def test_given_any_entries_when_added_then_the_last_ones_come_back_newest_first(
             assert state.ledger_generations(topic) == sorted({item.generation for item in of_topic})
 
 
-def test_given_entries_when_asked_by_topic_run_or_pattern_then_the_others_are_left_out_before_the_limit(
-    state: State,
-) -> None:
+def test_ledger_by_topic_run_or_pattern_applies_the_limit_last(state: State) -> None:
     state.add_ledger([entry(at_ms=1), entry(at_ms=2, topic=OTHER), entry(at_ms=3, run_id="next"), entry(at_ms=4)])
     assert times(state.ledger(2, topic=TOPIC)) == [4, 3]
     assert times(state.ledger(9, topic=OTHER)) == [2]
@@ -141,20 +137,18 @@ def test_given_entries_when_asked_by_topic_run_or_pattern_then_the_others_are_le
 
 
 @pytest.mark.parametrize(("key", "held"), [(b"a\xff", False), (b"b", True), (b"cz", True), (b"d", False)])
-def test_given_a_range_when_asked_by_key_then_its_start_is_in_it_and_its_stop_is_not(
-    state: State, key: bytes, held: bool
-) -> None:
+def test_ledger_by_key_includes_the_start_not_the_stop(state: State, key: bytes, held: bool) -> None:
     state.add_ledger([entry(start=b"b", stop=b"d"), entry(topic=OTHER, start=b"", stop=b"z")])
     assert state.ledger(9, topic=TOPIC, key=key) == ([entry(start=b"b", stop=b"d")] if held else [])
 
 
-def test_given_entries_that_went_from_the_middle_when_pruned_by_number_then_as_many_stay_as_may(state: State) -> None:
+def test_prune_ledger_by_number_after_a_gap_keeps_as_many(state: State) -> None:
     state.add_ledger(entry(at_ms=at_ms) for at_ms in (20, 21, 1, 2, 3, 4, 22, 23))
     assert state.prune_ledger(10, keep=4) == 4
     assert times(state.ledger(9)) == [23, 22, 21, 20]
 
 
-def test_given_entries_that_were_forgotten_then_the_ledger_says_from_when_on_it_is_whole(state: State) -> None:
+def test_ledger_since_is_the_oldest_entry_after_a_prune(state: State) -> None:
     state.add_ledger(entry(at_ms=at_ms) for at_ms in (5, 6, 7))
     assert state.ledger_since_ms() is None
     state.prune_ledger(6, keep=10)
@@ -166,9 +160,7 @@ def test_given_entries_that_were_forgotten_then_the_ledger_says_from_when_on_it_
 
 
 @pytest.mark.parametrize("lasting", ["hbase"], indirect=True)  # a file lets one process write at a time
-def test_given_two_processes_that_prune_at_once_then_the_slower_one_prunes_what_is_left(
-    lasting: LastingMemories, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prune_ledger_overtaken_prunes_the_rest(lasting: LastingMemories, monkeypatch: pytest.MonkeyPatch) -> None:
     with lasting.new() as state, lasting.again() as other:
         for at_ms in (1, 5, 9):
             state.add_ledger([entry(at_ms=at_ms)])
@@ -186,9 +178,7 @@ def test_given_two_processes_that_prune_at_once_then_the_slower_one_prunes_what_
 
 @FEW
 @given(st.lists(st.dictionaries(keys, amounts, max_size=3), max_size=4))
-def test_given_any_amounts_when_added_then_each_series_is_their_sum(
-    kind: Memories, added: list[Mapping[CounterKey, float]]
-) -> None:
+def test_counters_of_any_amounts_are_their_sums(kind: Memories, added: list[Mapping[CounterKey, float]]) -> None:
     sums: dict[CounterKey, float] = {}
     with kind.new() as state:
         for amounts_of_a_run in added:
@@ -201,7 +191,7 @@ def test_given_any_amounts_when_added_then_each_series_is_their_sum(
 ROWS, BYTES = CounterKey("rows", (("table", "message"), ("rule", "expired"))), CounterKey("bytes")
 
 
-def test_given_a_run_that_goes_on_when_it_books_then_counters_show_the_last_of_it_until_it_ends(state: State) -> None:
+def test_counters_show_the_last_booking_until_the_run_ends(state: State) -> None:
     state.add_counters({BYTES: 1})
     state.begin_run(RunRecord("run", "apply", 1))
     state.book("run", {ROWS: 2, BYTES: 3})
@@ -285,7 +275,7 @@ def test_given_the_end_of_a_run_when_its_last_part_fails_then_nothing_of_it_is_k
     assert [run.id for run in state.unfinished_runs()] == ["run"]
 
 
-def test_given_announcements_when_read_then_they_come_back_oldest_first_until_they_are_cleared(state: State) -> None:
+def test_intents_are_oldest_first_until_cleared(state: State) -> None:
     first = entry(
         rows=None, oldest_ms=None, newest_ms=None, snapshot_timestamp_ms=None, start=b"\x00\xff", stop=b"\xff"
     )
@@ -300,7 +290,7 @@ def test_given_announcements_when_read_then_they_come_back_oldest_first_until_th
     assert state.intents() == [first]
 
 
-def test_given_a_run_that_goes_on_elsewhere_when_announcements_are_cleared_then_its_own_stay(state: State) -> None:
+def test_clear_intents_keeps_those_of_a_run_elsewhere(state: State) -> None:
     state.begin_run(RunRecord("other", "apply", 1))
     state.begin_run(RunRecord("run", "apply", 1))
     state.intend(entry(run_id="run"))
@@ -313,7 +303,7 @@ def test_given_a_run_that_goes_on_elsewhere_when_announcements_are_cleared_then_
     assert state.intents() == []
 
 
-def test_given_a_transaction_that_is_undone_when_it_announced_something_then_that_stays(state: State) -> None:
+def test_intent_in_an_undone_transaction_stays(state: State) -> None:
     def undone() -> None:
         with state.transaction():
             state.intend(entry())

@@ -87,9 +87,7 @@ def test_given_any_frontiers_when_saved_then_they_come_back(
 
 @FEW
 @given(records=st.lists(open_ids, max_size=8), forgotten=st.lists(longs, max_size=3))
-def test_given_any_open_ids_when_saved_and_forgotten_then_the_others_come_back(
-    kind: Memories, records: list[OpenIdRecord], forgotten: list[int]
-) -> None:
+def test_open_ids_forgotten_are_gone(kind: Memories, records: list[OpenIdRecord], forgotten: list[int]) -> None:
     gone = forgotten + [record.pointer for record in records[:2]]
     with kind.new() as state:
         state.save_open_ids(records)
@@ -127,7 +125,7 @@ def test_given_any_store_when_saved_then_it_comes_back(
         assert state.store() == record
 
 
-def test_given_another_store_when_saved_then_what_was_learnt_about_the_first_is_forgotten(state: State) -> None:
+def test_save_store_with_another_mark_forgets_what_was_learned(state: State) -> None:
     state.save_store(STORE)
     state.save_frontiers({TOPIC: FRONTIER})
     state.save_open_ids([OpenIdRecord(1, 1)])
@@ -147,9 +145,7 @@ def test_given_another_store_when_saved_then_what_was_learnt_about_the_first_is_
 
 
 @pytest.mark.parametrize(("identity", "kept"), [(STORE.identity, True), ("leveldb:/elsewhere", False)])
-def test_save_store_with_another_mark_keeps_topic_history_of_the_same_place(
-    state: State, identity: str, kept: bool
-) -> None:
+def test_save_store_at_the_same_place_keeps_topic_history(state: State, identity: str, kept: bool) -> None:
     state.save_store(STORE)
     for note in (Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES):
         state.save_note(note, [str(note)])
@@ -157,7 +153,7 @@ def test_save_store_with_another_mark_keeps_topic_history_of_the_same_place(
     assert [state.note(note) is not None for note in (Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES)] == [kept] * 3
 
 
-def test_given_another_store_when_saved_then_what_was_done_and_what_an_operator_said_stays(state: State) -> None:
+def test_save_store_with_another_mark_keeps_what_was_done(state: State) -> None:
     state.save_store(STORE)
     state.begin_run(RunRecord("r", "apply", 1))
     state.add_ledger([entry()])
@@ -170,9 +166,7 @@ def test_given_another_store_when_saved_then_what_was_done_and_what_an_operator_
     assert (state.pauses(), state.lease(), state.created_ms()) == ([Pause("default:*", 1)], b"mine", 1)
 
 
-def test_given_a_pause_when_given_again_then_it_counts_from_the_first_time_and_is_taken_back_by_its_own_words(
-    state: State,
-) -> None:
+def test_pause_given_again_keeps_its_time_and_its_pattern(state: State) -> None:
     state.pause("default:*", 5)
     state.pause("default:*", 9)
     state.pause(EVERYTHING, 7)
@@ -239,7 +233,7 @@ def test_given_old_runs_when_pruned_then_those_begun_at_the_moment_or_later_stay
     assert state.prune_runs(100) == 0
 
 
-def test_given_a_run_that_began_when_it_begins_again_or_another_ends_then_that_is_refused(state: State) -> None:
+def test_begin_run_twice_or_finish_of_another_is_refused(state: State) -> None:
     state.begin_run(RunRecord("one", "apply", 1))
     with pytest.raises(StateError):
         state.begin_run(RunRecord("one", "apply", 2))
@@ -261,9 +255,7 @@ def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: St
     assert state.claim() == Claim(3, 4, "s")
 
 
-def test_given_an_inner_transaction_when_it_raises_then_what_was_changed_before_and_after_it_is_kept(
-    state: State,
-) -> None:
+def test_inner_transaction_that_raises_keeps_the_outer_changes(state: State) -> None:
     def inner() -> None:
         with state.transaction():
             state.save_claim(Claim(2, 2, "inner"))
@@ -286,9 +278,7 @@ def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(
     assert state.open_ids() == {}
 
 
-def test_given_a_thread_inside_a_transaction_when_it_is_undone_then_what_another_thread_saved_stays(
-    state: State,
-) -> None:
+def test_transaction_undone_keeps_what_another_thread_saved(state: State) -> None:
     other = threading.Thread(target=lambda: state.save_last_full_pass_ms(1))
 
     def undone() -> None:

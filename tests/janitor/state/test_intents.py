@@ -46,7 +46,7 @@ def test_given_a_process_that_was_killed_then_what_it_announced_is_there(tmp_pat
         assert state.last_full_pass_ms() is None
 
 
-def test_given_a_line_cut_short_anywhere_then_it_is_left_out_and_the_next_one_is_read(tmp_path: Path) -> None:
+def test_line_cut_short_anywhere_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / FILE_NAME
     with SqliteState(tmp_path) as state:
         state.intend(FIRST)
@@ -68,7 +68,7 @@ def test_given_lines_of_another_version_and_no_lines_at_all_then_they_are_left_o
         assert state.intents() == [SECOND]
 
 
-def test_given_a_file_that_cannot_be_written_then_the_error_names_it_and_the_next_step(tmp_path: Path) -> None:
+def test_file_that_cannot_be_written_is_named_with_a_hint(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
         (tmp_path / FILE_NAME).mkdir()
         for attempt in (lambda: state.intend(FIRST), state.intents, state.clear_intents):
@@ -78,9 +78,7 @@ def test_given_a_file_that_cannot_be_written_then_the_error_names_it_and_the_nex
             assert caught.value.hint
 
 
-def test_given_a_disk_that_takes_only_part_of_a_line_then_that_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_written_in_part_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     with SqliteState(tmp_path) as state:
         state.intend(SECOND)
@@ -91,9 +89,7 @@ def test_given_a_disk_that_takes_only_part_of_a_line_then_that_is_an_error(
         assert state.intents() == [SECOND]
 
 
-def test_given_a_run_that_books_for_long_then_the_file_stays_small_and_nothing_that_counts_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_of_a_long_run_stays_small_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loose, "_MOST_BYTES", 2_000)
     with SqliteState(tmp_path) as state:
         state.begin_run(RunRecord("run", "apply", 1))
@@ -120,9 +116,7 @@ def test_given_the_end_of_a_run_then_the_file_goes_with_the_last_announcement(tm
         assert state.runs(1)[0].heartbeat_ms == 2
 
 
-def test_given_threads_that_announce_while_the_file_is_written_anew_then_none_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_during_a_rewrite_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loose, "_MOST_BYTES", 500)
     monkeypatch.setattr(loose, "_MOST_TIMES", 1)
     with SqliteState(tmp_path) as state, ThreadPoolExecutor(4) as threads:

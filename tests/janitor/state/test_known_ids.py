@@ -60,7 +60,7 @@ def both(*open_ids: OpenIdRecord, closed: list[int]) -> KnownIds:
     return KnownIds({record.pointer: record for record in open_ids}, array("q", closed))
 
 
-def test_given_closed_ids_that_stay_when_a_pass_saves_what_it_saw_then_they_are_not_read_again(state: Watched) -> None:
+def test_closed_ids_that_stay_are_not_read_again(state: Watched) -> None:
     known(state)
     for scanned_ms in (30, 31, 32):
         with state.transaction():
@@ -75,7 +75,7 @@ def test_given_closed_ids_that_stay_when_a_pass_saves_what_it_saw_then_they_are_
         assert state.readings == before
 
 
-def test_given_an_id_that_is_closed_between_two_reads_when_asked_then_both_are_of_one_moment(tmp_path: Path) -> None:
+def test_id_closed_between_two_reads_is_of_one_moment(tmp_path: Path) -> None:
     with SqliteState(tmp_path, busy_seconds=0) as other:
         other.save_open_ids([OPEN, CLOSED])
 
@@ -90,9 +90,7 @@ def test_given_an_id_that_is_closed_between_two_reads_when_asked_then_both_are_o
             assert known(state) == both(OPEN, closed=[7])
 
 
-def test_given_threads_that_read_different_moments_then_each_is_given_those_of_its_own(
-    state: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_of_other_moments_get_their_own_ids(state: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     before = state.known_ids(NOW_MS, WINDOW_MS)
     leaves = ids._leaves
     monkeypatch.setattr(Overtaken, "state", state, raising=False)

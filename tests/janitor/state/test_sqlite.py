@@ -38,7 +38,7 @@ def test_given_open_ids_when_saved_again_unchanged_then_nothing_is_written(tmp_p
 # --- all or nothing --------------------------------------------------------------------------------------------------
 
 
-def test_given_a_full_disk_when_the_end_of_a_run_is_written_then_nothing_of_it_is_kept(tmp_path: Path) -> None:
+def test_full_disk_at_the_end_of_a_run_keeps_nothing_of_it(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
         state.driver.connection.execute("PRAGMA max_page_count = 40")
 
@@ -93,7 +93,7 @@ def killed_after(folder: Path, mode: str, lines: int) -> list[str]:
     return written
 
 
-def test_given_a_process_killed_inside_a_transaction_when_opened_then_the_one_before_is_there(tmp_path: Path) -> None:
+def test_kill_inside_a_transaction_leaves_the_one_before(tmp_path: Path) -> None:
     assert killed_after(tmp_path, "inside", 3) == ["1", "2", "inside"]
     assert (tmp_path / "state.sqlite3-journal").stat().st_size > 0, "the child was to be killed in mid-write"
     with SqliteState(tmp_path) as state:
@@ -102,7 +102,7 @@ def test_given_a_process_killed_inside_a_transaction_when_opened_then_the_one_be
         assert state.note("large") is None
 
 
-def test_given_a_process_killed_anywhere_when_opened_then_each_commit_is_whole_and_none_is_lost(tmp_path: Path) -> None:
+def test_kill_anywhere_leaves_whole_commits_and_loses_none(tmp_path: Path) -> None:
     for lines in (1, 2, 5, 9):
         last = int(killed_after(tmp_path, "anywhere", lines)[-1])
         with SqliteState(tmp_path) as state:
@@ -115,9 +115,7 @@ def test_given_a_process_killed_anywhere_when_opened_then_each_commit_is_whole_a
 # --- sharing ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_another_process_inside_a_transaction_when_writing_then_it_is_busy_and_reading_goes_on(
-    tmp_path: Path,
-) -> None:
+def test_write_beside_a_transaction_is_busy_and_reads_go_on(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as one, SqliteState(tmp_path, busy_seconds=0) as two:
         one.save_claim(Claim(1, 1, "r"))
         with one.transaction():
@@ -129,9 +127,7 @@ def test_given_another_process_inside_a_transaction_when_writing_then_it_is_busy
         assert two.claim() == Claim(2, 2, "s")
 
 
-def test_given_another_process_inside_a_transaction_when_entering_one_then_it_is_busy_before_anything_is_read(
-    tmp_path: Path,
-) -> None:
+def test_transaction_beside_another_is_busy_before_it_reads(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as one, SqliteState(tmp_path, busy_seconds=0) as two, one.transaction():
         entered = False
         with pytest.raises(StateBusy), two.transaction():
@@ -159,7 +155,7 @@ def test_given_a_state_when_opened_then_commits_are_synced_with_their_folder(tmp
         assert state.driver.connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
-def test_given_a_file_that_is_no_database_when_opened_then_it_is_named_with_what_is_lost(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_named_with_what_is_lost(tmp_path: Path) -> None:
     file_of(tmp_path).write_bytes(b"this is not a database, not at all" * 100)
     with pytest.raises(StateError) as caught:
         SqliteState(tmp_path)
@@ -181,7 +177,7 @@ def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_pat
         state.open_ids()
 
 
-def test_given_a_file_of_a_newer_layout_when_opened_then_it_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_file_of_a_newer_layout_is_refused_with_both_numbers(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
         connection.execute("PRAGMA user_version = 7")
@@ -191,9 +187,7 @@ def test_given_a_file_of_a_newer_layout_when_opened_then_it_is_refused_with_both
 
 
 @pytest.mark.parametrize("layout", [1, 2, 3, 4, 5])
-def test_given_a_file_of_a_layout_from_before_the_first_release_when_opened_then_it_is_refused_and_left_as_it_is(
-    tmp_path: Path, layout: int
-) -> None:
+def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layout: int) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
         connection.execute(f"PRAGMA user_version = {layout}")

@@ -32,7 +32,7 @@ def metadata(ttl_seconds: int, generation: int = 1, name: str = "orders") -> Top
     return TopicMetadata(TopicId("default", name), generation, ttl_seconds)
 
 
-def test_given_a_ttl_that_changes_when_topics_are_saved_then_it_says_from_what_to_what_and_when(state: State) -> None:
+def test_save_topics_with_another_ttl_keeps_the_change(state: State) -> None:
     save_topics(state, [metadata(60), metadata(9, name="other")], 1)
     save_topics(state, [metadata(60), metadata(9, name="other")], 2)
     assert CHANGES.read(state) == {}
@@ -70,7 +70,7 @@ def test_given_any_counts_then_few_sizes_stay_in_order_with_the_newest(gaps: lis
     assert all(size.counted_ms >= at_ms - SIZES_MS for size in found)
 
 
-def test_given_counts_at_equal_times_for_long_then_the_sizes_span_all_of_it_and_leave_no_large_gap() -> None:
+def test_thinned_of_equal_times_spans_all_without_large_gaps() -> None:
     found: list[Size] = []
     for minute in range(2000):
         found = thinned(found, Size(NOW_MS + 60_000 * minute, 1, 1))
@@ -94,7 +94,7 @@ def test_given_more_topics_than_are_drawn_then_the_largest_are_kept(state: State
     assert SIZES.read(state)["a:t3"] == [Size(NOW_MS, 1, 3)]
 
 
-def test_given_sizes_when_sketched_then_few_are_told_of_each_from_the_first_to_the_last(state: State) -> None:
+def test_sketches_have_few_sizes_from_first_to_last(state: State) -> None:
     orders, once = TopicId("a", "orders"), TopicId("a", "once")
     assert sketches(state) == {}
     for number in range(KEPT_SIZES):

@@ -68,23 +68,23 @@ def test_given_a_value_then_it_comes_back_as_it_was(kind: Any, value: Any) -> No
     assert (found, type(found)) == (value, type(value))
 
 
-def test_given_a_plan_with_entries_of_all_kinds_then_it_comes_back_to_the_last_figure() -> None:
-    rig = janitor(MemoryStore())
-    orders = topic(rig.store, "default:orders", ttl_seconds=3600)
+def test_planned_and_applied_values_come_back_as_they_were() -> None:
+    kit = janitor(MemoryStore())
+    orders = topic(kit.store, "default:orders", ttl_seconds=3600)
     invalid = pointer(NOW_MS - 10 * HOUR)
     orders.plain(NOW_MS - DAY, NOW_MS).tx(invalid, NOW_MS).stored(pointer(NOW_MS - DAY), NOW_MS - DAY)
-    rig.snapshots.invalid = [invalid]
-    rig.engine.adopt()
-    planned = rig.engine.plan()
-    found: PlanResult = carried(PlanResult, planned)
+    kit.snapshots.invalid = [invalid]
+    kit.engine.adopt()
+    planned = kit.engine.plan()
+    found: Planned = carried(Planned, planned)
     assert found == planned
     assert found.report.to_json() == planned.report.to_json()
     assert len(found.report.entries) == 3
     wanted = plan.parse(planned.document, "plan")
     assert carried(PlanFile, wanted) == wanted
-    done = rig.engine.apply(wanted)
+    done = kit.engine.apply(wanted)
     assert carried(Report, done) == done
-    answer = rig.engine.why(ORDERS, MessageId(NOW_MS - DAY, 0))
+    answer = kit.engine.why(ORDERS, MessageId(NOW_MS - DAY, 0))
     assert carried(Why, answer) == answer
     assert answer.missing[0].taken
 
@@ -123,7 +123,7 @@ def test_given_a_value_of_no_known_kind_then_it_is_not_sent() -> None:
         values.pack([object()])
 
 
-def test_given_any_method_of_the_desk_then_its_arguments_and_answers_have_a_form_on_the_wire() -> None:
+def test_methods_of_the_socket_have_a_form_on_the_wire() -> None:
     for protocol in (ReadEngine, OperatorCommands):
         for name in methods(protocol):
             for kind in within(list(typing.get_type_hints(getattr(protocol, name)).values())):

@@ -134,9 +134,7 @@ def test_given_claims_of_a_group_when_counted_then_open_and_redelivered_ones_are
     ],
     ids=["done", "done and open", "done and void", "done behind an open one", "not seen yet"],
 )
-def test_given_claims_of_committed_transactions_when_counted_then_what_they_did_is_read(
-    place: Place, holders: list[int], unread: int
-) -> None:
+def test_lag_after_committed_claims_counts_them_as_read(place: Place, holders: list[int], unread: int) -> None:
     orders = place.topic("orders", ttl_seconds=3600).plain(*range(NOW_MS - 9, NOW_MS - 5))
     read(place, orders, MessageId(NOW_MS - 9, 9))
     claim(place, orders, [(NOW_MS - 8 + at, holder, 1) for at, holder in enumerate(holders)])
@@ -159,9 +157,7 @@ def test_given_claims_when_counted_then_they_are_paid_for(place: Place) -> None:
     assert place.clock.monotonic_ms() - DAY == 5 * SECOND
 
 
-def test_given_a_damaged_claim_when_counted_then_the_other_topics_are(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lag_with_a_damaged_claim_counts_the_others(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     for name in "ab":
         made = place.topic(name, ttl_seconds=3600).plain(NOW_MS)
         read(place, made, READ_NONE)
@@ -183,9 +179,7 @@ def test_given_the_floor_when_counted_then_what_is_held_counts(place: Place) -> 
     assert found(place) == {"orders/billing": 2}
 
 
-def test_given_topics_gone_deleted_unreadable_or_made_again_when_counted_then_they_have_no_consumers(
-    place: Place,
-) -> None:
+def test_lag_of_topics_that_are_gone_or_unreadable_is_none(place: Place) -> None:
     for name, generation in (("gone", 1), ("deleted", -1), ("again", 2), ("unreadable", 1)):
         made = unknown_topic(place.store, f"default:{name}").plain(NOW_MS)
         if name == "unreadable":
@@ -203,9 +197,7 @@ def test_given_topics_gone_deleted_unreadable_or_made_again_when_counted_then_th
     assert place.state.note(Note.CONSUMERS) == []
 
 
-def test_given_a_process_before_this_one_when_begun_then_its_figures_stand_until_they_are_made_anew(
-    place: Place,
-) -> None:
+def test_lag_of_a_process_before_stands_until_counted_again(place: Place) -> None:
     orders = place.topic("orders").plain(NOW_MS)
     other = place.topic("other").plain(NOW_MS)
     for one in (orders, other):
@@ -223,7 +215,7 @@ def test_given_a_process_before_this_one_when_begun_then_its_figures_stand_until
 # --- whose turn it is ------------------------------------------------------------------------------------------------
 
 
-def test_given_fresh_figures_when_asked_again_then_they_are_made_anew_when_they_are_old(place: Place) -> None:
+def test_lag_is_counted_again_when_it_is_old(place: Place) -> None:
     orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
     read(place, orders, READ_NONE)
     count = counter(place, refresh_seconds=60)
@@ -239,9 +231,7 @@ def test_given_fresh_figures_when_asked_again_then_they_are_made_anew_when_they_
     assert found(place) == {"orders/billing": 2}
 
 
-def test_given_a_consumer_that_is_far_behind_when_counted_then_the_others_have_their_figures_first_and_again(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lag_of_a_far_consumer_lets_others_go_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lag, "TURN_ROWS", PAGE_ROWS)
     far = place.topic("a-far", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 3 * PAGE_ROWS + 1))
     near = place.topic("near", ttl_seconds=86400).plain(NOW_MS)
@@ -275,7 +265,7 @@ def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(pla
     assert found(place) == {"a/billing": 1, "b/billing": 1}
 
 
-def test_given_a_topic_that_is_deleted_while_it_waits_for_its_turn_then_it_is_not_read_any_more(place: Place) -> None:
+def test_lag_of_a_topic_deleted_while_it_waits_is_not_read(place: Place) -> None:
     for name in "ab":
         read(place, place.topic(name, ttl_seconds=86400).plain(NOW_MS), READ_NONE)
     words = iter([False, True])
@@ -290,9 +280,7 @@ def test_given_a_topic_that_is_deleted_while_it_waits_for_its_turn_then_it_is_no
     assert pages == [], "the first one goes on where it was, the second one is gone"
 
 
-def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and_the_others_are_counted(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lag_of_an_unreadable_topic_is_logged_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     for name in "abc":
         read(place, place.topic(name, ttl_seconds=3600).plain(NOW_MS), READ_NONE)
     count = counter(place)

@@ -62,9 +62,7 @@ def test_given_messages_of_all_kinds_when_counted_then_figures_are_exact(place: 
 
 
 @pytest.mark.parametrize("generation", [2, 2**31 - 1])
-def test_given_rows_of_other_generations_and_topics_when_counted_then_they_are_not(
-    place: Place, generation: int
-) -> None:
+def test_size_leaves_out_other_generations_and_topics(place: Place, generation: int) -> None:
     a = place.topic("a", generation=generation)
     a.plain(NOW_MS)
     a.stored(1, NOW_MS, body=b"")
@@ -92,9 +90,7 @@ def test_given_unrecognized_rows_when_counted_then_they_are_left_out(place: Plac
 
 
 @pytest.mark.parametrize("rows", [99, 100, 101, 1099, 1100, 1101, 2500])
-def test_given_a_topic_of_some_pages_when_counted_then_no_row_is_missed_or_counted_twice(
-    place: Place, rows: int
-) -> None:
+def test_size_of_several_pages_counts_each_row_once(place: Place, rows: int) -> None:
     a = place.topic("a").plain(*range(NOW_MS, NOW_MS + rows), body=b"")
     a.stored(1, *range(NOW_MS, NOW_MS + rows), body=b"")
     census(place).step()
@@ -116,7 +112,7 @@ def test_given_large_payloads_when_counted_then_a_page_holds_few(place: Place) -
 # --- topics come and go ----------------------------------------------------------------------------------------------
 
 
-def test_given_topics_gone_deleted_or_unreadable_when_counted_then_only_the_last_keeps_its_count(place: Place) -> None:
+def test_size_of_an_unreadable_topic_alone_stays(place: Place) -> None:
     gone, deleted, unreadable = (TopicId.parse(f"default:{name}") for name in ("gone", "deleted", "unreadable"))
     place.topic("deleted", generation=-1)
     unknown_topic(place.store, "default:unreadable").write_metadata(b"{")
@@ -126,9 +122,7 @@ def test_given_topics_gone_deleted_or_unreadable_when_counted_then_only_the_last
     assert place.state.counts() == {unreadable: old}
 
 
-def test_given_a_topic_created_anew_while_it_is_counted_when_that_goes_on_then_the_new_one_is_counted(
-    place: Place,
-) -> None:
+def test_size_of_a_topic_created_again_is_counted_anew(place: Place) -> None:
     a = place.topic("a").plain(*range(NOW_MS, NOW_MS + 500))
     count = census(place, rate=100, is_stopping=lambda: place.clock.monotonic_ms() == DAY + SECOND)
     count.step()
@@ -139,9 +133,7 @@ def test_given_a_topic_created_anew_while_it_is_counted_when_that_goes_on_then_t
     assert counted(place) == {"a": 2}
 
 
-def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and_the_others_are_counted(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_size_of_a_topic_that_fails_is_logged_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     old = TopicCount(3, 99, 1, 2, 3)
     for name in ("a", "b", "c"):
         place.topic(name).plain(NOW_MS)
@@ -172,9 +164,7 @@ def test_given_a_topic_that_cannot_be_read_when_counted_then_it_is_said_once_and
 # --- order, budget ---------------------------------------------------------------------------------------------------
 
 
-def test_given_topics_counted_before_when_counted_then_new_ones_come_first_and_then_the_oldest_counts(
-    place: Place,
-) -> None:
+def test_size_counts_new_topics_first_and_then_the_oldest(place: Place) -> None:
     for name in "abcd":
         place.topic(name)
     for name, counted_ms in (("a", 30), ("b", 10), ("d", 20)):
@@ -198,9 +188,7 @@ def test_given_a_count_that_is_fresh_when_asked_again_then_nothing_is_read(place
     assert read == ["a"]
 
 
-def test_given_counts_when_they_are_made_again_then_the_sizes_over_time_have_each_and_nothing_is_written_between(
-    place: Place,
-) -> None:
+def test_sizes_over_time_have_each_count_and_nothing_else(place: Place) -> None:
     a = place.topic("a").plain(NOW_MS)
     count = census(place, refresh_seconds=60)
     count.step()
@@ -216,7 +204,7 @@ def test_given_counts_when_they_are_made_again_then_the_sizes_over_time_have_eac
     ]
 
 
-def test_given_a_topic_that_was_swept_since_it_was_counted_then_it_is_counted_first_and_at_once(place: Place) -> None:
+def test_size_of_a_swept_topic_is_counted_first(place: Place) -> None:
     for name in "abc":
         place.topic(name)
     count = census(place, refresh_seconds=60)
@@ -310,7 +298,7 @@ def test_given_a_word_to_stop_during_a_wait_when_counted_then_the_wait_ends(plac
     assert place.state.counts() == {}
 
 
-def test_given_many_topics_when_counted_then_counts_are_saved_together_and_at_the_end(place: Place) -> None:
+def test_sizes_of_many_topics_are_saved_together(place: Place) -> None:
     for number in range(1000):
         place.topic(f"t{number}")
     saved: list[int] = []

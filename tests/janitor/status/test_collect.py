@@ -23,25 +23,25 @@ from tms_core.topic import TopicId
 ARGUMENTS = "--config janitor.yaml --snapshots tx"
 
 
-def seen(rig: Kit, **options: Any) -> Status:
-    site = Deployment("memory", "apply", "every 60 s", rig.engine.deps.terms, arguments=ARGUMENTS)
-    return collect(rig.state, site, rig.clock, **options)
+def seen(kit: Kit, **options: Any) -> Status:
+    deployment = Deployment("memory", "apply", "every 60 s", kit.engine.deps.terms, arguments=ARGUMENTS)
+    return collect(kit.state, deployment, kit.clock, **options)
 
 
-def test_given_an_empty_memory_when_looked_at_then_there_is_a_status_that_claims_nothing() -> None:
+def test_collect_from_an_empty_state_claims_nothing() -> None:
     status = seen(janitor(MemoryStore()))
     assert (status.process, status.adopted_ms, status.last_run, status.heartbeat_ms) == ("down", None, None, None)
     assert (status.held, status.topics, status.counters, status.boundary.bound) == ([], [], {}, None)
     assert status.boundary.obstacles != []
 
 
-def test_given_a_run_when_looked_at_then_it_is_the_last_one_and_its_figures_are_the_reports() -> None:
+def test_collect_after_a_run_has_its_numbers() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR, NOW_MS)
-    rig = janitor(store)
-    report = rig.engine.run_once(adopt=True)
-    rig.clock.advance(MINUTE)
-    status = seen(rig)
+    kit = janitor(store)
+    report = kit.engine.run_once(adopt=True)
+    kit.clock.advance(MINUTE)
+    status = seen(kit)
     assert status.last_run is not None
     assert (status.last_run.id, status.last_run.expired, status.last_run.result) == (report.id, 1, "done")
     assert (status.heartbeat_ms, status.adopted_ms) == (NOW_MS, NOW_MS)
@@ -49,42 +49,42 @@ def test_given_a_run_when_looked_at_then_it_is_the_last_one_and_its_figures_are_
     assert status.skew_seconds == {"monotonic": 0.0}
 
 
-def test_given_a_shortened_ttl_when_looked_at_then_what_is_held_is_there_with_the_command_and_the_end() -> None:
+def test_collect_after_a_shorter_ttl_shows_hold_command_and_end() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=86_400)
     orders.plain(NOW_MS - HOUR, NOW_MS)
-    rig = janitor(store, hold_seconds=600)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, hold_seconds=600)
+    kit.engine.run_once(adopt=True)
     orders.describe(ttl_seconds=60)
-    rig.engine.run_once()
-    [held] = seen(rig).held
+    kit.engine.run_once()
+    [held] = seen(kit).held
     assert (held.topic, held.reason, held.rows, held.oldest_ms) == ("default:orders", "frontier", 1, NOW_MS - HOUR)
     assert held.until_ms == NOW_MS + 600 * SECOND
     assert held.command == f"janitor approve default:orders {ARGUMENTS}"
     back = "tms topic update default:orders --ttl 86400 --config janitor.yaml"
     assert held.keep == (back, f"janitor pause default:orders {ARGUMENTS}"), "tms takes none of its other options"
-    [late] = seen(rig).overdue
+    [late] = seen(kit).overdue
     assert (late.table, late.rule, late.rows, late.oldest_ms) == ("message", "expired", 1, NOW_MS - HOUR)
-    [figures] = seen(rig).topics
+    [figures] = seen(kit).topics
     assert (figures.overdue_rows, figures.oldest_overdue_ms) == (1, NOW_MS - HOUR)
 
     # Approved, it is not held any more, and after the next run it is gone.
-    rig.engine.approve((EVERYTHING,), clock=True)
-    assert (seen(rig).held, len(seen(rig).overdue)) == ([], 1)
-    rig.engine.run_once()
-    assert (seen(rig).held, seen(rig).overdue) == ([], [])
+    kit.engine.approve((EVERYTHING,), clock=True)
+    assert (seen(kit).held, len(seen(kit).overdue)) == ([], 1)
+    kit.engine.run_once()
+    assert (seen(kit).held, seen(kit).overdue) == ([], [])
 
 
 def test_given_a_pause_when_looked_at_then_the_held_topic_says_how_to_resume() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=86_400)
     orders.plain(NOW_MS - HOUR)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
     orders.describe(ttl_seconds=60)
-    rig.engine.run_once()
-    rig.state.pause(EVERYTHING, NOW_MS)
-    status = seen(rig)
+    kit.engine.run_once()
+    kit.state.pause(EVERYTHING, NOW_MS)
+    status = seen(kit)
     assert status.paused == [(EVERYTHING, NOW_MS)]
     assert [(held.reason, held.command) for held in status.held] == [("paused", f"janitor resume '*:*' {ARGUMENTS}")]
 
@@ -92,32 +92,32 @@ def test_given_a_pause_when_looked_at_then_the_held_topic_says_how_to_resume() -
 def test_given_open_transactions_when_looked_at_then_the_oldest_are_named() -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60)
-    rig = janitor(store)
-    rig.snapshots.invalid = [pointer(NOW_MS - number * SECOND) for number in range(30)]
-    rig.engine.run_once(adopt=True)
-    snapshot = seen(rig).snapshot
+    kit = janitor(store)
+    kit.snapshots.invalid = [pointer(NOW_MS - number * SECOND) for number in range(30)]
+    kit.engine.run_once(adopt=True)
+    snapshot = seen(kit).snapshot
     assert (snapshot.invalid, snapshot.open, len(snapshot.oldest_open)) == (30, 30, 10)
     assert snapshot.oldest_open[0].began_ms == NOW_MS - 29 * SECOND
     assert (snapshot.timestamp_ms, snapshot.problem) == (NOW_MS, "")
 
 
-def test_given_a_claim_when_looked_at_then_it_is_there_until_the_clock_is_set_back_before_it() -> None:
-    rig = janitor(MemoryStore(), clock=ManualClock(NOW_MS, monotonic_ms=DAY))
-    rig.engine.run_once(adopt=True)
-    bound = seen(rig).boundary.bound
+def test_collect_with_a_clock_before_the_claim_has_no_boundary() -> None:
+    kit = janitor(MemoryStore(), clock=ManualClock(NOW_MS, monotonic_ms=DAY))
+    kit.engine.run_once(adopt=True)
+    bound = seen(kit).boundary.bound
     assert bound is not None
-    assert seen(rig).boundary.run_id is not None
-    rig.clock.step(-1)
-    assert (seen(rig).boundary.bound, seen(rig).boundary.last) == (None, bound)
+    assert seen(kit).boundary.run_id is not None
+    kit.clock.step(-1)
+    assert (seen(kit).boundary.bound, seen(kit).boundary.last) == (None, bound)
 
 
 def test_given_a_run_under_way_when_looked_at_then_the_last_one_is_the_one_before() -> None:
-    rig = janitor(MemoryStore())
-    rig.engine.run_once(adopt=True)
-    done = seen(rig).last_run
-    rig.state.begin_run(RunRecord("under way", "apply", NOW_MS + 1, heartbeat_ms=NOW_MS + MINUTE))
-    assert seen(rig).last_run == done
-    assert seen(rig).heartbeat_ms == NOW_MS + MINUTE
+    kit = janitor(MemoryStore())
+    kit.engine.run_once(adopt=True)
+    done = seen(kit).last_run
+    kit.state.begin_run(RunRecord("under way", "apply", NOW_MS + 1, heartbeat_ms=NOW_MS + MINUTE))
+    assert seen(kit).last_run == done
+    assert seen(kit).heartbeat_ms == NOW_MS + MINUTE
 
 
 def test_given_a_daemon_when_looked_at_then_what_only_it_knows_is_there() -> None:
@@ -126,23 +126,23 @@ def test_given_a_daemon_when_looked_at_then_what_only_it_knows_is_there() -> Non
     assert status.leader
 
 
-def test_given_runs_from_outside_when_looked_at_between_them_then_nobody_is_missed_until_they_stay_away() -> None:
-    rig = janitor(MemoryStore())
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(SILENT_MS)
-    assert seen(rig).process == "between_runs"
-    rig.clock.advance(1)
-    assert seen(rig).process == "down"
+def test_collect_between_runs_misses_nobody_until_they_stay_away() -> None:
+    kit = janitor(MemoryStore())
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(SILENT_MS)
+    assert seen(kit).process == "between_runs"
+    kit.clock.advance(1)
+    assert seen(kit).process == "down"
 
 
 def test_given_a_daemon_that_is_gone_when_looked_at_then_it_is_missed_at_once() -> None:
-    rig = janitor(MemoryStore())
-    rig.engine.run_once(adopt=True)
-    rig.state.save_note(DAEMON_NOTE, {"started_ms": NOW_MS})
-    assert seen(rig).process == "down"
+    kit = janitor(MemoryStore())
+    kit.engine.run_once(adopt=True)
+    kit.state.save_note(DAEMON_NOTE, {"started_ms": NOW_MS})
+    assert seen(kit).process == "down"
 
 
-def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_what_ends_them() -> None:
+def test_collect_in_a_daemon_shows_late_transactions() -> None:
     class Manager:
         def published(self) -> dict[int, dict[str, int]]:
             topics = {f"default:t{number}": NOW_MS - 20 * MINUTE for number in range(MOST_TOPICS + 3)}
@@ -151,10 +151,10 @@ def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_
         def clients(self) -> dict[int, str]:
             return {17: "import@host-7"}
 
-    rig = janitor(MemoryStore())
-    note_late(rig.state, Manager(), rig.clock)
-    assert seen(rig).late == [], "without a daemon it is not known any more"
-    status = seen(rig, live=Live(NOW_MS, NOW_MS))
+    kit = janitor(MemoryStore())
+    note_late(kit.state, Manager(), kit.clock)
+    assert seen(kit).late == [], "without a daemon it is not known any more"
+    status = seen(kit, live=Live(NOW_MS, NOW_MS))
     [late] = status.late
     assert (late.transaction, late.client, late.since_ms) == ("17", "import@host-7", NOW_MS - 20 * MINUTE)
     assert (len(late.topics), late.more_topics, late.command) == (
@@ -175,17 +175,17 @@ def test_given_late_transactions_then_a_daemon_shows_them_with_their_topics_and_
     assert "next: tms tx invalidate 17" in shown
 
 
-def test_given_counts_when_looked_at_then_a_topic_has_its_sizes_and_what_is_held_of_it_is_measured_alike() -> None:
+def test_collect_with_counts_estimates_held_rows_by_their_size() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=86_400)
     orders.plain(NOW_MS - HOUR, NOW_MS, body=b"x" * 1000)
-    rig = janitor(store, hold_seconds=600)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, hold_seconds=600)
+    kit.engine.run_once(adopt=True)
     orders.describe(ttl_seconds=60)
-    rig.engine.run_once()
-    [before] = seen(rig).held
-    TopicSizeCounter(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
-    [held], [figures] = seen(rig).held, seen(rig).topics
+    kit.engine.run_once()
+    [before] = seen(kit).held
+    TopicSizeCounter(store, kit.state, kit.clock, rows_per_second=1_000_000).step()
+    [held], [figures] = seen(kit).held, seen(kit).topics
     assert (held.rows, figures.messages) == (1, 2)
     assert figures.size_bytes is not None
     assert held.size_bytes == figures.size_bytes // 2 > 1000, "one of two messages of one size"
@@ -195,72 +195,72 @@ def test_given_counts_when_looked_at_then_a_topic_has_its_sizes_and_what_is_held
 
 def after_a_clock_ahead(*, approved: bool, ahead_ms: int = 40 * DAY) -> Kit:
     """A janitor that ran every hour, once with a clock that was ahead, and whose clock is right again."""
-    rig = janitor(MemoryStore())
+    kit = janitor(MemoryStore())
     for _ in range(3):
-        rig.engine.run_once(adopt=True)
-        rig.clock.advance(HOUR)
-    rig.clock.step(ahead_ms)
-    rig.engine.approve(clock=True)
-    assert rig.engine.run_once().guards == []
-    rig.clock.step(-ahead_ms)
+        kit.engine.run_once(adopt=True)
+        kit.clock.advance(HOUR)
+    kit.clock.step(ahead_ms)
+    kit.engine.approve(clock=True)
+    assert kit.engine.run_once().guards == []
+    kit.clock.step(-ahead_ms)
     if approved:
-        rig.engine.approve(clock=True)
-    return rig
+        kit.engine.approve(clock=True)
+    return kit
 
 
 @pytest.mark.parametrize("approved", [False, True])
 def test_collect_after_a_run_of_a_clock_ahead_claims_no_life_and_no_success(approved: bool) -> None:
-    rig = after_a_clock_ahead(approved=approved)
-    status = seen(rig)
+    kit = after_a_clock_ahead(approved=approved)
+    status = seen(kit)
     assert (status.process, status.heartbeat_ms, status.last_success_ms) == ("down", None, {})
     assert judge(status).level == "down"
 
 
 def test_collect_after_an_accepted_clock_distrusts_the_run_when_its_time_has_come() -> None:
-    rig = after_a_clock_ahead(approved=True)
-    rig.clock.advance(40 * DAY + MINUTE)
-    status = seen(rig)
+    kit = after_a_clock_ahead(approved=True)
+    kit.clock.advance(40 * DAY + MINUTE)
+    status = seen(kit)
     assert (status.process, status.heartbeat_ms, status.last_success_ms) == ("down", None, {})
 
 
 def test_collect_after_a_clock_ahead_takes_the_run_recorded_last_for_the_last() -> None:
-    rig = after_a_clock_ahead(approved=True)
-    rig.clock.advance(HOUR)
-    last = rig.engine.run_once()
-    status = seen(rig)
+    kit = after_a_clock_ahead(approved=True)
+    kit.clock.advance(HOUR)
+    last = kit.engine.run_once()
+    status = seen(kit)
     assert status.last_run is not None
-    assert (status.last_run.id, status.process, status.heartbeat_ms) == (last.id, "between_runs", rig.clock.now_ms())
-    assert set(status.last_success_ms.values()) == {rig.clock.now_ms()}
+    assert (status.last_run.id, status.process, status.heartbeat_ms) == (last.id, "between_runs", kit.clock.now_ms())
+    assert set(status.last_success_ms.values()) == {kit.clock.now_ms()}
 
 
 @pytest.mark.parametrize("later_ms", [DAY, 11 * DAY])
 def test_collect_after_a_clock_ahead_takes_no_gap_that_it_made_for_usual(later_ms: int) -> None:
-    rig = after_a_clock_ahead(approved=True, ahead_ms=10 * DAY)
-    rig.engine.run_once()
-    rig.clock.advance(later_ms)
-    assert seen(rig).process == "down"
+    kit = after_a_clock_ahead(approved=True, ahead_ms=10 * DAY)
+    kit.engine.run_once()
+    kit.clock.advance(later_ms)
+    assert seen(kit).process == "down"
 
 
 def test_collect_with_a_machine_a_little_ahead_believes_its_run() -> None:
-    rig = janitor(MemoryStore())
-    rig.clock.step(MINUTE)
-    rig.engine.run_once(adopt=True)
-    rig.clock.step(-MINUTE)
-    assert (seen(rig).process, len(seen(rig).last_success_ms)) == ("between_runs", 2)
+    kit = janitor(MemoryStore())
+    kit.clock.step(MINUTE)
+    kit.engine.run_once(adopt=True)
+    kit.clock.step(-MINUTE)
+    assert (seen(kit).process, len(seen(kit).last_success_ms)) == ("between_runs", 2)
 
 
 def test_collect_after_a_run_of_a_clock_behind_keeps_the_usual_gap() -> None:
-    rig = janitor(MemoryStore())
+    kit = janitor(MemoryStore())
     for _ in range(3):
-        rig.engine.run_once(adopt=True)
-        rig.clock.advance(HOUR)
-    rig.clock.step(-rig.clock.now_ms() + DAY)
-    rig.engine.run_once()
-    rig.clock.step(NOW_MS + 3 * HOUR - DAY)
-    rig.engine.run_once()
-    assert seen(rig).process == "between_runs"
-    rig.clock.advance(2 * DAY)
-    assert seen(rig).process == "down"
+        kit.engine.run_once(adopt=True)
+        kit.clock.advance(HOUR)
+    kit.clock.step(-kit.clock.now_ms() + DAY)
+    kit.engine.run_once()
+    kit.clock.step(NOW_MS + 3 * HOUR - DAY)
+    kit.engine.run_once()
+    assert seen(kit).process == "between_runs"
+    kit.clock.advance(2 * DAY)
+    assert seen(kit).process == "down"
 
 
 @pytest.mark.parametrize(("ahead_ms", "named"), [(5 * MINUTE, False), (5 * MINUTE + 1, True)])
@@ -268,15 +268,15 @@ def test_collect_with_messages_dated_ahead_names_their_topic(ahead_ms: int, name
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS + ahead_ms)
     topic(store, "default:right", ttl_seconds=60).plain(NOW_MS)
-    rig = janitor(store)
-    rig.engine.run_once(adopt=True)
-    TopicSizeCounter(store, rig.state, rig.clock, rows_per_second=1_000_000).step()
-    status = seen(rig)
+    kit = janitor(store)
+    kit.engine.run_once(adopt=True)
+    TopicSizeCounter(store, kit.state, kit.clock, rows_per_second=1_000_000).step()
+    status = seen(kit)
     assert [one.topic for one in status.ahead] == (["default:orders"] if named else [])
     said = "default:orders has messages with future timestamps."
     assert [reason.text for reason in judge(status).reasons] == [said if named else "No action is required."]
     shown = [str(line) for line in lines(status, judge(status), ARGUMENTS)]
     assert any(line.startswith("ahead") and "default:orders" in line for line in shown) == named
-    detail = topic_detail(rig.state, status, TopicId.parse("default:orders"))
+    detail = topic_detail(kit.state, status, TopicId.parse("default:orders"))
     assert detail is not None
     assert detail["ahead"] == named

@@ -27,14 +27,14 @@ def ran(state: SqliteState, at_ms: int, expired: int = 1, result: str = "done", 
 def test_topic_detail_with_an_older_status_has_the_newest_count() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    rig = janitor(store)
-    rig.engine.remember_topics()
-    site = collect.Deployment("memory", "apply", "every 60 s", rig.engine.deps.terms)
-    old = collect.collect(rig.state, site, rig.clock)
+    kit = janitor(store)
+    kit.engine.remember_topics()
+    deployment = collect.Deployment("memory", "apply", "every 60 s", kit.engine.deps.terms)
+    old = collect.collect(kit.state, deployment, kit.clock)
     counts = {orders.id: TopicCount(3, 300, NOW_MS - 2, NOW_MS, NOW_MS)}
-    rig.state.save_counts(counts)
-    save_sizes(rig.state, counts)
-    found = past.topic_detail(rig.state, old, orders.id)
+    kit.state.save_counts(counts)
+    save_sizes(kit.state, counts)
+    found = past.topic_detail(kit.state, old, orders.id)
     assert found is not None
     assert (found["figures"]["messages"], found["figures"]["counted_ms"]) == (3, NOW_MS)
     assert [size["messages"] for size in found["sizes"]] == [3]
@@ -59,14 +59,14 @@ def test_given_more_runs_later_then_only_those_are_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(past, "PAGE_RUNS", 2)
     history = RunHistory()
     read: list[str] = []
-    ended = past._ended
+    recorded = past._recorded
 
     def noting(*asked: Any) -> Iterator[RunRecord]:
-        for run in ended(*asked):
+        for run in recorded(*asked):
             read.append(run.id)
             yield run
 
-    monkeypatch.setattr(past, "_ended", noting)
+    monkeypatch.setattr(past, "_recorded", noting)
     with SqliteState.in_memory() as state:
         first = [ran(state, NOW_MS - number * HOUR) for number in range(5)]
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 5
@@ -91,7 +91,18 @@ def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:
     ]
 
 
-def test_given_plans_beside_runs_then_the_runs_are_told_and_plans_only_where_there_is_no_run() -> None:
+def test_range_counts_a_run_that_ends_after_a_later_one_exactly_once() -> None:
+    history = RunHistory()
+    with SqliteState.in_memory() as state:
+        state.begin_run(RunRecord("one", "apply", NOW_MS))
+        ran(state, NOW_MS + 1)
+        assert sum(step["runs"] for step in history.range(state, "1h", NOW_MS + 2)["steps"]) == 1
+        state.finish_run(RunRecord("one", "apply", NOW_MS, NOW_MS + 2, "done"))
+        for _ in range(2):
+            assert sum(step["runs"] for step in history.range(state, "1h", NOW_MS + 2)["steps"]) == 2
+
+
+def test_range_shows_plans_only_where_there_is_no_run() -> None:
     with SqliteState.in_memory() as state:
         ran(state, NOW_MS, 5, mode="plan")
         assert RunHistory().range(state, "1h", NOW_MS)["mode"] == "plan"
@@ -121,7 +132,7 @@ def test_given_a_stretch_of_time_then_its_runs_come_newest_first() -> None:
     assert found["report"]["totals"]["expired"] == 1
 
 
-def test_given_runs_that_guards_stopped_then_only_the_one_before_adoption_is_no_fault() -> None:
+def test_range_with_blocked_runs_leaves_out_the_one_to_adopt() -> None:
     with SqliteState.in_memory() as state:
         for number, guard in enumerate(["adoption", "clock"]):
             state.begin_run(RunRecord(guard, "apply", NOW_MS + number))

@@ -49,17 +49,17 @@ class MemoryArchive:
         return self.kept[-1]
 
 
-def test_given_an_archive_that_is_full_on_the_way_when_swept_then_what_it_has_is_gone_and_the_rest_stays() -> None:
+def test_archive_that_fills_up_keeps_the_rest_in_the_store() -> None:
     store = MemoryStore()
     orders, events = topic(store, "default:orders", ttl_seconds=60), topic(store, "default:events", ttl_seconds=60)
     doomed = pointer(NOW_MS - 30 * SECOND)
     events.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 3)).tx(doomed, NOW_MS - 20 * SECOND)
     orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 3)).tx(doomed, NOW_MS - 20 * SECOND)
     cellar = MemoryArchive(full_after=1)
-    rig = janitor(store, archive=cellar, batch_rows=2)
-    rig.snapshots.invalid = [doomed]
+    kit = janitor(store, archive=cellar, batch_rows=2)
+    kit.snapshots.invalid = [doomed]
 
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
 
     assert report.total(Rule.EXPIRED) == len(cellar.kept[0].keys) == 2
     assert cellar.asked == 2, "the first error ends the archiving of the run"
@@ -69,11 +69,11 @@ def test_given_an_archive_that_is_full_on_the_way_when_swept_then_what_it_has_is
     ]
     # Inverting needs no archive, and a full disk is no fault of a topic.
     assert (events.pointers(), orders.pointers()) == ([None, -doomed], [None, None, None, -doomed])
-    assert rig.state.strikes() == {}
-    assert rig.state.runs(1)[0].result == "partial"
-    assert rig.state.claim() is None
+    assert kit.state.strikes() == {}
+    assert kit.state.runs(1)[0].result == "partial"
+    assert kit.state.claim() is None
 
-    rig.restart(archive=None).engine.run_once()
+    kit.restart(archive=None).engine.run_once()
     assert (len(events.times()), len(orders.times())) == (1, 1)
 
 
@@ -87,14 +87,12 @@ def test_given_a_row_the_archive_could_not_keep_when_swept_then_it_stays() -> No
 
 
 @pytest.mark.parametrize("happens", ["moved", "paused", "unreadable"])
-def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing_goes_and_the_file_is_forgotten(
-    happens: str,
-) -> None:
+def test_topic_that_changes_while_archived_keeps_its_rows(happens: str) -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - HOUR)
     cellar = MemoryArchive()
-    rig = janitor(store, archive=cellar)
+    kit = janitor(store, archive=cellar)
     save = cellar.save
 
     def interrupted(*arguments: Any) -> Kept:
@@ -104,20 +102,20 @@ def test_given_a_topic_that_changes_while_it_is_archived_when_swept_then_nothing
         elif happens == "unreadable":
             watch(store, before=fail_at("metadata.get", StoreError("it is gone")))
         else:
-            rig.state.pause("default:*", NOW_MS)
+            kit.state.pause("default:*", NOW_MS)
         return kept
 
     cellar.save = interrupted  # type: ignore[method-assign, assignment]
-    rig.engine.run_once(adopt=True)
+    kit.engine.run_once(adopt=True)
     assert orders.times() == [NOW_MS - HOUR]
     assert [kept.discarded for kept in cellar.kept] == [True]
 
 
 def test_prune_history_deletes_old_archived_days_unless_the_clock_is_doubtful() -> None:
     cellar = MemoryArchive()
-    rig = janitor(MemoryStore(), archive=cellar)
-    rig.engine.run_once(adopt=True)
-    rig.engine.prune_history()
-    rig.clock.step(DAY)
-    rig.engine.prune_history()
+    kit = janitor(MemoryStore(), archive=cellar)
+    kit.engine.run_once(adopt=True)
+    kit.engine.keep_house()
+    kit.clock.step(DAY)
+    kit.engine.keep_house()
     assert cellar.expired == [(7, NOW_MS)]

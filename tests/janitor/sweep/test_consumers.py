@@ -60,7 +60,7 @@ def read(
     shop.positions.put(metadata, Position(name, message, NOW_MS, 0))
 
 
-def rig_of(shop: Shop, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Kit:
+def kit_of(shop: Shop, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> Kit:
     """A janitor that holds unread messages, on a store it has adopted."""
     return janitor(shop.store, side=shop.side, consumer_hold_seconds=hold_seconds, batch_rows=3, **options)
 
@@ -77,12 +77,12 @@ def held(report: Report) -> dict[str, int]:
 # --- what is held ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_consumer_that_has_not_read_when_swept_then_what_it_has_not_read_is_held_and_shown(shop: Shop) -> None:
+def test_unread_messages_are_held_and_shown(shop: Shop) -> None:
     times = [DUE_MS - back for back in (9, 8, 7, 6, 5)]
     shop.orders.plain(*times, NOW_MS)
     read(shop, MessageId(times[1], 1))
-    rig = rig_of(shop)
-    for report in (rig.engine.preview(), rig.engine.run_once(adopt=True), rig.engine.run_once()):
+    kit = kit_of(shop)
+    for report in (kit.engine.preview(), kit.engine.run_once(adopt=True), kit.engine.run_once()):
         assert held(report)["consumer"] == report.held_rows() == 3
         [note] = [note for note in report.guards if note.guard == "consumer"]
         assert (
@@ -91,22 +91,20 @@ def test_given_a_consumer_that_has_not_read_when_swept_then_what_it_has_not_read
         )
     assert shop.orders.times() == [*times[2:], NOW_MS]
     read(shop, MessageId(times[3], 3))
-    assert held(rig.engine.run_once()) == {"": 2, "consumer": 1}
+    assert held(kit.engine.run_once()) == {"": 2, "consumer": 1}
     read(shop, MessageId(times[4], 4))
-    assert held(rig.engine.run_once()) == {"": 1}
+    assert held(kit.engine.run_once()) == {"": 1}
     assert shop.orders.times() == [NOW_MS]
 
 
 @pytest.mark.parametrize(("wait_ms", "left"), [(-1, 3), (0, 3), (1, 2), (SECOND + 1, 1), (2 * SECOND + 1, 0)])
-def test_given_the_longest_hold_when_it_is_over_then_rows_go_whoever_has_not_read_them(
-    shop: Shop, wait_ms: int, left: int
-) -> None:
+def test_longest_hold_that_is_over_deletes_unread_rows(shop: Shop, wait_ms: int, left: int) -> None:
     shop.orders.plain(NOW_MS, NOW_MS + SECOND, NOW_MS + 2 * SECOND)
     read(shop, READ_NONE)
-    rig = rig_of(shop)
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance((TTL_SECONDS + HOLD_SECONDS) * SECOND + wait_ms)
-    report = rig.engine.run_once()
+    kit = kit_of(shop)
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance((TTL_SECONDS + HOLD_SECONDS) * SECOND + wait_ms)
+    report = kit.engine.run_once()
     assert held(report) == {word: rows for word, rows in (("", 3 - left), ("consumer", left)) if rows}
     assert len(shop.orders.times()) == left
 
@@ -115,10 +113,10 @@ def test_given_no_floor_or_consumers_elsewhere_when_swept_then_nothing_is_held(s
     shop.orders.plain(DUE_MS - 1)
     read(shop, READ_NONE, generation=2)
     read(shop, READ_NONE, topic=topic(shop.store, "default:other", ttl_seconds=60))
-    rig = rig_of(shop)
-    assert held(rig.engine.preview()) == {"first_contact": 1}
+    kit = kit_of(shop)
+    assert held(kit.engine.preview()) == {"first_contact": 1}
     read(shop, READ_NONE)
-    assert held(rig.engine.preview()) == {"consumer": 1}
+    assert held(kit.engine.preview()) == {"consumer": 1}
     assert held(janitor(shop.store).engine.run_once(adopt=True)) == {"": 1}
 
 
@@ -128,30 +126,28 @@ def test_given_held_messages_when_swept_then_their_payloads_are_held_too(shop: S
     shop.orders.stored(used, begin_ms, begin_ms + 1).stored(free, begin_ms)
     shop.orders.plain(begin_ms + 2).ref(used, DUE_MS - 5)
     read(shop, MessageId(begin_ms + 2, 3))
-    rig = rig_of(shop)
-    report = rig.engine.run_once(adopt=True)
+    kit = kit_of(shop)
+    report = kit.engine.run_once(adopt=True)
     assert held(report) == {"": 2, "consumer": 1}
     assert report.kept[Reason.REFERENCED] == 2
     assert shop.orders.times() == [DUE_MS - 5]
     assert shop.orders.stored_times() == [begin_ms, begin_ms + 1]
     read(shop, MessageId(DUE_MS - 5, 4, begin_ms + 1, 1))
-    assert held(rig.engine.run_once()) == {"": 3}
+    assert held(kit.engine.run_once()) == {"": 3}
     assert shop.orders.stored_times() == []
 
 
-def test_given_held_rows_of_invalid_transactions_when_swept_then_they_are_inverted_and_the_claim_is_made(
-    shop: Shop,
-) -> None:
+def test_unread_invalid_rows_are_inverted_and_claimed(shop: Shop) -> None:
     invalid = pointer(NOW_MS - 5 * HOUR)
     shop.orders.tx(invalid, DUE_MS - 5)
     read(shop, READ_NONE)
-    rig = rig_of(shop)
-    rig.snapshots.invalid = [invalid]
-    rig.engine.run_once(adopt=True)
+    kit = kit_of(shop)
+    kit.snapshots.invalid = [invalid]
+    kit.engine.run_once(adopt=True)
     assert shop.orders.pointers() == [-invalid]
-    rig.clock.advance(DAY)
-    shop.orders.plain(rig.clock.now_ms() - 2 * HOUR)
-    report = rig.engine.run_once()
+    kit.clock.advance(DAY)
+    shop.orders.plain(kit.clock.now_ms() - 2 * HOUR)
+    report = kit.engine.run_once()
     assert held(report) == {"": 1, "consumer": 1}
     assert report.boundary is not None
     assert report.boundary >= invalid
@@ -160,17 +156,17 @@ def test_given_held_rows_of_invalid_transactions_when_swept_then_they_are_invert
 def test_given_a_frontier_that_is_held_too_when_swept_then_the_lower_one_counts(shop: Shop) -> None:
     shop.orders.plain(*(NOW_MS - back * MINUTE for back in (59, 40, 20)))
     read(shop, MessageId(NOW_MS - 59 * MINUTE, 0))
-    rig = rig_of(shop)
-    rig.engine.run_once(adopt=True)
+    kit = kit_of(shop)
+    kit.engine.run_once(adopt=True)
     shop.orders.describe(ttl_seconds=60)
-    rig.clock.advance(2 * MINUTE)
+    kit.clock.advance(2 * MINUTE)
     # The first has come due in time, the others by the shortened ttl.
-    assert held(rig.engine.run_once()) == {"": 1, "frontier": 2}
-    rig.clock.advance(30 * MINUTE)
+    assert held(kit.engine.run_once()) == {"": 1, "frontier": 2}
+    kit.clock.advance(30 * MINUTE)
     # Time alone would take the second one now.
-    assert held(rig.engine.run_once()) == {"frontier": 2}
-    rig.engine.approve((EVERYTHING,), clock=True)
-    assert held(rig.engine.run_once()) == {"consumer": 2}
+    assert held(kit.engine.run_once()) == {"frontier": 2}
+    kit.engine.approve((EVERYTHING,), clock=True)
+    assert held(kit.engine.run_once()) == {"consumer": 2}
 
 
 @pytest.mark.parametrize("hold", [Hold.PAUSED, Hold.PROTECTED, Hold.QUARANTINED])
@@ -191,32 +187,32 @@ def test_given_a_frontier_that_is_closed_when_lowered_then_it_stays_as_it_is(sho
     assert ConsumerHolds(Floor(shop.positions, shop.store, HOLD_SECONDS)).lower(metadata, frontier) is frontier
 
 
-def test_given_messages_with_a_ttl_of_their_own_when_their_topic_is_held_then_they_wait_hidden(shop: Shop) -> None:
+def test_unread_messages_with_their_own_ttl_wait_hidden(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - 9, NOW_MS - 2, NOW_MS - 1)
     key = MessageKey(shop.orders.id, 1, NOW_MS - 1, 2).pack()
     expiries = Expiries(shop.side)
     expiries.put([(key, NOW_MS)])
     read(shop, READ_NONE)
-    rig = rig_of(shop)
-    assert held(rig.engine.run_once(adopt=True)) == {"consumer": 2}
+    kit = kit_of(shop)
+    assert held(kit.engine.run_once(adopt=True)) == {"consumer": 2}
     assert [expiry.key for expiry in expiries.due(NOW_MS, 10)] == [key]
     read(shop, MessageId(DUE_MS - 9, 0))
-    assert held(rig.engine.run_once()) == {"": 2}
+    assert held(kit.engine.run_once()) == {"": 2}
     assert shop.orders.times() == [NOW_MS - 2]
 
 
 # --- readers and janitor agree ---------------------------------------------------------------------------------------
 
 
-def test_given_a_server_and_a_janitor_when_time_passes_then_what_is_shown_is_what_is_there(store: Store) -> None:
+def test_server_and_janitor_agree_on_what_is_there(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     shop = Shop(store, side)
     orders = shop.orders
     with MessagingService(
         store, clock, ServiceOptions(cache_bytes=0, consumer_hold_seconds=HOLD_SECONDS), side=side
     ) as service:
-        rig = rig_of(shop, clock=clock)
-        rig.engine.run_once(adopt=True)
+        kit = kit_of(shop, clock=clock)
+        kit.engine.run_once(adopt=True)
         for _ in range(6):
             service.publish(orders.id, [b"x"])
             clock.advance(10 * MINUTE)
@@ -225,7 +221,7 @@ def test_given_a_server_and_a_janitor_when_time_passes_then_what_is_shown_is_wha
         for _ in range(20):
             clock.advance(10 * MINUTE + 1)
             fetched = [MessageId.parse(one.id) for page in service.fetch(orders.id, FetchRequest()) for one in page]
-            rig.engine.run_once()
+            kit.engine.run_once()
             assert [message.publish_ms for message in fetched] == orders.times()
             left.append(len(fetched))
         # The first one is read, the others go two hours after their ttl.
@@ -235,12 +231,12 @@ def test_given_a_server_and_a_janitor_when_time_passes_then_what_is_shown_is_wha
 # --- what goes wrong, and what it costs ------------------------------------------------------------------------------
 
 
-def test_given_a_topic_that_cannot_be_looked_at_when_swept_then_it_is_held_and_the_others_go_on(shop: Shop) -> None:
+def test_topic_that_cannot_be_looked_at_is_held(shop: Shop) -> None:
     shop.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 1, DUE_MS - 2, DUE_MS - 1)
     other = topic(shop.store, "default:other", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
     read(shop, READ_NONE)
-    rig = rig_of(shop)
-    rig.engine.run_once(adopt=True)
+    kit = kit_of(shop)
+    kit.engine.run_once(adopt=True)
     shop.orders.plain(DUE_MS - HOLD_SECONDS * SECOND - 2)
     other.plain(DUE_MS - 1)
     looks = [0]
@@ -252,51 +248,49 @@ def test_given_a_topic_that_cannot_be_looked_at_when_swept_then_it_is_held_and_t
             raise StoreError("a block is corrupt.")
 
     watch(shop.store, before=fail)
-    assert held(rig.engine.run_once()) == {"": 2, "consumer": 2}
+    assert held(kit.engine.run_once()) == {"": 2, "consumer": 2}
     assert (shop.orders.times(), other.times()) == ([DUE_MS - 2, DUE_MS - 1], [])
 
 
-def test_given_positions_that_cannot_be_read_when_swept_then_nothing_goes(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_positions_delete_nothing(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.orders.plain(DUE_MS - 1)
-    rig = rig_of(shop)
+    kit = kit_of(shop)
     monkeypatch.setattr(Positions, "all", raising(StoreError("the disk is gone.")))
     with pytest.raises(StoreError, match="the disk is gone"):
-        rig.engine.run_once(adopt=True)
+        kit.engine.run_once(adopt=True)
     assert shop.orders.times() == [DUE_MS - 1]
 
 
-def test_given_a_daemon_when_rows_are_held_for_long_then_they_are_counted_now_and_then(shop: Shop) -> None:
+def test_rows_held_for_long_are_counted_now_and_then(shop: Shop) -> None:
     shop.orders.plain(*(NOW_MS + number * MINUTE for number in range(60)))
     read(shop, READ_NONE)
-    rig = rig_of(shop)
-    rig.engine.run_once(adopt=True)
-    rig.clock.advance(HOUR + 1)
+    kit = kit_of(shop)
+    kit.engine.run_once(adopt=True)
+    kit.clock.advance(HOUR + 1)
     counts = []
     for _ in range(40):
-        counts.append(held(rig.engine.run_once(incremental=True)).get("consumer"))
-        rig.clock.advance(20 * SECOND)
+        counts.append(held(kit.engine.run_once(incremental=True)).get("consumer"))
+        kit.clock.advance(20 * SECOND)
     # When the hold is new, and then whenever a hundredth of the longest one has passed: 72 s.
     assert counts[0] == 1
     assert [count for count in counts if count] == sorted(count for count in counts if count)
     assert 10 <= sum(count is not None for count in counts) <= 14
-    notes = rig.state.note("overdue")
+    notes = kit.state.note("overdue")
     assert [(item["held"], item["rows"]) for item in notes] == [("consumer", max(count or 0 for count in counts))]
-    rig.clock.advance(DAY)
-    assert held(rig.engine.run_once(incremental=True)) == {"": 60}
-    assert rig.state.note("overdue") == []
+    kit.clock.advance(DAY)
+    assert held(kit.engine.run_once(incremental=True)) == {"": 60}
+    assert kit.state.note("overdue") == []
 
 
 def test_given_a_hold_that_begins_between_two_counts_then_it_is_shown_at_once(shop: Shop) -> None:
-    rig = rig_of(shop)
+    kit = kit_of(shop)
     step_ms = HOLD_SECONDS * SECOND // 100
-    rig.clock.advance(step_ms - DUE_MS % step_ms)
-    shop.orders.plain(rig.clock.now_ms() - HOUR + 5 * SECOND)
+    kit.clock.advance(step_ms - DUE_MS % step_ms)
+    shop.orders.plain(kit.clock.now_ms() - HOUR + 5 * SECOND)
     read(shop, READ_NONE)
-    assert held(rig.engine.run_once(adopt=True)) == {}
-    rig.clock.advance(6 * SECOND)
-    assert held(rig.engine.run_once(incremental=True)) == {"consumer": 1}
+    assert held(kit.engine.run_once(adopt=True)) == {}
+    kit.clock.advance(6 * SECOND)
+    assert held(kit.engine.run_once(incremental=True)) == {"consumer": 1}
 
 
 def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named() -> None:
@@ -304,7 +298,7 @@ def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named()
     for number in range(25):
         made = topic(shop.store, f"default:t{number:02}", ttl_seconds=TTL_SECONDS).plain(DUE_MS - 1)
         read(shop, READ_NONE, topic=made)
-    notes = [note.message for note in rig_of(shop).engine.preview().guards if note.guard == "consumer"]
+    notes = [note.message for note in kit_of(shop).engine.preview().guards if note.guard == "consumer"]
     assert len(notes) == 21
     assert notes[0].startswith("default:t00 keeps")
     assert notes[20] == "and 5 topics more wait for consumers"
@@ -313,13 +307,13 @@ def test_given_very_many_topics_that_wait_when_reported_then_not_all_are_named()
 def test_given_a_plan_when_applied_then_what_consumers_have_not_read_stays(shop: Shop, tmp_path: Path) -> None:
     shop.orders.plain(DUE_MS - 3, DUE_MS - 2, DUE_MS - 1)
     read(shop, MessageId(DUE_MS - 3, 0))
-    rig = rig_of(shop)
-    rig.engine.adopt()
-    planned = rig.engine.preview(out=tmp_path / "plan")
+    kit = kit_of(shop)
+    kit.engine.adopt()
+    planned = kit.engine.preview(out=tmp_path / "plan")
     read(shop, READ_NONE, "late")
-    done = rig.engine.carry_out(tmp_path / "plan")
+    done = kit.engine.carry_out(tmp_path / "plan")
     assert (planned.total(Rule.EXPIRED), done.total(Rule.EXPIRED)) == (1, 0)
     shop.positions.delete(TopicMetadata(TopicId("default", "orders"), 1, TTL_SECONDS), "late")
     read(shop, MessageId(NOW_MS, 0))
-    assert rig.engine.carry_out(tmp_path / "plan").total(Rule.EXPIRED) == 1
+    assert kit.engine.carry_out(tmp_path / "plan").total(Rule.EXPIRED) == 1
     assert shop.orders.times() == [DUE_MS - 2, DUE_MS - 1]

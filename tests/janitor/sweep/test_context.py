@@ -55,9 +55,7 @@ def store() -> MemoryStore:
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 
-def test_l1_given_metadata_that_does_not_parse_when_loaded_then_the_topic_is_unknown_and_the_reason_is_kept(
-    store: MemoryStore,
-) -> None:
+def test_l1_unreadable_metadata_makes_the_topic_unknown(store: MemoryStore) -> None:
     unknown_topic(store, str(RETURNS)).write_metadata(b'{"generation":"1"}')
     store.metadata.compare_and_set(b"not a topic", None, encode_properties({"generation": "1", "ttl": "60"}))
     run = make(store)
@@ -72,9 +70,7 @@ def test_l1_given_metadata_that_does_not_parse_when_loaded_then_the_topic_is_unk
 
 @pytest.mark.parametrize("label", [None, Hold.FIRST_CONTACT])
 @pytest.mark.parametrize("protect", [(), ("*",)])
-def test_given_a_moment_that_is_not_the_clocks_when_loaded_then_rows_are_judged_by_it(
-    store: MemoryStore, protect: tuple[str, ...], label: Hold | None
-) -> None:
+def test_load_topics_judges_by_the_given_time(store: MemoryStore, protect: tuple[str, ...], label: Hold | None) -> None:
     run = make(store, protect=protect, label=label, records={ORDERS: admit(metadata(ORDERS), NOW)})
     run = replace(run, transactions=replace(run.transactions, now_ms=NOW_MS - 5000))
     run.load_topics()

@@ -44,29 +44,27 @@ def early(orders: Topic, expiries: Expiries, expires_ms: int, *times_ms: int) ->
 
 
 def adopted(store: Store, expiries: Expiries, **options: Any) -> Kit:
-    rig = janitor(store, side=expiries._table, batch_rows=3, **options)
-    rig.engine.run_once(adopt=True)
-    return rig
+    kit = janitor(store, side=expiries._table, batch_rows=3, **options)
+    kit.engine.run_once(adopt=True)
+    return kit
 
 
-def test_given_the_server_and_the_janitor_when_a_messages_moment_comes_then_both_say_so_at_once(store: Store) -> None:
+def test_server_and_janitor_end_a_message_at_the_same_moment(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     with MessagingService(store, clock, side=side) as service:
         orders = topic(store, "default:orders", ttl_seconds=3600)
-        rig = janitor(store, clock=clock, side=side)
-        rig.engine.run_once(adopt=True)
+        kit = janitor(store, clock=clock, side=side)
+        kit.engine.run_once(adopt=True)
         service.publish(orders.id, [b"short"], pointer=None, ttl_seconds=60)
         for wait_ms, there in ((60_000, 1), (1, 0)):
             clock.advance(wait_ms)
             fetched = [one for page in service.fetch(orders.id, FetchRequest()) for one in page]
-            rig.engine.run_once()
+            kit.engine.run_once()
             assert (len(fetched), len(orders.times())) == (there, there)
 
 
 @pytest.mark.parametrize("page_rows", [1, 3, 1000])
-def test_message_ttls_of_messages_that_are_not_there_are_forgotten_and_not_counted(
-    store: Store, expiries: Expiries, page_rows: int
-) -> None:
+def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: Expiries, page_rows: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     times = [NOW_MS - AGE + number for number in range(40)]
     early(orders, expiries, NOW_MS, *times)
@@ -74,50 +72,44 @@ def test_message_ttls_of_messages_that_are_not_there_are_forgotten_and_not_count
     kept = [key for key, _ in orders.messages()]
     lost = {number for number in range(40) if number % 5 == 0 or 10 < number < 25}
     store.message.delete([kept[number].pack() for number in sorted(lost)])
-    rig = janitor(store, side=expiries._table, batch_rows=page_rows)
-    rig.engine.adopt()
-    planned, report = rig.engine.preview(), rig.engine.run_once()
+    kit = janitor(store, side=expiries._table, batch_rows=page_rows)
+    kit.engine.adopt()
+    planned, report = kit.engine.preview(), kit.engine.run_once()
     assert planned.total(Rule.EXPIRED) == report.total(Rule.EXPIRED) == 40 - len(lost)
-    assert sum(entry.rows or 0 for entry in rig.state.ledger(99)) == 40 - len(lost)
+    assert sum(entry.rows or 0 for entry in kit.state.ledger(99)) == 40 - len(lost)
     assert len(orders.times()) == 20
     assert expiries.due(NOW_MS + DAY, 100) == []
 
 
-def test_message_ttls_of_messages_that_are_not_there_stay_while_the_topic_is_paused(
-    store: Store, expiries: Expiries
-) -> None:
+def test_ttl_of_a_lost_message_stays_while_paused(store: Store, expiries: Expiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    rig = janitor(store, side=expiries._table)
-    rig.engine.run_once(adopt=True)
+    kit = janitor(store, side=expiries._table)
+    kit.engine.run_once(adopt=True)
     expiries.put([(MessageKey(orders.id, 1, NOW_MS - AGE, 0).pack(), NOW_MS)])
-    rig.state.pause("default:orders", NOW_MS)
-    report = rig.engine.run_once()
+    kit.state.pause("default:orders", NOW_MS)
+    report = kit.engine.run_once()
     assert [entry.rows for entry in report.entries.values()] == []
     assert len(expiries.due(NOW_MS + DAY, 9)) == 1
 
 
 @pytest.mark.parametrize("case", ["paused", "protected", "unknown", "newer"])
-def test_given_a_topic_in_which_nothing_may_go_when_its_message_is_due_then_it_stays_and_is_not_forgotten(
-    store: Store, expiries: Expiries, case: str
-) -> None:
+def test_due_message_of_a_closed_topic_stays_and_is_noted(store: Store, expiries: Expiries, case: str) -> None:
     name = "default:orders"
     orders = unknown_topic(store, name) if case == "unknown" else topic(store, name, ttl_seconds=3600)
     if case == "newer":
         orders = orders.at(2)
     early(orders, expiries, NOW_MS, NOW_MS - AGE)
-    rig = adopted(store, expiries, protect=(name,) if case == "protected" else ())
+    kit = adopted(store, expiries, protect=(name,) if case == "protected" else ())
     if case == "paused":
         early(orders, expiries, NOW_MS + 1, NOW_MS - AGE + 1)
-        rig.state.pause(name, NOW_MS)
-        rig.clock.advance(1)
-    rig.engine.run_once()
+        kit.state.pause(name, NOW_MS)
+        kit.clock.advance(1)
+    kit.engine.run_once()
     assert len(orders.times()) == 1
     assert len(expiries.due(NOW_MS + DAY, 10)) == 1
 
 
-def test_given_rows_that_a_range_takes_when_swept_then_they_count_once_and_are_forgotten(
-    store: Store, expiries: Expiries
-) -> None:
+def test_due_message_in_a_range_counts_once(store: Store, expiries: Expiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     early(orders, expiries, NOW_MS - HOUR, NOW_MS - 2 * HOUR)
     retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1)
@@ -127,40 +119,36 @@ def test_given_rows_that_a_range_takes_when_swept_then_they_count_once_and_are_f
     assert expiries.due(NOW_MS + DAY, 10) == []
 
 
-def test_given_a_plan_when_applied_later_then_only_what_was_due_then_goes(
-    store: Store, expiries: Expiries, tmp_path: Path
-) -> None:
+def test_plan_applied_later_deletes_what_was_due_then(store: Store, expiries: Expiries, tmp_path: Path) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     times = [NOW_MS - AGE + number for number in range(5)]
     orders.plain(*times)
     early(orders, expiries, NOW_MS + 10, times[0], times[4])
     early(orders, expiries, NOW_MS + 20, times[2])
-    rig = adopted(store, expiries)
-    rig.clock.advance(10)
-    planned = rig.engine.preview(out=tmp_path / "plan")
-    rig.clock.advance(10)
+    kit = adopted(store, expiries)
+    kit.clock.advance(10)
+    planned = kit.engine.preview(out=tmp_path / "plan")
+    kit.clock.advance(10)
     early(orders, expiries, NOW_MS + 5, NOW_MS - 1)
-    done = rig.engine.carry_out(tmp_path / "plan")
+    done = kit.engine.carry_out(tmp_path / "plan")
     assert planned.total(Rule.EXPIRED) == done.total(Rule.EXPIRED) == 2
     assert len(orders.times()) == 7
-    rig.engine.run_once()
+    kit.engine.run_once()
     assert orders.times() == times
 
 
 @pytest.mark.parametrize("case", ["goes", "lives", "held", "invalid"])
-def test_given_a_message_of_its_own_ttl_that_refers_to_an_old_payload_when_planned_then_the_run_does_the_same(
-    store: Store, expiries: Expiries, case: str
-) -> None:
+def test_plan_of_a_due_message_with_an_old_payload_is_right(store: Store, expiries: Expiries, case: str) -> None:
     begun_ms = NOW_MS - HOUR // 2
     written = pointer(begun_ms, 1)
     orders = topic(store, "default:orders", ttl_seconds=3600).stored(written, begun_ms, begun_ms + 1)
     orders.ref(written, NOW_MS - MINUTE)
     [(key, _)] = orders.messages()
     expiries.put([(key.pack(), NOW_MS + HOUR if case == "lives" else NOW_MS + 40 * MINUTE)])
-    rig = adopted(store, expiries, protect=("default:orders",) if case == "held" else ())
-    rig.clock.advance(40 * MINUTE)
-    rig.snapshots.invalid = [written] if case == "invalid" else []
-    seen, done = rig.engine.preview(), rig.engine.run_once()
+    kit = adopted(store, expiries, protect=("default:orders",) if case == "held" else ())
+    kit.clock.advance(40 * MINUTE)
+    kit.snapshots.invalid = [written] if case == "invalid" else []
+    seen, done = kit.engine.preview(), kit.engine.run_once()
     assert rows_of(seen) == rows_of(done)
     assert seen.kept == done.kept
     taken = {"goes": 3, "invalid": 3}.get(case, 0)
@@ -175,8 +163,8 @@ def rows_of(report: Report) -> dict[EntryKey, int]:
 def test_given_a_store_that_fails_when_swept_then_what_is_due_comes_up_again(store: Store, expiries: Expiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     early(orders, expiries, NOW_MS + 1, NOW_MS - AGE, NOW_MS - AGE + 1)
-    rig = adopted(store, expiries)
-    rig.clock.advance(1)
+    kit = adopted(store, expiries)
+    kit.clock.advance(1)
     broken = [True]
 
     def fail(call: object) -> None:
@@ -184,21 +172,19 @@ def test_given_a_store_that_fails_when_swept_then_what_is_due_comes_up_again(sto
             raise StoreError("the disk is full.")
 
     watch(store, before=fail)
-    [error] = rig.engine.run_once().errors
+    [error] = kit.engine.run_once().errors
     assert "default:orders" in error
     assert len(expiries.due(NOW_MS + DAY, 10)) == 2
     broken[0] = False
-    assert rig.engine.run_once().total(Rule.EXPIRED) == 2
+    assert kit.engine.run_once().total(Rule.EXPIRED) == 2
     assert orders.times() == []
 
 
-def test_given_a_topic_whose_ttl_grows_while_it_is_swept_then_nothing_of_it_is_taken_by_what_was_planned(
-    store: Store, expiries: Expiries
-) -> None:
+def test_ttl_that_grows_during_a_sweep_deletes_nothing(store: Store, expiries: Expiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     early(orders, expiries, NOW_MS + 1, NOW_MS - AGE)
-    rig = adopted(store, expiries)
-    rig.clock.advance(1)
+    kit = adopted(store, expiries)
+    kit.clock.advance(1)
     moved: list[Topic] = []
 
     def move(call: object) -> None:
@@ -206,7 +192,7 @@ def test_given_a_topic_whose_ttl_grows_while_it_is_swept_then_nothing_of_it_is_t
             moved.append(orders.describe(ttl_seconds=7200))
 
     watch(store, before=move)
-    assert rig.engine.run_once().total(Rule.EXPIRED) == 0
+    assert kit.engine.run_once().total(Rule.EXPIRED) == 0
     assert moved
-    assert rig.engine.run_once().total(Rule.EXPIRED) == 1
+    assert kit.engine.run_once().total(Rule.EXPIRED) == 1
     assert orders.times() == []

@@ -20,45 +20,41 @@ def orders() -> Topic:
 
 
 @pytest.fixture
-def rig(orders: Topic) -> Kit:
+def kit(orders: Topic) -> Kit:
     """A janitor that has closed one transaction and knows another that is open."""
-    rig = janitor(orders.store)
-    rig.snapshots.invalid = [OLD, YOUNG]
-    rig.engine.run_once(adopt=True)
+    kit = janitor(orders.store)
+    kit.snapshots.invalid = [OLD, YOUNG]
+    kit.engine.run_once(adopt=True)
     closed, still_open = OpenIdRecord(OLD, NOW_MS, NOW_MS, NOW_MS), OpenIdRecord(YOUNG, NOW_MS, NOW_MS)
-    assert rig.state.open_ids() == {OLD: closed, YOUNG: still_open}
-    return rig
+    assert kit.state.open_ids() == {OLD: closed, YOUNG: still_open}
+    return kit
 
 
-def test_given_an_open_transaction_when_it_has_left_the_list_then_the_next_run_forgets_it(rig: Kit) -> None:
-    rig.snapshots.invalid = [OLD]
-    rig.clock.advance(MINUTE)
-    rig.engine.run_once()
-    assert list(rig.state.open_ids()) == [OLD]
+def test_open_id_that_left_the_list_is_forgotten_by_the_next_run(kit: Kit) -> None:
+    kit.snapshots.invalid = [OLD]
+    kit.clock.advance(MINUTE)
+    kit.engine.run_once()
+    assert list(kit.state.open_ids()) == [OLD]
 
 
-def test_given_a_closed_transaction_when_it_has_left_the_list_then_a_full_run_forgets_it_after_a_month(
-    rig: Kit,
-) -> None:
-    rig.snapshots.invalid = []
+def test_closed_id_that_left_the_list_is_forgotten_after_a_month(kit: Kit) -> None:
+    kit.snapshots.invalid = []
     for elapsed_ms, full, left in (
         (30 * DAY - 2 * MINUTE, True, [OLD]),
         (30 * DAY + MINUTE, False, [OLD]),
         (31 * DAY, True, []),
     ):
-        rig.clock.advance(NOW_MS + elapsed_ms - rig.clock.now_ms())
-        assert rig.engine.run_once().full is full
-        assert list(rig.state.open_ids()) == left
+        kit.clock.advance(NOW_MS + elapsed_ms - kit.clock.now_ms())
+        assert kit.engine.run_once().full is full
+        assert list(kit.state.open_ids()) == left
 
 
-def test_given_rows_of_an_invalid_transaction_over_many_pages_when_run_then_they_are_inverted_in_few_batches(
-    orders: Topic,
-) -> None:
-    rig = janitor(orders.store, batch_rows=4)
+def test_invalid_rows_over_many_pages_are_inverted_in_few_batches(orders: Topic) -> None:
+    kit = janitor(orders.store, batch_rows=4)
     for number in range(PAGES_TOGETHER * 12):
         orders.tx(OLD if number % 8 == 0 else OLD - 1, NOW_MS - HOUR + number)
-    rig.snapshots.invalid = [OLD]
+    kit.snapshots.invalid = [OLD]
     before = orders.store.calls["invert"]
-    report = rig.engine.run_once(adopt=True)
+    report = kit.engine.run_once(adopt=True)
     assert report.total(Rule.INVALID_TRANSACTION) == PAGES_TOGETHER * 12 // 8
     assert orders.store.calls["invert"] - before == PAGES_TOGETHER * 12 // 8 // 4

@@ -74,19 +74,14 @@ def fill(store: Store) -> Topic:
 def filled(store: Store) -> Kit:
     """An adopted store with rows of every fate, none of which has gone yet."""
     fill(store)
-    rig = janitor(store, batch_rows=2)
-    rig.snapshots.invalid = [INVALID, OTHER]
-    rig.engine.adopt()
-    return rig
+    kit = janitor(store, batch_rows=2)
+    kit.snapshots.invalid = [INVALID, OTHER]
+    kit.engine.adopt()
+    return kit
 
 
 @pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
-@pytest.fixture
-def rig(store: MemoryStore) -> Kit:
+def kit(store: MemoryStore) -> Kit:
     return filled(store)
 
 
@@ -115,17 +110,17 @@ class Spy:
         return About(str(key.topic), key.generation, table, rule)
 
 
-def entries(rig: Kit) -> dict[About, LedgerEntry]:
-    found = rig.state.ledger(1000)
+def entries(kit: Kit) -> dict[About, LedgerEntry]:
+    found = kit.state.ledger(1000)
     by_about = {About(str(e.topic), e.generation, e.table, e.rule): e for e in found}
     assert len(by_about) == len(found)
     return by_about
 
 
-def test_given_rows_of_every_fate_when_swept_then_entries_cover_exactly_the_keys_that_went(rig: Kit) -> None:
-    spy = Spy(rig.store)
-    report = rig.engine.run_once()
-    found = entries(rig)
+def test_ledger_covers_exactly_the_keys_that_were_deleted(kit: Kit) -> None:
+    spy = Spy(kit.store)
+    report = kit.engine.run_once()
+    found = entries(kit)
     assert set(found) == set(spy.taken)
     assert {about.rule for about in found} == {"expired", "old_generation", "invalid_transaction"}
     assert {about.table for about in found} == {"message", "payload"}
@@ -136,10 +131,10 @@ def test_given_rows_of_every_fate_when_swept_then_entries_cover_exactly_the_keys
     assert sum(entry.rows or 0 for entry in found.values()) == sum(entry.rows for entry in report.entries.values())
 
 
-def test_given_a_sweep_when_it_ends_then_each_entry_names_the_policy_and_the_snapshot_it_went_by(rig: Kit) -> None:
-    rig.snapshots.age_ms, rig.snapshots.write_pointer = 7, pointer(NOW_MS)
-    rig.engine.run_once()
-    found = entries(rig)
+def test_ledger_entry_names_its_policy_and_snapshot(kit: Kit) -> None:
+    kit.snapshots.age_ms, kit.snapshots.write_pointer = 7, pointer(NOW_MS)
+    kit.engine.run_once()
+    found = entries(kit)
     expired = found[About("default:orders", 3, "message", "expired")]
     assert (expired.metadata_generation, expired.ttl_seconds, expired.cutoff_ms) == (3, TTL_SECONDS, NOW_MS - DAY)
     assert (expired.oldest_ms, expired.newest_ms) == (NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 4)
@@ -150,21 +145,19 @@ def test_given_a_sweep_when_it_ends_then_each_entry_names_the_policy_and_the_sna
     assert (stray.metadata_generation, stray.ttl_seconds, stray.cutoff_ms, stray.rows) == (0, 0, 0, 2)
 
 
-def test_given_a_row_that_went_when_asked_for_by_its_key_then_the_entry_is_found_and_not_for_its_neighbours(
-    rig: Kit,
-) -> None:
-    spy = Spy(rig.store)
-    rig.engine.run_once()
+def test_ledger_by_key_finds_the_entry_and_no_neighbour(kit: Kit) -> None:
+    spy = Spy(kit.store)
+    kit.engine.run_once()
     about = About("default:orders", 3, "message", "expired")
-    keys, entry = sorted(spy.taken[about]), entries(rig)[about]
+    keys, entry = sorted(spy.taken[about]), entries(kit)[about]
     for key in keys:
-        assert rig.state.ledger(10, topic=entry.topic, key=key) == [entry]
+        assert kit.state.ledger(10, topic=entry.topic, key=key) == [entry]
     for beside in (keys[0][:-1], keys[-1] + b"\x00", keys[-1][:-1] + b"\xff"):
-        assert entry not in rig.state.ledger(10, topic=entry.topic, key=beside)
+        assert entry not in kit.state.ledger(10, topic=entry.topic, key=beside)
 
 
-def test_given_a_ttl_that_changes_in_the_middle_when_swept_then_each_policy_has_its_entry(rig: Kit) -> None:
-    orders = topic(rig.store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
+def test_ttl_that_changes_in_a_sweep_makes_an_entry_for_each(kit: Kit) -> None:
+    orders = topic(kit.store, "default:orders", ttl_seconds=TTL_SECONDS, generation=3)
     orders.plain(NOW_MS - DAY + 1)
     shorter = TTL_SECONDS - 60
 
@@ -172,13 +165,13 @@ def test_given_a_ttl_that_changes_in_the_middle_when_swept_then_each_policy_has_
         if call.name == "message.delete":
             orders.describe(ttl_seconds=shorter, generation=3)
 
-    spy = Spy(rig.store)
-    watch(rig.store, after=shorten)
+    spy = Spy(kit.store)
+    watch(kit.store, after=shorten)
     covers_at_announcement: list[bool] = []
-    watch(rig.store, before=lambda call: covers_at_announcement.append(announced(rig, call)))
-    rig.engine.run_once()
+    watch(kit.store, before=lambda call: covers_at_announcement.append(announced(kit, call)))
+    kit.engine.run_once()
     assert NOW_MS - DAY + 1 not in orders.times()
-    found = [e for e in rig.state.ledger(100) if e.topic == orders.id and e.generation == 3 and e.table == "message"]
+    found = [e for e in kit.state.ledger(100) if e.topic == orders.id and e.generation == 3 and e.table == "message"]
     went = sorted(spy.taken[About("default:orders", 3, "message", "expired")])
     by_ttl = {entry.ttl_seconds: entry for entry in found if entry.rule == "expired"}
     assert set(by_ttl) <= {TTL_SECONDS, shorter}
@@ -191,18 +184,18 @@ def test_given_a_ttl_that_changes_in_the_middle_when_swept_then_each_policy_has_
 # --- announced before it goes ----------------------------------------------------------------------------------------
 
 
-def announced(rig: Kit, call: Call) -> bool:
+def announced(kit: Kit, call: Call) -> bool:
     """Whether all that a call deletes was announced."""
     if not call.name.endswith(".delete"):
         return True
-    intents = rig.state.intents()
+    intents = kit.state.intents()
     return all(
         any(i.table == call.name.partition(".")[0] and i.start <= key < i.stop for i in intents)
         for key in call.arguments[0]
     )
 
 
-def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_deletes_may_and_no_further(rig: Kit) -> None:
+def test_announcement_reaches_as_far_as_the_deletes_may(kit: Kit) -> None:
     made: dict[About, LedgerEntry] = {}
 
     def note(call: Call) -> None:
@@ -210,47 +203,47 @@ def test_given_an_announcement_when_it_is_made_then_it_comes_as_far_as_the_delet
             [e] = call.arguments
             assert made.setdefault(About(str(e.topic), e.generation, e.table, e.rule), e) is e
 
-    watch_state(rig.state, before=note)
-    rig.engine.run_once()
+    watch_state(kit.state, before=note)
+    kit.engine.run_once()
     prefix = b"default:orders:"
     assert made[About("default:orders", 3, "message", "expired")].stop == time_prefix(prefix, 3, NOW_MS - DAY)
     assert made[About("default:orders", 3, "payload", "expired")].stop == generation_prefix(prefix, 4)
     assert made[About("default:orders", 1, "message", "old_generation")].stop == generation_prefix(prefix, 2)
     assert made[About("default:orders", 3, "message", "invalid_transaction")].stop == generation_prefix(prefix, 4)
-    for about, found in entries(rig).items():
+    for about, found in entries(kit).items():
         assert made[about].start == found.start
         assert made[about].stop >= found.stop
 
 
-def test_announcement_of_payloads_of_processed_messages_covers_them(rig: Kit) -> None:
+def test_announcement_of_payloads_of_processed_messages_covers_them(kit: Kit) -> None:
     orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
     work = TopicWork(orders, b"", Frontier.open(NOW_MS, orders), admit(orders, ClockAnchor(NOW_MS, 0, "")))
     batch = Batch("payload", 3, Rule.PROCESSED, [PayloadKey(orders.topic, 3, pointer(NOW_MS), NOW_MS, 0).pack()])
-    due = Due(work, rig.store.payload, batch, 0, None, None)
-    Ledger(rig.state, rig.clock, "run", None).announce(due, batch.keys[0])
-    [made] = rig.state.intents()
+    due = Due(work, kit.store.payload, batch, 0, None, None)
+    Ledger(kit.state, kit.clock, "run", None).announce(due, batch.keys[0])
+    [made] = kit.state.intents()
     assert made.start <= batch.keys[0] < made.stop
 
 
-def test_given_a_disk_that_is_full_when_a_topic_is_to_be_announced_then_nothing_of_it_goes(rig: Kit) -> None:
-    spy = Spy(rig.store)
+def test_announcement_that_fails_deletes_nothing(kit: Kit) -> None:
+    spy = Spy(kit.store)
     watch_state(
-        rig.state,
+        kit.state,
         before=fail_at(
             "state.intend", StateError("No space left on device."), lambda call: call.arguments[0].table == "message"
         ),
     )
     with pytest.raises(StateError, match="No space left"):
-        rig.engine.run_once()
+        kit.engine.run_once()
     assert spy.taken == {}
-    assert rig.state.runs(1)[0].result == "failed"
-    assert rig.state.strikes() == {}
+    assert kit.state.runs(1)[0].result == "failed"
+    assert kit.state.strikes() == {}
 
 
 # --- runs that do not end well ---------------------------------------------------------------------------------------
 
 
-def die(rig: Kit, at_call: int) -> bool:
+def die(kit: Kit, at_call: int) -> bool:
     """Sweep, and die at the k-th store call; returns whether it came to that."""
     calls = 0
 
@@ -260,9 +253,9 @@ def die(rig: Kit, at_call: int) -> bool:
         if calls == at_call:
             raise Crash
 
-    watch(rig.store, before=count)
+    watch(kit.store, before=count)
     try:
-        rig.engine.run_once()
+        kit.engine.run_once()
     except Crash:
         return True
     return False
@@ -279,41 +272,41 @@ def pointers_of(store: Store) -> dict[bytes, int | None]:
     return {key: pointer for key, (pointer, _) in store.message.read(MESSAGES, b"", None, 10_000).items}
 
 
-def test_given_a_process_that_dies_at_any_store_call_when_recovered_then_all_that_went_is_in_the_ledger() -> None:
+def test_death_at_any_store_call_leaves_all_deletes_in_the_ledger() -> None:
     recorded = negated = 0
     for at_call in range(1, CALLS):
-        rig = filled(MemoryStore())
-        before, pointers = keys_of(rig.store), pointers_of(rig.store)
-        if not die(rig, at_call):
+        kit = filled(MemoryStore())
+        before, pointers = keys_of(kit.store), pointers_of(kit.store)
+        if not die(kit, at_call):
             break
-        [run] = rig.state.unfinished_runs()
-        assert (run.result, rig.state.ledger(10)) == ("", [])
-        after = keys_of(rig.store)
-        next_one = rig.restart().engine
+        [run] = kit.state.unfinished_runs()
+        assert (run.result, kit.state.ledger(10)) == ("", [])
+        after = keys_of(kit.store)
+        next_one = kit.restart().engine
         assert next_one.recover() == [run.id]
-        found = rig.state.ledger(1000)
+        found = kit.state.ledger(1000)
         for table, keys in before.items():
             for key in keys - after[table]:
                 assert [e for e in found if e.table == table and e.start <= key < e.stop and e.run_id == run.id]
         inverted = [entry for entry in found if entry.rule == "invalid_transaction"]
-        for key, present in pointers_of(rig.store).items():
+        for key, present in pointers_of(kit.store).items():
             if present != pointers[key]:
                 negated += 1
                 assert [e for e in inverted if e.start <= key < e.stop and e.run_id == run.id]
         assert {entry.rows for entry in found} <= {None}
-        assert (rig.state.intents(), rig.state.unfinished_runs()) == ([], [])
-        closed = rig.state.run(run.id)
+        assert (kit.state.intents(), kit.state.unfinished_runs()) == ([], [])
+        closed = kit.state.run(run.id)
         assert closed is not None
         assert closed.result == "lost"
         assert next_one.recover() == []
-        assert len(rig.state.ledger(1000)) == len(found)
+        assert len(kit.state.ledger(1000)) == len(found)
         recorded += len(found)
     assert at_call > 40
     assert recorded > 100
     assert negated > 10
 
 
-def fail_once(rig: Kit, at_call: int) -> bool:
+def fail_once(kit: Kit, at_call: int) -> bool:
     """Sweep with a state that fails at the k-th call; returns whether it came to that."""
     calls = 0
 
@@ -323,33 +316,31 @@ def fail_once(rig: Kit, at_call: int) -> bool:
         if calls == at_call:
             raise StateBusy("it is being written by another process.")
 
-    watch_state(rig.state, before=count)
+    watch_state(kit.state, before=count)
     with suppress(StateBusy):
-        rig.engine.run_once()
+        kit.engine.run_once()
     failed, calls = calls >= at_call, at_call
     return failed
 
 
-def test_given_a_state_that_fails_once_at_any_call_when_swept_again_then_all_that_went_is_counted_once() -> None:
+def test_state_that_fails_once_anywhere_counts_each_row_once() -> None:
     for at_call in range(1, CALLS):
-        rig = filled(MemoryStore())
-        spy = Spy(rig.store)
-        if not fail_once(rig, at_call):
+        kit = filled(MemoryStore())
+        spy = Spy(kit.store)
+        if not fail_once(kit, at_call):
             break
-        rig.clock.advance(MINUTE)
-        rig.engine.run_once()
+        kit.clock.advance(MINUTE)
+        kit.engine.run_once()
         found: Counter[About] = Counter()
-        for one in rig.state.ledger(1000):
+        for one in kit.state.ledger(1000):
             found[About(str(one.topic), one.generation, one.table, one.rule)] += one.rows or 0
         assert found == {about: len(keys) for about, keys in spy.taken.items()}
-        counted = [number for key, number in rig.state.counters().items() if key.name in COUNTED]
+        counted = [number for key, number in kit.state.counters().items() if key.name in COUNTED]
         assert sum(counted) == sum(found.values())
     assert at_call > 60
 
 
-def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_then_the_ledger_says_so(
-    rig: Kit,
-) -> None:
+def test_batch_of_unknown_outcome_is_in_the_ledger_as_such(kit: Kit) -> None:
     deletes = 0
 
     def fail(call: Call) -> None:
@@ -359,11 +350,11 @@ def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_t
             if deletes == 4:
                 raise StoreError("the answer was lost.")
 
-    spy = Spy(rig.store)
-    watch(rig.store, after=fail)
-    report = rig.engine.run_once()
+    spy = Spy(kit.store)
+    watch(kit.store, after=fail)
+    report = kit.engine.run_once()
     assert len(report.errors) == 1
-    found = [e for e in rig.state.ledger(100) if str(e.topic) == "default:orders" and e.table == "message"]
+    found = [e for e in kit.state.ledger(100) if str(e.topic) == "default:orders" and e.table == "message"]
     assert [entry.rows for entry in found].count(None) == 1
     [unsure] = [entry for entry in found if entry.rows is None]
     went = sorted(key for about, keys in spy.taken.items() if about.topic == "default:orders" for key in keys)
@@ -375,9 +366,7 @@ def test_given_a_batch_of_which_nobody_knows_whether_it_went_when_the_run_ends_t
 # --- parts of a store that are walked side by side --------------------------------------------------------------------
 
 
-def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_each_is_announced_and_counted(
-    rig: Kit,
-) -> None:
+def test_parts_side_by_side_are_announced_and_counted(kit: Kit) -> None:
     orders = TopicMetadata(TopicId("default", "orders"), 3, TTL_SECONDS)
     frontier = Frontier.open(NOW_MS, orders)
     work = TopicWork(orders, b"", frontier, admit(orders, ClockAnchor(NOW_MS, 0, "")))
@@ -385,11 +374,11 @@ def test_given_parts_that_are_walked_side_by_side_when_their_batches_cross_then_
         Batch("message", 3, Rule.EXPIRED, [MessageKey(orders.topic, 3, ms, n).pack() for n in range(2)])
         for ms in (5, 1, 9)
     ]
-    ledger, outcome = Ledger(rig.state, rig.clock, "run", None), Outcome()
+    ledger, outcome = Ledger(kit.state, kit.clock, "run", None), Outcome()
     for batch in batches:
-        due = Due(work, rig.store.message, batch, 0, None, None)
+        due = Due(work, kit.store.message, batch, 0, None, None)
         entry = ledger.announce(due, batch.keys[0])
-        assert any(i.start <= batch.keys[0] and batch.keys[-1] < i.stop for i in rig.state.intents())
+        assert any(i.start <= batch.keys[0] and batch.keys[-1] < i.stop for i in kit.state.intents())
         failed = Done(entry=entry, stop="unsure", error=StoreError("the disk is full."))
         outcome.add(due, failed if batch is batches[-1] else Done(batch.keys, entry=entry))
     late, early, last = batches

@@ -51,9 +51,7 @@ def case() -> Case:
 
 
 @pytest.mark.parametrize("paused", [EVERYTHING, "default:*", "default:orders", "*:orders", "default:order?"])
-def test_given_a_pause_that_fits_when_asked_then_nothing_is_taken_of_that_topic_and_the_run_lives_on(
-    case: Case, paused: str
-) -> None:
+def test_pause_that_fits_denies_the_topic_and_lets_the_run_live(case: Case, paused: str) -> None:
     case.state.pause(paused, NOW_MS)
     assert not case.permission.allows(ORDERS)
     case.permission.alive()
@@ -69,7 +67,7 @@ def test_given_a_pause_of_others_when_asked_then_it_may_go_on(case: Case, paused
     assert case.permission.allows(ORDERS)
 
 
-def test_given_a_lost_lease_when_the_run_only_reads_then_it_learns_of_it_with_its_next_heartbeat(case: Case) -> None:
+def test_lost_lease_of_a_reader_is_noticed_with_its_heartbeat(case: Case) -> None:
     case.permission.alive()
     case.take_over()
     case.clock.advance(HEARTBEAT_MS - 1)
@@ -86,7 +84,7 @@ def test_given_a_lost_lease_when_the_run_begins_then_it_is_over(case: Case) -> N
     assert case.heartbeat_ms == NOW_MS
 
 
-def test_given_a_long_run_when_it_shows_that_it_is_alive_then_that_is_written_down_now_and_then(case: Case) -> None:
+def test_heartbeat_of_a_long_run_is_written_now_and_then(case: Case) -> None:
     beats = []
     for _ in range(13):
         case.permission.alive()
@@ -95,7 +93,7 @@ def test_given_a_long_run_when_it_shows_that_it_is_alive_then_that_is_written_do
     assert sorted({ms - NOW_MS for ms in beats if ms is not None}) == [0, 5_000, 10_000, 15_000]
 
 
-def test_given_a_wall_clock_that_is_set_back_when_alive_then_monotonic_time_says_how_often(case: Case) -> None:
+def test_heartbeat_goes_by_monotonic_time(case: Case) -> None:
     case.permission.alive()
     case.clock.step(-3_600_000)
     case.clock.advance(HEARTBEAT_MS)
@@ -136,9 +134,7 @@ def test_given_a_long_wait_when_paid_then_it_is_slept_in_pieces(rows: int, sleep
         pytest.param(500, lambda clock: clock.step(-86_400_000), id="the wall clock is set"),
     ],
 )
-def test_given_a_batch_that_was_paid_when_the_next_one_is_then_what_happened_meanwhile_does_not_count(
-    rows: int, happens: Callable[[ManualClock], None]
-) -> None:
+def test_pace_does_not_count_what_happened_meanwhile(rows: int, happens: Callable[[ManualClock], None]) -> None:
     clock = ManualClock(0)
     pacer = Pacer(1000, clock)
     pacer.pay(rows)
@@ -147,9 +143,7 @@ def test_given_a_batch_that_was_paid_when_the_next_one_is_then_what_happened_mea
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(0, 2000)), min_size=1, max_size=20), st.integers(1, 10_000))
-def test_given_any_batches_and_pauses_when_paid_then_the_rate_is_never_above_the_limit(
-    batches: list[tuple[int, int]], rate: int
-) -> None:
+def test_pace_never_exceeds_the_rate(batches: list[tuple[int, int]], rate: int) -> None:
     clock = ManualClock(0)
     pacer = Pacer(rate, clock)
     paid = 0
@@ -171,7 +165,7 @@ class Standing(ManualClock):
         self.sleeps.append(seconds)
 
 
-def test_given_several_threads_when_they_pay_at_once_then_the_rate_is_that_of_all_together() -> None:
+def test_pace_of_several_threads_is_that_of_all_together() -> None:
     pacer = Pacer(1000, Standing())
     with ThreadPoolExecutor(4) as threads:
         waits = sorted(threads.map(pacer.pay, [100] * 8))
@@ -179,9 +173,7 @@ def test_given_several_threads_when_they_pay_at_once_then_the_rate_is_that_of_al
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_given_parts_that_are_swept_side_by_side_when_there_is_a_limit_then_it_is_over_all_of_them(
-    workers: int,
-) -> None:
+def test_pace_of_parts_side_by_side_is_that_of_all_together(workers: int) -> None:
     rows = 400
     store, clock = SaltedStore(), Standing(NOW_MS)
     for number in range(4):

@@ -67,9 +67,7 @@ def read(source: Source | None) -> TxState:
         (-86_400_000, Problem.FUTURE, "1 d ahead"),
     ],
 )
-def test_s14_given_a_snapshot_of_another_time_when_read_then_it_is_shown_and_not_used(
-    age_ms: int, problem: Problem, figure: str
-) -> None:
+def test_s14_snapshot_of_another_time_is_not_used(age_ms: int, problem: Problem, figure: str) -> None:
     state = read(Source(age_ms))
     assert state.problem is problem
     assert state.snapshot is not None
@@ -87,16 +85,14 @@ def test_s14_given_a_snapshot_of_another_time_when_read_then_it_is_shown_and_not
         (PermissionError("not allowed"), Problem.UNREADABLE),
     ],
 )
-def test_s14_given_a_source_that_fails_when_read_then_there_is_no_snapshot_and_the_reason_is_said(
-    error: Exception, problem: Problem
-) -> None:
+def test_s14_source_that_fails_gives_its_reason(error: Exception, problem: Problem) -> None:
     state = read(Source(error=error))
     assert (state.problem, state.message) == (problem, str(error))
     assert (state.snapshot, state.usable, state.used) == (None, None, None)
 
 
 @pytest.mark.parametrize("age_ms", [0, 120_001])
-def test_s14_given_newer_snapshots_that_were_passed_over_when_read_then_they_are_named(age_ms: int) -> None:
+def test_s14_newer_snapshots_passed_over_are_named(age_ms: int) -> None:
     rejected = (
         RejectedSnapshot("snapshot.3", Rejection.EMPTY, "it is empty"),
         RejectedSnapshot("snapshot.2", Rejection.TRUNCATED, "it ends early"),
@@ -128,9 +124,7 @@ def view(age_ms: int | None = 0) -> TransactionView:
         (-1, 0, False),
     ],
 )
-def test_given_no_snapshot_when_asked_then_a_transaction_is_undecided_until_its_lifetime_has_ended(
-    begin_ms: int, number: int, undecided: bool
-) -> None:
+def test_without_a_snapshot_a_transaction_is_open_its_lifetime(begin_ms: int, number: int, undecided: bool) -> None:
     assert view(None).is_undecided(pointer(begin_ms, number)) is undecided
 
 
@@ -163,9 +157,7 @@ ascending = st.lists(st.integers(0, 40), unique=True).map(sorted).map(lambda val
 
 
 @given(first=ascending, second=ascending, block=st.integers(1, 5))
-def test_given_any_two_arrays_when_compared_in_blocks_of_any_size_then_the_differences_are_those_of_the_sets(
-    first: array[int], second: array[int], block: int
-) -> None:
+def test_differences_are_those_of_the_sets(first: array[int], second: array[int], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(txstate, "_BLOCK", block)
         only_first, only_second = differences(first, second)
@@ -205,7 +197,7 @@ times_ms = soon_ms | month_later_ms | st.none()
     now_ms=soon_ms | month_later_ms,
     lifetime=st.builds(Lifetime, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
 )
-def test_given_any_memory_and_any_list_when_compared_then_it_is_as_if_every_pointer_were_looked_at(
+def test_observe_is_as_if_all_were_looked_at(
     records: list[OpenIdRecord], invalid: list[int], now_ms: int, lifetime: Lifetime
 ) -> None:
     expected, not_remembered = by_sets({record.pointer: record for record in records}, invalid, now_ms, lifetime)
@@ -235,9 +227,7 @@ def test_given_several_pointers_when_asked_then_the_earliest_counts() -> None:
 
 @pytest.mark.parametrize("full", [True, False])
 @pytest.mark.parametrize(("late_ms", "over"), [(-1, False), (0, True), (1, True)])
-def test_given_a_complete_pass_when_it_was_full_and_began_after_the_last_possible_write_then_the_pointer_is_closed(
-    late_ms: int, over: bool, full: bool
-) -> None:
+def test_covered_by_a_full_pass_after_the_last_write_closes(late_ms: int, over: bool, full: bool) -> None:
     record = OpenIdRecord(pointer(BEGUN_MS, 999_999), 5)
     finished_ms = END_MS + 100_000
     began_ms = END_MS + late_ms
@@ -255,9 +245,7 @@ def test_given_a_complete_pass_when_it_was_full_and_began_after_the_last_possibl
         (END_MS + 1000, END_MS + 1001, False),
     ],
 )
-def test_given_keys_that_were_covered_by_several_passes_when_closed_then_the_oldest_pass_must_do_and_have_known_it(
-    settled_ms: int, first_seen_ms: int, over: bool
-) -> None:
+def test_covered_by_several_passes_needs_the_oldest(settled_ms: int, first_seen_ms: int, over: bool) -> None:
     record = OpenIdRecord(pointer(BEGUN_MS), first_seen_ms)
     [after] = covered([record], END_MS + 5000, END_MS + 6000, TERM, settled_ms)
     searched_ms = settled_ms if over else END_MS + 5000
@@ -279,9 +267,7 @@ def closed_for(record: OpenIdRecord, lifetime: Lifetime, now_ms: int = NOW_MS) -
 @pytest.mark.parametrize(
     "raised", [TERM._replace(max_ms=90_001), TERM._replace(grace_ms=10_001), TERM._replace(allowance_ms=10_001)]
 )
-def test_given_a_closed_pointer_when_the_lifetime_was_raised_then_it_is_open_again_and_a_window_pass_does_not_close_it(
-    raised: Lifetime,
-) -> None:
+def test_closed_id_under_a_longer_lifetime_is_open_again(raised: Lifetime) -> None:
     shut = OpenIdRecord(pointer(BEGUN_MS), 5, END_MS, END_MS)
     assert closed_for(shut, TERM)
     assert not closed_for(shut, raised)
@@ -294,9 +280,7 @@ def test_given_a_closed_pointer_when_the_lifetime_was_raised_then_it_is_open_aga
 
 @pytest.mark.parametrize("closed_ms", [None, NOW_MS + 5])
 @pytest.mark.parametrize(("ahead_ms", "believed"), [(0, True), (1, False)])
-def test_given_a_search_that_lies_ahead_of_now_when_compared_then_it_counts_as_none(
-    ahead_ms: int, believed: bool, closed_ms: int | None
-) -> None:
+def test_search_ahead_of_now_counts_as_none(ahead_ms: int, believed: bool, closed_ms: int | None) -> None:
     searched = OpenIdRecord(10, 5, NOW_MS + ahead_ms, closed_ms)
     assert closed_for(searched, TERM) is (believed and closed_ms is not None)
     assert compared(known(searched), 10) == ([searched if believed else OpenIdRecord(10, 5)], [], [], [])

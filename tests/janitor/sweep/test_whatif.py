@@ -42,9 +42,7 @@ def test_given_no_policy_when_read_then_it_says_how_one_is_written(text: str) ->
 
 
 @pytest.mark.parametrize("face", [lambda store: store, read_only], ids=["a store", "a daemon's store"])
-def test_given_a_policy_when_supposed_then_only_ttls_of_its_topics_are_others_and_nothing_can_be_written(
-    face: Callable[[MemoryStore], Store],
-) -> None:
+def test_supposed_changes_ttls_alone_and_writes_nothing(face: Callable[[MemoryStore], Store]) -> None:
     store = MemoryStore()
     topic(store, "default:orders", ttl_seconds=60)
     topic(store, "other:orders", ttl_seconds=60)

@@ -23,7 +23,6 @@ from tms_core.client.transactions.transaction import view_of
 from tms_core.errors import ClientClosed, ConsumerNotFound, TmsError, TopicNotFound
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
-from tms_core.transaction.rpc.client import TransactionClient
 
 logger = logging.getLogger(__name__)
 
@@ -81,22 +80,20 @@ class Consuming:
     """A consumer of one topic.
 
     Args:
-        service: the transaction service; None: read everything, including messages that are or may be rolled back.
+        committed: whether to read committed messages only, not messages that are or may be rolled back.
 
     Raises:
         ClientClosed: the client is closed already.
     """
 
-    def __init__(self, core: Core, plan: ReadPlan, service: TransactionClient | None) -> None:
+    def __init__(self, core: Core, plan: ReadPlan, *, committed: bool) -> None:
         self._core = core
+        self._plan = plan
         self._topic = plan.topic
         self._start = plan.start
         self._inclusive = plan.inclusive
         self._consumer = plan.consumer
-        self._service = service
-        self._idle = plan.idle
-        self._failed = plan.failed
-        self._wait_seconds = WAIT_SECONDS if plan.wait_seconds is None else plan.wait_seconds
+        self._committed = committed
         self._waited = False
         self._reading: Reading | None = None
         self._began = False
@@ -119,7 +116,7 @@ class Consuming:
                 found = await self._next()
             except PASSING as error:
                 await self._drop()
-                await self._wait(self._failed, error)
+                await self._wait(self._plan.failed, error)
                 continue
             except ClientClosed:
                 break
@@ -130,7 +127,7 @@ class Consuming:
             if self._waited:
                 self._paused = None
             else:
-                await self._wait(self._idle, None)
+                await self._wait(self._plan.idle, None)
         await self._drop()
         return []
 
@@ -184,10 +181,9 @@ class Consuming:
         self._start, self._inclusive = self._stored, False
 
     async def _poll(self) -> calls.Call[None]:
-        view = None if self._service is None else await self._core.wire.blocking(view_of, self._service)
-        return calls.poll(
-            self._topic, self._start, None, view, inclusive=self._inclusive, wait_seconds=self._wait_seconds
-        )
+        view = await self._core.wire.blocking(view_of, self._core.service) if self._committed else None
+        wait_seconds = WAIT_SECONDS if self._plan.wait_seconds is None else self._plan.wait_seconds
+        return calls.poll(self._topic, self._start, None, view, inclusive=self._inclusive, wait_seconds=wait_seconds)
 
     async def _wait(self, pauses: Retry, error: TmsError | None) -> None:
         self._pauses = self._pauses + 1 if pauses is self._paused else 1

@@ -8,18 +8,17 @@ Therefore a client never publishes twice unless the program repeats the publish.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from copy import copy
 from itertools import count
-from random import Random
 from typing import Any, Literal, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from tms_core.client.protocol.calls import LIMITED, POSITION, WAITED, Call
+from tms_core.client.protocol.endpoint import Options
 from tms_core.client.protocol.messages import Message, MessageDecoder
-from tms_core.client.protocol.values import Measure, Measured, Retry
+from tms_core.client.protocol.values import Measured
 from tms_core.client.protocol.wire import Pieces, Wire
 from tms_core.errors import (
     ConfigurationError,
@@ -33,6 +32,7 @@ from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.topics.partitions import Layout
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
+from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import OutcomeUnknown, ServiceUnavailable
 
 T = TypeVar("T")
@@ -68,26 +68,20 @@ class WritingTransaction(Protocol):
 
 
 class Core:
-    """The core of a client.
+    """The core of a client, and the state that its transactions and consumers share.
 
     Args:
-        monotonic: the monotonic clock, in seconds.
-        measure: the hook for publishes and polls; None: no hook.
+        service: the transaction service.
     """
 
-    def __init__(
-        self,
-        wire: Wire,
-        retry: Retry,
-        random: Random,
-        monotonic: Callable[[], float] = time.monotonic,
-        measure: Measure | None = None,
-    ) -> None:
+    def __init__(self, wire: Wire, service: TransactionClient, options: Options) -> None:
         self.wire = wire
-        self._measure = measure
-        self.random = random
-        self.monotonic = monotonic
-        self._retry = retry
+        self.service = service
+        self.limits = options.limits
+        self.random = options.random
+        self.monotonic = options.monotonic
+        self._measure = options.measure
+        self._retry = options.retry
         self._stop = wire.stop()
         self._limit_seconds: float | None = None
         self._write: Write | None = None
@@ -96,6 +90,8 @@ class Core:
         #: The layouts read so far, and the number of the next publish without a key.
         self.layouts: dict[TopicId, Layout | None] = {}
         self.turns = count()
+        #: The rotations of consumers, by topic and group; their class is above this module.
+        self.rotations: dict[tuple[str, str], Any] = {}
         #: The transactions that this client has started, by process and id.
         self.transactions: WeakValueDictionary[tuple[int, int], WritingTransaction] = WeakValueDictionary()
 

@@ -26,8 +26,8 @@ from itertools import count
 from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import Topic, topic_id
 from tms_core.client.protocol.core import NOT_DONE, UNKNOWN, Core, asked_seconds
+from tms_core.client.protocol.endpoint import Options
 from tms_core.client.protocol.messages import payloads_of, seconds
-from tms_core.client.protocol.values import Buffer, Limits
 from tms_core.client.protocol.wire import run
 from tms_core.client.publish.buffer import Fate, MessageBatch, MessageBuffer, OnDelivery, PublishFigures
 from tms_core.client.transactions.partitions import to_partition
@@ -40,15 +40,14 @@ logger = logging.getLogger(__name__)
 class _Background:
     """The part that both publishers share; sends one batch after the other."""
 
-    def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
+    def __init__(self, core: Core, options: Options) -> None:
         self._core = core
-        self._buffer = buffer
-        self._request_bytes = limits.request_bytes
-        self._close_seconds = close_seconds
+        self._buffer = options.buffer
+        self._close_seconds = options.timeouts.close_seconds
         self._begin()
 
     def _begin(self) -> None:
-        self._waiting = MessageBuffer(self._buffer, self._request_bytes)
+        self._waiting = MessageBuffer(self._buffer, self._core.limits.request_bytes)
         self._stop = self._core.wire.stop()
         # When it is set, a batch is sent without waiting for more messages.
         self._hurry = self._core.wire.stop()
@@ -99,14 +98,10 @@ class _Background:
 
 
 class BackgroundThread(_Background):
-    """A publisher with a thread; any number of threads may queue messages.
+    """A publisher with a thread; any number of threads may queue messages."""
 
-    Args:
-        close_seconds: the longest wait for unpublished messages when it is closed.
-    """
-
-    def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
-        super().__init__(core, buffer, limits, close_seconds)
+    def __init__(self, core: Core, options: Options) -> None:
+        super().__init__(core, options)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -245,10 +240,10 @@ class BackgroundThread(_Background):
 
 
 class BackgroundTask(_Background):
-    """A publisher with a task of the event loop; arguments as of :class:`BackgroundThread`."""
+    """A publisher with a task of the event loop."""
 
-    def __init__(self, core: Core, buffer: Buffer, limits: Limits, close_seconds: float) -> None:
-        super().__init__(core, buffer, limits, close_seconds)
+    def __init__(self, core: Core, options: Options) -> None:
+        super().__init__(core, options)
         self._changed = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 

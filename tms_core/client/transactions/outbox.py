@@ -19,7 +19,6 @@ from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import topic_id
 from tms_core.client.protocol.core import Core
 from tms_core.client.protocol.messages import payloads_of, seconds
-from tms_core.client.protocol.values import Limits
 from tms_core.client.transactions.partitions import Key, changing, number_for, places, read_again, read_layout
 from tms_core.errors import PartitionsChanged
 from tms_core.messaging.model import RollbackRange
@@ -48,10 +47,9 @@ class Outbox:
     All messages carry one write pointer, the transaction's id, also after a checkpoint.
     """
 
-    def __init__(self, core: Core, pointer: int, limits: Limits) -> None:
+    def __init__(self, core: Core, pointer: int) -> None:
         self._core = core
         self._pointer = pointer
-        self._limits = limits
         #: The kept messages, by the topic or partition that they are published to.
         self._kept: dict[TopicId, list[_PendingMessage]] = {}
         self._kept_bytes = 0
@@ -84,7 +82,7 @@ class Outbox:
             kept = [_PendingMessage(payload, ttl_seconds, place.topic, place.number) for payload in given]
             self._kept.setdefault(place.partition, []).extend(kept)
             self._kept_bytes += sum(map(len, given))
-        if self._kept_bytes > self._limits.transaction_bytes:
+        if self._kept_bytes > self._core.limits.transaction_bytes:
             for name in list(self._kept):
                 await self._send_ahead(name)
 
@@ -199,7 +197,7 @@ class Outbox:
         first, size = 0, 0
         for at, one in enumerate(kept):
             weight = max(len(one.payload), _LEAST_BYTES)
-            is_full = size + weight > self._limits.request_bytes
+            is_full = size + weight > self._core.limits.request_bytes
             if at > first and (is_full or one.ttl_seconds != kept[first].ttl_seconds):
                 yield kept[first:at], kept[at:]
                 first, size = at, 0

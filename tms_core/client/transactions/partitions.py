@@ -293,7 +293,3 @@ def pattern_of(topic: Topic) -> str | None:
     namespace, colon, _ = topic.partition(":")
     topic_id(f"{namespace}{colon}topics")
     return topic
-
-
-#: The rotations of a client, by topic and group.
-Rotations = dict[tuple[str, str], Rotation]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -25,7 +25,6 @@ from typing import Any, ParamSpec, TypeVar
 from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import Call, Topic, topic_id
 from tms_core.client.protocol.core import INTERRUPTED, UNKNOWN, Core
-from tms_core.client.protocol.values import Limits
 from tms_core.client.transactions.outbox import Outbox
 from tms_core.client.transactions.participant import ClaimedBatch, Failures, GroupClaims, Participant, done
 from tms_core.client.transactions.partitions import Key, Rotation, number_for, places, read_layout, to_partition
@@ -55,21 +54,13 @@ logger = logging.getLogger(__name__)
 class ClientTransaction:
     """One transaction of a client."""
 
-    def __init__(
-        self,
-        core: Core,
-        service: TransactionClient,
-        limits: Limits,
-        transaction: Transaction,
-        timeout_seconds: int | None = None,
-    ) -> None:
+    def __init__(self, core: Core, transaction: Transaction, timeout_seconds: int | None) -> None:
         self.transaction = transaction
         self.cancelled = False
         self._core = core
-        self._service = service
-        self._limits = limits
+        self._service = core.service
         self._timeout_seconds = timeout_seconds
-        self._outbox = Outbox(core, transaction.transaction_id, limits)
+        self._outbox = Outbox(core, transaction.transaction_id)
         self._participants: list[Participant] = []
         self._undone = 0
         self._ended = False
@@ -81,7 +72,12 @@ class ClientTransaction:
 
     @classmethod
     async def begin(
-        cls, core: Core, service: TransactionClient, limits: Limits, timeout_seconds: int | None, *, long: bool
+        cls,
+        core: Core,
+        timeout_seconds: int | None = None,
+        *,
+        long: bool = False,
+        participants: Sequence[Participant] = (),
     ) -> ClientTransaction:
         """Start a transaction.
 
@@ -91,12 +87,16 @@ class ClientTransaction:
         Raises:
             TransactionError: the service does not respond, or rejects the start.
         """
+        service = core.service
 
         def start() -> Transaction:
             return service.start_long(_holder()) if long else service.start_short(timeout_seconds, _holder())
 
         transaction = await core.repeat(lambda _: core.wire.begin(start, partial(_give_up, service)), again=True)
-        return cls(core, service, limits, transaction, timeout_seconds)
+        begun = cls(core, transaction, timeout_seconds)
+        for participant in participants:
+            await begun.register(participant)
+        return begun
 
     # --- while it is open --------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class ClientTransaction:
                 with suppress(ClientClosed):
                     await core.wire.blocking(_give_up, service, begun)
             raise
-        return None if begun is None else ClientTransaction(core, service, self._limits, begun, timeout_seconds)
+        return None if begun is None else ClientTransaction(core, begun, timeout_seconds)
 
     async def roll_back(self) -> None:
         """Roll back the writes, then abort the transaction; invalidate it if a rollback is uncertain.
@@ -412,7 +412,7 @@ class ClientTransaction:
         """Return whether the writes are visible; if the transaction is still in progress, invalidate it."""
         pointer = self.transaction.transaction_id
         # Invalidate first: a snapshot alone could be older than a commit that is still on its way.
-        return not await self._invalidate() and pointer in await visible_now(self._core, self._service, [pointer])
+        return not await self._invalidate() and pointer in await visible_now(self._core, [pointer])
 
     async def _end(self) -> None:
         """Abort if every write was certainly rolled back, else invalidate.
@@ -480,13 +480,17 @@ class ClientTransaction:
 
 async def publish(
     core: Core,
-    begin: Callable[[], Awaitable[ClientTransaction]],
     topic: Topic,
     messages: Sequence[bytes],
     ttl: timedelta | int | str | None,
     key: Key | None,
+    participants: Sequence[Participant] = (),
 ) -> None:
-    """Publish outside a transaction; the copies for a topic with routes are published in a new transaction."""
+    """Publish outside a transaction; the copies for a topic with routes are published in a new transaction.
+
+    Args:
+        participants: the participants of that transaction.
+    """
     name, number = topic_id(topic), number_for(core, key)
     if isinstance(number, Mapping) and name not in core.layouts:
         await read_layout(core, name)
@@ -497,7 +501,7 @@ async def publish(
     except PartitionsChanged:
         if len(places(core, name, number)) == 1:
             raise
-    transaction = await begin()
+    transaction = await ClientTransaction.begin(core, participants=participants)
     try:
         await transaction.publish(name, messages, ttl, key)
     except BaseException:
@@ -522,9 +526,9 @@ async def store_in(core: Core, topic: Topic, messages: Sequence[bytes], transact
     await (core.ask(call) if known is None else known.store_now(core, call))
 
 
-async def visible_now(core: Core, service: TransactionClient, pointers: Sequence[int]) -> set[int]:
+async def visible_now(core: Core, pointers: Sequence[int]) -> set[int]:
     """Return the pointers whose writes are visible to a new transaction."""
-    later = await core.repeat(lambda _: core.wire.blocking(view_of, service), again=True)
+    later = await core.repeat(lambda _: core.wire.blocking(view_of, core.service), again=True)
     return {pointer for pointer in pointers if later.is_visible(pointer)}
 
 

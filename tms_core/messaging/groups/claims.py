@@ -18,7 +18,7 @@ from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
-from tms_core.consumers.claim_rows import NOT_DRAINED, claims_of, drained_in, pack, pack_drained
+from tms_core.consumers.claim_rows import claims_of, drained_in, pack, pack_drained
 from tms_core.consumers.claims import (
     LOWEST,
     Backoff,
@@ -562,7 +562,7 @@ class Groups:
         Args:
             reader: the transaction that found it drained.
         """
-        if drained_in(self._side, group) not in (None, NOT_DRAINED):
+        if drained_in(self._side, group) is not None:
             return []
         # After a restart the last transaction that read the partition may be unknown. The reader has its results in its
         # snapshot, so the others wait as if the reader had been the last one.

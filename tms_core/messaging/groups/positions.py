@@ -11,7 +11,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from tms_core.consumers import lag, retention
-from tms_core.consumers.claim_rows import NOT_DRAINED, claims_of, drained_key, former_claims, pack_drained
+from tms_core.consumers.claim_rows import claims_of, drained_key, former_claims
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look, rank
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import Position, Positions, cutoff_at, names
@@ -20,7 +20,6 @@ from tms_core.messaging.fetcher import ReadPath
 from tms_core.messaging.ids import position
 from tms_core.messaging.remembered import CountedNames
 from tms_core.messaging.topics.catalog import TopicRegistry
-from tms_core.messaging.topics.partitions import drained_by
 from tms_core.rowkey import MessageId
 from tms_core.tables.side import SideTable
 from tms_core.topic import CONSUMER_NAME, TopicId, TopicMetadata
@@ -30,13 +29,6 @@ from tms_core.transaction.manager.manager import TransactionManager
 COUNTED_ROWS = 100_000
 #: The number of locks that consumers share.
 _LOCKS = 64
-
-
-class _SideRows(NamedTuple):
-    """Rows of the side table to write, and keys of rows to delete."""
-
-    puts: list[tuple[bytes, bytes]]
-    deletes: list[bytes]
 
 
 class _Force(NamedTuple):
@@ -143,13 +135,10 @@ class ConsumerRegistry:
         metadata = self._topics.get(topic)
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
             self.found(metadata, name)
-            claims = self._release_claims(metadata, name, _Force(force, principal))
-            puts, deletes = _undrained(metadata, name, claims)
+            claims = self._let_go(metadata, name, _Force(force, principal))
             try:
                 self._positions.delete(metadata, name)
-                if puts:
-                    self._side.put(puts)
-                self._side.delete(deletes)
+                self._side.delete([*claims, drained_key(ConsumerGroup.of(metadata, name))])
             finally:
                 self.taken_back += 1
 
@@ -228,10 +217,10 @@ class ConsumerRegistry:
             if former is None:
                 self._positions.forget_former(metadata)
                 self._side.delete(former_claims(self._side, metadata))
-            begin, undrained = None, _SideRows([], claims)
+            begin, deletes = None, claims
             goes_back = former is None or bool(claims) or rank(message) < rank(former.id)
             if goes_back:
-                undrained = _undrained(metadata, name, claims)
+                deletes = [*claims, drained_key(ConsumerGroup.of(metadata, name))]
             try:
                 # Rule L7: read the announced limit again after the write. If it was announced before the write, this
                 # read sees it; if later, the janitor reads this position before it deletes.
@@ -240,7 +229,7 @@ class ConsumerRegistry:
                         metadata, now_ms, self._read_path.floor, begin.publish_ms, self._read_path.lifetime_ms
                     )
                     after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
-                    self._positions.move(metadata, former, after, *undrained)
+                    self._positions.move(metadata, former, after, deletes=deletes)
                     former = after
             finally:
                 self.taken_back += goes_back
@@ -292,15 +281,6 @@ class ConsumerRegistry:
         manager = self._transactions
         claims = [claim for _, claim in claims_of(self._side, ConsumerGroup.of(topic, name)) if claim.pointer]
         return [claim for claim in claims if manager is None or manager.status(claim.pointer) == "in progress"]
-
-
-def _undrained(topic: TopicMetadata, name: str, claims: list[bytes]) -> _SideRows:
-    """Return the changes that withdraw the note that a group has drained a sealed partition."""
-    group = ConsumerGroup.of(topic, name)
-    if drained_by(topic.properties, name) is None:
-        return _SideRows([], [*claims, drained_key(group)])
-    # The note of an older version is a property of the topic and stays; a row overrides it.
-    return _SideRows([pack_drained(group, NOT_DRAINED)], claims)
 
 
 def check_name(name: str) -> None:

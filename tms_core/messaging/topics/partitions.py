@@ -24,9 +24,9 @@ from tms_core.topic import TopicId
 #: Properties that clients set: a number of partitions, or a JSON object of routes and their numbers of partitions.
 PARTITIONS, ROUTES = "partitions", "routes"
 #: Properties that the server sets: the families of a topic, oldest first; in a part, the whole topic, and the time of
-#: its seal. An older version also noted groups that have read it completely, each with its transaction.
-FAMILIES, PART_OF, SEALED, DRAINED = "families", "part_of", "sealed", "drained"
-_OWN = (FAMILIES, PART_OF, SEALED, DRAINED)
+#: its seal.
+FAMILIES, PART_OF, SEALED = "families", "part_of", "sealed"
+_OWN = (FAMILIES, PART_OF, SEALED)
 
 MOST_PARTITIONS = 1000
 MOST_ROUTES = 16
@@ -180,16 +180,6 @@ def noted(layout: Layout, routes: Mapping[str, int] | None = None) -> dict[str, 
 def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
     """Return the routes of a topic and their numbers of partitions; empty for a topic without routes."""
     return _routes(properties[ROUTES]) if properties.get(FAMILIES) == ROUTES else {}
-
-
-def drained_by(properties: Mapping[str, str], group: str) -> int | None:
-    """Return the transaction in which a group has drained a partition, by the note of an older version.
-
-    Returns:
-        0 if the transaction is unknown; None without a note.
-    """
-    groups = dict(one.split(":") for one in properties.get(DRAINED, "").split(" ") if ":" in one)
-    return int(groups[group]) if group in groups else None
 
 
 def _routes(text: str) -> dict[str, int]:

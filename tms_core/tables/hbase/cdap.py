@@ -16,10 +16,10 @@ import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime
 
 from tms_core.clock import Clock
 from tms_core.errors import StoreError, StoreNotFound
+from tms_core.logs.printable import moment
 from tms_core.tables.base import TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import KEYS, HBaseRows, newest
@@ -82,7 +82,7 @@ class CdapWatch:
             last_ms = last_pruned_ms(HBaseRows(self._pool, name.encode(), self._clock), now_ms - PRUNING_QUIET_MS)
             if last_ms is not None:
                 yield (
-                    f"Tephra's pruning is still at work: it wrote to {name} at {_moment(last_ms)}; set "
+                    f"Tephra's pruning is still at work: it wrote to {name} at {moment(last_ms)}; set "
                     "data.tx.prune.enable to false in CDAP and restart it; once nothing is written there for a day, "
                     "pruning counts as off"
                 )
@@ -136,10 +136,3 @@ def _written_ms(state: HBaseRows, since_ms: int) -> Iterator[int]:
 
 def _after(kind: bytes) -> bytes:
     return bytes([kind[0] + 1])
-
-
-def _moment(ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (ValueError, OverflowError, OSError):
-        return f"{ms} ms"

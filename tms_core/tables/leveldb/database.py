@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import chain, islice, starmap
 from pathlib import Path
 from shutil import disk_usage
@@ -22,7 +23,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from tms_core.errors import StoreError
-from tms_core.tables.base import KeyRange, Page
+from tms_core.tables.base import KeyRange, Page, every
 from tms_core.tables.leveldb.handle import Handle
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.lock import sync_logs, translated, writing
@@ -176,13 +177,7 @@ class Database:
 
     def all(self) -> list[tuple[bytes, bytes]]:
         """Return every row; for the small metadata table."""
-        items: list[tuple[bytes, bytes]] = []
-        start: bytes | None = b""
-        while start is not None:
-            page = self.rows(start, None, sys.maxsize)
-            items += page.items
-            start = page.resume
-        return items
+        return list(every(self.rows, b"", None, sys.maxsize))
 
     def get(self, key: bytes) -> bytes | None:
         """Return one row's value."""
@@ -200,6 +195,7 @@ class Database:
             self._handle.close()
 
 
+@dataclass(slots=True, eq=False)
 class _Write:
     """A write of one thread; ``done`` after the attempt, with its error.
 
@@ -207,22 +203,12 @@ class _Write:
         repeatable: whether it does no harm if the write was done although its writer got an error.
     """
 
-    __slots__ = ("deletes", "done", "error", "puts", "repeatable", "synced")
-
-    def __init__(
-        self,
-        puts: Sequence[tuple[bytes, bytes]] = (),
-        deletes: Sequence[bytes] = (),
-        *,
-        synced: bool = True,
-        repeatable: bool = False,
-    ) -> None:
-        self.puts = puts
-        self.deletes = deletes
-        self.synced = synced
-        self.repeatable = repeatable
-        self.done = False
-        self.error: BaseException | None = None
+    puts: Sequence[tuple[bytes, bytes]] = ()
+    deletes: Sequence[bytes] = ()
+    synced: bool = True
+    repeatable: bool = False
+    done: bool = False
+    error: BaseException | None = None
 
     def to_undo(self) -> Iterable[bytes]:
         """Return the keys of rows that must be restored after a failure."""

@@ -23,7 +23,7 @@ from tms_core.logs.loggers import get_logger
 from tms_core.transaction.codec.edits import Edit
 from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.state import ManagerState
-from tms_core.transaction.manager.storage import Log, Storage, StorageElsewhere
+from tms_core.transaction.manager.storage import Log, NoLog, Storage, StorageElsewhere
 from tms_core.transaction.model import TX_PER_MS, Snapshot, VisibilityState
 
 #: The timeout of a long transaction, in milliseconds (``data.tx.long.timeout``).
@@ -235,25 +235,13 @@ class DurableState:
             if self._closed or not self._failed:
                 return False
             if self._ahead:
-                clients, deadlines, published = self._state.clients, self._state.deadlines, self._state.published
-                owners = self._state.owners
+                former = self._state
                 try:
                     self._state, newest_ms = self._recovered()
                 except FormatError as error:
                     raise StoreError(error.message, error.hint) from error
                 self._newest_ms = max(self._newest_ms, newest_ms)
-                self._state.clients = {
-                    pointer: client for pointer, client in clients.items() if pointer in self._state.in_progress
-                }
-                self._state.owners = {
-                    pointer: owner for pointer, owner in owners.items() if pointer in self._state.in_progress
-                }
-                self._state.published = {
-                    pointer: topics for pointer, topics in list(published.items()) if pointer in self._state.in_progress
-                }
-                self._state.deadlines |= {
-                    pointer: deadline for pointer, deadline in deadlines.items() if pointer in self._state.in_progress
-                }
+                self._state.remember(former)
                 self._ahead = False
             timestamp_ms = self._timestamp()
             # Save before the new log: the last bytes of the old log are unknown, so edits after them could not be
@@ -294,14 +282,8 @@ class DurableState:
             )
 
 
-class _ClosedLog:
+class _ClosedLog(NoLog):
     """A log before the manager has started; it accepts nothing."""
 
-    def append(self, edit: Edit) -> int:
-        return 0
-
     def sync(self, position: int) -> None:
-        raise LogFailed("The transaction manager has not started.", "Try again in a few seconds.")
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
+        raise LogFailed("The transaction manager has not begun.", "Try again in some seconds.")

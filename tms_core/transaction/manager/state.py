@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 from tms_core.errors import FormatError
 from tms_core.transaction.codec.edits import Edit, EditState
@@ -31,6 +32,8 @@ from tms_core.transaction.model import (
     ascending,
     transaction_ms,
 )
+
+T = TypeVar("T")
 
 #: A transaction without a type is a long one if its expiration is this close to, or beyond, that of a long one.
 _LONG_TOLERANCE_MS = 10_000
@@ -128,6 +131,17 @@ class ManagerState:
                 # may have been set back further: too early an end is safe, and a late one holds up all readers.
                 left_ms = min(left_ms, DEFAULT_TIMEOUT_SECONDS * 1000)
             self.deadlines.setdefault(pointer, monotonic_ms + max(0, left_ms))
+
+    def remember(self, former: ManagerState) -> None:
+        """Take over the facts of transactions in progress that are not in the log, from the state of this process."""
+        self.clients |= self._in_progress_only(former.clients)
+        self.owners |= self._in_progress_only(former.owners)
+        self.published |= self._in_progress_only(former.published)
+        self.deadlines |= self._in_progress_only(former.deadlines)
+
+    def _in_progress_only(self, facts: Mapping[int, T]) -> dict[int, T]:
+        # Of a copy: a publish may note its transaction during the iteration.
+        return {pointer: fact for pointer, fact in list(facts.items()) if pointer in self.in_progress}
 
     # --- what happened -----------------------------------------------------------------------------------------------
 

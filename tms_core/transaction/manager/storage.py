@@ -262,7 +262,7 @@ class MemoryStorage:
 
     def log(self, timestamp_ms: int) -> Log:
         """Return a log that stores nothing."""
-        return _NoLog()
+        return NoLog()
 
     def save(self, snapshot: Snapshot) -> None:
         """Do nothing."""
@@ -271,7 +271,9 @@ class MemoryStorage:
         """Do nothing."""
 
 
-class _NoLog:
+class NoLog:
+    """A log that stores nothing."""
+
     def append(self, edit: Edit) -> int:
         return 0
 

@@ -430,25 +430,16 @@ class ServiceSource:
 
     Args:
         address: ``HOST:PORT`` of the service.
-        timeout_seconds: the time limit of a snapshot.
-        token_file: the file of the token that the service requires; None: no token.
-        opens: as in :class:`TransactionClient`.
+        opens: see :class:`TransactionClient`.
     """
 
-    def __init__(
-        self,
-        address: str,
-        timeout_seconds: float = 30,
-        token_file: Path | None = None,
-        opens: Callable[[str, float], RpcConnection] | None = None,
-    ) -> None:
+    def __init__(self, address: str, opens: Callable[[str, float], RpcConnection] = SocketConnection) -> None:
         self._address = address
-        self._timeout_seconds = timeout_seconds
-        self._opens = opens or partial(SocketConnection, token_file=token_file)
+        self._opens = opens
 
     def latest(self) -> Loaded:
-        """Return a present snapshot; see :meth:`TransactionClient.latest`."""
-        with TransactionClient(self._address, self._timeout_seconds, opens=self._opens) as client:
+        """Return a snapshot of now; see :meth:`TransactionClient.latest`."""
+        with TransactionClient(self._address, opens=self._opens) as client:
             return client.latest()
 
 

@@ -1,6 +1,6 @@
 """Consumer groups on two servers that share the topics: each serves what it leads, and topics change hands.
 
-The histories are those of :mod:`tests.simulation.group_site`, and the same must hold. What is asked goes to the server
+The histories are those of :mod:`tests.simulation.group_world`, and the same must hold. What is asked goes to the server
 that leads the topic; a server may die, so that the other one takes its slots, and come back, so that it gets them
 again.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tests.builders import SECOND
-from tests.simulation.group_site import LIFETIME_MS, WEIGHTS, FaultySide, GroupSite
+from tests.simulation.group_world import LIFETIME_MS, WEIGHTS, FaultySide, GroupWorld
 from tms_core.clock import ManualClock
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server.ha.fenced_store import FencedSide, FencedStore
@@ -45,20 +45,22 @@ class Shared(Protocol):
 class SlotServer:
     """One server: what it leads, and the service behind that."""
 
-    def __init__(self, site: Shared, ordinal: int, cache_bytes: int, settings: LeaderSettings = SETTINGS) -> None:
+    def __init__(self, world: Shared, ordinal: int, cache_bytes: int, settings: LeaderSettings = SETTINGS) -> None:
         self.ordinal = ordinal
-        self.assignment = SlotAssignment(site.leases, f"server {next(site.names)}", settings, ordinal, site.clock)
-        fenced = FencedStore(site.store, self.assignment.slots, SealedRanges(site.store.message, site.side, site.clock))
+        self.assignment = SlotAssignment(world.leases, f"server {next(world.names)}", settings, ordinal, world.clock)
+        fenced = FencedStore(
+            world.store, self.assignment.slots, SealedRanges(world.store.message, world.side, world.clock)
+        )
         options = ServiceOptions(
             max_lifetime_seconds=LIFETIME_MS // 1000, grace_seconds=LIFETIME_MS // 1000, cache_bytes=cache_bytes
         )
         self.service = MessagingService(
             fenced,
-            site.clock,
+            world.clock,
             options,
-            side=site.side,
-            transactions=site.manager,
-            fenced_side=FencedSide(site.side, self.assignment.slots),
+            side=world.side,
+            transactions=world.manager,
+            fenced_side=FencedSide(world.side, self.assignment.slots),
         )
 
     def look(self) -> None:
@@ -69,28 +71,28 @@ class SlotServer:
 class Asked:
     """What clients see of all servers: a question about a topic goes to the one that leads it."""
 
-    def __init__(self, site: SlotSite, part: str = "") -> None:
-        self._site = site
+    def __init__(self, world: SlotWorld, part: str = "") -> None:
+        self._world = world
         self._part = part
         if not part:
-            self.consumers, self.groups = Asked(site, "consumers"), Asked(site, "groups")
+            self.consumers, self.groups = Asked(world, "consumers"), Asked(world, "groups")
 
     def __getattr__(self, name: str) -> Any:
         def ask(topic: TopicId, *given: Any, **more: Any) -> Any:
-            service = self._site.leader(topic).service
+            service = self._world.leader(topic).service
             return getattr(getattr(service, self._part) if self._part else service, name)(topic, *given, **more)
 
         return ask
 
     def close(self) -> None:
         """The processes end, without a word."""
-        for server in self._site.servers:
+        for server in self._world.servers:
             server.service.close()
-        self._site.servers.clear()
+        self._world.servers.clear()
 
 
 @dataclass
-class SlotSite(GroupSite):
+class SlotWorld(GroupWorld):
     """Two servers."""
 
     leases: MemorySide = field(default_factory=MemorySide)

@@ -1,4 +1,4 @@
-"""The simulated site: a messaging server, a transaction service, a store, and a janitor that works on it.
+"""The simulated world: a messaging server, a transaction service, a store, and a janitor that works on it.
 
 Everything is real that can be: the store is ``MemoryStore``, the snapshots are files with Tephra's bytes, the janitor
 is an ``Engine`` made anew for each command on a memory that outlives it. Only the server and its clients are modelled,
@@ -73,7 +73,7 @@ class _Anchor(NamedTuple):
     at_ms: int
 
 
-class Site:
+class World:
     """Everything there is.
 
     Args:
@@ -89,7 +89,7 @@ class Site:
         archives: whether rows are archived before they are deleted.
         gone: rows that were deleted, by table and tail.
         brought_back: pointers of failed transactions, on no list, of which a backup has brought rows back.
-        other_manager: the transaction service of another site, while the janitor reads that one's snapshots by mistake.
+        other_manager: another transaction service, while the janitor reads that one's snapshots by mistake.
         refuted: pointers by whose rows a claim was refuted, until a run has looked for them everywhere.
         claims: bounds the janitor states at this moment, each with where it does.
         unrecorded: what went in a run that has not ended, for the ledger to tell.

@@ -19,9 +19,9 @@ from typing import Any
 from uuid import UUID
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
-from tests.simulation import group_site
+from tests.simulation import group_world
 from tests.simulation.faulty_writes import Died, FaultyWrites
-from tests.simulation.group_site import FaultySide, Violation
+from tests.simulation.group_world import FaultySide, Violation
 from tms_core.clock import ManualClock
 from tms_core.errors import BadRequest, MessagingError, ProducerFenced, StoreError, TmsError
 from tms_core.messaging.model import RollbackRange
@@ -71,7 +71,7 @@ class Instance:
         self.tx, self.sent, self.stored = None, [], []
 
 
-class ProducerSite:
+class ProducerWorld:
     """A server, instances of one producer, a plain client, and what must have come of it."""
 
     #: How a write of messages or payloads may fail.
@@ -540,5 +540,5 @@ WEIGHTS: dict[str, float] = {
 
 
 def play(seed: int) -> Counter[str]:
-    """Play the history of a seed, as :func:`tests.simulation.group_site.play` does."""
-    return group_site.play(seed, make=ProducerSite, weights=WEIGHTS)
+    """Play the history of a seed, as :func:`tests.simulation.group_world.play` does."""
+    return group_world.play(seed, make=ProducerWorld, weights=WEIGHTS)

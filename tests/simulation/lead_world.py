@@ -1,6 +1,6 @@
 """Producers on two servers of which one leads: the lead changes, and what the deposed one had under way comes late.
 
-The histories are those of :mod:`tests.simulation.producer_site`, and the same must hold. A write may be cut in the
+The histories are those of :mod:`tests.simulation.producer_world`, and the same must hold. A write may be cut in the
 middle: then its server is deposed, and the other rows arrive whenever they like, also between two reads of the server
 that leads by then. Or the store does not answer in time: then its server goes on, and the rows arrive all the same. So
 may what it takes back of them.
@@ -16,10 +16,10 @@ from random import Random
 from typing import Any
 
 from tests.builders import SECOND
-from tests.simulation import group_site
-from tests.simulation.group_site import Violation
-from tests.simulation.producer_site import BILLS, ORDERS, WEIGHTS, ProducerSite
-from tests.simulation.slot_site import SETTINGS, SlotServer
+from tests.simulation import group_world
+from tests.simulation.group_world import Violation
+from tests.simulation.producer_world import BILLS, ORDERS, WEIGHTS, ProducerWorld
+from tests.simulation.slot_world import SETTINGS, SlotServer
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
@@ -32,7 +32,7 @@ ONE_SLOT = SETTINGS.model_copy(update={"slots": 1})
 _SETTLED = 12
 
 
-class LeadSite(ProducerSite):
+class LeadWorld(ProducerWorld):
     """Two servers."""
 
     write_faults = ("before", "after", "late", "late", "late", "slow", "slow")
@@ -148,5 +148,5 @@ LEAD_WEIGHTS = WEIGHTS | {"load": 5, "register": 5, "together": 2, "take_over": 
 
 
 def play(seed: int) -> Any:
-    """Play the history of a seed, as :func:`tests.simulation.group_site.play` does."""
-    return group_site.play(seed, make=LeadSite, weights=LEAD_WEIGHTS)
+    """Play the history of a seed, as :func:`tests.simulation.group_world.play` does."""
+    return group_world.play(seed, make=LeadWorld, weights=LEAD_WEIGHTS)

@@ -108,7 +108,7 @@ class Worker:
 
 
 @dataclass
-class GroupSite:
+class GroupWorld:
     """A server, its groups, producers and workers, and what must have come of it."""
 
     random: Random
@@ -496,25 +496,25 @@ class Played(Protocol):
 
 
 def play(
-    seed: int, steps: int = 60, make: Callable[[Random], Played] = GroupSite, weights: Mapping[str, float] = WEIGHTS
+    seed: int, steps: int = 60, make: Callable[[Random], Played] = GroupWorld, weights: Mapping[str, float] = WEIGHTS
 ) -> Counter[str]:
-    """Play the history of a seed on a site of that kind; returns what was reached.
+    """Play the history of a seed on a world of that kind; returns what was reached.
 
     Raises:
         Violation: an invariant does not hold; its note has the steps that led there.
     """
     random = Random(seed)
-    site = make(random)
+    world = make(random)
     names: list[str] = []
     try:
         for name in random.choices(tuple(weights), tuple(weights.values()), k=steps):
             names.append(name)
-            getattr(site, name)()
-            site.check()
-        site.drain()
+            getattr(world, name)()
+            world.check()
+        world.drain()
     except Violation as violation:
         violation.add_note(f"seed {seed}: {', '.join(names)}")
         raise
     finally:
-        site.close()
-    return site.reached
+        world.close()
+    return world.reached
