@@ -423,7 +423,7 @@ def test_publish_to_a_topic_made_again_is_refused_until_accepted(kit: PublishKit
     with pytest.raises(TopicNotFound):
         kit.publish(1, 1)
     kit.at.client.create_topic(BILLS)
-    with pytest.raises(Refused, match="or the topic was made again"):
+    with pytest.raises(Refused, match="or the topic was created again"):
         kit.publish(1, 1)
     kit.publish(1, 1, first_batch=1)
     assert kit.bills == texts(1)

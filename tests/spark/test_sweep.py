@@ -312,7 +312,7 @@ def test_given_a_topic_that_never_rests_when_swept_then_it_is_left_for_the_next_
 
     kit.sender.before = change
     report = kit.engine.run_once(adopt=True)
-    assert "topic default:orders: its metadata keeps changing; left for the next run" in report.errors
+    assert "topic default:orders: its metadata keeps changing; the next run tries again" in report.errors
     assert kit.state.runs(1)[0].result == "partial"
 
 

@@ -352,6 +352,6 @@ def test_advance_behind_the_clock_judges_by_the_given_time() -> None:
 
 
 def test_stand_still_of_a_new_topic_holds_it_afterwards() -> None:
-    record = stand_still(None, START)
+    record = freeze(None, START)
     assert record == FrontierRecord(0, 0, START, START_MS)
     assert step(record, topic(3), later(START, 1000))[0].hold is Hold.FRONTIER

@@ -286,4 +286,4 @@ class _ClosedLog(NoLog):
     """A log before the manager has started; it accepts nothing."""
 
     def sync(self, position: int) -> None:
-        raise LogFailed("The transaction manager has not begun.", "Try again in some seconds.")
+        raise LogFailed("The transaction manager has not started.", "Try again in a few seconds.")
