@@ -70,7 +70,7 @@ def test_new_state_knows_transactions_by_the_record(store: Store, write_pointer:
     assert orders.times() == ([NOW_MS - 2 * DAY, NOW_MS] if words else [NOW_MS])
     kit.engine.adopt()
     assert reasons(kit) == []
-    assert recorded_transactions(side) == (Recorded("", HERE.place) if words else HERE)
+    assert recorded_transactions(side) == (SystemRecord("", HERE.place) if words else HERE)
 
 
 def test_run_with_a_snapshot_from_before_the_recorded_one_goes_on(store: Store) -> None:

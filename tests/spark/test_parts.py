@@ -153,12 +153,12 @@ def test_salts_between_two_times_are_cut_by_time(in_salts: SaltedStore) -> None:
         RowSelection("payload", from_ms=NOW_MS, to_ms=NOW_MS + 9000),
     ],
 )
-def test_salts_without_two_times_stay_whole(wanted: Wanted, in_salts: SaltedStore) -> None:
+def test_salts_without_two_times_stay_whole(wanted: RowSelection, in_salts: SaltedStore) -> None:
     assert [piece[::2] for piece in pieces(salts(in_salts), wanted, 3 * BUCKETS)] == [(salt, None) for salt in range(4)]
 
 
 def test_salts_are_a_piece_each_unless_more_are_asked_for(in_salts: SaltedStore) -> None:
-    wanted = Wanted("message", ("default:huge", *TINIES))
+    wanted = RowSelection("message", ("default:huge", *TINIES))
     for number in (None, 1, BUCKETS):
         assert [piece.salt for piece in pieces(salts(in_salts), wanted, number)] == [0, 1, 2, 3]
     narrow = RowSelection("message", salts=frozenset({2}))
@@ -253,7 +253,7 @@ def test_between_deals_each_key_to_one_piece(edges: set[bytes], cuts: set[bytes]
 
 
 def test_stretches_hold_each_wanted_row(on_disk: Path) -> None:
-    wanted = Wanted("message", ("*:tiny0*",), from_ms=NOW_MS + 5, to_ms=NOW_MS + 15)
+    wanted = RowSelection("message", ("*:tiny0*",), from_ms=NOW_MS + 5, to_ms=NOW_MS + 15)
     with LevelDBStore(on_disk) as store:
         found = wanted.stretches(store.message)
         rows = [store.message.read(KEYS, *reach, 100).items for reach in found]

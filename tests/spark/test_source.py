@@ -164,7 +164,7 @@ def test_given_a_random_store_when_read_then_every_key_comes_once_in_order(scene
 
 @pytest.mark.parametrize("ask", [RowFields(), RowFields(sizes=True, payloads=True)])
 @pytest.mark.parametrize("table", ["message", "payload"])
-def test_scan_of_columns_has_the_same_pages(table: DataTable, ask: Ask, place: Path) -> None:
+def test_scan_of_columns_has_the_same_pages(table: DataTable, ask: RowFields, place: Path) -> None:
     memory = MemoryStore()
     with LevelDBStore(place, create=True) as store:
         said = []

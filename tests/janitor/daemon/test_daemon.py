@@ -67,7 +67,7 @@ def daemon_kit(
         daemon = Daemon(
             kit.engine,
             watched,
-            Refreshed(kit.snapshots),
+            CachedSource(kit.snapshots),
             time.schedule,
             Deployment("memory", mode, "every 60 s", kit.engine.deps.terms),
             Metrics("top", 200),
@@ -94,7 +94,7 @@ def test_watched_run_with_counts_knows_how_much_is_left() -> None:
     store, clock = MemoryStore(), ManualClock(NOW_MS, monotonic_ms=DAY)
     told: list[tuple[int, int]] = []
     topic(store, "default:orders", ttl_seconds=3600).plain(*(NOW_MS - 2 * HOUR + n * MINUTE for n in range(90)))
-    watched = Watched(clock)
+    watched = RunWatcher(clock)
     kit = janitor(store, clock=clock, observer=watched, batch_rows=20)
     kit.state.save_counts(
         {TopicId("default", "orders"): TopicCount(90, 900, NOW_MS - 2 * HOUR, NOW_MS - 30 * MINUTE, 0)}

@@ -335,7 +335,7 @@ FOUR = [behind("a:a:x", 0), behind("a:a:y", 9), behind("a:b:x", 30), behind("b:a
         ("none", {"_other _other _other": 59}),
     ],
 )
-def test_metrics_of_consumers_show_the_slowest_and_sum_the_others(per_topic: PerTopic, expected: Found) -> None:
+def test_metrics_of_consumers_show_the_slowest_and_sum_the_others(per_topic: PerTopic, expected: FoundRow) -> None:
     assert lags(seen(empty(consumers=FOUR), per_topic, 2)) == expected
 
 

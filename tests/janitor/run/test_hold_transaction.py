@@ -116,7 +116,7 @@ def test_decided_by_an_old_snapshot_moves_to_its_time() -> None:
 
 
 def test_decided_by_an_older_snapshot_starts_again_without_loss() -> None:
-    known = Decided(NOW_MS - MINUTE, NOW_MS - SECOND, NOW_MS)
+    known = DecidedTransactions(NOW_MS - MINUTE, NOW_MS - SECOND, NOW_MS)
     found = decided(NOW_MS, known, visibility(NOW_MS - 1), LIFETIME)
     assert found == DecidedTransactions(known.before_ms, NOW_MS - 1 - LIFETIME.allowance_ms, NOW_MS - 1)
 

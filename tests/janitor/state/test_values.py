@@ -76,7 +76,7 @@ def test_planned_and_applied_values_come_back_as_they_were() -> None:
     kit.snapshots.invalid = [invalid]
     kit.engine.adopt()
     planned = kit.engine.plan()
-    found: Planned = carried(Planned, planned)
+    found: PlanResult = carried(PlanResult, planned)
     assert found == planned
     assert found.report.to_json() == planned.report.to_json()
     assert len(found.report.entries) == 3

@@ -135,7 +135,7 @@ class ConsumerRegistry:
         metadata = self._topics.get(topic)
         with self.lock(ConsumerGroup.of(metadata, name)), self._lock:
             self.found(metadata, name)
-            claims = self._let_go(metadata, name, _Force(force, principal))
+            claims = self._release_claims(metadata, name, _Force(force, principal))
             try:
                 self._positions.delete(metadata, name)
                 self._side.delete([*claims, drained_key(ConsumerGroup.of(metadata, name))])
