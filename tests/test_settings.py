@@ -296,7 +296,7 @@ def test_impossible_value_in_the_environment_names_its_variable(tmp_path: Path) 
     assert message.startswith(
         "storage.hbase.timeout_seconds = 'soon' (environment TMS_STORAGE__HBASE__TIMEOUT_SECONDS)"
     )
-    assert "Meaning: limit of one call" in message
+    assert "Correct storage.hbase.timeout_seconds: limit of one call" in message
     assert "default: 30" in message
     assert "cannot be read" in refused(tmp_path, "", {"TMS_STORAGE__HBASE__THRIFT": "["})
 

@@ -111,7 +111,10 @@ def save(path: Path, contents: Mapping[str, Any]) -> None:
                 os.fchmod(file.fileno(), 0o600)  # one that is written over keeps its mode otherwise
             file.write(json.dumps(contents, indent=1) + "\n")
     except OSError as error:
-        raise StoreError(f"the plan could not be written to {path}: {error.strerror}.") from error
+        raise StoreError(
+            f"the plan could not be written to {path}: {error.strerror}.",
+            "Free space there, or name another --out FILE.",
+        ) from error
 
 
 def load(path: Path) -> Any:
@@ -123,7 +126,9 @@ def load(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}.") from error
+        raise ConfigurationError(
+            f"cannot read {path}: {error.strerror}.", "Name a plan file, or make one: janitor plan --out FILE"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise _no_plan(str(path)) from error
 

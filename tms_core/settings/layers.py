@@ -161,7 +161,7 @@ def _scalar(path: str, field: FieldInfo, value: str, origin: str) -> object:
     try:
         return yaml.safe_load(value)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigurationError(f"{path} = {value!r} ({origin}) cannot be read.", help_text(field)) from error
+        raise ConfigurationError(f"{path} = {value!r} ({origin}) cannot be read.", help_text(path, field)) from error
 
 
 def _has_place(field: FieldInfo) -> bool:
@@ -244,7 +244,7 @@ def explained(
                 problems.append(f"{path} ({origin}): {error['msg']}")
             case _:
                 problems.append(f"{path} = {shown(error['input'])} ({origin}): {_problem(error)}")
-        hint = hint or (help_text(known[setting]) if setting in known else "")
+        hint = hint or (help_text(setting, known[setting]) if setting in known else "")
     return ConfigurationError("; ".join(problems) + ".", hint)
 
 
@@ -267,10 +267,10 @@ def shown(value: object) -> str:
     return repr(value)[:200]
 
 
-def help_text(field: FieldInfo) -> str:
-    """Return the meaning of a setting, and its default as an example of what to write."""
+def help_text(path: str, field: FieldInfo) -> str:
+    """Return the hint for a wrong value of a setting: its meaning, and its default as an example."""
     default = "" if field.is_required() else f"; default: {text(field.default)}"
-    return f"Meaning: {field.description}{default}."
+    return f"Correct {path}: {field.description}{default}."
 
 
 def meant(path: str, model: type[Section], prefix: str) -> str:

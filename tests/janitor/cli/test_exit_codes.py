@@ -118,6 +118,7 @@ def test_given_no_plan_file_when_applied_then_2(kit: CommandKit) -> None:
     refused = kit.janitor("apply plan.json")
     assert refused.code == 2
     assert "cannot read plan.json" in refused.err
+    assert "hint: Name a plan file, or make one: janitor plan --out FILE --config janitor.yaml" in refused.err
 
 
 # --- 3: refused ------------------------------------------------------------------------------------------------------
