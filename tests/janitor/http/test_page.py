@@ -273,7 +273,7 @@ def test_run_shows_the_store_before_and_after(look: Look, store_bytes: dict[str,
 
 @pytest.mark.parametrize(
     ("path", "said"),
-    [("topics/default:gone", "this topic does not exist"), ("runs/r-1", "this run does not exist"), ("topics/x", "x")],
+    [("topics/default:gone", "topic does not exist"), ("runs/r-1", "run does not exist"), ("topics/x", "x")],
 )
 def test_page_of_nothing_says_so_and_stays_healthy(look: Look, path: str, said: str) -> None:
     page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
