@@ -111,7 +111,7 @@ def test_given_blocks_that_say_their_size_when_decoded_then_it_is_passed_over() 
 def test_given_an_answer_that_is_cut_short_when_it_ends_then_that_is_told(body: bytes) -> None:
     decoder = MessageDecoder()
     decoder.feed(body)
-    with pytest.raises(Unanswered, match="cut short"):
+    with pytest.raises(Unanswered, match="truncated"):
         decoder.end()
 
 

@@ -164,7 +164,7 @@ with in_process() as site, site.client() as client:
                 try:
                     call()
                 except NotInProgress as error:
-                    refused += "forked from" in str(error)
+                    refused += "before a fork" in str(error)
             # Neither the end of the block nor an error in it reaches the parent's transaction.
             tx.__exit__(SystemExit, SystemExit(), None)
             try:
@@ -208,7 +208,7 @@ def test_given_many_small_messages_when_published_then_no_request_has_more_than_
 
 def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Client) -> None:
     tx = client.transaction()
-    with pytest.raises(NotInProgress, match="not begun"):
+    with pytest.raises(NotInProgress, match="not started"):
         tx.publish(ORDERS, [b"a"])
     with tx:
         pass
@@ -648,9 +648,9 @@ def test_given_a_transaction_when_it_is_entered_again_then_that_is_refused(clien
             with context:
                 context.publish(ORDERS, [b"inner"])
 
-    with pytest.raises(TransactionError, match="begins once"):
+    with pytest.raises(TransactionError, match="started only once"):
         work()
-    with pytest.raises(TransactionError, match="begins once"):
+    with pytest.raises(TransactionError, match="started only once"):
         context.__enter__()
     assert len(site.manager.visibility().in_progress) == 0
     assert visible(site) == []

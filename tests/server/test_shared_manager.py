@@ -132,9 +132,9 @@ def test_given_an_orderly_change_when_the_next_leader_takes_over_then_that_is_no
 ) -> None:
     with caplog.at_level(logging.INFO):
         servers.change()
-    [said] = [record for record in caplog.records if "taken over what" in record.message]
+    [said] = [record for record in caplog.records if "taken over the files" in record.message]
     assert said.levelno == logging.INFO
-    assert "begun anew" not in caplog.text
+    assert "restarted from its files" not in caplog.text
 
 
 def test_given_two_servers_when_either_is_asked_then_the_leaders_manager_answers(servers: Servers) -> None:
@@ -239,7 +239,7 @@ def test_given_a_damaged_log_when_a_server_is_asked_or_is_to_lead_then_it_says_s
         client.start_short()
     with caplog.at_level(logging.ERROR):
         assert not node.look()
-    assert "does not begin" in caplog.text
+    assert "does not start" in caplog.text
     node.stop()
 
 
@@ -635,7 +635,7 @@ def test_given_messages_that_came_while_a_server_waited_when_it_is_to_begin_the_
             leadership.step(shared.ready)
         assert leadership.holds
         assert not leadership.leads
-        assert "does not begin" in caplog.text
+        assert "does not start" in caplog.text
         assert "make an empty folder" in caplog.text
         assert root_of(side) is None
         (tmp_path / "tx").mkdir()

@@ -257,7 +257,7 @@ def test_given_somebody_who_does_not_end_when_the_folder_is_to_be_opened_anew_th
         with ThreadPoolExecutor(1) as threads:
             error = threads.submit(database.put, [(b"b", b"2")]).exception(PATIENCE_SECONDS)
         assert isinstance(error, StoreError)
-        assert "in use for long" in error.message
+        assert "in use for a long time" in error.message
         assert database.get(b"a") == b"1"
     monkeypatch.undo()
     database.put([(b"b", b"2")])

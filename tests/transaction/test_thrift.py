@@ -279,7 +279,7 @@ def test_given_a_message_without_a_version_then_it_is_read_too() -> None:
     ("data", "said"),
     [
         (b"\x80\x02\0\1\0\0\0\0\0\0\0\0\0", "version 80020001"),
-        (b"\x80\1\0\1\0\0\0\1\xff\0\0\0\0\0", "no text"),
+        (b"\x80\1\0\1\0\0\0\1\xff\0\0\0\0\0", "not text"),
         (b"\x80\1\0\1\x7f\0\0\1", "a length of"),
         (b"GET / HTTP/1.1\r\n\r\n", "a length of"),
     ],

@@ -246,7 +246,7 @@ def test_webhdfs_listing_that_makes_no_sense_is_an_error(monkeypatch: pytest.Mon
 
 def test_given_something_else_that_answers_then_it_is_said_to_be_no_webhdfs(hdfs: Hdfs, namenode: str) -> None:
     hdfs.refused = (200, None)
-    with pytest.raises(NoSnapshot, match="no WebHDFS"):
+    with pytest.raises(NoSnapshot, match="not WebHDFS"):
         DirectorySource.at(f"webhdfs://{namenode}{FOLDER}").latest()
 
 

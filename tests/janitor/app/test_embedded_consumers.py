@@ -114,7 +114,7 @@ def test_consumer_that_registers_between_counts_is_shown_after_the_next_deletion
     monkeypatch.setattr(serve, "COUNT_SECONDS", 86_400)
     monkeypatch.setattr(daemon, "AFTER_SWEEP_SECONDS", 0)
     config = tmp_path / "tms.yaml"
-    config.write_text(SETTINGS, encoding="utf-8")
+    config.write_text(SETTINGS.replace("floor: true", "floor: false"), encoding="utf-8")
     with serving(config, {}, {}) as started, Client(_port(started.url)) as client:
         janitor = cast(Embedded, started.companions["janitor"]).daemon
         janitor.adopt()
