@@ -155,14 +155,20 @@ def test_given_a_state_when_opened_then_commits_are_synced_with_their_folder(tmp
         assert state.driver.connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
-def test_file_that_is_no_database_is_named_with_what_is_lost(tmp_path: Path) -> None:
-    file_of(tmp_path).write_bytes(b"this is not a database, not at all" * 100)
+@pytest.mark.parametrize(
+    "content",
+    [b"this is not a database, not at all" * 100, b"SQLite format 3\x00" + b"\xff" * 4096],
+    ids=["text", "header"],
+)
+def test_file_that_is_no_database_is_named_with_what_is_lost(tmp_path: Path, content: bytes) -> None:
+    file_of(tmp_path).write_bytes(content)
     with pytest.raises(StateError) as caught:
         SqliteState(tmp_path)
     assert str(file_of(tmp_path)) in str(caught.value)
     assert "corrupt" in str(caught.value)
     assert "until it is adopted" in str(caught.value)
-    assert file_of(tmp_path).read_bytes().startswith(b"this is not"), "a corrupt file is left for a person to look at"
+    assert caught.value.hint
+    assert file_of(tmp_path).read_bytes() == content, "a corrupt file is left for a person to look at"
 
 
 def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_path: Path) -> None:
