@@ -81,26 +81,6 @@ def test_given_a_hold_when_asked_then_rows_count_as_done_or_as_held(mode: Mode, 
     assert (made.total(Rule.EXPIRED), made.held_rows()) == ((3, 0) if done else (0, 3))
 
 
-def test_given_entries_of_all_rules_when_totalled_then_each_rule_has_its_own() -> None:
-    made = report(
-        {
-            about(): rows(1),
-            about(table="payload"): rows(2),
-            about(RETURNS, rule=Rule.OLD_GENERATION): rows(4),
-            about(rule=Rule.INVALID_TRANSACTION): rows(8),
-            about(held=Hold.FRONTIER): rows(16),
-            about(rule=Rule.OLD_GENERATION, held=Hold.PROTECTED): rows(32),
-        }
-    )
-    assert {rule: made.total(rule) for rule in Rule} == {
-        Rule.EXPIRED: 3,
-        Rule.OLD_GENERATION: 4,
-        Rule.PROCESSED: 0,
-        Rule.INVALID_TRANSACTION: 8,
-    }
-    assert made.held_rows() == 48
-
-
 def test_sorted_entries_are_by_topic_table_generation_and_rule() -> None:
     ordered = [
         about(generation=2, rule=Rule.EXPIRED),

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from janitor.rules.policy import Hold, Reason, Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
+from tests.builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW_MS,
+    SECOND,
+    Call,
+    Kit,
+    Topic,
+    fail_at,
+    janitor,
+    pointer,
+    topic,
+    watch,
+    watch_state,
+)
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError
 from tms_core.tables.base import MESSAGES, MessageValue
+from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
 
 OLD = pointer(NOW_MS - 10 * HOUR)
 TTL_SECONDS = 86400
@@ -183,19 +203,51 @@ def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int,
     assert orders.times() == [publish_ms] * (publish_ms < 0)
 
 
-# --- waiting and remembering -----------------------------------------------------------------------------------------
+# --- the lease -------------------------------------------------------------------------------------------------------
 
 
-def test_compaction_starts_after_saving(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
-    topic(store, "default:orders", ttl_seconds=60).plain(1)
+def test_lease_renewed_during_a_run_blocks_nobody(store: MemoryStore) -> None:
+    """The run takes the memory's lock before the lease's; whoever did it the other way round could wait for ever."""
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
+    topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
+    kit = janitor(store, clock=clock)
+    lease = Lease(kit.state, "this one", 60, clock)
+    lease.acquire()
+    kit = kit.restart(lease=lease)
+    beside: list[bool] = []
+
+    def look_after(call: Call) -> None:
+        if call.name == "message.delete" and not beside:
+            clock.advance(50 * SECOND)
+            before = kit.state.lease()
+            thread = Thread(target=kit.engine.renew_lease)
+            thread.start()
+            thread.join(10)
+            beside.append(not thread.is_alive() and kit.state.lease() == before)
+
+    watch(store, before=look_after)
+    assert kit.engine.run_once(adopt=True).errors == []
+    assert beside == [True]
+    clock.advance(50 * SECOND)
+    before = kit.state.lease()
+    kit.engine.renew_lease()
+    assert kit.state.lease() != before
+
+
+# --- the end of a run ------------------------------------------------------------------------------------------------
+
+
+def test_run_whose_end_was_not_written_is_in_the_ledger(store: MemoryStore) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    orders.plain(NOW_MS - HOUR, NOW_MS)
     kit = janitor(store)
-    seen: list[bool] = []
-
-    def look(call: Call) -> None:
-        if call.name == "message.compact":
-            seen.append(kit.state.claim() is not None and bool(kit.state.frontiers()))
-
-    watch(store, before=look)
-    kit.engine.run_once(adopt=True)
-    assert seen == [True]
+    full = [True]
+    watch_state(kit.state, before=fail_at("state.finish_run", StoreError("the disk is full."), lambda _: full))
+    with pytest.raises(StoreError, match="the disk is full"):
+        kit.engine.run_once(adopt=True)
+    assert orders.times() == [NOW_MS]
+    full.clear()
+    kit.engine.run_once()
+    assert [run.result for run in kit.state.runs(5)] == ["done", "lost"]
+    [entry] = kit.state.ledger(10, topic=TopicId("default", "orders"))
+    assert (entry.rows, entry.rule) == (None, "expired")

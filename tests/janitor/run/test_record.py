@@ -210,22 +210,6 @@ def sums(reports: list[Report]) -> dict[CounterKey, float]:
     return {key: float(amount) for key, amount in found.items() if amount}
 
 
-def test_held_rows_count_as_overdue_and_not_as_deleted(store: MemoryStore) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=DAY)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
-    orders.plain(NOW_MS - HOUR).describe(ttl_seconds=60)
-    kit.clock.advance(MINUTE)
-    report = kit.engine.run_once()
-    assert report.held_rows() == 1
-    assert counter(kit, "rows_deleted_total") == counter(kit, "bytes_deleted_total") == 0
-    assert overdue(kit) == {("default:orders", "frontier"): 1}
-    kit.engine.approve((EVERYTHING,), clock=True)
-    kit.engine.run_once()
-    assert counter(kit, "rows_deleted_total", table="message", rule="expired") == 1
-    assert overdue(kit) == {}
-
-
 def test_given_a_topic_that_fails_when_run_then_it_is_counted_by_table_and_reason(store: MemoryStore) -> None:
     topic(store, "default:a", ttl_seconds=60).plain(1)
     topic(store, "default:b", ttl_seconds=60).stored(pointer(1), 1)

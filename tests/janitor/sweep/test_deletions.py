@@ -13,7 +13,6 @@ from janitor.rules.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, unknown_topic, watch
 from tests.salted import SaltedStore
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreError
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
@@ -158,26 +157,6 @@ def test_plan_of_a_due_message_with_an_old_payload_is_right(store: Store, expiri
 
 def rows_of(report: Report) -> dict[EntryKey, int]:
     return {key: entry.rows for key, entry in report.sorted_entries()}
-
-
-def test_given_a_store_that_fails_when_swept_then_what_is_due_comes_up_again(store: Store, expiries: Expiries) -> None:
-    orders = topic(store, "default:orders", ttl_seconds=3600)
-    early(orders, expiries, NOW_MS + 1, NOW_MS - AGE, NOW_MS - AGE + 1)
-    kit = adopted(store, expiries)
-    kit.clock.advance(1)
-    broken = [True]
-
-    def fail(call: object) -> None:
-        if broken[0] and getattr(call, "name", "") == "message.delete":
-            raise StoreError("the disk is full.")
-
-    watch(store, before=fail)
-    [error] = kit.engine.run_once().errors
-    assert "default:orders" in error
-    assert len(expiries.due(NOW_MS + DAY, 10)) == 2
-    broken[0] = False
-    assert kit.engine.run_once().total(Rule.EXPIRED) == 2
-    assert orders.times() == []
 
 
 def test_ttl_that_grows_during_a_sweep_deletes_nothing(store: Store, expiries: Expiries) -> None:
