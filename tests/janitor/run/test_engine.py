@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from threading import Thread
+from threading import Thread, current_thread, main_thread
 
 import pytest
 
@@ -24,11 +24,12 @@ from tests.builders import (
     watch,
     watch_state,
 )
+from tests.support import wait_until
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.tables.base import MESSAGES, MessageValue
 from tms_core.tables.lease import Lease
-from tms_core.tables.memory import MemoryStore
+from tms_core.tables.memory import MemoryMessageTable, MemoryStore
 from tms_core.topic import TopicId
 
 OLD = pointer(NOW_MS - 10 * HOUR)
@@ -251,3 +252,25 @@ def test_run_whose_end_was_not_written_is_in_the_ledger(store: MemoryStore) -> N
     assert [run.result for run in kit.state.runs(5)] == ["done", "lost"]
     [entry] = kit.state.ledger(10, topic=TopicId("default", "orders"))
     assert (entry.rows, entry.rule) == (None, "expired")
+
+
+# --- compaction ------------------------------------------------------------------------------------------------------
+
+
+def test_compaction_of_messages_starts_before_payloads_are_read(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(MemoryMessageTable, "can_compact_concurrently", True)
+    topic(store, "default:orders", ttl_seconds=60).plain(1).stored(pointer(1), 1)
+    compacted: list[bool] = []
+
+    def look(call: Call) -> None:
+        if call.name == "message.compact":
+            compacted.append(current_thread() is main_thread())
+        elif call.name == "payload.delete":
+            wait_until(lambda: compacted)
+
+    watch(store, before=look)
+    janitor(store).engine.run_once(adopt=True)
+    assert compacted[0] is False

@@ -118,6 +118,17 @@ def test_due_message_in_a_range_counts_once(store: Store, expiries: Expiries) ->
     assert expiries.due(NOW_MS + DAY, 10) == []
 
 
+def test_due_message_of_an_invalid_transaction_is_not_inverted(store: Store, expiries: Expiries) -> None:
+    invalid = pointer(NOW_MS - AGE)
+    orders = topic(store, "default:orders", ttl_seconds=3600).tx(invalid, NOW_MS - AGE)
+    expiries.put([(key.pack(), NOW_MS) for key, _ in orders.messages()])
+    kit = janitor(store, side=expiries._table)
+    kit.engine.adopt()
+    kit.snapshots.invalid = [invalid]
+    for report in (kit.engine.preview(), kit.engine.run_once()):
+        assert (report.total(Rule.EXPIRED), report.total(Rule.INVALID_TRANSACTION)) == (1, 0)
+
+
 def test_plan_applied_later_deletes_what_was_due_then(store: Store, expiries: Expiries, tmp_path: Path) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     times = [NOW_MS - AGE + number for number in range(5)]
