@@ -342,7 +342,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
 def record_adopter(deps: Deps, record: StoreRecord) -> None:
     """Record next to the store which state has adopted it, to recognize another, empty state."""
     if deps.side is not None and record.adopted_ms is not None:
-        record_state(deps.side, SystemRecord(record.mark, deps.state_name))
+        record_state(deps.side, SystemRecord(record.mark, deps.state.driver.place))
 
 
 def seen(record: StoreRecord, tx: TxState) -> StoreRecord:

@@ -113,7 +113,8 @@ class Driver(Protocol):
     """Where documents are kept.
 
     Attributes:
-        name: the place, for messages.
+        name: the file or table, for messages.
+        place: the folder or table, as settings name it.
         history: rows that are written once, in transactions.
         loose: rows that are written outside them.
         leaf_ids: how many invalid transactions a value holds at most; every commit writes the list of these values.
@@ -121,6 +122,9 @@ class Driver(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def place(self) -> str: ...
 
     @property
     def leaf_ids(self) -> int: ...

@@ -68,6 +68,7 @@ class HBaseDocuments:
     def __init__(self, table: JanitorTable) -> None:
         self.table = self.loose = table
         self.name = table.name
+        self.place = f"table {table.name}"
         self.close = table.close
         self.clock_ms = table.server_ms
         #: Held while the root is replaced, so that our own lease that is renewed meanwhile is not taken for another's.

@@ -174,6 +174,7 @@ class SqliteDocuments:
 
     def __init__(self, folder: Path | None, busy_seconds: float) -> None:
         self.name = "the state in memory" if folder is None else str(folder / FILE_NAME)
+        self.place = self.name if folder is None else str(folder)
         self.loose = LooseFile(folder)
         self._border = _ErrorTranslation(self.name)
         self._lock = RLock()
