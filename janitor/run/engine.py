@@ -100,7 +100,7 @@ class Engine(OperatorDecisions):
         with self._turn:
             with record.preparing(self.deps, "plan"):
                 ready = prepare(self.deps)
-                known = self.deps.state.note(record.REHEARSED)
+                known = self.deps.state.note(record.REHEARSED, int)
                 is_recent = known is not None and 0 <= ready.now.wall_ms - known < FULL_EVERY_MS
                 run, outcome = begin_plan(self.deps, ready, "frequent" if is_recent else "full", patterns), Outcome()
             record.begin(self.deps, run)

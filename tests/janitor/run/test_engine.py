@@ -121,7 +121,7 @@ def test_run_after_a_plan_of_restored_rows_does_what_it_shows(store: MemoryStore
     orders.stored(pointer(NOW_MS + DAY), NOW_MS - 2 * DAY)
     planned, done = kit.engine.preview(), kit.engine.run_once()
     assert planned.total(Rule.INVALID_TRANSACTION) == done.total(Rule.INVALID_TRANSACTION) == 31
-    assert planned.kept == done.kept
+    assert planned.totals.kept == done.totals.kept
     assert orders.pointers() == [-OLD] * 31
     kit.clock.advance(HOUR)
     assert not kit.engine.run_once().full
@@ -132,8 +132,8 @@ def test_run_after_an_empty_plan_is_as_without_it(store: MemoryStore) -> None:
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
     kit.clock.advance(HOUR)
-    assert not kit.engine.preview().entries
-    assert kit.engine.preview(at_ms=NOW_MS + 2 * DAY).entries
+    assert not kit.engine.preview().topics
+    assert kit.engine.preview(at_ms=NOW_MS + 2 * DAY).topics
     assert not kit.engine.run_once().full
 
 
@@ -172,7 +172,7 @@ def swept(store: MemoryStore, number: int) -> tuple[Kit, list[Topic], int]:
     kit = janitor(store, batch_rows=100)
     kit.snapshots.invalid = [OLD]
     report = kit.engine.run_once(adopt=True)
-    assert report.kept[Reason.UNRECOGNIZED] == 6 * number
+    assert report.totals.kept[Reason.UNRECOGNIZED] == 6 * number
     return kit, topics, report.store_calls
 
 
@@ -200,7 +200,7 @@ def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int,
     orders.ref(pointer(begun if refers else begun + 1), publish_ms)
     report = janitor(store).engine.run_once(adopt=True)
     assert orders.stored_times() == [begun] * kept
-    assert report.kept[Reason.REFERENCED] == kept
+    assert report.totals.kept[Reason.REFERENCED] == kept
     assert orders.times() == [publish_ms] * (publish_ms < 0)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from janitor.state.records import Claim, OpenIdRecord, RunRecord
-from janitor.state.sqlite.state import SqliteState
+from janitor.state.sqlite.state import SCHEMA_VERSION, SqliteState
 from tests.janitor.state.test_every_past import end_of_run
 from tms_core.errors import StateBusy, StateError
 from tms_core.topic import TopicId
@@ -186,20 +186,20 @@ def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_pat
 def test_file_of_a_newer_layout_is_refused_with_both_numbers(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute("PRAGMA user_version = 7")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
-    with pytest.raises(StateError, match=r"layout 7.* 6"):
+    with pytest.raises(StateError, match=rf"layout {SCHEMA_VERSION + 1}.* {SCHEMA_VERSION}"):
         SqliteState(tmp_path)
 
 
-@pytest.mark.parametrize("layout", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("layout", range(1, SCHEMA_VERSION))
 def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layout: int) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
         connection.execute(f"PRAGMA user_version = {layout}")
     connection.close()
     before = file_of(tmp_path).read_bytes()
-    with pytest.raises(StateError, match=rf"layout {layout}.* 6") as caught:
+    with pytest.raises(StateError, match=rf"layout {layout}.* {SCHEMA_VERSION}") as caught:
         SqliteState(tmp_path)
     assert "nothing is deleted until it is adopted" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from janitor.cli.status import lines
-from janitor.state.base import EVERYTHING, RunRecord
+from janitor.state.base import EVERYTHING, Pause, RunRecord
 from janitor.stats.consumer_lag import LATE_MS, MOST_TOPICS, note_late
 from janitor.stats.topic_sizes import TopicSizeCounter
 from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect
@@ -71,7 +71,7 @@ def test_given_a_pause_when_looked_at_then_the_held_topic_says_how_to_resume() -
     kit.engine.run_once()
     kit.state.pause(EVERYTHING, NOW_MS)
     status = seen(kit)
-    assert status.paused == [(EVERYTHING, NOW_MS)]
+    assert status.paused == [Pause(EVERYTHING, NOW_MS)]
     assert [(held.reason, held.command) for held in status.held] == [("paused", f"janitor resume '*:*' {ARGUMENTS}")]
 
 
@@ -281,4 +281,4 @@ def test_daemon_that_plans_counts_nothing_as_deleted() -> None:
     status = collect(kit.state, Deployment("memory", "plan_only", "every 60 s", kit.engine.deps.terms), kit.clock)
     assert status.snapshot.timestamp_ms == NOW_MS
     assert [(item.rule, item.rows) for item in status.overdue] == [("expired", 1)]
-    assert status.kept == report.to_json()["totals"]["kept"] != {}
+    assert status.kept == report.totals.kept != {}

@@ -87,7 +87,7 @@ def test_ttl_of_a_lost_message_stays_while_paused(store: Store, expiries: Expiri
     expiries.put([(MessageKey(orders.id, 1, NOW_MS - AGE, 0).pack(), NOW_MS)])
     kit.state.pause("default:orders", NOW_MS)
     report = kit.engine.run_once()
-    assert [entry.rows for entry in report.entries.values()] == []
+    assert [entry.rows for entry in report.topics] == []
     assert len(expiries.due(NOW_MS + DAY, 9)) == 1
 
 
@@ -160,14 +160,14 @@ def test_plan_of_a_due_message_with_an_old_payload_is_right(store: Store, expiri
     kit.snapshots.invalid = [written] if case == "invalid" else []
     seen, done = kit.engine.preview(), kit.engine.run_once()
     assert rows_of(seen) == rows_of(done)
-    assert seen.kept == done.kept
+    assert seen.totals.kept == done.totals.kept
     taken = {"goes": 3, "invalid": 3}.get(case, 0)
     assert sum(rows for key, rows in rows_of(done).items() if key.held is None) == taken
     assert len(orders.stored_times()) + len(orders.times()) == 3 - taken
 
 
 def rows_of(report: Report) -> dict[EntryKey, int]:
-    return {key: entry.rows for key, entry in report.sorted_entries()}
+    return {EntryKey(e.topic, e.generation, e.table, e.rule, e.held): e.rows for e in report.topics}
 
 
 def test_ttl_that_grows_during_a_sweep_deletes_nothing(store: Store, expiries: Expiries) -> None:
