@@ -119,7 +119,7 @@ def timed(run: Callable[[], Report], rows: int) -> float:
     started = time.perf_counter()
     done = run()
     seconds = time.perf_counter() - started - done.phase_seconds["compact"]
-    changed = sum(entry.rows for entry in done.entries.values())
+    changed = sum(entry.rows for entry in done.topics)
     if done.errors or changed != rows:
         raise RuntimeError(f"changed {changed} rows, and not {rows}: {done.errors}")
     return seconds

@@ -6,17 +6,22 @@ The report is the only source of numbers: the printed table, the JSON, the saved
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nlargest
+from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
 from janitor.rules.policy import Hold, Reason, Rule
-from janitor.state.figures import GuardNote, HeldRows
-from janitor.state.records import NO_SIZES, NOT_COUNTED, MessagesLeft, Mode, RunRecord, StoreBytes
-from janitor.state.values import pack
+from janitor.state.figures import GuardNote, KeptFigures
+from janitor.state.records import NO_SIZES, NOT_COUNTED, MessagesLeft, Mode, Note, RunRecord, StoreBytes
+from janitor.state.values import Pointer
 from tms_core.topic import TopicId
 
 DataTable = Literal["message", "payload"]
+#: The type of row keys where a field is named ``bytes``.
+Key = bytes
 
 #: Told after every page: the phase, the topic, and how many rows the page had.
 Observer = Callable[[str, TopicId | None, int], None]
@@ -50,9 +55,8 @@ def ignore_progress(phase: str, topic: TopicId | None, rows: int) -> None:
     """Do nothing: the observer of runs whose progress is not shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryKey:
-    """The subject of an entry of the report."""
+class EntryKey(NamedTuple):
+    """The subject of an entry of the report, and its first fields."""
 
     topic: TopicId
     generation: int
@@ -66,28 +70,47 @@ class Entry:
     """Rows of one topic, generation and table under one rule.
 
     Attributes:
-        size_bytes: exact bytes of keys, and the store's estimate of the bytes of values.
+        bytes: exact bytes of keys, and the store's estimate of the bytes of values.
         oldest_ms: the row time of the oldest row; None if it does not exist.
+        held: the hold that keeps the rows; None: they are deleted or inverted, or would be.
+        sample_keys: keys in hex.
     """
 
+    topic: TopicId
+    generation: int
+    table: DataTable
+    rule: Rule
+    held: Hold | None
     rows: int = 0
-    size_bytes: int = 0
+    bytes: int = 0
     oldest_ms: int | None = None
     newest_ms: int | None = None
-    sample_keys: list[bytes] = field(default_factory=list)
+    sample_keys: list[str] = field(default_factory=list)
 
-    def add(self, keys: Sequence[bytes], size_bytes: int, oldest_ms: int, newest_ms: int) -> None:
-        self.rows += len(keys)
-        self.size_bytes += size_bytes
-        self.oldest_ms = oldest_ms if self.oldest_ms is None else min(self.oldest_ms, oldest_ms)
-        self.newest_ms = newest_ms if self.newest_ms is None else max(self.newest_ms, newest_ms)
-        self.sample_keys += keys[: SAMPLE_KEYS - len(self.sample_keys)]
+    def add(self, keys: Sequence[Key], size_bytes: int, oldest_ms: int, newest_ms: int) -> None:
+        samples = [key.hex() for key in keys[: SAMPLE_KEYS - len(self.sample_keys)]]
+        self._add(len(keys), size_bytes, oldest_ms, newest_ms, samples)
 
     def merge(self, other: Entry) -> None:
         """Add the rows of another part of the store."""
         if other.oldest_ms is not None and other.newest_ms is not None:
-            self.add(other.sample_keys, other.size_bytes, other.oldest_ms, other.newest_ms)
-            self.rows += other.rows - len(other.sample_keys)
+            samples = other.sample_keys[: SAMPLE_KEYS - len(self.sample_keys)]
+            self._add(other.rows, other.bytes, other.oldest_ms, other.newest_ms, samples)
+
+    def _add(self, rows: int, size_bytes: int, oldest_ms: int, newest_ms: int, samples: list[str]) -> None:
+        self.rows += rows
+        self.bytes += size_bytes
+        self.oldest_ms = oldest_ms if self.oldest_ms is None else min(self.oldest_ms, oldest_ms)
+        self.newest_ms = newest_ms if self.newest_ms is None else max(self.newest_ms, newest_ms)
+        self.sample_keys += samples
+
+    def counts_as_done(self, mode: Mode) -> bool:
+        """Return whether the rows are in the totals: ``apply --adopt`` deletes a plan's first contact."""
+        return self.held is None or (mode == "plan" and self.held is Hold.FIRST_CONTACT)
+
+
+#: Due rows that were still there after the last run, or that a run would delete.
+HELD: KeptFigures[list[Entry]] = KeptFigures(Note.OVERDUE, list[Entry], [])
 
 
 class UnrecognizedKey(NamedTuple):
@@ -106,17 +129,61 @@ class SnapshotUsed:
 
 
 @dataclass(frozen=True, slots=True)
+class Totals:
+    """Rows by rule, and rows that stayed by reason."""
+
+    expired: int
+    old_generation: int
+    processed: int
+    invalid_transaction: int
+    kept: Mapping[str, int]
+
+    @classmethod
+    def of(cls, mode: Mode, entries: Iterable[Entry], kept: Mapping[Reason, int]) -> Totals:
+        """Return the totals of a pass."""
+        done, held = Counter[Rule](), 0
+        for entry in entries:
+            if entry.counts_as_done(mode):
+                done[entry.rule] += entry.rows
+            else:
+                held += entry.rows
+        kept = {**kept, Reason.HELD: held}
+        return cls(
+            done[Rule.EXPIRED],
+            done[Rule.OLD_GENERATION],
+            done[Rule.PROCESSED],
+            done[Rule.INVALID_TRANSACTION],
+            {str(reason): kept.get(reason, 0) for reason in COUNTED_REASONS},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBefore:
+    """Held rows that an earlier run counted, and this run did not count again; the largest entries of them."""
+
+    rows: int
+    topics: Sequence[Entry]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of a plan or a run; see ``docs/reference/formats/reports.md``."""
+    """The outcome of a plan or a run, as it is printed and stored; see ``docs/reference/formats/reports.md``.
+
+    Attributes:
+        topics: entries with rows, by topic, table, generation and rule.
+        deleted_bytes: exact for keys, estimated by the store for values. Inversions free none.
+        topics_omitted: the number of entries that the history does not keep.
+    """
 
     id: str
     mode: Mode
     started_ms: int
     effective_now_ms: int
     snapshot: SnapshotUsed | None
-    entries: Mapping[EntryKey, Entry]
-    kept: Mapping[Reason, int]
-    boundary: int | None
+    topics: Sequence[Entry]
+    totals: Totals
+    deleted_bytes: int
+    boundary: Pointer | None
     guards: Sequence[GuardNote]
     errors: Sequence[str]
     store_calls: int
@@ -127,125 +194,68 @@ class Report:
     truncated: int = 0
     store_bytes: StoreBytes = NO_SIZES
     messages: MessagesLeft = NOT_COUNTED
+    topics_omitted: int = 0
+    held_before: HeldBefore | None = None
 
     @property
     def tripped(self) -> bool:
         return any(note.tripped for note in self.guards)
 
-    def counts_as_done(self, held: Hold | None) -> bool:
-        """Return whether rows under this hold are in the totals (:func:`counts_as_done`)."""
-        return counts_as_done(self.mode, held)
-
     def total(self, rule: Rule) -> int:
-        return sum(
-            entry.rows for key, entry in self.entries.items() if key.rule is rule and self.counts_as_done(key.held)
-        )
-
-    def deleted_bytes(self) -> int:
-        """Return the bytes of the deleted rows: exact for keys, estimated by the store for values. Inversions free
-        none.
-        """
-        return sum(
-            entry.size_bytes
-            for key, entry in self.entries.items()
-            if key.rule is not Rule.INVALID_TRANSACTION and self.counts_as_done(key.held)
-        )
+        """Return the rows that were deleted or inverted by a rule, or would be."""
+        rows: int = getattr(self.totals, rule)
+        return rows
 
     def held_rows(self) -> int:
-        return sum(entry.rows for key, entry in self.entries.items() if not self.counts_as_done(key.held))
-
-    def kept_rows(self) -> dict[str, int]:
-        """Return rows that stayed, by reason."""
-        kept = {**self.kept, Reason.HELD: self.held_rows()}
-        return {str(reason): kept.get(reason, 0) for reason in COUNTED_REASONS}
+        return self.totals.kept[Reason.HELD]
 
     def held_topics(self) -> dict[TopicId, Hold]:
-        return {key.topic: key.held for key in self.entries if key.held is not None}
+        return {entry.topic: entry.held for entry in self.topics if entry.held is not None}
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values; 64-bit ids are decimal strings."""
-        return {
-            "id": self.id,
-            "mode": self.mode,
-            "started_ms": self.started_ms,
-            "effective_now_ms": self.effective_now_ms,
-            "snapshot": pack(self.snapshot),
-            "topics": [_entry_json(key, entry) for key, entry in self.sorted_entries()],
-            "totals": {**{str(rule): self.total(rule) for rule in Rule}, "kept": self.kept_rows()},
-            "deleted_bytes": self.deleted_bytes(),
-            "store_bytes": pack(self.store_bytes),
-            "messages": pack(self.messages),
-            "boundary": None if self.boundary is None else str(self.boundary),
-            "guards": pack(self.guards),
-            "errors": list(self.errors),
-            "store_calls": self.store_calls,
-            "seeks_spared": self.seeks_spared,
-            "duration_seconds": round(self.duration_seconds, 6),
-            "phase_seconds": {name: round(seconds, 6) for name, seconds in self.phase_seconds.items()},
-            "full": self.full,
-            "truncated": self.truncated,
-        }
-
-    def to_history(self, run: RunRecord, held_before: Sequence[HeldRows]) -> tuple[RunRecord, dict[str, Any]]:
-        """Return the run with its numbers, and the report as JSON values for the history.
-
-        If there are very many entries, the report has those with the most rows and the number of others.
+    def to_history(self, run: RunRecord, held_before: Sequence[Entry]) -> tuple[RunRecord, Report]:
+        """Return the run with its numbers, and the report for the history, with at most the largest entries.
 
         Args:
             held_before: held rows that an earlier run counted, and this run did not count again.
         """
-        report = self.to_json()
-        topics = sorted(report["topics"], key=lambda entry: entry["rows"], reverse=True)
-        if len(topics) > HISTORY_ENTRIES:
-            report["topics"] = topics[:HISTORY_ENTRIES]
-            report["topics_omitted"] = len(topics) - HISTORY_ENTRIES
-        held = sorted((item for item in held_before if item.held), key=lambda item: item.rows, reverse=True)
-        rows = sum(item.rows for item in held)
-        if held:
-            report["held_before"] = {"rows": rows, "topics": pack(held[:HISTORY_ENTRIES])}
+        held = [entry for entry in held_before if entry.held]
+        rows = sum(entry.rows for entry in held)
         numbers: dict[str, Any] = {str(rule): self.total(rule) for rule in Rule}
         run = replace(
             run,
             **numbers,
             held=self.held_rows() + rows,
-            duration_seconds=report["duration_seconds"],
-            phase_seconds=report["phase_seconds"],
+            duration_seconds=self.duration_seconds,
+            phase_seconds=self.phase_seconds,
             full=self.full,
             errors=tuple(self.errors),
             blocked_by=tuple(note.guard for note in self.guards if note.tripped),
-            deleted_bytes=self.deleted_bytes(),
+            deleted_bytes=self.deleted_bytes,
             store_bytes=self.store_bytes,
             messages=self.messages,
         )
+        report = replace(
+            self,
+            topics=largest(self.topics, HISTORY_ENTRIES),
+            topics_omitted=max(0, len(self.topics) - HISTORY_ENTRIES),
+            held_before=HeldBefore(rows, largest(held, HISTORY_ENTRIES)) if held else None,
+        )
         return run, report
 
-    def sorted_entries(self) -> list[tuple[EntryKey, Entry]]:
-        """Return the entries with rows, by topic, table, generation and rule."""
-        filled = [(key, entry) for key, entry in self.entries.items() if entry.rows]
-        return sorted(filled, key=lambda item: _order(item[0]))
+
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries with rows, by topic, table, generation and rule."""
+    filled = (entry for entry in entries if entry.rows)
+    return sorted(filled, key=lambda e: (str(e.topic), e.table, e.generation, e.rule, e.held or ""))
 
 
-def counts_as_done(mode: Mode, held: Hold | None) -> bool:
-    """Return whether rows under this hold are in the totals: ``apply --adopt`` deletes a plan's first contact."""
-    return held is None or (mode == "plan" and held is Hold.FIRST_CONTACT)
+def largest(entries: Sequence[Entry], limit: int) -> list[Entry]:
+    """Return the entries with the most rows, in order."""
+    return in_order(nlargest(limit, entries, key=attrgetter("rows")))
 
 
-def _order(key: EntryKey) -> tuple[str, str, int, str, str]:
-    return (str(key.topic), key.table, key.generation, key.rule, key.held or "")
-
-
-def _entry_json(key: EntryKey, entry: Entry) -> dict[str, Any]:
-    return {
-        "tms_namespace": key.topic.namespace,
-        "topic": key.topic.topic,
-        "generation": key.generation,
-        "table": key.table,
-        "rule": str(key.rule),
-        "rows": entry.rows,
-        "bytes": entry.size_bytes,
-        "bytes_exact": False,
-        "oldest_ms": entry.oldest_ms,
-        "newest_ms": entry.newest_ms,
-        "sample_keys": [sample.hex() for sample in entry.sample_keys],
-        "held": key.held and str(key.held),
-    }
+def deleted_bytes(mode: Mode, entries: Iterable[Entry]) -> int:
+    """Return the bytes of the rows that are deleted, or would be."""
+    return sum(
+        entry.bytes for entry in entries if entry.rule is not Rule.INVALID_TRANSACTION and entry.counts_as_done(mode)
+    )

@@ -7,11 +7,13 @@ the same test is quick in ``make test`` and thorough overnight.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import wraps
 from typing import Any, NoReturn
 
 import pytest
@@ -82,6 +84,25 @@ def raising(error: BaseException | type[BaseException]) -> Callable[..., Any]:
         raise error
 
     return fail
+
+
+def each_raises(
+    error: type[BaseException] | tuple[type[BaseException], ...], *calls: Callable[[], object], match: str | None = None
+) -> None:
+    """Check that each of several calls fails alike."""
+    for call in calls:
+        with pytest.raises(error, match=match):
+            call()
+
+
+def in_event_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Have a test that is a coroutine run in an event loop of its own."""
+
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(test(*arguments, **named))
+
+    return run
 
 
 def is_listening(port: int) -> bool:

@@ -60,7 +60,7 @@ def test_files_that_import_each_other_for_types_are_a_cycle(tree: Path) -> None:
     assert Dependencies.of_files(read(tree, ["janitor"])).cycles() == [["janitor.rules", "janitor.sweep.scan"]]
 
 
-def test_given_a_tree_when_its_classes_are_counted_then_the_largest_and_the_repeated_ones_are_named(tree: Path) -> None:
+def test_largest_and_repeated_classes_are_named(tree: Path) -> None:
     modules = read(tree, ["tms_core", "janitor"])
     assert largest_constructor(modules) == (3, "janitor.sweep.scan.Name")
     assert largest_dataclass(modules) == (2, "janitor.rules.Cut")

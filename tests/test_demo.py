@@ -82,7 +82,7 @@ def test_given_a_demonstration_when_it_is_given_again_then_it_shows_the_same(
 
 
 @pytest.mark.parametrize(("verb", "last_seen"), [("plan", "1. "), ("run", "2. ")])
-def test_given_a_step_that_fails_when_demonstrated_then_it_stops_there_with_that_exit_code(
+def test_demo_stops_at_a_step_that_fails(
     folder: Path,
     clock: ManualClock,
     monkeypatch: pytest.MonkeyPatch,
@@ -96,7 +96,7 @@ def test_given_a_step_that_fails_when_demonstrated_then_it_stops_there_with_that
     assert steps[-1] == last_seen
 
 
-def test_given_a_package_without_the_sample_when_demonstrated_then_that_is_said_and_nothing_is_removed(
+def test_demo_without_the_sample_removes_nothing(
     folder: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder.mkdir(parents=True)

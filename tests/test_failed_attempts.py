@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from tests.builders import NOW_MS
+from tests.support import in_event_loop
 from tms_core.clock import ManualClock
 from tms_core.web.failed_attempts import FREE_ATTEMPTS, MOST_REMEMBERED, MOST_SECONDS, FailedAttempts
 
@@ -35,17 +36,15 @@ def test_failed_attempts_from_one_ipv6_network_count_together_and_mapped_ones_ap
     assert failed.note("::ffff:192.0.2.1") == 0.5
 
 
-def test_failed_attempts_that_would_take_too_many_connections_are_answered_at_once() -> None:
-    async def scene() -> None:
-        failed = FailedAttempts(ManualClock(NOW_MS), most_waiting=2)
-        for _ in range(FREE_ATTEMPTS):
-            await failed.delay("a")
-        waits = [asyncio.create_task(failed.delay("a")) for _ in range(3)]
-        done, waiting = await asyncio.wait(waits, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-        assert (done, waiting) == ({waits[2]}, set(waits[:2]))
-        for one in waiting:
-            one.cancel()
-        await asyncio.wait(waiting)
-        assert failed._waiting == 0
-
-    asyncio.run(scene())
+@in_event_loop
+async def test_failed_attempts_that_would_take_too_many_connections_are_answered_at_once() -> None:
+    failed = FailedAttempts(ManualClock(NOW_MS), most_waiting=2)
+    for _ in range(FREE_ATTEMPTS):
+        await failed.delay("a")
+    waits = [asyncio.create_task(failed.delay("a")) for _ in range(3)]
+    done, waiting = await asyncio.wait(waits, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    assert (done, waiting) == ({waits[2]}, set(waits[:2]))
+    for one in waiting:
+        one.cancel()
+    await asyncio.wait(waiting)
+    assert failed._waiting == 0

@@ -250,7 +250,7 @@ def test_given_that_spark_wants_an_executor_then_it_is_one(
     assert words[words.index("--hostname") + 1] == "10.0.0.2"
 
 
-def test_an_executor_has_its_options_in_order_and_its_classes_behind_the_configuration() -> None:
+def test_executor_has_options_in_order_and_classes_behind_them() -> None:
     options = {f"{spark_start.OPTION}{number}": f"-Da={number}" for number in range(11)}
     words = spark_start.executor({**TOLD, **options, "HADOOP_CONF_DIR": "/hadoop"}, Path("/spark"))
     assert words[1:12] == [f"-Da={number}" for number in range(11)]

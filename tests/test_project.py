@@ -127,7 +127,7 @@ def test_the_lock_names_no_index_no_address_and_no_place(lock: str) -> None:
     assert re.findall(r"://|\s@\s|^\s*-(?!-hash=sha256:)", lock, flags=re.MULTILINE) == []
 
 
-def test_what_running_needs_is_locked_apart_as_the_tests_have_it_and_holds_no_test_tools() -> None:
+def test_run_lock_is_a_part_of_the_lock_without_test_tools() -> None:
     pins, tested = locked(RUN_LOCK), locked()
     needed = {canonicalize_name(Requirement(each).name) for each in PYPROJECT["project"]["dependencies"]}
     assert needed | {"hatchling"} <= set(pins)

@@ -131,7 +131,7 @@ def test_an_image_that_does_not_say_of_what_it_is_made_is_not_published(tmp_path
         published(tmp_path, labels={**LABELS, **wrong})
 
 
-def test_the_chart_as_it_is_published_says_where_it_comes_from_and_starts_what_is_published(tmp_path: Path) -> None:
+def test_published_chart_names_its_source_and_its_image(tmp_path: Path) -> None:
     made = stage(tmp_path, "0.1.0", SOURCE, REGISTRY)
     chart = yaml.safe_load((made / "Chart.yaml").read_text(encoding="utf-8"))
     assert (chart["home"], chart["sources"], chart["version"]) == (SOURCE, [SOURCE], "0.1.0")

@@ -35,7 +35,7 @@ def test_the_page_says_how_servers_were_set_when_the_ratio_was_measured() -> Non
     assert sentence in " ".join(PAGE.read_text(encoding="utf-8").split())
 
 
-def test_given_a_figure_that_was_changed_by_hand_when_checked_then_the_page_is_found_out() -> None:
+def test_figure_changed_by_hand_is_found() -> None:
     page = PAGE.read_text(encoding="utf-8")
     node = json.loads(figures()[1])["node_rate"]
     forged = page.replace(f'"node_rate": {node}', f'"node_rate": {node + 1}')

@@ -59,7 +59,7 @@ def test_given_rows_when_written_then_they_are_read_in_order_and_in_pages(side: 
     assert [key for key, _ in side.rows(b"", b"l", 10).items] == [b"k0", b"k2"]
 
 
-def test_given_a_row_when_exchanged_then_it_and_others_change_only_if_it_holds_what_was_read(side: SideTable) -> None:
+def test_exchange_changes_rows_only_if_the_value_is_expected(side: SideTable) -> None:
     side.put([(b"claim", b"old")])
     assert side.exchange(b"base", None, b"1")
     assert not side.exchange(b"base", None, b"2", [(b"other", b"x")], [b"claim"])
@@ -80,7 +80,7 @@ def test_given_rows_that_were_read_when_changed_then_they_are_read_as_they_are(s
 
 
 @pytest.mark.parametrize("read_at", ["before the write", "behind the write"])
-def test_given_a_row_that_is_written_while_it_is_read_when_read_again_then_it_is_the_new_one(
+def test_read_of_a_row_written_meanwhile_gives_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_at: str
 ) -> None:
     with LevelDBSide(tmp_path) as side:
@@ -144,9 +144,7 @@ def test_given_a_side_table_in_hbase_when_opened_again_then_its_rows_are_there(h
             side.put([(b"k", b"v")])
 
 
-def test_given_no_side_table_in_hbase_when_only_looked_at_then_none_is_made_and_one_made_later_is_seen(
-    hbase_tables: Tables,
-) -> None:
+def test_missing_side_table_in_hbase_is_not_made_by_a_read(hbase_tables: Tables) -> None:
     namespace = hbase_tables.make()
     pools = [HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS) for _ in range(2)]
     with HBaseSide(pools[0], namespace, create=False) as looking:
@@ -184,9 +182,7 @@ def test_given_expiries_when_asked_then_what_is_due_comes_in_order_of_its_moment
     assert first.key == message(2).pack()
 
 
-def test_given_expiries_when_a_message_is_asked_for_then_its_moment_is_known_until_it_is_forgotten(
-    side: SideTable,
-) -> None:
+def test_expiry_of_a_message_is_known_until_it_is_forgotten(side: SideTable) -> None:
     expiries = Expiries(side)
     expiries.put([(message(number).pack(), NOW_MS + number) for number in range(3)])
     assert expiries.expires_ms(message(1).pack()) == NOW_MS + 1
@@ -197,9 +193,7 @@ def test_given_expiries_when_a_message_is_asked_for_then_its_moment_is_known_unt
     assert expiries.due(NOW_MS + 100, 10) == [Expiry(*message(2), NOW_MS + 2)]
 
 
-def test_given_expiries_when_a_range_is_asked_for_then_its_messages_come_in_order_of_their_keys(
-    side: SideTable,
-) -> None:
+def test_expiries_of_a_range_come_in_order_of_keys(side: SideTable) -> None:
     expiries = Expiries(side)
     side.put([(b"n", b"not ours")])
     moments = [(message(number).pack(), NOW_MS + 10 - number) for number in range(5)]
@@ -213,7 +207,7 @@ def test_given_expiries_when_a_range_is_asked_for_then_its_messages_come_in_orde
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 8192])
-def test_given_keys_of_messages_when_asked_for_their_moments_then_all_are_told_however_few_are_read_at_once(
+def test_expiries_of_many_keys_are_read_in_pages(
     side: SideTable, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
     monkeypatch.setattr("tms_core.tables.side._MOMENTS", at_once)
@@ -225,9 +219,7 @@ def test_given_keys_of_messages_when_asked_for_their_moments_then_all_are_told_h
     assert expiries.moments([]) == {}
 
 
-def test_given_a_process_that_died_while_forgetting_when_asked_again_then_what_is_left_comes_up_again(
-    side: SideTable,
-) -> None:
+def test_forgetting_that_was_cut_off_is_finished(side: SideTable) -> None:
     expiries = Expiries(side)
     expiries.put([(message(1).pack(), NOW_MS)])
     [expiry] = expiries.due(NOW_MS, 10)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.client import AVRO, JSON
 from tests.server.client import Client as Connection
-from tests.server.process import port_of
+from tests.server.process import IN_MEMORY, port_of
 from tests.support import raising
 from tms_core.cli.main import execute
 from tms_core.client import AsyncClient, Client, MessageId, Options, Retry, TmsError
@@ -177,9 +177,8 @@ class Commands:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     # What is given back comes again at once.
-    environ["TMS_SERVER__CONSUMERS__RETRY_SECONDS"] = "0"
+    environ = IN_MEMORY | {"TMS_SERVER__CONSUMERS__RETRY_SECONDS": "0"}
     with serving(None, environ, {}, janitor=False) as started:
         with Client(started.url) as client:
             client.create_topic(THERE)

@@ -22,6 +22,7 @@ from tests.archives import Undo
 from tests.builders import DAY, NOW_MS, topic, visibility
 from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit, kit
 from tests.server.client import JSON, Client
+from tests.server.process import IN_MEMORY
 from tms_core.cli import main as tms
 from tms_core.client import Client as TmsClient
 from tms_core.server.serving import serving
@@ -201,9 +202,8 @@ def test_janitor_command_over_hostile_text_escapes_it(hostile_kit: CommandKit, m
 
 
 def test_tms_command_over_hostile_text_escapes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     shown = set()
-    with serving(None, environ, {}, janitor=False) as server, TransactionClient(str(server.transactions)) as service:
+    with serving(None, IN_MEMORY, {}, janitor=False) as server, TransactionClient(str(server.transactions)) as service:
         monkeypatch.setenv("TMS_URL", server.url)
         monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(server.transactions))
         with TmsClient(server.url) as client:

@@ -32,9 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_given_a_store_left_by_a_crash_when_released_then_its_tables_have_the_names_cdap_knows(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_release_after_a_crash_renames_tables_for_cdap(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["admin", "release", str(folder)]) == 0
     assert {path.suffix for path in folder.glob("*/*.[ls][ds][bt]")} == {".sst"}
     assert capsys.readouterr().out == f"{folder} can be opened by CDAP\n"

@@ -28,9 +28,7 @@ def hints(text: str) -> list[list[str]]:
     return [shlex.split(words) for words in _COMMAND.findall(text)]
 
 
-def test_given_a_producer_that_is_not_there_then_the_list_of_those_there_are_is_what_is_typed_next(
-    typed: Type, topic: str
-) -> None:
+def test_missing_producer_hints_at_the_list(typed: Type, topic: str) -> None:
     code, _, err = typed("producer", "show", topic, "importer")
     assert code != 0
     [words] = hints(err)
@@ -47,7 +45,7 @@ def test_given_a_topic_that_is_not_there_then_what_makes_it_is_what_is_typed_nex
     assert typed("publish", "default:missing", "-m", "one")[0] == 0
 
 
-def test_given_a_consumer_with_open_claims_then_what_releases_them_is_what_is_typed_next(
+def test_consumer_with_claims_hints_at_the_release(
     typed: Type, topic: str, client: Client, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert server.transactions is not None
@@ -75,9 +73,7 @@ def test_given_a_server_that_was_named_then_what_is_typed_next_names_it_too(
 
 
 @pytest.mark.parametrize("verb", ["abort --yes", "invalidate"])
-def test_given_a_transaction_that_has_ended_then_what_says_more_is_what_is_typed_next(
-    typed: Type, server: RunningServer, client: Client, verb: str
-) -> None:
+def test_ended_transaction_hints_at_its_status(typed: Type, server: RunningServer, client: Client, verb: str) -> None:
     assert server.transactions is not None
     with client.transaction() as tx:
         ended = tx.transaction.transaction_id

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -18,10 +20,11 @@ import pytest
 from click.shell_completion import shell_complete
 
 from tests.builders import DAY, MINUTE, NOW_MS
+from tests.server.process import IN_MEMORY
 from tms_core.cli import topics
 from tms_core.cli.main import cli, execute
 from tms_core.client import Client, NotInProgress, ProducerFenced
-from tms_core.clock import ManualClock
+from tms_core.clock import Clock, ManualClock
 from tms_core.messaging.groups import positions as consumers
 from tms_core.rowkey import MessageId
 from tms_core.server import companions
@@ -33,9 +36,8 @@ from tms_core.topic import TopicId
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     # What is given back comes again at once.
-    environ["TMS_SERVER__CONSUMERS__RETRY_SECONDS"] = "0"
+    environ = IN_MEMORY | {"TMS_SERVER__CONSUMERS__RETRY_SECONDS": "0"}
     with serving(None, environ, {}, janitor=False) as started:
         yield started
 
@@ -89,6 +91,16 @@ def typed(
     return Type(client, topic, capfdbinary)
 
 
+@contextmanager
+def own_server(monkeypatch: pytest.MonkeyPatch, clock: Clock, *, janitor: bool = False) -> Iterator[Client]:
+    """A client of a server with this clock, which has a topic, and which commands ask."""
+    with serving(None, IN_MEMORY, {}, janitor=janitor, clock=clock) as started, Client(started.url) as client:
+        monkeypatch.setenv("TMS_URL", started.url)
+        monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(started.transactions))
+        client.create_topic("default:orders", ttl=604_800)
+        yield client
+
+
 def payloads(client: Client, topic: str) -> list[bytes]:
     return [message.payload for message in client.poll(topic)]
 
@@ -96,7 +108,7 @@ def payloads(client: Client, topic: str) -> list[bytes]:
 # --- topics ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_and_deleted(typed: Type) -> None:
+def test_topic_commands_make_list_change_and_delete(typed: Type) -> None:
     assert typed("topic", "create", "shop:orders", "--ttl", "7d", "--property", "owner=billing") == (
         0,
         "shop:orders: messages live 7 d, generation 1\n  owner = billing\n",
@@ -114,7 +126,7 @@ def test_given_a_new_name_when_a_topic_is_made_then_it_is_shown_listed_changed_a
     assert typed("topic", "list", "shop", "--format", "json")[:2] == (0, "[]\n")
 
 
-def test_given_partitions_when_messages_are_published_with_a_key_then_they_are_in_one_of_them(typed: Type) -> None:
+def test_publish_with_a_key_uses_one_partition(typed: Type) -> None:
     assert "partitions = 2" in typed("topic", "create", "keyed:visits", "--partitions", "2")[1]
     typed("publish", "keyed:visits", "--key", "user-7", "-m", "1", "-m", "2")
     at = zlib.crc32(b"user-7") % 2
@@ -153,20 +165,17 @@ def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays
         (["poll", "default:x", "--since", "999999999999999999d"], 2, "invalid time"),
         (["consumer", "set", "default:x", "billing", "--since", "9999999999999999999"], 2, "invalid time"),
         (["poll", "default:x", "--since", "10m", "--consumer", "billing"], 2, "exclude"),
+        (["poll", "default:nowhere", "--consumer", "billing"], 1, "nowhere"),
+        (["consumer", "list", "default"], 2, "NAMESPACE:TOPIC"),
+        (["consumer", "list", "*:orders"], 2, "NAMESPACE:TOPIC"),
+        (["consumer", "set", "default:x", "billing"], 2, "--to ID or --since TIME"),
+        (["topic", "list", "--server", "http://127.0.0.1:9"], 1, "tms serve"),
     ],
 )
-def test_given_something_wrong_then_it_says_what_and_what_to_write(
-    typed: Type, words: list[str], code: int, says: str
-) -> None:
+def test_command_with_something_wrong_says_what_to_write(typed: Type, words: list[str], code: int, says: str) -> None:
     done, out, err = typed(*words)
     assert (done, out) == (code, "")
     assert says in err
-
-
-def test_given_no_server_then_it_says_so_and_how_to_start_one(typed: Type) -> None:
-    code, _, err = typed("topic", "list", "--server", "http://127.0.0.1:9")
-    assert code == 1
-    assert "tms serve" in err
 
 
 # --- publish ---------------------------------------------------------------------------------------------------------
@@ -188,7 +197,7 @@ def test_given_a_large_file_when_published_then_every_line_arrives_once_in_order
 
 
 @pytest.mark.usefixtures("here")
-def test_given_a_line_in_a_pipe_that_stays_open_when_published_then_it_does_not_wait_for_more(
+def test_publish_from_an_open_pipe_does_not_wait_for_more(
     topic: str, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, seen = iter([b"first\nhal", b"f\n", b""]), []
@@ -216,9 +225,7 @@ def test_given_binary_input_when_published_then_it_is_one_message(typed: Type) -
     assert payloads(typed.client, typed.topic) == [b"\x00\n\xff\n"]
 
 
-def test_given_a_transaction_that_fails_half_way_when_published_then_committed_readers_see_nothing(
-    typed: Type, tmp_path: Path
-) -> None:
+def test_publish_that_fails_half_way_in_a_transaction_shows_nothing(typed: Type, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"one\ntwo\n" + b"x" * (9 << 20))
     code, _, err = typed("publish", typed.topic, file, "--transaction")
@@ -233,12 +240,8 @@ def test_given_a_transaction_that_fails_half_way_when_published_then_committed_r
 def test_given_a_ttl_when_published_then_it_is_that_of_these_messages(
     typed: Type, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     clock = ManualClock(NOW_MS)
-    with serving(None, environ, {}, janitor=False, clock=clock) as started, Client(started.url) as client:
-        monkeypatch.setenv("TMS_URL", started.url)
-        monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(started.transactions))
-        client.create_topic("default:orders", ttl=604_800)
+    with own_server(monkeypatch, clock) as client:
         assert typed("publish", "default:orders", "-m", "short", "--ttl", "1m", *words)[0] == 0
         assert typed("publish", "default:orders", "-m", "long", *words)[0] == 0
         clock.advance(60_000)
@@ -267,18 +270,15 @@ class Held:
         (7200, "holds them before it deletes them, for 2 h from its next run: until about 2026-11-23 12:00:00 UTC."),
     ],
 )
-def test_given_a_shorter_ttl_then_it_is_said_at_once_what_it_hides_and_how_to_keep_it(
+def test_topic_update_with_a_shorter_ttl_says_what_it_hides(
     typed: Type, monkeypatch: pytest.MonkeyPatch, hold_seconds: int | None, said: str
 ) -> None:
     ten = int(datetime(2026, 11, 23, 10, tzinfo=UTC).timestamp() * 1000)
     monkeypatch.setattr(topics, "SystemClock", lambda: ManualClock(ten))
     monkeypatch.setattr(companions, "installed", lambda: [EntryPoint("janitor", f"{__name__}:Held", companions.GROUP)])
     monkeypatch.setattr(Held, "hold_seconds", hold_seconds)
-    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     clock = ManualClock(NOW_MS)
-    with serving(None, environ, {}, clock=clock) as started, Client(started.url) as client:
-        monkeypatch.setenv("TMS_URL", started.url)
-        client.create_topic("default:orders", ttl=604_800)
+    with own_server(monkeypatch, clock, janitor=True) as client:
         client.publish("default:orders", [b"one", b"two"])
         clock.advance(61_000)
         client.publish("default:orders", [b"three"])
@@ -291,12 +291,13 @@ def test_given_a_shorter_ttl_then_it_is_said_at_once_what_it_hides_and_how_to_ke
         assert commands == (ways if hold_seconds != 0 else [keep])
         assert typed(*keep.split()[1:])[1:] == ("default:orders: messages live 7 d, generation 1\n", "")
         assert payloads(client, "default:orders") == [b"one", b"two", b"three"]
+        url = os.environ["TMS_URL"]
         monkeypatch.delenv("TMS_URL")
-        err = typed("topic", "update", "default:orders", "--server", started.url, "--ttl", "1m")[2]
-        assert f"{keep} --server {started.url}" in err.splitlines()[-2 if hold_seconds != 0 else -1]
+        err = typed("topic", "update", "default:orders", "--server", url, "--ttl", "1m")[2]
+        assert f"{keep} --server {url}" in err.splitlines()[-2 if hold_seconds != 0 else -1]
 
 
-def test_given_a_file_without_lines_when_it_fails_half_way_then_it_says_how_many_had_gone(typed: Type) -> None:
+def test_publish_of_a_file_that_fails_says_how_many_went(typed: Type) -> None:
     code, _, err = typed("publish", typed.topic, given=(b"x" * 99 + b"\n") * 20_000 + b"x" * (9 << 20))
     assert code == 2
     assert "line 20001" in err
@@ -319,7 +320,7 @@ def test_given_bytes_that_a_terminal_obeys_when_polled_then_they_are_shown_not_s
     assert typed("poll", typed.topic, "--raw")[1] == "\x1b[2Jgone\n\udcff\n"
 
 
-def test_given_json_when_polled_then_each_line_is_an_object_and_bytes_that_are_no_text_are_base64(typed: Type) -> None:
+def test_poll_as_json_prints_objects_and_base64(typed: Type) -> None:
     typed.client.publish(typed.topic, ["höher".encode(), b"\xff\xfe"])
     code, out, _ = typed("poll", typed.topic, "--format", "json")
     messages = list(typed.client.poll(typed.topic))
@@ -350,14 +351,11 @@ def test_given_a_place_to_begin_when_polled_then_it_begins_there(typed: Type) ->
 
 
 @pytest.mark.parametrize("words", [(), ("-f", "-n", "1")], ids=["once", "follow"])
-def test_given_a_time_to_begin_behind_when_polled_then_the_messages_of_that_millisecond_are_left_out(
+def test_poll_behind_a_time_leaves_its_millisecond_out(
     typed: Type, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
-    environ = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     clock = ManualClock(NOW_MS)
-    with serving(None, environ, {}, janitor=False, clock=clock) as started, Client(started.url) as client:
-        monkeypatch.setenv("TMS_URL", started.url)
-        client.create_topic("default:orders")
+    with own_server(monkeypatch, clock) as client:
         client.publish("default:orders", [b"one"])
         clock.advance(1)
         client.publish("default:orders", [b"two"])
@@ -365,7 +363,7 @@ def test_given_a_time_to_begin_behind_when_polled_then_the_messages_of_that_mill
         assert typed("poll", "default:orders", "--raw", "--after", NOW_MS, *words)[1] == "two\n"
 
 
-def test_given_a_consumer_when_polled_with_commit_then_it_goes_on_behind_what_was_printed(typed: Type) -> None:
+def test_poll_with_commit_goes_on_behind_what_was_printed(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"a", b"b", b"c"])
     typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
     assert typed("poll", typed.topic, "--consumer", "billing", "--commit", "-n", "2", "--raw") == (0, "a\nb\n", "")
@@ -434,7 +432,7 @@ def test_given_follow_when_messages_are_published_then_they_are_printed_as_they_
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance_is_refused(typed: Type) -> None:
+def test_producer_commands_list_fence_and_delete(typed: Type) -> None:
     assert typed("producer", "list", typed.topic)[1] == f"no topic that matches {typed.topic} has a producer\n"
     assert typed("producer", "fence", typed.topic, "importer")[0] == 1
     with typed.client.producer(typed.topic, "importer") as producer:
@@ -472,9 +470,7 @@ def test_given_a_producer_when_listed_shown_fenced_and_deleted_then_its_instance
 # --- consumers -------------------------------------------------------------------------------------------------------
 
 
-def test_given_consumers_when_listed_then_each_stands_there_with_what_it_has_not_read_and_none_has_moved(
-    typed: Type,
-) -> None:
+def test_consumer_list_shows_unread_messages_and_moves_nobody(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"one", b"two", b"three"])
     first, _, last = typed.client.poll(typed.topic)
     typed.client.set_position(typed.topic, "billing", first.id)
@@ -496,9 +492,7 @@ def test_given_consumers_when_listed_then_each_stands_there_with_what_it_has_not
 
 
 @pytest.mark.parametrize("since", ["253402300799999", "9999-12-31T23:59:59.999Z", "now+2000000d"])
-def test_given_the_latest_times_that_a_calendar_has_when_used_then_nothing_is_read_from_there(
-    typed: Type, since: str
-) -> None:
+def test_poll_from_the_latest_calendar_time_reads_nothing(typed: Type, since: str) -> None:
     typed.client.publish(typed.topic, [b"one"])
     assert typed("poll", typed.topic, "--since", since) == (0, "", "")
     assert typed("consumer", "set", typed.topic, "billing", "--since", since)[0] == 0
@@ -549,7 +543,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("guarded")
-def test_given_permissions_on_one_topic_when_a_pattern_is_listed_then_the_others_are_left_out_and_that_is_said(
+def test_list_by_a_pattern_leaves_topics_without_permission_out(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def listed(pattern: str) -> tuple[int, list[str], str]:
@@ -565,9 +559,7 @@ def test_given_permissions_on_one_topic_when_a_pattern_is_listed_then_the_others
     assert (code, "[TMS-FORBIDDEN]" in err, "left out" in err) == (1, True, False)
 
 
-def test_given_a_topic_deleted_in_between_when_listed_then_it_is_left_out_where_a_pattern_was_given(
-    typed: Type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_list_by_a_pattern_leaves_deleted_topics_out(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
     names = Client.topics
 
@@ -582,7 +574,7 @@ def test_given_a_topic_deleted_in_between_when_listed_then_it_is_left_out_where_
     assert (code, out, "gone" in err) == (1, "", True)
 
 
-def test_given_a_consumer_when_set_shown_and_deleted_then_it_goes_on_there_and_is_gone(typed: Type) -> None:
+def test_consumer_commands_set_show_and_delete(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"one", b"two"])
     first, _ = typed.client.poll(typed.topic)
     assert typed("consumer", "set", typed.topic, "billing", "--to", first.id)[0] == 0
@@ -636,17 +628,13 @@ def test_consumer_redrive_puts_dead_letters_back_once(typed: Type) -> None:
     assert typed("consumer", "redrive", typed.topic)[:2] == (0, done)
 
 
-def test_given_a_topic_without_dead_letters_when_redriven_then_1_and_the_hint_says_when_there_are_some(
-    typed: Type,
-) -> None:
+def test_redrive_without_dead_letters_is_1_with_a_hint(typed: Type) -> None:
     code, _, err = typed("consumer", "redrive", typed.topic)
     assert (code, f"{typed.topic}-dead" in err, "[TMS-TOPIC-NOT-FOUND]" in err) == (1, True, True)
     assert "max_deliveries" in err
 
 
-def test_given_a_claim_that_is_open_when_released_then_its_transaction_cannot_commit_and_another_has_the_messages(
-    typed: Type,
-) -> None:
+def test_release_of_an_open_claim_gives_its_messages_to_another(typed: Type) -> None:
     typed.client.publish(typed.topic, [b"one"])
 
     def hang() -> None:
@@ -667,23 +655,6 @@ def test_given_a_claim_that_is_open_when_released_then_its_transaction_cannot_co
         assert typed("consumer", "set", typed.topic, "billing", "--since", "1h", "--force")[0] == 0
         tx.roll_back()
     assert typed("consumer", "delete", typed.topic, "billing", "--force")[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (["consumer", "list", "default"], 2, "NAMESPACE:TOPIC"),
-        (["consumer", "list", "*:orders"], 2, "NAMESPACE:TOPIC"),
-        (["consumer", "set", "default:x", "billing"], 2, "--to ID or --since TIME"),
-        (["poll", "default:nowhere", "--consumer", "billing"], 1, "nowhere"),
-    ],
-)
-def test_given_something_wrong_about_a_consumer_then_it_says_what(
-    typed: Type, words: list[str], code: int, says: str
-) -> None:
-    done, out, err = typed(*words)
-    assert (done, out) == (code, "")
-    assert says in err
 
 
 # --- completion ------------------------------------------------------------------------------------------------------
@@ -715,7 +686,7 @@ def test_given_settings_that_the_environment_names_then_their_server_is_asked(
     assert typed("topic", "list")[0] == 0
 
 
-def test_given_the_beginning_of_a_topic_then_the_shell_can_complete_it_as_long_as_the_server_answers(
+def test_completion_of_a_topic_asks_the_server(
     topic: str, server: RunningServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def completed(url: str) -> set[str]:

@@ -255,9 +255,7 @@ def test_the_help_of_each_command_shows_how_it_is_typed(command: str, capsys: py
     assert f"      tms tx {command}"[4:] in capsys.readouterr().out
 
 
-def test_given_a_client_with_a_terminals_commands_in_its_name_when_listed_then_they_are_shown(
-    typed: Type, manager: TransactionManager
-) -> None:
+def test_list_shows_terminal_commands_in_client_names_escaped(typed: Type, manager: TransactionManager) -> None:
     name = "me\n1795\x1b[2J"
     pointer = manager.start_short(client=name).transaction_id
     _, listed, _ = typed("list")

@@ -68,7 +68,7 @@ def test_given_bytes_that_are_no_prefix_when_read_then_there_is_no_topic(prefix:
     assert TopicId.from_prefix(prefix) is None
 
 
-def test_given_names_that_start_alike_when_sorted_then_rows_are_in_another_order_than_names() -> None:
+def test_names_that_start_alike_sort_otherwise_as_rows() -> None:
     names = [TopicId("a", "t1"), TopicId("a", "t1-x"), TopicId("a", "t10")]
     assert sorted(names) == names
     assert sorted(topic.prefix for topic in names) == [b"a:t1-x:", b"a:t10:", b"a:t1:"]
@@ -159,7 +159,7 @@ def test_given_a_generation_at_the_edge_when_parsed_then_it_is_known(generation:
 
 
 @pytest.mark.parametrize("generation", ["0", "-0", str(INT_MIN), str(INT_MAX + 1), "", "one"])
-def test_given_an_impossible_generation_when_parsed_then_the_topic_and_the_value_are_named(generation: str) -> None:
+def test_impossible_generation_names_topic_and_value(generation: str) -> None:
     with pytest.raises(MetadataError, match=f"default:t1: generation '{generation}'"):
         TopicMetadata.parse(KEY, stored(generation, "1"))
 
@@ -248,16 +248,12 @@ def test_given_any_properties_when_encoded_then_they_read_back_and_no_html_is_le
         (INT_MAX, -INT_MAX, True),
     ],
 )
-def test_given_a_data_generation_when_compared_with_the_topics_then_it_is_old_exactly_when_cdap_says_so(
-    data: int, metadata: int, old: bool
-) -> None:
+def test_data_generation_is_old_exactly_as_in_cdap(data: int, metadata: int, old: bool) -> None:
     topic = TopicMetadata(TopicId("default", "t1"), metadata, 60)
     assert topic.is_old(data) is old
     assert (data < topic.old_below) is old
 
 
 @pytest.mark.parametrize(("generation", "first"), [(0, 1), (1, 1), (-1, 2), (7, 7), (-7, 8), (-INT_MAX, 2**31)])
-def test_given_a_generation_when_asked_for_the_first_that_is_kept_then_a_deleted_topic_keeps_none_of_its_own(
-    generation: int, first: int
-) -> None:
+def test_first_kept_generation_of_a_deleted_topic_is_the_next(generation: int, first: int) -> None:
     assert first_kept_generation(generation) == first

@@ -166,9 +166,7 @@ def page_lines() -> list[str]:
     return str(shown).splitlines()
 
 
-def test_given_a_checkout_when_run_then_it_tells_what_the_guide_shows_and_ctrl_c_leaves_a_store_for_cdap(
-    start: Start,
-) -> None:
+def test_run_prints_the_guide_and_leaves_a_store_for_cdap(start: Start) -> None:
     running = start(approve_at=35)
     running.hear_all(rf"^{pattern(line)}$" for line in page_lines())
     assert running.get("/healthz") == (200, "ok")
@@ -218,7 +216,7 @@ def test_given_a_tour_under_way_when_run_again_then_the_first_one_is_left_alone(
     assert running.get("/healthz") == (200, "ok")
 
 
-def test_given_a_package_without_the_sample_when_run_then_that_is_said_and_nothing_is_removed(
+def test_run_without_the_sample_removes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tour, "SAMPLE", tmp_path / "absent.tar.xz")

@@ -385,11 +385,7 @@ class Session:
 
     def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
         """Return a janitor's dependencies by the settings; ``options`` are further fields, which override them."""
-        own = {
-            "token_hex": secrets.token_hex,
-            "division": Threads(self.settings.janitor.workers),
-            "state_name": self.place.state_name,
-        }
+        own = {"token_hex": secrets.token_hex, "division": Threads(self.settings.janitor.workers)}
         return Deps(store, state, source or self.source(), self.clock, self.terms(), **{**own, **options})
 
     def engine(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Engine:

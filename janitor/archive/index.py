@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from datetime import date
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from janitor.archive import folder as archive_folder
 from janitor.archive import parquet
 from janitor.archive.parquet import Summary
-from janitor.state.values import pack
 from tms_core.errors import ArchiveError
 from tms_core.rowkey import MessageKey
 from tms_core.topic import TopicId
@@ -98,9 +97,6 @@ class Group:
     files: int
     oldest_ms: int
     newest_ms: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {"tms_namespace": self.topic.namespace, **pack(self), "topic": self.topic.topic}
 
 
 def find(folder: Path, patterns: tuple[str, ...] = ()) -> Listing:

@@ -55,8 +55,7 @@ def show(patterns: tuple[str, ...], run_id: str | None, since: Moment | None, un
     groups = archived.groups(found.files, _selection(current, run_id, since, until))
     if current.as_json:
         damaged = [str(error) for error in found.damaged]
-        shown = [group.to_json() for group in groups]
-        render.print_json({"path": str(folder), "archived": shown, "damaged": damaged})
+        render.print_json({"path": str(folder), "archived": groups, "damaged": damaged})
     else:
         _show_groups(current, groups, found)
     return PARTLY if found.damaged else DONE
@@ -96,7 +95,7 @@ def bring_back(
         done = engine.restorable(folder, request) if dry_run else engine.restore(folder, request)
     found = _meant(folder, request) if dry_run else []
     if current.as_json:
-        render.print_json({**done.to_json(), **({"archived": [one.to_json() for one in found]} if dry_run else {})})
+        render.print_json({**done.to_json(), **({"archived": found} if dry_run else {})})
         return
     if found:
         _print_groups(found)

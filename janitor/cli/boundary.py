@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from janitor.boundary.claim import Limit
@@ -9,6 +11,7 @@ from janitor.cli import render
 from janitor.cli.options import common_options, session
 from janitor.cli.outcome import typed
 from janitor.run import feedback
+from janitor.state.values import pack
 from tms_core.cli.help import Command
 
 
@@ -64,11 +67,6 @@ def command(explain: bool) -> None:
             out.print(f"held at {limit.bound}: {limit.reason}{region}")
 
 
-def _limit(limit: Limit) -> dict[str, str | None]:
+def _limit(limit: Limit) -> dict[str, Any]:
     """Return a limit as JSON values; the key is in hex, and null where it is about a transaction."""
-    return {
-        "bound": str(limit.bound),
-        "reason": limit.reason,
-        "start": None if limit.start is None else limit.start.hex(),
-        "region": limit.region or None,
-    }
+    return {**pack(limit), "bound": str(limit.bound), "region": limit.region or None}

@@ -112,14 +112,7 @@ def _show(table: TableName, patterns: tuple[str, ...], limit: int) -> None:
     with current.reading() as engine:
         found = engine.inspect(table, patterns, limit)
     if current.as_json:
-        render.print_json(
-            {
-                "table": table,
-                "rows": found.rows,
-                "counts": dict(found.counts),
-                "min_transaction_ms": found.min_transaction_ms,
-            }
-        )
+        render.print_json({"table": table, **found._asdict()})
         return
     out = render.console()
     if found.rows:

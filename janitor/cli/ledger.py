@@ -11,6 +11,7 @@ from janitor.cli.options import common_options, session, topic_patterns
 from janitor.cli.state import beginning, explain_beginning, open_state
 from janitor.rules.policy import Rule
 from janitor.state.base import LedgerEntry
+from janitor.state.values import Pointer, pack
 from tms_core.cli.help import Command
 from tms_core.logs.printable import duration
 from tms_core.rowkey import GENERATION_BYTES
@@ -67,7 +68,8 @@ def parts(entry: LedgerEntry, key: bytes) -> dict[str, int]:
     for name, size, signed in (("generation", GENERATION_BYTES, True), *_PARTS[entry.table]):
         if len(rest) < size:
             break
-        found[name] = int.from_bytes(rest[:size], "big", signed=signed)
+        number = int.from_bytes(rest[:size], "big", signed=signed)
+        found[name] = Pointer(number) if name == "pointer" else number
         rest = rest[size:]
     return found
 
@@ -114,9 +116,4 @@ def _place(entry: LedgerEntry, key: bytes) -> str:
 
 
 def _entry_json(entry: LedgerEntry) -> dict[str, Any]:
-    ends = {"from": parts(entry, entry.start), "to": parts(entry, entry.stop)}
-    return {**entry.to_json(), **{name: _strings(found) for name, found in ends.items()}}
-
-
-def _strings(found: dict[str, int]) -> dict[str, Any]:
-    return {name: str(number) if name == "pointer" else number for name, number in found.items()}
+    return {**pack(entry), "from": parts(entry, entry.start), "to": parts(entry, entry.stop)}

@@ -87,7 +87,7 @@ def show(current: Session, report: Report, next_step: str = "", *, summary: bool
         next_step: what people would type after looking at it.
     """
     if current.as_json:
-        render.print_json(report.to_json())
+        render.print_json(report)
     else:
         render.print_report(report, next_step, lambda text: complete(text, current.arguments()), summary=summary)
 

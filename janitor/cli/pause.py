@@ -38,7 +38,7 @@ def command(topic: str | None) -> None:
     if known and not any(name.matches((pattern,)) for name in known):
         click.echo(f"warning: the janitor has not seen a topic named {pattern}; the pause applies anyway", err=True)
     if current.as_json:
-        render.print_json({"paused": as_json(pauses)})
+        render.print_json({"paused": pauses})
         return
     shown = "" if pattern == EVERYTHING else f" {shlex.quote(pattern)}"
     out = render.console()
@@ -49,8 +49,3 @@ def command(topic: str | None) -> None:
 def names(pauses: list[Pause]) -> str:
     """Return the paused patterns as text."""
     return ", ".join("everything" if pause.pattern == EVERYTHING else pause.pattern for pause in pauses)
-
-
-def as_json(pauses: list[Pause]) -> list[dict[str, object]]:
-    """Return the pauses as JSON values, in the form of the status."""
-    return [{"pattern": pause.pattern, "since_ms": pause.since_ms} for pause in pauses]

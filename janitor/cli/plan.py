@@ -58,13 +58,13 @@ def command(at: Moment | None, what_if: str, out: Path | None, summary: bool, pa
 def _next_step(current: Session, report: Report, out: Path | None, what_if: bool) -> str:
     """Return the command that follows this plan."""
     holds = set(report.held_topics().values())
-    if what_if or not report.entries:
+    if what_if or not report.topics:
         return ""
     if any(note.guard == "identity" for note in report.guards):
         return typed(current, "adopt")
     file = "" if out is None else shlex.quote(str(out))
     if Hold.FIRST_CONTACT in holds:
         return typed(current, f"apply {file} --adopt") if out else adoption(current)
-    if Hold.FRONTIER in holds or all(key.held for key, _ in report.sorted_entries()):
+    if Hold.FRONTIER in holds or all(entry.held for entry in report.topics):
         return for_held(current, report, holds)
     return typed(current, f"apply {file}") if out else next_pass(current)

@@ -15,6 +15,7 @@ from rich.text import Text
 from janitor.report import Report
 from janitor.rules.policy import Hold, Reason, Rule
 from janitor.state.records import MessagesLeft, StoreBytes
+from janitor.state.values import pack
 from tms_core.errors import code_of_guard
 from tms_core.logs import printable
 from tms_core.logs.printable import duration
@@ -103,9 +104,9 @@ def print_table(table: Table) -> None:
         out.print(Padding(", ".join(named), (0, 0, 0, 2)), soft_wrap=False)
 
 
-def print_json(value: Any) -> None:
-    """JSON on standard output, alone."""
-    sys.stdout.write(json.dumps(value, indent=1) + "\n")
+def print_json(value: object) -> None:
+    """Print a value as JSON on standard output, alone."""
+    sys.stdout.write(json.dumps(pack(value), indent=1) + "\n")
 
 
 def print_report(
@@ -119,10 +120,12 @@ def print_report(
     """
     out = console()
     out.print(_summary(report))
-    if any(entry.rows for entry in report.entries.values()):
+    if report.topics:
         print_table(_by_topic(report) if summary else _by_entry(report))
+    if report.topics_omitted:
+        out.print(f"and {report.topics_omitted:,} smaller entries, which were not recorded")
     out.print(_totals(report))
-    for line in [*_gained(report), *kept(report.kept_rows())]:
+    for line in [*_gained(report), *_kept(report), *_held_before(report)]:
         out.print(line)
     if report.boundary is not None:
         out.print(f"proven clean up to transaction {report.boundary} ({moment(report.boundary // 10**6)})")
@@ -134,13 +137,6 @@ def print_report(
         out.print(Text(f"failed: {error}", style="bold red"))
     if next_step:
         print_next(next_step, style="bold")
-
-
-def kept(rows: Mapping[str, int]) -> list[str]:
-    """Return the line about rows that stayed, by the reasons of a report; none if there are none."""
-    words = ((_REASONS.get(reason, reason.replace("_", " ")), count) for reason, count in rows.items() if count)
-    shown = ", ".join(f"{count:,} {name}" for name, count in words)
-    return [f"kept on purpose: {shown}"] if shown else []
 
 
 def guard_line(guard: str, message: str, *, tripped: bool) -> Text:
@@ -248,21 +244,21 @@ def _verb(report: Report) -> str:
 def _by_entry(report: Report) -> Table:
     """Return due and waiting rows by topic, generation, table and rule."""
     table = grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "waits"], right=(1, 4, 5))
-    for key, entry in report.sorted_entries():
+    for entry in report.topics:
         oldest, newest = age(entry.oldest_ms, report), age(entry.newest_ms, report)
-        held = _HOLDS[key.held] if key.held else ""
-        figures = (f"{entry.rows:,}", size(entry.size_bytes))
-        table.add_row(str(key.topic), str(key.generation), key.table, _RULES[key.rule], *figures, oldest, newest, held)
+        held = _HOLDS[entry.held] if entry.held else ""
+        subject = (str(entry.topic), str(entry.generation), entry.table, _RULES[entry.rule])
+        table.add_row(*subject, f"{entry.rows:,}", size(entry.bytes), oldest, newest, held)
     return table
 
 
 def _by_topic(report: Report) -> Table:
     """Return due and waiting rows of each topic, the topic with the most bytes first."""
     found: dict[str, list[int]] = {}
-    for key, entry in report.sorted_entries():
-        row = found.setdefault(str(key.topic), [0, 0, 0])
-        row[0] += entry.size_bytes
-        row[1 if report.counts_as_done(key.held) else 2] += entry.rows
+    for entry in report.topics:
+        row = found.setdefault(str(entry.topic), [0, 0, 0])
+        row[0] += entry.bytes
+        row[1 if entry.counts_as_done(report.mode) else 2] += entry.rows
     table = grid(["topic", "bytes", "rows", "held"], right=(1, 2, 3))
     for topic, (size_bytes, rows, held) in sorted(found.items(), key=lambda item: (-item[1][0], item[0])):
         table.add_row(topic, size(size_bytes), f"{rows:,}", f"{held:,}" if held else "")
@@ -270,12 +266,12 @@ def _by_topic(report: Report) -> Table:
 
 
 def _totals(report: Report) -> Text:
-    verb = _verb(report)
+    verb, totals = _verb(report), report.totals
     parts = [
-        f"{report.total(Rule.EXPIRED):,} expired",
-        *([f"{processed:,} processed"] if (processed := report.total(Rule.PROCESSED)) else []),
-        f"{report.total(Rule.OLD_GENERATION):,} of old generations {verb}deleted",
-        f"{report.total(Rule.INVALID_TRANSACTION):,} of invalid transactions {verb}inverted",
+        f"{totals.expired:,} expired",
+        *([f"{totals.processed:,} processed"] if totals.processed else []),
+        f"{totals.old_generation:,} of old generations {verb}deleted",
+        f"{totals.invalid_transaction:,} of invalid transactions {verb}inverted",
     ]
     return Text(f"rows: {', '.join(parts)}", style="bold")
 
@@ -284,8 +280,22 @@ def _gained(report: Report) -> Iterator[str]:
     """Yield the number of deleted messages, of all messages, and the freed space if it is known."""
     if left := messages(report.mode, report.messages, report.started_ms):
         yield f"messages: {left}"
-    if freed := report.deleted_bytes():
+    if freed := report.deleted_bytes:
         about, of = ("about ", on_disk(report.store_bytes.before)) if report.mode == "plan" else ("", "")
         yield f"size: {about}{size(freed)} of rows {_verb(report)}deleted{of}"
         if gained := gain(report.store_bytes):
             yield gained
+
+
+def _kept(report: Report) -> Iterator[str]:
+    """Yield the line about rows that stayed, if there are any."""
+    counts = ((_REASONS[reason], rows) for reason, rows in report.totals.kept.items() if rows)
+    if shown := ", ".join(f"{rows:,} {words}" for words, rows in counts):
+        yield f"kept on purpose: {shown}"
+
+
+def _held_before(report: Report) -> Iterator[str]:
+    for entry in report.held_before.topics if report.held_before else ():
+        held = _HOLDS[entry.held] if entry.held else ""
+        why = f"{entry.table}, {_RULES[entry.rule]}, {held}"
+        yield f"still held, counted by an earlier run: {entry.rows:,} rows of {entry.topic} ({why})"

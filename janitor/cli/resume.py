@@ -10,7 +10,7 @@ import click
 from janitor.cli import render
 from janitor.cli.options import PatternType, common_options, session
 from janitor.cli.outcome import typed
-from janitor.cli.pause import as_json, names
+from janitor.cli.pause import names
 from janitor.cli.state import complete_topics, open_state
 from janitor.state.base import EVERYTHING, Pause, State
 from tms_core.cli.help import Command
@@ -40,7 +40,7 @@ def command(topic: str | None) -> int:
     current.refresh_status()
     over = [pause for pause in pauses if _within(pattern, pause.pattern)]
     if current.as_json:
-        render.print_json({"resumed": resumed, "retried": retried, "paused": as_json(pauses)})
+        render.print_json({"resumed": resumed, "retried": retried, "paused": pauses})
     else:
         _show(pattern, resumed, retried, pauses)
         for pause in over:

@@ -200,7 +200,7 @@ def show_stats(found: list[GenerationStats], now_ms: int) -> None:
             f"{sum(one.overdue.values()):,}",
             f"{one.orphan_payloads:,}",
             f"{one.missing_payloads:,}",
-            _age(one.to_json()["blocking_since_ms"], now_ms),
+            _age(one.blocking_since_ms, now_ms),
         )
     render.print_table(table)
     totals: dict[str, Any] = {

@@ -84,7 +84,7 @@ def _show(current: Session, *, clear: bool = False) -> None:
     status = _status(current, fresh=not clear)
     health = judge(status)
     if current.as_json:
-        render.print_json({**status.to_json(), "health": health.to_json()})
+        render.print_json({**status.to_json(), "health": health})
         return
     if clear:
         click.clear()
@@ -238,7 +238,7 @@ def _next(status: Status, health: Health, arguments: str) -> str:
 def _command(status: Status, about: str) -> str:
     """Return what to type about a part of the status, or an empty string."""
     if about == "aside":
-        topics = [entry.topic for entry in status.quarantined] or [pattern for pattern, _ in status.paused]
+        topics = [entry.topic for entry in status.quarantined] or [pause.pattern for pause in status.paused]
         return "janitor resume" + ("" if topics[0] == EVERYTHING else f" {shlex.quote(topics[0])}")
     if about == "held":
         return next((held.command for held in status.held if held.command and held.reason != Hold.PAUSED), "")
@@ -254,9 +254,9 @@ def _command(status: Status, about: str) -> str:
 
 def _aside(status: Status) -> Iterator[Text]:
     """Return paused, held and quarantined topics."""
-    for pattern, since_ms in status.paused[:_NAMED]:
-        what = "everything" if pattern == EVERYTHING else pattern
-        yield render.line("paused", what, f"since {render.when(since_ms, status.now_ms)}", style="yellow")
+    for pause in status.paused[:_NAMED]:
+        what = "everything" if pause.pattern == EVERYTHING else pause.pattern
+        yield render.line("paused", what, f"since {render.when(pause.since_ms, status.now_ms)}", style="yellow")
     for held in status.held[:_NAMED]:
         until = "" if held.until_ms is None else f"until {render.when(held.until_ms, status.now_ms)}"
         waits = f"{held.rows:,} rows wait ({held.reason.replace('_', ' ')})"

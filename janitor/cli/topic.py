@@ -91,7 +91,7 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
         rows = "rows" if entry["rows"] is None else f"{entry['rows']:,} rows"
         rule = entry["rule"].replace("_", " ")
         at = render.when(entry["at_ms"], now_ms)
-        yield render.line("deleted", f"{rows} of the {entry['table']} table, {rule}", at, f"run {entry['run']}")
+        yield render.line("deleted", f"{rows} of the {entry['table']} table, {rule}", at, f"run {entry['run_id']}")
     yield render.line("one message", typed(current, f"why {topic} MESSAGE_ID"))
 
 

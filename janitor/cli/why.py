@@ -188,8 +188,7 @@ def _missing(answer: Why, missing: MissingRow) -> Iterator[str]:
         yield f"  no known run deleted it: {known}; it was deleted earlier or by CDAP, or never existed"
 
 
-def _run(trace: Trace) -> str:
-    entry = trace.entry
+def _run(entry: Trace) -> str:
     how = entry.rule.replace("_", " ")
     if entry.rule != Rule.INVALID_TRANSACTION:
         how += f" ({policy(entry)})"

@@ -276,7 +276,7 @@ class Daemon:
             raise
         self._outdated = True
         self.tick()
-        if report.mode == "apply" and report.deleted_bytes():
+        if report.mode == "apply" and report.deleted_bytes:
             self._follow_sweep()
 
     def _follow_sweep(self) -> None:

@@ -206,7 +206,7 @@ class _Routes:
 
     def _document(self, status: Status, alive: str, ready: str) -> dict[str, Any]:
         document = status.to_json()
-        document |= {"alive": alive, "ready": ready, "health": judge(status, alive, ready).to_json()}
+        document |= {"alive": alive, "ready": ready, "health": pack(judge(status, alive, ready))}
         document["adopt_command"] = self._command("adopt")
         for name in ("guards", "health", "last_run"):
             document[name] = self._completed(document[name])

@@ -8,24 +8,25 @@ from typing import Any
 from janitor.inspect.fate import Fate
 from janitor.report import DataTable
 from janitor.state.base import LedgerEntry
-from janitor.state.values import pack
+from janitor.state.records import row_of
+from janitor.state.values import Pointer, pack
 from tms_core.rowkey import MessageId
 from tms_core.topic import TopicId
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(LedgerEntry):
     """A ledger entry about a row.
 
     Attributes:
         certain: whether the run deleted the row if it existed; otherwise it may have.
     """
 
-    entry: LedgerEntry
     certain: bool
 
-    def to_json(self) -> dict[str, Any]:
-        return {"certain": self.certain, **self.entry.to_json()}
+    @classmethod
+    def of(cls, entry: LedgerEntry, *, certain: bool) -> Trace:
+        return cls(*(*row_of(entry), certain))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class FoundRow:
     key: bytes
     generation: int
     time_ms: int
-    pointer: int | None
+    pointer: Pointer | None
     transaction: str
     refers: bool
     fate: Fate
@@ -59,9 +60,7 @@ class FoundRow:
         return {
             **shown,
             **fate,
-            "pointer": None if self.pointer is None else str(self.pointer),
             "transaction": self.transaction or None,
-            "inverted": [trace.to_json() for trace in self.inverted],
         }
 
 
@@ -77,9 +76,6 @@ class MissingRow:
     table: DataTable
     key: bytes | None
     taken: tuple[Trace, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**pack(self), "taken": [trace.to_json() for trace in self.taken]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +121,10 @@ class Why:
     def to_json(self) -> dict[str, Any]:
         """Return the answer as JSON values; keys and ids are in hex, write pointers are decimal strings."""
         return {
-            "tms_namespace": self.topic.namespace,
             **pack(self),
-            "topic": self.topic.topic,
             "message_id": str(self.message_id),
             "publish_ms": self.message_id.publish_ms,
             "sequence": self.message_id.sequence,
             "problem": self.problem or None,
             "found": [found.to_json() for found in self.found],
-            "missing": [missing.to_json() for missing in self.missing],
         }

@@ -17,6 +17,7 @@ from janitor.inspect.rows import pointer_state
 from janitor.rules.policy import Delete, Row, Rule, decide
 from janitor.rules.ranges import find_referenced, search_range, timeless_range, topic_stop
 from janitor.state.base import LedgerEntry, State
+from janitor.state.values import Pointer
 from janitor.sweep.run import Run
 from janitor.sweep.transactions import oldest_open_ms
 from tms_core.consumers.retention import processed_by
@@ -137,7 +138,7 @@ class _Question:
             key=key.pack(),
             generation=key.generation,
             time_ms=key.publish_ms,
-            pointer=pointer,
+            pointer=None if pointer is None else Pointer(pointer),
             transaction=pointer_state(pointer, self.run.transactions.snapshot) if value else "unreadable",
             refers=pointer is not None and value is not None and value.payload is None,
             fate=fate,
@@ -180,7 +181,7 @@ class _Question:
             key=key.pack(),
             generation=key.generation,
             time_ms=key.write_ms,
-            pointer=key.write_pointer,
+            pointer=Pointer(key.write_pointer),
             transaction=pointer_state(key.write_pointer, self.run.transactions.snapshot),
             refers=False,
             fate=fate,
@@ -225,8 +226,8 @@ class _Question:
             for entry in entries:
                 if entry.table == table and entry.rule in rules and _may_have(entry, key.time_ms):
                     certain = table == "message" and rules is _TAKING and entry.rows is not None
-                    traces.append(Trace(entry, certain))
-        return tuple(sorted(traces, key=lambda trace: trace.entry.at_ms, reverse=True)[:TRACES])
+                    traces.append(Trace.of(entry, certain=certain))
+        return tuple(sorted(traces, key=lambda trace: trace.at_ms, reverse=True)[:TRACES])
 
 
 def _may_have(entry: LedgerEntry, time_ms: int) -> bool:

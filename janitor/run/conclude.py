@@ -242,7 +242,7 @@ def conclude_run(
 
 def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
     """Drop the request for a full pass, unless it was made during the run."""
-    wanted_ms = state.note(boundary.WANTED)
+    wanted_ms = state.note(boundary.WANTED, int)
     if wanted_ms is not None and not started_ms < wanted_ms <= finished_ms:
         state.save_note(boundary.WANTED, None)
 
@@ -253,7 +253,7 @@ def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -
     blamed = [each for each in outcome.failed.values() if not each.refused]
     failed = {topic: each.message for each in blamed if (topic := TopicId.from_prefix(each.prefix)) is not None}
     gone = {topic for topic in known if topic.prefix not in run.topics and _is_done(run, outcome, topic.prefix)}
-    written = {key.topic for key, entry in outcome.entries.items() if key.held is None and entry.rows}
+    written = {entry.topic for entry in outcome.entries.values() if entry.held is None and entry.rows}
     now_ms, write_failed = run.ready.now.wall_ms, bool(outcome.unsure)
     return guards.judge_failures(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
 
@@ -342,7 +342,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
 def record_adopter(deps: Deps, record: StoreRecord) -> None:
     """Record next to the store which state has adopted it, to recognize another, empty state."""
     if deps.side is not None and record.adopted_ms is not None:
-        record_state(deps.side, SystemRecord(record.mark, deps.state_name))
+        record_state(deps.side, SystemRecord(record.mark, deps.state.driver.place))
 
 
 def seen(record: StoreRecord, tx: TxState) -> StoreRecord:

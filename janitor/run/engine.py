@@ -100,7 +100,7 @@ class Engine(OperatorDecisions):
         with self._turn:
             with record.preparing(self.deps, "plan"):
                 ready = prepare(self.deps)
-                known = self.deps.state.note(record.REHEARSED)
+                known = self.deps.state.note(record.REHEARSED, int)
                 is_recent = known is not None and 0 <= ready.now.wall_ms - known < FULL_EVERY_MS
                 run, outcome = begin_plan(self.deps, ready, "frequent" if is_recent else "full", patterns), Outcome()
             record.begin(self.deps, run)
@@ -185,27 +185,6 @@ class SweepRun:
             record.close(deps, run, self._outcome, "failed", error=str(error))
             raise
 
-    def _close(self) -> Report:
-        """Record the result of the run; return its report."""
-        deps, run, outcome = self._deps, self._run, self._outcome
-        claim = claim_in_force(deps, run.ready)
-        report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
-        try:
-            with self._deps.as_holder():
-                record.close(deps, run, outcome, self._result(report), report)
-        except LeaseLost as error:
-            outcome.ended = error
-            report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
-        return report
-
-    def _result(self, report: Report) -> str:
-        """Return the result of the run as a word (``RunRecord.result``)."""
-        if self._run.ready.is_blocked:
-            return "blocked"
-        if self._outcome.interruption is not None:
-            return "interrupted"
-        return "partial" if report.errors or self._outcome.withheld else "done"
-
     def _make_pass(self, executor: StoreExecutor) -> StateError | None:
         """Make the pass over the store; return the state's error if the state failed.
 
@@ -214,7 +193,7 @@ class SweepRun:
         """
         deps, run, outcome = self._deps, self._run, self._outcome
         self._counts = passes.load_topics(deps, run)
-        with self._deps.as_holder(), deps.state.transaction():
+        with deps.as_holder(), deps.state.transaction():
             deps.check_lease()
             clocks = guards.read_clocks(deps.clock)
             conclude.begin_run(run, deps.state, clocks, self._stoppable, moves_frontiers=self._moves_frontiers)
@@ -233,68 +212,6 @@ class SweepRun:
         if outcome.ended is not None and outcome.interruption is None:
             raise outcome.ended
         return None
-
-    def _settle(self, executor: StoreExecutor, state_failed: StateError | None) -> None:
-        """Sync the store, save the conclusions, compact, and report proven ids to the transaction manager."""
-        deps, outcome = self._deps, self._outcome
-        self._costs.start("sync")
-        # S4: before anything is concluded. A crash of the machine may take back unsynced deletions and inversions.
-        # A run that deleted nothing and proves nothing has nothing that a crash may not take back.
-        if executor.deleted.slices or self._coverage is not None:
-            deps.writable_store().sync()
-        self._costs.start("")
-        # L6: only after the sync. A row that comes back without its expiry would live as long as its topic's TTL.
-        if self._run.expiries is not None:
-            self._run.expiries.forget(outcome.expired)
-        if self._coverage is None:
-            self._free_void_claims()
-        if state_failed is not None:
-            # The store works, so what was done there was made durable all the same.
-            with self._deps.as_holder():
-                raise state_failed
-        if outcome.archive_error is not None:
-            outcome.failures["message", "archive"] += 1
-            outcome.errors.append(
-                f"nothing more was deleted, because rows could not be archived: {outcome.archive_error}"
-            )
-        if outcome.interruption is not None or not self._conclude():
-            return
-        # After the conclusions: a compaction that fails may close the store, and costs only space.
-        self._costs.start("compact")
-        outcome.compact(executor.deleted, partial(self._alive, "compact", 0))
-        self._costs.start("")
-        if deps.feedback is not None and self._moves_frontiers and outcome.interruption is None:
-            try:
-                heartbeat = partial(self._alive, "audit")
-                feedback.hand_over(deps, deps.feedback, self._run, outcome, self._permission, heartbeat)
-            except Interrupted as error:
-                outcome.ended = error
-
-    def _free_void_claims(self) -> None:
-        """Free the claims of invalid transactions, and mark their producers' batches, before their ids can leave the
-        invalid list (invariant S4). Also forget idle producers.
-
-        A pass that proves something does this before it saves its first evidence, so the evidence covers claims too.
-        """
-        deps, run = self._deps, self._run
-        usable, topics = run.ready.tx.usable, run.topics
-        if deps.side is None or usable is None or not self._moves_frontiers or self._outcome.interruption is not None:
-            return
-
-        def is_gone(topic: TopicId, generation: int) -> bool:
-            work = topics.get(topic.prefix)
-            return work is not None and work.topic.is_old(generation)
-
-        # S12: these writes have no batch whose permission is checked.
-        with self._deps.as_holder():
-            deps.check_lease()
-        freed = free_void(deps.side, usable.is_invalid, lambda group: is_gone(group.topic, group.generation))
-        if freed:
-            logger.info("%d claims of failed transactions were released to their groups", freed)
-        idle_before_ms = run.ready.now.wall_ms - IDLE_MS
-        forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_gone, idle_before_ms)[1]
-        if forgotten:
-            logger.info("%d producers that were idle for a week were forgotten", forgotten)
 
     def _executor(self) -> StoreExecutor:
         deps, run = self._deps, self._run
@@ -331,7 +248,67 @@ class SweepRun:
                 self._permission.raise_if_stopping()
             yield one
 
-    # -- what is concluded -----------------------------------------------------------------------------------------
+    def _settle(self, executor: StoreExecutor, state_failed: StateError | None) -> None:
+        """Sync the store, save the conclusions, compact, and report proven ids to the transaction manager."""
+        deps, outcome = self._deps, self._outcome
+        self._costs.start("sync")
+        # S4: before anything is concluded. A crash of the machine may take back unsynced deletions and inversions.
+        # A run that deleted nothing and proves nothing has nothing that a crash may not take back.
+        if executor.deleted.slices or self._coverage is not None:
+            deps.writable_store().sync()
+        self._costs.start("")
+        # L6: only after the sync. A row that comes back without its expiry would live as long as its topic's TTL.
+        if self._run.expiries is not None:
+            self._run.expiries.forget(outcome.expired)
+        if self._coverage is None:
+            self._free_void_claims()
+        if state_failed is not None:
+            # The store works, so what was done there was made durable all the same.
+            with deps.as_holder():
+                raise state_failed
+        if outcome.archive_error is not None:
+            outcome.failures["message", "archive"] += 1
+            outcome.errors.append(
+                f"nothing more was deleted, because rows could not be archived: {outcome.archive_error}"
+            )
+        if outcome.interruption is not None or not self._conclude():
+            return
+        # After the conclusions: a compaction that fails may close the store, and costs only space.
+        self._costs.start("compact")
+        outcome.compact(executor.deleted, partial(self._alive, "compact", 0))
+        self._costs.start("")
+        if deps.feedback is not None and self._moves_frontiers and outcome.interruption is None:
+            try:
+                heartbeat = partial(self._alive, "audit")
+                feedback.hand_over(deps, deps.feedback, self._run, outcome, self._permission, heartbeat)
+            except Interrupted as error:
+                outcome.ended = error
+
+    def _free_void_claims(self) -> None:
+        """Free the claims of invalid transactions, and mark their producers' batches, before their ids can leave the
+        invalid list (invariant S4). Also forget idle producers.
+
+        A pass that proves something does this before it saves its first evidence, so the evidence covers claims too.
+        """
+        deps, run = self._deps, self._run
+        usable, topics = run.ready.tx.usable, run.topics
+        if deps.side is None or usable is None or not self._moves_frontiers or self._outcome.interruption is not None:
+            return
+
+        def is_gone(topic: TopicId, generation: int) -> bool:
+            work = topics.get(topic.prefix)
+            return work is not None and work.topic.is_old(generation)
+
+        # S12: these writes have no batch whose permission is checked.
+        with deps.as_holder():
+            deps.check_lease()
+        freed = free_void(deps.side, usable.is_invalid, lambda group: is_gone(group.topic, group.generation))
+        if freed:
+            logger.info("%d claims of failed transactions were released to their groups", freed)
+        idle_before_ms = run.ready.now.wall_ms - IDLE_MS
+        forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_gone, idle_before_ms)[1]
+        if forgotten:
+            logger.info("%d producers that were idle for a week were forgotten", forgotten)
 
     def _conclude(self) -> bool:
         """Save the results of the pass, if this process still has the lease (invariants S4, S12)."""
@@ -343,7 +320,7 @@ class SweepRun:
             lineage = self._lineage()
             if lineage is None:
                 return False
-            with self._deps.as_holder(), state.transaction():
+            with deps.as_holder(), state.transaction():
                 # S12: inside the transaction, so the next holder's conclusions are not overwritten.
                 deps.check_lease()
                 if self._moves_frontiers:
@@ -360,11 +337,11 @@ class SweepRun:
     def _lineage(self) -> dict[str, Any] | None:
         """Return the facts that identify the store from now on; None: a backup has replaced it, or it has failed."""
         deps, run, outcome = self._deps, self._run, self._outcome
-        with self._deps.as_holder():
+        with deps.as_holder():
             deps.check_lease()
         try:
             # S13: once more at the end. A backup that was put back during the run undoes what the run has proven.
-            with self._deps.as_holder():
+            with deps.as_holder():
                 _, put_back = guards.check_lineage(deps.state, deps.store, run.ready.record)
             if put_back is None:
                 return dict(deps.store.lineage())
@@ -379,3 +356,24 @@ class SweepRun:
     def _alive(self, phase: str, rows: int) -> None:
         self._deps.observer(phase, None, rows)
         self._permission.alive()
+
+    def _close(self) -> Report:
+        """Record the result of the run; return its report."""
+        deps, run, outcome = self._deps, self._run, self._outcome
+        claim = claim_in_force(deps, run.ready)
+        report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
+        try:
+            with deps.as_holder():
+                record.close(deps, run, outcome, self._result(report), report)
+        except LeaseLost as error:
+            outcome.ended = error
+            report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
+        return report
+
+    def _result(self, report: Report) -> str:
+        """Return the result of the run as a word (``RunRecord.result``)."""
+        if self._run.ready.is_blocked:
+            return "blocked"
+        if self._outcome.interruption is not None:
+            return "interrupted"
+        return "partial" if report.errors or self._outcome.withheld else "done"

@@ -173,7 +173,7 @@ def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[Stor
     Raises:
         StoreError, StateError: the store or the state could not be read or written.
     """
-    reason = state.note(RESTORED)
+    reason = state.note(RESTORED, str)
     if reason is None and record.adopted_ms is not None:
         reason = store.restored_since(state.note(LINEAGE) or {})
         if reason is not None:

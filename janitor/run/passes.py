@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from janitor.report import EXPECTED, Report, counts_as_done
+from janitor.report import EXPECTED, Report, Totals, deleted_bytes, in_order
 from janitor.rules.policy import Rule
 from janitor.run.prepare import Deps
 from janitor.state.base import Claim, State, TopicCount
 from janitor.state.figures import GuardNote
 from janitor.state.records import NOT_COUNTED, MessagesLeft, StoreBytes
+from janitor.state.values import Pointer
 from janitor.sweep.findings import Read
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Run, TopicWork
@@ -127,15 +128,17 @@ def report(
     ready = run.ready
     deps.unknown_row_log.name(outcome, deps.store.metadata)
     outcome.calls = costs.calls()
+    topics = in_order(outcome.entries.values())
     return Report(
         id=run.id,
         mode=run.mode,
         started_ms=run.record.started_ms,
         effective_now_ms=ready.now.wall_ms,
         snapshot=ready.tx.used,
-        entries=outcome.entries,
-        kept=outcome.kept,
-        boundary=boundary.bound if boundary else None,
+        topics=topics,
+        totals=Totals.of(run.mode, topics, outcome.kept),
+        deleted_bytes=deleted_bytes(run.mode, topics),
+        boundary=Pointer(boundary.bound) if boundary else None,
         guards=_notes(run, outcome, deps.state),
         errors=outcome.errors,
         store_calls=outcome.calls.total(),
@@ -154,13 +157,13 @@ def _messages(deps: Deps, run: Run, outcome: Outcome, known: Mapping[TopicId, To
     counts.
     """
     rows: Counter[tuple[bool, bool]] = Counter()
-    for key, entry in outcome.entries.items():
-        if key.table == "message" and key.rule is not Rule.INVALID_TRANSACTION:
-            work = run.topics.get(key.topic.prefix)
-            old = work is None or work.topic.is_old(key.generation)
+    for entry in outcome.entries.values():
+        if entry.table == "message" and entry.rule is not Rule.INVALID_TRANSACTION:
+            work = run.topics.get(entry.topic.prefix)
+            old = work is None or work.topic.is_old(entry.generation)
             if old and entry.rows and (work is None or not work.topic.deleted):
                 return NOT_COUNTED  # the count may be of that generation or of the living one
-            rows[counts_as_done(run.mode, key.held), old] += entry.rows
+            rows[entry.counts_as_done(run.mode), old] += entry.rows
     gone = rows[True, False] + rows[True, True]
     counts = _counts(deps, run, known) if gone and not outcome.unsure else None
     if not counts:

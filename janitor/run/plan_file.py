@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from janitor.report import DataTable, EntryKey, Report
+from janitor.report import DataTable, Entry, Report
 from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.rules.ranges import Span, intersect, message_spans, payload_spans
+from janitor.state.values import pack
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import PlanLimits, Run, Terms, TopicWork, parse_or_none
 from tms_core.errors import ConfigurationError, PlanRefused, StoreError
@@ -80,16 +81,15 @@ def document(
     report: Report, outcome: Outcome, run: Run, *, store_id: str, digest: str, what_if: bool
 ) -> dict[str, Any]:
     """Return a plan file's contents."""
-    found = report.to_json()
-    for item, (key, _) in zip(found["topics"], report.sorted_entries(), strict=True):
-        work = run.topics.get(key.topic.prefix)
+    found: dict[str, Any] = pack(report)
+    for item, entry in zip(found["topics"], report.topics, strict=True):
+        work = run.topics.get(entry.topic.prefix)
         item["metadata"] = work and {"generation": work.topic.generation, "ttl_seconds": work.topic.ttl_seconds}
-        item["ranges"] = [
-            {"start": start.hex(), "stop": stop.hex()} for start, stop in [*_ranges(key, work), *_early(key, outcome)]
-        ]
+        ranges = [*_ranges(entry, work), *_early(entry, outcome)]
+        item["ranges"] = [{"start": start.hex(), "stop": stop.hex()} for start, stop in ranges]
         item["frontier"] = work and _reach(work.frontier)
-        inverted = key.rule is Rule.INVALID_TRANSACTION
-        item["pointers"] = [str(p) for p in sorted(outcome.pointers.get(key.topic, ()))] if inverted else []
+        inverted = entry.rule is Rule.INVALID_TRANSACTION
+        item["pointers"] = [str(p) for p in sorted(outcome.pointers.get(entry.topic, ()))] if inverted else []
     found["format"] = FORMAT
     found["store_id"] = store_id
     found["config_digest"] = digest
@@ -247,29 +247,29 @@ def _frontier(
     return Frontier(now_ms, cutoff, cutoff, _long(generation), held, _long(processed), _long(decided_ms))
 
 
-def _ranges(key: EntryKey, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
+def _ranges(entry: Entry, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
     """Return the ranges of one generation in which the entry's rule deletes rows."""
     if work is None:
         return []
-    prefix = key.topic.prefix
-    own = KeyRange(generation_prefix(prefix, key.generation), generation_prefix(prefix, key.generation + 1))
+    prefix, generation = entry.topic.prefix, entry.generation
+    own = KeyRange(generation_prefix(prefix, generation), generation_prefix(prefix, generation + 1))
     spans: list[Span]
-    rule = key.rule
-    if key.table == "message":
+    rule = entry.rule
+    if entry.table == "message":
         spans = message_spans(work.topic, work.frontier)
     else:
         spans = payload_spans(work.topic, work.frontier, None)
         # What was processed lies among what is expired; each row is judged by its time.
         rule = Rule.EXPIRED if rule is Rule.PROCESSED else rule
-    held = key.held not in (None, Hold.FIRST_CONTACT)
+    held = entry.held not in (None, Hold.FIRST_CONTACT)
     wanted = [span for span in spans if span.rule is rule and (span.held == held or span.by_row)]
     return [(span.start, span.stop) for span in intersect(wanted, [own])]
 
 
-def _early(key: EntryKey, outcome: Outcome) -> list[tuple[bytes, bytes]]:
+def _early(entry: Entry, outcome: Outcome) -> list[tuple[bytes, bytes]]:
     """Return the range of the entry's messages with TTLs of their own; rows in it that are not due are not deleted."""
-    ends = outcome.early.get((key.topic, key.generation))
-    if ends is None or key.table != "message" or key.rule is not Rule.EXPIRED:
+    ends = outcome.early.get((entry.topic, entry.generation))
+    if ends is None or entry.table != "message" or entry.rule is not Rule.EXPIRED:
         return []
     return [(ends[0], ends[1] + b"\x00")]
 

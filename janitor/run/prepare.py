@@ -145,7 +145,6 @@ class Deps:
         feedback: the transaction manager that receives proven ids; None if it does not exist.
         restored: called with each topic that archived rows were written to.
         opened_bytes: the size of the store on its disk before it was opened for writing; None: its size is read.
-        state_name: the place of the state, for people.
     """
 
     store: Reads
@@ -165,7 +164,6 @@ class Deps:
     feedback: Feedback | None = None
     restored: Callable[[TopicId], None] = ignore_restored
     opened_bytes: int | None = None
-    state_name: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.observer, GuardedObserver):

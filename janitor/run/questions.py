@@ -72,7 +72,7 @@ class Questions:
         run, outcome = begin_plan(deps, prepare(deps, at_ms), "full", patterns), Outcome()
         report = make_plan(deps, run, outcome)
         store_id, only_to_look = run.ready.record.mark, at_ms is not None or bool(changes)
-        if report.entries and not only_to_look:
+        if report.topics and not only_to_look:
             # A frequent run searches less, and would leave some of it for a day.
             self.deps.state.save_note(boundary.WANTED, run.ready.now.wall_ms)
         document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=only_to_look)

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from threading import Lock
 
-from janitor.report import DataTable, Entry, EntryKey, Report
+from janitor.report import HELD, DataTable, Entry, Report, largest
 from janitor.rules.policy import Hold, Rule
 from janitor.run.prepare import Deps, new_id
 from janitor.state.base import CounterKey, LedgerEntry, RunRecord, State
-from janitor.state.figures import HELD, SNAPSHOT, HeldRows, SnapshotRead
+from janitor.state.figures import SNAPSHOT, SnapshotRead
 from janitor.state.records import Mode, Note
 from janitor.state.topic_history import save_topics
 from janitor.sweep.findings import DeletionCount
@@ -26,6 +26,7 @@ from janitor.sweep.outcome import Outcome, open_announcements
 from janitor.sweep.run import Run
 from tms_core.clock import Clock
 from tms_core.errors import Interrupted, Refused, StateError
+from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
 
@@ -127,7 +128,7 @@ def _results(result: str, runs: int) -> dict[CounterKey, float]:
     return {CounterKey("sweeps_total", (("result", result),)): float(runs)}
 
 
-def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, result: str) -> Sequence[HeldRows]:
+def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, result: str) -> Sequence[Entry]:
     """Add a finished run to counters and notes; call it inside the state's transaction.
 
     Returns:
@@ -147,24 +148,27 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
     if run.limits is not None:
         return ()  # a plan file says nothing of what else is due
     if report.full and not run.patterns:
-        state.save_note(Note.KEPT, report.kept_rows())
-    counted = [(key, entry) for key, entry in report.entries.items() if _is_overdue(key, entry)]
-    known = _still_held(HELD.read(state), run, outcome, {str(key.topic) for key, _ in counted})
-    HELD.save(state, [*known, *(_held_rows(key, entry) for key, entry in _most(counted))])
+        state.save_note(Note.KEPT, report.totals.kept)
+    counted = [entry for entry in report.topics if entry.held not in (None, Hold.PROTECTED)]
+    known = _still_held(HELD.read(state), run, outcome, {entry.topic for entry in counted})
+    HELD.save(state, [*known, *_overdue(counted)])
     return known
 
 
 def _save_plan(state: State, run: Run, report: Report) -> None:
     """Save the plan of a daemon that only plans; all its due rows are overdue."""
     if report.full:
-        state.save_note(Note.KEPT, report.kept_rows())
+        state.save_note(Note.KEPT, report.totals.kept)
         state.save_note(REHEARSED, run.ready.now.wall_ms)
-    due = [(key, entry) for key, entry in report.entries.items() if entry.rows and key.held is not Hold.PROTECTED]
-    HELD.save(state, [_held_rows(key, entry) for key, entry in _most(due)])
+    HELD.save(state, _overdue([entry for entry in report.topics if entry.held is not Hold.PROTECTED]))
+
+
+def _overdue(entries: Sequence[Entry]) -> list[Entry]:
+    return [replace(entry, sample_keys=[]) for entry in largest(entries, NAMED_OVERDUE)]
 
 
 def _counters(run: Run, outcome: Outcome, report: Report) -> dict[CounterKey, float]:
-    amounts: Counter[CounterKey] = taken(report.entries) if report.mode == "apply" else Counter()
+    amounts: Counter[CounterKey] = taken(report.topics) if report.mode == "apply" else Counter()
     for phase, rows in outcome.scanned.items():
         amounts[CounterKey("rows_scanned_total", (("table", _TABLE_OF_PHASE[phase]),))] += rows
     for (table, reason), times in outcome.failures.items():
@@ -182,12 +186,12 @@ def _counters(run: Run, outcome: Outcome, report: Report) -> dict[CounterKey, fl
     return found
 
 
-def taken(entries: Mapping[EntryKey, Entry]) -> Counter[CounterKey]:
+def taken(entries: Iterable[Entry]) -> Counter[CounterKey]:
     """Return counts of deleted and inverted rows; held rows are not counters."""
     amounts: Counter[CounterKey] = Counter()
-    for key, entry in entries.items():
-        if key.held is None:
-            amounts.update(_taken(key.table, key.rule, entry.rows, entry.size_bytes))
+    for entry in entries:
+        if entry.held is None:
+            amounts.update(_taken(entry.table, entry.rule, entry.rows, entry.bytes))
     return amounts
 
 
@@ -229,7 +233,7 @@ class RunningCounters:
 
 def _save_unreported(state: State, outcome: Outcome, result: str) -> None:
     """Add a failed run and its deletions to the counters; call it inside the state's transaction."""
-    known = {key: float(amount) for key, amount in taken(outcome.entries).items()}
+    known = {key: float(amount) for key, amount in taken(outcome.entries.values()).items()}
     state.add_counters({**_results(result, 1), **known})
 
 
@@ -253,41 +257,18 @@ def _snapshot(run: Run) -> SnapshotRead:
     )
 
 
-def _still_held(known: Sequence[HeldRows], run: Run, outcome: Outcome, counted: Collection[str]) -> list[HeldRows]:
+def _still_held(known: Sequence[Entry], run: Run, outcome: Outcome, counted: Collection[TopicId]) -> list[Entry]:
     """Return overdue rows that an earlier run counted, if this one did not."""
     unseen = {
-        str(work.topic.topic)
-        for key, work in run.topics.items()
-        if not (work.counts_held and _was_seen(run, outcome, key))
+        work.topic.topic for key, work in run.topics.items() if not (work.counts_held and _was_seen(run, outcome, key))
     }
-    return [item for item in known if item.name in unseen.difference(counted)]
+    return [item for item in known if item.topic in unseen.difference(counted)]
 
 
 def _was_seen(run: Run, outcome: Outcome, key: bytes) -> bool:
     """Return whether the run processed the whole topic, or had no reason to; only full passes read paused topics."""
     left = key in outcome.failed or key in outcome.withheld or run.is_quarantined(key)
     return run.in_scope(key) and not left and (run.full or not run.is_paused(key))
-
-
-def _is_overdue(key: EntryKey, entry: Entry) -> bool:
-    return bool(entry.rows) and key.held not in (None, Hold.PROTECTED)
-
-
-def _most(entries: list[tuple[EntryKey, Entry]]) -> list[tuple[EntryKey, Entry]]:
-    return sorted(entries, key=lambda item: item[1].rows, reverse=True)[:NAMED_OVERDUE]
-
-
-def _held_rows(key: EntryKey, entry: Entry) -> HeldRows:
-    return HeldRows(
-        tms_namespace=key.topic.namespace,
-        topic=key.topic.topic,
-        table=key.table,
-        rule=str(key.rule),
-        held=str(key.held) if key.held else "",
-        rows=entry.rows,
-        bytes=entry.size_bytes,
-        oldest_ms=entry.oldest_ms,
-    )
 
 
 def _taken_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry]:

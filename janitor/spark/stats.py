@@ -21,7 +21,7 @@ from janitor.spark.session import translated
 from janitor.spark.source.options import NAME
 from janitor.state.base import State, TopicCount
 from janitor.state.figures import STATISTICS, StatisticsFigures
-from janitor.state.values import pack
+from janitor.state.values import Pointer, pack
 from janitor.stats.topic_sizes import POINTER_BYTES
 from janitor.sweep.run import parse_or_none
 from janitor.sweep.transactions import TransactionView
@@ -77,7 +77,7 @@ class GenerationStats:
     invalid_transaction: int = 0
     orphan_payloads: int = 0
     missing_payloads: int = 0
-    blocking_transaction: int | None = None
+    blocking_transaction: Pointer | None = None
 
     @property
     def blocking_since_ms(self) -> int | None:
@@ -86,15 +86,11 @@ class GenerationStats:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; 64-bit ids are decimal strings."""
-        shown = pack(self)
-        total, blocking = self.rows + self.payload_rows, self.blocking_transaction
+        shown, total = pack(self), self.rows + self.payload_rows
         return {
-            "tms_namespace": self.topic.namespace,
             "bytes": shown.pop("size_bytes"),
             **shown,
-            "topic": self.topic.topic,
             "overdue_share": {rule: rows / total for rule, rows in self.overdue.items()},
-            "blocking_transaction": None if blocking is None else str(blocking),
             "blocking_since_ms": self.blocking_since_ms,
         }
 
@@ -291,7 +287,7 @@ def _of_row(row: Mapping[str, Any]) -> GenerationStats:
         invalid_transaction=number("invalid"),
         orphan_payloads=number("orphans"),
         missing_payloads=number("missing"),
-        blocking_transaction=row["blocking"],
+        blocking_transaction=None if row["blocking"] is None else Pointer(row["blocking"]),
     )
 
 

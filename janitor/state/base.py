@@ -10,9 +10,10 @@ Times are milliseconds since the epoch; write pointers, bounds and times are sig
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
+from janitor.state.documents import undamaged
 from janitor.state.ids import InvalidIds
 from janitor.state.ledger import RecordedLedger
 from janitor.state.records import (
@@ -37,6 +38,7 @@ from janitor.state.records import (
     row_of,
 )
 from janitor.state.runs import RecordedRuns
+from janitor.state.values import unpack
 from tms_core.errors import StateError
 from tms_core.topic import TopicId
 
@@ -61,6 +63,7 @@ __all__ = [
     "TopicCount",
 ]
 
+T = TypeVar("T")
 
 #: What became of topics over time; no rule of deletion depends on it.
 _HISTORY = frozenset({Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES})
@@ -77,8 +80,8 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def store(self) -> StoreRecord | None:
         """Return the store this state is about; None before the first contact."""
-        row = self._json("store")
-        return StoreRecord(*row) if row else None
+        record: StoreRecord | None = self._value(StoreRecord, "store")
+        return record
 
     def save_store(self, record: StoreRecord) -> None:
         """Save the record of the store.
@@ -104,8 +107,8 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def anchor(self) -> ClockAnchor | None:
         """Return the clocks as last seen."""
-        row = self._json("anchor")
-        return ClockAnchor(*row) if row else None
+        anchor: ClockAnchor | None = self._value(ClockAnchor, "anchor")
+        return anchor
 
     def save_anchor(self, anchor: ClockAnchor) -> None:
         self._save("anchor", anchor)
@@ -118,7 +121,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def frontiers(self) -> dict[TopicId, FrontierRecord]:
         """Return the frontier of every topic ever met."""
-        return {topic: _frontier(*row) for topic, row in self._by_topic("frontiers")}
+        return self._by_topic(FrontierRecord, "frontiers")
 
     def save_frontiers(self, records: Mapping[TopicId, FrontierRecord]) -> None:
         """Save these frontiers; frontiers of other topics are unchanged."""
@@ -126,10 +129,8 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def evidence(self) -> list[Evidence]:
         """Return the clean intervals, in key order."""
-        return [
-            Evidence(bytes.fromhex(start), None if stop is None else bytes.fromhex(stop), *rest)
-            for start, stop, *rest in self._json("evidence", [])
-        ]
+        found: list[Evidence] = self._value(list[Evidence], "evidence", [])
+        return found
 
     def replace_evidence(self, evidence: Sequence[Evidence]) -> None:
         """Remember these intervals and no others."""
@@ -139,8 +140,8 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def claim(self) -> Claim | None:
         """Return the last boundary."""
-        row = self._json("claim")
-        return Claim(*row) if row else None
+        claim: Claim | None = self._value(Claim, "claim")
+        return claim
 
     def save_claim(self, claim: Claim | None) -> None:
         """Remember a claim; None withdraws it."""
@@ -148,7 +149,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def last_full_pass_ms(self) -> int | None:
         """Return when the last pass that looked at everything was completed; None: none was."""
-        completed_ms: int | None = self._json("full_pass")
+        completed_ms: int | None = self._value(int, "full_pass")
         return completed_ms
 
     def save_last_full_pass_ms(self, completed_ms: int) -> None:
@@ -158,26 +159,30 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def pauses(self) -> list[Pause]:
         """Return the pauses, by pattern. Cheap: it is read before every batch."""
-        return [Pause(pattern, since_ms) for pattern, since_ms in self._json("pauses", {}).items()]
+        return [Pause(pattern, since_ms) for pattern, since_ms in self._pauses().items()]
 
     def pause(self, pattern: str, since_ms: int) -> None:
         """Pause topics; a pattern that is paused already stays so since then."""
-        self._write(lambda: self._save("pauses", {pattern: since_ms} | self._json("pauses", {})))
+        self._write(lambda: self._save("pauses", {pattern: since_ms} | self._pauses()))
 
     def resume(self, pattern: str) -> bool:
         """Take a pause back; returns whether there was one of exactly this pattern."""
 
         def take_back() -> bool:
-            pauses = self._json("pauses", {})
+            pauses = self._pauses()
             found = pauses.pop(pattern, None) is not None
             self._save("pauses", pauses or None)
             return found
 
         return self._write(take_back)
 
+    def _pauses(self) -> dict[str, int]:
+        pauses: dict[str, int] = self._value(dict[str, int], "pauses", {})
+        return pauses
+
     def strikes(self) -> dict[TopicId, Strikes]:
         """Return the topics with failures, including quarantined ones."""
-        return {topic: Strikes(*row) for topic, row in self._by_topic("strikes")}
+        return self._by_topic(Strikes, "strikes")
 
     def save_strikes(self, changed: Mapping[TopicId, Strikes | None]) -> None:
         """Save failures of topics (None deletes them); other topics are unchanged."""
@@ -199,7 +204,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def created_ms(self) -> int | None:
         """Return when this state started; None before that was recorded. Nothing older is known."""
-        created_ms: int | None = self._json("created")
+        created_ms: int | None = self._value(int, "created")
         return created_ms
 
     def retire_times(self, now_ms: int) -> None:
@@ -214,7 +219,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
             self._save("created", now_ms)
         if (self.last_full_pass_ms() or now_ms) > now_ms:
             self._save("full_pass", None)
-        succeeded = self.note(Note.SUCCESS) or {}
+        succeeded = self.note(Note.SUCCESS, dict[str, int]) or {}
         self.save_note(Note.SUCCESS, {table: ms for table, ms in succeeded.items() if ms <= now_ms} or None)
         last = next(iter(self.runs(1)), None)
         if last is not None and max(last.started_ms, last.heartbeat_ms or 0, last.finished_ms or 0) > now_ms:
@@ -222,33 +227,42 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def save_created_ms(self, created_ms: int) -> None:
         """Record when this state started, unless that is known."""
-        self._write(lambda: self._save("created", self._json("created", created_ms)))
+        self._write(lambda: self._save("created", self._value(int, "created", created_ms)))
 
     def counts(self) -> dict[TopicId, TopicCount]:
         """Return the last background counts."""
-        return {topic: TopicCount(*row) for topic, row in self._by_topic("counts")}
+        return self._by_topic(TopicCount, "counts")
 
     def save_counts(self, changed: Mapping[TopicId, TopicCount | None]) -> None:
         """Remember counts; None forgets a topic's."""
         self._save_by_topic("counts", changed)
 
-    def note(self, name: str) -> Any:
-        """Return a small JSON value that was left under a name; None without one."""
-        return self._json(f"note.{name}")
+    def note(self, name: str, kind: Any = Any) -> Any:
+        """Return a small value that was left under a name; None without one.
+
+        Args:
+            kind: its type; any JSON value by default.
+        """
+        return self._value(kind, f"note.{name}")
 
     def save_note(self, name: str, value: Any) -> None:
         """Leave a small JSON value under a name; None removes it."""
         self._save(f"note.{name}", value)
 
-    def _by_topic(self, name: str) -> Iterable[tuple[TopicId, list[Any]]]:
+    def _by_topic(self, kind: type[T], name: str) -> dict[TopicId, T]:
         """Return the records of a value that has one for each topic, in the order of topics."""
-        return ((TopicId(namespace, topic), row) for namespace, topic, *row in self._json(name, []))
+        rows = self._value(list[Any], name, [])
+        with undamaged(name):
+            records = unpack(list[kind], [row[2:] for row in rows])  # type: ignore[valid-type]
+            return {TopicId(row[0], row[1]): record for row, record in zip(rows, records, strict=True)}
 
     def _save_by_topic(self, name: str, changed: Mapping[TopicId, object]) -> None:
         """Change records of such a value; None removes a topic's."""
 
         def save() -> None:
-            rows: dict[tuple[str, str], Sequence[Any]] = {(row[0], row[1]): row for row in self._json(name, [])}
+            known = self._value(list[Any], name, [])
+            with undamaged(name):
+                rows: dict[tuple[str, str], Sequence[Any]] = {(row[0], row[1]): row for row in known}
             for topic, record in changed.items():
                 key = topic.namespace, topic.topic
                 rows[key] = () if record is None else (*key, *row_of(record))
@@ -256,17 +270,3 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
         if changed:
             self._write(save)
-
-
-def _frontier(
-    generation: int,
-    cutoff_ms: int,
-    at: list[Any],
-    first_seen_ms: int,
-    waiting: list[Any] | None,
-    approved: list[int] | None,
-    consumed: bool = False,
-) -> FrontierRecord:
-    pending = PendingJump(waiting[0], waiting[1], ClockAnchor(*waiting[2]), *waiting[3:]) if waiting else None
-    jump = (approved[0], approved[1], len(approved) > 2 and bool(approved[2])) if approved else None
-    return FrontierRecord(generation, cutoff_ms, ClockAnchor(*at), first_seen_ms, pending, jump, consumed)

@@ -27,7 +27,7 @@ def was_done(state: State, verb: str, text: str) -> bool:
     Raises:
         StateError: the state could not be read.
     """
-    return text in (state.note(NOTE) or {}).get(verb, [])
+    return text in (state.note(NOTE, dict[str, list[str]]) or {}).get(verb, [])
 
 
 def note_done(state: State, verb: str, text: str) -> None:
@@ -36,5 +36,5 @@ def note_done(state: State, verb: str, text: str) -> None:
     Raises:
         StateError: the state could not be written.
     """
-    known = state.note(NOTE) or {}
+    known = state.note(NOTE, dict[str, list[str]]) or {}
     state.save_note(NOTE, {**known, verb: [*known.get(verb, []), text][-REMEMBERED:]})

@@ -8,6 +8,7 @@ reads its own changes; others read what counts at that moment.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from threading import RLock, get_ident
 from typing import Any, Protocol, Self, TypeVar
 
 from janitor.state.records import in_json
+from janitor.state.values import unpack
 from tms_core.errors import StateBusy, StateError
 
 T = TypeVar("T")
@@ -113,7 +115,8 @@ class Driver(Protocol):
     """Where documents are kept.
 
     Attributes:
-        name: the place, for messages.
+        name: the file or table, for messages.
+        place: the folder or table, as settings name it.
         history: rows that are written once, in transactions.
         loose: rows that are written outside them.
         leaf_ids: how many invalid transactions a value holds at most; every commit writes the list of these values.
@@ -121,6 +124,9 @@ class Driver(Protocol):
 
     @property
     def name(self) -> str: ...
+
+    @property
+    def place(self) -> str: ...
 
     @property
     def leaf_ids(self) -> int: ...
@@ -212,10 +218,17 @@ class Documents:
                 return read(view)
         raise crowded(self.driver.name)
 
-    def _json(self, name: str, default: Any = None) -> Any:
-        """Return one value; a new object each time."""
+    def _value(self, kind: Any, name: str, default: Any = None) -> Any:
+        """Return one value; a new object each time.
+
+        Args:
+            kind: its type.
+
+        Raises:
+            StateError: it is damaged.
+        """
         value = self._read(lambda view: view.value(name))
-        return default if value is None else json.loads(value)
+        return default if value is None else parsed(kind, name, value)
 
     def _write(self, work: Callable[[], T]) -> T:
         """Do one change, by itself or as part of the transaction; by itself again if another process came before."""
@@ -279,6 +292,32 @@ class Documents:
         if self._changes is None or self._inside != get_ident():
             return {}
         return self._changes.rows
+
+
+def parsed(kind: Any, part: str | bytes, value: bytes) -> Any:
+    """Return a part of the state as its type; arguments and errors as of :func:`undamaged`."""
+    with undamaged(part):
+        return unpack(kind, json.loads(value))
+
+
+@contextmanager
+def undamaged(part: str | bytes) -> Iterator[None]:
+    """Parse a part of the state in the block.
+
+    Args:
+        part: the name of a value, or the key of a row.
+
+    Raises:
+        StateError: it is damaged.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, zlib.error) as error:
+        name = f"value {part}" if isinstance(part, str) else f"row {part.hex()}"
+        raise StateError(
+            f"the state's {name} is damaged: {error}.",
+            "Move the state folder away (HBase: drop its table); nothing is deleted until you adopt the store again.",
+        ) from error
 
 
 def packed(value: Any) -> bytes:

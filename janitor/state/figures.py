@@ -1,4 +1,4 @@
-"""The figures of consumers, holds, guards, snapshots and readers: one typed model each, from the state to the page.
+"""The figures of consumers, guards, snapshots and readers: one typed model each, from the state to the page.
 
 The state stores a model as JSON and reads it back through the same type (:mod:`janitor.state.values`). Status, API,
 ``--format json``, the control socket, metrics and page use the value itself.
@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from janitor.state.base import State
 from janitor.state.records import Note
-from janitor.state.values import pack, unpack
-from tms_core.errors import StateError, code_of_guard
+from janitor.state.values import pack
+from tms_core.errors import code_of_guard
 
 T = TypeVar("T")
 
@@ -34,31 +34,6 @@ class GuardNote:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "code", code_of_guard(self.guard))
-
-
-@dataclass(frozen=True, slots=True)
-class HeldRows:
-    """Rows of one topic and table that are due and were still there after a run.
-
-    Attributes:
-        rule: the ``Rule`` by which they are due.
-        held: the ``Hold`` that keeps them; empty in a plan, where nothing does.
-        bytes: as of an entry of the report.
-        oldest_ms: the time of the oldest row.
-    """
-
-    tms_namespace: str
-    topic: str
-    table: str
-    rule: str
-    held: str
-    rows: int
-    bytes: int
-    oldest_ms: int | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.tms_namespace}:{self.topic}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,32 +152,22 @@ class KeptFigures(Generic[T]):
         """Return the value.
 
         Raises:
-            StateError: the state cannot be read, or has the value in the layout of another version.
+            StateError: the state cannot be read, or the value is damaged.
         """
-        found = state.note(self.note)
-        if found is None:
-            return self.absent
-        try:
-            value: T = unpack(self.kind, found)
-        except (ValueError, TypeError) as error:
-            raise StateError(
-                f"the state's value {self.note} has the layout of another version: {error}.",
-                "Use that version, or move the state folder away (HBase: drop its table): then adopt the store again.",
-            ) from error
-        return value
+        found: T | None = state.note(self.note, self.kind)
+        return self.absent if found is None else found
 
     def save(self, state: State, value: T) -> None:
         """Write the value, unless the state has it already.
 
         Raises:
-            StateError: the state cannot be read or written, or has the value in the layout of another version.
+            StateError: the state cannot be read or written, or the value is damaged.
         """
         if value != self.read(state):
             state.save_note(self.note, pack(value))
 
 
 CONSUMERS: KeptFigures[list[ConsumerFigures]] = KeptFigures(Note.CONSUMERS, list[ConsumerFigures], [])
-HELD: KeptFigures[list[HeldRows]] = KeptFigures(Note.OVERDUE, list[HeldRows], [])
 LATE: KeptFigures[list[BlockedReaders]] = KeptFigures(Note.LATE, list[BlockedReaders], [])
 SNAPSHOT: KeptFigures[SnapshotRead] = KeptFigures(Note.SNAPSHOT, SnapshotRead, SnapshotRead())
 STATISTICS: KeptFigures[StatisticsFigures | None] = KeptFigures(Note.STATISTICS, StatisticsFigures, None)

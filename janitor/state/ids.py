@@ -23,8 +23,9 @@ from operator import attrgetter, le, lt, sub
 from threading import get_ident
 from typing import NamedTuple
 
-from janitor.state.documents import Documents, View
+from janitor.state.documents import Documents, View, undamaged
 from janitor.state.records import KnownIds, OpenIdRecord, is_among
+from janitor.state.values import unpack
 from tms_core.transaction.model import transaction_ms
 
 #: Ids that are changed at once, at most: half a megabyte as numbers.
@@ -84,6 +85,8 @@ class IdColumns:
         if packed is None:
             return cls()
         packed = zlib.decompress(packed)
+        if len(packed) % 33:
+            raise ValueError(f"{len(packed)} bytes")
         size = len(packed) // 33 * 8
         pointers, seen, scanned, closed = (
             _swapped(array("q", packed[at : at + size])) for at in range(0, 4 * size, size)
@@ -327,7 +330,8 @@ def _sorted(pointers: Iterable[int]) -> array[int]:
 
 def _leaves(kind: str, view: View) -> tuple[Leaf, ...]:
     value = view.value(kind)
-    return () if value is None else _parsed(value)
+    with undamaged(kind):
+        return () if value is None else _parsed(value)
 
 
 @lru_cache(maxsize=4)
@@ -335,7 +339,7 @@ def _parsed(value: bytes) -> tuple[Leaf, ...]:
     """Return a list of leaves, which may be a thousand: it is the same for hours, and asked for several times a
     minute.
     """
-    return tuple(Leaf(*each) for each in json.loads(value))
+    return tuple(unpack(list[Leaf], json.loads(value)))
 
 
 def _name(kind: str, leaf: Leaf) -> str:
@@ -343,7 +347,10 @@ def _name(kind: str, leaf: Leaf) -> str:
 
 
 def _leaf(kind: str, leaf: Leaf, view: View) -> IdColumns:
-    return IdColumns.unpack(view.value(_name(kind, leaf)))
+    name = _name(kind, leaf)
+    value = view.value(name)
+    with undamaged(name):
+        return IdColumns.unpack(value)
 
 
 def _all(kind: str, view: View) -> Iterator[IdColumns]:

@@ -8,14 +8,13 @@ can be skipped unread when old entries are deleted.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
-from janitor.state.documents import Documents, newest_first, oldest_first, packed
+from janitor.state.documents import Documents, newest_first, oldest_first, packed, parsed, undamaged
 from janitor.state.records import LedgerEntry, row_of
 from tms_core.topic import TopicId
 
@@ -28,7 +27,10 @@ _TOKEN_BYTES = 6
 _RUN_ID, _AT_MS = 4, 5
 #: What a key in hex begins with that lacks its topic.
 _OF_TOPIC = "+"
-_NOTHING = {"next": 1, "since_ms": None}
+#: The fields of an entry after the topic and the generation, which its key under the topic has.
+_Rest = tuple[str, int, str, str, str, str, int | None, int | None, int | None, int, int, int, int | None]
+#: A page: of each entry its number, namespace, topic and generation, and of each the rest.
+_Page = tuple[list[tuple[int, str, str, int]], list[_Rest]]
 
 
 class LedgerPage(NamedTuple):
@@ -68,11 +70,11 @@ class RecordedLedger(Documents):
         added = list(entries)
 
         def add() -> None:
-            saved = self._json("ledger", _NOTHING)
-            rows = [[number, *entry_row(entry)] for number, entry in enumerate(added, saved["next"])]
+            first, since_ms = self._numbers()
+            rows = [[number, *_entry_row(entry)] for number, entry in enumerate(added, first)]
             for begin in range(0, len(rows), PAGE_ENTRIES):
                 self._put_page(rows[begin : begin + PAGE_ENTRIES])
-            self._save("ledger", {**saved, "next": saved["next"] + len(added)})
+            self._save("ledger", (first + len(added), since_ms))
 
         if added:
             self._write(add)
@@ -99,8 +101,7 @@ class RecordedLedger(Documents):
         elif topic is not None:
             found = (entry for entry in self._of_topic(topic) if key is None or entry.start <= key < entry.stop)
         else:
-            pages = (_rows(value) for _, value in self._scan(PAGE))
-            found = (entry_of(row[1:]) for page in pages for row in reversed(page))
+            found = (_entry_of(key, row[1:]) for key, value in self._scan(PAGE) for row in reversed(_rows(key, value)))
         fitting = (entry for entry in found if not patterns or _fits(str(entry.topic), patterns))
         return list(islice(fitting, limit))
 
@@ -111,8 +112,7 @@ class RecordedLedger(Documents):
 
     def ledger_since_ms(self) -> int | None:
         """Return the time since which no entry was deleted, by the remaining entries; None: unknown."""
-        since_ms: int | None = self._json("ledger", _NOTHING)["since_ms"]
-        return since_ms
+        return self._numbers()[1]
 
     def prune_ledger(self, before_ms: int, keep: int) -> int:
         """Forget entries that are older, and the oldest beyond ``keep`` of them; returns how many."""
@@ -135,8 +135,8 @@ class RecordedLedger(Documents):
             if left:
                 oldest = self._put_page(left)
         if forgotten:
-            saved, rest = self._json("ledger", _NOTHING), self._entries(oldest) if oldest else []
-            self._save("ledger", {**saved, "since_ms": rest[0][_AT_MS] if rest else None})
+            rest = self._entries(oldest) if oldest else []
+            self._save("ledger", (self._numbers()[0], rest[0][_AT_MS] if rest else None))
         return forgotten
 
     def _put_page(self, rows: list[list[Any]]) -> LedgerPage:
@@ -163,20 +163,28 @@ class RecordedLedger(Documents):
     def _of_run(self, run_id: str) -> Iterator[LedgerEntry]:
         prefix = _run_prefix(run_id)
         for key in self._keys(prefix):
-            yield from (entry_of(row[1:]) for row in reversed(self._entries(LedgerPage.parse(key[len(prefix) :]))))
+            page = LedgerPage.parse(key[len(prefix) :])
+            yield from (_entry_of(PAGE + page.tail, row[1:]) for row in reversed(self._entries(page)))
 
     def _of_topic(self, topic: TopicId) -> Iterator[LedgerEntry]:
         prefix = BY_TOPIC + topic.prefix
         for key, value in self._scan(prefix):
-            yield entry_of([topic.namespace, topic.topic, _generation(key, prefix), *json.loads(value)])
+            rest = parsed(_Rest, key, value)
+            yield _entry_of(key, [topic.namespace, topic.topic, _generation(key, prefix), *rest])
 
     def _entries(self, page: LedgerPage) -> list[list[Any]]:
         """Return the rows of a page, oldest first; empty if another process has just deleted the page."""
-        value = self._row(PAGE + page.tail)
-        return [] if value is None else _rows(value)
+        key = PAGE + page.tail
+        value = self._row(key)
+        return [] if value is None else _rows(key, value)
+
+    def _numbers(self) -> tuple[int, int | None]:
+        """Return the number of the next entry, and the time of the oldest entry after older ones were deleted."""
+        number, since_ms = self._value(tuple[int, int | None], "ledger", (1, None))
+        return number, since_ms
 
 
-def entry_row(entry: LedgerEntry) -> list[Any]:
+def _entry_row(entry: LedgerEntry) -> list[Any]:
     """Return an entry as JSON values; the first ones are those in its key under the topic."""
     run_id, at_ms, topic, generation, table, rule, start, stop, *rest = row_of(entry)
     prefix = topic.prefix
@@ -184,12 +192,17 @@ def entry_row(entry: LedgerEntry) -> list[Any]:
     return [topic.namespace, topic.topic, generation, run_id, at_ms, table, rule, *keys, *rest]
 
 
-def entry_of(row: Sequence[Any]) -> LedgerEntry:
-    """Return an entry from JSON values."""
+def _entry_of(key: bytes, row: Sequence[Any]) -> LedgerEntry:
+    """Return an entry from JSON values.
+
+    Args:
+        key: the key of the row that has them.
+    """
     namespace, topic, generation, run_id, at_ms, table, rule, start, stop, *rest = row
     name = TopicId(namespace, topic)
     prefix = name.prefix
-    keys = _long(start, prefix), _long(stop, prefix)
+    with undamaged(key):
+        keys = _long(start, prefix), _long(stop, prefix)
     return LedgerEntry(run_id, at_ms, name, generation, table, rule, *keys, *rest)
 
 
@@ -202,10 +215,11 @@ def _long(text: str, prefix: bytes) -> bytes:
     return prefix + bytes.fromhex(text[1:]) if text.startswith(_OF_TOPIC) else bytes.fromhex(text)
 
 
-def _rows(value: bytes) -> list[list[Any]]:
+def _rows(key: bytes, value: bytes) -> list[list[Any]]:
     """Return the numbered entries of a page."""
-    heads, parts = json.loads(value)
-    return [head + part for head, part in zip(heads, parts, strict=True)]
+    heads, parts = parsed(_Page, key, value)
+    with undamaged(key):
+        return [[*head, *part] for head, part in zip(heads, parts, strict=True)]
 
 
 def _generation(key: bytes, prefix: bytes) -> int:

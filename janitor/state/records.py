@@ -14,7 +14,6 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-from janitor.state.values import pack
 from tms_core.topic import TopicId
 
 
@@ -315,12 +314,6 @@ class LedgerEntry:
     ttl_seconds: int
     cutoff_ms: int
     snapshot_timestamp_ms: int | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry as JSON values; keys are in hex."""
-        shown = pack(self)
-        names = {"run": shown.pop("run_id"), "tms_namespace": self.topic.namespace}
-        return {**names, **shown, "topic": self.topic.topic}
 
 
 class CounterKey(NamedTuple):

@@ -8,20 +8,20 @@ results of a run are loose rows: they must be cheap, and survive the death of th
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import count, islice
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
-from janitor.state.documents import Documents, Driver, after, newest_first, oldest_first, packed
-from janitor.state.ledger import entry_of, entry_row
+from janitor.state.documents import Documents, Driver, after, newest_first, oldest_first, packed, parsed
 from janitor.state.records import CounterKey, LedgerEntry, Mode, RunRecord
-from janitor.state.values import pack, unpack
+from janitor.state.values import pack
 from tms_core.clock import Clock, SystemClock
 from tms_core.errors import StateError
+
+T = TypeVar("T")
 
 #: Rows: a finished run by its id; by number; by time; its report; a heartbeat by run; an announcement; what a run has
 #: booked.
@@ -39,6 +39,12 @@ class _UnfinishedRun(NamedTuple):
     started_ms: int
     heartbeat_ms: int | None
     number: int
+
+
+#: The number of the next run, and the runs that go on; a finished run and its number; counters.
+_Going = tuple[int, list[_UnfinishedRun]]
+_Finished = tuple[RunRecord, int]
+_Sums = dict[CounterKey, float]
 
 
 class RecordedRuns(Documents):
@@ -73,8 +79,8 @@ class RecordedRuns(Documents):
 
         self._write(begin)
 
-    def finish_run(self, run: RunRecord, report: Any = None) -> None:
-        """Save the result of a run with its numbers, and its report as JSON values; None: it has no report.
+    def finish_run(self, run: RunRecord, report: object = None) -> None:
+        """Save the result of a run with its numbers, and its report; None: it has no report.
 
         Mode, start and last heartbeat stay as they are recorded.
 
@@ -90,7 +96,7 @@ class RecordedRuns(Documents):
             ended = replace(run, mode=known.mode, started_ms=known.started_ms, heartbeat_ms=known.heartbeat_ms)
             self._put_finished(ended, order)
             if report is not None:
-                self._put_row(REPORT + run.id.encode(), packed(report))
+                self._put_row(REPORT + run.id.encode(), packed(pack(report)))
             if going.pop(run.id, None) is not None:
                 self._changing().loose |= {_beat_key(run.id), _booked_key(run.id)}
                 self._save_going(number, going)
@@ -110,7 +116,7 @@ class RecordedRuns(Documents):
         keys = (key for key in self._keys(RUN_BY_NUMBER, begin) if before_ms is None or _began_ms(key) < before_ms)
         ids = [key[_ID_AT:].decode() for key in islice(keys, limit + len(going))]
         rows = self._rows_of([_run_key(run_id) for run_id in ids if run_id not in going])
-        found = [_finished(row) for row in rows.values()] + [
+        found = [parsed(_Finished, key, row) for key, row in rows.items()] + [
             (run, number)
             for run, number in self._alive(going)
             if (before_ms is None or run.started_ms < before_ms) and (stop is None or number < stop)
@@ -123,10 +129,15 @@ class RecordedRuns(Documents):
         _, going = self._going()
         return self._found(run_id, going)[0]
 
-    def report(self, run_id: str) -> dict[str, Any]:
-        """Return the report of a run as JSON values; empty: the run has none."""
-        row = self._row(REPORT + run_id.encode())
-        return {} if row is None else json.loads(row)
+    def report(self, run_id: str, kind: type[T]) -> T | None:
+        """Return the report of a run; None: the run has none.
+
+        Args:
+            kind: the type of reports.
+        """
+        key = REPORT + run_id.encode()
+        row = self._row(key)
+        return None if row is None else parsed(kind, key, row)
 
     def unfinished_runs(self) -> list[RunRecord]:
         """Return unfinished runs, the first recorded first."""
@@ -166,26 +177,30 @@ class RecordedRuns(Documents):
         # A key is never used twice, by this process or another.
         unique = next(self._announced).to_bytes(8, "big") + secrets.token_bytes(_TOKEN_BYTES)
         key = INTENT + oldest_first(self._clock.now_ms()) + unique
-        self.driver.loose.put([(key, packed(entry_row(entry)))])
+        self.driver.loose.put([(key, packed(entry))])
 
     def intents(self) -> list[LedgerEntry]:
         """Return uncleared announcements, oldest first, without a truncated last one."""
-        return [entry_of(json.loads(value)) for _, value in self.driver.loose.scan(INTENT, after(INTENT))]
+        return [entry for _, entry in self._announcements()]
 
     def clear_intents(self) -> None:
         """Delete announcements of finished runs: the ledger has them now."""
-        announced = list(self.driver.loose.scan(INTENT, after(INTENT)))
+        announced = self._announcements()
         # Asked last: where the lease was lost meanwhile, another process may have begun a run and announced.
         _, going = self._going()
-        self.driver.loose.delete([key for key, value in announced if entry_of(json.loads(value)).run_id not in going])
+        self.driver.loose.delete([key for key, entry in announced if entry.run_id not in going])
+
+    def _announcements(self) -> list[tuple[bytes, LedgerEntry]]:
+        found = self.driver.loose.scan(INTENT, after(INTENT))
+        return [(key, parsed(LedgerEntry, key, value)) for key, value in found]
 
     def counters(self) -> dict[CounterKey, float]:
         """Return every counter since this state started, including running runs."""
         booked = self._booked_of(self._going()[1])
         # Both of one moment, and after what was booked: a run that ends meanwhile is then counted once.
         saved, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
-        sums = _sums(json.loads(saved) if saved else [])
-        going = {each[0] for each in json.loads(runs)["going"]} if runs else set()
+        sums: dict[CounterKey, float] = parsed(_Sums, "counters", saved) if saved else {}
+        going = {run.id for run in parsed(_Going, "runs", runs)[1]} if runs else set()
         for run_id in booked.keys() & going:
             for key, amount in booked[run_id].items():
                 sums[key] = sums.get(key, 0.0) + amount
@@ -195,10 +210,10 @@ class RecordedRuns(Documents):
         """Add to counters; unknown ones start at 0."""
 
         def add() -> None:
-            sums = _sums(self._json("counters", []))
+            sums: dict[CounterKey, float] = self._value(_Sums, "counters", {})
             for key, amount in amounts.items():
                 sums[key] = sums.get(key, 0.0) + amount
-            self._save("counters", _rows_of_sums(sums) or None)
+            self._save("counters", pack(sums) or None)
 
         self._write(add)
 
@@ -210,7 +225,7 @@ class RecordedRuns(Documents):
         """
         _, going = self._going()
         if run_id in going:
-            self.driver.loose.put([(_booked_key(run_id), packed(_rows_of_sums(amounts)))])
+            self.driver.loose.put([(_booked_key(run_id), packed(pack(amounts)))])
 
     def booked(self, run_id: str) -> dict[CounterKey, float]:
         """Return the progress of a running run; nothing of any other."""
@@ -220,22 +235,22 @@ class RecordedRuns(Documents):
     def _booked_of(self, run_ids: Iterable[str]) -> dict[str, dict[CounterKey, float]]:
         keys = {_booked_key(run_id): run_id for run_id in run_ids}
         found = self.driver.loose.get_many(list(keys)) if keys else {}
-        return {keys[key]: _sums(json.loads(row)) for key, row in found.items()}
+        return {keys[key]: parsed(_Sums, key, row) for key, row in found.items()}
 
     def _going(self) -> tuple[int, dict[str, _UnfinishedRun]]:
         """Return the number of the next run, and the runs that go on."""
-        saved = self._json("runs", {"next": 1, "going": []})
-        return saved["next"], {each[0]: _UnfinishedRun(*each) for each in saved["going"]}
+        number, going = self._value(_Going, "runs", (1, []))
+        return number, {run.id: run for run in going}
 
     def _save_going(self, number: int, going: dict[str, _UnfinishedRun]) -> None:
-        self._save("runs", {"next": number, "going": list(going.values())})
+        self._save("runs", (number, list(going.values())))
 
     def _alive(self, going: dict[str, _UnfinishedRun]) -> list[tuple[RunRecord, int]]:
         beats = self.driver.loose.get_many([_beat_key(run_id) for run_id in going])
         found = []
         for run in going.values():
-            beat = beats.get(_beat_key(run.id))
-            heartbeat_ms = run.heartbeat_ms if beat is None else json.loads(beat)
+            beat = beats.get(key := _beat_key(run.id))
+            heartbeat_ms = run.heartbeat_ms if beat is None else parsed(int, key, beat)
             record = RunRecord(run.id, run.mode, run.started_ms, heartbeat_ms=heartbeat_ms)
             found.append((record, run.number))
         return found
@@ -244,19 +259,15 @@ class RecordedRuns(Documents):
         """Return a run and its number."""
         if run_id in going:
             return self._alive({run_id: going[run_id]})[0]
-        row = self._row(_run_key(run_id))
-        return (None, 0) if row is None else _finished(row)
+        key = _run_key(run_id)
+        row = self._row(key)
+        return (None, 0) if row is None else parsed(_Finished, key, row)
 
     def _put_finished(self, run: RunRecord, number: int) -> None:
-        self._put_row(_run_key(run.id), packed([number, pack(run)]))
+        self._put_row(_run_key(run.id), packed([pack(run), number]))
         started, recorded, name = newest_first(run.started_ms), newest_first(number), run.id.encode()
         self._put_row(RUN_BY_TIME + started + recorded + name, b"")
         self._put_row(RUN_BY_NUMBER + recorded + started + name, b"")
-
-
-def _finished(row: bytes) -> tuple[RunRecord, int]:
-    number, run = json.loads(row)
-    return unpack(RunRecord, run), number
 
 
 def _older(before_ms: int) -> bytes:
@@ -271,14 +282,6 @@ def _began_ms(key: bytes) -> int:
 
 def _run_key(run_id: str) -> bytes:
     return RUN + run_id.encode()
-
-
-def _sums(rows: Iterable[Any]) -> dict[CounterKey, float]:
-    return {CounterKey(name, tuple(map(tuple, labels))): value for name, labels, value in rows}
-
-
-def _rows_of_sums(sums: Mapping[CounterKey, float]) -> list[list[Any]]:
-    return [[key.name, key.labels, value] for key, value in sums.items()]
 
 
 def _booked_key(run_id: str) -> bytes:

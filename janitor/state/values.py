@@ -1,8 +1,8 @@
 """Conversion between this project's values and JSON, by their types alone.
 
 The state, the control socket, Spark's tasks and printed JSON use this one pair of functions, so a new field needs no
-further code. A dataclass is an object, and a named tuple an array. Reading creates only types that the reader names,
-whatever is in the JSON.
+further code. A dataclass is an object, and a named tuple an array. The state also has dataclasses as arrays, which are
+shorter. Reading creates only types that the reader names, whatever is in the JSON.
 
 Unknown fields are ignored, and missing fields get their defaults, because the two sides may have different versions.
 """
@@ -17,9 +17,11 @@ import typing
 from collections.abc import Callable, Mapping, Set
 from datetime import date
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, Union
+
+from tms_core.topic import TopicId
 
 #: How a collection is made of its items, by what it is annotated as.
 _COLLECTIONS: Mapping[Any, Callable[[list[Any]], Any]] = {
@@ -28,10 +30,16 @@ _COLLECTIONS: Mapping[Any, Callable[[list[Any]], Any]] = {
     set: set,
     frozenset: frozenset,
 }
+#: What a field ``topic`` with the id of a topic becomes: the namespace, and the name under its own name.
+_NAMESPACE, _TOPIC = "tms_namespace", "topic"
 #: Types that JSON has itself.
 _PLAIN = (str, int, float, bool)
 
-Reader = Callable[[Any], Any]
+Convert = Callable[[Any], Any]
+
+
+class Pointer(int):
+    """A write pointer in a model: JSON has it as a decimal string, because many JSON tools would round the number."""
 
 
 def pack(value: Any) -> Any:
@@ -42,22 +50,8 @@ def pack(value: Any) -> Any:
     Raises:
         TypeError: a value of another kind.
     """
-    if value is None or isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {str(key): pack(item) for key, item in value.items()}
-        return [[pack(key), pack(item)] for key, item in value.items()]
-    if isinstance(value, (list, tuple, Set)):
-        return [pack(item) for item in value]
     kind: Any = type(value)
-    if names := _names(kind):
-        return {name: pack(getattr(value, name)) for name in names}
-    if isinstance(value, (Path, date)):
-        return str(value)
-    raise TypeError(f"{kind.__name__} has no form in JSON")
+    return _writer(kind)(value)
 
 
 def unpack(kind: Any, value: Any) -> Any:
@@ -74,13 +68,47 @@ def unpack(kind: Any, value: Any) -> Any:
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields; none of other types."""
-    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+def _writer(kind: Any) -> Convert:
+    """Return the function that packs values of a class."""
+    if kind is Pointer:
+        return str
+    if kind is types.NoneType or issubclass(kind, _PLAIN):
+        return _as_it_is
+    if issubclass(kind, bytes):
+        return bytes.hex
+    if issubclass(kind, Mapping):
+        return _pack_mapping
+    if issubclass(kind, (list, tuple, Set)):
+        return lambda items: [pack(item) for item in items]
+    if dataclasses.is_dataclass(kind):
+        return partial(_pack_fields, tuple(field.name for field in dataclasses.fields(kind)))
+    if issubclass(kind, (Path, date)):
+        return str
+    raise TypeError(f"{kind.__name__} has no form in JSON")
+
+
+def _pack_mapping(value: Mapping[Any, Any]) -> Any:
+    if all(isinstance(key, str) for key in value):
+        return {str(key): pack(item) for key, item in value.items()}
+    return [[pack(key), pack(item)] for key, item in value.items()]
+
+
+def _pack_fields(names: tuple[str, ...], value: Any) -> dict[str, Any]:
+    found = {}
+    for name in names:
+        item = getattr(value, name)
+        # A status has a hundred thousand fields, nearly all of which are packed already.
+        if item is None or type(item) in _PLAIN:
+            found[name] = item
+        elif type(item) is TopicId and name == _TOPIC:
+            found[_NAMESPACE], found[name] = item.namespace, item.topic
+        else:
+            found[name] = pack(item)
+    return found
 
 
 @cache
-def _reader(kind: Any) -> Reader:
+def _reader(kind: Any) -> Convert:
     """Return the function that reads values of a type."""
     origin = typing.get_origin(kind)
     if kind is Any:
@@ -91,8 +119,10 @@ def _reader(kind: Any) -> Reader:
         return lambda value: _checked(kind, value)
     if kind is bytes:
         return bytes.fromhex
+    if kind is Pointer:
+        return lambda value: Pointer(_checked(str, value))
     if issubclass(kind, (Enum, Path)):
-        return typing.cast(Reader, kind)
+        return typing.cast(Convert, kind)
     if hasattr(kind, "_fields"):
         hints = typing.get_type_hints(kind)
         items = [_reader(hints[name]) for name in kind._fields]
@@ -100,16 +130,51 @@ def _reader(kind: Any) -> Reader:
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         # A field that the class itself computes is written and not read.
-        fields = [(field.name, _reader(hints[field.name])) for field in dataclasses.fields(kind) if field.init]
-        return lambda value: _make(kind, fields, _checked(dict, value))
+        kinds = {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+        return partial(_make, kind, {name: _reader(each) for name, each in kinds.items()}, _row_reader(kind, kinds))
     return lambda _: _refuse(kind)
 
 
-def _make(kind: Any, fields: list[tuple[str, Reader]], given: dict[str, Any]) -> Any:
-    return kind(**{name: read(given[name]) for name, read in fields if name in given})
+def _make(kind: Any, fields: Mapping[str, Convert], of_row: Convert, given: Any) -> Any:
+    if type(given) is list:
+        return of_row(given)
+    given = _checked(dict, given)
+    if _NAMESPACE in given and _NAMESPACE not in fields:
+        given = {**given, _TOPIC: [given[_NAMESPACE], given.get(_TOPIC)]}
+    return kind(**{name: read(given[name]) for name, read in fields.items() if name in given})
 
 
-def _generic_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Reader:
+def _is_plain(kind: Any) -> bool:
+    """Return whether JSON has values of a type as they are: a plain type, or None."""
+    is_union = typing.get_origin(kind) in (Union, types.UnionType)
+    return {*typing.get_args(kind)} <= {*_PLAIN, types.NoneType} if is_union else kind in _PLAIN
+
+
+def _row_reader(kind: Any, kinds: Mapping[str, Any]) -> Convert:
+    """Return the function that reads a dataclass from an array of its fields."""
+    readers = [_reader(each) for each in kinds.values()]
+    converted = [at for at, each in enumerate(kinds.values()) if not _is_plain(each)]
+    #: The types of arrays that were read. A state has ten thousand arrays of the same types: they need no check.
+    known: set[tuple[type, ...]] = set()
+
+    def read(row: list[Any]) -> Any:
+        shape = tuple(map(type, row))
+        if shape not in known:
+            found = kind(*(convert(item) for convert, item in zip(readers, row, strict=False)))
+            if len(row) <= len(readers):
+                known.add(shape)
+            return found
+        if converted:
+            row = row[:]
+            for at in converted:
+                if at < len(row) and row[at] is not None:
+                    row[at] = readers[at](row[at])
+        return kind(*row)
+
+    return read
+
+
+def _generic_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Convert:
     if origin is Literal:
         return lambda value: value if value in arguments else _refuse_literal(value, arguments)
     if origin in (Union, types.UnionType):
@@ -131,7 +196,7 @@ def _generic_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Reade
     return lambda value: make([of_item(item) for item in _checked(list, value)])
 
 
-def _mapping_reader(make: Callable[[dict[Any, Any]], Any], key_kind: Any, item_kind: Any = int) -> Reader:
+def _mapping_reader(make: Callable[[dict[Any, Any]], Any], key_kind: Any, item_kind: Any = int) -> Convert:
     of_key, of_item = _reader(key_kind), _reader(item_kind)
 
     def read(value: Any) -> Any:

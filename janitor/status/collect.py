@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
 from janitor.boundary import claim as boundary
+from janitor.report import HELD, Entry, Report
 from janitor.rules.policy import Hold, Rule
 from janitor.run import guards
 from janitor.state.base import OpenIdRecord, RunRecord, State, TopicCount
-from janitor.state.figures import CONSUMERS, HELD, LATE, SNAPSHOT, STATISTICS, BlockedReaders, GuardNote, HeldRows
+from janitor.state.figures import CONSUMERS, LATE, SNAPSHOT, STATISTICS, BlockedReaders
 from janitor.state.records import Note
 from janitor.state.topic_history import CHANGES, TOPICS, Change, sketches
-from janitor.state.values import unpack
+from janitor.state.values import pack
 from janitor.status.status import (
     AheadTopic,
     BoundaryFigures,
@@ -97,13 +98,13 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
     record = state.store()
     runs = state.runs(RECENT_RUNS)
     last = next((run for run in runs if run.finished_ms is not None), None)
-    report = state.report(last.id) if last else {}
+    report = state.report(last.id, Report) if last else None
     overdue = HELD.read(state)
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
     lease, counts = LeaseRecord.parse(state.lease()), state.counts()
     # A later time was shown by a clock that was wrong, or is. It says nothing of a janitor that lives or succeeds.
     latest_ms = clocks.wall_ms + deployment.terms.lifetime.allowance_ms
-    succeeded = state.note(Note.SUCCESS) or {}
+    succeeded = state.note(Note.SUCCESS, dict[str, int]) or {}
     sign_ms = _last_sign(state, runs, latest_ms)
     return Status(
         version=metadata.version("tms-janitor"),
@@ -123,12 +124,12 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
         running=live.running if live else None,
         last_run=last,
         last_success_ms={table: ms for table, ms in succeeded.items() if ms <= latest_ms},
-        paused=[(pause.pattern, pause.since_ms) for pause in state.pauses()],
+        paused=state.pauses(),
         quarantined=_quarantined(state),
         held=_held(state, deployment, overdue, counts),
         overdue=_overdue(overdue),
-        kept=state.note(Note.KEPT) or {},
-        guards=unpack(list[GuardNote], report.get("guards", [])),
+        kept=state.note(Note.KEPT, dict[str, int]) or {},
+        guards=report.guards if report else (),
         snapshot=_snapshot(state),
         boundary=_boundary(state, deployment.terms, clocks.wall_ms),
         skew_seconds={} if ahead_ms is None else {"monotonic": ahead_ms / 1000},
@@ -174,7 +175,7 @@ def _last_sign(state: State, runs: Sequence[RunRecord], latest_ms: int) -> int |
     Args:
         latest_ms: the latest time that counts as plausible.
     """
-    last = runs[0] if runs and runs[0].id != state.note(Note.RETIRED) else None
+    last = runs[0] if runs and runs[0].id != state.note(Note.RETIRED, str) else None
     signs = (last.finished_ms, last.heartbeat_ms, last.started_ms) if last else ()
     return max((ms for ms in signs if ms is not None and ms <= latest_ms), default=None)
 
@@ -188,28 +189,26 @@ def _quarantined(state: State) -> list[Quarantined]:
 
 
 def _held(
-    state: State, deployment: Deployment, overdue: Sequence[HeldRows], counts: Mapping[TopicId, TopicCount]
+    state: State, deployment: Deployment, overdue: Sequence[Entry], counts: Mapping[TopicId, TopicCount]
 ) -> list[HeldTopic]:
     """Return the topics with held deletions: by a frontier, or with rows that a run found held."""
-    frontiers = {str(topic): record for topic, record in state.frontiers().items()}
-    approved = {name for name, record in frontiers.items() if record.approved is not None}
-    waiting: dict[str, list[HeldRows]] = defaultdict(list)
+    frontiers = state.frontiers()
+    approved = {topic for topic, record in frontiers.items() if record.approved is not None}
+    waiting: dict[TopicId, list[Entry]] = defaultdict(list)
     for item in overdue:
         # An approval counts at once, not only when the next run has deleted the rows.
-        if item.held and not (item.held == Hold.FRONTIER and item.name in approved):
-            waiting[item.name].append(item)
+        if item.held and not (item.held is Hold.FRONTIER and item.topic in approved):
+            waiting[item.topic].append(item)
     hold_ms = deployment.terms.hold_seconds * 1000
     ends = {
-        name: record.pending.since.wall_ms + hold_ms
-        for name, record in frontiers.items()
-        if record.pending is not None and name not in approved
+        topic: record.pending.since.wall_ms + hold_ms
+        for topic, record in frontiers.items()
+        if record.pending is not None and topic not in approved
     }
     pauses = tuple(pause.pattern for pause in state.pauses())
     found = (
-        _held_topic(
-            name, waiting.get(name, []), ends.get(name), pauses, deployment.arguments, counts.get(TopicId.parse(name))
-        )
-        for name in sorted({*waiting, *ends})
+        _held_topic(topic, waiting.get(topic, []), ends.get(topic), pauses, deployment.arguments, counts.get(topic))
+        for topic in sorted({*waiting, *ends})
     )
     ttls = {known.name: known.ttl_seconds for known in TOPICS.read(state)}
     changed = CHANGES.read(state)
@@ -251,27 +250,27 @@ def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTop
 
 
 def _held_topic(
-    name: str,
-    items: Sequence[HeldRows],
+    topic: TopicId,
+    items: Sequence[Entry],
     until_ms: int | None,
     pauses: tuple[str, ...],
     arguments: str,
     count: TopicCount | None,
 ) -> HeldTopic | None:
     """Return one held topic; None: its hold in the last run was released since."""
-    reason = str(Hold.FRONTIER) if until_ms is not None else items[0].held
-    pattern = next((pause for pause in pauses if TopicId.parse(name).matches((pause,))), None)
+    reason = str(Hold.FRONTIER if until_ms is not None else items[0].held)
+    pattern = next((pause for pause in pauses if topic.matches((pause,))), None)
     if pattern is not None:
         reason, until_ms = str(Hold.PAUSED), None
     elif reason == Hold.PAUSED:
         return None
     commands = {
-        str(Hold.FRONTIER): f"janitor approve {name}",
+        str(Hold.FRONTIER): f"janitor approve {topic}",
         str(Hold.PAUSED): f"janitor resume '{pattern}'",
         str(Hold.FIRST_CONTACT): "janitor adopt",
     }
     return HeldTopic(
-        topic=name,
+        topic=str(topic),
         reason=reason,
         rows=sum(item.rows for item in items),
         size_bytes=_held_bytes(items, count),
@@ -281,7 +280,7 @@ def _held_topic(
     )
 
 
-def _held_bytes(items: Sequence[HeldRows], count: TopicCount | None) -> int:
+def _held_bytes(items: Sequence[Entry], count: TopicCount | None) -> int:
     """Return the approximate size of held rows, in the unit of topic sizes (:mod:`janitor.stats.topic_sizes`). Rows
     of the current generation get their share of the counted size; other rows have the size that the run found.
     """
@@ -293,8 +292,8 @@ def _held_bytes(items: Sequence[HeldRows], count: TopicCount | None) -> int:
     return int(others) + count.size_bytes * min(int(messages), count.messages) // count.messages
 
 
-def _overdue(items: Sequence[HeldRows]) -> list[Overdue]:
-    found: dict[tuple[str, str], list[HeldRows]] = defaultdict(list)
+def _overdue(items: Sequence[Entry]) -> list[Overdue]:
+    found: dict[tuple[str, str], list[Entry]] = defaultdict(list)
     for item in items:
         found[item.table, item.rule].append(item)
     return [
@@ -303,14 +302,14 @@ def _overdue(items: Sequence[HeldRows]) -> list[Overdue]:
     ]
 
 
-def _oldest(items: Sequence[HeldRows]) -> int | None:
+def _oldest(items: Sequence[Entry]) -> int | None:
     return min((item.oldest_ms for item in items if item.oldest_ms is not None), default=None)
 
 
 def _snapshot(state: State) -> SnapshotFigures:
     number, lowest = state.lowest_open(NAMED_OPEN)
     return SnapshotFigures(
-        **asdict(SNAPSHOT.read(state)), open=number, oldest_open=[_open_transaction(record) for record in lowest]
+        **pack(SNAPSHOT.read(state)), open=number, oldest_open=[_open_transaction(record) for record in lowest]
     )
 
 
@@ -340,22 +339,18 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     return BoundaryFigures(str(claim.bound), claim.made_ms, claim.run_id, limits, obstacles, last=last)
 
 
-def _topics(state: State, overdue: Sequence[HeldRows], counts: Mapping[TopicId, TopicCount]) -> list[TopicFigures]:
-    late: dict[str, list[HeldRows]] = defaultdict(list)
+def _topics(state: State, overdue: Sequence[Entry], counts: Mapping[TopicId, TopicCount]) -> list[TopicFigures]:
+    late: dict[TopicId, list[Entry]] = defaultdict(list)
     for item in overdue:
-        late[item.name].append(item)
+        late[item.topic].append(item)
     sizes = sketches(state)
     found = []
     for known in TOPICS.read(state):
-        items = late.get(known.name, [])
-        count = counts.get(TopicId(known.tms_namespace, known.topic))
+        topic = TopicId(known.tms_namespace, known.topic)
+        items, count = late.get(topic, []), counts.get(topic)
         figures = TopicFigures(
-            **known._asdict(),
-            messages=count.messages if count else None,
-            size_bytes=count.size_bytes if count else None,
-            oldest_ms=count.oldest_ms if count else None,
-            newest_ms=count.newest_ms if count else None,
-            counted_ms=count.counted_ms if count else None,
+            *known,
+            **(pack(count) if count else {}),
             overdue_rows=sum(item.rows for item in items),
             oldest_overdue_ms=_oldest(items),
             sizes=sizes.get(known.name, ()),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Literal
 
 from janitor.state.base import EVERYTHING
 from janitor.status.status import Status
@@ -54,8 +54,9 @@ class Condition(StrEnum):
     PAUSED = "paused"
 
 
-class HealthReason(NamedTuple):
-    """A sentence, and the section of the status page with details; empty: none."""
+@dataclass(frozen=True, slots=True)
+class HealthReason:
+    """A sentence, the section of the status page with details (empty: none), and the condition of a problem."""
 
     text: str
     about: str = ""
@@ -74,9 +75,6 @@ class Health:
 
     level: Literal["well", "attention", "down"]
     reasons: tuple[HealthReason, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {"level": self.level, "reasons": [{"text": one.text, "about": one.about} for one in self.reasons]}
 
 
 def judge(status: Status, alive: str = "", ready: str = "") -> Health:
@@ -189,7 +187,7 @@ def _topics(state: str, about: str, condition: Condition, names: Iterable[str]) 
 
 
 def _paused(status: Status) -> Iterator[HealthReason]:
-    patterns = [pattern for pattern, _ in status.paused]
+    patterns = [pause.pattern for pause in status.paused]
     if EVERYTHING in patterns:
         yield HealthReason("Everything is paused.", "aside", Condition.PAUSED)
     elif patterns:

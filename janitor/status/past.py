@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from threading import Lock
 from typing import Any, NamedTuple
 
+from janitor.report import Report
 from janitor.rules.policy import Rule
 from janitor.state.base import RunRecord, State
 from janitor.state.topic_history import CHANGES, SIZES
@@ -156,7 +157,7 @@ def run_detail(state: State, run_id: str) -> dict[str, Any] | None:
     run = state.run(run_id)
     if run is None:
         return None
-    return {**pack(run), "report": state.report(run_id) or None}
+    return {**pack(run), "report": pack(state.report(run_id, Report))}
 
 
 def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any] | None:
@@ -175,7 +176,7 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
     # The status may be a minute old, and must not deny a count that the sizes over time have already.
     count = state.counts().get(topic)
     if count is not None and (figures.counted_ms or 0) < count.counted_ms:
-        figures = replace(figures, **asdict(count))
+        figures = replace(figures, **pack(count))
     held = next((one for one in status.held if one.topic == name), None)
     quarantined = next((one for one in status.quarantined if one.topic == name), None)
     return {
@@ -191,5 +192,5 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
         "adopted_ms": status.adopted_ms,
         "changes": [change._asdict() for change in reversed(CHANGES.read(state).get(name, []))],
         "sizes": [size._asdict() for size in SIZES.read(state).get(name, [])],
-        "ledger": [entry.to_json() for entry in state.ledger(LEDGER_ENTRIES, topic=topic)],
+        "ledger": pack(state.ledger(LEDGER_ENTRIES, topic=topic)),
     }

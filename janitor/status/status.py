@@ -10,12 +10,12 @@ Times are milliseconds since the epoch. In JSON, write pointers are decimal stri
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from janitor.state.base import CounterKey
 from janitor.state.figures import BlockedReaders, ConsumerFigures, GuardNote, SnapshotRead, StatisticsFigures
-from janitor.state.records import RunRecord
+from janitor.state.records import Pause, RunRecord
 from janitor.state.values import pack
 
 
@@ -203,7 +203,7 @@ class Status:
     running: Running | None = None
     last_run: RunRecord | None = None
     last_success_ms: Mapping[str, int] = field(default_factory=dict)
-    paused: Sequence[tuple[str, int]] = ()
+    paused: Sequence[Pause] = ()
     quarantined: Sequence[Quarantined] = ()
     held: Sequence[HeldTopic] = ()
     overdue: Sequence[Overdue] = ()
@@ -222,7 +222,6 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as JSON values; counters are for the metrics and not in it."""
-        document: dict[str, Any] = pack(replace(self, counters={}))
+        document: dict[str, Any] = pack(self)
         del document["counters"]
-        document["paused"] = [{"pattern": pattern, "since_ms": since_ms} for pattern, since_ms in self.paused]
         return document

@@ -220,7 +220,10 @@ class Outcome:
         self.taken[subject] = entry if known is None else _joined(known, entry)
 
     def _entry(self, key: EntryKey) -> Entry:
-        return self.entries.setdefault(key, Entry())
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = Entry(*key)
+        return entry
 
     def _note_early(self, topic: TopicId, generation: int, keys: Sequence[bytes]) -> None:
         every = [*self.early.get((topic, generation), ()), *keys]

@@ -20,7 +20,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def site(clock: ManualClock) -> Iterator[InProcess]:
+def server(clock: ManualClock) -> Iterator[InProcess]:
     """A server with the topics ``default:orders`` and ``default:bills``."""
     with in_process(clock=clock) as found:
         with found.client() as client:
@@ -30,9 +30,9 @@ def site(clock: ManualClock) -> Iterator[InProcess]:
 
 
 @pytest.fixture
-def client(site: InProcess) -> Iterator[Client]:
+def client(server: InProcess) -> Iterator[Client]:
     """A client of it."""
-    with site.client() as found:
+    with server.client() as found:
         yield found
 
 

@@ -75,11 +75,11 @@ def _step(request: httpx2.Request) -> str:
     return last if request.method == "POST" else f"{request.method} {last}"
 
 
-class ToSite(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
+class ToServer(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """Sends requests to a server, whichever they name."""
 
-    def __init__(self, site: InProcess) -> None:
-        self._url = httpx2.URL(site.url)
+    def __init__(self, server: InProcess) -> None:
+        self._url = httpx2.URL(server.url)
         self._blocking = httpx2.HTTPTransport(verify=False)
         self._looping = httpx2.AsyncHTTPTransport(verify=False)
         self._closed = False
@@ -114,11 +114,11 @@ class ToSite(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return request
 
 
-class FaultyTransport(ToSite):
+class FaultyTransport(ToServer):
     """Sends requests on, and loses some of them, or their answers."""
 
-    def __init__(self, faults: Faults, site: InProcess) -> None:
-        super().__init__(site)
+    def __init__(self, faults: Faults, server: InProcess) -> None:
+        super().__init__(server)
         self._faults = faults
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -179,26 +179,26 @@ class FaultyConnection:
         self._connection.close()
 
 
-def faulty_service(site: InProcess, faults: Faults) -> TransactionClient:
+def faulty_service(server: InProcess, faults: Faults) -> TransactionClient:
     """A client of the transaction service that meets them."""
-    inner = site.transactions()
+    inner = server.transactions()
     return TransactionClient("here", opens=lambda *given: FaultyConnection(faults, inner.opens(*given)))
 
 
 @contextmanager
-def faulty_client(site: InProcess, faults: Faults, **options: Any) -> Iterator[Client]:
+def faulty_client(server: InProcess, faults: Faults, **options: Any) -> Iterator[Client]:
     """A client that meets them, and does not really wait."""
     given = {"retry": SOON, "pause": no_pause, **options}
-    transport = FaultyTransport(faults, site)
-    with site.client(transport=transport, transactions=faulty_service(site, faults), **given) as client:
+    transport = FaultyTransport(faults, server)
+    with server.client(transport=transport, transactions=faulty_service(server, faults), **given) as client:
         yield client
 
 
-def faulty_async_client(site: InProcess, faults: Faults, **options: Any) -> AsyncClient:
+def faulty_async_client(server: InProcess, faults: Faults, **options: Any) -> AsyncClient:
     """The same, with an event loop."""
     given = {"retry": SOON, "pause": no_async_pause, **options}
-    transport = FaultyTransport(faults, site)
-    return site.async_client(transport=transport, transactions=faulty_service(site, faults), **given)
+    transport = FaultyTransport(faults, server)
+    return server.async_client(transport=transport, transactions=faulty_service(server, faults), **given)
 
 
 def no_pause(event: threading.Event, _: float) -> None:

@@ -16,7 +16,7 @@ import pytest
 from tests.client.faults import Faults, faulty_async_client, faulty_client
 from tests.client.test_outcomes import BILLS, ORDERS
 from tests.server.conftest import serving
-from tests.support import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS, in_event_loop
 from tms_core.client import (
     BadRequest,
     Buffer,
@@ -125,11 +125,9 @@ def test_what_has_failed_is_told_once() -> None:
 # --- the thread ------------------------------------------------------------------------------------------------------
 
 
-def test_given_messages_when_flushed_then_they_are_there_in_order_and_the_thread_ends(
-    site: InProcess, client: Client
-) -> None:
+def test_flush_of_many_messages_keeps_order_and_ends_the_thread(server: InProcess, client: Client) -> None:
     sent = [b"%d" % number for number in range(3000)]
-    with site.client(buffer=Buffer(batch_messages=100)) as producer:
+    with server.client(buffer=Buffer(batch_messages=100)) as producer:
         for message in sent:
             producer.publish_async(ORDERS, [message])
         producer.publish_async(BILLS, [b"x"])
@@ -142,20 +140,18 @@ def test_given_messages_when_flushed_then_they_are_there_in_order_and_the_thread
     assert payloads(client, BILLS) == [b"x", b"y"]
 
 
-def test_given_an_answer_that_is_lost_when_sent_again_then_it_is_there_twice_and_not_missing(
-    site: InProcess, client: Client, faults: Faults
-) -> None:
+def test_publish_async_with_a_lost_answer_is_sent_again(server: InProcess, client: Client, faults: Faults) -> None:
     faults.at("publish", "after", times=1)
-    with faulty_client(site, faults, buffer=Buffer(retry=SOON)) as producer:
+    with faulty_client(server, faults, buffer=Buffer(retry=SOON)) as producer:
         producer.publish_async(ORDERS, [b"1"])
     assert payloads(client, ORDERS) == [b"1", b"1"]
 
 
-def test_given_a_server_that_never_answers_when_flushed_and_closed_then_each_loss_is_told_and_counted(
-    site: InProcess, faults: Faults, caplog: pytest.LogCaptureFixture
+def test_publish_async_without_answers_reports_each_loss(
+    server: InProcess, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     faults.at("publish", "before")
-    with faulty_client(site, faults, buffer=Buffer(retry=SOON)) as producer:
+    with faulty_client(server, faults, buffer=Buffer(retry=SOON)) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"])
         with pytest.raises(NotPublished, match=r"^2 "):
             producer.flush()
@@ -179,10 +175,10 @@ def hold(faults: Faults) -> tuple[threading.Event, threading.Event]:
 
 
 def test_given_no_room_when_it_blocks_then_it_goes_on_with_the_server(
-    site: InProcess, client: Client, faults: Faults
+    server: InProcess, client: Client, faults: Faults
 ) -> None:
     held, go_on = hold(faults)
-    with faulty_client(site, faults, buffer=Buffer(messages=2, batch_messages=1)) as producer:
+    with faulty_client(server, faults, buffer=Buffer(messages=2, batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1"])
         assert held.wait(PATIENCE_SECONDS)
         # One is being sent, two wait.
@@ -198,8 +194,8 @@ def test_given_no_room_when_it_blocks_then_it_goes_on_with_the_server(
     assert payloads(client, ORDERS) == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_given_one_that_waits_for_room_when_closed_then_it_is_told_and_what_was_taken_is_published(
-    site: InProcess, client: Client, faults: Faults
+def test_close_ends_a_waiter_for_room_and_publishes_what_was_taken(
+    server: InProcess, client: Client, faults: Faults
 ) -> None:
     held, go_on = hold(faults)
     told: list[str] = []
@@ -210,7 +206,7 @@ def test_given_one_that_waits_for_room_when_closed_then_it_is_told_and_what_was_
         except ClientClosed as error:
             told.append(error.message)
 
-    with faulty_client(site, faults, buffer=Buffer(messages=1, batch_messages=1)) as producer:
+    with faulty_client(server, faults, buffer=Buffer(messages=1, batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1"])
         assert held.wait(PATIENCE_SECONDS)
         producer.publish_async(ORDERS, [b"2"])
@@ -225,10 +221,8 @@ def test_given_one_that_waits_for_room_when_closed_then_it_is_told_and_what_was_
     assert payloads(client, ORDERS) == [b"1", b"2"]
 
 
-def test_given_threads_when_they_publish_at_once_then_all_is_there_and_each_ones_in_order(
-    site: InProcess, client: Client
-) -> None:
-    with site.client(buffer=Buffer(messages=50, batch_messages=20)) as producer:
+def test_publish_async_of_threads_keeps_the_order_of_each(server: InProcess, client: Client) -> None:
+    with server.client(buffer=Buffer(messages=50, batch_messages=20)) as producer:
 
         def work(name: bytes) -> None:
             for number in range(200):
@@ -244,15 +238,15 @@ def test_given_threads_when_they_publish_at_once_then_all_is_there_and_each_ones
         assert [message for message in found if message[:1] == name] == [name + b"%03d" % at for at in range(200)]
 
 
-def test_given_a_batch_that_fails_for_whatever_reason_when_flushed_then_all_others_are_there(
-    site: InProcess, client: Client, faults: Faults, caplog: pytest.LogCaptureFixture
+def test_failed_batch_leaves_all_others_published(
+    server: InProcess, client: Client, faults: Faults, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(_: str) -> None:
         if faults.seen["publish"] == 1:
             raise RuntimeError("this is a mistake in the program")
 
     faults.meanwhile = fail
-    with faulty_client(site, faults, buffer=Buffer(batch_messages=1)) as producer:
+    with faulty_client(server, faults, buffer=Buffer(batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"])
         producer.publish_async(BILLS, [b"3"])
         with pytest.raises(NotPublished, match=r"^1 .*RuntimeError: this is a mistake"):
@@ -263,22 +257,18 @@ def test_given_a_batch_that_fails_for_whatever_reason_when_flushed_then_all_othe
 
 
 @pytest.mark.parametrize("messages", [b"one", "two", [b"good", "three"], [None], 5])
-def test_given_what_is_no_payload_when_published_then_it_is_refused_and_nobody_else_notices(
-    site: InProcess, client: Client, messages: list[bytes]
-) -> None:
-    async def main() -> None:
-        async with site.async_client() as producer:
-            with pytest.raises(BadRequest):
-                await producer.publish_async(ORDERS, messages)
-            with pytest.raises(BadRequest):
-                await producer.publish(ORDERS, messages)
-
+@in_event_loop
+async def test_publish_of_no_payload_is_refused_alone(server: InProcess, client: Client, messages: list[bytes]) -> None:
     with pytest.raises(BadRequest):
         client.publish_async(ORDERS, messages)
     for ttl in (None, 5):
         with pytest.raises(BadRequest):
             client.publish(ORDERS, messages, ttl=ttl)
-    asyncio.run(main())
+    async with server.async_client() as producer:
+        with pytest.raises(BadRequest):
+            await producer.publish_async(ORDERS, messages)
+        with pytest.raises(BadRequest):
+            await producer.publish(ORDERS, messages)
     client.publish_async(ORDERS, [b"good"])
     client.flush()
     assert client.publish_figures == PublishFigures(published=1)
@@ -296,9 +286,7 @@ def test_given_a_buffer_that_its_owner_changes_when_published_then_it_is_as_it_w
     assert payloads(client, BILLS) == [b"\0", b"2"]
 
 
-def test_given_a_server_that_hangs_when_closed_then_the_time_is_over_and_what_is_left_is_told(
-    site: InProcess, faults: Faults
-) -> None:
+def test_close_with_a_hanging_server_reports_what_is_left(server: InProcess, faults: Faults) -> None:
     go_on = threading.Event()
 
     def hang(_: str) -> None:
@@ -306,7 +294,7 @@ def test_given_a_server_that_hangs_when_closed_then_the_time_is_over_and_what_is
 
     faults.meanwhile = hang
     timeouts = Timeouts(close_seconds=0.01)
-    with faulty_client(site, faults, buffer=Buffer(batch_messages=1), timeouts=timeouts) as producer:
+    with faulty_client(server, faults, buffer=Buffer(batch_messages=1), timeouts=timeouts) as producer:
         producer.publish_async(ORDERS, [b"1", b"2", b"3"])
         with pytest.raises(NotPublished, match=r"0\.01 s") as caught:
             producer.close()
@@ -317,9 +305,9 @@ def test_given_a_server_that_hangs_when_closed_then_the_time_is_over_and_what_is
 
 
 def test_given_another_process_when_it_publishes_then_it_begins_with_nothing(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with site.client() as producer:
+    with server.client() as producer:
         producer.publish_async(ORDERS, [b"parent"])
         producer.flush()
         wait_for_publishers()
@@ -340,10 +328,10 @@ def exits(_: str) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_given_a_thread_that_fails_when_closed_then_what_it_did_not_publish_is_told(
-    site: InProcess, faults: Faults
+    server: InProcess, faults: Faults
 ) -> None:
     faults.meanwhile = exits
-    with faulty_client(site, faults, buffer=Buffer(batch_messages=1)) as producer:
+    with faulty_client(server, faults, buffer=Buffer(batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"])
         with pytest.raises(NotPublished):
             producer.close()
@@ -355,11 +343,11 @@ def test_given_a_thread_that_fails_when_closed_then_what_it_did_not_publish_is_t
 # --- the task --------------------------------------------------------------------------------------------------------
 
 
-def in_loop(site: InProcess, faults: Faults, **options: object) -> Callable[[], None]:
+def in_loop(server: InProcess, faults: Faults, **options: object) -> Callable[[], None]:
     """A program with an event loop that publishes some messages and closes its client."""
 
     async def main() -> None:
-        async with faulty_async_client(site, faults, **options) as producer:
+        async with faulty_async_client(server, faults, **options) as producer:
             for number in range(20):
                 await producer.publish_async(ORDERS, [b"%d" % number])
             await producer.flush()
@@ -369,47 +357,44 @@ def in_loop(site: InProcess, faults: Faults, **options: object) -> Callable[[], 
 
 
 def test_given_an_event_loop_when_closed_then_all_is_there_in_order(
-    site: InProcess, client: Client, faults: Faults
+    server: InProcess, client: Client, faults: Faults
 ) -> None:
     faults.at("publish", "before", times=1)
-    in_loop(site, faults, buffer=Buffer(messages=3, batch_messages=2, retry=SOON), limits=Limits(request_bytes=3))()
+    in_loop(server, faults, buffer=Buffer(messages=3, batch_messages=2, retry=SOON), limits=Limits(request_bytes=3))()
     assert payloads(client, ORDERS) == [*(b"%d" % number for number in range(20)), b"last"]
 
 
-def test_given_an_event_loop_when_a_flush_takes_too_long_then_that_is_told(site: InProcess, faults: Faults) -> None:
+@in_event_loop
+async def test_given_an_event_loop_when_a_flush_takes_too_long_then_that_is_told(
+    server: InProcess, faults: Faults
+) -> None:
     faults.at("publish", "before", times=1)
+    stuck = asyncio.Event()
 
-    async def main() -> None:
-        stuck = asyncio.Event()
+    async def pause(_: asyncio.Event, __: float) -> None:
+        await stuck.wait()
 
-        async def pause(_: asyncio.Event, __: float) -> None:
-            await stuck.wait()
-
-        async with faulty_async_client(site, faults, pause=pause, buffer=Buffer(retry=SOON)) as producer:
-            await producer.publish_async(ORDERS, [b"1"])
-            with pytest.raises(NotPublished, match=r"^1 "):
-                await producer.flush(timeout_seconds=0.01)
-            assert producer.publish_figures.waiting == 1
-            stuck.set()
-
-    asyncio.run(main())
+    async with faulty_async_client(server, faults, pause=pause, buffer=Buffer(retry=SOON)) as producer:
+        await producer.publish_async(ORDERS, [b"1"])
+        with pytest.raises(NotPublished, match=r"^1 "):
+            await producer.flush(timeout_seconds=0.01)
+        assert producer.publish_figures.waiting == 1
+        stuck.set()
 
 
-def test_given_an_event_loop_and_a_server_that_hangs_when_closed_then_what_is_left_is_told(site: InProcess) -> None:
+@in_event_loop
+async def test_async_close_with_a_hanging_server_reports_what_is_left(server: InProcess) -> None:
     class Hangs(httpx2.AsyncBaseTransport):
         async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
             await asyncio.Event().wait()
             raise AssertionError
 
-    async def main() -> None:
-        producer = site.async_client(transport=Hangs(), timeouts=Timeouts(close_seconds=0.01))
-        await producer.publish_async(ORDERS, [b"1", b"2"])
-        with pytest.raises(NotPublished, match=r"0\.01 s") as caught:
-            await producer.close()
-        assert caught.value.messages == producer.publish_figures.failed == 2
-        assert len(asyncio.all_tasks()) == 1
-
-    asyncio.run(main())
+    producer = server.async_client(transport=Hangs(), timeouts=Timeouts(close_seconds=0.01))
+    await producer.publish_async(ORDERS, [b"1", b"2"])
+    with pytest.raises(NotPublished, match=r"0\.01 s") as caught:
+        await producer.close()
+    assert caught.value.messages == producer.publish_figures.failed == 2
+    assert len(asyncio.all_tasks()) == 1
 
 
 # --- the end of the program ------------------------------------------------------------------------------------------
@@ -431,7 +416,7 @@ def program(url: str, close_seconds: float, end: str) -> subprocess.CompletedPro
 
 
 @pytest.mark.parametrize("end", ["", "client.close()"], ids=["unclosed", "closed"])
-def test_given_a_server_that_hangs_when_the_program_ends_then_it_does_and_says_what_is_lost(end: str) -> None:
+def test_program_with_a_hanging_server_ends_and_reports_the_loss(end: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ended = program(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.1, end)
     assert "1 messages" in ended.stderr
@@ -450,9 +435,7 @@ assert os.waitstatus_to_exitcode(status) == 1
 
 
 @pytest.mark.parametrize(("end", "expected"), [("", {b"1"}), (FORK, {b"1", b"2"})], ids=["unclosed", "forked"])
-def test_given_a_program_that_does_not_close_its_client_when_it_ends_then_all_is_there_once(
-    end: str, expected: set[bytes]
-) -> None:
+def test_program_that_closes_nothing_publishes_all_once(end: str, expected: set[bytes]) -> None:
     with serving() as server:
         url = f"http://127.0.0.1:{server.port}"
         with Client(url) as client:

@@ -14,6 +14,7 @@ import pytest
 
 from tests.builders import NOW_MS
 from tests.client.faults import ATTEMPTS, Faults, faulty_client
+from tests.support import each_raises, in_event_loop
 from tms_core.client import (
     AsyncClient,
     BadRequest,
@@ -64,7 +65,7 @@ def test_given_no_zone_when_polled_from_a_time_then_it_is_refused(client: Client
         client.poll(TOPIC, start=datetime(2026, 1, 1))  # noqa: DTZ001 that is the point
 
 
-def test_given_many_messages_when_polled_then_they_are_read_while_they_come(site: InProcess) -> None:
+def test_given_many_messages_when_polled_then_they_are_read_while_they_come(server: InProcess) -> None:
     sent = 0
 
     class Endless(httpx2.SyncByteStream):
@@ -81,7 +82,7 @@ def test_given_many_messages_when_polled_then_they_are_read_while_they_come(site
         def handle_request(self, request: httpx2.Request) -> httpx2.Response:
             return httpx2.Response(200, stream=Endless())
 
-    with site.client(transport=Transport()) as client, client.poll(TOPIC) as messages:
+    with server.client(transport=Transport()) as client, client.poll(TOPIC) as messages:
         assert len([next(messages) for _ in range(601)]) == 601
         assert sent == 11
 
@@ -97,9 +98,9 @@ def test_given_a_loop_that_ends_early_when_closed_then_nothing_more_comes(client
     assert list(unused) == []
 
 
-def test_given_an_answer_that_ends_too_early_when_read_then_that_is_told(site: InProcess) -> None:
+def test_given_an_answer_that_ends_too_early_when_read_then_that_is_told(server: InProcess) -> None:
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"\x04\x28" + bytes(20) + b"\x04hi"))
-    with site.client(transport=transport) as client:
+    with server.client(transport=transport) as client:
         messages = client.poll(TOPIC)
         assert next(messages).payload == b"hi"
         with pytest.raises(Unanswered, match="truncated"):
@@ -110,11 +111,9 @@ def test_given_an_answer_that_ends_too_early_when_read_then_that_is_told(site: I
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_a_publish_that_is_not_answered_when_it_fails_then_it_is_not_sent_again(
-    site: InProcess, faults: Faults, when: str
-) -> None:
+def test_publish_without_an_answer_is_not_sent_again(server: InProcess, faults: Faults, when: str) -> None:
     faults.at("publish", "before" if when == "before" else "after", times=1)
-    with faulty_client(site, faults) as client:
+    with faulty_client(server, faults) as client:
         with pytest.raises(Unanswered, match="publish"):
             client.publish(TOPIC, [b"x"])
         assert faults.seen["publish"] == 1
@@ -122,11 +121,11 @@ def test_given_a_publish_that_is_not_answered_when_it_fails_then_it_is_not_sent_
 
 
 def test_given_a_poll_that_is_not_answered_when_it_fails_then_it_is_sent_again(
-    site: InProcess, faults: Faults, client: Client
+    server: InProcess, faults: Faults, client: Client
 ) -> None:
     client.publish(TOPIC, [b"x"])
     faults.at("poll", "after", times=2)
-    with faulty_client(site, faults) as faulty:
+    with faulty_client(server, faults) as faulty:
         assert payloads(faulty.poll(TOPIC)) == [b"x"]
         faults.at("poll", "after")
         with pytest.raises(Unanswered):
@@ -134,21 +133,21 @@ def test_given_a_poll_that_is_not_answered_when_it_fails_then_it_is_sent_again(
         assert faults.seen["poll"] == 3 + ATTEMPTS
 
 
-def test_given_a_server_that_says_not_now_when_published_then_it_is_sent_again(site: InProcess) -> None:
+def test_given_a_server_that_says_not_now_when_published_then_it_is_sent_again(server: InProcess) -> None:
     answers = iter([503, 503, 200])
 
     def handle(_: httpx2.Request) -> httpx2.Response:
         return httpx2.Response(next(answers), content=b"The server is stopping.")
 
-    with site.client(transport=httpx2.MockTransport(handle), pause=lambda *_: None) as client:
+    with server.client(transport=httpx2.MockTransport(handle), pause=lambda *_: None) as client:
         client.publish(TOPIC, [b"x"])
         assert list(answers) == []
 
 
-def test_given_pauses_when_tried_again_then_they_grow_and_nobody_waits_for_nothing(site: InProcess) -> None:
+def test_given_pauses_when_tried_again_then_they_grow_and_nobody_waits_for_nothing(server: InProcess) -> None:
     waited: list[float] = []
     transport = httpx2.MockTransport(lambda _: httpx2.Response(503, content=b"The server is stopping."))
-    client = site.client(transport=transport, pause=lambda _, seconds: waited.append(seconds))
+    client = server.client(transport=transport, pause=lambda _, seconds: waited.append(seconds))
     with client, pytest.raises(Unavailable, match="stopping"):
         client.topics()
     assert len(waited) == 3
@@ -159,49 +158,50 @@ def test_given_pauses_when_tried_again_then_they_grow_and_nobody_waits_for_nothi
 @pytest.mark.parametrize(("status", "error"), [(302, BadRequest), (405, BadRequest), (502, ServerFailed)])
 @pytest.mark.parametrize(("content", "said"), [(b"This is why.", r"This is why\."), (b"", "it gave no reason")])
 def test_status_of_a_proxy_is_an_error_with_its_own_sentence(
-    site: InProcess, status: int, error: type[Exception], content: bytes, said: str
+    server: InProcess, status: int, error: type[Exception], content: bytes, said: str
 ) -> None:
     transport = httpx2.MockTransport(lambda _: httpx2.Response(status, content=content))
-    with site.client(transport=transport) as client, pytest.raises(error, match=said):
+    with server.client(transport=transport) as client, pytest.raises(error, match=said):
         client.publish(TOPIC, [b"x"])
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"[{}]", b'{"a": 1}', b"null"])
-def test_given_an_answer_of_somebody_else_when_read_then_it_is_no_crash(site: InProcess, body: bytes) -> None:
+def test_given_an_answer_of_somebody_else_when_read_then_it_is_no_crash(server: InProcess, body: bytes) -> None:
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body))
-    with site.client(transport=transport, pause=lambda *_: None) as client:
-        for ask in (client.topics, lambda: client.topic(TOPIC), lambda: client.position(TOPIC, "x")):
-            with pytest.raises(Unanswered, match="cannot be read"):
-                ask()
+    with server.client(transport=transport, pause=lambda *_: None) as client:
+        each_raises(
+            Unanswered,
+            client.topics,
+            lambda: client.topic(TOPIC),
+            lambda: client.position(TOPIC, "x"),
+            match="cannot be read",
+        )
         with pytest.raises(Unanswered):
             list(client.poll(TOPIC))
 
 
-def test_given_arguments_that_are_nothing_when_asked_then_they_are_refused_before_anything_is_sent(
-    site: InProcess, faults: Faults
-) -> None:
+def test_bad_arguments_are_refused_before_anything_is_sent(server: InProcess, faults: Faults) -> None:
     wrong: Any = "x"
     missing: Any = None
-    with faulty_client(site, faults) as client:
-        for ask in (
+    with faulty_client(server, faults) as client:
+        each_raises(
+            BadRequest,
             lambda: list(client.poll(TOPIC, start=wrong)),
             lambda: client.poll(TOPIC, limit=wrong),
             lambda: client.publish(TOPIC, [b"x"], ttl=wrong),
             lambda: client.create_topic("default:new", ttl=wrong),
             lambda: client.topic(missing),
             lambda: client.position(TOPIC, missing),
-            lambda: client.store(TOPIC, wrong, transaction=site.manager.start_short()),
-        ):
-            with pytest.raises(BadRequest):
-                ask()
+            lambda: client.store(TOPIC, wrong, transaction=server.manager.start_short()),
+        )
     assert faults.seen == {}
 
 
 # --- the client itself -----------------------------------------------------------------------------------------------
 
 
-def test_given_a_closed_client_when_used_then_that_is_an_error(site: InProcess) -> None:
-    with site.client() as client:
+def test_given_a_closed_client_when_used_then_that_is_an_error(server: InProcess) -> None:
+    with server.client() as client:
         pass
     client.close()
     with pytest.raises(ClientClosed):
@@ -214,14 +214,14 @@ def test_given_a_closed_client_when_used_then_that_is_an_error(site: InProcess) 
         client.publish_async(TOPIC, [b"x"])
 
 
-def test_it_prints_where_it_asks(client: Client, site: InProcess) -> None:
-    assert repr(client) == f"<Client {site.url}>"
-    assert repr(site.async_client(url="http://localhost/tms/")) == "<AsyncClient http://localhost/tms>"
+def test_it_prints_where_it_asks(client: Client, server: InProcess) -> None:
+    assert repr(client) == f"<Client {server.url}>"
+    assert repr(server.async_client(url="http://localhost/tms/")) == "<AsyncClient http://localhost/tms>"
 
 
-def test_given_threads_when_they_share_a_client_then_each_gets_its_own_answers(site: InProcess) -> None:
+def test_given_threads_when_they_share_a_client_then_each_gets_its_own_answers(server: InProcess) -> None:
     limits = Limits(connections=3)
-    with site.client(limits=limits) as client, ThreadPoolExecutor(8) as threads:
+    with server.client(limits=limits) as client, ThreadPoolExecutor(8) as threads:
 
         def work(number: int) -> tuple[list[bytes], list[bytes]]:
             topic, mine = f"t{number}:x", [b"%d/%d" % (number, at) for at in range(20)]
@@ -249,51 +249,47 @@ def test_both_clients_have_the_same_methods_with_the_same_arguments() -> None:
     assert plain == other
 
 
-def test_given_an_event_loop_when_everything_is_asked_then_it_is_answered(site: InProcess) -> None:
-    async def main() -> None:
-        async with site.async_client(timeouts=Timeouts(answer_seconds=60)) as client:
-            await client.create_topic("shop:carts", ttl=3600)
-            await client.update_topic("shop:carts", ttl=60)
-            assert (await client.topic("shop:carts")).ttl_seconds == 60
-            assert await client.topics("shop") == [TopicId("shop", "carts")]
-            await client.publish("shop:carts", [b"a", b"b"])
-            await client.publish("shop:carts", [b"c"], ttl=10)
-            found = [message async for message in client.poll("shop:carts")]
-            assert payloads(iter(found)) == [b"a", b"b", b"c"]
-            async with client.poll("shop:carts", start=found[1].id, inclusive=False) as messages:
-                assert payloads(iter([message async for message in messages])) == [b"c"]
-                assert [message async for message in messages] == []
-            async with client.transaction() as tx:
-                await client.store("shop:carts", [b"d"], transaction=tx.transaction)
-                published = await client.publish("shop:carts", [], transaction=tx.transaction)
-                await client.rollback("shop:carts", published)
-            await client.set_position("shop:carts", "x", found[0].id)
-            assert await client.position("shop:carts", "x") == found[0].id
-            assert [position.name for position in await client.positions("shop:carts")] == ["x"]
-            await client.delete_position("shop:carts", "x")
-            await client.delete_topic("shop:carts")
-            with pytest.raises(TopicNotFound):
-                await client.publish("shop:carts", [b"x"])
-            with pytest.raises(TopicNotFound):
-                await anext(client.poll("shop:carts"))
-        with pytest.raises(ClientClosed):
-            await client.topics()
-        with pytest.raises(ClientClosed):
-            client.consume("shop:carts")
-
-    asyncio.run(main())
+@in_event_loop
+async def test_given_an_event_loop_when_everything_is_asked_then_it_is_answered(server: InProcess) -> None:
+    async with server.async_client(timeouts=Timeouts(answer_seconds=60)) as client:
+        await client.create_topic("shop:carts", ttl=3600)
+        await client.update_topic("shop:carts", ttl=60)
+        assert (await client.topic("shop:carts")).ttl_seconds == 60
+        assert await client.topics("shop") == [TopicId("shop", "carts")]
+        await client.publish("shop:carts", [b"a", b"b"])
+        await client.publish("shop:carts", [b"c"], ttl=10)
+        found = [message async for message in client.poll("shop:carts")]
+        assert payloads(iter(found)) == [b"a", b"b", b"c"]
+        async with client.poll("shop:carts", start=found[1].id, inclusive=False) as messages:
+            assert payloads(iter([message async for message in messages])) == [b"c"]
+            assert [message async for message in messages] == []
+        async with client.transaction() as tx:
+            await client.store("shop:carts", [b"d"], transaction=tx.transaction)
+            published = await client.publish("shop:carts", [], transaction=tx.transaction)
+            await client.rollback("shop:carts", published)
+        await client.set_position("shop:carts", "x", found[0].id)
+        assert await client.position("shop:carts", "x") == found[0].id
+        assert [position.name for position in await client.positions("shop:carts")] == ["x"]
+        await client.delete_position("shop:carts", "x")
+        await client.delete_topic("shop:carts")
+        with pytest.raises(TopicNotFound):
+            await client.publish("shop:carts", [b"x"])
+        with pytest.raises(TopicNotFound):
+            await anext(client.poll("shop:carts"))
+    with pytest.raises(ClientClosed):
+        await client.topics()
+    with pytest.raises(ClientClosed):
+        client.consume("shop:carts")
 
 
-def test_given_a_running_loop_when_the_plain_client_is_used_inside_it_then_it_works(client: Client) -> None:
-    async def main() -> None:
-        client.publish(TOPIC, [b"a"])
-        assert payloads(client.poll(TOPIC)) == [b"a"]
-
-    asyncio.run(main())
+@in_event_loop
+async def test_given_a_running_loop_when_the_plain_client_is_used_inside_it_then_it_works(client: Client) -> None:
+    client.publish(TOPIC, [b"a"])
+    assert payloads(client.poll(TOPIC)) == [b"a"]
 
 
-def test_given_a_client_of_one_event_loop_when_used_in_another_then_the_error_says_so(site: InProcess) -> None:
-    client = site.async_client()
+def test_async_client_in_another_event_loop_is_refused(server: InProcess) -> None:
+    client = server.async_client()
 
     async def publish() -> None:
         await client.publish_async(TOPIC, [b"x"])

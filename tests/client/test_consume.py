@@ -11,9 +11,9 @@ import httpx2
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.client.faults import ATTEMPTS, Faults, ToSite, When, faulty_async_client, faulty_client
+from tests.client.faults import ATTEMPTS, Faults, ToServer, When, faulty_async_client, faulty_client
 from tests.client.test_outcomes import ORDERS
-from tests.support import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS, in_event_loop
 from tms_core.client import (
     AsyncClient,
     AsyncConsumption,
@@ -65,41 +65,39 @@ def nothing() -> None:
     """Nothing happens."""
 
 
-def test_given_messages_that_come_while_it_waits_when_consumed_then_all_are_given_in_order(
-    site: InProcess, client: Client
-) -> None:
+def test_consume_gives_messages_that_come_while_it_waits(server: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2"])
     happenings = Happenings(nothing, lambda: client.publish(ORDERS, [b"3"]), lambda: client.publish(ORDERS, [b"4"]))
-    with site.client(pause=happenings) as reader, reader.consume(ORDERS) as messages:
+    with server.client(pause=happenings) as reader, reader.consume(ORDERS) as messages:
         assert take(messages, 4) == [b"1", b"2", b"3", b"4"]
 
 
 def test_given_nothing_when_it_waits_then_pauses_grow_and_begin_anew_after_a_message(
-    site: InProcess, client: Client
+    server: InProcess, client: Client
 ) -> None:
     idle = Retry(first_seconds=1, factor=4, longest_seconds=10)
     publish = lambda: client.publish(ORDERS, [b"x"])  # noqa: E731 it is one of several happenings
     happenings = Happenings(nothing, nothing, nothing, publish, publish)
-    with site.client(pause=happenings) as reader, reader.consume(ORDERS, idle=idle) as messages:
+    with server.client(pause=happenings) as reader, reader.consume(ORDERS, idle=idle) as messages:
         take(messages, 2)
     lowest = [0.5, 2, 5, 5, 0.5]
     assert [low <= pause <= 2 * low for low, pause in zip(lowest, happenings.pauses, strict=True)] == [True] * 5
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_a_server_that_does_not_answer_when_it_is_back_then_it_goes_on_where_it_was(
-    site: InProcess, client: Client, faults: Faults, when: When
+def test_consume_goes_on_after_a_server_that_did_not_answer(
+    server: InProcess, client: Client, faults: Faults, when: When
 ) -> None:
     client.publish(ORDERS, [b"1"])
     happenings = Happenings(nothing, nothing, faults.heal, lambda: client.publish(ORDERS, [b"2"]))
-    with faulty_client(site, faults, pause=happenings) as reader, reader.consume(ORDERS) as messages:
+    with faulty_client(server, faults, pause=happenings) as reader, reader.consume(ORDERS) as messages:
         assert take(messages, 1) == [b"1"]
         faults.at("poll", when)
         assert take(messages, 1) == [b"2"]
     assert len(happenings.pauses) == 4
 
 
-class Cut(ToSite):
+class Cut(ToServer):
     """Cuts each answer to a poll short, a little later each time."""
 
     polls = 0
@@ -122,13 +120,11 @@ class _CutBody(httpx2.SyncByteStream):
         raise httpx2.ReadError("cut")
 
 
-def test_given_answers_that_are_cut_short_when_consumed_then_nothing_is_missing_and_nothing_twice(
-    site: InProcess, client: Client
-) -> None:
+def test_consume_of_cut_answers_gives_each_message_once(server: InProcess, client: Client) -> None:
     sent = [b"message %d" % number for number in range(100)]
     client.publish(ORDERS, sent)
-    cut = Cut(site)
-    with site.client(transport=cut, pause=lambda *_: None) as reader:
+    cut = Cut(server)
+    with server.client(transport=cut, pause=lambda *_: None) as reader:
         assert take(reader.consume(ORDERS), 100) == sent
     assert cut.polls > 2
 
@@ -144,16 +140,14 @@ def test_given_no_such_topic_when_consumed_then_it_does_not_wait_for_one(client:
 
 
 @pytest.mark.parametrize("by_closing", [False, True])
-def test_given_a_consumer_that_waits_when_it_is_blocked_by_another_thread_then_it_ends(
-    site: InProcess, by_closing: bool
-) -> None:
+def test_consume_that_waits_is_ended_by_another_thread(server: InProcess, by_closing: bool) -> None:
     waiting = threading.Event()
 
     def pause(event: threading.Event, _: float) -> None:
         waiting.set()
         assert event.wait(PATIENCE_SECONDS)
 
-    client = site.client(pause=pause)
+    client = server.client(pause=pause)
     consumption = client.consume(ORDERS)
     found: list[Message] = []
     thread = threading.Thread(target=lambda: found.extend(consumption))
@@ -172,9 +166,7 @@ def test_given_a_consumer_that_waits_when_it_is_blocked_by_another_thread_then_i
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_consumer_by_name_when_started_again_then_it_goes_on_behind_what_it_is_done_with(
-    client: Client,
-) -> None:
+def test_consume_by_name_goes_on_behind_its_position(client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2", b"3"])
     with client.consume(ORDERS, consumer="billing") as messages:
         assert take(messages, 2) == [b"1", b"2"]
@@ -191,9 +183,7 @@ def test_given_a_consumer_by_name_when_started_again_then_it_goes_on_behind_what
     assert client.position(ORDERS, "billing") == third.id
 
 
-def test_given_a_batch_when_it_is_done_with_then_the_position_is_stored_before_the_next(
-    site: InProcess, client: Client
-) -> None:
+def test_consume_stores_the_position_before_the_next_batch(server: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2"])
     stored: list[bool] = []
 
@@ -201,18 +191,18 @@ def test_given_a_batch_when_it_is_done_with_then_the_position_is_stored_before_t
         stored.append(client.position(ORDERS, "billing") == list(client.poll(ORDERS))[-1].id)
         client.publish(ORDERS, [b"3"])
 
-    with site.client(pause=Happenings(look)) as reader, reader.consume(ORDERS, consumer="billing") as messages:
+    with server.client(pause=Happenings(look)) as reader, reader.consume(ORDERS, consumer="billing") as messages:
         assert take(messages, 3) == [b"1", b"2", b"3"]
     assert stored == [True]
 
 
 def test_given_a_position_that_cannot_be_stored_when_it_goes_on_then_a_later_one_is(
-    site: InProcess, client: Client, faults: Faults
+    server: InProcess, client: Client, faults: Faults
 ) -> None:
     client.publish(ORDERS, [b"1"])
     faults.at("PUT billing", "before", times=ATTEMPTS)
     happenings = Happenings(nothing, nothing, lambda: client.publish(ORDERS, [b"2"]))
-    reader = faulty_client(site, faults, pause=happenings)
+    reader = faulty_client(server, faults, pause=happenings)
     with reader as faulty, faulty.consume(ORDERS, consumer="billing") as messages:
         assert take(messages, 2) == [b"1", b"2"]
         messages.stop()
@@ -220,11 +210,11 @@ def test_given_a_position_that_cannot_be_stored_when_it_goes_on_then_a_later_one
     assert client.position(ORDERS, "billing") == list(client.poll(ORDERS))[-1].id
 
 
-def test_given_a_consumer_when_its_client_is_closed_then_it_ends_quietly_and_the_log_says_what_is_not_stored(
-    site: InProcess, client: Client, caplog: pytest.LogCaptureFixture
+def test_consume_of_a_closed_client_ends_and_logs_the_position(
+    server: InProcess, client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    reader = site.client()
+    reader = server.client()
     found = []
     with reader.consume(ORDERS, consumer="billing") as messages:
         for message in messages:
@@ -239,29 +229,30 @@ def test_given_a_consumer_when_its_client_is_closed_then_it_ends_quietly_and_the
 # --- only what is committed ------------------------------------------------------------------------------------------
 
 
-def test_given_transactions_when_consumed_committed_then_only_what_is_committed_is_given_and_in_its_order(
-    site: InProcess, client: Client
-) -> None:
-    given_up, open_one = site.manager.start_short(), client.transaction()
+def test_consume_of_committed_messages_keeps_their_order(server: InProcess, client: Client) -> None:
+    given_up, open_one = server.manager.start_short(), client.transaction()
     client.publish(ORDERS, [b"given up"], transaction=given_up)
-    site.manager.invalidate(given_up.transaction_id)
+    server.manager.invalidate(given_up.transaction_id)
     open_one.__enter__()
     client.publish(ORDERS, [b"open"], transaction=open_one.transaction)
     client.publish(ORDERS, [b"plain"])
     happenings = Happenings(nothing, lambda: open_one.__exit__(None, None, None))
-    with site.client(pause=happenings) as reader, reader.consume(ORDERS, read="committed") as messages:
+    with server.client(pause=happenings) as reader, reader.consume(ORDERS, read="committed") as messages:
         assert take(messages, 2) == [b"open", b"plain"]
 
 
 def test_given_a_transaction_service_that_is_away_when_it_is_back_then_it_goes_on(
-    site: InProcess, client: Client, faults: Faults
+    server: InProcess, client: Client, faults: Faults
 ) -> None:
     client.publish(ORDERS, [b"1"])
     faults.at("start", "before")
     happenings = Happenings(nothing, faults.heal)
-    with faulty_client(site, faults, pause=happenings) as reader, reader.consume(ORDERS, read="committed") as messages:
+    with (
+        faulty_client(server, faults, pause=happenings) as reader,
+        reader.consume(ORDERS, read="committed") as messages,
+    ):
         assert take(messages, 1) == [b"1"]
-    assert len(site.manager.visibility().in_progress) == 0
+    assert len(server.manager.visibility().in_progress) == 0
 
 
 # --- the same in a loop ----------------------------------------------------------------------------------------------
@@ -271,43 +262,41 @@ async def take_async(consumption: AsyncConsumption, count: int) -> list[bytes]:
     return [(await anext(consumption)).payload for _ in range(count)]
 
 
-def test_given_an_event_loop_when_consumed_then_it_waits_goes_on_after_errors_and_keeps_its_position(
-    site: InProcess, client: Client, faults: Faults
+@in_event_loop
+async def test_async_consume_waits_goes_on_and_keeps_its_position(
+    server: InProcess, client: Client, faults: Faults
 ) -> None:
     client.publish(ORDERS, [b"1"])
     publish = lambda: client.publish(ORDERS, [b"2"])  # noqa: E731 it is one of several happenings
     happenings = Happenings(nothing, publish, faults.heal)
 
-    async def main() -> None:
-        async with faulty_async_client(site, faults, pause=happenings.wait) as reader:
-            async with reader.consume(ORDERS, consumer="billing", read="committed") as messages:
-                assert await take_async(messages, 1) == [b"1"]
-                faults.at("poll", "before")
-                happenings.pauses.clear()
-                assert await take_async(messages, 1) == [b"2"]
-                await messages.commit()
-            assert await reader.position(ORDERS, "billing") == (await last(reader)).id
-            assert isinstance(messages, AsyncConsumption)
-            assert [message async for message in messages] == []
-
     async def last(reader: AsyncClient) -> Message:
         return [message async for message in reader.poll(ORDERS)][-1]
 
-    asyncio.run(main())
+    async with faulty_async_client(server, faults, pause=happenings.wait) as reader:
+        async with reader.consume(ORDERS, consumer="billing", read="committed") as messages:
+            assert await take_async(messages, 1) == [b"1"]
+            faults.at("poll", "before")
+            happenings.pauses.clear()
+            assert await take_async(messages, 1) == [b"2"]
+            await messages.commit()
+        assert await reader.position(ORDERS, "billing") == (await last(reader)).id
+        assert isinstance(messages, AsyncConsumption)
+        assert [message async for message in messages] == []
 
 
 # --- waiting at the server -------------------------------------------------------------------------------------------
 
 
-class Asked(ToSite):
+class Asked(ToServer):
     """Passes polls on, and remembers what they said.
 
     Attributes:
         polls: body and headers of each.
     """
 
-    def __init__(self, site: InProcess) -> None:
-        super().__init__(site)
+    def __init__(self, server: InProcess) -> None:
+        super().__init__(server)
         self.polls: list[tuple[bytes, httpx2.Headers]] = []
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -317,11 +306,11 @@ class Asked(ToSite):
 
 
 @pytest.mark.parametrize(("wait_seconds", "after_seconds", "polls"), [(60, 0.05, 1), (1, 1.5, 2)])
-def test_given_a_consumer_that_waits_at_the_server_when_a_message_comes_then_it_has_it_without_a_pause(
-    site: InProcess, client: Client, wait_seconds: int, after_seconds: float, polls: int
+def test_consume_that_waits_at_the_server_needs_no_pause(
+    server: InProcess, client: Client, wait_seconds: int, after_seconds: float, polls: int
 ) -> None:
-    asked, happenings = Asked(site), Happenings()
-    waiting = site.client(transport=asked, pause=happenings)
+    asked, happenings = Asked(server), Happenings()
+    waiting = server.client(transport=asked, pause=happenings)
     with waiting as reader, reader.consume(ORDERS, wait_seconds=wait_seconds) as messages:
         publishing = threading.Timer(after_seconds, client.publish, (ORDERS, [b"1"]))
         publishing.start()
@@ -331,16 +320,17 @@ def test_given_a_consumer_that_waits_at_the_server_when_a_message_comes_then_it_
     assert asked.polls[0][1]["x-tms-wait-seconds"] == str(wait_seconds)
 
 
-def test_given_messages_that_are_not_for_it_when_it_polls_again_then_it_does_not_look_at_them_again(
-    site: InProcess, client: Client
-) -> None:
-    with site.transactions() as service:
+def test_consume_does_not_look_at_hidden_messages_again(server: InProcess, client: Client) -> None:
+    with server.transactions() as service:
         invalid = service.start_short()
         client.publish(ORDERS, [b"invalid"] * 10, transaction=invalid)
         service.invalidate(invalid.transaction_id)
     last = list(client.poll(ORDERS))[-1].id
-    asked, happenings = Asked(site), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
-    with site.client(transport=asked, pause=happenings) as reader, reader.consume(ORDERS, read="committed") as messages:
+    asked, happenings = Asked(server), Happenings(nothing, lambda: client.publish(ORDERS, [b"1"]))
+    with (
+        server.client(transport=asked, pause=happenings) as reader,
+        reader.consume(ORDERS, read="committed") as messages,
+    ):
         assert take(messages, 1) == [b"1"]
     starts = [body[2:12] for body, _ in asked.polls]
     assert len(starts) == 3
@@ -348,16 +338,14 @@ def test_given_messages_that_are_not_for_it_when_it_polls_again_then_it_does_not
     assert starts[1:] == [behind, behind]
 
 
-def test_given_a_server_that_cuts_polls_short_when_polled_then_the_client_reads_on_up_to_its_own_limit(
-    site: InProcess, client: Client
-) -> None:
+def test_poll_that_the_server_cuts_reads_on_to_its_limit(server: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(10)])
-    metrics = ServerMetrics(CollectorRegistry(), site.service)
+    metrics = ServerMetrics(CollectorRegistry(), server.service)
     with ThreadPoolExecutor(2) as threads:
-        app = make_app(Server(site.service, threads, metrics, 1_000_000, poll_limit=PollLimit(messages=3)))
+        app = make_app(Server(server.service, threads, metrics, 1_000_000, poll_limit=PollLimit(messages=3)))
         listener = Listener(app, "127.0.0.1", 0)
         listener.start()
-        with site.client(url=listener.url) as cut:
+        with server.client(url=listener.url) as cut:
             assert len(list(cut.poll(ORDERS))) == 10
             assert [message.payload for message in cut.poll(ORDERS, limit=5)] == [b"0", b"1", b"2", b"3", b"4"]
             with cut.consume(ORDERS) as messages:

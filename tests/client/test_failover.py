@@ -11,9 +11,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.client.faults import ToSite
+from tests.client.faults import ToServer
 from tests.client.test_outcomes import BILLS, ORDERS
-from tests.support import free_port
+from tests.support import free_port, in_event_loop
 from tms_core.client import (
     AsyncClient,
     Attempt,
@@ -81,11 +81,11 @@ class Network:
         return self.refuses(host)
 
 
-class Roads(ToSite):
+class Roads(ToServer):
     """All servers are one; the way there may be blocked. Its Host header is a name it knows."""
 
-    def __init__(self, network: Network, site: InProcess) -> None:
-        super().__init__(site)
+    def __init__(self, network: Network, server: InProcess) -> None:
+        super().__init__(server)
         self._network = network
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -107,9 +107,9 @@ def network() -> Network:
     return Network()
 
 
-def client_of(site: InProcess, network: Network, **options: Any) -> Client:
-    transport = Roads(network, site)
-    return site.client(**{"transport": transport, "monotonic": network.monotonic, "pause": network.pause, **options})
+def client_of(server: InProcess, network: Network, **options: Any) -> Client:
+    transport = Roads(network, server)
+    return server.client(**{"transport": transport, "monotonic": network.monotonic, "pause": network.pause, **options})
 
 
 def payloads(client: Client, topic: str = ORDERS) -> list[bytes]:
@@ -120,12 +120,12 @@ def payloads(client: Client, topic: str = ORDERS) -> list[bytes]:
 
 
 @pytest.mark.parametrize("away_seconds", [1, 59, 119.9])
-def test_given_a_server_that_is_away_for_less_than_two_minutes_when_published_some_time_then_nothing_is_lost(
-    site: InProcess, client: Client, network: Network, away_seconds: float
+def test_publish_async_outlives_a_server_away_for_two_minutes(
+    server: InProcess, client: Client, network: Network, away_seconds: float
 ) -> None:
     network.away = lambda _, now: now < away_seconds
     sent = [b"%d" % number for number in range(2500)]
-    with client_of(site, network) as producer:
+    with client_of(server, network) as producer:
         producer.publish_async(ORDERS, sent)
         producer.flush()
         assert producer.publish_figures.published == 2500
@@ -133,12 +133,10 @@ def test_given_a_server_that_is_away_for_less_than_two_minutes_when_published_so
     assert max(network.pauses) <= 5, "it is asked all the time, and not only at the end"
 
 
-def test_given_a_server_that_stays_away_when_the_time_is_over_then_what_is_lost_is_told(
-    site: InProcess, network: Network
-) -> None:
+def test_publish_async_reports_what_is_lost_after_the_time(server: InProcess, network: Network) -> None:
     network.away = lambda _, __: True
     fates: Fates = []
-    producer = client_of(site, network, buffer=Buffer(delivery_seconds=30))
+    producer = client_of(server, network, buffer=Buffer(delivery_seconds=30))
     producer.publish_async(ORDERS, [b"1", b"2"], on_delivery=lambda *fate: fates.append(fate))
     with pytest.raises(NotPublished, match=r"^2 "):
         producer.flush()
@@ -147,11 +145,9 @@ def test_given_a_server_that_stays_away_when_the_time_is_over_then_what_is_lost_
     assert [(payload, type(error)) for payload, error in fates] == [(b"1", Unavailable), (b"2", Unavailable)]
 
 
-def test_given_two_topics_when_each_message_has_a_fate_then_it_is_told_before_flush_returns(
-    site: InProcess, network: Network
-) -> None:
+def test_flush_reports_the_fate_of_each_message(server: InProcess, network: Network) -> None:
     fates: Fates = []
-    with client_of(site, network) as producer:
+    with client_of(server, network) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"], on_delivery=lambda *fate: fates.append(fate))
         producer.publish_async("default:none", [b"3"], on_delivery=lambda *fate: fates.append(fate))
         producer.publish_async(BILLS, [b"4"])
@@ -164,7 +160,7 @@ def test_given_two_topics_when_each_message_has_a_fate_then_it_is_told_before_fl
 
 @pytest.mark.parametrize(("when_full", "lost"), [(WhenFull.DROP_NEWEST, b"3"), (WhenFull.DROP_OLDEST, b"2")])
 def test_given_no_room_when_a_message_is_dropped_then_that_is_its_fate(
-    site: InProcess, network: Network, when_full: WhenFull, lost: bytes
+    server: InProcess, network: Network, when_full: WhenFull, lost: bytes
 ) -> None:
     under_way, go_on = threading.Event(), threading.Event()
 
@@ -174,7 +170,7 @@ def test_given_no_room_when_a_message_is_dropped_then_that_is_its_fate(
 
     network.refuses = refuses
     fates: Fates = []
-    with client_of(site, network, buffer=Buffer(messages=1, when_full=when_full)) as producer:
+    with client_of(server, network, buffer=Buffer(messages=1, when_full=when_full)) as producer:
         for payload in (b"1", b"2", b"3"):
             producer.publish_async(ORDERS, [payload], on_delivery=lambda *fate: fates.append(fate))
             assert under_way.wait(60)
@@ -186,12 +182,12 @@ def test_given_no_room_when_a_message_is_dropped_then_that_is_its_fate(
 
 
 def test_given_a_program_that_fails_when_told_then_the_others_are_told_and_published(
-    site: InProcess, client: Client, network: Network, caplog: pytest.LogCaptureFixture
+    server: InProcess, client: Client, network: Network, caplog: pytest.LogCaptureFixture
 ) -> None:
     def told(payload: bytes, _: TmsError | None) -> None:
         raise ValueError(payload)
 
-    with client_of(site, network) as producer:
+    with client_of(server, network) as producer:
         producer.publish_async(ORDERS, [b"1"], on_delivery=told)
         producer.publish_async(ORDERS, [b"2"])
         producer.flush()
@@ -201,10 +197,10 @@ def test_given_a_program_that_fails_when_told_then_the_others_are_told_and_publi
 
 
 def test_given_a_program_that_publishes_when_told_then_it_may_but_not_wait(
-    site: InProcess, client: Client, network: Network
+    server: InProcess, client: Client, network: Network
 ) -> None:
     refused: list[TmsError] = []
-    with client_of(site, network, buffer=Buffer(messages=2)) as producer:
+    with client_of(server, network, buffer=Buffer(messages=2)) as producer:
 
         def told(payload: bytes, _: TmsError | None) -> None:
             producer.publish_async(BILLS, [b"of " + payload])
@@ -223,12 +219,12 @@ def test_given_a_program_that_publishes_when_told_then_it_may_but_not_wait(
 
 
 def test_given_a_server_that_says_when_to_ask_again_then_no_request_comes_earlier(
-    site: InProcess, network: Network
+    server: InProcess, network: Network
 ) -> None:
     network.refuses = lambda _: (
         httpx2.Response(503, headers={"retry-after": "7"}, text="No server leads.") if network.seconds < 10 else None
     )
-    with client_of(site, network) as client:
+    with client_of(server, network) as client:
         client.publish(ORDERS, [b"1"])
         assert network.pauses == [7, 7]
         network.seconds = 0
@@ -257,11 +253,11 @@ def test_when_a_server_wants_to_be_asked_again(headers: dict[str, str], seconds:
 
 
 def test_given_several_servers_when_one_is_away_then_the_next_is_asked_and_stays(
-    site: InProcess, client: Client, network: Network
+    server: InProcess, client: Client, network: Network
 ) -> None:
     network.away = lambda host, _: host == "server-1"
     network.refuses = lambda host: httpx2.Response(503, text="It does not lead.") if host == "server-2" else None
-    with client_of(site, network, url=[FIRST, SECOND, THIRD]) as several:
+    with client_of(server, network, url=[FIRST, SECOND, THIRD]) as several:
         several.publish(ORDERS, [b"1"])
         assert network.asked == ["server-1", "server-2", "server-3"]
         several.publish(ORDERS, [b"2"])
@@ -284,12 +280,10 @@ def test_given_urls_that_are_none_then_that_is_said(url: Any) -> None:
 # --- how long --------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_limit_when_a_server_is_away_then_the_call_ends_in_time_and_others_have_theirs(
-    site: InProcess, network: Network
-) -> None:
+def test_within_ends_a_call_in_time_and_not_others(server: InProcess, network: Network) -> None:
     network.away = lambda _, __: True
     retry = Retry(attempts=None, first_seconds=1, longest_seconds=1)
-    with client_of(site, network, retry=retry) as client:
+    with client_of(server, network, retry=retry) as client:
         with pytest.raises(Unavailable):
             client.within(10).publish(ORDERS, [b"1"])
         assert 8 < network.seconds < 10
@@ -315,23 +309,22 @@ class Hangs(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         raise AssertionError("nobody sets it")
 
 
-def test_given_a_limit_when_nothing_is_answered_then_no_wait_is_longer(site: InProcess, network: Network) -> None:
+@in_event_loop
+async def test_given_a_limit_when_nothing_is_answered_then_no_wait_is_longer(
+    server: InProcess, network: Network
+) -> None:
     with (
-        client_of(site, network, transport=Hangs()) as client,
+        client_of(server, network, transport=Hangs()) as client,
         pytest.raises(Unanswered, match="did not answer") as caught,
     ):
         client.within(2.5).publish(ORDERS, [b"1"])
     assert "within 2.5" in str(caught.value.__cause__)
-
-    async def go() -> None:
-        async with site.async_client(transport=Hangs()) as client:
-            with pytest.raises(Unanswered, match="in time"):
-                await client.within(0.01).publish(ORDERS, [b"1"])
-
-    asyncio.run(go())
+    async with server.async_client(transport=Hangs()) as client:
+        with pytest.raises(Unanswered, match="in time"):
+            await client.within(0.01).publish(ORDERS, [b"1"])
 
 
-def test_given_a_limit_when_an_answer_drips_then_the_call_ends(site: InProcess) -> None:
+def test_given_a_limit_when_an_answer_drips_then_the_call_ends(server: InProcess) -> None:
     def drips() -> Iterator[bytes]:
         while True:
             yield b"0"
@@ -340,16 +333,14 @@ def test_given_a_limit_when_an_answer_drips_then_the_call_ends(site: InProcess) 
         def handle_request(self, _: httpx2.Request) -> httpx2.Response:
             return httpx2.Response(200, content=drips())
 
-    with site.client(transport=Dripping()) as client, pytest.raises(Unanswered, match="in time"):
+    with server.client(transport=Dripping()) as client, pytest.raises(Unanswered, match="in time"):
         client.within(0.01).topic(ORDERS)
 
 
 # --- what is told of requests ----------------------------------------------------------------------------------------
 
 
-def test_given_a_hook_when_requests_are_sent_then_it_is_around_each_and_its_headers_go_with_it(
-    site: InProcess, network: Network
-) -> None:
+def test_hook_surrounds_each_request_and_adds_headers(server: InProcess, network: Network) -> None:
     happened: list[object] = []
     sent: list[httpx2.Headers] = []
 
@@ -370,7 +361,7 @@ def test_given_a_hook_when_requests_are_sent_then_it_is_around_each_and_its_head
             return super().handle_request(request)
 
     network.refuses = lambda _: httpx2.Response(503, text="Later.") if len(network.asked) == 1 else None
-    with client_of(site, network, transport=Noting(network, site), hook=hook, token=lambda: "mine") as client:
+    with client_of(server, network, transport=Noting(network, server), hook=hook, token=lambda: "mine") as client:
         client.publish(ORDERS, [b"1"])
         assert list(client.poll(ORDERS))
         with pytest.raises(TopicNotFound):
@@ -388,9 +379,7 @@ def test_given_a_hook_when_requests_are_sent_then_it_is_around_each_and_its_head
 
 
 @pytest.mark.parametrize("header", [{"x-trace": " 1"}, {"x-trace": "a\nb"}, {"x trace": "1"}, {"x-trace": "\xe9"}])
-def test_given_a_request_that_cannot_be_written_down_then_it_is_refused_and_not_tried_again(
-    site: InProcess, header: dict[str, str]
-) -> None:
+def test_request_with_a_bad_header_is_refused_and_not_repeated(server: InProcess, header: dict[str, str]) -> None:
     tried: list[Attempt] = []
 
     @contextmanager
@@ -400,10 +389,10 @@ def test_given_a_request_that_cannot_be_written_down_then_it_is_refused_and_not_
         yield
 
     async def ask() -> None:
-        async with site.async_client(hook=hook) as looping:
+        async with server.async_client(hook=hook) as looping:
             await looping.topics()
 
-    with site.client(hook=hook) as client, pytest.raises(BadRequest, match=r"GET /v1/\S+"):
+    with server.client(hook=hook) as client, pytest.raises(BadRequest, match=r"GET /v1/\S+"):
         client.topics()
     with pytest.raises(BadRequest, match=r"GET /v1/\S+"):
         asyncio.run(ask())

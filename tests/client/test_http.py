@@ -103,7 +103,7 @@ def test_given_an_answer_that_is_cut_short_when_read_then_that_is_told() -> None
             next(messages)
 
 
-def test_given_all_connections_busy_when_another_is_wanted_for_too_long_then_nothing_was_done() -> None:
+def test_request_without_a_free_connection_does_nothing() -> None:
     busy = Limits(connections=1)
     impatient = Timeouts(free_connection_seconds=0.01)
     with (
@@ -143,9 +143,7 @@ def test_given_a_password_in_the_url_when_made_then_it_is_refused_and_not_shown(
     assert SECRET not in str(caught.value)
 
 
-def test_given_a_path_in_the_url_and_a_proxy_nearby_when_asked_then_the_server_itself_is_at_that_path(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_request_goes_to_the_path_of_the_url_and_past_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", url(free_port()))
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
@@ -184,7 +182,7 @@ def test_given_a_token_when_asked_then_it_goes_along_and_is_shown_nowhere(caplog
         assert SECRET not in caplog.text
 
 
-def test_given_a_token_file_when_it_is_replaced_then_the_next_request_has_the_new_one(tmp_path: Path) -> None:
+def test_token_file_that_is_replaced_counts_for_the_next_request(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
     with peer(REFUSAL + b"!") as server, Client(url(server.port), token_file=file) as client:

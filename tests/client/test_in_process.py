@@ -17,7 +17,7 @@ import pytest
 from tests.builders import NOW_MS
 from tests.client.faults import SOON
 from tests.client.test_outcomes import BILLS, ORDERS, visible
-from tests.support import raising
+from tests.support import in_event_loop, raising
 from tms_core.client import Client, TopicNotFound, Unanswered, Unavailable
 from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
@@ -27,66 +27,66 @@ from tms_core.messaging.model import FetchedMessage as Stored
 from tms_core.tables.memory import MemoryStore
 
 
-def test_given_a_server_when_the_block_ends_then_no_thread_is_left_and_nothing_listens() -> None:
+def test_in_process_server_leaves_no_thread_and_no_port() -> None:
     before = set(threading.enumerate())
-    with in_process() as site, site.client() as client:
+    with in_process() as server, server.client() as client:
         client.create_topic(ORDERS)
         client.create_topic(BILLS)
         with client.transaction() as tx:
             tx.publish(ORDERS, [b"a"])
-        assert visible(site) == [b"a"]
+        assert visible(server) == [b"a"]
 
         async def main() -> None:
-            async with site.async_client() as other, other.transaction() as tx:
+            async with server.async_client() as other, other.transaction() as tx:
                 await tx.publish(ORDERS, [b"b"])
 
         asyncio.run(main())
     assert set(threading.enumerate()) == before
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])))
+        socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
 
 
-def test_given_a_clock_of_the_tests_when_it_moves_then_messages_expire_and_transactions_time_out() -> None:
+def test_clock_of_a_test_expires_messages_and_transactions() -> None:
     clock = ManualClock(NOW_MS)
-    with in_process(clock=clock) as site, site.client() as client:
+    with in_process(clock=clock) as server, server.client() as client:
         client.create_topic(ORDERS, ttl=60)
         client.publish(ORDERS, [b"a"])
-        tx = site.manager.start_short(10)
+        tx = server.manager.start_short(10)
         clock.advance(61_000)
         assert list(client.poll(ORDERS)) == []
-        assert site.manager.expire() == 1
-        assert site.manager.visibility().is_invalid(tx.transaction_id)
+        assert server.manager.expire() == 1
+        assert server.manager.visibility().is_invalid(tx.transaction_id)
 
 
 def test_given_a_store_of_the_tests_when_the_block_ends_then_it_is_still_open() -> None:
     store = MemoryStore()
-    with in_process(store=store) as site, site.client() as client:
+    with in_process(store=store) as server, server.client() as client:
         client.create_topic(ORDERS)
     assert len(store.metadata.rows()) == 1
 
 
-def test_given_a_reader_that_leaves_early_when_the_block_ends_then_it_does_not_wait_for_him() -> None:
-    with in_process() as site:
-        client = site.client()
+def test_reader_that_left_early_does_not_hold_the_server() -> None:
+    with in_process() as server:
+        client = server.client()
         client.create_topic(ORDERS)
         client.publish(ORDERS, [bytes(1_000_000)] * 3)
         left = client.poll(ORDERS)
         assert len(next(left).payload) == 1_000_000
         client.close()
     with pytest.raises(Unavailable, match="cannot be reached"):
-        site.client(retry=SOON).topics()
+        server.client(retry=SOON).topics()
 
 
-def test_given_a_store_that_fails_when_asked_then_the_client_is_told_and_the_log_has_the_reason(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_store_that_fails_is_reported_and_logged(
+    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(site.service, "topics", raising(StoreError("The disk is gone.")))
+    monkeypatch.setattr(server.service, "topics", raising(StoreError("The disk is gone.")))
     with pytest.raises(Unanswered, match="The disk is gone"):
         client.topics()
     assert "The disk is gone" in caplog.text
 
 
-def test_given_a_server_that_crashes_in_the_middle_when_read_then_the_answer_is_cut_short(
+def test_answer_of_a_crashing_server_is_cut_short(
     client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL)
@@ -103,20 +103,18 @@ def test_given_a_server_that_crashes_in_the_middle_when_read_then_the_answer_is_
         list(found)
 
 
-def test_given_a_task_that_is_cancelled_when_it_waits_for_an_answer_then_the_server_goes_on(site: InProcess) -> None:
-    async def main() -> None:
-        async with site.async_client() as client:
-            task = asyncio.create_task(client.topics())
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert len(await client.topics()) == 2
-            with pytest.raises(TopicNotFound):
-                await client.topic("default:missing")
-
-    asyncio.run(main())
+@in_event_loop
+async def test_cancelled_request_leaves_the_server_working(server: InProcess) -> None:
+    async with server.async_client() as client:
+        task = asyncio.create_task(client.topics())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(await client.topics()) == 2
+        with pytest.raises(TopicNotFound):
+            await client.topic("default:missing")
 
 
 def test_fixture_tms_server_gives_each_test_a_server_with_a_clock_to_advance(tmp_path: Path) -> None:

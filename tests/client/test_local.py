@@ -21,7 +21,7 @@ ORDERS = "default:orders"
 OTHER = "import sys, tms_core.client; tms_core.client.open(sys.argv[1])"
 
 
-def test_given_a_folder_when_opened_then_messages_transactions_and_groups_are_there_and_stay(tmp_path: Path) -> None:
+def test_open_of_a_folder_keeps_messages_and_groups(tmp_path: Path) -> None:
     with tms_core.client.open(tmp_path / "data") as client:
         client.create_topic(ORDERS)
         with client.transaction() as tx:
@@ -33,7 +33,7 @@ def test_given_a_folder_when_opened_then_messages_transactions_and_groups_are_th
             assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"two"]
 
 
-def test_given_a_folder_when_opened_then_the_janitor_has_adopted_it_and_ends_with_the_client(tmp_path: Path) -> None:
+def test_open_of_a_folder_runs_the_janitor_until_closed(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     client = tms_core.client.open(tmp_path)
     assert "janitor" in {thread.name for thread in threading.enumerate()}
@@ -45,7 +45,7 @@ def test_given_a_folder_when_opened_then_the_janitor_has_adopted_it_and_ends_wit
     assert json.loads(typed.stdout)["adopted_ms"] is not None
 
 
-def test_given_a_folder_that_another_process_has_when_opened_then_the_error_says_which(tmp_path: Path) -> None:
+def test_open_of_a_folder_of_another_process_names_it(tmp_path: Path) -> None:
     with tms_core.client.open(tmp_path) as client:
         client.create_topic(ORDERS)
         other = subprocess.run(
@@ -58,9 +58,7 @@ def test_given_a_folder_that_another_process_has_when_opened_then_the_error_says
         assert client.topics() != []
 
 
-def test_given_a_program_that_closes_nothing_when_it_ends_then_the_server_ends_with_it_and_nothing_is_lost(
-    tmp_path: Path,
-) -> None:
+def test_program_that_closes_nothing_loses_nothing(tmp_path: Path) -> None:
     code = f"{OTHER}.create_topic('{ORDERS}'); raise SystemExit(3)"
     asked = [sys.executable, "-c", code, str(tmp_path)]
     done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)

@@ -36,8 +36,6 @@ INTS = st.integers(0, 2**16 - 1)
 PAYLOADS = st.lists(st.binary(max_size=300), max_size=20)
 IDS = st.builds(MessageId, LONGS, INTS, LONGS, INTS)
 RANGES = st.builds(RollbackRange, LONGS, LONGS, INTS, LONGS, INTS)
-#: The begin of an answer with one message.
-ITEM = b"\x02\x28" + bytes(20) + b"\x04hi"
 READER = Transaction(read_pointer=5, transaction_id=7, write_pointer=7, invalids=(1, 3), in_progress=(4,))
 
 
@@ -123,7 +121,7 @@ def test_given_an_answer_that_makes_no_sense_when_decoded_then_that_is_told(body
         MessageDecoder().feed(body)
 
 
-def test_given_a_large_message_in_small_pieces_when_decoded_then_it_is_put_together_once() -> None:
+def test_decode_of_a_large_message_in_pieces_joins_it_once() -> None:
     payload = bytes(range(256)) * 4096
     body = b"".join(AVRO.write_messages([[Row(MessageId(1, 0).pack(), payload)]]))
     decoder = MessageDecoder()

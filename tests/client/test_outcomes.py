@@ -58,9 +58,9 @@ class Changes(Participant):
         self.told.append("rollback")
 
 
-def transact(site: InProcess, faults: Faults, participant: Participant, *, fail_last: bool = False) -> None:
+def transact(server: InProcess, faults: Faults, participant: Participant, *, fail_last: bool = False) -> None:
     """A transaction that stores, publishes and commits; with ``fail_last`` its last publish is refused."""
-    with faulty_client(site, faults, limits=SMALL) as client, client.transaction() as tx:
+    with faulty_client(server, faults, limits=SMALL) as client, client.transaction() as tx:
         tx.register(participant)
         tx.publish(ORDERS, [b"stored 1", b"stored 2"])
         tx.publish(BILLS, [b"1"])
@@ -68,11 +68,11 @@ def transact(site: InProcess, faults: Faults, participant: Participant, *, fail_
             tx.publish("default:missing", [b"2"])
 
 
-def transact_in_loop(site: InProcess, faults: Faults, participant: Participant, *, fail_last: bool = False) -> None:
+def transact_in_loop(server: InProcess, faults: Faults, participant: Participant, *, fail_last: bool = False) -> None:
     """The same with an event loop."""
 
     async def main() -> None:
-        async with faulty_async_client(site, faults, limits=SMALL) as client, client.transaction() as tx:
+        async with faulty_async_client(server, faults, limits=SMALL) as client, client.transaction() as tx:
             await tx.register(participant)
             await tx.publish(ORDERS, [b"stored 1", b"stored 2"])
             await tx.publish(BILLS, [b"1"])
@@ -85,25 +85,25 @@ def transact_in_loop(site: InProcess, faults: Faults, participant: Participant, 
 Transact = Callable[..., None]
 
 
-def visible(site: InProcess) -> list[bytes]:
+def visible(server: InProcess) -> list[bytes]:
     """What a transaction that begins now sees."""
-    with site.client() as client, client.transaction() as tx:
+    with server.client() as client, client.transaction() as tx:
         return [message.payload for topic in (ORDERS, BILLS) for message in tx.poll(topic)]
 
 
-def bill(site: InProcess, faults: Faults, participant: Participant) -> None:
+def bill(server: InProcess, faults: Faults, participant: Participant) -> None:
     """A transaction that reads what a consumer has not, publishes it again, and moves its position."""
-    with faulty_client(site, faults) as client, client.transaction() as tx:
+    with faulty_client(server, faults) as client, client.transaction() as tx:
         for order in tx.consume(ORDERS, "billing"):
             tx.publish(BILLS, [order.payload])
         tx.register(participant)
 
 
-def bill_in_loop(site: InProcess, faults: Faults, participant: Participant) -> None:
+def bill_in_loop(server: InProcess, faults: Faults, participant: Participant) -> None:
     """The same with an event loop."""
 
     async def main() -> None:
-        async with faulty_async_client(site, faults) as client, client.transaction() as tx:
+        async with faulty_async_client(server, faults) as client, client.transaction() as tx:
             async for order in tx.consume(ORDERS, "billing"):
                 await tx.publish(BILLS, [order.payload])
             await tx.register(participant)
@@ -111,10 +111,10 @@ def bill_in_loop(site: InProcess, faults: Faults, participant: Participant) -> N
     asyncio.run(main())
 
 
-def time_out(site: InProcess, clock: ManualClock) -> None:
+def time_out(server: InProcess, clock: ManualClock) -> None:
     """Have all transactions that are still in progress given up."""
     clock.advance(3_600_000)
-    site.manager.expire()
+    server.manager.expire()
 
 
 ALL = [b"stored 1", b"stored 2", b"1"]
@@ -123,18 +123,18 @@ ALL = [b"stored 1", b"stored 2", b"1"]
 class Case:
     """A transaction of either client, whose server does not always answer."""
 
-    def __init__(self, site: InProcess, faults: Faults, clock: ManualClock, transacts: Transact) -> None:
-        self.site, self.faults, self.clock, self._transacts = site, faults, clock, transacts
+    def __init__(self, server: InProcess, faults: Faults, clock: ManualClock, transacts: Transact) -> None:
+        self.server, self.faults, self.clock, self._transacts = server, faults, clock, transacts
         self.changes = Changes()
 
     def transact(self, participant: Participant | None = None, *, fail_last: bool = False) -> None:
-        self._transacts(self.site, self.faults, participant or self.changes, fail_last=fail_last)
+        self._transacts(self.server, self.faults, participant or self.changes, fail_last=fail_last)
 
     def settled(self) -> list[bytes]:
         """What is visible now, and also after all that is in progress has timed out."""
-        now = visible(self.site)
-        time_out(self.site, self.clock)
-        assert visible(self.site) == now
+        now = visible(self.server)
+        time_out(self.server, self.clock)
+        assert visible(self.server) == now
         return now
 
     def transact_with_conflict(self) -> None:
@@ -144,7 +144,7 @@ class Case:
         def other(step: str) -> None:
             if step == "commit" and not done:
                 done.append(step)
-                with self.site.client() as client, client.transaction() as tx:
+                with self.server.client() as client, client.transaction() as tx:
                     tx.register(Changes())
 
         self.faults.meanwhile = other
@@ -152,8 +152,8 @@ class Case:
 
 
 @pytest.fixture(params=[transact, transact_in_loop], ids=["sync", "async"])
-def case(request: pytest.FixtureRequest, site: InProcess, faults: Faults, clock: ManualClock) -> Case:
-    return Case(site, faults, clock, request.param)
+def case(request: pytest.FixtureRequest, server: InProcess, faults: Faults, clock: ManualClock) -> Case:
+    return Case(server, faults, clock, request.param)
 
 
 def test_given_no_fault_when_it_commits_then_all_is_visible_and_participants_know(case: Case) -> None:
@@ -161,7 +161,7 @@ def test_given_no_fault_when_it_commits_then_all_is_visible_and_participants_kno
     assert case.settled() == ALL
     assert case.changes.told == ["commit", "post"]
     assert case.faults.seen == {"start": 1, "store": 1, "publish": 2, "canCommit": 1, "commit": 1}
-    assert case.site.manager.invalid_size() == 0
+    assert case.server.manager.invalid_size() == 0
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -183,15 +183,13 @@ def test_given_never_an_answer_to_the_begin_when_it_fails_then_there_is_nothing(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["store", "publish"])
-def test_given_no_answer_to_what_it_writes_when_it_fails_then_it_is_invalidated_and_never_aborted(
-    case: Case, step: str, when: When
-) -> None:
+def test_write_without_an_answer_invalidates_and_never_aborts(case: Case, step: str, when: When) -> None:
     case.faults.at(step, when, times=1)
     with pytest.raises(Unanswered):
         case.transact()
     assert case.changes.told[-1] == "rollback"
     assert case.faults.seen["commit"] == case.faults.seen["abort"] == 0
-    assert case.site.manager.invalid_size() == 1
+    assert case.server.manager.invalid_size() == 1
     assert case.settled() == []
 
 
@@ -204,57 +202,55 @@ def test_given_a_write_that_arrives_when_all_is_over_then_nobody_sees_it(case: C
     [late] = case.faults.late
     late()
     assert case.settled() == []
-    with case.site.client() as client:
+    with case.server.client() as client:
         assert [message.payload for topic in (ORDERS, BILLS) for message in client.poll(topic)] == []
 
 
 @pytest.mark.parametrize("forgotten", ["begun", "asked"])
-def test_given_a_manager_that_forgot_what_was_changed_when_asked_again_then_it_commits(
+def test_manager_that_forgot_the_changes_is_asked_again(
     case: Case, monkeypatch: pytest.MonkeyPatch, forgotten: str
 ) -> None:
-    commit = case.site.manager.commit
+    commit = case.server.manager.commit
 
     def restarted(pointer: int) -> None:
         """As a manager that has recovered what was on its disk."""
-        state = case.site.manager._state
+        state = case.server.manager._state
         with monkeypatch.context() as once:
             once.setattr(state, "recovered_pointer", pointer)
             if case.faults.seen["commit"] == 1:
                 state.committing.pop(pointer, None)
             commit(pointer)
 
-    monkeypatch.setattr(case.site.manager, "commit", restarted)
+    monkeypatch.setattr(case.server.manager, "commit", restarted)
     changes = Changes() if forgotten == "asked" else Participant()
     case.transact(changes)
-    assert visible(case.site) == ALL
+    assert visible(case.server) == ALL
     assert (case.faults.seen["commit"], case.faults.seen["canCommit"]) == (2, 1 + (forgotten == "asked"))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_never_an_answer_to_can_commit_when_it_fails_then_it_is_invalidated_and_never_aborted(
-    case: Case, when: When
-) -> None:
+def test_can_commit_without_answers_invalidates_and_never_aborts(case: Case, when: When) -> None:
     case.faults.at("canCommit", when)
     with pytest.raises(OutcomeUnknown):
         case.transact()
     assert case.changes.told == ["rollback"]
     assert case.faults.seen["abort"] == case.faults.seen["publish"] == 0
-    assert case.site.manager.invalid_size() == 1
+    assert case.server.manager.invalid_size() == 1
     assert case.settled() == []
 
 
-def test_given_a_commit_that_was_not_done_when_its_answer_is_lost_then_it_is_invalidated(case: Case) -> None:
+def test_commit_that_was_not_done_is_invalidated(case: Case) -> None:
     case.faults.at("commit", "before")
     with pytest.raises(Invalidated):
         case.transact()
     assert case.changes.told == ["commit", "rollback"]
     assert case.faults.seen["commit"] == 1
     assert case.faults.seen["abort"] == 0
-    assert case.site.manager.invalid_size() == 1
+    assert case.server.manager.invalid_size() == 1
     assert case.settled() == []
 
 
-def test_given_a_commit_that_was_done_when_its_answer_is_lost_then_it_is_found_committed(case: Case) -> None:
+def test_commit_that_was_done_is_found_committed(case: Case) -> None:
     case.faults.at("commit", "after")
     case.transact()
     assert case.changes.told == ["commit", "post"]
@@ -273,9 +269,7 @@ def test_given_a_commit_that_arrives_when_all_is_over_then_it_is_refused(case: C
 
 
 @pytest.mark.parametrize(("when", "expected"), [("before", []), ("after", ALL)])
-def test_given_a_service_that_dies_at_the_commit_for_good_when_it_is_back_then_all_is_there_or_nothing(
-    case: Case, when: When, expected: list[bytes]
-) -> None:
+def test_commit_at_a_dead_service_leaves_all_or_nothing(case: Case, when: When, expected: list[bytes]) -> None:
     case.faults.at("commit", when)
     case.faults.at("invalidate", "before")
     with pytest.raises(OutcomeUnknown):
@@ -283,14 +277,12 @@ def test_given_a_service_that_dies_at_the_commit_for_good_when_it_is_back_then_a
     # Nothing is taken back of what may be committed, and nobody is told that it was.
     assert case.changes.told == ["commit"]
     assert case.faults.seen["rollback"] == case.faults.seen["abort"] == 0
-    time_out(case.site, case.clock)
-    assert visible(case.site) == expected
+    time_out(case.server, case.clock)
+    assert visible(case.server) == expected
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_no_answer_to_the_invalidation_when_asked_again_then_what_happened_is_found_out(
-    case: Case, when: When
-) -> None:
+def test_invalidation_without_an_answer_is_found_out(case: Case, when: When) -> None:
     case.faults.at("commit", "before")
     case.faults.at("invalidate", when, times=1)
     with pytest.raises(Invalidated):
@@ -300,14 +292,12 @@ def test_given_no_answer_to_the_invalidation_when_asked_again_then_what_happened
 
 @pytest.mark.parametrize(("times", "aborted"), [(1, True), (1_000_000, False)], ids=["lost once", "never answered"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_lost_answers_to_a_rollback_then_it_is_aborted_or_invalidated_where_none_comes(
-    case: Case, when: When, times: int, aborted: bool
-) -> None:
+def test_rollback_without_answers_aborts_or_invalidates(case: Case, when: When, times: int, aborted: bool) -> None:
     case.faults.at("rollback", when, times=times)
     with pytest.raises(Conflict):
         case.transact_with_conflict()
     assert case.faults.seen["abort"] == aborted
-    assert case.site.manager.invalid_size() == (not aborted)
+    assert case.server.manager.invalid_size() == (not aborted)
     assert case.settled() == []
 
 
@@ -325,40 +315,38 @@ def test_given_never_an_answer_to_the_abort_when_it_fails_then_nothing_is_visibl
 @pytest.mark.parametrize(
     "step", ["start", "poll", "PUT billing", "publish", "commit", "rollback", "abort", "invalidate"]
 )
-def test_given_never_an_answer_at_a_step_when_it_is_done_again_then_what_was_read_counts_once(
-    site: InProcess, faults: Faults, clock: ManualClock, bills: Transact, step: str, when: When
+def test_retry_after_no_answer_at_a_step_counts_reads_once(
+    server: InProcess, faults: Faults, clock: ManualClock, bills: Transact, step: str, when: When
 ) -> None:
-    with site.client() as client:
+    with server.client() as client:
         client.publish(ORDERS, [b"1"])
     faults.at(step, when)
     with suppress(TmsError):
-        bills(site, faults, Changes())
+        bills(server, faults, Changes())
     faults.heal()
     # Where it was left to time out, its claim is free only then.
-    time_out(site, clock)
-    bills(site, faults, Changes())
-    bills(site, faults, Changes())
-    assert visible(site) == [b"1", b"1"]
+    time_out(server, clock)
+    bills(server, faults, Changes())
+    bills(server, faults, Changes())
+    assert visible(server) == [b"1", b"1"]
 
 
-def test_given_a_refused_publish_when_it_fails_then_what_was_published_is_taken_back_and_it_is_aborted(
-    case: Case,
-) -> None:
+def test_refused_publish_takes_back_and_aborts(case: Case) -> None:
     with pytest.raises(TopicNotFound):
         case.transact(fail_last=True)
     assert case.changes.told == ["commit", "rollback"]
     assert case.faults.seen["rollback"] == 2
     assert case.faults.seen["abort"] == 1
-    assert case.site.manager.invalid_size() == 0
+    assert case.server.manager.invalid_size() == 0
     assert case.settled() == []
 
 
 # --- what a hook is told ---------------------------------------------------------------------------------------------
 
 
-def test_measure_is_told_of_each_publish_and_poll_with_counts_and_errors(site: InProcess) -> None:
+def test_measure_is_told_of_each_publish_and_poll_with_counts_and_errors(server: InProcess) -> None:
     told: list[Measured] = []
-    with site.client(measure=told.append) as client:
+    with server.client(measure=told.append) as client:
         client.publish(ORDERS, [b"one", b"three"])
         with client.transaction() as tx:
             tx.publish(BILLS, [b"bill"])
@@ -381,8 +369,8 @@ def test_measure_is_told_of_each_publish_and_poll_with_counts_and_errors(site: I
     assert all(one.seconds >= 0 for one in told)
 
 
-def test_measure_that_fails_is_logged_and_fails_no_publish(site: InProcess, caplog: pytest.LogCaptureFixture) -> None:
-    with site.client(measure=raising(ValueError("no metrics"))) as client:
+def test_measure_that_fails_is_logged_and_fails_no_publish(server: InProcess, caplog: pytest.LogCaptureFixture) -> None:
+    with server.client(measure=raising(ValueError("no metrics"))) as client:
         client.publish(ORDERS, [b"one"])
     assert "the hook measure failed" in caplog.text
-    assert visible(site) == [b"one"]
+    assert visible(server) == [b"one"]

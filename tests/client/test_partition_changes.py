@@ -74,10 +74,10 @@ class Batch:
 class History:
     """Producers, each with keys of its own, and workers of groups, each with a client of its own."""
 
-    def __init__(self, site: InProcess, store: MemoryStore, seed: int, order: str) -> None:
-        self.site, self.store, self.order, self.random = site, store, order, Random(seed)
-        self.producers = [site.client() for _ in range(2)]
-        self.workers = [site.client() for _ in WORKERS]
+    def __init__(self, server: InProcess, store: MemoryStore, seed: int, order: str) -> None:
+        self.server, self.store, self.order, self.random = server, store, order, Random(seed)
+        self.producers = [server.client() for _ in range(2)]
+        self.workers = [server.client() for _ in WORKERS]
         self.producing: dict[int, tuple[TransactionContext, list[tuple[bytes, bytes]]]] = {}
         self.batches: dict[int, Batch] = {}
         self.sent: dict[bytes, list[bytes]] = defaultdict(list)
@@ -134,7 +134,7 @@ class History:
         """A worker works while the server is about to answer one of another group that asks a sealed partition."""
         free = [who for who in range(len(self.workers)) if who not in self.batches]
         pairs = [(who, other) for who in free for other in free if WORKERS[who] != WORKERS[other]]
-        families = self.site.service._families
+        families = self.server.service._families
         settle = families._settle
 
         def meanwhile(topic: TopicId) -> None:
@@ -156,7 +156,7 @@ class History:
         group = self.random.choice(WORKERS)
         for who in [who for who, batch in self.batches.items() if batch.group == group]:
             self.batches.pop(who).commit()
-        with self.site.client() as client:
+        with self.server.client() as client:
             for topic in self.partitions():
                 client.set_position(topic, group, MessageId(0, 0))
         self.done[group].clear()
@@ -168,7 +168,7 @@ class History:
             chance = self.random.random()
             if chance < 0.15:
                 # It is never heard of again, and times out.
-                self.site.manager.invalidate(batch.tx.transaction.transaction_id)
+                self.server.manager.invalidate(batch.tx.transaction.transaction_id)
                 return
             if chance < 0.3:
                 batch.tx.roll_back()
@@ -193,7 +193,7 @@ class History:
 
     def partitions(self) -> list[TopicId]:
         """All that have messages, the oldest first."""
-        layout = layout_of(WHOLE, self.site.service.topic(WHOLE))
+        layout = layout_of(WHOLE, self.server.service.topic(WHOLE))
         return [WHOLE] if layout is None else [one for family in layout.families for one in layout.members(family)]
 
     def count(self, group: str, payloads: list[bytes]) -> None:
@@ -240,10 +240,10 @@ def cut_off(store: MemoryStore, after: int) -> Iterator[None]:
 
 def play(order: str, seed: int) -> Counter[str]:
     store = MemoryStore()
-    with in_process(clock=ManualClock(1_700_000_000_000), store=store) as site:
-        with site.client() as client:
+    with in_process(clock=ManualClock(1_700_000_000_000), store=store) as server:
+        with server.client() as client:
             client.create_topic(EVENTS, properties={"partitions": "2"} if seed % 2 else {})
-        history = History(site, store, seed, order)
+        history = History(server, store, seed, order)
         try:
             history.play()
         except (Broken, TmsError) as error:
@@ -257,9 +257,7 @@ def play(order: str, seed: int) -> Counter[str]:
 @pytest.mark.seeded
 @pytest.mark.no_cover
 @pytest.mark.parametrize("order", ["partition", "none"])
-def test_given_changes_of_the_number_when_histories_are_played_then_each_message_counts_once_and_in_order(
-    order: str,
-) -> None:
+def test_changes_of_partitions_keep_each_message_once_in_order(order: str) -> None:
     reached: Counter[str] = Counter()
     for seed in SEEDS:
         reached += play(order, seed)

@@ -50,9 +50,7 @@ def names(client: Client) -> list[str]:
 # --- keys ------------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_key_then_its_messages_are_in_one_partition_and_without_one_partitions_have_their_turn(
-    client: Client,
-) -> None:
+def test_key_chooses_a_partition_and_none_takes_turns(client: Client) -> None:
     with_partitions(client, 4)
     for number in range(8):
         client.publish(EVENTS, [b"%d" % number], key=b"user 7")
@@ -66,12 +64,10 @@ def test_given_a_key_then_its_messages_are_in_one_partition_and_without_one_part
     assert [payloads(client, f"default:turns-{at}") for at in range(3)] == [[b"x", b"x", b"y"]] * 3
 
 
-def test_given_partitions_that_are_gone_when_published_then_messages_go_where_they_go_now(
-    site: InProcess, client: Client
-) -> None:
+def test_publish_to_former_partitions_goes_to_the_present(server: InProcess, client: Client) -> None:
     with_partitions(client, 2)
     assert consumed(client) == []  # from now on this client knows two partitions, which hold nothing
-    with site.client() as other:
+    with server.client() as other:
         change(other, 3)
         change(other, 5)
     client.publish(EVENTS, [b"1"], key=b"k")
@@ -79,12 +75,12 @@ def test_given_partitions_that_are_gone_when_published_then_messages_go_where_th
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["published at the commit", "stored ahead"])
-def test_given_partitions_that_are_gone_when_published_in_a_transaction_then_messages_go_where_they_go_now(
-    site: InProcess, client: Client, ahead: bool
+def test_publish_in_a_transaction_goes_to_the_present_partitions(
+    server: InProcess, client: Client, ahead: bool
 ) -> None:
     with_partitions(client, 2)
     assert consumed(client) == []
-    with site.client() as other:
+    with server.client() as other:
         change(other, 3)
         change(other, 5)
     with client.transaction() as tx:
@@ -180,9 +176,7 @@ def test_given_a_pattern_then_a_consumer_has_all_topics_that_fit(client: Client)
 
 
 @pytest.mark.parametrize("order", ["partition", "none"])
-def test_given_partitions_that_are_set_back_then_a_consumer_that_runs_reads_them_again(
-    client: Client, order: str
-) -> None:
+def test_consumer_set_back_reads_the_partitions_again(client: Client, order: str) -> None:
     with_partitions(client, 1)
     client.publish(EVENTS, [b"old"], key=b"k")
     change(client, 2)
@@ -194,9 +188,7 @@ def test_given_partitions_that_are_set_back_then_a_consumer_that_runs_reads_them
     assert (found if order == "partition" else sorted(found, reverse=True)) == [b"old", b"new"]
 
 
-def test_given_a_consumer_deleted_from_a_sealed_partition_then_one_that_runs_reads_that_again_before_what_comes(
-    client: Client,
-) -> None:
+def test_consumer_deleted_from_a_sealed_partition_reads_it_first(client: Client) -> None:
     with_partitions(client, 1)
     client.publish(EVENTS, [b"old"])
     change(client, 2)

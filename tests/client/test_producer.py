@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
 
 from tests.client.faults import Faults, When, faulty_async_client, faulty_client
-from tests.support import raising
+from tests.support import in_event_loop, raising
 from tms_core.client import (
     BadRequest,
     Client,
@@ -43,10 +42,8 @@ def last(client: Client) -> PreviousTransaction | None:
         return producer.previous
 
 
-def test_given_a_newer_instance_when_the_former_sends_in_its_transaction_then_it_is_fenced_and_not_only_late(
-    site: InProcess,
-) -> None:
-    with site.client(limits=SMALL) as client:
+def test_former_instance_in_its_transaction_is_fenced(server: InProcess) -> None:
+    with server.client(limits=SMALL) as client:
         tx = client.producer(BILLS, "importer").__enter__().transaction().__enter__()
         tx.publish(BILLS, [b"sent"])
         client.producer(BILLS, "importer").__enter__()
@@ -81,18 +78,18 @@ class File(Participant):
         self.told.append("rolled back")
 
 
-def manage_elsewhere(site: InProcess) -> None:
+def manage_elsewhere(server: InProcess) -> None:
     """Have the server know nothing of the transactions."""
-    site.service.producers._transactions = site.service.producers._requests._transactions = None
+    server.service.producers._transactions = server.service.producers._requests._transactions = None
 
 
 @pytest.mark.parametrize("managed", [True, False])
-def test_given_an_older_instance_that_only_reads_when_it_commits_then_it_is_fenced_and_the_group_stays_where_it_is(
-    site: InProcess, client: Client, managed: bool
+def test_older_instance_that_only_reads_is_fenced_at_the_commit(
+    server: InProcess, client: Client, managed: bool
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
     if not managed:
-        manage_elsewhere(site)
+        manage_elsewhere(server)
     file = File()
     with client.producer(BILLS, "importer") as one:
         context = one.transaction("file 2")
@@ -109,16 +106,17 @@ def test_given_an_older_instance_that_only_reads_when_it_commits_then_it_is_fenc
         assert file.told == ["rolled back", "committed"]
         found = last(client)
         assert found == PreviousTransaction(tx.transaction.transaction_id, "file 2", "committed")
-    assert (committed(client), site.manager.clients()) == ([], {})
+    assert (committed(client), server.manager.clients()) == ([], {})
 
 
 @pytest.mark.parametrize("managed", [True, False])
-def test_given_a_transaction_that_only_reads_when_a_newer_instance_comes_before_its_commit_then_that_ends_it(
-    site: InProcess, client: Client, faults: Faults, managed: bool
+@in_event_loop
+async def test_newer_instance_ends_a_transaction_that_only_reads(
+    server: InProcess, client: Client, faults: Faults, managed: bool
 ) -> None:
     client.publish(ORDERS, [b"1"])
     if not managed:
-        manage_elsewhere(site)
+        manage_elsewhere(server)
     told: list[PreviousTransaction | None] = []
     pointers: list[int] = []
 
@@ -127,28 +125,25 @@ def test_given_a_transaction_that_only_reads_when_a_newer_instance_comes_before_
             told.append(None)
             told[0] = last(client)
 
-    async def main() -> None:
-        async with faulty_async_client(site, faults) as loop, loop.producer(BILLS, "importer") as one:
-            for _ in range(2):
-                context = one.transaction("orders")
-                tx = await context.__aenter__()
-                assert [message.payload async for message in tx.consume(ORDERS, "billing")] == [b"1"]
-                pointers.append(tx.transaction.transaction_id)
-                with pytest.raises(ProducerFenced):
-                    await context.__aexit__(None, None, None)
-
     faults.meanwhile = meanwhile
-    asyncio.run(main())
+    async with faulty_async_client(server, faults) as loop, loop.producer(BILLS, "importer") as one:
+        for _ in range(2):
+            context = one.transaction("orders")
+            tx = await context.__aenter__()
+            assert [message.payload async for message in tx.consume(ORDERS, "billing")] == [b"1"]
+            pointers.append(tx.transaction.transaction_id)
+            with pytest.raises(ProducerFenced):
+                await context.__aexit__(None, None, None)
     assert told == [PreviousTransaction(pointers[0], "orders", "aborted")]
-    with client.transaction() as tx:
-        assert [message.payload for message in tx.consume(ORDERS, "billing")] == [b"1"]
+    with client.transaction() as later:
+        assert [message.payload for message in later.consume(ORDERS, "billing")] == [b"1"]
 
 
 @pytest.mark.parametrize("limits", [Limits(), SMALL])
 def test_given_a_transaction_that_publishes_then_nothing_else_is_sent_for_it(
-    site: InProcess, faults: Faults, limits: Limits
+    server: InProcess, faults: Faults, limits: Limits
 ) -> None:
-    with faulty_client(site, faults, limits=limits) as client, client.producer(BILLS, "importer") as producer:
+    with faulty_client(server, faults, limits=limits) as client, client.producer(BILLS, "importer") as producer:
         client.publish(ORDERS, [b"12"])
         before = faults.seen["publish"]
         with producer.transaction("x") as tx:
@@ -165,12 +160,12 @@ def test_given_a_transaction_that_publishes_then_nothing_else_is_sent_for_it(
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("times", [1, 1000])
-def test_given_a_transaction_that_only_reads_when_no_answer_says_that_it_is_known_then_it_is_all_or_nothing(
-    site: InProcess, client: Client, faults: Faults, when: When, times: int
+def test_note_without_an_answer_leaves_all_or_nothing(
+    server: InProcess, client: Client, faults: Faults, when: When, times: int
 ) -> None:
     client.publish(ORDERS, [b"1"])
     faults.at("store", when, times)
-    with faulty_client(site, faults) as other, other.producer(BILLS, "importer") as producer:
+    with faulty_client(server, faults) as other, other.producer(BILLS, "importer") as producer:
         with pytest.raises(Unanswered) if times > 1 else nullcontext(), producer.transaction("x") as tx:
             list(tx.consume(ORDERS, "billing"))
         for late in faults.late:
@@ -196,11 +191,11 @@ def test_given_a_label_of_any_characters_then_the_next_instance_is_told_it_as_it
 
 @pytest.mark.parametrize("label", ["\ud800", b"x", 17, None])
 def test_given_what_is_no_label_then_that_is_said_before_anything_is_done(
-    site: InProcess, client: Client, label: str
+    server: InProcess, client: Client, label: str
 ) -> None:
     with client.producer(BILLS, "importer") as producer, pytest.raises(BadRequest, match="cannot be a label"):
         producer.transaction(label)
-    assert site.manager.clients() == {}
+    assert server.manager.clients() == {}
 
 
 def test_label_that_is_too_long_is_refused_before_anything_is_done(client: Client) -> None:
@@ -213,11 +208,9 @@ def test_label_that_is_too_long_is_refused_before_anything_is_done(client: Clien
 
 
 @pytest.mark.parametrize("end", ["commit", "roll back", "leave", "nothing sent"])
-def test_given_a_transaction_of_the_former_when_the_next_instance_begins_then_it_knows_what_became_of_it(
-    site: InProcess, client: Client, end: str
-) -> None:
+def test_next_instance_knows_the_last_transaction_of_the_former(server: InProcess, client: Client, end: str) -> None:
     limits = Limits() if end == "nothing sent" else SMALL
-    with site.client(limits=limits) as other, other.producer(BILLS, "importer") as producer:
+    with server.client(limits=limits) as other, other.producer(BILLS, "importer") as producer:
         context = producer.transaction("file 17 – ü")
         tx = context.__enter__()
         tx.publish(ORDERS, [b"aa"])
@@ -233,13 +226,11 @@ def test_given_a_transaction_of_the_former_when_the_next_instance_begins_then_it
     assert committed(client, ORDERS) == ([b"aa"] if end == "commit" else [])
 
 
-def test_given_a_server_that_manages_no_transactions_when_registered_then_the_client_finds_out(
-    site: InProcess, client: Client
-) -> None:
-    elsewhere(site)
+def test_register_with_transactions_elsewhere_finds_out_the_outcome(server: InProcess, client: Client) -> None:
+    elsewhere(server)
     expected = None
     for outcome in ("aborted", "committed", "aborted"):
-        with site.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
+        with server.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
             context = producer.transaction(outcome)
             tx = context.__enter__()
             tx.publish(BILLS, [outcome.encode()])
@@ -252,9 +243,9 @@ def test_given_a_server_that_manages_no_transactions_when_registered_then_the_cl
     assert committed(client) == [b"committed"]
 
 
-def elsewhere(site: InProcess) -> None:
+def elsewhere(server: InProcess) -> None:
     """Have the server know nothing of transactions."""
-    site.service.producers._transactions = site.service.producers._requests._transactions = None
+    server.service.producers._transactions = server.service.producers._requests._transactions = None
 
 
 def left_open(client: Client, *labels: str) -> list[Any]:
@@ -272,28 +263,26 @@ def refuse_to_commit(contexts: list[Any]) -> None:
             context.__exit__(None, None, None)
 
 
-def test_given_several_open_transactions_and_a_manager_elsewhere_when_the_next_begins_then_none_becomes_visible(
-    site: InProcess, client: Client
-) -> None:
-    elsewhere(site)
-    with site.client(limits=SMALL) as other:
+def test_next_instance_hides_open_transactions_managed_elsewhere(server: InProcess, client: Client) -> None:
+    elsewhere(server)
+    with server.client(limits=SMALL) as other:
         contexts = left_open(other, "one", "two", "three")
         contexts.pop(0).__exit__(None, None, None)
         found = last(client)
         assert found is not None
         assert (found.label, found.outcome) == ("one", "committed")
-        assert site.manager.invalid_size() == 2
+        assert server.manager.invalid_size() == 2
         refuse_to_commit(contexts)
         assert last(client) == found
     assert committed(client) == [b"one"]
 
 
 @pytest.mark.parametrize("dies", ["before the end", "before the answer"])
-def test_given_an_instance_that_dies_while_it_ends_what_is_open_when_the_next_begins_then_that_ends_it(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, dies: str
+def test_next_instance_finishes_what_a_dead_one_was_ending(
+    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, dies: str
 ) -> None:
-    elsewhere(site)
-    with site.client(limits=SMALL) as other:
+    elsewhere(server)
+    with server.client(limits=SMALL) as other:
         contexts = left_open(other, "one", "two")
         with monkeypatch.context() as patched:
             name = "invalidate" if dies == "before the end" else "abort"
@@ -310,11 +299,9 @@ def test_given_an_instance_that_dies_while_it_ends_what_is_open_when_the_next_be
 
 
 @pytest.mark.parametrize("ends", ["commit", "roll back", "leave"])
-def test_given_many_transactions_and_a_manager_elsewhere_then_those_that_have_ended_do_not_pile_up(
-    site: InProcess, client: Client, ends: str
-) -> None:
-    elsewhere(site)
-    with site.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
+def test_transactions_that_ended_elsewhere_do_not_pile_up(server: InProcess, client: Client, ends: str) -> None:
+    elsewhere(server)
+    with server.client(limits=SMALL) as other, other.producer(BILLS, "importer") as producer:
         for number in range(20):
             with producer.transaction(f"committed {number}") as tx:
                 tx.publish(BILLS, [b"a"])
@@ -328,14 +315,14 @@ def test_given_many_transactions_and_a_manager_elsewhere_then_those_that_have_en
                 context.__exit__(None, None, None)
             elif ends == "commit":
                 context.__exit__(None, None, None)
-        rows = len(site.service.side.rows(b"t", b"u", 100).items)
+        rows = len(server.service.side.rows(b"t", b"u", 100).items)
         # What was only left is not known to have ended; of what came before it one is needed.
         assert rows == 59 if ends == "leave" else rows <= 3
         found = last(client)
         assert found is not None
         expected = "ended 19" if ends == "commit" else "empty 19"
         assert (found.label, found.outcome) == (expected, "committed")
-        assert site.service.side.rows(b"t", b"u", 100).items == []
+        assert server.service.side.rows(b"t", b"u", 100).items == []
     assert len(committed(client)) == 20
     assert len(committed(client, ORDERS)) == (20 if ends == "commit" else 0)
 
@@ -343,10 +330,10 @@ def test_given_many_transactions_and_a_manager_elsewhere_then_those_that_have_en
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["importer", "publish", "store", "commit"])
 def test_given_an_answer_that_is_lost_then_everything_is_there_once(
-    site: InProcess, faults: Faults, step: str, when: When
+    server: InProcess, faults: Faults, step: str, when: When
 ) -> None:
     faults.at(step, when, times=1)
-    with faulty_client(site, faults, limits=SMALL) as client:
+    with faulty_client(server, faults, limits=SMALL) as client:
         with client.producer(BILLS, "importer") as producer:
             producer.publish([b"1", b"2"])
             for _ in range(2):
@@ -364,10 +351,8 @@ def test_given_an_answer_that_is_lost_then_everything_is_there_once(
     assert found.outcome == "committed"
 
 
-def test_given_a_request_that_is_never_answered_then_what_is_not_known_is_said_and_the_next_one_goes_on(
-    site: InProcess, faults: Faults
-) -> None:
-    with faulty_client(site, faults) as client, client.producer(BILLS, "importer") as producer:
+def test_producer_goes_on_after_a_request_without_an_answer(server: InProcess, faults: Faults) -> None:
+    with faulty_client(server, faults) as client, client.producer(BILLS, "importer") as producer:
         faults.at("publish", "after")
         with pytest.raises(Unanswered):
             producer.publish([b"1"])
@@ -376,17 +361,15 @@ def test_given_a_request_that_is_never_answered_then_what_is_not_known_is_said_a
         assert committed(client) == [b"1", b"2"]
 
 
-def test_given_a_request_under_way_when_it_is_repeated_in_vain_then_it_is_not_taken_for_refused(
-    site: InProcess, faults: Faults
-) -> None:
+def test_repeat_of_a_request_under_way_is_not_taken_for_refused(server: InProcess, faults: Faults) -> None:
     def refuse(step: str) -> None:
         if step == "publish" and faults.seen["publish"] > 1:
-            site.service.producers._requests.in_flight._busy = Everything()
+            server.service.producers._requests.in_flight._busy = Everything()
 
     faults.meanwhile = refuse
     faults.at("publish", "before", times=1)
     with (
-        faulty_client(site, faults) as client,
+        faulty_client(server, faults) as client,
         client.producer(BILLS, "importer") as producer,
         pytest.raises(Unanswered),
     ):
@@ -401,10 +384,8 @@ class Everything(dict[bytes, tuple[bytes, int]]):
 
 
 @pytest.mark.parametrize("end", ["commit", "roll back", "fenced"])
-def test_given_payloads_that_others_have_stored_when_committed_then_those_asked_for_are_there_in_their_order(
-    site: InProcess, client: Client, end: str
-) -> None:
-    service = site.transactions()
+def test_publish_stored_commits_the_chosen_payloads_in_order(server: InProcess, client: Client, end: str) -> None:
+    service = server.transactions()
     with client.producer(BILLS, "importer") as producer:
         context = producer.transaction("batch 1")
         tx = context.__enter__()
@@ -424,14 +405,12 @@ def test_given_payloads_that_others_have_stored_when_committed_then_those_asked_
     assert (found.label if found else None) == ("batch 1" if end == "commit" else None)
 
 
-def test_given_partitions_and_routes_when_a_producer_publishes_with_keys_then_each_message_is_there_once(
-    site: InProcess, faults: Faults
-) -> None:
-    with site.client() as client:
+def test_producer_with_keys_publishes_once_to_partitions_and_routes(server: InProcess, faults: Faults) -> None:
+    with server.client() as client:
         client.create_topic("default:parts", properties={"partitions": "3"})
         client.create_topic("default:clicks", properties={"routes": '{"users": 1, "pages": 2}'})
     faults.at("publish", "after", times=2)
-    with faulty_client(site, faults) as client, client.producer("default:parts", "importer") as producer:
+    with faulty_client(server, faults) as client, client.producer("default:parts", "importer") as producer:
         for number in range(6):
             producer.publish([b"%d" % number], key=b"%d" % number)
         producer.publish([b"click"], topic="default:clicks", key={"users": b"ada", "pages": b"home"})

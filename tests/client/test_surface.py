@@ -81,7 +81,7 @@ def test_every_error_that_a_method_names_is_exported(kind: type) -> None:
         assert named <= set(client.__all__), name
 
 
-def test_every_error_about_messages_and_transactions_is_exported_but_those_of_the_server() -> None:
+def test_errors_of_messages_and_transactions_are_exported() -> None:
     families = (errors.MessagingError, errors.TransactionError)
     found = {name for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, families)}
     servers_own = {"TransactionExpired", "ClockJumped", "ChangesTooLarge", "TruncateTimeError", "CannotSnapshot"}

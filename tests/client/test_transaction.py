@@ -13,7 +13,7 @@ import pytest
 
 from tests.client.faults import Faults, faulty_async_client, faulty_client
 from tests.client.test_outcomes import BILLS, ORDERS, Changes, visible
-from tests.support import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS, each_raises, in_event_loop
 from tms_core.client import (
     BadRequest,
     Client,
@@ -72,7 +72,7 @@ class Recorder(Participant):
 
 @pytest.mark.parametrize("ends", ["error", "roll back"])
 def test_publish_of_the_client_in_a_failed_transaction_is_taken_back(
-    client: Client, site: InProcess, ends: str
+    client: Client, server: InProcess, ends: str
 ) -> None:
     def work() -> None:
         with client.transaction() as tx:
@@ -87,47 +87,47 @@ def test_publish_of_the_client_in_a_failed_transaction_is_taken_back(
 
     with suppress(ZeroDivisionError):
         work()
-    assert visible(site) == []
+    assert visible(server) == []
     # All of it was taken back, so nothing has to stay on the list.
-    assert site.manager.invalid_size() == 0
+    assert server.manager.invalid_size() == 0
 
 
-def test_publish_of_the_client_without_an_answer_cannot_be_committed(site: InProcess, faults: Faults) -> None:
+def test_publish_of_the_client_without_an_answer_cannot_be_committed(server: InProcess, faults: Faults) -> None:
     faults.at("publish", "after")
 
     def work() -> None:
-        with faulty_client(site, faults) as client, client.transaction() as tx, suppress(Unanswered):
+        with faulty_client(server, faults) as client, client.transaction() as tx, suppress(Unanswered):
             client.publish(ORDERS, [b"a"], transaction=tx.transaction)
 
     with pytest.raises(Invalidated):
         work()
-    assert visible(site) == []
+    assert visible(server) == []
 
 
 def test_publish_of_the_client_that_is_not_answered_invalidates_the_transaction(
-    site: InProcess, faults: Faults
+    server: InProcess, faults: Faults
 ) -> None:
     faults.at("publish", "after")
-    with faulty_client(site, faults) as client:
+    with faulty_client(server, faults) as client:
         tx = client.transaction()
         with pytest.raises(Unanswered), tx:
             client.publish(ORDERS, [b"a"], transaction=tx.transaction)
-        assert site.manager.status(tx.transaction.transaction_id) == "invalid"
-    assert visible(site) == []
+        assert server.manager.status(tx.transaction.transaction_id) == "invalid"
+    assert visible(server) == []
 
 
 @pytest.mark.parametrize("ended", ["committed", "rolled back"])
-def test_roll_back_after_the_end_is_refused(client: Client, site: InProcess, ended: str) -> None:
+def test_roll_back_after_the_end_is_refused(client: Client, server: InProcess, ended: str) -> None:
     with client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
         if ended == "rolled back":
             tx.roll_back()
     with pytest.raises(NotInProgress):
         tx.roll_back()
-    assert visible(site) == ([b"a"] if ended == "committed" else [])
+    assert visible(server) == ([b"a"] if ended == "committed" else [])
 
 
-def test_everything_after_a_roll_back_is_refused(client: Client, site: InProcess) -> None:
+def test_everything_after_a_roll_back_is_refused(client: Client, server: InProcess) -> None:
     with client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
         tx.roll_back()
@@ -145,7 +145,7 @@ def test_everything_after_a_roll_back_is_refused(client: Client, site: InProcess
         for call in calls:
             with pytest.raises(NotInProgress, match="is to be rolled back"):
                 call()
-    assert (visible(site), site.manager.invalid_size()) == ([], 0)
+    assert (visible(server), server.manager.invalid_size()) == ([], 0)
 
 
 FORKED = """
@@ -153,7 +153,7 @@ import os
 from tms_core.client import NotInProgress
 from tms_core.client.testing import in_process
 
-with in_process() as site, site.client() as client:
+with in_process() as server, server.client() as client:
     client.create_topic("default:orders")
     with client.transaction() as tx:
         tx.publish("default:orders", [b"1"])
@@ -184,26 +184,24 @@ def test_transaction_in_a_forked_child_is_refused_and_stays_the_parents() -> Non
     assert ended.stdout == "4 [b'1']\n", ended.stderr
 
 
-def test_given_more_than_it_keeps_when_published_then_the_order_is_that_of_the_program(site: InProcess) -> None:
+def test_publish_beyond_what_is_kept_has_the_order_of_the_program(server: InProcess) -> None:
     limits = Limits(transaction_bytes=1000, request_bytes=300)
     expected = [b"%03d" % number * 30 for number in range(50)]
-    with site.client(limits=limits) as client:
+    with server.client(limits=limits) as client:
         with client.transaction() as tx:
             tx.publish(BILLS, [bytes(900)])
             for message in expected:
                 tx.publish(ORDERS, [message])
         assert [message.payload for message in client.poll(ORDERS)] == expected
         assert [len(message.payload) for message in client.poll(BILLS)] == [900]
-        assert site.store.payload.first(b"") is not None
+        assert server.store.payload.first(b"") is not None
 
 
-def test_given_many_small_messages_when_published_then_no_request_has_more_than_a_server_takes(
-    site: InProcess, faults: Faults
-) -> None:
-    with faulty_client(site, faults, limits=Limits(request_bytes=300)) as client, client.transaction() as tx:
+def test_publish_of_many_small_messages_splits_requests(server: InProcess, faults: Faults) -> None:
+    with faulty_client(server, faults, limits=Limits(request_bytes=300)) as client, client.transaction() as tx:
         tx.publish(ORDERS, [b""] * 8)
     assert faults.seen["publish"] == 3
-    assert len(visible(site)) == 8
+    assert len(visible(server)) == 8
 
 
 def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Client) -> None:
@@ -212,29 +210,29 @@ def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Clien
         tx.publish(ORDERS, [b"a"])
     with tx:
         pass
-    for ask in (lambda: tx.publish(ORDERS, [b"a"]), lambda: tx.poll(ORDERS), tx.checkpoint):
-        with pytest.raises(NotInProgress, match="has ended"):
-            ask()
+    each_raises(
+        NotInProgress, lambda: tx.publish(ORDERS, [b"a"]), lambda: tx.poll(ORDERS), tx.checkpoint, match="has ended"
+    )
 
 
-def test_given_a_long_one_when_it_fails_then_it_is_invalidated(client: Client, site: InProcess) -> None:
+def test_given_a_long_one_when_it_fails_then_it_is_invalidated(client: Client, server: InProcess) -> None:
     def work() -> None:
         with client.transaction(long=True):
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         work()
-    assert site.manager.invalid_size() == 1
+    assert server.manager.invalid_size() == 1
 
 
 # --- participants ----------------------------------------------------------------------------------------------------
 
 
-def test_participants_are_told_in_order_and_messages_are_published_last(site: InProcess, faults: Faults) -> None:
+def test_participants_are_told_in_order_and_messages_are_published_last(server: InProcess, faults: Faults) -> None:
     recorder = Recorder()
     steps: list[str] = []
     faults.meanwhile = lambda step: steps.append(f"{step} after {recorder.names[-1:]}")
-    with faulty_client(site, faults) as client, client.transaction() as tx:
+    with faulty_client(server, faults) as client, client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
         tx.register(recorder)
     assert recorder.names == ["start", "changes", "commit", "post"]
@@ -242,9 +240,7 @@ def test_participants_are_told_in_order_and_messages_are_published_last(site: In
 
 
 @pytest.mark.parametrize("where", ["start", "changes", "commit"])
-def test_given_a_participant_that_fails_when_it_does_then_all_is_rolled_back_and_aborted(
-    client: Client, site: InProcess, where: str
-) -> None:
+def test_participant_that_fails_rolls_all_back(client: Client, server: InProcess, where: str) -> None:
     first, failing = Recorder(), Recorder(where)
 
     def work() -> None:
@@ -256,12 +252,10 @@ def test_given_a_participant_that_fails_when_it_does_then_all_is_rolled_back_and
     with pytest.raises(LookupError, match=where):
         work()
     assert first.names[-1] == failing.names[-1] == "rollback"
-    assert visible(site) == []
+    assert visible(server) == []
 
 
-def test_given_a_participant_that_cannot_roll_back_when_it_fails_then_the_others_do_and_it_is_invalidated(
-    client: Client, site: InProcess
-) -> None:
+def test_participant_that_cannot_roll_back_leaves_it_invalid(client: Client, server: InProcess) -> None:
     first, failing, last = Recorder(), Recorder("rollback"), Recorder()
 
     def work() -> None:
@@ -274,12 +268,10 @@ def test_given_a_participant_that_cannot_roll_back_when_it_fails_then_the_others
         work()
     assert isinstance(caught.value.__context__, ZeroDivisionError)
     assert first.names[-1] == last.names[-1] == "rollback"
-    assert site.manager.invalid_size() == 1
+    assert server.manager.invalid_size() == 1
 
 
-def test_given_a_participant_that_fails_after_the_commit_when_it_does_then_the_commit_stands_and_others_are_told(
-    client: Client, site: InProcess
-) -> None:
+def test_participant_that_fails_after_the_commit_leaves_it_committed(client: Client, server: InProcess) -> None:
     last = Recorder()
 
     def work() -> None:
@@ -292,12 +284,10 @@ def test_given_a_participant_that_fails_after_the_commit_when_it_does_then_the_c
         work()
     assert isinstance(caught.value.__cause__, LookupError)
     assert last.names[-1] == "post"
-    assert visible(site) == [b"a"]
+    assert visible(server) == [b"a"]
 
 
-def test_given_two_that_change_the_same_when_both_commit_then_the_second_is_rolled_back(
-    client: Client, site: InProcess
-) -> None:
+def test_second_of_two_equal_changes_is_rolled_back(client: Client, server: InProcess) -> None:
     loser = Changes(b"row")
 
     def work() -> None:
@@ -310,9 +300,9 @@ def test_given_two_that_change_the_same_when_both_commit_then_the_second_is_roll
 
     with pytest.raises(Conflict):
         work()
-    assert visible(site) == [b"first"]
+    assert visible(server) == [b"first"]
     assert loser.told == ["rollback"]
-    assert site.manager.invalid_size() == 0
+    assert server.manager.invalid_size() == 0
 
 
 class Slow(Participant):
@@ -332,23 +322,18 @@ class Slow(Participant):
         self.told.append("rollback")
 
 
-def test_given_coroutines_when_they_take_part_in_a_loop_then_they_are_waited_for(site: InProcess) -> None:
+@in_event_loop
+async def test_given_coroutines_when_they_take_part_in_a_loop_then_they_are_waited_for(server: InProcess) -> None:
     slow = Slow()
-
-    async def main() -> None:
-        async with site.async_client() as client, client.transaction() as tx:
-            await tx.register(slow)
-            await tx.publish(ORDERS, [b"a"])
-            await tx.checkpoint()
-
-    asyncio.run(main())
+    async with server.async_client() as client, client.transaction() as tx:
+        await tx.register(slow)
+        await tx.publish(ORDERS, [b"a"])
+        await tx.checkpoint()
     assert slow.told == ["start"]
-    assert visible(site) == [b"a"]
+    assert visible(server) == [b"a"]
 
 
-def test_given_a_coroutine_that_waits_when_it_takes_part_without_a_loop_then_the_error_says_so(
-    client: Client, site: InProcess
-) -> None:
+def test_participant_that_waits_without_a_loop_is_refused(client: Client, server: InProcess) -> None:
     slow = Slow()
 
     def work() -> None:
@@ -359,60 +344,53 @@ def test_given_a_coroutine_that_waits_when_it_takes_part_without_a_loop_then_the
     with pytest.raises(TypeError, match="use an AsyncClient"):
         work()
     assert slow.told == ["rollback"]
-    assert visible(site) == []
+    assert visible(server) == []
 
 
 # --- interrupted, and errors that a program passes over --------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", ["publish", "commit"])
-def test_given_an_interrupt_while_it_waits_when_it_ends_then_it_is_invalidated_and_never_aborted(
-    site: InProcess, faults: Faults, step: str
-) -> None:
+def test_interrupt_while_it_waits_invalidates_and_never_aborts(server: InProcess, faults: Faults, step: str) -> None:
     def interrupt(met: str) -> None:
         if met == step:
             raise KeyboardInterrupt
 
     faults.meanwhile = interrupt
-    with faulty_client(site, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
+    with faulty_client(server, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
     assert faults.seen["abort"] == 0
     assert faults.seen["invalidate"] == 1
-    assert visible(site) == []
+    assert visible(server) == []
 
 
-def test_given_a_task_that_is_cancelled_while_it_publishes_when_it_ends_then_it_is_invalidated(
-    site: InProcess, faults: Faults
-) -> None:
-    async def main() -> None:
-        arrived = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        task: asyncio.Task[None]
+@in_event_loop
+async def test_task_cancelled_while_it_publishes_invalidates(server: InProcess, faults: Faults) -> None:
+    arrived = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    task: asyncio.Task[None]
 
-        def meanwhile(step: str) -> None:
-            if step == "publish":
-                loop.call_soon(task.cancel)
-                arrived.set()
+    def meanwhile(step: str) -> None:
+        if step == "publish":
+            loop.call_soon(task.cancel)
+            arrived.set()
 
-        async def work() -> None:
-            faults.meanwhile = meanwhile
-            async with faulty_async_client(site, faults) as client, client.transaction() as tx:
-                await tx.publish(ORDERS, [b"a"])
+    async def work() -> None:
+        faults.meanwhile = meanwhile
+        async with faulty_async_client(server, faults) as client, client.transaction() as tx:
+            await tx.publish(ORDERS, [b"a"])
 
-        task = asyncio.create_task(work())
-        await arrived.wait()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    task = asyncio.create_task(work())
+    await arrived.wait()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert faults.seen["abort"] == 0
     assert faults.seen["invalidate"] == 1
-    assert visible(site) == []
+    assert visible(server) == []
 
 
-def test_given_a_client_that_is_closed_while_its_task_is_cancelled_then_what_has_begun_is_ended(
-    site: InProcess,
-) -> None:
+@in_event_loop
+async def test_client_closed_while_a_task_is_cancelled_ends_what_began(server: InProcess) -> None:
     ended: list[str] = []
     go = threading.Event()
 
@@ -420,20 +398,17 @@ def test_given_a_client_that_is_closed_while_its_task_is_cancelled_then_what_has
         assert go.wait(10)
         return "begun"
 
-    async def main() -> None:
-        client = site.async_client(limits=Limits(connections=1))
-        wire = client._wire
-        task = asyncio.create_task(wire.begin(begins, ended.append))
-        await asyncio.sleep(0)
-        # The thread returns, and the loop has not run since: the task still waits.
-        go.set()
-        wire._threads.submit(lambda: None).result()
-        task.cancel()
-        await client.close()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    client = server.async_client(limits=Limits(connections=1))
+    wire = client._wire
+    task = asyncio.create_task(wire.begin(begins, ended.append))
+    await asyncio.sleep(0)
+    # The thread returns, and the loop has not run since: the task still waits.
+    go.set()
+    wire._threads.submit(lambda: None).result()
+    task.cancel()
+    await client.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     for thread in threading.enumerate():
         if thread.name.startswith("Thread") and not thread.daemon:
             thread.join(PATIENCE_SECONDS)
@@ -442,66 +417,60 @@ def test_given_a_client_that_is_closed_while_its_task_is_cancelled_then_what_has
 
 @pytest.mark.parametrize("moment", ["under way", "done", "answered"])
 @pytest.mark.parametrize("long", [False, True])
-def test_given_a_task_that_is_cancelled_while_its_transaction_begins_then_that_is_aborted(
-    site: InProcess, faults: Faults, moment: str, long: bool
+@in_event_loop
+async def test_task_cancelled_while_it_begins_aborts(
+    server: InProcess, faults: Faults, moment: str, long: bool
 ) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        began, cancelled, done = threading.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    began, cancelled, done = threading.Event(), threading.Event(), threading.Event()
 
-        def cancel() -> None:
-            if moment != "under way":
-                began.set()
-                client._wire._threads.submit(done.set)
-                assert done.wait(PATIENCE_SECONDS)
-            if moment == "answered":
-                loop.call_soon(task.cancel)
-            else:
-                task.cancel()
-            cancelled.set()
-
-        def meanwhile(step: str) -> None:
-            if step == "start":
-                loop.call_soon_threadsafe(cancel)
-                # This is the only thread, which does nothing else before that.
-                assert (cancelled if moment == "under way" else began).wait(PATIENCE_SECONDS)
-
-        async def work() -> None:
-            async with client.transaction(long=long):
-                raise AssertionError("it has begun")
-
-        faults.meanwhile = meanwhile
-        async with faulty_async_client(site, faults, limits=Limits(connections=1)) as client:
-            task = asyncio.create_task(work())
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(main())
-    assert (faults.seen["start"], faults.seen["abort"]) == (1, 1)
-    assert site.manager.clients() == {}
-
-
-def test_given_a_task_that_is_cancelled_when_its_transaction_has_not_begun_then_nothing_is_done(
-    site: InProcess, faults: Faults
-) -> None:
-    async def main() -> None:
-        busy = threading.Event()
-
-        async def work() -> None:
-            async with client.transaction():
-                raise AssertionError("it has begun")
-
-        async with faulty_async_client(site, faults, limits=Limits(connections=1)) as client:
-            client._wire._threads.submit(busy.wait)
-            task = asyncio.create_task(work())
-            await asyncio.sleep(0)
+    def cancel() -> None:
+        if moment != "under way":
+            began.set()
+            client._wire._threads.submit(done.set)
+            assert done.wait(PATIENCE_SECONDS)
+        if moment == "answered":
+            loop.call_soon(task.cancel)
+        else:
             task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            busy.set()
+        cancelled.set()
 
-    asyncio.run(main())
+    def meanwhile(step: str) -> None:
+        if step == "start":
+            loop.call_soon_threadsafe(cancel)
+            # This is the only thread, which does nothing else before that.
+            assert (cancelled if moment == "under way" else began).wait(PATIENCE_SECONDS)
+
+    async def work() -> None:
+        async with client.transaction(long=long):
+            raise AssertionError("it has begun")
+
+    faults.meanwhile = meanwhile
+    async with faulty_async_client(server, faults, limits=Limits(connections=1)) as client:
+        task = asyncio.create_task(work())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert (faults.seen["start"], faults.seen["abort"]) == (1, 1)
+    assert server.manager.clients() == {}
+
+
+@in_event_loop
+async def test_task_cancelled_before_it_begins_does_nothing(server: InProcess, faults: Faults) -> None:
+    busy = threading.Event()
+
+    async def work() -> None:
+        async with client.transaction():
+            raise AssertionError("it has begun")
+
+    async with faulty_async_client(server, faults, limits=Limits(connections=1)) as client:
+        client._wire._threads.submit(busy.wait)
+        task = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        busy.set()
     assert not faults.seen
 
 
@@ -516,9 +485,7 @@ class Interrupts(Recorder):
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_given_an_interrupt_while_a_participant_rolls_back_when_it_ends_then_the_others_do_and_it_is_invalidated(
-    client: Client, site: InProcess, long: bool
-) -> None:
+def test_interrupt_in_a_roll_back_leaves_it_invalid(client: Client, server: InProcess, long: bool) -> None:
     failing, interrupted, last = Recorder("rollback"), Interrupts("rollback"), Recorder()
 
     def work() -> None:
@@ -530,13 +497,11 @@ def test_given_an_interrupt_while_a_participant_rolls_back_when_it_ends_then_the
     with pytest.raises(KeyboardInterrupt):
         work()
     assert last.names[-1] == "rollback"
-    assert len(site.manager.visibility().in_progress) == 0
-    assert site.manager.invalid_size() == 1
+    assert len(server.manager.visibility().in_progress) == 0
+    assert server.manager.invalid_size() == 1
 
 
-def test_given_an_interrupt_after_the_commit_when_it_ends_then_the_commit_stands_and_others_are_told(
-    client: Client, site: InProcess
-) -> None:
+def test_interrupt_after_the_commit_leaves_it_committed(client: Client, server: InProcess) -> None:
     last = Recorder()
 
     def work() -> None:
@@ -548,19 +513,17 @@ def test_given_an_interrupt_after_the_commit_when_it_ends_then_the_commit_stands
     with pytest.raises(KeyboardInterrupt):
         work()
     assert last.names[-1] == "post"
-    assert visible(site) == [b"a"]
+    assert visible(server) == [b"a"]
 
 
 @pytest.mark.parametrize("step", ["rollback", "abort"])
-def test_given_an_interrupt_while_it_is_taken_back_when_it_ends_then_it_is_invalidated(
-    site: InProcess, faults: Faults, step: str
-) -> None:
+def test_interrupt_while_it_is_taken_back_invalidates(server: InProcess, faults: Faults, step: str) -> None:
     def interrupt(met: str) -> None:
         if met == step:
             raise KeyboardInterrupt
 
     def work() -> None:
-        with faulty_client(site, faults) as client, client.transaction() as tx:
+        with faulty_client(server, faults) as client, client.transaction() as tx:
             tx.publish(ORDERS, [b"a"])
             tx.publish("default:missing", [b"b"])
 
@@ -568,61 +531,55 @@ def test_given_an_interrupt_while_it_is_taken_back_when_it_ends_then_it_is_inval
     with pytest.raises(KeyboardInterrupt):
         work()
     assert faults.seen["invalidate"] == 1
-    assert len(site.manager.visibility().in_progress) == 0
-    assert visible(site) == []
+    assert len(server.manager.visibility().in_progress) == 0
+    assert visible(server) == []
 
 
-def test_given_an_interrupt_while_it_looks_whether_it_is_committed_when_it_ends_then_it_is_invalidated(
-    site: InProcess, faults: Faults
-) -> None:
+def test_interrupt_while_it_looks_at_the_outcome_invalidates(server: InProcess, faults: Faults) -> None:
     def interrupt(met: str) -> None:
         if met == "invalidate" and faults.seen[met] == 1:
             raise KeyboardInterrupt
 
     faults.meanwhile = interrupt
     faults.at("commit", "before")
-    with faulty_client(site, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
+    with faulty_client(server, faults) as client, pytest.raises(KeyboardInterrupt), client.transaction() as tx:
         tx.publish(ORDERS, [b"a"])
-    assert len(site.manager.visibility().in_progress) == 0
-    assert visible(site) == []
+    assert len(server.manager.visibility().in_progress) == 0
+    assert visible(server) == []
 
 
 @pytest.mark.parametrize("step", ["rollback", "abort"])
-def test_given_a_task_that_is_cancelled_while_it_is_taken_back_when_it_ends_then_it_is_invalidated(
-    site: InProcess, faults: Faults, step: str
-) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        cancelled = threading.Event()
+@in_event_loop
+async def test_task_cancelled_while_it_is_taken_back_invalidates(server: InProcess, faults: Faults, step: str) -> None:
+    loop = asyncio.get_running_loop()
+    cancelled = threading.Event()
 
-        def cancel() -> None:
-            task.cancel()
-            cancelled.set()
+    def cancel() -> None:
+        task.cancel()
+        cancelled.set()
 
-        def meanwhile(met: str) -> None:
-            if met == step:
-                loop.call_soon_threadsafe(cancel)
-            if met == step == "abort":
-                # This is a thread, which is not done before that.
-                assert cancelled.wait(PATIENCE_SECONDS)
+    def meanwhile(met: str) -> None:
+        if met == step:
+            loop.call_soon_threadsafe(cancel)
+        if met == step == "abort":
+            # This is a thread, which is not done before that.
+            assert cancelled.wait(PATIENCE_SECONDS)
 
-        async def work() -> None:
-            async with faulty_async_client(site, faults) as client, client.transaction() as tx:
-                await tx.publish(ORDERS, [b"a"])
-                await tx.publish("default:missing", [b"b"])
+    async def work() -> None:
+        async with faulty_async_client(server, faults) as client, client.transaction() as tx:
+            await tx.publish(ORDERS, [b"a"])
+            await tx.publish("default:missing", [b"b"])
 
-        faults.meanwhile = meanwhile
-        task = asyncio.create_task(work())
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
+    faults.meanwhile = meanwhile
+    task = asyncio.create_task(work())
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert faults.seen["invalidate"] == 1
-    assert len(site.manager.visibility().in_progress) == 0
-    assert visible(site) == []
+    assert len(server.manager.visibility().in_progress) == 0
+    assert visible(server) == []
 
 
-def test_given_thousands_that_take_part_when_it_ends_then_all_are_told(client: Client, site: InProcess) -> None:
+def test_given_thousands_that_take_part_when_it_ends_then_all_are_told(client: Client, server: InProcess) -> None:
     def work(fail: type[Exception] | None) -> Recorder:
         last = Recorder()
         with client.transaction() as tx:
@@ -636,10 +593,10 @@ def test_given_thousands_that_take_part_when_it_ends_then_all_are_told(client: C
     assert work(None).names[-1] == "post"
     with pytest.raises(ZeroDivisionError):
         work(ZeroDivisionError)
-    assert site.manager.invalid_size() == 0
+    assert server.manager.invalid_size() == 0
 
 
-def test_given_a_transaction_when_it_is_entered_again_then_that_is_refused(client: Client, site: InProcess) -> None:
+def test_given_a_transaction_when_it_is_entered_again_then_that_is_refused(client: Client, server: InProcess) -> None:
     context = client.transaction()
 
     def work() -> None:
@@ -652,25 +609,25 @@ def test_given_a_transaction_when_it_is_entered_again_then_that_is_refused(clien
         work()
     with pytest.raises(TransactionError, match="started only once"):
         context.__enter__()
-    assert len(site.manager.visibility().in_progress) == 0
-    assert visible(site) == []
+    assert len(server.manager.visibility().in_progress) == 0
+    assert visible(server) == []
 
 
 @pytest.mark.parametrize("messages", [b"one", "two", ["three"], [None], 5])
 def test_given_what_is_no_payload_when_published_then_it_is_refused(
-    client: Client, site: InProcess, messages: list[bytes]
+    client: Client, server: InProcess, messages: list[bytes]
 ) -> None:
     with pytest.raises(BadRequest), client.transaction() as tx:
         tx.publish(ORDERS, messages)
-    assert visible(site) == []
-    assert site.manager.invalid_size() == 0
+    assert visible(server) == []
+    assert server.manager.invalid_size() == 0
 
 
 def test_given_a_store_that_failed_when_the_program_goes_on_then_it_cannot_commit(
-    site: InProcess, faults: Faults
+    server: InProcess, faults: Faults
 ) -> None:
     faults.at("store", "before", times=1)
-    with faulty_client(site, faults, limits=Limits(transaction_bytes=1)) as client:
+    with faulty_client(server, faults, limits=Limits(transaction_bytes=1)) as client:
 
         def work() -> None:
             with client.transaction() as tx:
@@ -680,8 +637,8 @@ def test_given_a_store_that_failed_when_the_program_goes_on_then_it_cannot_commi
 
         with pytest.raises(Invalidated):
             work()
-    assert visible(site) == []
-    assert site.manager.invalid_size() == 1
+    assert visible(server) == []
+    assert server.manager.invalid_size() == 1
 
 
 # --- read, process, write --------------------------------------------------------------------------------------------
@@ -698,25 +655,23 @@ def bills(client: Client) -> list[bytes]:
     return [message.payload for message in client.poll(BILLS)]
 
 
-def test_given_a_transaction_when_rolled_back_by_its_pointer_then_nothing_of_it_is_visible_in_that_topic(
-    site: InProcess, client: Client
-) -> None:
-    begun = site.manager.start_short()
+def test_rollback_by_pointer_hides_all_of_it_in_the_topic(server: InProcess, client: Client) -> None:
+    begun = server.manager.start_short()
     for payload in (b"1", b"2"):
         client.publish(ORDERS, [payload], transaction=begun)
     client.publish(BILLS, [b"3"], transaction=begun)
     client.rollback(ORDERS, begun.write_pointer)
-    site.manager.commit(begun.transaction_id)
+    server.manager.commit(begun.transaction_id)
     with client.transaction() as tx:
         assert [message.payload for message in tx.poll(ORDERS)] == []
         assert [message.payload for message in tx.poll(BILLS)] == [b"3"]
 
 
 @pytest.mark.parametrize("transaction_bytes", [1, 4, 1000])
-def test_given_ttls_when_published_in_a_transaction_then_each_message_has_its_own_and_they_keep_their_order(
-    site: InProcess, clock: ManualClock, transaction_bytes: int
+def test_publish_with_ttls_in_a_transaction_keeps_the_order(
+    server: InProcess, clock: ManualClock, transaction_bytes: int
 ) -> None:
-    with site.client(limits=Limits(transaction_bytes=transaction_bytes)) as other:
+    with server.client(limits=Limits(transaction_bytes=transaction_bytes)) as other:
         with other.transaction() as tx:
             tx.publish(ORDERS, [b"1", b"2"])
             tx.publish(ORDERS, [b"3"], ttl=60)

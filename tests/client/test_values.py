@@ -16,7 +16,7 @@ VALUES: list[type[Any]] = [Timeouts, Limits, Retry, Buffer]
 
 
 @pytest.mark.parametrize("kind", VALUES)
-def test_two_with_the_same_numbers_are_equal_print_as_what_makes_them_and_never_change(kind: type[Any]) -> None:
+def test_values_with_equal_numbers_are_equal_printable_and_frozen(kind: type[Any]) -> None:
     assert kind() == kind()
     assert hash(kind()) == hash(kind())
     assert eval(repr(kind()).replace("<WhenFull.BLOCK: 'block'>", "WhenFull.BLOCK")) == kind()  # noqa: S307

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tests.client.faults import Faults, When, faulty_client
+from tests.support import in_event_loop
 from tms_core.client import (
     AsyncClient,
     BadRequest,
@@ -71,9 +72,7 @@ def bill(client: Client, limit: int | None = None, **options: str) -> int:
 # --- tx.consume ------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_loop_that_is_left_early_when_committed_then_what_was_not_handed_over_comes_next(
-    client: Client,
-) -> None:
+def test_consume_left_early_gives_the_rest_next(client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2", b"3"])
     with client.transaction() as tx:
         for order in tx.consume(ORDERS, "billing"):
@@ -102,12 +101,12 @@ def test_given_bad_input_then_it_is_said_before_anything_is_done(client: Client)
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["poll", "rollback", "PUT billing"])
-def test_given_an_answer_that_is_lost_when_billed_again_then_each_order_is_billed_once(
-    site: InProcess, client: Client, faults: Faults, clock: ManualClock, step: str, when: When
+def test_consume_after_a_lost_answer_bills_each_order_once(
+    server: InProcess, client: Client, faults: Faults, clock: ManualClock, step: str, when: When
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
     faults.at(step, when, times=1)
-    with faulty_client(site, faults) as faulty:
+    with faulty_client(server, faults) as faulty:
         for fails in (True, False):
             try:
                 with faulty.transaction() as tx:
@@ -121,7 +120,7 @@ def test_given_an_answer_that_is_lost_when_billed_again_then_each_order_is_bille
         late()
     bill(client)
     clock.advance(60_000)
-    site.manager.expire()
+    server.manager.expire()
     bill(client)
     assert sorted(payload[-1:] for payload in committed(client)) == [b"1", b"2"]
 
@@ -129,9 +128,7 @@ def test_given_an_answer_that_is_lost_when_billed_again_then_each_order_is_bille
 # --- client.work -----------------------------------------------------------------------------------------------------
 
 
-def test_given_orders_when_worked_through_then_each_batch_is_committed_when_the_next_is_asked_for(
-    client: Client,
-) -> None:
+def test_work_commits_each_batch_when_the_next_is_asked(client: Client) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(5)])
     sizes: list[int] = []
     for tx, batch in client.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
@@ -165,9 +162,7 @@ def test_given_an_error_in_the_loop_or_a_break_then_the_batch_comes_again(client
     assert committed(client) == [b"1"]
 
 
-def test_given_a_message_that_always_fails_then_it_goes_to_the_dead_ones_and_all_others_are_processed(
-    client: Client,
-) -> None:
+def test_work_moves_a_message_that_always_fails_to_dead_letters(client: Client) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(20)])
     given: Counter[bytes] = Counter()
     for tx, batch in client.work(ORDERS, "billing", batch=8, max_deliveries=3, idle_seconds=IDLE):
@@ -182,17 +177,17 @@ def test_given_a_message_that_always_fails_then_it_goes_to_the_dead_ones_and_all
 
 
 def test_work_while_a_failed_message_waits_gives_others_and_asks_seldom(
-    site: InProcess, client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    server: InProcess, client: Client, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site.service.groups, "_backoff", Backoff(4_000, 4_000))
+    monkeypatch.setattr(server.service.groups, "_backoff", Backoff(4_000, 4_000))
     began: list[int] = []
-    begun = site.manager._begun
+    begun = server.manager._begun
 
     def counted(*given: Any) -> Transaction:
         began.append(1)
         return begun(*given)
 
-    monkeypatch.setattr(site.manager, "_begun", counted)
+    monkeypatch.setattr(server.manager, "_begun", counted)
     client.publish(ORDERS, [b"bad"])
     given: list[bytes] = []
     work = client.work(ORDERS, "billing", order="none")
@@ -224,11 +219,11 @@ def worked(faulty: Client, **options: Any) -> Counter[bytes]:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("step", ["poll", "publish", "commitAndStart"])
 def test_work_while_the_server_does_not_answer_counts_no_delivery(
-    site: InProcess, client: Client, faults: Faults, step: str, when: When, order: str
+    server: InProcess, client: Client, faults: Faults, step: str, when: When, order: str
 ) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
     faults.at(step, when, times=5)
-    with faulty_client(site, faults) as faulty:
+    with faulty_client(server, faults) as faulty:
         given = worked(faulty, order=order, batch=2, max_deliveries=1)
     assert faults.seen[step] > 5 or (step, when) == ("commitAndStart", "after")
     assert committed(client) == [b"0", b"1", b"2", b"3"]
@@ -237,7 +232,7 @@ def test_work_while_the_server_does_not_answer_counts_no_delivery(
 
 
 def test_work_after_a_cut_that_hides_the_roll_back_too_counts_no_delivery(
-    site: InProcess, client: Client, faults: Faults
+    server: InProcess, client: Client, faults: Faults
 ) -> None:
     client.publish(ORDERS, [b"1"])
 
@@ -248,20 +243,18 @@ def test_work_after_a_cut_that_hides_the_roll_back_too_counts_no_delivery(
     faults.meanwhile = is_back
     for step in ("commitAndStart", "invalidate", "rollback"):
         faults.at(step, "before")
-    with faulty_client(site, faults) as faulty:
+    with faulty_client(server, faults) as faulty:
         batches = faulty.work(ORDERS, "billing", order="none", max_deliveries=1, idle_seconds=2)
         for tx, batch in batches:
             if faults.seen["start"] == 1:
                 faults.at("start", "before", times=2)
             tx.publish(BILLS, [order.payload for order in batch])
     assert committed(client) == [b"1"]
-    assert site.manager.clients() == {}
+    assert server.manager.clients() == {}
 
 
 @pytest.mark.parametrize("pattern", [False, True])
-def test_given_a_topic_whose_name_has_no_room_for_dead_ones_when_they_are_wanted_then_it_is_refused_at_once(
-    client: Client, pattern: bool
-) -> None:
+def test_work_on_a_topic_without_room_for_dead_letters_is_refused(client: Client, pattern: bool) -> None:
     long, longest = "default:" + "x" * 250, "default:" + "y" * 251
     for topic in (long, longest):
         client.create_topic(topic)
@@ -276,17 +269,17 @@ def test_given_a_topic_whose_name_has_no_room_for_dead_ones_when_they_are_wanted
 
 
 def test_given_nothing_to_do_then_no_transaction_is_begun_until_a_message_comes(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.publish(ORDERS, [b"1"])
     began: list[int] = []
-    begun = site.manager._begun
+    begun = server.manager._begun
 
     def counted(*given: Any) -> Transaction:
         began.append(1)
         return begun(*given)
 
-    monkeypatch.setattr(site.manager, "_begun", counted)
+    monkeypatch.setattr(server.manager, "_begun", counted)
     taken = threading.Event()
     timer = threading.Timer(1.0, lambda: client.publish(ORDERS, [b"2"]))
     work = client.work(ORDERS, "billing")
@@ -302,25 +295,23 @@ def test_given_nothing_to_do_then_no_transaction_is_begun_until_a_message_comes(
     assert len(began) <= 4
 
 
-def test_given_batches_in_a_row_when_worked_through_then_one_call_commits_each_and_begins_the_next(
-    site: InProcess, client: Client, faults: Faults
-) -> None:
+def test_work_commits_and_begins_in_one_call(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(6)])
-    with faulty_client(site, faults) as counting:
+    with faulty_client(server, faults) as counting:
         for tx, batch in counting.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
             tx.publish(BILLS, [order.payload for order in batch])
         assert len(committed(client)) == 6
         assert (faults.seen["commitAndStart"], faults.seen["commit"]) == (3, 0)
-    assert site.manager.clients() == {}
+    assert server.manager.clients() == {}
 
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
-def test_given_a_commit_that_is_not_answered_when_worked_through_then_each_order_is_billed_once(
-    site: InProcess, client: Client, faults: Faults, clock: ManualClock, when: When
+def test_work_without_an_answer_to_a_commit_bills_each_order_once(
+    server: InProcess, client: Client, faults: Faults, clock: ManualClock, when: When
 ) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
     faults.at("commitAndStart", when, times=1)
-    with faulty_client(site, faults) as faulty:
+    with faulty_client(server, faults) as faulty:
         for tx, batch in faulty.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
             tx.publish(BILLS, [order.payload for order in batch])
     assert committed(client) == [b"0", b"1", b"2", b"3"]
@@ -329,13 +320,13 @@ def test_given_a_commit_that_is_not_answered_when_worked_through_then_each_order
             late()
     # One that no client was told of has done nothing, and times out.
     clock.advance(60_000)
-    site.manager.expire()
+    server.manager.expire()
     assert committed(client) == [b"0", b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_a_service_that_answers_nothing_for_a_while_when_worked_through_then_each_order_is_billed_once(
-    site: InProcess, client: Client, faults: Faults, clock: ManualClock, when: When
+def test_work_while_the_service_is_away_bills_each_order_once(
+    server: InProcess, client: Client, faults: Faults, clock: ManualClock, when: When
 ) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
 
@@ -344,52 +335,52 @@ def test_given_a_service_that_answers_nothing_for_a_while_when_worked_through_th
             faults.heal()
             # A transaction that could not be ended has timed out by then.
             clock.advance(60_000)
-            site.manager.expire()
+            server.manager.expire()
 
     faults.meanwhile = is_back
     faults.at("commitAndStart", when)
     for step in ("invalidate", "abort"):
         faults.at(step, "before")
-    with faulty_client(site, faults) as faulty:
+    with faulty_client(server, faults) as faulty:
         for tx, batch in faulty.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
             if faults.seen["start"] == 1:
                 faults.at("start", "before", times=2)
             tx.publish(BILLS, [order.payload for order in batch])
     assert faults.seen["start"] > 2
     assert committed(client) == [b"0", b"1", b"2", b"3"]
-    assert site.manager.clients() == {}
+    assert server.manager.clients() == {}
 
 
-def test_given_a_service_of_tephras_when_worked_through_then_each_batch_has_a_commit_and_a_start(
-    site: InProcess, client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
+def test_work_with_a_service_of_tephra_commits_and_starts_separately(
+    server: InProcess, client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(cast("dict[str, Any]", calls._CALLS), "commitAndStart")
     client.publish(ORDERS, [b"%d" % number for number in range(4)])
-    with faulty_client(site, faults) as counting:
+    with faulty_client(server, faults) as counting:
         for tx, batch in counting.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
             tx.publish(BILLS, [order.payload for order in batch])
     assert committed(client) == [b"0", b"1", b"2", b"3"]
     assert (faults.seen["commitAndStart"], faults.seen["commit"], faults.seen["start"]) == (1, 2, 3)
-    assert site.manager.clients() == {}
+    assert server.manager.clients() == {}
 
 
-def test_given_a_manager_that_forgot_what_was_changed_when_worked_through_then_it_is_asked_again_and_commits(
-    site: InProcess, client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
+def test_work_with_a_manager_that_forgot_asks_again(
+    server: InProcess, client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = site.manager.commit_and_start
+    commit = server.manager.commit_and_start
 
     def restarted(pointer: int, *given: Any) -> Transaction:
         """As a manager that has recovered what was on its disk."""
-        state = site.manager._state
+        state = server.manager._state
         with monkeypatch.context() as once:
             once.setattr(state, "recovered_pointer", pointer)
             if faults.seen["commitAndStart"] == 1:
                 state.committing.pop(pointer, None)
             return commit(pointer, *given)
 
-    monkeypatch.setattr(site.manager, "commit_and_start", restarted)
+    monkeypatch.setattr(server.manager, "commit_and_start", restarted)
     client.publish(ORDERS, [b"1"])
-    with faulty_client(site, faults) as counting:
+    with faulty_client(server, faults) as counting:
         for tx, batch in counting.work(ORDERS, "billing", idle_seconds=IDLE):
             tx.publish(BILLS, [order.payload for order in batch])
     assert committed(client) == [b"1"]
@@ -408,9 +399,7 @@ class Checkpoints(Participant):
             self._tx.checkpoint()
 
 
-def test_given_a_checkpoint_that_a_participant_takes_as_it_writes_then_its_pointer_is_committed(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_commits_the_pointer_of_a_checkpoint(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[int, int]] = []
     commit = TransactionClient.commit_and_start
 
@@ -436,9 +425,7 @@ class Follows(Participant):
         raise Crash
 
 
-def test_given_a_participant_that_fails_after_the_commit_then_the_next_transaction_is_given_up(
-    site: InProcess, client: Client
-) -> None:
+def test_work_with_a_participant_that_fails_ends_the_next_transaction(server: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1", b"2"])
 
     def works() -> None:
@@ -449,29 +436,29 @@ def test_given_a_participant_that_fails_after_the_commit_then_the_next_transacti
     with pytest.raises(PostCommitFailed):
         works()
     assert committed(client) == [b"1"]
-    assert site.manager.clients() == {}
+    assert server.manager.clients() == {}
 
 
-def test_given_a_worker_that_is_stopped_while_it_commits_then_the_next_transaction_is_given_up(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+def test_work_stopped_while_it_commits_ends_the_next_transaction(
+    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    commit = site.manager.commit_and_start
+    commit = server.manager.commit_and_start
     work = client.work(ORDERS, "billing", batch=1)
 
     def stopped(*given: Any) -> Transaction:
         work.stop()
         return commit(*given)
 
-    monkeypatch.setattr(site.manager, "commit_and_start", stopped)
+    monkeypatch.setattr(server.manager, "commit_and_start", stopped)
     assert [[order.payload for order in batch] for _, batch in work] == [[b"1"]]
     assert client.claims(ORDERS, "billing") == []
-    assert site.manager.clients() == {}
+    assert server.manager.clients() == {}
 
 
-def held_up(site: InProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+def held_up(server: InProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
     """Hold up the answers of commits that begin the next transaction; returns what tells that, and what ends it."""
-    commit = site.manager.commit_and_start
+    commit = server.manager.commit_and_start
     reached, goes_on = threading.Event(), threading.Event()
 
     def waiting(*given: Any) -> Transaction:
@@ -480,45 +467,43 @@ def held_up(site: InProcess, monkeypatch: pytest.MonkeyPatch) -> tuple[threading
         goes_on.wait(10)
         return begun
 
-    monkeypatch.setattr(site.manager, "commit_and_start", waiting)
+    monkeypatch.setattr(server.manager, "commit_and_start", waiting)
     return reached, goes_on
 
 
-def test_given_a_task_that_is_cancelled_while_it_commits_then_the_next_transaction_is_given_up(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
+@in_event_loop
+async def test_work_cancelled_while_it_commits_ends_the_next_transaction(
+    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    reached, goes_on = held_up(site, monkeypatch)
+    reached, goes_on = held_up(server, monkeypatch)
 
     async def bills(loop: AsyncClient) -> None:
         async for tx, batch in loop.work(ORDERS, "billing", batch=1):
             await tx.publish(BILLS, [order.payload for order in batch])
 
-    async def main() -> None:
-        async with site.async_client() as loop:
-            task = asyncio.create_task(bills(loop))
-            await asyncio.to_thread(reached.wait, 10)
-            task.cancel()
-            await asyncio.sleep(0)
-            goes_on.set()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    asyncio.run(main())
+    async with server.async_client() as loop:
+        task = asyncio.create_task(bills(loop))
+        await asyncio.to_thread(reached.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0)
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
     assert committed(client) == [b"1"]
-    assert site.manager.clients() == {}
+    assert server.manager.clients() == {}
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["", "and a participant fails"])
-def test_given_a_client_that_is_closed_while_its_worker_commits_then_the_loop_ends_and_the_batch_is_committed(
-    site: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, fails: bool
+def test_work_of_a_closed_client_commits_its_batch_and_ends(
+    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
     client.publish(ORDERS, [b"1", b"2"])
-    reached, goes_on = held_up(site, monkeypatch)
+    reached, goes_on = held_up(server, monkeypatch)
 
     async def main() -> int:
         batches = 0
-        async with site.async_client() as loop:
+        async with server.async_client() as loop:
 
             async def close() -> None:
                 await asyncio.to_thread(reached.wait, 10)
@@ -537,10 +522,13 @@ def test_given_a_client_that_is_closed_while_its_worker_commits_then_the_loop_en
 
     assert asyncio.run(main()) == 1
     assert committed(client) == [b"1"]
-    assert site.manager.clients() == {}
+    assert server.manager.clients() == {}
 
 
-def test_given_an_event_loop_when_the_loop_fails_then_the_batch_comes_again(site: InProcess, client: Client) -> None:
+@in_event_loop
+async def test_given_an_event_loop_when_the_loop_fails_then_the_batch_comes_again(
+    server: InProcess, client: Client
+) -> None:
     client.publish(ORDERS, [b"1"])
 
     async def fails(loop: AsyncClient) -> None:
@@ -548,29 +536,24 @@ def test_given_an_event_loop_when_the_loop_fails_then_the_batch_comes_again(site
             await tx.publish(BILLS, [b"x"])
             raise Crash
 
-    async def main() -> None:
-        async with site.async_client() as loop:
-            with pytest.raises(Crash):
-                await fails(loop)
-            work = loop.work(ORDERS, "billing")
-            async for tx, batch in work:
-                await tx.publish(BILLS, [order.payload for order in batch])
-                work.stop()
-
-    asyncio.run(main())
+    async with server.async_client() as loop:
+        with pytest.raises(Crash):
+            await fails(loop)
+        work = loop.work(ORDERS, "billing")
+        async for tx, batch in work:
+            await tx.publish(BILLS, [order.payload for order in batch])
+            work.stop()
     assert committed(client) == [b"1"]
 
 
 @pytest.mark.parametrize("order", ["partition", "none"])
-def test_given_300_orders_and_three_copies_side_by_side_of_which_one_crashes_then_there_are_exactly_300_bills(
-    site: InProcess, client: Client, order: str
-) -> None:
+def test_work_of_three_copies_with_one_crash_makes_300_bills(server: InProcess, client: Client, order: str) -> None:
     client.publish(ORDERS, [b"%d" % number for number in range(300)])
     batches = count(1)
     crashed: list[GroupWork] = []
 
     def copy() -> None:
-        with site.client() as mine:
+        with server.client() as mine:
             # On a slow machine a copy that waits for the partition becomes idle before the others are done.
             for _ in range(20):
                 work = mine.work(ORDERS, "billing", batch=10, order=order, idle_seconds=1)
@@ -578,7 +561,7 @@ def test_given_300_orders_and_three_copies_side_by_side_of_which_one_crashes_the
                     tx.publish(BILLS, [b"bill of " + one.payload for one in batch])
                     if next(batches) == 7:
                         # The process is gone and its calls get no response: its transaction times out.
-                        site.manager.invalidate(tx.transaction.transaction_id)
+                        server.manager.invalidate(tx.transaction.transaction_id)
                         crashed.append(work)
                         return
                 if len(committed(mine)) >= 300:
@@ -597,9 +580,7 @@ def test_given_300_orders_and_three_copies_side_by_side_of_which_one_crashes_the
 # --- reading without waiting -----------------------------------------------------------------------------------------
 
 
-def test_given_a_message_that_is_not_decided_when_read_unordered_then_the_others_come_and_it_comes_late_and_once(
-    site: InProcess, client: Client
-) -> None:
+def test_unordered_read_gives_undecided_messages_late_and_once(server: InProcess, client: Client) -> None:
     with client.transaction() as undecided:
         client.publish(ORDERS, [b"late"], transaction=undecided.transaction)
         client.publish(ORDERS, [b"1", b"2"])
@@ -613,7 +594,7 @@ def test_given_a_message_that_is_not_decided_when_read_unordered_then_the_others
         assert not list(messages)
     assert not client.claims(ORDERS, "printer")
     assert client.position(ORDERS, "printer") != START
-    assert not site.manager.visibility().in_progress
+    assert not server.manager.visibility().in_progress
 
 
 @pytest.mark.parametrize(

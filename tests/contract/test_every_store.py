@@ -117,7 +117,7 @@ def test_given_rows_when_read_in_pages_of_any_size_then_each_comes_once_and_in_o
 @pytest.mark.parametrize(
     ("most_bytes", "pages"), [(1, [1, 1, 1, 1]), (1000, [1, 1, 1, 1]), (1500, [2, 2]), (2900, [3, 1]), (99_999, [4])]
 )
-def test_given_rows_of_any_size_when_pages_are_bounded_by_bytes_then_each_ends_with_the_row_that_fills_it(
+def test_pages_bounded_by_bytes_end_with_the_row_that_fills_them(
     store: Store, most_bytes: int, pages: list[int]
 ) -> None:
     payloads = [b"a" * 1000, b"b" * 1000, b"c" * 1000, b"d" * 3000]
@@ -236,7 +236,7 @@ def test_given_mixed_rows_when_cells_are_read_then_only_transactional_ones_come(
     assert cells[1].refers
 
 
-def test_given_plain_rows_only_when_cells_are_read_then_pages_are_bounded_by_rows_read(filled: Store) -> None:
+def test_cells_of_plain_rows_are_read_in_bounded_pages(filled: Store) -> None:
     page = filled.message.read(CELLS, b"", None, 3)
     assert page.items == []
     assert page.resume is not None
@@ -244,9 +244,7 @@ def test_given_plain_rows_only_when_cells_are_read_then_pages_are_bounded_by_row
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_given_pointers_when_rows_are_searched_for_them_then_those_of_others_are_left_out(
-    store: Store, stored: bool
-) -> None:
+def test_search_for_pointers_leaves_others_out(store: Store, stored: bool) -> None:
     alike = MessageValue(None, POINTER.to_bytes(8, "big"))
     others = [(b"a", PLAIN), (b"b", alike), (b"c", ROLLED_BACK), (b"d", MessageValue(POINTER + 1, b""))]
     store.message.put([*others, (b"e", TX), (b"f", REFERENCE), (b"g", TX_EMPTY)])
@@ -286,7 +284,7 @@ def test_given_another_pointer_than_expected_when_inverted_then_the_row_stays(st
     assert store.message.invert([]) == []
 
 
-def test_given_metadata_when_compared_and_set_then_only_the_expected_value_is_replaced(store: Store) -> None:
+def test_compare_and_set_replaces_the_expected_value_only(store: Store) -> None:
     table = store.metadata
     assert not table.compare_and_set(b"ns:b:", b"old", b"new")
     assert table.get(b"ns:b:") is None

@@ -44,7 +44,7 @@ def test_given_a_pattern_that_fits_no_topic_when_run_then_nothing_is_touched(sto
     before = orders.messages()
     report = kit.engine.run_once(patterns=("nowhere:*",))
     assert orders.messages() == before
-    assert report.entries == {}
+    assert report.topics == []
     assert kit.state.claim() is None
     assert kit.state.last_full_pass_ms() is None
 
@@ -54,7 +54,7 @@ def test_pattern_that_fits_no_topic_plans_and_does_nothing(store: Store, tmp_pat
     kit = janitor(store)
     kit.snapshots.invalid = [INVALID]
     before = orders.messages()
-    assert kit.engine.preview(patterns=("nowhere:*",), out=tmp_path / "plan.json").entries == {}
+    assert kit.engine.preview(patterns=("nowhere:*",), out=tmp_path / "plan.json").topics == []
     kit.engine.carry_out(tmp_path / "plan.json", adopt=True)
     assert orders.messages() == before
 
@@ -76,14 +76,14 @@ def test_empty_plan_applied_later_deletes_and_inverts_nothing(store: Store, tmp_
     before = orders.messages()
     kit.clock.advance(DAY)
     kit.snapshots.invalid = [INVALID]
-    assert kit.engine.carry_out(tmp_path / "plan.json").entries == {}
+    assert kit.engine.carry_out(tmp_path / "plan.json").topics == []
     assert orders.messages() == before
 
 
 def test_given_no_rows_at_all_when_run_then_it_is_a_complete_pass_that_found_nothing(store: Store) -> None:
     kit = janitor(store)
     report = kit.engine.run_once(adopt=True)
-    assert (report.entries, report.errors, report.kept) == ({}, [], {})
+    assert (report.topics, report.errors, sum(report.totals.kept.values())) == ([], [], 0)
     assert kit.state.last_full_pass_ms() == NOW_MS
 
 
@@ -91,7 +91,7 @@ def test_given_rows_of_no_known_topic_when_run_then_all_stay_and_are_counted(sto
     stray = unknown_topic(store, "default:stray").plain(1, 2, NOW_MS).stored(pointer(1), 1, 2)
     report = janitor(store).engine.run_once(adopt=True)
     assert (stray.times(), stray.stored_times()) == ([1, 2, NOW_MS], [1, 2])
-    assert report.to_json()["totals"]["kept"]["unknown_topic"] == 5
+    assert report.totals.kept["unknown_topic"] == 5
 
 
 def test_given_no_invalid_transaction_when_run_then_no_message_is_searched_for_one(store: Store) -> None:

@@ -70,9 +70,8 @@ def test_clock_that_jumped_writes_nothing_and_tells_everybody(store: Store) -> N
     assert clock_notes(report) == [True]
     [run] = kit.state.runs(1)
     assert (run.result, run.blocked_by) == ("blocked", ("clock",))
-    [guard] = kit.state.report(run.id)["guards"]
-    assert (guard["guard"], guard["tripped"]) == ("clock", True)
-    assert "janitor approve" in guard["message"]
+    assert kit.state.report(run.id, Report) == report
+    assert "janitor approve" in report.guards[0].message
 
 
 def test_given_a_clock_that_jumped_when_run_again_and_again_then_it_stays_stopped(store: Store) -> None:

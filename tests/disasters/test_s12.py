@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from janitor.cli.main import execute
+from janitor.report import Report
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.executor import HEARTBEAT_MS
 from tests.builders import HOUR, MINUTE, NOW_MS, Call, Topic, fail_at, janitor, pointer, topic, watch, watch_state
@@ -97,7 +98,7 @@ def test_lease_taken_over_at_any_call_ends_with_the_begun_batch() -> None:
         run = pair.first.state.runs(1)[0]
         if run.result == "interrupted":
             seen.add(taken.at)
-            assert pair.first.state.report(run.id)["guards"][-1]["guard"] == "lease"
+            assert pair.first.state.report(run.id, Report) == report
             assert (pair.first.state.frontiers(), pair.first.state.claim()) == (frontiers, claim)
             assert report.boundary == (claim.bound if claim else None)
         pair.second.engine.run_once()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 from janitor.state.sqlite.state import SqliteState
@@ -23,34 +26,44 @@ def reasons(kit: Kit, *, adopt: bool = False) -> list[str]:
     return [note.message for note in report.guards if note.guard == "identity" and note.tripped]
 
 
-def test_run_with_another_state_than_the_recorded_one_waits_for_adoption(store: Store) -> None:
+@pytest.fixture
+def states(tmp_path: Path) -> Iterator[list[SqliteState]]:
+    """Two states in their own folders."""
+    with SqliteState(tmp_path / "first") as first, SqliteState(tmp_path / "second") as second:
+        yield [first, second]
+
+
+def test_run_with_another_state_than_the_recorded_one_waits_for_adoption(
+    store: Store, states: list[SqliteState], tmp_path: Path
+) -> None:
     orders, side = expired(store), MemorySide()
-    first = janitor(store, side=side, state_name="/srv/first")
+    first, moved = (janitor(store, side=side, state=state) for state in states)
     first.engine.adopt()
-    moved = janitor(store, side=side, state_name="/srv/second")
     [reason] = reasons(moved, adopt=True)
-    assert "another state has adopted this store, /srv/first" in reason
+    assert f"another state has adopted this store, {tmp_path / 'first'}, " in reason
     assert "set janitor.state to it; if it is lost: janitor adopt" in reason
     assert orders.times() == [NOW_MS - 2 * DAY, NOW_MS]
     moved.engine.adopt()
     assert reasons(moved) == []
     assert orders.times() == [NOW_MS]
     [reason] = reasons(first)
-    assert "/srv/second" in reason
+    assert str(tmp_path / "second") in reason
 
 
-def test_run_with_a_state_from_before_the_record_is_recorded(store: Store) -> None:
+def test_run_with_a_state_from_before_the_record_is_recorded(
+    store: Store, states: list[SqliteState], tmp_path: Path
+) -> None:
     expired(store)
-    kit = janitor(store, state=SqliteState.in_memory())
+    kit = janitor(store, state=states[0])
     kit.engine.adopt()
     side = MemorySide()
-    known = kit.restart(side=side, state_name="/srv/state")
+    known = kit.restart(side=side)
     known.engine.preview()
     assert recorded_state(side) is None, "a plan changes nothing"
     assert reasons(known) == []
     record = kit.state.store()
     assert record is not None
-    assert recorded_state(side) == SystemRecord(record.mark, "/srv/state")
+    assert recorded_state(side) == SystemRecord(record.mark, str(tmp_path / "first"))
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from janitor.report import Report
 from janitor.rules.policy import Rule
 from janitor.state.base import CounterKey
+from janitor.state.values import pack
 from tests.builders import DAY, HOUR, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, unknown_topic, watch
 from tms_core.tables import compaction
 from tms_core.tables.base import MessageValue, Store
@@ -40,7 +42,7 @@ def test_report_counts_what_was_really_done(case: tuple[Kit, Topic]) -> None:
             done[call.name] += len(call.arguments[0])
 
     watch(kit.store, before=count)
-    report = kit.engine.run_once(adopt=True).to_json()
+    report = pack(kit.engine.run_once(adopt=True))
     rows = Counter[tuple[str, str]]()
     for item in report["topics"]:
         rows[item["table"], item["rule"]] += item["rows"]
@@ -70,15 +72,15 @@ def test_given_a_sweep_when_it_ends_then_history_holds_the_very_same_report(case
     report = kit.engine.run_once(adopt=True)
     [run] = kit.state.runs(10)
     assert (run.id, run.result) == (report.id, "done")
-    assert kit.state.report(run.id) == report.to_json()
+    assert kit.state.report(run.id, Report) == report
     assert {rule: getattr(run, rule) for rule in Rule} == {rule: report.total(rule) for rule in Rule}
-    assert (run.held, run.deleted_bytes) == (report.held_rows(), report.deleted_bytes())
+    assert (run.held, run.deleted_bytes) == (report.held_rows(), report.deleted_bytes)
 
 
 def test_plan_and_its_apply_report_the_same_rows(case: tuple[Kit, Topic], tmp_path: Path) -> None:
     kit, _ = case
-    planned = kit.engine.preview(out=tmp_path / "plan.json").to_json()
-    applied = kit.engine.carry_out(tmp_path / "plan.json", adopt=True).to_json()
+    planned = pack(kit.engine.preview(out=tmp_path / "plan.json"))
+    applied = pack(kit.engine.carry_out(tmp_path / "plan.json", adopt=True))
     assert applied["totals"] == planned["totals"]
     assert [{**item, "held": None} for item in planned["topics"]] == applied["topics"]
 
@@ -99,10 +101,7 @@ def test_given_sweeps_when_they_end_then_the_counters_say_what_their_reports_say
     counters = kit.state.counters()
     for table, rule in (("message", "expired"), ("payload", "expired"), ("message", "old_generation")):
         rows = [
-            item["rows"]
-            for report in reports
-            for item in report.to_json()["topics"]
-            if (item["table"], item["rule"]) == (table, rule)
+            entry.rows for report in reports for entry in report.topics if (entry.table, entry.rule) == (table, rule)
         ]
         assert counters[CounterKey("rows_deleted_total", (("table", table), ("rule", rule)))] == sum(rows) > 0
     assert counters[CounterKey("rows_inverted_total")] == 1

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 
+from janitor.report import Report
 from janitor.run import engine
 from janitor.state.records import OpenIdRecord
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
@@ -103,9 +104,8 @@ def test_stop_at_any_store_call_keeps_what_was_done(monkeypatch: pytest.MonkeyPa
         begun = stop.at == "metadata.get" or stop.at.endswith((".delete", ".invert"))
         assert len(stop.after) == begun, f"at call {at_call}, {stop.at}"
         # all that was is counted, durable, and in the ledger,
-        totals = report.to_json()["totals"]
-        assert totals["expired"] + totals["old_generation"] == stop.rows["delete"]
-        assert totals["invalid_transaction"] == stop.rows["invert"]
+        assert report.totals.expired + report.totals.old_generation == stop.rows["delete"]
+        assert report.totals.invalid_transaction == stop.rows["invert"]
         assert sum(entry.rows or 0 for entry in kit.state.ledger(100)) == stop.rows.total()
         assert stop.unsynced == set()
         assert (kit.state.unfinished_runs(), kit.state.intents()) == ([], [])
@@ -114,7 +114,7 @@ def test_stop_at_any_store_call_keeps_what_was_done(monkeypatch: pytest.MonkeyPa
         # no frontier has moved beyond it,
         if run.result == "interrupted":
             stopped_in.add(stop.at)
-            assert kit.state.report(run.id)["guards"][-1]["guard"] == "interrupted"
+            assert kit.state.report(run.id, Report) == report
             if "sync" not in stop.at and "compact" not in stop.at:
                 assert (kit.state.frontiers(), kit.state.claim()) == (frontiers, claim)
                 # What the snapshot has was seen when the run began; nothing of it counts as searched.
@@ -156,7 +156,7 @@ def test_stop_before_the_start_reads_no_row() -> None:
     watch(kit.store, before=lambda call: names.append(call.name))
     report = kit.restart(is_stopping=lambda: True).engine.run_once()
     assert names == ["metadata.rows"]
-    assert report.to_json()["totals"]["expired"] == 0
+    assert report.totals.expired == 0
     assert kit.state.runs(1)[0].result == "interrupted"
 
 

@@ -358,8 +358,8 @@ def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_na
 def test_root_of_another_layout_is_refused_and_stays(again: Open) -> None:
     state = again()
     for there, said in (
-        (b'{"layout":5}', "newer janitor"),
-        (b'{"layout":3}', "no released janitor"),
+        (b'{"layout":6}', "newer janitor"),
+        (b'{"layout":4}', "no released janitor"),
         (b"[]", "cannot be read"),
         (b"\xff", "cannot be read"),
     ):

@@ -261,9 +261,7 @@ HISTORIES = {name: steps_of(text) for name, text in NAMED.items()} | {f"random {
 
 @pytest.mark.seeded
 @pytest.mark.parametrize("name", HISTORIES)
-def test_given_a_history_when_played_on_kafka_and_here_then_the_same_is_committed_and_refused(
-    name: str, network: tuple[Broker, Proxy]
-) -> None:
+def test_history_on_kafka_commits_and_refuses_the_same(name: str, network: tuple[Broker, Proxy]) -> None:
     with in_process() as site, site.client(limits=EAGER) as client:
         here = played(Here(client), HISTORIES[name])
     there = played(Kafka(network[0], list(HISTORIES).index(name)), HISTORIES[name])
@@ -272,9 +270,7 @@ def test_given_a_history_when_played_on_kafka_and_here_then_the_same_is_committe
     assert len(bills) == len(set(bills))
 
 
-def test_given_messages_that_were_rolled_back_when_all_is_read_then_they_are_shown_on_kafka_and_here(
-    network: tuple[Broker, Proxy],
-) -> None:
+def test_rolled_back_messages_are_read_alike_on_kafka(network: tuple[Broker, Proxy]) -> None:
     kafka = Kafka(network[0], -2)
     kafka.register(0)
     kafka.begin(0)
@@ -291,9 +287,7 @@ def test_given_messages_that_were_rolled_back_when_all_is_read_then_they_are_sho
             assert system.read("orders", committed=True) == []
 
 
-def test_given_answers_that_are_lost_when_requests_are_repeated_then_each_message_is_there_once_and_in_order(
-    network: tuple[Broker, Proxy],
-) -> None:
+def test_repeated_requests_on_kafka_keep_each_message_once_in_order(network: tuple[Broker, Proxy]) -> None:
     values = [str(number) for number in range(60)]
     broker, proxy = network
     kafka = Kafka(broker, -1)

@@ -21,7 +21,7 @@ def test_given_many_who_wait_when_it_comes_then_all_have_it() -> None:
     assert answer.result() == "written"
 
 
-def test_given_those_who_want_to_be_told_when_it_comes_then_each_is_called_once_and_who_comes_later_at_once() -> None:
+def test_answer_that_settles_calls_each_waiter_once_and_late_ones_at_once() -> None:
     answer: Answer[None] = Answer()
     told: list[int] = []
     answer.when_done(lambda: told.append(1))

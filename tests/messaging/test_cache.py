@@ -99,7 +99,7 @@ def test_given_a_run_larger_than_the_room_when_added_then_nothing_is_left_of_it(
     assert cache.read(A, 1, 100, 1 << 20, 0) == []
 
 
-def test_given_a_line_that_is_forgotten_when_the_room_is_used_up_then_others_lose_no_more_than_they_must() -> None:
+def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
     one = run(0, bytes(1000)).weight
     cache = MessageCache(one * 2)
     cache.open(A, Ids(0))
@@ -184,7 +184,7 @@ def test_given_a_consumer_that_keeps_up_when_it_polls_then_the_store_is_not_read
     assert hits(kit) >= 5
 
 
-def test_given_a_reader_in_a_transaction_when_it_begins_far_back_then_the_store_is_asked(kit: Kit) -> None:
+def test_read_in_a_transaction_far_back_asks_the_store(kit: Kit) -> None:
     kit.publish("orders", b"a", pointer=P)
     kit.clock.advance(HOUR // 2)
     assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"a"]
@@ -196,16 +196,14 @@ def test_given_a_reader_in_a_transaction_when_it_begins_far_back_then_the_store_
     assert hits(kit) == 2
 
 
-def test_given_a_pointer_the_janitor_negated_when_it_leaves_the_invalid_list_then_nobody_sees_its_message(
-    kit: Kit,
-) -> None:
+def test_fetch_after_the_janitor_inverted_hides_the_message(kit: Kit) -> None:
     kit.restart(max_lifetime_seconds=HOUR_SECONDS, grace_seconds=HOUR_SECONDS)
     failed = pointer(NOW_MS - HOUR + SECOND)
     kit.publish("orders", b"failed", pointer=failed)
     kit.publish("orders", b"fine")
     snapshots = Snapshots(kit.clock, invalid=[failed])
-    rig = janitor(kit.store, clock=kit.clock, snapshots=snapshots, hold_seconds=0)
-    rig.engine.run_once(adopt=True)
+    janitor_kit = janitor(kit.store, clock=kit.clock, snapshots=snapshots, hold_seconds=0)
+    janitor_kit.engine.run_once(adopt=True)
     assert kit.store.message.read(MESSAGES, b"", None, 1).items[0][1].pointer == -failed
     assert kit.payloads(start=NOW_MS, transaction=reader(invalid=[failed])) == [b"fine"]
     # A transaction may be forgotten once its lifetime and the grace are over, and no sooner.
@@ -213,25 +211,25 @@ def test_given_a_pointer_the_janitor_negated_when_it_leaves_the_invalid_list_the
     assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"fine"]
 
 
-def test_given_rows_the_janitor_deleted_when_fetched_then_they_are_not_shown_from_memory(kit: Kit) -> None:
+def test_fetch_after_the_janitor_deleted_shows_nothing_from_memory(kit: Kit) -> None:
     kit.create("short", ttl="60")
     kit.publish("short", b"old")
     kit.clock.advance(30 * SECOND)
     kit.publish("short", b"new")
-    rig = janitor(kit.store, clock=kit.clock, hold_seconds=0)
-    rig.engine.run_once(adopt=True)
+    janitor_kit = janitor(kit.store, clock=kit.clock, hold_seconds=0)
+    janitor_kit.engine.run_once(adopt=True)
     kit.clock.advance(31 * SECOND)
-    rig.engine.run_once()
+    janitor_kit.engine.run_once()
     assert kit.payloads("short") == [b"new"]
     # The ttl was shorter for a while; what went meanwhile does not come back.
     kit.service.update_topic(named("short"), {"ttl": "10"})
-    rig.engine.run_once()
+    janitor_kit.engine.run_once()
     kit.service.update_topic(named("short"), {"ttl": "600"})
     stored = [value.payload for _, value in kit.store.message.read(MESSAGES, b"", None, 10).items]
     assert kit.payloads("short") == stored
 
 
-def test_given_rows_somebody_else_wrote_when_told_then_they_are_shown_and_ids_go_on_behind_them(kit: Kit) -> None:
+def test_forget_after_foreign_rows_shows_them_and_ids_go_on(kit: Kit) -> None:
     kit.publish("orders", b"a")
     theirs = MessageKey(named("orders"), 1, NOW_MS + 7, 9).pack()
     kit.store.message.put([(theirs, MessageValue(P, b"theirs"))])
@@ -373,7 +371,7 @@ def test_given_a_run_that_was_shared_when_a_ttl_is_over_then_nobody_sees_it(kit:
 
 
 @pytest.mark.usefixtures("encoded")
-def test_given_a_run_that_was_shared_when_its_topic_is_made_again_then_only_the_new_messages_come(kit: Kit) -> None:
+def test_shared_run_of_a_topic_made_again_is_not_shown(kit: Kit) -> None:
     kit.publish("orders", *MANY)
     assert answer(kit) == MANY
     before = kit.ids()
@@ -389,9 +387,7 @@ def test_given_a_run_that_was_shared_when_its_topic_is_made_again_then_only_the_
     assert answer(kit, topic="others") == MANY
 
 
-def test_given_messages_of_very_different_sizes_when_read_then_none_are_encoded_as_one_that_are_larger_than_a_page(
-    kit: Kit, encoded: list[int]
-) -> None:
+def test_encode_of_very_different_sizes_joins_none_larger_than_a_page(kit: Kit, encoded: list[int]) -> None:
     sizes = [300_000, *[0] * 100]
     kit.publish("orders", *map(bytes, sizes))
     for _ in range(2):
@@ -406,7 +402,7 @@ def part(size: int) -> SharedList:
     return found
 
 
-def test_given_more_shared_parts_than_there_is_room_for_then_the_newest_stay_and_all_runs() -> None:
+def test_share_beyond_the_room_keeps_the_newest_parts_and_all_runs() -> None:
     rows = run(0, *[b"x"] * 32)
     cache = MessageCache(10_000)
     cache.open(A, Ids(0))

@@ -8,6 +8,7 @@ import pytest
 
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.kit.messaging import Kit, P, memory, named, reader
+from tests.support import each_raises
 from tms_core.clock import CLOCK_ALLOWANCE_MS
 from tms_core.errors import BadRequest, ConsumerNotFound, TopicNotFound
 from tms_core.messaging import remembered
@@ -57,9 +58,7 @@ def test_position_ahead_of_the_clock_within_the_allowance_is_before_the_next_mes
 # --- what is visible -------------------------------------------------------------------------------------------------
 
 
-def test_given_a_consumer_that_has_not_read_when_the_ttl_is_over_then_everybody_still_sees_it_until_it_has(
-    held: Kit,
-) -> None:
+def test_unread_message_after_its_ttl_is_seen_by_everybody_until_read(held: Kit) -> None:
     ids = held.ids()
     put(held, ids[1])
     held.clock.advance(TTL_MS + HOUR // 60)
@@ -72,7 +71,7 @@ def test_given_a_consumer_that_has_not_read_when_the_ttl_is_over_then_everybody_
     assert shown(held) == b""
 
 
-def test_given_the_longest_hold_when_it_is_over_then_nobody_sees_the_message_any_more(held: Kit) -> None:
+def test_unread_message_after_the_longest_hold_is_gone(held: Kit) -> None:
     put(held, READ_NONE)
     held.clock.advance(TTL_MS - 5 * SECOND + HOLD_SECONDS * SECOND)
     assert shown(held) == b"abcde"
@@ -80,9 +79,7 @@ def test_given_the_longest_hold_when_it_is_over_then_nobody_sees_the_message_any
     assert shown(held) == b"bcde"
 
 
-def test_given_a_consumer_that_comes_or_goes_back_when_something_is_gone_then_that_does_not_come_back(
-    held: Kit,
-) -> None:
+def test_expired_message_stays_gone_if_a_consumer_comes_or_goes_back(held: Kit) -> None:
     ids = held.ids()
     held.clock.advance(TTL_MS - 3 * SECOND + 1)
     assert shown(held) == b"de"
@@ -95,9 +92,7 @@ def test_given_a_consumer_that_comes_or_goes_back_when_something_is_gone_then_th
     assert shown(held) == b""
 
 
-def test_given_a_slow_consumer_when_a_second_one_comes_then_it_begins_with_what_is_held_for_the_first(
-    held: Kit,
-) -> None:
+def test_second_consumer_begins_with_what_is_held_for_the_first(held: Kit) -> None:
     ids = held.ids()
     put(held, ids[1], "slow")
     held.clock.advance(TTL_MS)
@@ -113,7 +108,7 @@ def test_given_no_floor_when_a_consumer_has_not_read_then_messages_go_with_their
     assert shown(held) == b"de"
 
 
-def test_given_a_topic_made_again_then_the_former_ones_consumers_hold_nothing_and_are_forgotten(held: Kit) -> None:
+def test_consumer_of_a_topic_made_again_holds_nothing(held: Kit) -> None:
     put(held, READ_NONE)
     put(held, READ_NONE, "other")
     held.service.delete_topic(ORDERS)
@@ -128,7 +123,7 @@ def test_given_a_topic_made_again_then_the_former_ones_consumers_hold_nothing_an
     assert [key[-7:] for key, _ in held.side.rows(b"c", b"d", 10).items] == [b"billing"]
 
 
-def test_given_a_transactions_payloads_when_some_of_them_are_read_then_the_others_stay_visible(held: Kit) -> None:
+def test_unread_payloads_of_a_transaction_stay_visible(held: Kit) -> None:
     held.put("orders", P, b"x", b"y")
     held.publish("orders", pointer=P)
     ids = held.ids()
@@ -144,7 +139,7 @@ def test_given_a_transactions_payloads_when_some_of_them_are_read_then_the_other
 # --- how many there may be -------------------------------------------------------------------------------------------
 
 
-def test_given_as_many_consumers_as_a_topic_may_have_then_no_other_name_is_taken_until_one_is_deleted(
+def test_consumer_beyond_the_most_names_is_refused_until_one_is_deleted(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remembered, "MOST_NAMES", 3)
@@ -165,9 +160,7 @@ def test_given_as_many_consumers_as_a_topic_may_have_then_no_other_name_is_taken
     assert [key[-1:] for key, _ in kit.side.rows(b"c", b"d", 10).items] == [b"d", b"a", b"c", b"d"]
 
 
-def test_given_another_server_that_has_registered_consumers_when_this_one_leads_again_then_they_are_counted(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_consumers_of_another_server_count_after_forget(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MOST_NAMES", 3)
     put(kit, READ_NONE, "a")
     kit.serve().consumers.put(ORDERS, "b", READ_NONE)
@@ -180,9 +173,7 @@ def test_given_another_server_that_has_registered_consumers_when_this_one_leads_
 # --- what is said ----------------------------------------------------------------------------------------------------
 
 
-def test_given_consumers_when_their_lags_are_asked_for_then_they_are_as_a_poll_would_show_and_nothing_moves(
-    held: Kit,
-) -> None:
+def test_lags_of_consumers_match_a_poll_and_move_nothing(held: Kit) -> None:
     ids = held.ids()
     for name, read in (("one", ids[0]), ("all", ids[4]), ("none", READ_NONE)):
         put(held, read, name)
@@ -199,9 +190,7 @@ def test_given_consumers_when_their_lags_are_asked_for_then_they_are_as_a_poll_w
     assert held.side.rows(b"", None, 100).items == before
 
 
-def test_given_expired_messages_when_lags_are_asked_for_then_they_do_not_count_and_their_loss_is_said(
-    held: Kit,
-) -> None:
+def test_lags_after_expiry_count_no_expired_message_and_report_the_loss(held: Kit) -> None:
     ids = held.ids()
     put(held, ids[0])
     held.clock.advance(TTL_MS + HOLD_SECONDS * SECOND - 2 * SECOND + 1)
@@ -210,9 +199,7 @@ def test_given_expired_messages_when_lags_are_asked_for_then_they_do_not_count_a
     assert shown(held) == b"e"
 
 
-def test_given_a_consumer_that_has_read_nothing_when_it_sleeps_past_the_ttl_then_its_loss_is_said_and_not_before(
-    kit: Kit,
-) -> None:
+def test_lag_of_a_consumer_that_sleeps_past_the_ttl_reports_the_loss(kit: Kit) -> None:
     kit.service.update_topic(ORDERS, {"ttl": "60"})
     kit.service.consumers.put(ORDERS, "billing", READ_NONE)
     for waited_ms, expired in ((0, False), (1, False), (TTL_MS - 1, False), (1, True)):
@@ -225,9 +212,7 @@ def test_given_a_consumer_that_has_read_nothing_when_it_sleeps_past_the_ttl_then
     assert not found.expired
 
 
-def test_given_very_many_unread_messages_when_lags_are_asked_for_then_no_more_than_the_limit_are_counted(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lags_of_many_messages_count_up_to_the_limit(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumers, "COUNTED_ROWS", 3)
     kit.publish("orders", *[b"x"] * 5)
     kit.service.consumers.put(ORDERS, "billing", READ_NONE)
@@ -249,9 +234,12 @@ def orders() -> Iterator[Kit]:
 @pytest.mark.parametrize("name", ["", "a.b", "ä", "a:b", "a b", "a\n", "x" * 256])
 def test_given_a_name_that_is_none_then_nobody_is_registered(orders: Kit, name: str) -> None:
     service = orders.service.consumers
-    for call in (lambda: service.put(ORDERS, name, READ_NONE), lambda: service.get(ORDERS, name)):
-        with pytest.raises(BadRequest, match="cannot be a consumer"):
-            call()
+    each_raises(
+        BadRequest,
+        lambda: service.put(ORDERS, name, READ_NONE),
+        lambda: service.get(ORDERS, name),
+        match="cannot be a consumer",
+    )
     with pytest.raises(BadRequest):
         service.delete(ORDERS, name)
     assert service.lags(ORDERS)[0] == []
@@ -272,11 +260,10 @@ def test_given_an_id_of_the_end_of_time_then_all_is_read(orders: Kit) -> None:
 
 def test_given_no_such_topic_then_it_has_no_consumers(orders: Kit) -> None:
     service = orders.service.consumers
-    for call in (
+    each_raises(
+        TopicNotFound,
         lambda: service.put(named("gone"), "billing", READ_NONE),
         lambda: service.get(named("gone"), "billing"),
         lambda: service.delete(named("gone"), "billing"),
         lambda: service.lags(named("gone")),
-    ):
-        with pytest.raises(TopicNotFound):
-            call()
+    )

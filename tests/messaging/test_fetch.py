@@ -82,16 +82,14 @@ def test_given_an_id_when_fetched_then_messages_from_it_or_behind_it_come(
 
 
 @pytest.mark.parametrize(("age_ms", "lives"), [(TTL_MS, True), (TTL_MS + 1, False)])
-def test_given_a_message_of_some_age_when_fetched_then_the_ttl_hides_it_as_the_janitor_would_delete_it(
-    kit: Kit, age_ms: int, lives: bool
-) -> None:
+def test_fetch_at_the_ttl_hides_a_message_as_the_janitor_deletes_it(kit: Kit, age_ms: int, lives: bool) -> None:
     kit.publish("orders", b"a")
     kit.clock.advance(age_ms)
     expected = [b"a"] if lives else []
     assert kit.payloads() == kit.payloads(start=0) == kit.payloads(start=MessageId(NOW_MS, 0)) == expected
 
 
-def test_given_an_expired_id_when_fetched_exclusively_then_no_message_is_skipped_for_it(kit: Kit) -> None:
+def test_fetch_behind_an_expired_id_skips_no_message(kit: Kit) -> None:
     kit.create("short", ttl="1")
     kit.put("short", P, b"x", b"y")
     first = kit.publish("short", pointer=P)
@@ -149,7 +147,7 @@ def test_given_many_bytes_when_fetched_then_pages_are_bounded(kit: Kit, size: in
     assert max(sizes) <= 2 * PAGE_BYTES
 
 
-def test_given_messages_that_keep_coming_when_fetched_then_it_ends_with_what_was_there_at_first(kit: Kit) -> None:
+def test_fetch_while_messages_come_ends_with_those_of_the_start(kit: Kit) -> None:
     spread(kit)
     pages = kit.service.fetch(named("orders"), FetchRequest())
     kit.publish("orders", b"later")
@@ -158,7 +156,7 @@ def test_given_messages_that_keep_coming_when_fetched_then_it_ends_with_what_was
     assert kit.payloads()[-1] == b"later"
 
 
-def test_given_a_batch_that_is_being_written_when_fetched_then_nothing_of_it_or_behind_it_comes(kit: Kit) -> None:
+def test_fetch_while_a_batch_is_written_shows_nothing_of_it(kit: Kit) -> None:
     kit.publish("orders", b"a")
     found: list[list[bytes]] = []
 
@@ -233,7 +231,7 @@ def test_given_no_transaction_when_fetched_then_everything_comes(kit: Kit) -> No
         (reader(read_pointer=P - 1, write_pointer=Q, invalid=[P]), [b"plain", b"more", b"q", b"last"]),
     ],
 )
-def test_given_a_transaction_when_fetched_then_it_skips_what_failed_and_stops_at_what_is_undecided(
+def test_fetch_in_a_transaction_skips_failed_and_stops_at_undecided(
     kit: Kit, transaction: Transaction, expected: list[bytes]
 ) -> None:
     mixed(kit)
@@ -242,13 +240,13 @@ def test_given_a_transaction_when_fetched_then_it_skips_what_failed_and_stops_at
     assert in_steps(kit, 1, transaction=transaction) == expected
 
 
-def test_given_a_transaction_that_hides_its_own_writes_when_fetched_then_it_stops_at_them(kit: Kit) -> None:
+def test_fetch_in_a_transaction_without_its_writes_stops_at_them(kit: Kit) -> None:
     mixed(kit)
     own = Transaction(P - 1, P, P, visibility_level=VisibilityLevel.SNAPSHOT_EXCLUDE_CURRENT)
     assert kit.payloads(start=NOW_MS, transaction=own) == [b"plain"]
 
 
-def test_given_many_rows_of_failed_transactions_when_a_few_are_wanted_then_they_are_found(kit: Kit) -> None:
+def test_fetch_behind_many_failed_rows_finds_the_messages(kit: Kit) -> None:
     for _ in range(5):
         kit.publish("orders", *[b"x"] * 500, pointer=P)
     kit.publish("orders", b"a", b"b")
@@ -277,7 +275,7 @@ def referring(kit: Kit) -> Kit:
 ALL = [b"first", *[b"p%d" % number for number in range(11)], b"q0", b"last"]
 
 
-def test_given_references_when_fetched_then_their_payloads_come_in_the_order_they_were_stored(referring: Kit) -> None:
+def test_fetch_of_references_gives_payloads_in_stored_order(referring: Kit) -> None:
     assert referring.payloads() == ALL
     assert referring.payloads(start=NOW_MS, transaction=reader()) == ALL
     ids = referring.ids()
@@ -300,32 +298,30 @@ def test_given_any_id_when_fetched_from_it_or_behind_it_then_exactly_the_rest_co
     assert referring.payloads(start=start, inclusive=False, limit=1) == ALL[index + 1 : index + 2]
 
 
-def test_given_an_id_between_two_payloads_when_fetched_exclusively_then_none_is_dropped(referring: Kit) -> None:
+def test_fetch_behind_an_id_between_two_payloads_drops_none(referring: Kit) -> None:
     between = MessageId(NOW_MS + 2 * SECOND, 0, NOW_MS + SECOND + 1, 0)
     assert referring.payloads(start=between, inclusive=False) == ALL[11:]
     assert referring.payloads(start=between) == ALL[11:]
 
 
-def test_given_the_bare_id_of_a_reference_when_fetched_then_it_stands_for_all_its_payloads(referring: Kit) -> None:
+def test_fetch_from_the_bare_id_of_a_reference_gives_all_its_payloads(referring: Kit) -> None:
     bare = MessageId(NOW_MS + 2 * SECOND, 0)
     assert referring.payloads(start=bare) == ALL[1:]
     assert referring.payloads(start=bare, inclusive=False) == ALL[12:]
 
 
-def test_given_a_payload_part_at_a_message_without_one_when_fetched_then_the_next_reference_is_whole(
-    referring: Kit,
-) -> None:
+def test_fetch_from_a_payload_part_without_payloads_gives_the_next_reference(referring: Kit) -> None:
     assert referring.payloads(start=MessageId(NOW_MS, 0, NOW_MS + HOUR, 3), inclusive=False) == ALL
     assert referring.payloads(start=MessageId(NOW_MS, 7, NOW_MS + HOUR, 3), inclusive=False) == ALL[1:]
 
 
-def test_given_a_reference_without_payloads_when_few_are_wanted_then_it_uses_nothing_up(kit: Kit) -> None:
+def test_fetch_of_a_reference_without_payloads_uses_no_limit(kit: Kit) -> None:
     kit.publish("orders", pointer=P)
     kit.publish("orders", b"a")
     assert kit.payloads(limit=1) == [b"a"]
 
 
-def test_given_a_reference_that_was_rolled_back_when_fetched_then_only_plain_readers_see_its_payloads(kit: Kit) -> None:
+def test_fetch_of_a_rolled_back_reference_shows_it_to_plain_readers_only(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"b")
     kit.service.rollback(named("orders"), kit.publish("orders", pointer=P))
     assert kit.payloads() == [b"a", b"b"]
@@ -380,9 +376,7 @@ def test_given_many_rows_when_rolled_back_then_all_are(kit: Kit) -> None:
     assert len(kit.payloads()) == 2500
 
 
-def test_given_a_topic_that_was_created_again_since_when_rolled_back_then_rows_of_its_earlier_generations_are_too(
-    kit: Kit,
-) -> None:
+def test_rollback_after_a_topic_was_made_again_reaches_earlier_generations(kit: Kit) -> None:
     published = [kit.publish("orders", b"a", pointer=P), kit.publish("orders", b"q", pointer=Q)]
     kit.store.message.put([(named("orders").prefix + b"\0\0\1", MessageValue(P, b"foreign"))])
     for generation in (2, 3, 4):
@@ -420,9 +414,7 @@ def test_given_no_topic_when_rolled_back_then_that_is_said(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize(("age_ms", "lives"), [(SECOND, True), (SECOND + 1, False)])
-def test_given_a_message_with_a_ttl_of_its_own_when_fetched_then_it_is_gone_when_that_is_over(
-    kit: Kit, age_ms: int, lives: bool
-) -> None:
+def test_fetch_after_the_own_ttl_of_a_message_hides_it(kit: Kit, age_ms: int, lives: bool) -> None:
     kit.publish("orders", b"a")
     kit.publish("orders", b"b", b"c", ttl=1)
     kit.publish("orders", b"d")
@@ -439,7 +431,7 @@ def test_given_a_ttl_longer_than_the_topics_when_fetched_then_the_topics_counts(
     assert kit.payloads("short") == []
 
 
-def test_given_a_reference_with_a_ttl_of_its_own_when_it_is_over_then_its_payloads_are_gone_too(kit: Kit) -> None:
+def test_fetch_after_the_own_ttl_of_a_reference_hides_its_payloads(kit: Kit) -> None:
     kit.put("orders", P, b"a")
     kit.publish("orders", pointer=P, ttl=1)
     assert kit.payloads() == [b"a"]
@@ -447,7 +439,7 @@ def test_given_a_reference_with_a_ttl_of_its_own_when_it_is_over_then_its_payloa
     assert kit.payloads() == []
 
 
-def test_given_an_undecided_message_whose_ttl_is_over_when_fetched_then_it_stops_nobody(kit: Kit) -> None:
+def test_fetch_passes_over_an_undecided_message_after_its_ttl(kit: Kit) -> None:
     kit.publish("orders", b"a", pointer=P, ttl=1)
     kit.publish("orders", b"b")
     assert kit.payloads(start=NOW_MS, transaction=reader(in_progress=[P])) == []
@@ -455,7 +447,7 @@ def test_given_an_undecided_message_whose_ttl_is_over_when_fetched_then_it_stops
     assert kit.payloads(start=NOW_MS, transaction=reader(in_progress=[P])) == [b"b"]
 
 
-def test_given_a_request_in_two_milliseconds_when_it_comes_due_then_each_half_goes_in_its_own(kit: Kit) -> None:
+def test_own_ttl_of_a_request_in_two_milliseconds_counts_for_each_part(kit: Kit) -> None:
     kit.publish("orders", *[b"x"] * 65_535)
     kit.publish("orders", b"a", b"b", ttl=1)
     kit.clock.advance(SECOND + 1)
@@ -470,9 +462,7 @@ def test_given_a_ttl_that_is_none_when_published_then_it_is_a_bad_request(kit: K
         kit.publish("orders", b"a", ttl=ttl)
 
 
-def test_given_messages_with_a_ttl_that_never_came_when_published_after_a_restart_then_none_inherits_it(
-    kit: Kit,
-) -> None:
+def test_publish_after_a_lost_message_with_own_ttl_inherits_no_ttl(kit: Kit) -> None:
     watch(
         kit.store,
         before=fail_at(
@@ -487,7 +477,7 @@ def test_given_messages_with_a_ttl_that_never_came_when_published_after_a_restar
     assert kit.payloads() == [b"a"]
 
 
-def test_given_many_messages_with_a_ttl_of_their_own_when_fetched_then_all_are_hidden(kit: Kit) -> None:
+def test_fetch_hides_many_messages_after_their_own_ttl(kit: Kit) -> None:
     kit.publish("orders", *[b"short"] * 9000, ttl=1)
     kit.publish("orders", b"long")
     kit.restart()
@@ -498,7 +488,7 @@ def test_given_many_messages_with_a_ttl_of_their_own_when_fetched_then_all_are_h
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_given_large_messages_behind_small_ones_when_fetched_then_no_read_of_the_store_takes_much_more_than_a_page(
+def test_fetch_of_large_messages_reads_little_more_than_a_page(
     kit: Kit, monkeypatch: pytest.MonkeyPatch, *, stored: bool
 ) -> None:
     large = bytes(PAGE_BYTES)

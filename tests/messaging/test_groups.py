@@ -33,7 +33,7 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupKit]:
 # --- in order --------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_committed_transaction_when_the_next_one_polls_then_it_goes_on_behind_it(kit: GroupKit) -> None:
+def test_poll_after_a_commit_goes_on_behind_the_claim(kit: GroupKit) -> None:
     kit.publish(b"a", b"b", b"c")
     one = kit.begin()
     assert kit.poll(one, 2) == [b"a", b"b"]
@@ -46,9 +46,7 @@ def test_given_a_committed_transaction_when_the_next_one_polls_then_it_goes_on_b
     assert kit.base() == kit.ids()[-1]
 
 
-def test_given_an_open_claim_when_another_transaction_polls_in_order_then_it_is_told_which_one_holds_it(
-    kit: GroupKit,
-) -> None:
+def test_poll_in_order_beside_an_open_claim_names_its_holder(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     one, two = kit.begin(), kit.begin()
     assert kit.poll(one, 1) == [b"a"]
@@ -58,9 +56,7 @@ def test_given_an_open_claim_when_another_transaction_polls_in_order_then_it_is_
     assert [claim.pointer for claim in kit.claims()] == [one.transaction_id] * 2
 
 
-def test_given_a_transaction_that_began_before_another_one_was_committed_then_it_does_not_build_upon_that(
-    kit: GroupKit,
-) -> None:
+def test_poll_of_a_transaction_older_than_a_commit_is_held(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     early, one = kit.begin(), kit.begin()
     assert kit.poll(one, 1) == [b"a"]
@@ -74,9 +70,7 @@ def test_given_a_transaction_that_began_before_another_one_was_committed_then_it
     assert kit.ask(early).held == one.transaction_id
 
 
-def test_given_a_server_that_was_started_anew_when_a_group_has_moved_since_a_transaction_began_then_it_is_given_nothing(
-    kit: GroupKit,
-) -> None:
+def test_poll_after_a_restart_is_held_if_the_group_moved_since(kit: GroupKit) -> None:
     kit.publish(b"a", b"b", b"c")
     early, one = kit.begin(), kit.begin()
     assert kit.poll(one, 1) == [b"a"]
@@ -93,9 +87,7 @@ def test_given_a_server_that_was_started_anew_when_a_group_has_moved_since_a_tra
     assert kit.poll(kit.begin(), 1) == [b"b"]
 
 
-def test_given_a_server_that_was_started_anew_when_a_group_has_not_moved_since_then_a_transaction_goes_on(
-    kit: GroupKit,
-) -> None:
+def test_poll_after_a_restart_goes_on_if_the_group_did_not_move(kit: GroupKit) -> None:
     kit.publish(b"a")
     kit.clock.advance(1)
     reader = kit.begin()
@@ -104,7 +96,7 @@ def test_given_a_server_that_was_started_anew_when_a_group_has_not_moved_since_t
     assert kit.poll(reader) == [b"a"]
 
 
-def test_given_more_groups_than_are_remembered_then_a_transaction_that_began_before_builds_upon_none(
+def test_poll_of_an_old_transaction_is_held_if_its_group_is_forgotten(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(groups, "KNOWN_GROUPS", 1)
@@ -126,9 +118,7 @@ def test_given_more_groups_than_are_remembered_then_a_transaction_that_began_bef
 
 
 @pytest.mark.parametrize("end", ["rolled back", "invalidated", "timed out"])
-def test_given_a_transaction_that_failed_then_its_messages_come_again_at_once_and_fewer_together(
-    kit: GroupKit, end: str
-) -> None:
+def test_poll_after_a_failed_transaction_gives_half_at_once(kit: GroupKit, end: str) -> None:
     kit.publish(*(b"%d" % number for number in range(6)))
     one = kit.begin(timeout_seconds=10)
     assert len(kit.poll(one, 4)) == 4
@@ -179,9 +169,7 @@ def test_poll_after_claims_failed_before_and_after_a_restart_counts_the_latter(k
         kit.time_out(tx)
 
 
-def test_given_a_message_that_always_fails_then_it_ends_up_alone_when_it_is_given_out_for_the_last_time(
-    kit: GroupKit,
-) -> None:
+def test_poll_of_a_message_that_always_fails_gives_it_alone_at_last(kit: GroupKit) -> None:
     kit.publish(*(b"%d" % number for number in range(8)))
     processed: list[bytes] = []
     alone: list[tuple[list[bytes], int]] = []
@@ -210,7 +198,7 @@ def test_given_groups_of_one_topic_then_each_gets_every_message(kit: GroupKit) -
     assert kit.poll(one) == kit.poll(two, group="mail") == [b"a"]
 
 
-def test_given_a_transaction_in_progress_then_what_lies_behind_its_messages_waits_for_it(kit: GroupKit) -> None:
+def test_poll_in_order_waits_for_a_transaction_in_progress(kit: GroupKit) -> None:
     producer = kit.begin()
     kit.publish(b"a")
     kit.publish(b"b", tx=producer)
@@ -233,7 +221,7 @@ def test_given_messages_that_will_never_be_seen_then_the_base_goes_on_over_them(
     assert kit.base() == kit.ids()[-1]
 
 
-def test_given_stored_payloads_when_a_limit_ends_among_them_then_the_group_goes_on_inside(kit: GroupKit) -> None:
+def test_poll_of_stored_payloads_goes_on_inside_after_a_limit(kit: GroupKit) -> None:
     producer = kit.begin()
     kit.service.store(ORDERS, [b"a", b"b", b"c"], pointer=producer.write_pointer)
     kit.publish(tx=producer)
@@ -274,9 +262,7 @@ def test_given_no_order_then_transactions_share_the_messages(kit: GroupKit) -> N
     assert kit.claims() == []
 
 
-def test_given_a_claim_of_another_one_when_nothing_else_is_there_then_no_answer_says_to_wait_for_a_message(
-    kit: GroupKit,
-) -> None:
+def test_poll_without_order_beside_a_claim_names_no_position_to_wait(kit: GroupKit) -> None:
     kit.publish(b"a")
     one = kit.begin()
     assert kit.any(one) == [b"a"]
@@ -286,9 +272,7 @@ def test_given_a_claim_of_another_one_when_nothing_else_is_there_then_no_answer_
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_given_no_order_when_something_is_not_decided_then_it_is_left_out_and_comes_later(
-    kit: GroupKit, cached: bool
-) -> None:
+def test_poll_without_order_skips_undecided_messages_until_decided(kit: GroupKit, cached: bool) -> None:
     producers = [kit.begin() for _ in range(2)]
     kit.publish(b"a")
     kit.publish(b"1", b"1", tx=producers[0])
@@ -488,7 +472,7 @@ def test_poll_after_many_batches_came_back_gives_them_together(kit: GroupKit, en
     assert polls <= (2 if end == "given back" else 600 if order is Order.PARTITION else 20)
 
 
-def test_poll_without_waits_gives_other_messages_every_other_time_while_one_always_fails(kit: GroupKit) -> None:
+def test_poll_without_waits_gives_others_every_other_time(kit: GroupKit) -> None:
     kit.publish(b"bad", b"worse", *(b"%d" % number for number in range(20)))
     failed, done = Counter[bytes](), list[bytes]()
     for _ in range(60):
@@ -620,7 +604,7 @@ def test_poll_after_the_position_was_set_in_the_same_millisecond_reads_claims_ag
     assert kit.any(kit.begin()) == [b"a", b"b"]
 
 
-def test_poll_after_claims_were_freed_and_their_id_left_the_list_gives_the_messages_again(kit: GroupKit) -> None:
+def test_poll_after_claims_were_freed_gives_their_messages_again(kit: GroupKit) -> None:
     kit.publish(b"a")
     one = kit.begin()
     assert kit.any(one) == [b"a"]
@@ -633,7 +617,7 @@ def test_poll_after_claims_were_freed_and_their_id_left_the_list_gives_the_messa
 # --- a position set by hand ------------------------------------------------------------------------------------------
 
 
-def test_given_an_open_claim_when_the_position_is_set_then_that_is_refused_unless_forced(kit: GroupKit) -> None:
+def test_put_of_a_position_beside_an_open_claim_needs_force(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     one = kit.begin()
     kit.poll(one)
@@ -663,7 +647,7 @@ def test_given_a_consumer_when_it_shall_only_be_registered_then_its_position_sta
 # --- traps -----------------------------------------------------------------------------------------------------------
 
 
-def test_trap_a_given_a_transaction_that_is_rolled_back_then_its_claim_is_gone_before_the_abort(kit: GroupKit) -> None:
+def test_trap_a_roll_back_frees_the_claim_before_the_abort(kit: GroupKit) -> None:
     kit.publish(b"a")
     one = kit.begin()
     kit.poll(one)
@@ -676,7 +660,7 @@ def test_trap_a_given_a_transaction_that_is_rolled_back_then_its_claim_is_gone_b
     assert kit.poll(kit.begin()) == [b"a"]
 
 
-def test_trap_a_given_a_committed_transaction_then_what_it_has_claimed_cannot_be_given_back(kit: GroupKit) -> None:
+def test_trap_a_roll_back_after_the_commit_is_refused(kit: GroupKit) -> None:
     kit.publish(b"a")
     one = kit.begin()
     kit.poll(one)
@@ -689,9 +673,7 @@ def test_trap_a_given_a_committed_transaction_then_what_it_has_claimed_cannot_be
 
 
 @pytest.mark.parametrize("consumer", ["plain", "base", "claim"])
-def test_trap_d_given_all_rows_deleted_a_restart_and_a_clock_that_stepped_back_then_new_messages_are_read(
-    kit: GroupKit, consumer: str
-) -> None:
+def test_trap_d_new_ids_after_all_rows_are_gone_follow_every_position(kit: GroupKit, consumer: str) -> None:
     kit.publish(b"old")
     (read,) = kit.ids()
     if consumer == "plain":
@@ -717,14 +699,14 @@ def test_trap_d_given_all_rows_deleted_a_restart_and_a_clock_that_stepped_back_t
         assert kit.poll(kit.begin()) == [b"new"]
 
 
-def test_trap_d_given_a_position_ahead_of_the_topic_then_no_id_before_it_is_given_out(kit: GroupKit) -> None:
+def test_trap_d_position_ahead_of_the_topic_precedes_new_ids(kit: GroupKit) -> None:
     ahead = MessageId(NOW_MS + 2 * SECOND, 7)
     kit.service.consumers.put(ORDERS, GROUP, ahead)
     kit.publish(b"a")
     assert kit.ids() == [MessageId(NOW_MS + 2 * SECOND, 8)]
 
 
-def test_given_a_position_far_in_the_future_then_what_comes_until_then_is_left_out_as_was_asked(kit: GroupKit) -> None:
+def test_position_far_in_the_future_skips_what_comes_until_then(kit: GroupKit) -> None:
     kit.service.consumers.put(ORDERS, GROUP, MessageId(NOW_MS + HOUR, 0))
     kit.publish(b"a")
     kit.restart()
@@ -733,7 +715,7 @@ def test_given_a_position_far_in_the_future_then_what_comes_until_then_is_left_o
     assert kit.poll(kit.begin()) == []
 
 
-def test_trap_e_given_a_transaction_past_its_lifetime_or_ended_then_it_claims_nothing(kit: GroupKit) -> None:
+def test_trap_e_poll_of_an_ended_or_too_old_transaction_claims_nothing(kit: GroupKit) -> None:
     kit.publish(b"a")
     late = kit.begin(timeout_seconds=10 * 3600)
     ended, unknown = kit.begin(), Transaction(5, 7, 7)
@@ -752,7 +734,7 @@ def test_trap_e_given_a_transaction_past_its_lifetime_or_ended_then_it_claims_no
     assert [claim.pointer for claim in kit.claims()] == [0]
 
 
-def test_given_a_transaction_that_ends_while_its_claim_is_written_then_the_claim_is_taken_back(
+def test_poll_of_a_transaction_that_ends_meanwhile_takes_its_claim_back(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit.publish(b"a")
@@ -771,7 +753,7 @@ def test_given_a_transaction_that_ends_while_its_claim_is_written_then_the_claim
 
 
 @pytest.mark.parametrize("end", ["abort", "commit"])
-def test_given_a_client_that_ends_its_transaction_without_the_answer_of_its_poll_then_no_message_is_lost_or_doubled(
+def test_poll_whose_answer_is_lost_loses_and_doubles_no_message(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     kit.publish(b"a", b"b", b"c")
@@ -810,9 +792,7 @@ def test_trap_g_given_a_topic_made_again_then_it_has_no_claims(kit: GroupKit) ->
     assert kit.poll(kit.begin()) == [b"b"]
 
 
-def test_trap_c_given_a_late_claim_of_a_deposed_server_when_the_next_ones_clock_is_behind_then_it_is_refused(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trap_c_late_claim_of_a_former_server_is_refused(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.publish(b"a")
     kit.roll_back(kit.begin())
     next_one, one, two = kit.serve(), kit.begin(), kit.begin()
@@ -881,7 +861,7 @@ def test_given_the_largest_limit_then_the_bytes_are_limited_all_the_same(kit: Gr
     assert len(found.messages) == 8
 
 
-def test_given_an_idle_group_then_the_answer_says_from_where_the_next_message_may_come(kit: GroupKit) -> None:
+def test_poll_of_an_idle_group_says_where_the_next_message_may_come(kit: GroupKit) -> None:
     empty = kit.ask(kit.begin()).position
     kit.publish(b"a")
     one = kit.begin()

@@ -31,7 +31,7 @@ def kit(hbase_tables: Tables) -> Iterator[Kit]:
     made.close()
 
 
-def test_given_messages_of_all_kinds_when_fetched_then_they_come_in_order_also_after_a_restart(kit: Kit) -> None:
+def test_fetch_on_hbase_gives_all_kinds_in_order_after_a_restart(kit: Kit) -> None:
     begun = kit.clock.now_ms() * 1_000_000
     kit.publish("orders", *[b"%d" % number for number in range(300)])
     kit.put("orders", begun, b"stored", b"payloads")

@@ -55,7 +55,7 @@ class History(RuleBasedStateMachine):
         self.book = Book(3600)
         self.generation = 1
         self._begin_time()
-        self.rig = self._janitor()
+        self.janitor_kit = self._janitor()
         self.open: list[Tx] = []
         self.invalid: list[int] = []
         self.readers: list[Transaction] = []
@@ -68,9 +68,9 @@ class History(RuleBasedStateMachine):
         self._folder.cleanup()
 
     def _janitor(self) -> Kit:
-        rig = janitor(self.kit.store, clock=self.kit.clock, hold_seconds=0, lifetime_known=True)
-        rig.engine.adopt()
-        return rig
+        janitor_kit = janitor(self.kit.store, clock=self.kit.clock, hold_seconds=0, lifetime_known=True)
+        janitor_kit.engine.adopt()
+        return janitor_kit
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -257,10 +257,10 @@ class History(RuleBasedStateMachine):
     @rule()
     def sweep(self) -> None:
         """The janitor takes what is due and nothing else, and keeps all that a message refers to."""
-        self.rig.snapshots.invalid = sorted(self.invalid)
-        self.rig.snapshots.in_progress = sorted(tx.pointer for tx in self.open)
-        self.rig.snapshots.write_pointer = max(self.pointer, 1)
-        self.rig.engine.run_once()
+        self.janitor_kit.snapshots.invalid = sorted(self.invalid)
+        self.janitor_kit.snapshots.in_progress = sorted(tx.pointer for tx in self.open)
+        self.janitor_kit.snapshots.write_pointer = max(self.pointer, 1)
+        self.janitor_kit.engine.run_once()
         keys = [MessageKey.parse(key) for key in self.kit.store.message.read(KEYS, b"", None, 1_000_000).items]
         there = {Spot(*key[2:]) for key in keys if key is not None and key.generation == self.generation}
         cutoff_ms = self.kit.clock.now_ms() - self.book.ttl_seconds * 1000

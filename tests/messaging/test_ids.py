@@ -47,7 +47,7 @@ def test_given_a_line_when_taken_from_then_readers_go_up_to_what_is_in_flight() 
     assert ids.free == first + 3
 
 
-def test_given_no_ids_left_when_taken_then_it_is_unavailable_and_nothing_is_in_flight() -> None:
+def test_take_of_ids_without_any_left_is_unavailable() -> None:
     ids = Ids(POSITIONS - 1)
     ids.take(POSITIONS - 1, POSITIONS)
     ids.release()
@@ -76,7 +76,7 @@ def test_given_a_clock_when_it_steps_then_only_a_jump_forward_is_refused() -> No
     assert honest.publish_ms() == honest.now_ms() == NOW_MS + 1500
 
 
-def test_given_a_clock_that_steps_back_when_published_then_it_is_no_earlier_than_what_readers_go_by() -> None:
+def test_honest_clock_that_steps_back_publishes_no_earlier_than_readers_see() -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     clock.advance(5)
@@ -101,9 +101,7 @@ def test_given_a_clock_that_was_set_back_when_it_jumps_forward_then_that_is_refu
 
 @pytest.mark.parametrize("off_ms", [-HOUR, -DAY, -365 * DAY])
 @pytest.mark.parametrize("looks", [True, False])
-def test_given_a_clock_that_was_set_back_when_it_is_right_again_then_publishing_goes_on(
-    off_ms: int, looks: bool
-) -> None:
+def test_honest_clock_that_is_right_again_publishes(off_ms: int, looks: bool) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     for error_ms in (0, 900, -900):
@@ -119,7 +117,7 @@ def test_given_a_clock_that_was_set_back_when_it_is_right_again_then_publishing_
         assert honest.publish_ms() == clock.now_ms()
 
 
-def test_given_a_clock_that_was_set_back_and_is_right_again_when_it_jumps_then_that_is_refused() -> None:
+def test_honest_clock_that_is_right_again_refuses_a_jump() -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     for step_ms in (-DAY, DAY):
@@ -175,7 +173,7 @@ def test_honest_clock_that_started_right_refuses_a_jump_whatever_had_passed(past
         honest.publish_ms()
 
 
-def test_given_many_small_steps_forward_when_they_come_fast_then_together_they_are_a_jump() -> None:
+def test_honest_clock_takes_many_fast_steps_for_a_jump() -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     for _ in range(2):
@@ -191,7 +189,7 @@ def test_given_many_small_steps_forward_when_they_come_fast_then_together_they_a
     assert honest.publish_ms() == clock.now_ms()
 
 
-def test_given_a_clock_that_jumped_when_time_passes_then_it_is_refused_as_before_until_set_right() -> None:
+def test_honest_clock_after_a_jump_refuses_until_it_is_right() -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     clock.step(HOUR)
@@ -204,7 +202,7 @@ def test_given_a_clock_that_jumped_when_time_passes_then_it_is_refused_as_before
     assert honest.publish_ms() == honest.now_ms() >= clock.now_ms()
 
 
-def test_given_a_process_that_is_stopped_between_its_two_looks_then_the_clock_is_right_again_with_the_next() -> None:
+def test_honest_clock_of_a_stopped_process_is_right_at_the_next_look() -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     read = clock.monotonic_ms

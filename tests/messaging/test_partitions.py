@@ -103,7 +103,7 @@ def polled(service: MessagingService, topic: str, group: str = GROUP, *, commit:
     ],
     ids=str,
 )
-def test_given_properties_that_are_none_when_a_topic_is_made_or_changed_then_it_is_refused_and_nothing_is_changed(
+def test_topic_with_bad_partitions_or_routes_is_refused_and_unchanged(
     service: MessagingService, properties: dict[str, str]
 ) -> None:
     with pytest.raises(BadRequest):
@@ -191,9 +191,7 @@ def test_given_routes_then_they_are_added_and_changed_and_none_is_taken_away(ser
 # --- parts and their whole -------------------------------------------------------------------------------------------
 
 
-def test_given_other_topics_whose_names_begin_alike_when_a_whole_is_deleted_then_they_stay(
-    service: MessagingService,
-) -> None:
+def test_delete_of_a_topic_keeps_topics_with_similar_names(service: MessagingService) -> None:
     others = ("orders-", "orders-02", "orders-2", "orders-backup", "orders-f2", "orders2-0")
     for other in others:
         service.create_topic(named(other))
@@ -203,9 +201,7 @@ def test_given_other_topics_whose_names_begin_alike_when_a_whole_is_deleted_then
     assert sorted(seen(service)) == sorted(others)
 
 
-def test_given_an_update_then_parts_have_the_same_properties_and_the_number_stays_where_it_says_nothing(
-    service: MessagingService,
-) -> None:
+def test_update_of_a_topic_changes_its_parts_and_keeps_their_number(service: MessagingService) -> None:
     service.create_topic(ORDERS, {"partitions": "2", "ttl": "60", "owner": "ada"})
     service.update_topic(ORDERS, {"ttl": "90"})
     found = seen(service)
@@ -221,7 +217,7 @@ def test_given_an_update_then_parts_have_the_same_properties_and_the_number_stay
 
 
 @pytest.mark.parametrize("asked", ["create", "update", "delete"])
-def test_given_a_request_that_is_cut_off_at_any_write_when_it_is_repeated_then_it_is_done(
+def test_change_of_a_topic_that_is_cut_off_is_finished_when_repeated(
     store: Cut, service: MessagingService, asked: str
 ) -> None:
     def ask() -> None:
@@ -260,9 +256,7 @@ def test_given_a_request_that_is_cut_off_at_any_write_when_it_is_repeated_then_i
 # --- another number --------------------------------------------------------------------------------------------------
 
 
-def test_given_another_number_then_the_old_partitions_take_nothing_and_a_group_in_order_reads_them_first(
-    service: MessagingService,
-) -> None:
+def test_change_of_partitions_seals_the_old_ones_and_groups_read_them_first(service: MessagingService) -> None:
     service.create_topic(ORDERS, {"partitions": "2"})
     service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
     service.consumers.put(named("orders-1"), GROUP, MessageId(0, 0))
@@ -288,9 +282,7 @@ def test_given_another_number_then_the_old_partitions_take_nothing_and_a_group_i
     assert [one.payload for one in polled(service, "orders-f2-0").messages] == [b"new"]
 
 
-def test_given_a_request_of_a_producer_that_was_written_when_its_partition_is_sealed_then_a_repetition_is_answered(
-    service: MessagingService,
-) -> None:
+def test_request_of_a_producer_is_repeated_after_its_partition_was_sealed(service: MessagingService) -> None:
     service.create_topic(ORDERS, {"partitions": "1"})
     service.create_topic(named("bills"))
     known = service.producers.register(named("bills"), "importer", UUID(int=1))
@@ -305,9 +297,7 @@ def test_given_a_request_of_a_producer_that_was_written_when_its_partition_is_se
     assert [one.payload for one in polled(service, "orders-0").messages] == [b"1"]
 
 
-def test_given_a_group_that_came_to_the_old_partitions_when_it_polls_a_new_one_too_early_then_it_is_told_to_register(
-    service: MessagingService,
-) -> None:
+def test_group_of_old_partitions_has_to_register_for_a_new_one(service: MessagingService) -> None:
     service.create_topic(ORDERS, {"partitions": "1", "retention": "consumed"})
     service.publish(named("orders-0"), [b"1"])
     service.update_topic(ORDERS, {"partitions": "2", "retention": "consumed"})
@@ -319,7 +309,7 @@ def test_given_a_group_that_came_to_the_old_partitions_when_it_polls_a_new_one_t
 
 
 @pytest.mark.parametrize("stored", [False, True])
-def test_given_a_message_on_its_way_to_the_disk_when_the_number_changes_twice_then_its_partition_is_not_deleted(
+def test_change_of_partitions_twice_keeps_one_that_is_being_written(
     store: Cut, service: MessagingService, monkeypatch: pytest.MonkeyPatch, stored: bool
 ) -> None:
     service.create_topic(ORDERS, {"partitions": "1"})
@@ -357,9 +347,7 @@ def test_given_a_message_on_its_way_to_the_disk_when_the_number_changes_twice_th
     assert service.topic(named("orders-0"))["part_of"] == "orders"
 
 
-def test_given_families_whose_messages_are_gone_when_the_number_changes_again_then_they_are_deleted(
-    store: Cut, service: MessagingService
-) -> None:
+def test_change_of_partitions_deletes_families_without_messages(store: Cut, service: MessagingService) -> None:
     service.create_topic(ORDERS, {})
     service.publish(ORDERS, [b"0"])
     for number in range(1, MOST_FAMILIES):
@@ -399,7 +387,7 @@ def payloads(given: Any) -> list[bytes]:
     return [message.payload for message in given.messages]
 
 
-def test_given_groups_that_read_a_sealed_partition_to_its_end_at_the_same_time_then_each_goes_on(
+def test_groups_that_drain_a_sealed_partition_at_once_both_go_on(
     service: MessagingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed(service, "billing", "audit")
@@ -418,9 +406,7 @@ def test_given_groups_that_read_a_sealed_partition_to_its_end_at_the_same_time_t
         assert payloads(polled(service, "orders-f2-0", group)) == [b"new"], group
 
 
-def test_poll_of_a_new_partition_waits_for_the_last_transaction_that_read_an_old_partition(
-    service: MessagingService,
-) -> None:
+def test_poll_of_a_new_partition_waits_for_the_last_reader_of_the_old(service: MessagingService) -> None:
     manager: TransactionManager = service.manager  # type: ignore[attr-defined]
     service.create_topic(ORDERS, {"partitions": "2"})
     service.publish(named("orders-0"), [b"a"])
@@ -440,9 +426,7 @@ def test_poll_of_a_new_partition_waits_for_the_last_transaction_that_read_an_old
     assert polled(service, "orders-f2-0").behind is None
 
 
-def test_poll_of_a_new_partition_after_a_restart_waits_for_what_was_read_before(
-    service: MessagingService, store: Cut
-) -> None:
+def test_poll_of_a_new_partition_after_a_restart_waits_for_earlier_reads(service: MessagingService, store: Cut) -> None:
     manager: TransactionManager = service.manager  # type: ignore[attr-defined]
     service.create_topic(ORDERS, {"partitions": "1"})
     service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
@@ -460,9 +444,7 @@ def test_poll_of_a_new_partition_after_a_restart_waits_for_what_was_read_before(
         assert payloads(polled(restarted, "orders-f2-0")) == [b"new"]
 
 
-def test_given_more_groups_than_a_topic_s_properties_have_room_for_then_each_leaves_the_sealed_partition(
-    service: MessagingService,
-) -> None:
+def test_many_groups_that_drain_a_sealed_partition_all_go_on(service: MessagingService) -> None:
     changed(service)
     before = service.topic(named("orders-0"))
     for number in range(300):
@@ -474,9 +456,7 @@ def test_given_more_groups_than_a_topic_s_properties_have_room_for_then_each_lea
     assert service.topic(named("orders-0")) == before
 
 
-def test_given_a_group_that_is_deleted_and_registered_again_then_it_reads_the_sealed_partition_again_first(
-    service: MessagingService,
-) -> None:
+def test_group_that_is_registered_again_reads_the_sealed_partition_first(service: MessagingService) -> None:
     changed(service, GROUP)
     rows = len(service.side.rows(b"", None, 100).items)
     read_to_the_end(service)
@@ -490,9 +470,7 @@ def test_given_a_group_that_is_deleted_and_registered_again_then_it_reads_the_se
     assert payloads(polled(service, "orders-f2-0")) == [b"new"]
 
 
-def test_given_a_sealed_partition_that_is_set_back_then_the_group_reads_it_again_before_anything_else(
-    service: MessagingService,
-) -> None:
+def test_group_that_is_set_back_reads_the_sealed_partition_first(service: MessagingService) -> None:
     changed(service, GROUP)
     read_to_the_end(service)
     assert polled(service, "orders-f2-1").behind is None
@@ -503,7 +481,7 @@ def test_given_a_sealed_partition_that_is_set_back_then_the_group_reads_it_again
     assert payloads(polled(service, "orders-f2-0")) == [b"new"]
 
 
-def test_given_a_position_that_is_set_while_a_group_is_asked_for_another_partition_then_that_is_not_remembered(
+def test_position_set_during_a_poll_is_not_taken_for_drained(
     service: MessagingService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed(service, GROUP)
@@ -521,9 +499,7 @@ def test_given_a_position_that_is_set_while_a_group_is_asked_for_another_partiti
     assert polled(service, "orders-f2-1").behind == named("orders-0")
 
 
-def test_given_the_same_group_of_a_topic_that_was_made_again_then_it_has_read_nothing_to_its_end(
-    service: MessagingService,
-) -> None:
+def test_group_of_a_topic_made_again_has_drained_nothing(service: MessagingService) -> None:
     changed(service, GROUP)
     read_to_the_end(service)
     service.delete_topic(ORDERS)

@@ -111,9 +111,7 @@ def everything(kit: GroupKit, topic: TopicId = BILLS) -> list[bytes]:
 # --- instances -------------------------------------------------------------------------------------------------------
 
 
-def test_given_an_instance_when_it_asks_again_then_it_has_the_same_generation_and_another_one_a_higher(
-    kit: GroupKit,
-) -> None:
+def test_register_again_gives_the_same_generation_and_another_a_higher(kit: GroupKit) -> None:
     one = Instance(kit)
     assert one.former is None
     kit.restart()
@@ -132,7 +130,7 @@ def test_given_an_instance_when_it_asks_again_then_it_has_the_same_generation_an
     assert everything(kit) == [b"a"]
 
 
-def test_given_two_first_starts_at_once_then_each_has_a_number_of_its_own_and_one_of_them_counts(kit: GroupKit) -> None:
+def test_register_of_two_first_instances_at_once_counts_one(kit: GroupKit) -> None:
     service, (first, second) = kit.service, (uuid4(), uuid4())
     other = kit.serve()
     one, two = service.producers.register(BILLS, "x", first), other.producers.register(BILLS, "x", second)
@@ -144,9 +142,7 @@ def test_given_two_first_starts_at_once_then_each_has_a_number_of_its_own_and_on
 
 
 @pytest.mark.parametrize("end", ["commit", "roll back", "time out", "leave open", "abort alone"])
-def test_given_a_former_that_ended_somehow_when_the_next_is_registered_then_it_is_told_what_became_of_its_last(
-    kit: GroupKit, end: str
-) -> None:
+def test_register_after_a_former_reports_its_last_transaction(kit: GroupKit, end: str) -> None:
     former, tx = Instance(kit), kit.begin()
     former.publish(b"a", tx=tx, label="file 17 ü")
     if end == "commit":
@@ -172,9 +168,7 @@ def test_given_a_former_that_ended_somehow_when_the_next_is_registered_then_it_i
 
 
 @pytest.mark.parametrize("end", ["leave open", "roll back", "time out"])
-def test_given_a_committed_transaction_and_then_one_that_is_not_then_the_next_instance_is_told_of_the_first(
-    kit: GroupKit, end: str
-) -> None:
+def test_register_after_an_uncommitted_one_reports_the_committed_before(kit: GroupKit, end: str) -> None:
     one, committed = Instance(kit), kit.begin()
     one.publish(b"a", tx=committed, label="file 1")
     kit.commit(committed)
@@ -194,9 +188,7 @@ def test_given_a_committed_transaction_and_then_one_that_is_not_then_the_next_in
     assert seen(kit) == [b"a"]
 
 
-def test_given_a_transaction_with_a_checkpoint_when_a_newer_instance_is_registered_then_nothing_of_it_is_committed(
-    kit: GroupKit,
-) -> None:
+def test_register_aborts_an_open_transaction_with_a_checkpoint(kit: GroupKit) -> None:
     kit.publish(b"order")
     one, tx = Instance(kit), kit.begin()
     assert kit.poll(tx) == [b"order"]
@@ -210,9 +202,7 @@ def test_given_a_transaction_with_a_checkpoint_when_a_newer_instance_is_register
     assert kit.poll(kit.begin()) == [b"order"]
 
 
-def test_given_a_transaction_that_only_reads_when_a_newer_instance_is_registered_then_nothing_of_it_is_committed(
-    kit: GroupKit,
-) -> None:
+def test_register_aborts_an_open_transaction_that_only_reads(kit: GroupKit) -> None:
     kit.publish(b"order")
     one, tx = Instance(kit), kit.begin()
     assert kit.poll(tx) == [b"order"]
@@ -235,9 +225,7 @@ def test_given_a_transaction_that_only_reads_when_a_newer_instance_is_registered
     assert (everything(kit), kit.poll(kit.begin())) == ([], [])
 
 
-def test_given_transactions_that_only_read_then_decided_ones_are_not_kept_and_ended_ones_are_refused(
-    kit: GroupKit,
-) -> None:
+def test_note_of_begun_transactions_keeps_open_and_refuses_ended_ones(kit: GroupKit) -> None:
     one = Instance(kit)
     for number in range(5):
         tx = kit.begin()
@@ -273,7 +261,7 @@ def test_number_that_skips_is_taken_and_what_it_skipped_is_refused(kit: GroupKit
 
 
 @pytest.mark.parametrize("managed", [True, False])
-def test_given_a_newer_instance_that_comes_while_a_transaction_is_written_down_then_it_is_refused_or_ended(
+def test_register_during_a_note_refuses_or_ends_the_transaction(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, managed: bool
 ) -> None:
     one, tx = Instance(kit), kit.begin()
@@ -293,7 +281,7 @@ def test_given_a_newer_instance_that_comes_while_a_transaction_is_written_down_t
     assert heirs[0].former is None
 
 
-def test_given_several_transactions_then_the_last_one_is_told_and_decided_ones_are_not_kept(kit: GroupKit) -> None:
+def test_register_after_several_transactions_reports_the_last(kit: GroupKit) -> None:
     one = Instance(kit)
     for number in range(5):
         tx = kit.begin()
@@ -308,7 +296,7 @@ def test_given_several_transactions_then_the_last_one_is_told_and_decided_ones_a
 
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("restarted", [False, True])
-def test_given_many_transactions_that_are_managed_elsewhere_when_another_begins_then_few_rows_are_read(
+def test_note_of_transactions_managed_elsewhere_reads_few_rows(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, told: bool, restarted: bool
 ) -> None:
     def elsewhere() -> None:
@@ -396,7 +384,7 @@ def test_given_a_deletion_that_is_cut_off_when_it_is_repeated_then_it_is_finishe
     assert Instance(kit).generation > one.generation + 1
 
 
-def test_given_as_many_producers_as_a_topic_may_have_then_no_other_name_is_taken_until_one_is_forgotten(
+def test_producer_beyond_the_most_names_is_refused_until_one_is_forgotten(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remembered, "MOST_NAMES", 3)
@@ -415,9 +403,7 @@ def test_given_as_many_producers_as_a_topic_may_have_then_no_other_name_is_taken
         kit.service.producers.register(BILLS, "b", uuid4())
 
 
-def test_given_more_topics_than_are_counted_then_what_is_known_of_them_does_not_grow_and_the_bound_holds(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_many_topics_stay_bounded(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MOST_NAMES", 2)
     monkeypatch.setattr(kit.service.producers._names._numbers, "_most", 3)
     for life in range(8):
@@ -482,7 +468,7 @@ def test_given_payloads_that_are_stored_twice_then_they_are_published_once(kit: 
 
 
 @pytest.mark.parametrize("kind", ["store", "publish what was stored"])
-def test_given_a_request_that_failed_behind_its_rows_when_repeated_then_it_is_known_what_is_stored_and_not_published(
+def test_repeat_of_a_request_that_failed_behind_its_rows_counts_once(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     one, before = Instance(kit), kit.begin()
@@ -526,9 +512,7 @@ def test_given_another_number_of_messages_under_the_same_number_then_it_is_refus
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-def test_given_as_many_other_messages_under_the_same_number_then_the_former_are_answered_and_stay(
-    kit: GroupKit, *, restarted: bool
-) -> None:
+def test_repeat_with_other_messages_is_answered_as_the_first(kit: GroupKit, *, restarted: bool) -> None:
     one = Instance(kit)
     first = one.publish(b"a", b"b")
     if restarted:
@@ -538,7 +522,7 @@ def test_given_as_many_other_messages_under_the_same_number_then_the_former_are_
 
 
 @pytest.mark.parametrize(("properties", "options"), [({"ttl": "60"}, {}), ({}, {"ttl_seconds": 60})])
-def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not_known_is_said(
+def test_repeat_after_the_messages_may_have_expired_is_not_known(
     kit: GroupKit, properties: dict[str, str], options: dict[str, Any]
 ) -> None:
     kit.service.create_topic(named("short"), properties)
@@ -554,7 +538,7 @@ def test_given_a_repetition_after_the_messages_may_have_expired_then_what_is_not
         publish(again=True)
 
 
-def test_given_a_repetition_after_all_consumers_have_processed_then_it_is_not_done_again(kit: GroupKit) -> None:
+def test_repeat_after_all_consumers_processed_is_not_known(kit: GroupKit) -> None:
     eaten = named("eaten")
     kit.service.create_topic(eaten, {"retention": "consumed"})
     one = Instance(kit)
@@ -567,9 +551,7 @@ def test_given_a_repetition_after_all_consumers_have_processed_then_it_is_not_do
 
 
 @pytest.mark.parametrize("how", ["plain", "in a transaction", "stored"])
-def test_given_a_request_of_which_a_part_was_processed_and_went_when_it_is_repeated_then_the_rest_stays(
-    kit: GroupKit, how: str
-) -> None:
+def test_repeat_of_a_partly_processed_request_keeps_the_rest(kit: GroupKit, how: str) -> None:
     eaten, table = named("eaten"), kit.store.payload if how == "stored" else kit.store.message
     kit.service.create_topic(eaten, {"retention": "consumed"})
     one, tx = Instance(kit), kit.begin()
@@ -594,9 +576,7 @@ def test_given_a_request_of_which_a_part_was_processed_and_went_when_it_is_repea
     )
 
 
-def test_given_all_messages_processed_and_gone_when_the_clock_is_set_back_then_no_new_one_begins_before_the_next_group(
-    kit: GroupKit,
-) -> None:
+def test_new_ids_after_a_clock_step_follow_what_was_processed(kit: GroupKit) -> None:
     eaten = named("eaten")
     kit.service.create_topic(eaten, {"retention": "consumed"})
     announce(kit.side, TopicMetadata(eaten, 1, 3600), (NOW_MS + SECOND) << 16)
@@ -607,9 +587,7 @@ def test_given_all_messages_processed_and_gone_when_the_clock_is_set_back_then_n
     assert [one.payload for one in kit.service.groups.poll(eaten, "billing", GroupPoll(tx, 10)).messages] == [b"a"]
 
 
-def test_given_a_producer_in_one_topic_when_it_publishes_to_several_then_each_has_its_own_last_request(
-    kit: GroupKit,
-) -> None:
+def test_producer_of_several_topics_has_a_last_request_in_each(kit: GroupKit) -> None:
     one = Instance(kit)
     one.publish(b"a")
     one.publish(b"b", topic=ORDERS)
@@ -635,9 +613,7 @@ def announcements(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> list[bytes]
     return keys
 
 
-def test_given_a_producer_alone_when_it_publishes_then_one_announcement_is_for_many_requests(
-    kit: GroupKit, announcements: list[bytes]
-) -> None:
+def test_announcement_of_a_lone_producer_covers_many_requests(kit: GroupKit, announcements: list[bytes]) -> None:
     one, other = Instance(kit), Instance(kit, "other")
     announcements.clear()
     sent = [b"%d" % number for number in range(100)]
@@ -664,9 +640,7 @@ def at_once(*calls: tuple[Instance, Sequence[bytes]], again: bool = False) -> No
         answer.result()
 
 
-def test_given_several_producers_at_once_when_they_publish_then_one_write_announces_many_requests_of_all(
-    kit: GroupKit, announcements: list[bytes]
-) -> None:
+def test_announcement_of_several_producers_is_one_write(kit: GroupKit, announcements: list[bytes]) -> None:
     some = [Instance(kit, name) for name in "abc"]
     announcements.clear()
     for number in range(40):
@@ -682,9 +656,7 @@ def test_given_several_producers_at_once_when_they_publish_then_one_write_announ
 
 
 @pytest.mark.parametrize("number", range(4, 42, 3))
-def test_given_several_producers_that_have_announced_when_the_server_is_killed_then_each_request_is_there_once(
-    kit: GroupKit, number: int
-) -> None:
+def test_kill_after_announcements_of_several_keeps_each_request_once(kit: GroupKit, number: int) -> None:
     some = [Instance(kit, name) for name in "abc"]
     expected: list[bytes] = []
     for at in range(number):
@@ -702,7 +674,7 @@ def test_given_several_producers_that_have_announced_when_the_server_is_killed_t
 
 
 @pytest.mark.parametrize("then", ["others", "a larger request", "more than have lanes", "one of them in a ttl"])
-def test_given_several_producers_that_have_announced_when_something_else_is_written_then_it_is_not_taken_for_theirs(
+def test_other_writes_are_not_taken_for_announced_ones_of_several(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
@@ -733,7 +705,7 @@ def test_given_several_producers_that_have_announced_when_something_else_is_writ
 
 
 @pytest.mark.parametrize("how", ["by turns", "together", "each in the place before"])
-def test_given_more_batches_than_milliseconds_when_each_begins_one_then_ids_stay_near_the_clock(
+def test_ids_of_many_batches_in_a_millisecond_stay_near_the_clock(
     kit: GroupKit, announcements: list[bytes], how: str
 ) -> None:
     one, other = Instance(kit, "a"), Instance(kit, "b")
@@ -774,7 +746,7 @@ def test_given_more_batches_than_milliseconds_when_each_begins_one_then_ids_stay
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_given_requests_announced_ahead_when_rows_of_a_write_that_failed_were_negated_then_they_are_not_taken_for_done(
+def test_negated_rows_of_an_announced_request_are_not_done(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, together: bool
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
@@ -801,9 +773,7 @@ def test_given_requests_announced_ahead_when_rows_of_a_write_that_failed_were_ne
 
 @pytest.mark.parametrize("end", ["goes on", "repeats"])
 @pytest.mark.parametrize("number", range(4, 42, 3))
-def test_given_requests_announced_ahead_when_the_server_is_killed_then_each_is_there_once(
-    kit: GroupKit, number: int, end: str
-) -> None:
+def test_kill_after_announcements_keeps_each_request_once(kit: GroupKit, number: int, end: str) -> None:
     one = Instance(kit)
     # The places of requests are used by turns, and the first of them is where others write.
     one.sequence = 25
@@ -820,7 +790,7 @@ def test_given_requests_announced_ahead_when_the_server_is_killed_then_each_is_t
 
 
 @pytest.mark.parametrize("then", ["others", "another producer", "a larger request", "payloads", "a newer instance"])
-def test_given_requests_announced_ahead_when_something_else_is_written_then_it_is_not_taken_for_a_request(
+def test_other_writes_are_not_taken_for_announced_ones(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
@@ -852,9 +822,7 @@ def test_given_requests_announced_ahead_when_something_else_is_written_then_it_i
     assert everything(kit) == [*expected, b"32", b"33"]
 
 
-def test_given_a_transaction_when_requests_were_announced_ahead_then_the_next_instance_knows_of_it(
-    kit: GroupKit, announcements: list[bytes]
-) -> None:
+def test_register_after_announcements_reports_the_open_transaction(kit: GroupKit, announcements: list[bytes]) -> None:
     one = Instance(kit)
     for _ in range(10):
         one.publish(b"a")
@@ -868,7 +836,7 @@ def test_given_a_transaction_when_requests_were_announced_ahead_then_the_next_in
     assert seen(kit) == [b"a"] * 10
 
 
-def test_given_requests_announced_ahead_when_a_restore_ends_during_the_next_write_then_that_is_not_taken_for_a_request(
+def test_restore_during_a_write_is_not_taken_for_an_announced_request(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
@@ -890,7 +858,7 @@ def test_given_requests_announced_ahead_when_a_restore_ends_during_the_next_writ
     assert everything(kit) == [b"31", b"x", b"32"]
 
 
-def test_given_what_was_negated_when_its_transaction_goes_on_all_the_same_then_its_repetition_is_written(
+def test_repeat_of_a_negated_request_in_a_live_transaction_is_written(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, tx = Instance(kit), kit.begin()
@@ -905,9 +873,7 @@ def test_given_what_was_negated_when_its_transaction_goes_on_all_the_same_then_i
     assert seen(kit) == [b"a"]
 
 
-def test_given_a_slow_producer_and_messages_that_live_for_less_when_the_server_was_restarted_then_it_goes_on(
-    kit: GroupKit,
-) -> None:
+def test_slow_producer_of_short_messages_goes_on_after_a_restart(kit: GroupKit) -> None:
     short, one = named("short"), Instance(kit)
     kit.service.create_topic(short, {"ttl": "60"})
     for _ in range(10):
@@ -921,9 +887,7 @@ def test_given_a_slow_producer_and_messages_that_live_for_less_when_the_server_w
 @pytest.mark.parametrize(
     "why", ["others write to the table", "it goes when it was processed", "it has a ttl of its own"]
 )
-def test_given_what_may_be_gone_or_come_late_when_a_producer_is_alone_then_each_request_is_announced(
-    kit: GroupKit, announcements: list[bytes], why: str
-) -> None:
+def test_announcement_is_for_one_request_if_rows_may_go(kit: GroupKit, announcements: list[bytes], why: str) -> None:
     one, options = Instance(kit), dict[str, Any](ttl_seconds=60) if why == "it has a ttl of its own" else {}
     if why == "others write to the table":
         kit.side.private = False
@@ -935,9 +899,7 @@ def test_given_what_may_be_gone_or_come_late_when_a_producer_is_alone_then_each_
     assert len(announcements) == 20
 
 
-def test_given_a_kill_and_messages_that_may_have_expired_then_it_is_not_known_what_was_announced_ahead(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kill_after_messages_may_have_expired_is_not_known(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
     short = named("short")
     kit.service.create_topic(short)
@@ -1056,7 +1018,7 @@ def played(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes
 
 @pytest.mark.parametrize("error", [Died, StoreError])
 @pytest.mark.parametrize("alone", [0, 4])
-def test_given_any_durable_write_that_fails_when_requests_are_repeated_then_each_was_done_once(
+def test_repeat_after_any_failed_durable_write_is_done_once(
     monkeypatch: pytest.MonkeyPatch, alone: int, error: type[Exception]
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", alone)
@@ -1081,7 +1043,7 @@ def test_given_rows_that_came_in_part_when_repeated_then_each_is_there_once(kit:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_given_a_large_request_when_it_is_announced_in_vain_then_nothing_is_written_until_it_is_repeated(
+def test_large_request_whose_announcement_fails_writes_nothing(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, inside: bool
 ) -> None:
     one, payloads = Instance(kit), [b"%d" % number for number in range(250)]
@@ -1098,7 +1060,7 @@ def test_given_a_large_request_when_it_is_announced_in_vain_then_nothing_is_writ
     assert seen(kit) == payloads
 
 
-def test_given_a_large_request_when_a_newer_instance_counts_behind_its_announcement_then_the_other_is_written(
+def test_large_request_of_a_fenced_producer_leaves_the_other_written(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kit.side, "private", False)
@@ -1153,9 +1115,7 @@ def meanwhile(
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
-def test_given_a_transaction_that_has_ended_when_something_is_written_then_it_is_refused(
-    kit: GroupKit, end: str
-) -> None:
+def test_write_in_an_ended_transaction_is_refused(kit: GroupKit, end: str) -> None:
     tx = kit.begin()
     kit.manager.abort(tx) if end == "abort" else getattr(kit.manager, end)(tx.transaction_id)
     with pytest.raises(TransactionEnded, match=f"{tx.write_pointer} is not in progress"):
@@ -1167,7 +1127,7 @@ def test_given_a_transaction_that_has_ended_when_something_is_written_then_it_is
 
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
 @pytest.mark.parametrize("cached", [True, False])
-def test_given_a_transaction_that_ends_while_something_is_written_then_no_transaction_sees_that(
+def test_write_in_a_transaction_that_ends_meanwhile_is_not_seen(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str, *, cached: bool
 ) -> None:
     tx = kit.begin()
@@ -1190,7 +1150,7 @@ def test_given_a_transaction_that_ends_while_something_is_written_then_no_transa
     assert seen(kit) == ([b"stored"] if end == "commit" else [])
 
 
-def test_given_a_transaction_that_is_aborted_and_a_server_that_dies_during_a_write_then_it_is_not_seen(
+def test_write_in_an_aborted_transaction_of_a_dead_server_is_not_seen(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tx = kit.begin()
@@ -1214,7 +1174,7 @@ def test_given_a_transaction_that_is_aborted_and_a_server_that_dies_during_a_wri
     assert kit.manager.status(other.transaction_id) == "ended"
 
 
-def test_given_a_producer_that_rolls_back_when_a_request_of_that_transaction_comes_then_it_is_not_seen(
+def test_request_during_the_roll_back_of_its_producer_is_not_seen(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, tx = Instance(kit), kit.begin()
@@ -1229,9 +1189,7 @@ def test_given_a_producer_that_rolls_back_when_a_request_of_that_transaction_com
     assert seen(kit) == []
 
 
-def test_given_a_request_under_way_when_a_newer_instance_is_registered_then_that_waits_for_it(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_register_waits_for_a_request_under_way(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", 0.01)
     one, heir = Instance(kit), uuid4()
 
@@ -1266,7 +1224,7 @@ def clean(kit: GroupKit, *, gone: bool = False, bills: int = 0) -> tuple[int, in
     return tidy(kit.side, seen.is_invalid, seen.is_undecided, is_gone, idle_before_ms)
 
 
-def test_given_an_invalid_transaction_when_its_id_leaves_the_list_then_it_stays_aborted(kit: GroupKit) -> None:
+def test_invalid_transaction_of_a_producer_stays_aborted_off_the_list(kit: GroupKit) -> None:
     one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx)
     kit.time_out(tx)
@@ -1280,9 +1238,7 @@ def test_given_an_invalid_transaction_when_its_id_leaves_the_list_then_it_stays_
 
 
 @pytest.mark.parametrize("end", ["invalid", "committed"])
-def test_given_a_former_that_is_pending_when_its_id_leaves_the_invalid_list_then_it_is_told_as_it_ended(
-    kit: GroupKit, end: str
-) -> None:
+def test_pending_former_is_reported_as_it_ended_after_truncation(kit: GroupKit, end: str) -> None:
     one, tx = Instance(kit), kit.begin()
     kit.commit(tx) if end == "committed" else kit.time_out(tx)
     key = ProducerName(BILLS, 1, "importer").key
@@ -1297,7 +1253,7 @@ def test_given_a_former_that_is_pending_when_its_id_leaves_the_invalid_list_then
     assert Instance(kit).former == former._replace(outcome=outcome)
 
 
-def test_given_a_producer_that_is_changed_while_its_former_is_marked_then_it_is_marked_all_the_same(
+def test_tidy_marks_a_former_of_a_producer_that_changes_meanwhile(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tx = kit.begin()
@@ -1320,7 +1276,7 @@ def test_given_a_producer_that_is_changed_while_its_former_is_marked_then_it_is_
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_given_a_producer_that_is_registered_while_the_janitor_looks_then_nothing_of_it_is_forgotten(
+def test_tidy_forgets_no_producer_that_is_registered_meanwhile(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, inside: bool
 ) -> None:
     made: list[Instance] = []
@@ -1343,9 +1299,7 @@ def test_given_a_producer_that_is_registered_while_the_janitor_looks_then_nothin
     assert everything(kit) == [b"a"]
 
 
-def test_given_a_producer_that_does_nothing_for_a_week_then_it_is_forgotten_unless_something_is_open(
-    kit: GroupKit,
-) -> None:
+def test_tidy_forgets_idle_producers_without_open_transactions(kit: GroupKit) -> None:
     before = kit.manager.start_short()
     Instance(kit, "idle").publish(b"before", tx=before)
     kit.commit(before)
@@ -1388,9 +1342,7 @@ def test_given_a_topic_that_is_made_again_then_its_producers_begin_anew(kit: Gro
 
 
 @pytest.mark.parametrize("swept", [False, True])
-def test_given_a_home_that_is_made_again_when_an_instance_is_registered_then_nothing_of_older_ones_becomes_visible(
-    kit: GroupKit, *, swept: bool
-) -> None:
+def test_register_after_its_topic_was_made_again_hides_older_requests(kit: GroupKit, *, swept: bool) -> None:
     for turn in range(2):
         one, tx = Instance(kit), kit.begin()
         one.publish(b"%d" % turn, tx=tx, topic=ORDERS)
@@ -1411,7 +1363,7 @@ def test_given_a_home_that_is_made_again_when_an_instance_is_registered_then_not
     assert seen(kit, ORDERS) == []
 
 
-def test_given_a_request_under_way_when_its_home_is_made_again_then_the_next_instance_waits_for_it(
+def test_register_after_its_topic_was_made_again_waits_for_requests(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", 0.01)
@@ -1485,7 +1437,7 @@ def test_given_the_moment_of_the_test_then_generations_begin_with_it(kit: GroupK
     assert Instance(kit).generation == NOW_MS
 
 
-def test_given_a_client_that_goes_on_as_soon_as_it_is_answered_then_nothing_of_its_request_is_in_the_way(
+def test_client_that_goes_on_at_once_meets_nothing_of_its_request(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, tx, settle = Instance(kit), kit.begin(), Answer.settle

@@ -10,7 +10,7 @@ import pytest
 
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, fail_at, pointer, watch
 from tests.kit.messaging import Kit, P, named, reader
-from tests.support import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS, each_raises
 from tms_core.errors import (
     BadRequest,
     ClockJumped,
@@ -59,7 +59,7 @@ def test_given_messages_when_published_then_the_rows_are_those_of_cdap(kit: Kit)
     assert reference == RollbackRange(P, NOW_MS + 5, 2, NOW_MS + 5, 2)
 
 
-def test_given_payloads_when_stored_then_the_rows_are_those_of_cdap_and_nothing_is_to_be_read(kit: Kit) -> None:
+def test_store_writes_the_rows_of_cdap_and_shows_nothing(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"")
     kit.clock.advance(5)
     kit.put("orders", P, b"b")
@@ -79,25 +79,21 @@ def test_given_a_list_that_changes_after_publishing_then_what_was_published_does
 
 
 def test_given_nothing_to_write_when_published_or_stored_then_it_is_a_bad_request(kit: Kit) -> None:
-    uses: list[Callable[[], object]] = [
+    each_raises(
+        BadRequest,
         lambda: kit.service.submit_publish(named("orders"), [], pointer=None),
         lambda: kit.service.submit_store(named("orders"), [], pointer=P),
-    ]
-    for use in uses:
-        with pytest.raises(BadRequest):
-            use()
+    )
 
 
 @pytest.mark.parametrize("wrong", [0, -1, -P, LONG_MAX + 1])
 def test_given_a_pointer_that_is_none_when_used_then_it_is_a_bad_request(kit: Kit, wrong: int) -> None:
-    uses: list[Callable[[], object]] = [
+    each_raises(
+        BadRequest,
         lambda: kit.publish("orders", b"a", pointer=wrong),
         lambda: kit.put("orders", wrong, b"a"),
         lambda: kit.service.rollback(named("orders"), RollbackRange(wrong, 0, 0, 1, 0)),
-    ]
-    for use in uses:
-        with pytest.raises(BadRequest):
-            use()
+    )
 
 
 def test_given_no_topic_when_published_then_the_answer_says_so(kit: Kit) -> None:
@@ -106,15 +102,12 @@ def test_given_no_topic_when_published_then_the_answer_says_so(kit: Kit) -> None
         answer.result(PATIENCE_SECONDS)
 
 
-def test_given_a_closed_service_when_published_then_it_is_unavailable_and_what_was_accepted_is_there(kit: Kit) -> None:
+def test_publish_to_a_closed_service_is_unavailable(kit: Kit) -> None:
     answers = [kit.service.submit_publish(named("orders"), [b"%d" % n], pointer=None) for n in range(50)]
     kit.service.close()
     assert all(answer.done() for answer in answers)
     assert kit.service.workers.requests == 0
-    uses: list[Callable[[], object]] = [lambda: kit.publish("orders", b"late"), lambda: kit.put("orders", P, b"late")]
-    for use in uses:
-        with pytest.raises(Unavailable):
-            use()
+    each_raises(Unavailable, lambda: kit.publish("orders", b"late"), lambda: kit.put("orders", P, b"late"))
     assert kit.payloads() == [b"%d" % n for n in range(50)]
 
 
@@ -141,7 +134,7 @@ def test_given_a_transaction_of_some_age_when_it_writes_then_its_lifetime_decide
     assert len(kit.store.payload.read(KEYS, b"", None, 10).items) == (0 if late else 1)
 
 
-def test_given_ids_ahead_of_the_clock_when_a_transaction_writes_then_the_time_of_its_rows_decides(kit: Kit) -> None:
+def test_publish_with_ids_ahead_of_the_clock_checks_the_lifetime_by_rows(kit: Kit) -> None:
     kit.publish("orders", b"a")
     kit.clock.step(-2 * HOUR)
     with pytest.raises(TransactionExpired):
@@ -219,7 +212,7 @@ def test_given_a_restart_when_published_then_ids_go_on_after_the_last_row(kit: K
     assert kit.ids() == [MessageId(NOW_MS, 0), MessageId(NOW_MS, 1), after]
 
 
-def test_given_stored_payloads_and_a_restart_when_more_are_stored_then_none_is_overwritten(kit: Kit) -> None:
+def test_store_after_a_restart_overwrites_nothing(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"b")
     kit.put("orders", P + 1, b"other")
     kit.clock.step(-MINUTE)
@@ -240,9 +233,7 @@ def test_given_a_topic_made_again_when_published_then_its_ids_begin_with_the_clo
 
 
 @pytest.mark.parametrize("step_ms", [5, MINUTE, 10 * HOUR])
-def test_given_readers_when_the_clock_steps_back_then_what_is_published_is_seen_at_once_and_for_its_whole_ttl(
-    kit: Kit, step_ms: int
-) -> None:
+def test_publish_after_the_clock_stepped_back_is_seen_for_its_whole_ttl(kit: Kit, step_ms: int) -> None:
     kit.create("short", ttl="60")
     assert kit.payloads("short") == []
     kit.clock.step(-step_ms)
@@ -266,20 +257,17 @@ def test_given_a_row_at_the_end_of_time_when_published_then_it_is_unavailable(ki
 # --- a clock that jumps ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_clock_that_jumped_when_published_or_stored_then_it_is_refused_until_the_clock_is_right(
-    kit: Kit,
-) -> None:
+def test_publish_after_a_clock_jump_is_refused_until_it_is_right(kit: Kit) -> None:
     kit.clock.step(5 * MINUTE)
     kit.publish("orders", b"within the allowance")
     kit.clock.step(1)
-    uses: list[Callable[[], object]] = [
+    each_raises(
+        ClockJumped,
         lambda: kit.publish("orders", b"a"),
         lambda: kit.publish("orders", b"a", pointer=P),
         lambda: kit.put("orders", P, b"a"),
-    ]
-    for use in uses:
-        with pytest.raises(ClockJumped, match="restart"):
-            use()
+        match="restart",
+    )
     kit.clock.step(-5 * MINUTE)
     kit.publish("orders", b"b")
     assert kit.payloads() == [b"within the allowance", b"b"]
@@ -311,20 +299,20 @@ class Outage:
 
     def __init__(self, kit: Kit, *names: str, done: int = 0) -> None:
         self.names = set(names)
-        self._desk = kit
+        self._kit = kit
         self._done = done
         watch(kit.store, before=self)
 
     def __call__(self, call: Call) -> None:
         if call.name not in self.names:
             return
-        table = getattr(self._desk.store, call.name.partition(".")[0])
+        table = getattr(self._kit.store, call.name.partition(".")[0])
         if call.name.endswith(".put") and self._done:
             table.put(call.arguments[0][: self._done])
         raise StoreError("The disk is gone.")
 
 
-def test_given_a_batch_that_fails_half_way_when_answered_then_its_transactional_rows_are_rolled_back(kit: Kit) -> None:
+def test_publish_that_fails_half_way_rolls_back_its_transaction(kit: Kit) -> None:
     outage = Outage(kit, "message.put", done=2)
     with pytest.raises(StoreError):
         kit.publish("orders", b"a", b"b", b"c", pointer=P)
@@ -337,7 +325,7 @@ def test_given_a_batch_that_fails_half_way_when_answered_then_its_transactional_
     assert ids[-1] == MessageId(NOW_MS, 3)
 
 
-def test_given_a_store_of_payloads_that_fails_half_way_when_answered_then_its_rows_are_gone(kit: Kit) -> None:
+def test_store_that_fails_half_way_leaves_no_rows(kit: Kit) -> None:
     outage = Outage(kit, "payload.put", done=2)
     with pytest.raises(StoreError):
         kit.put("orders", P, b"a", b"b", b"c")
@@ -347,7 +335,7 @@ def test_given_a_store_of_payloads_that_fails_half_way_when_answered_then_its_ro
     assert kit.payloads() == [b"d"]
 
 
-def test_given_a_batch_that_fails_and_cannot_be_taken_back_when_answered_then_the_first_error_is(kit: Kit) -> None:
+def test_publish_that_cannot_be_taken_back_gives_the_first_error(kit: Kit) -> None:
     outage = Outage(kit, "message.put", "message.invert", "payload.put", "payload.delete")
     with pytest.raises(StoreError):
         kit.publish("orders", b"a", b"b", pointer=P)
@@ -358,14 +346,11 @@ def test_given_a_batch_that_fails_and_cannot_be_taken_back_when_answered_then_th
     assert kit.payloads() == [b"c"]
 
 
-def test_given_last_rows_that_cannot_be_read_when_published_then_it_fails_until_they_can(kit: Kit) -> None:
+def test_publish_fails_while_the_last_rows_cannot_be_read(kit: Kit) -> None:
     kit.publish("orders", b"a")
     kit.restart()
     outage = Outage(kit, "message.keys")
-    uses: list[Callable[[], object]] = [lambda: kit.publish("orders", b"b"), lambda: kit.fetch("orders")]
-    for use in uses:
-        with pytest.raises(StoreError):
-            use()
+    each_raises(StoreError, lambda: kit.publish("orders", b"b"), lambda: kit.fetch("orders"))
     outage.names.clear()
     kit.publish("orders", b"b")
     assert kit.ids() == [MessageId(NOW_MS, 0), MessageId(NOW_MS, 1)]
@@ -396,7 +381,7 @@ def held_back(kit: Kit, submit: Callable[[], Answers]) -> Answers:
     return submitted
 
 
-def test_given_a_topic_deleted_and_made_again_while_messages_are_queued_then_they_go_to_the_new_one(kit: Kit) -> None:
+def test_publish_queued_for_a_topic_made_again_goes_to_the_new_one(kit: Kit) -> None:
     def submit() -> Answers:
         queued = kit.service.submit_publish(named("orders"), [b"new"], pointer=None)
         kit.service.delete_topic(named("orders"))
@@ -408,7 +393,7 @@ def test_given_a_topic_deleted_and_made_again_while_messages_are_queued_then_the
     assert kit.payloads() == [b"new"]
 
 
-def test_given_a_pointer_above_all_that_were_issued_when_published_or_stored_then_it_is_refused(kit: Kit) -> None:
+def test_publish_with_a_pointer_never_issued_is_refused(kit: Kit) -> None:
     manager = TransactionManager(MemoryStorage(), kit.clock)
     kit.restart(transactions=manager)
     issued = manager.start_long().write_pointer
@@ -426,9 +411,7 @@ def test_given_a_pointer_above_all_that_were_issued_when_published_or_stored_the
 # --- transactions, as the topic wants them ---------------------------------------------------------------------------
 
 
-def test_given_a_topic_that_requires_or_forbids_transactions_when_published_then_what_does_not_fit_is_refused(
-    kit: Kit,
-) -> None:
+def test_publish_against_the_transaction_rule_of_a_topic_is_refused(kit: Kit) -> None:
     kit.create("inside", transactions="required")
     kit.create("outside", transactions="forbidden")
     kit.create("either", transactions="optional")
@@ -460,7 +443,7 @@ def test_given_a_batch_in_which_one_does_not_fit_when_written_then_the_others_ar
     assert kit.payloads("outside") == [b"0", b"2"]
 
 
-def test_given_a_word_that_is_none_for_transactions_when_created_then_it_is_a_bad_request(kit: Kit) -> None:
+def test_create_with_a_bad_transaction_rule_is_refused(kit: Kit) -> None:
     for word in ("", "Required", "yes"):
         with pytest.raises(BadRequest, match=r"required.*forbidden.*optional"):
             kit.create("other", transactions=word)
@@ -469,7 +452,7 @@ def test_given_a_word_that_is_none_for_transactions_when_created_then_it_is_a_ba
 # --- what is stored, and then published with messages ----------------------------------------------------------------
 
 
-def test_given_stored_payloads_when_messages_are_published_instead_then_it_is_refused_with_what_to_do(kit: Kit) -> None:
+def test_publish_beside_stored_payloads_is_refused(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"b")
     with pytest.raises(BadRequest, match="Publish them first"):
         kit.publish("orders", b"c", pointer=P)
@@ -483,9 +466,7 @@ def test_given_stored_payloads_when_messages_are_published_instead_then_it_is_re
         kit.publish("orders", b"e", pointer=P)
 
 
-def test_given_stored_payloads_and_a_restart_when_messages_are_published_instead_then_it_is_refused_all_the_same(
-    kit: Kit,
-) -> None:
+def test_publish_beside_stored_payloads_after_a_restart_is_refused(kit: Kit) -> None:
     kit.put("orders", P, b"a")
     kit.put("orders", P + 1, b"b")
     kit.publish("orders", pointer=P + 1)
@@ -505,7 +486,7 @@ def test_given_stored_payloads_and_a_restart_when_messages_are_published_instead
     assert kit.payloads("orders") == [b"b", b"c", b"f", b"g", b"a", b"h"]
 
 
-def test_given_stored_payloads_of_another_server_when_it_leads_no_more_then_they_are_known(kit: Kit) -> None:
+def test_publish_beside_stored_payloads_of_another_server_is_refused(kit: Kit) -> None:
     kit.publish("orders", b"a", pointer=P)
     other = kit.serve()
     other.store(named("orders"), [b"b"], pointer=P)
@@ -515,9 +496,7 @@ def test_given_stored_payloads_of_another_server_when_it_leads_no_more_then_they
         kit.publish("orders", b"c", pointer=P)
 
 
-def test_given_transactions_that_begin_after_the_server_when_published_then_the_store_is_not_asked_for_what_they_stored(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_in_a_transaction_after_the_start_asks_no_payloads(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.publish("orders", b"a", pointer=P)
     kit.clock.advance(HOUR)
     new = pointer(kit.clock.now_ms())
@@ -532,7 +511,7 @@ def test_given_transactions_that_begin_after_the_server_when_published_then_the_
         kit.publish("orders", b"d", pointer=new + 2)
 
 
-def test_given_a_ttl_with_the_publish_that_shows_stored_payloads_when_it_is_over_then_they_are_gone(kit: Kit) -> None:
+def test_publish_of_stored_payloads_with_a_ttl_hides_them_after_it(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"b")
     kit.publish("orders", pointer=P, ttl=60)
     kit.clock.advance(60_000)
@@ -544,7 +523,7 @@ def test_given_a_ttl_with_the_publish_that_shows_stored_payloads_when_it_is_over
 # --- all of a transaction taken back ---------------------------------------------------------------------------------
 
 
-def test_given_a_write_pointer_when_rolled_back_then_all_of_it_in_the_topic_is_gone_and_nothing_else(kit: Kit) -> None:
+def test_rollback_of_a_pointer_takes_back_all_of_it_in_the_topic(kit: Kit) -> None:
     kit.publish("orders", b"1", pointer=P)
     kit.publish("orders", b"2", pointer=P + 1)
     kit.publish("orders", b"3")

@@ -50,9 +50,7 @@ def all_at_once(works: list[Callable[[], object]]) -> None:
             future.result(PATIENCE_SECONDS)
 
 
-def test_given_many_producers_and_consumers_then_all_see_every_message_once_and_in_the_same_order(
-    service: MessagingService, kit: Kit
-) -> None:
+def test_many_producers_and_consumers_see_each_message_once_in_order(service: MessagingService, kit: Kit) -> None:
     kit.create("other")
     produced = Event()
 
@@ -99,9 +97,7 @@ def request_of(message: FetchedMessage) -> bytes:
     return producer + b" " + request
 
 
-def test_given_many_transactions_when_each_stores_and_publishes_then_each_finds_its_own_payloads(
-    service: MessagingService,
-) -> None:
+def test_many_transactions_that_store_find_their_own_payloads(service: MessagingService) -> None:
     base = SystemClock().now_ms() * 1_000_000
 
     def produce(number: int) -> None:
@@ -162,7 +158,7 @@ def test_given_a_topic_that_hangs_when_others_are_written_then_they_do_not_wait(
     hanging.result(PATIENCE_SECONDS)
 
 
-def test_given_a_line_that_is_being_opened_again_when_published_then_that_waits_until_it_is(kit: Kit) -> None:
+def test_publish_while_a_topic_is_opened_waits(kit: Kit) -> None:
     kit.publish("orders", b"a")
     theirs = MessageKey(named("orders"), 1, NOW_MS, 1).pack()
     kit.store.message.put([(theirs, MessageValue(None, b"theirs"))])
@@ -188,7 +184,7 @@ def test_given_a_line_that_is_being_opened_again_when_published_then_that_waits_
     assert kit.payloads() == [b"a", b"theirs", b"b"]
 
 
-def test_given_more_transactions_than_are_remembered_when_they_store_then_nothing_is_overwritten(
+def test_store_of_more_transactions_than_remembered_overwrites_nothing(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_topics, "_KNOWN_POINTERS", 2)
@@ -223,57 +219,51 @@ def test_given_names_of_no_topic_when_published_to_then_nothing_is_left_of_them(
 # --- the janitor -----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_transaction_longer_than_the_ttl_when_swept_then_its_payloads_live_as_long_as_their_message(
-    kit: Kit,
-) -> None:
+def test_sweep_keeps_payloads_of_a_transaction_longer_than_the_ttl(kit: Kit) -> None:
     kit.restart(max_lifetime_seconds=HOUR_SECONDS)
     kit.create("short", ttl="60")
     snapshots = Snapshots(kit.clock, in_progress=[P])
-    rig = janitor(kit.store, clock=kit.clock, snapshots=snapshots, hold_seconds=0)
-    rig.engine.run_once(adopt=True)
+    janitor_kit = janitor(kit.store, clock=kit.clock, snapshots=snapshots, hold_seconds=0)
+    janitor_kit.engine.run_once(adopt=True)
     kit.put("short", P, b"a", b"b")
     for _ in range(10):
         kit.clock.advance(MINUTE)
-        rig.engine.run_once()
+        janitor_kit.engine.run_once()
     kit.put("short", P, b"c")
     reference = kit.publish("short", pointer=P)
     snapshots.in_progress = []
     for moment_ms in (0, MINUTE):
         kit.clock.advance(moment_ms)
-        rig.engine.run_once()
+        janitor_kit.engine.run_once()
         assert kit.payloads("short", transaction=reader()) == [b"a", b"b", b"c"]
     assert reference.start_ms == kit.clock.now_ms() - MINUTE
     kit.clock.advance(1)
-    rig.engine.run_once()
+    janitor_kit.engine.run_once()
     assert kit.payloads("short") == []
     assert kit.store.message.read(KEYS, b"", None, 10).items == []
     assert kit.store.payload.read(KEYS, b"", None, 10).items == []
 
 
-def test_given_a_message_rolled_back_when_swept_then_plain_readers_keep_its_payloads_as_long_as_it_is_there(
-    kit: Kit,
-) -> None:
+def test_sweep_keeps_payloads_of_a_rolled_back_message_for_plain_readers(kit: Kit) -> None:
     kit.create("short", ttl="60")
-    rig = janitor(kit.store, clock=kit.clock, hold_seconds=0)
-    rig.engine.run_once(adopt=True)
+    janitor_kit = janitor(kit.store, clock=kit.clock, hold_seconds=0)
+    janitor_kit.engine.run_once(adopt=True)
     kit.put("short", P, b"a")
     kit.clock.advance(50 * SECOND)
     kit.service.rollback(named("short"), kit.publish("short", pointer=P))
     kit.clock.advance(50 * SECOND)
-    rig.engine.run_once()
+    janitor_kit.engine.run_once()
     assert kit.payloads("short") == [b"a"]
     assert kit.payloads("short", transaction=reader()) == []
 
 
-def test_given_the_last_moment_at_which_a_transaction_may_write_when_swept_then_its_payloads_are_found(
-    kit: Kit,
-) -> None:
+def test_sweep_finds_payloads_of_the_oldest_transaction_that_may_write(kit: Kit) -> None:
     kit.create("short", ttl="1")
     old = (NOW_MS - HOUR + 1) * 1_000_000
     kit.put("short", old, b"a")
     assert kit.publish("short", pointer=old) == RollbackRange(old, NOW_MS, 0, NOW_MS, 0)
-    rig = janitor(kit.store, clock=kit.clock, hold_seconds=0)
-    rig.engine.run_once(adopt=True)
+    janitor_kit = janitor(kit.store, clock=kit.clock, hold_seconds=0)
+    janitor_kit.engine.run_once(adopt=True)
     kit.clock.advance(SECOND)
-    rig.engine.run_once()
+    janitor_kit.engine.run_once()
     assert kit.payloads("short") == [b"a"]

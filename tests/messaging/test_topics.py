@@ -12,6 +12,7 @@ import pytest
 from tests.builders import NOW_MS, Call, watch
 from tests.builders import topic as topic_of
 from tests.kit.messaging import Kit, P, named
+from tests.support import each_raises
 from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import MessageKey, PayloadKey
@@ -36,7 +37,7 @@ def test_given_no_properties_when_created_then_the_bytes_are_those_of_cdap(kit: 
     assert kit.service.topic(named("orders")) == {"generation": "1", "ttl": WEEK}
 
 
-def test_given_properties_when_created_then_they_lie_over_the_defaults_and_are_escaped(kit: Kit) -> None:
+def test_create_puts_properties_over_defaults_and_escapes_them(kit: Kit) -> None:
     kit.create("other", ttl="60", generation="17", zeta="a<b", alpha="x=y")
     assert raw(kit, "other") == b'{"alpha":"x\\u003dy","generation":"1","ttl":"60","zeta":"a\\u003cb"}'
 
@@ -49,9 +50,7 @@ def test_given_properties_when_created_then_they_lie_over_the_defaults_and_are_e
         *({"hold": hold} for hold in ("", "none")),
     ],
 )
-def test_given_a_ttl_a_retention_or_a_hold_that_is_none_when_created_or_updated_then_it_is_a_bad_request(
-    kit: Kit, properties: dict[str, str]
-) -> None:
+def test_topic_with_a_bad_ttl_retention_or_hold_is_refused(kit: Kit, properties: dict[str, str]) -> None:
     with pytest.raises(BadRequest):
         kit.create("other", **properties)
     with pytest.raises(BadRequest):
@@ -70,12 +69,12 @@ def test_given_a_generation_that_is_none_when_created_then_it_is_a_bad_request(k
     [TopicId("default", "a.b"), TopicId("de-fault", "a"), TopicId("", "a"), TopicId("a", ""), TopicId("ä", "b")],
 )
 def test_given_a_name_no_topic_has_when_used_then_it_is_a_bad_request(kit: Kit, topic: TopicId) -> None:
-    with pytest.raises(BadRequest):
-        kit.service.create_topic(topic)
-    with pytest.raises(BadRequest):
-        kit.service.topic(topic)
-    with pytest.raises(BadRequest):
-        kit.service.publish(topic, [b"a"])
+    each_raises(
+        BadRequest,
+        lambda: kit.service.create_topic(topic),
+        lambda: kit.service.topic(topic),
+        lambda: kit.service.publish(topic, [b"a"]),
+    )
 
 
 def test_given_a_topic_when_created_again_then_it_is_refused_and_stays_as_it_is(kit: Kit) -> None:
@@ -94,22 +93,18 @@ def test_given_a_deleted_topic_when_asked_for_then_there_is_none_and_its_row_sta
     kit.create("other", ttl="60", colour="red")
     kit.service.delete_topic(named("other"))
     assert raw(kit, "other") == b'{"colour":"red","generation":"-1","ttl":"60"}'
-    uses: list[Callable[[], object]] = [
+    each_raises(
+        TopicNotFound,
         lambda: kit.service.topic(named("other")),
         lambda: kit.service.update_topic(named("other"), {}),
         lambda: kit.service.delete_topic(named("other")),
         lambda: kit.publish("other", b"a"),
         lambda: kit.put("other", 10**18 * 2, b"a"),
         lambda: kit.fetch("other"),
-    ]
-    for use in uses:
-        with pytest.raises(TopicNotFound):
-            use()
+    )
 
 
-def test_given_a_deleted_topic_when_created_again_then_the_new_properties_count_and_the_generation_is_one_above(
-    kit: Kit,
-) -> None:
+def test_create_of_a_deleted_topic_has_new_properties_and_generation(kit: Kit) -> None:
     kit.create("other", ttl="60", colour="red")
     for generation in range(2, 12):
         kit.publish("other", b"old")
@@ -148,16 +143,14 @@ def test_given_a_row_gson_would_write_otherwise_when_changed_then_that_is_possib
 
 def test_given_a_damaged_row_when_used_then_that_is_said_and_nothing_is_written(kit: Kit) -> None:
     write(kit, b"damaged")
-    uses: list[Callable[[], object]] = [
+    each_raises(
+        MetadataError,
         lambda: kit.create("orders"),
         lambda: kit.service.topic(named("orders")),
         lambda: kit.service.update_topic(named("orders"), {}),
         lambda: kit.service.delete_topic(named("orders")),
         lambda: kit.publish("orders", b"a"),
-    ]
-    for use in uses:
-        with pytest.raises(MetadataError):
-            use()
+    )
     assert raw(kit) == b"damaged"
 
 
@@ -197,7 +190,7 @@ def test_given_changes_without_end_in_between_when_changed_then_it_is_given_up(k
 # --- new topics ------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_made_with_nothing_in_it_then_it_is_new_until_it_is_changed_or_deleted(kit: Kit) -> None:
+def test_topic_without_rows_is_newborn_until_it_changes(kit: Kit) -> None:
     def is_newborn() -> bool:
         value = kit.store.metadata.get(name.prefix)
         assert value is not None
@@ -216,9 +209,7 @@ def test_given_a_topic_made_with_nothing_in_it_then_it_is_new_until_it_is_change
     assert not is_newborn()
 
 
-def test_given_a_topic_that_is_there_but_is_still_being_made_when_asked_whether_it_is_new_then_the_answer_waits(
-    kit: Kit,
-) -> None:
+def test_newborn_waits_for_a_topic_that_is_being_made(kit: Kit) -> None:
     name, asked = named("new"), list[Future[bool]]()
 
     def ask(call: Call) -> None:
@@ -263,7 +254,7 @@ def test_given_a_name_longer_than_255_bytes_when_created_then_it_is_a_bad_reques
             kit.service.topic(topic)
 
 
-def test_given_more_than_64_kb_of_properties_when_created_or_updated_then_it_is_a_bad_request(kit: Kit) -> None:
+def test_topic_with_more_than_64_kb_of_properties_is_refused(kit: Kit) -> None:
     rest = len(b'{"a":"","generation":"1","ttl":"604800"}') - len(b',"generation":"1"')
     kit.create("other", a="x" * (65536 - rest))
     with pytest.raises(BadRequest, match="65536"):
@@ -273,9 +264,7 @@ def test_given_more_than_64_kb_of_properties_when_created_or_updated_then_it_is_
     assert set(kit.service.topics("default")) == {"orders", "other"}
 
 
-def test_given_names_that_would_be_the_same_once_written_when_created_or_updated_then_it_is_a_bad_request(
-    kit: Kit,
-) -> None:
+def test_topic_with_names_that_are_written_alike_is_refused(kit: Kit) -> None:
     # Half a surrogate pair is written as a question mark, as Java does it.
     kit.service.update_topic(named("orders"), {"\ud800": "1"})
     for names in (("\ud800", "\udfff"), ("?", "\udfff")):

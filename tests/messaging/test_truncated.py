@@ -107,9 +107,9 @@ def test_truncation_that_cannot_give_up_claims_takes_no_id_off(kit: GroupKit) ->
         raise StoreError("the disk is full")
 
     kit.manager._release = fails
-    for change in (*(partial(way, kit.manager, tx) for way in WAYS),):
+    for way in WAYS:
         with pytest.raises(StoreError):
-            change()
+            way(kit.manager, tx)
         assert kit.manager.status(tx.transaction_id) == "invalid"
 
 

@@ -31,7 +31,7 @@ def test_given_a_message_when_first_read_then_its_age_counts_and_never_again(kit
     assert kit.service.first_reads.delays.sum_ms == 50
 
 
-def test_given_some_that_were_read_when_more_come_then_the_oldest_unread_of_the_page_counts(kit: Kit) -> None:
+def test_first_read_of_a_page_counts_its_oldest_unread_message(kit: Kit) -> None:
     kit.publish("orders", b"a")
     assert kit.payloads() == [b"a"]
     kit.clock.advance(MINUTE)
@@ -43,9 +43,7 @@ def test_given_some_that_were_read_when_more_come_then_the_oldest_unread_of_the_
     assert kit.service.first_reads.delays.sum_ms == 51
 
 
-def test_given_a_reader_who_begins_behind_when_read_then_what_nobody_will_read_any_more_does_not_count(
-    kit: Kit,
-) -> None:
+def test_first_read_skips_messages_before_the_start_of_a_reader(kit: Kit) -> None:
     kit.publish("orders", b"a")
     kit.clock.advance(MINUTE)
     kit.publish("orders", b"b")
@@ -82,7 +80,7 @@ def test_given_stored_payloads_when_first_read_then_the_time_of_their_publish_co
     assert noted(kit) == {2: 1}
 
 
-def test_given_a_clock_that_steps_back_when_read_then_the_delay_is_none_and_not_negative(kit: Kit) -> None:
+def test_first_read_after_a_clock_step_back_has_no_delay(kit: Kit) -> None:
     kit.publish("orders", b"a")
     kit.clock.step(-MINUTE)
     assert kit.payloads() == [b"a"]

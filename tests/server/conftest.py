@@ -39,7 +39,7 @@ class Serving:
     service: MessagingService
     store: Store
     metrics: ServerMetrics
-    site: ServerContext
+    context: ServerContext
 
     @property
     def port(self) -> int:
@@ -76,14 +76,14 @@ def serving(
     )
     metrics = ServerMetrics(CollectorRegistry(), service)
     with ThreadPoolExecutor(4) as threads, service:
-        site = ServerContext(service, threads, metrics, MAX_REQUEST_BYTES, gate, **options)
-        app = make_app(site, loopback=loopback, access_log=access_log)
+        context = ServerContext(service, threads, metrics, MAX_REQUEST_BYTES, gate, **options)
+        app = make_app(context, loopback=loopback, access_log=access_log)
         heads: Heads | None = RecentlySet(KNOWN_HEADS) if knows_heads and not access_log else None
-        listener = Listener(app, "127.0.0.1", 0, ending=site.waiting.close, heads=heads)
+        listener = Listener(app, "127.0.0.1", 0, ending=context.waiting.close, heads=heads)
         listener.start()
         workers.alone = listener.alone if loop_writes else None
         try:
-            yield Serving(listener, service, store, metrics, site)
+            yield Serving(listener, service, store, metrics, context)
         finally:
             listener.stop()
 

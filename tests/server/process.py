@@ -15,6 +15,8 @@ import yaml
 from tests.support import PATIENCE_SECONDS
 
 TMS = Path(sys.executable).with_name("tms")
+#: The environment of a server in this process: its store is in memory, and its ports are free ones.
+IN_MEMORY = {"TMS_STORAGE__KIND": "memory", "TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
 
 
 def configure(folder: Path, *, thrift_port: object = 0, **server: Any) -> Path:

@@ -126,7 +126,7 @@ def test_given_a_role_when_anything_is_asked_then_it_is_let_in_where_the_table_s
 
 @pytest.mark.parametrize("kind", ["none", "wrong", "expired"])
 @pytest.mark.parametrize("role", ROLES)
-def test_given_a_token_that_is_not_good_when_anything_is_asked_then_nobody_is_let_in_but_to_ping(
+def test_request_without_a_good_token_gets_in_nowhere_but_ping(
     server: Serving, client: Client, identities: Identities, routes: list[GuardedRoute], role: str, kind: str
 ) -> None:
     tokens = {"none": None, "wrong": identities.wrong(role), "expired": identities.expired(role)}
@@ -166,7 +166,7 @@ def test_the_page_says_who_may_ask_for_what() -> None:
     assert said == WHO
 
 
-def test_given_a_route_that_does_not_say_what_it_needs_when_the_application_is_made_then_it_is_not(
+def test_route_without_a_needed_permission_is_refused_at_the_start(
     monkeypatch: pytest.MonkeyPatch, server: Serving
 ) -> None:
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
@@ -182,7 +182,7 @@ def test_given_a_route_that_does_not_say_what_it_needs_when_the_application_is_m
 # --- what one may not see --------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_one_may_not_see_when_asked_then_the_answer_is_the_same_whether_it_is_there_or_not(
+def test_topic_without_permission_is_answered_whether_or_not_it_exists(
     server: Serving, client: Client, identities: Identities, routes: list[GuardedRoute]
 ) -> None:
     server.service.create_topic(TopicId("default", "there-1"), {})
@@ -217,9 +217,7 @@ def test_given_rules_when_topics_are_listed_then_only_those_one_may_see_are_ther
 
 
 @pytest.mark.usefixtures("server")
-def test_given_a_producer_of_a_topic_where_one_may_not_publish_then_its_name_cannot_be_used(
-    client: Client, identities: Identities
-) -> None:
+def test_producer_of_a_topic_without_permission_cannot_be_used(client: Client, identities: Identities) -> None:
     named = {"x_tms_producer": "elsewhere:t/x", "x_tms_generation": "1", "x_tms_sequence": "1"}
     token = identities.good("publisher")
     url = TOPIC.format(namespace="default", topic="t")

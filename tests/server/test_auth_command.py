@@ -13,7 +13,7 @@ from tms_core.clock import ManualClock
 from tms_core.server.auth.tokens import Tokens
 
 
-def test_given_a_principal_when_a_token_is_made_then_it_is_shown_with_a_line_that_the_server_takes(
+def test_admin_token_shows_the_token_and_a_line_for_the_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert execute(["admin", "token", "ada"]) == 0
@@ -26,9 +26,7 @@ def test_given_a_principal_when_a_token_is_made_then_it_is_shown_with_a_line_tha
     assert Tokens(tmp_path / "tokens", ManualClock(NOW_MS)).identify(token.encode()).principal == "ada"
 
 
-def test_given_a_file_for_the_token_when_it_is_made_then_it_is_its_owners_and_only_the_line_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_admin_token_into_a_file_prints_only_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "ada.token"
     assert execute(["admin", "token", "ada", "--token-file", str(file)]) == 0
     out, err = capsys.readouterr()
@@ -39,9 +37,7 @@ def test_given_a_file_for_the_token_when_it_is_made_then_it_is_its_owners_and_on
     assert Tokens(tmp_path / "tokens", ManualClock(NOW_MS)).identify(token.encode()).principal == "ada"
 
 
-def test_given_a_file_that_is_there_when_a_token_would_go_into_it_then_it_stays_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_admin_token_leaves_an_existing_file_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "ada.token"
     file.write_text("mine")
     assert execute(["admin", "token", "ada", "--token-file", str(file)]) == 2

@@ -120,9 +120,7 @@ def test_given_another_claim_when_it_names_the_principal_then_that_counts(tmp_pa
 
 
 @pytest.mark.parametrize("algorithm", ["none", "None", "HS256", "HS512", "ES256K", "RS256", "", "ES384", ["ES256"], 5])
-def test_given_another_algorithm_than_the_keys_when_a_token_names_it_then_it_is_refused(
-    tmp_path: Path, algorithm: object
-) -> None:
+def test_jwt_with_another_algorithm_than_its_key_is_refused(tmp_path: Path, algorithm: object) -> None:
     known = issuer(tmp_path)
     _, payload, signature = sign().split(".")
     for end in (signature, ""):
@@ -131,9 +129,7 @@ def test_given_another_algorithm_than_the_keys_when_a_token_names_it_then_it_is_
 
 
 @pytest.mark.parametrize("contents", [pem(RSA), jwks(jwk(RSA))], ids=["pem", "jwks"])
-def test_given_a_public_key_when_a_token_is_signed_with_it_as_if_it_were_a_secret_then_it_is_refused(
-    tmp_path: Path, contents: bytes
-) -> None:
+def test_jwt_signed_with_the_public_key_as_a_secret_is_refused(tmp_path: Path, contents: bytes) -> None:
     known = issuer(tmp_path, contents)
     header, payload = segment({"alg": "HS256", "typ": "JWT"}), segment(CLAIMS)
     for secret in (pem(RSA), pem(RSA).strip(), contents):
@@ -142,9 +138,7 @@ def test_given_a_public_key_when_a_token_is_signed_with_it_as_if_it_were_a_secre
         refused(known, f"{header}.{payload}.{urlsafe_b64encode(signature).decode().rstrip('=')}")
 
 
-def test_given_algorithms_that_are_allowed_when_a_token_has_another_of_the_key_then_it_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_jwt_with_an_algorithm_that_is_not_allowed_is_refused(tmp_path: Path) -> None:
     known = issuer(tmp_path, pem(RSA), algorithms=["RS256"])
     assert known.identify(sign(RSA, "RS256").encode()).principal == "ada"
     assert "no key here" in refused(known, sign(RSA, "PS256"))
@@ -154,7 +148,7 @@ def test_given_algorithms_that_are_allowed_when_a_token_has_another_of_the_key_t
 
 
 @pytest.mark.parametrize("algorithm", ["none", "HS256", "HS384", "HS512", "ES256K"])
-def test_given_an_algorithm_that_is_not_safe_when_it_is_set_then_the_settings_refuse_it(algorithm: str) -> None:
+def test_settings_with_an_unsafe_algorithm_are_refused(algorithm: str) -> None:
     with pytest.raises(ValueError, match="algorithms"):
         AuthSettings.model_validate({"kind": "jwt", "key_file": "k", "algorithms": [algorithm]})
 
@@ -193,13 +187,11 @@ def test_given_claims_that_are_not_right_when_read_then_the_token_is_refused(
 
 
 @pytest.mark.parametrize("claims", [{"exp": NOW - 29}, {"exp": NOW + 0.5}, {"nbf": NOW + 30}, {"nbf": NOW - 1}])
-def test_given_a_clock_that_is_off_when_a_token_is_read_then_some_seconds_do_not_matter(
-    tmp_path: Path, claims: dict[str, Any]
-) -> None:
+def test_jwt_within_the_clock_leeway_is_good(tmp_path: Path, claims: dict[str, Any]) -> None:
     assert issuer(tmp_path).identify(sign(**claims).encode()).principal == "ada"
 
 
-def test_given_issuer_and_audience_when_a_token_names_others_or_none_then_it_is_refused(tmp_path: Path) -> None:
+def test_jwt_of_another_issuer_or_audience_is_refused(tmp_path: Path) -> None:
     known = issuer(tmp_path, issuer="https://id.example.com", audience="tms")
     right: dict[str, Any] = {"iss": "https://id.example.com", "aud": "tms"}
     assert known.identify(sign(**right).encode()).principal == "ada"
@@ -243,9 +235,7 @@ def test_given_any_change_to_a_good_token_when_read_then_it_is_refused(
 
 
 @given(st.binary(max_size=200))
-def test_given_any_bytes_when_read_as_a_header_or_claims_then_nothing_but_a_refusal_comes_of_it(
-    tmp_path_factory: pytest.TempPathFactory, noise: bytes
-) -> None:
+def test_jwt_of_any_bytes_is_refused(tmp_path_factory: pytest.TempPathFactory, noise: bytes) -> None:
     known = issuer(tmp_path_factory.mktemp("keys"))
     text = urlsafe_b64encode(noise).decode().rstrip("=")
     header, payload, signature = TOKEN.decode().split(".")
@@ -293,9 +283,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize("name", BAD_FILES)
-def test_given_a_key_file_that_is_not_right_when_read_then_it_says_how_and_quotes_nothing(
-    tmp_path: Path, name: str
-) -> None:
+def test_key_file_that_is_bad_is_refused_and_not_quoted(tmp_path: Path, name: str) -> None:
     contents, said = BAD_FILES[name]
     with pytest.raises(ConfigurationError) as caught:
         issuer(tmp_path, contents)
@@ -339,7 +327,7 @@ def test_given_a_key_file_that_others_may_write_when_read_then_it_is_refused(tmp
         issuer(tmp_path)
 
 
-def test_given_new_keys_when_the_file_is_replaced_then_old_tokens_are_refused_and_new_ones_good(tmp_path: Path) -> None:
+def test_key_file_that_is_replaced_changes_which_tokens_are_good(tmp_path: Path) -> None:
     path, clock = tmp_path / "keys", ManualClock(NOW_MS)
     path.write_bytes(pem(P256))
     gate = gate_of(clock, kind="jwt", key_file=path)
@@ -378,6 +366,6 @@ def test_given_no_pyjwt_when_jwt_is_wanted_then_the_extra_is_named(
 
 
 @pytest.mark.parametrize("kind", ["tokens", "jwt"])
-def test_given_settings_that_nobody_checked_when_they_name_no_file_then_nobody_is_let_in(kind: Any) -> None:
+def test_gate_without_a_file_lets_nobody_in(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match="names no file"):
         make_gate(AuthSettings.model_construct(kind=kind), ManualClock(NOW_MS))

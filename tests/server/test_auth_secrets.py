@@ -28,7 +28,7 @@ def identities(request: pytest.FixtureRequest, tmp_path: Path) -> Identities:
     return made
 
 
-def test_given_debug_logs_of_everything_when_requests_come_and_fail_then_no_token_is_in_log_or_answer(
+def test_debug_log_and_answers_contain_no_token(
     identities: Identities, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)

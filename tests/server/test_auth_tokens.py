@@ -51,7 +51,7 @@ def refused(path: Path) -> str:
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_randomness_when_a_token_is_made_then_it_has_256_bits_of_it_and_only_its_hash_is_in_its_line() -> None:
+def test_new_token_has_256_random_bits_and_its_line_only_the_hash() -> None:
     asked = []
 
     def random(count: int) -> bytes:
@@ -81,9 +81,7 @@ def test_given_any_name_when_its_line_is_read_then_it_is_that_principals(
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_given_tokens_when_one_is_looked_for_then_as_much_is_compared_whichever_it_is(
-    file: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     names = [f"token{number}" for number in range(count)]
     write(file, *(("ada", name) for name in names))
     tokens = Tokens(file, ManualClock(NOW_MS))
@@ -161,9 +159,7 @@ def test_given_a_file_that_everybody_may_read_when_read_then_the_log_warns(
 # --- rotation --------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_changed_file_when_a_second_has_passed_then_new_tokens_are_good_and_old_ones_are_not(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tokens_file_that_changed_counts_after_a_second(file: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     clock = ManualClock(NOW_MS)
     gate = gate_of(clock, kind="tokens", tokens_file=file)
@@ -188,7 +184,7 @@ def open_to_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [spoil, open_to_all, Path.unlink])
-def test_given_a_file_that_went_wrong_when_looked_at_then_the_former_is_in_force_and_the_log_says_so_once(
+def test_tokens_file_that_became_bad_keeps_the_former_and_logs_once(
     file: Path, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], None]
 ) -> None:
     clock = ManualClock(NOW_MS)
@@ -215,9 +211,7 @@ def test_given_a_file_that_went_wrong_when_looked_at_then_the_former_is_in_force
 
 
 @pytest.mark.parametrize("contents", ["", "# nobody\n", "\n\n"])
-def test_given_all_tokens_taken_away_when_looked_at_then_nobody_is_let_in_until_there_is_one_again(
-    file: Path, caplog: pytest.LogCaptureFixture, contents: str
-) -> None:
+def test_tokens_file_without_tokens_lets_nobody_in(file: Path, caplog: pytest.LogCaptureFixture, contents: str) -> None:
     clock = ManualClock(NOW_MS)
     gate = gate_of(clock, kind="tokens", tokens_file=file)
     assert gate.principal(bearer(ADA)) == "ada"
@@ -279,9 +273,7 @@ def test_given_a_token_that_expires_when_its_time_has_come_then_it_is_verified_a
     assert len(known.asked) == 2
 
 
-def test_given_more_tokens_than_are_remembered_when_they_come_then_the_oldest_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gate_remembers_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "_REMEMBERED", 2)
     known, _, gate = counting()
     for token in ("a", "b", "c", "c", "b", "a"):
@@ -392,7 +384,7 @@ def test_given_one_right_when_asked_then_it_is_not_another(can: str, let_in: set
     assert not {need for need in needs if rules.allow("bob", topic, need)}
 
 
-def test_given_a_name_longer_than_any_that_is_made_when_asked_for_then_nothing_of_it_is_kept() -> None:
+def test_rules_keep_nothing_of_a_name_that_is_too_long() -> None:
     rules, topic = Rules([rule("ada", ["*:*"], "publish")]), TopicId("a", "b" * 60_000)
     assert rules.allow("ada", topic, Need.PUBLISH)
     tracemalloc.start()

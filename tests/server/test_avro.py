@@ -92,7 +92,7 @@ def test_given_an_example_of_a_publish_when_read_then_it_says_what_cdap_meant(
     assert AVRO.read_publish(bytes.fromhex(body)) == (pointer, messages, None)
 
 
-def test_given_the_example_of_an_answer_to_publish_when_written_and_read_then_it_is_cdaps() -> None:
+def test_avro_answer_to_publish_is_cdaps_example() -> None:
     data = bytes.fromhex(f"{WRITE_POINTER} 80 e0 bc ef a7 57 00 80 e0 bc ef a7 57 02")
     written = RollbackRange(W, T, 0, T, 1)
     assert AVRO.write_published(written) == data
@@ -112,7 +112,7 @@ def test_given_an_example_of_a_poll_when_read_then_it_says_what_cdap_meant(body:
     assert AVRO.read_poll(bytes.fromhex(body)) == request_
 
 
-def test_given_a_poll_in_the_transaction_of_the_example_when_read_then_it_is_that_transaction() -> None:
+def test_avro_poll_in_a_transaction_is_cdaps_example() -> None:
     data = bytes.fromhex(TRANSACTION_HEX)
     assert data == encode_transaction(TRANSACTION)
     found = AVRO.read_poll(b"\x04\x01\x02\x00" + long(len(data)) + data).transaction
@@ -157,7 +157,7 @@ def test_given_any_messages_when_written_then_each_is_there_in_order(payloads: l
     assert decoded(b"".join(AVRO.write_messages(pages))) == expected
 
 
-def test_given_more_than_a_chunk_when_written_then_each_piece_is_a_block_that_closes_at_60000_bytes() -> None:
+def test_avro_messages_are_written_in_blocks_of_60000_bytes() -> None:
     # id, payload and 8 make 1,000 bytes a message, so 60 of them close a block
     message = FetchedMessage(ID.pack(), b"x" * 972)
     pieces = list(AVRO.write_messages([[message] * 100, [message] * 30]))
@@ -246,6 +246,6 @@ def test_given_an_id_that_is_too_long_then_its_first_20_bytes_count_as_in_cdap(m
     assert AVRO.read_poll(b"\x00" + long(len(data)) + data + b"\x01\x02\x02").start == ID
 
 
-def test_given_bytes_behind_the_struct_of_a_transaction_then_they_are_passed_over_as_in_cdap() -> None:
+def test_avro_poll_passes_over_bytes_behind_a_transaction() -> None:
     data = bytes.fromhex(TRANSACTION_HEX) + b"zz"
     assert AVRO.read_poll(b"\x04\x01\x02\x00" + long(len(data)) + data).transaction == decode_transaction(data[:-2])

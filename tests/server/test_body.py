@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from tms_core.server.rest.body import GZIP, BodyLimit, unpacked
 
 
-def test_given_a_small_body_that_inflates_without_end_when_unpacked_then_no_more_than_the_limit_is_held() -> None:
+def test_unpack_of_a_bomb_holds_no_more_than_the_limit() -> None:
     packing = zlib.compressobj(9, zlib.DEFLATED, GZIP)
     bomb = b"".join(packing.compress(bytes(1_000_000)) for _ in range(50)) + packing.flush()
     assert len(bomb) < 100_000

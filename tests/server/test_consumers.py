@@ -35,7 +35,7 @@ def server(clock: ManualClock) -> Iterator[Serving]:
         yield running
 
 
-def test_given_a_position_when_put_then_it_is_what_is_got_and_a_later_one_takes_its_place(topic: TopicClient) -> None:
+def test_position_that_is_put_is_shown_and_replaced_by_a_later_one(topic: TopicClient) -> None:
     topic.publish("a", "b")
     first, second = ids_of(topic)
     for id_ in (first, second, first.upper()):

@@ -35,7 +35,7 @@ def test_given_a_body_that_may_be_large_then_the_loop_does_not_take_it_apart(
         return {"type": "http.request", "body": body, "more_body": False}
 
     with ThreadPoolExecutor(1) as threads:
-        site = ServerContext(cast("MessagingService", None), threads, cast("ServerMetrics", None), 1_000_000)
-        share = site.memory.share(lambda: None)
-        thread = asyncio.run(site.read({}, headers, receive, lambda _: threading.current_thread(), share))
+        context = ServerContext(cast("MessagingService", None), threads, cast("ServerMetrics", None), 1_000_000)
+        share = context.memory.share(lambda: None)
+        thread = asyncio.run(context.read({}, headers, receive, lambda _: threading.current_thread(), share))
     assert (thread is not threading.current_thread()) == elsewhere

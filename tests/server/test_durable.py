@@ -34,9 +34,7 @@ def syncs(counter: Path) -> int:
 
 
 @pytest.mark.parametrize("transactional", [False, True], ids=["plain", "in a transaction"])
-def test_given_batches_one_after_the_other_when_each_is_acknowledged_then_the_disk_was_synced_for_it(
-    tmp_path: Path, counter: Path, transactional: bool
-) -> None:
+def test_acknowledged_batches_were_each_synced(tmp_path: Path, counter: Path, transactional: bool) -> None:
     with Serve(configure(tmp_path)) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
         fields = {}

@@ -75,9 +75,7 @@ def test_request_that_is_alone_is_written_by_the_loop_at_the_end_of_its_turn(ben
     assert bench.writers == ["loop"]
 
 
-def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_what_the_turn_brought_at_once(
-    bench: Bench,
-) -> None:
+def test_batches_beside_other_requests_are_written_by_one_thread_a_turn(bench: Bench) -> None:
     bench.workers.alone = lambda _: False
     bench.publish([b"a"], [b"b", b"c"], [b"d"])
     bench.publish([b"e"], [b"f"], topics=[T, OTHER])
@@ -85,7 +83,7 @@ def test_given_other_requests_in_the_server_when_published_then_a_thread_writes_
     assert bench.batches == [4, 2, 2]
 
 
-def test_given_a_thread_that_writes_when_a_turn_ends_then_the_loop_does_not_wait_for_it(bench: Bench) -> None:
+def test_loop_does_not_wait_for_a_thread_that_writes(bench: Bench) -> None:
     bench.workers.alone = lambda requests: requests > 1
     with held(bench.store) as writing:
         theirs = threading.Thread(target=bench.service.publish, args=(OTHER, [b"theirs"]))
@@ -102,9 +100,7 @@ def test_given_a_large_request_when_published_then_a_thread_writes_it(bench: Ben
     assert bench.writers == [writer]
 
 
-def test_given_a_disk_that_has_become_slow_when_published_then_threads_write_until_it_is_quick_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_loop_leaves_writes_to_threads_while_the_disk_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     # One thread, so that it is done with one batch when it begins the next.
     bench = Bench(threads=1)
     took = iter([0.0, 2.0, 2.0, 0.0005, 0.0])

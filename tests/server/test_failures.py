@@ -22,7 +22,7 @@ from tms_core.tables.base import KEYS
 from tms_core.tables.memory import MemoryStore
 
 
-def test_given_a_write_that_has_not_returned_when_published_then_nothing_is_answered_yet() -> None:
+def test_publish_is_answered_only_after_its_write() -> None:
     store, entered, go_on = MemoryStore(), threading.Event(), threading.Event()
 
     def slow(call: Call) -> None:
@@ -44,7 +44,7 @@ def test_given_a_write_that_has_not_returned_when_published_then_nothing_is_answ
         assert TopicClient(other, "t").poll() == ["a"]
 
 
-def test_given_a_client_that_leaves_before_its_answer_when_it_published_then_the_message_is_written() -> None:
+def test_publish_of_a_client_that_leaves_is_written() -> None:
     store, entered, go_on = MemoryStore(), threading.Event(), threading.Event()
 
     def slow(call: Call) -> None:
@@ -63,9 +63,7 @@ def test_given_a_client_that_leaves_before_its_answer_when_it_published_then_the
             assert found == []
 
 
-def test_given_a_full_disk_when_many_publish_then_each_is_told_503_and_one_line_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_publish_on_a_full_disk_is_503_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     full = StoreFull("No space left on device.", "Free some space.")
     with serving(store=store) as server, Client(server.port) as client:
@@ -79,9 +77,7 @@ def test_given_a_full_disk_when_many_publish_then_each_is_told_503_and_one_line_
     assert line.exc_info is None
 
 
-def test_given_a_store_that_fails_in_the_middle_of_an_answer_then_the_answer_is_cut_short(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_poll_that_fails_in_the_middle_is_cut_short(caplog: pytest.LogCaptureFixture) -> None:
     store, late = MemoryStore(), b""
     with serving(store=store, cache_bytes=0) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()
@@ -112,7 +108,7 @@ def test_given_a_mistake_of_ours_when_asked_then_500_says_nothing_and_the_log_al
 # --- clients that do not read ----------------------------------------------------------------------------------------
 
 
-def test_given_a_client_that_does_not_read_when_others_need_the_room_then_it_is_cut_off_and_they_get_all() -> None:
+def test_client_that_does_not_read_is_cut_off_when_others_need_the_room() -> None:
     with serving(memory=Memory(10 << 20, 0.2)) as server, Client(server.port) as stalled, Client(server.port) as other:
         topic = TopicClient(other, "t").create()
         for _ in range(20):
@@ -140,9 +136,7 @@ def _read_all(client: Client) -> None:
 # --- clients that leave ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_poll_that_finds_nothing_when_its_client_has_left_then_no_more_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_poll_of_a_client_that_left_reads_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetcher, "MAX_PAGE_ROWS", 5)
     monkeypatch.setattr(poll, "STEP_SECONDS", 0.0)
     store, reads, left = MemoryStore(), [], threading.Event()

@@ -6,116 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from threading import Event
-from typing import Any
 from uuid import UUID
 
 import pytest
 
 from tests.builders import NOW_MS, SECOND, pointer
 from tests.kit.messaging import reader
-from tests.server.test_leadership import DELAY_SECONDS, SECONDS, Node
-from tests.support import raising
-from tests.tables.test_lease import Cell
-from tms_core.clock import ManualClock
+from tests.kit.servers import DELAY_SECONDS, PREFIX, TOPIC, LeaderServer, Rows, TwoServers, WatchedTable
+from tests.support import each_raises, raising
 from tms_core.errors import StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups.claims import GroupPoll
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.service import MessagingService
-from tms_core.rowkey import MessageId, generation_prefix
-from tms_core.server.ha.fenced_store import FencedSide, FencedStore
+from tms_core.rowkey import MessageId
 from tms_core.server.ha.leadership import REACH_MS, Leadership
-from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange, SealedRanges
-from tms_core.server.ha.slot_assignment import Slots
-from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue, Origin, TxCell
-from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import MemorySide, SideChange
-from tms_core.topic import TopicId
-
-TOPIC = TopicId.parse("default:t")
-PREFIX = generation_prefix(TOPIC.prefix, 1)
-Rows = Sequence[tuple[bytes, MessageValue]]
-
-
-class Watched:
-    """A table, of which one call is done in another way."""
-
-    def __init__(self, table: Any) -> None:
-        self._table = table
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._table, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
-
-
-class Server(Node):
-    """One of two servers on the same tables."""
-
-    def __init__(self, two: TwoServers, name: str) -> None:
-        super().__init__(two.cell, name, two.clock)
-        store = two.store
-        slots = Slots([self.leadership])
-        self.fenced = FencedStore(store, slots, SealedRanges(store.message, two.side, two.clock))
-        self.message = vars(self.fenced.message)["_table"] = Watched(store.message)
-        self.payload = vars(self.fenced.payload)["_table"] = Watched(store.payload)
-        self.side = Watched(two.side)
-        fenced_side = FencedSide(self.side, slots)  # type: ignore[arg-type]  # it does what a table does
-        self.service = MessagingService(self.fenced, two.clock, side=two.side, fenced_side=fenced_side)
-
-    def prepare(self) -> bool:
-        return self.service.start_over(lambda _: True)
-
-    def leads(self) -> None:
-        """Take over from whoever leads, who is never heard of meanwhile."""
-        for _ in range(2 * (SECONDS + DELAY_SECONDS)):
-            if self.step():
-                return
-            self.clock.advance(SECOND)
-        raise AssertionError("it does not get to lead")
-
-    def payloads(self) -> list[bytes]:
-        pages = self.service.fetch(TOPIC, FetchRequest())
-        return [message.payload for page in pages for message in page]
-
-    def interrupted(self, done: Callable[[Rows], Rows], meanwhile: Callable[[], object]) -> None:
-        """The next write does some of its rows, then something happens, and then it does the others."""
-        put = self.message.put
-
-        def halfway(rows: Rows) -> None:
-            self.message.put = put
-            first = done(rows)
-            put(first)
-            meanwhile()
-            put([row for row in rows if row not in first])
-
-        self.message.put = halfway
-
-
-class TwoServers:
-    """What two servers share."""
-
-    def __init__(self) -> None:
-        self.store, self.side, self.cell = MemoryStore(), MemorySide(), Cell()
-        self.clock = ManualClock(NOW_MS, monotonic_ms=60_000)
-        self.one, self.other = Server(self, "a"), Server(self, "b")
-        self.one.leads()
-        self.one.service.create_topic(TOPIC)
-
-    @property
-    def sealed_ranges(self) -> SealedRanges:
-        """Those of the first server."""
-        found: SealedRanges = vars(self.one.fenced.message)["_hook"]._sealed_ranges
-        return found
-
-    def close(self) -> None:
-        for server in (self.one, self.other):
-            server.service.close()
-
-    def rows(self) -> list[bytes | None]:
-        """What is in the store, in order."""
-        return [row.payload for _, row in self.store.message.read(MESSAGES, PREFIX, None, 100_000).items]
+from tms_core.server.ha.sealed_ranges import FRAME_ROWS, Gaps, PositionRange
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, Origin, TxCell
+from tms_core.tables.side import SideChange
 
 
 @pytest.fixture
@@ -127,7 +35,7 @@ def two() -> Iterator[TwoServers]:
 # --- who may ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_server_that_does_not_lead_when_asked_then_it_says_so_and_nothing_is_done(two: TwoServers) -> None:
+def test_follower_refuses_requests_and_changes_nothing(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a"])
     service = two.other.service
     refused: list[Callable[[], object]] = [
@@ -143,9 +51,7 @@ def test_given_a_server_that_does_not_lead_when_asked_then_it_says_so_and_nothin
     assert two.one.payloads() == [b"a"]
 
 
-def test_given_a_leader_that_ends_in_good_order_when_the_next_one_leads_then_all_goes_on_without_gaps(
-    two: TwoServers,
-) -> None:
+def test_leader_that_resigns_leaves_no_gaps(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a"])
     two.one.leadership.resign()
     assert two.other.step()
@@ -168,56 +74,50 @@ def test_given_a_leader_that_ends_in_good_order_when_the_next_one_leads_then_all
         (FRAME_ROWS, slice(FRAME_ROWS - 1, FRAME_ROWS), [b"first", b"%d" % (FRAME_ROWS - 1), b"after"]),
     ],
 )
-def test_given_a_leader_stopped_in_a_write_when_it_is_woken_after_another_began_then_late_rows_are_never_seen(
+def test_late_rows_of_a_former_leader_are_never_seen(
     two: TwoServers, messages: int, done: slice, seen: list[bytes]
 ) -> None:
     two.one.service.publish(TOPIC, [b"first"])
     read: list[list[bytes]] = []
 
     def meanwhile() -> None:
-        two.other.leads()
+        two.other.take_over()
         two.other.service.publish(TOPIC, [b"after"])
         read.append(two.other.payloads())
 
-    two.one.interrupted(lambda rows: rows[done], meanwhile)
+    two.one.interrupt_write(meanwhile, lambda rows: rows[done])
     batch = [b"%d" % number for number in range(messages)]
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, batch)
     assert len(two.rows()) == messages + 2, "the late rows are there"
     assert read == [seen]
     for server in (two.other, two.one, two.other, two.one):
-        server.leads()
+        server.take_over()
         assert server.payloads() == seen
         assert server.fenced.message.read(KEYS, PREFIX, None, 100_000).items == [
             key for key, row in server.fenced.message.read(MESSAGES, PREFIX, None, 100_000).items
         ]
 
 
-def test_given_a_leader_stopped_between_two_pieces_of_a_batch_when_it_is_woken_then_the_second_is_not_sent(
-    two: TwoServers,
-) -> None:
-    two.one.interrupted(lambda rows: rows, two.other.leads)
+def test_former_leader_sends_no_second_piece_of_a_batch(two: TwoServers) -> None:
+    two.one.interrupt_write(two.other.take_over, lambda rows: rows)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"m"] * (FRAME_ROWS + 1))
     assert len(two.rows()) == FRAME_ROWS
     assert two.other.payloads() == [b"m"] * FRAME_ROWS
 
 
-def test_given_a_late_write_in_a_transaction_when_the_leader_is_woken_then_it_does_not_touch_the_rows_any_more(
-    two: TwoServers,
-) -> None:
-    two.one.interrupted(lambda rows: rows[:1], two.other.leads)
+def test_former_leader_leaves_late_rows_of_a_transaction_alone(two: TwoServers) -> None:
+    two.one.interrupt_write(two.other.take_over, lambda rows: rows[:1])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a", b"b"], pointer=pointer(NOW_MS))
     pointers = [cell.pointer for cell in two.store.message.read(CELLS, PREFIX, None, 10).items]
     assert pointers == [pointer(NOW_MS)] * 2
 
 
-def test_given_a_batch_of_a_former_term_when_it_gets_the_lease_again_then_it_does_not_begin_before_that_has_failed(
-    two: TwoServers,
-) -> None:
+def test_leader_of_a_new_term_waits_for_its_own_old_batch(two: TwoServers) -> None:
     def meanwhile() -> None:
-        two.other.leads()
+        two.other.take_over()
         two.one.step()
         two.clock.advance(60 * SECOND)
         two.one.step()
@@ -226,17 +126,17 @@ def test_given_a_batch_of_a_former_term_when_it_gets_the_lease_again_then_it_doe
         assert two.one.lease.held
         assert not two.one.leadership.leads
 
-    two.one.interrupted(lambda rows: rows[:0], meanwhile)
+    two.one.interrupt_write(meanwhile)
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"])
-    two.one.leads()
+    two.one.take_over()
     assert two.one.payloads() == [b"late"], "it came before anybody could look"
 
 
 # --- writes that fail, and come late all the same --------------------------------------------------------------------
 
 
-def failing(server: Server, done: Callable[[Rows], Rows], *, twice: bool = False) -> Callable[[], None]:
+def failing(server: LeaderServer, done: Callable[[Rows], Rows], *, twice: bool = False) -> Callable[[], None]:
     """The next write does some of its rows and fails; returns what does the others, or all of them once more."""
     put, left = server.message.put, list[Rows]()
 
@@ -276,23 +176,20 @@ def test_given_a_write_that_failed_when_its_rows_come_late_then_no_reader_sees_t
     arrive()
     others = [b"d"] if moment == "after the next write" else []
     for server in (two.one, two.other):
-        server.leads()
+        server.take_over()
         assert server.payloads() == [*others, b"a", b"b", b"c"]
 
 
-def test_given_a_write_that_failed_when_it_cannot_be_decided_then_the_topic_is_neither_read_nor_written(
-    two: TwoServers,
-) -> None:
+def test_topic_with_an_undecided_write_is_neither_read_nor_written(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a"])
     arrive = failing(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"b"])
     exchange = two.side.exchange_each
     two.side.exchange_each = raising(StoreUnavailable("HBase is away.", "Try again."))  # type: ignore[method-assign]
-    uses: list[Callable[[], object]] = [two.one.payloads, lambda: two.one.service.publish(TOPIC, [b"c"])]
-    for use in uses:
-        with pytest.raises(StoreUnavailable, match="HBase is away"):
-            use()
+    each_raises(
+        StoreUnavailable, two.one.payloads, lambda: two.one.service.publish(TOPIC, [b"c"]), match="HBase is away"
+    )
     # Nor does it count now if it comes: what was sent to note that may be done late.
     arrive()
     two.side.exchange_each = exchange  # type: ignore[method-assign]
@@ -300,37 +197,33 @@ def test_given_a_write_that_failed_when_it_cannot_be_decided_then_the_topic_is_n
     assert two.one.payloads() == [b"a", b"c"]
 
 
-def test_given_a_failed_write_and_many_messages_behind_it_when_another_server_leads_then_its_rows_are_not_seen(
-    two: TwoServers,
-) -> None:
+def test_late_rows_of_a_failed_write_are_not_seen_by_the_next_leader(two: TwoServers) -> None:
     sent = registered(two)
     arrive = failing(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"a"], sent=sent)
     others = [b"b"] * (FRAME_ROWS + 1)
     two.one.service.publish(TOPIC, others)
-    two.other.leads()
+    two.other.take_over()
     two.other.service.publish(TOPIC, [b"a"], sent=sent)
     arrive()
     assert two.other.payloads() == [*others, b"a"]
 
 
-def read_on(server: Server, start: MessageId | None) -> tuple[list[bytes], MessageId | None]:
+def read_on(server: LeaderServer, start: MessageId | None) -> tuple[list[bytes], MessageId | None]:
     """What a reader is given behind a message, and where it is then."""
     found = [one for page in server.service.fetch(TOPIC, FetchRequest(start, inclusive=False)) for one in page]
     return [one.payload for one in found], MessageId.parse(found[-1].id) if found else start
 
 
-def visible(server: Server, tx: int) -> list[bytes]:
+def visible(server: LeaderServer, tx: int) -> list[bytes]:
     """What a later transaction sees, where that of this pointer was aborted."""
     later = reader(read_pointer=tx + 1, write_pointer=tx + 2)
     return [one.payload for page in server.service.fetch(TOPIC, FetchRequest(transaction=later)) for one in page]
 
 
 @pytest.mark.parametrize("twice", [False, True])
-def test_given_a_write_of_which_a_part_was_done_when_repeated_then_a_reader_is_given_each_message_once(
-    two: TwoServers, twice: bool
-) -> None:
+def test_repeat_of_a_half_done_write_gives_readers_each_message_once(two: TwoServers, twice: bool) -> None:
     sent = registered(two)
     arrive = failing(two.one, lambda rows: rows[1:2], twice=True)
     with pytest.raises(StoreUnavailable):
@@ -346,9 +239,7 @@ def test_given_a_write_of_which_a_part_was_done_when_repeated_then_a_reader_is_g
 
 
 @pytest.mark.parametrize("moment", ["after it is rolled back", "as it is taken back"])
-def test_given_a_failed_write_in_a_transaction_when_its_rows_come_late_then_no_reader_sees_them(
-    two: TwoServers, moment: str
-) -> None:
+def test_late_rows_of_a_failed_write_in_a_transaction_are_not_seen(two: TwoServers, moment: str) -> None:
     tx, invert = pointer(NOW_MS), two.one.message.invert
     arrive = failing(two.one, lambda _: [])
 
@@ -368,9 +259,7 @@ def test_given_a_failed_write_in_a_transaction_when_its_rows_come_late_then_no_r
 
 
 @pytest.mark.parametrize("of_a_producer", [False, True])
-def test_given_a_failed_write_when_the_lead_is_handed_back_then_the_next_leader_knows_of_it(
-    two: TwoServers, of_a_producer: bool
-) -> None:
+def test_failed_write_is_known_to_the_next_leader_after_a_hand_back(two: TwoServers, of_a_producer: bool) -> None:
     sent = registered(two) if of_a_producer else None
     arrive = failing(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
@@ -432,9 +321,7 @@ def test_given_writes_that_fail_again_and_again_then_the_gaps_that_are_not_neede
     assert two.one.payloads() == [b"a", b"b", b"c"] * 5 + [b"c"] * 595
 
 
-def test_given_gaps_that_another_server_has_written_when_a_failed_write_is_to_be_decided_then_it_is_not(
-    two: TwoServers,
-) -> None:
+def test_failed_write_is_not_decided_beside_gaps_of_another_server(two: TwoServers) -> None:
     failing(two.one, lambda _: [])
     with pytest.raises(StoreUnavailable):
         two.one.service.publish(TOPIC, [b"late"])
@@ -454,20 +341,18 @@ def test_given_gaps_that_another_server_has_written_when_a_failed_write_is_to_be
 # --- threads that are held up while they seal ------------------------------------------------------------------------
 
 
-def test_given_a_leader_whose_clock_is_behind_when_it_is_deposed_then_the_next_one_begins_behind_its_first_ids(
-    two: TwoServers,
-) -> None:
+def test_next_leader_after_a_slow_clock_begins_behind_its_first_ids(two: TwoServers) -> None:
     two.clock.step(200 * SECOND)
     two.one.service.publish(TOPIC, [b"a"])
     two.one.lease.renew()
     two.clock.step(-200 * SECOND)
-    two.other.leads()
+    two.other.take_over()
 
     def meanwhile() -> None:
-        two.one.leads()
+        two.one.take_over()
         two.one.service.publish(TOPIC, [b"b"])
 
-    two.other.interrupted(lambda _: [], meanwhile)
+    two.other.interrupt_write(meanwhile)
     with pytest.raises(StoreUnavailable):
         two.other.service.publish(TOPIC, [b"late"])
     two.one.service.forget(TOPIC)
@@ -478,9 +363,7 @@ def test_given_a_leader_whose_clock_is_behind_when_it_is_deposed_then_the_next_o
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_given_a_leader_stopped_in_a_rollback_when_it_is_woken_then_it_says_that_it_does_not_know(
-    two: TwoServers, moment: str
-) -> None:
+def test_former_leader_in_a_rollback_does_not_know_the_outcome(two: TwoServers, moment: str) -> None:
     published = two.one.service.publish(TOPIC, [b"a"], pointer=pointer(NOW_MS))
     assert published is not None
     name = {"before": "read", "after": "invert"}[moment]
@@ -488,7 +371,7 @@ def test_given_a_leader_stopped_in_a_rollback_when_it_is_woken_then_it_says_that
 
     def slowly(*arguments: object) -> object:
         answer = call(*arguments)
-        two.other.leads()
+        two.other.take_over()
         return answer
 
     setattr(two.one.message, name, slowly)
@@ -498,7 +381,7 @@ def test_given_a_leader_stopped_in_a_rollback_when_it_is_woken_then_it_says_that
 
 
 def test_given_a_store_that_fails_when_written_then_the_lease_is_not_given_back_soon(two: TwoServers) -> None:
-    changes: list[tuple[Watched, str, Callable[[], object]]] = [
+    changes: list[tuple[WatchedTable, str, Callable[[], object]]] = [
         (two.one.message, "put", lambda: two.one.service.publish(TOPIC, [b"a"])),
         (two.one.payload, "put", lambda: two.one.service.store(TOPIC, [b"a"], pointer=pointer(NOW_MS))),
         (two.one.message, "delete", lambda: two.one.fenced.message.delete([b"k"])),
@@ -546,19 +429,19 @@ def late_position(
         change(two.one.service)
 
 
-def test_trap_c_given_a_late_position_of_a_deposed_leader_then_it_does_not_set_a_consumer_back(two: TwoServers) -> None:
+def test_trap_c_late_position_of_a_former_leader_sets_nobody_back(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a", b"b"])
     two.one.service.consumers.put(TOPIC, "billing", MessageId(0, 0))
 
     def meanwhile() -> None:
-        two.other.leads()
+        two.other.take_over()
         two.other.service.consumers.put(TOPIC, "billing", SECOND_ID)
 
     late_position(two, lambda service: service.consumers.put(TOPIC, "billing", FIRST), meanwhile)
     assert two.other.service.consumers.get(TOPIC, "billing").id == SECOND_ID
 
 
-def test_trap_c_given_a_late_base_of_a_deposed_leader_then_what_is_done_is_not_given_out_again(two: TwoServers) -> None:
+def test_trap_c_late_base_of_a_former_leader_gives_nothing_out_again(two: TwoServers) -> None:
     two.one.service.publish(TOPIC, [b"a", b"b"])
     for server in (two.one, two.other):
         with suppress(Unavailable):
@@ -573,7 +456,7 @@ def test_trap_c_given_a_late_base_of_a_deposed_leader_then_what_is_done_is_not_g
     assert poll(two.one.service, first) == [b"a"]
 
     def meanwhile() -> None:
-        two.other.leads()
+        two.other.take_over()
         assert poll(two.other.service, third) == [b"b"]
 
     # The first server merges the first claim and is stopped before it writes that down.

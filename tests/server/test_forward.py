@@ -14,12 +14,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from tests.builders import NOW_MS
+from tests.kit.servers import Contender, LeaseCell
 from tests.server.client import Client, TopicClient
 from tests.server.conftest import MAX_REQUEST_BYTES, Serving, serving
-from tests.server.test_leadership import Node
 from tests.server.test_protocol import make_certificate
 from tests.support import PATIENCE_SECONDS, wait_until
-from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
 from tms_core.messaging.service import MessagingService
@@ -44,13 +43,13 @@ class Following:
     """A server that does not lead, and whom it takes for the leader."""
 
     def __init__(self, stack: ExitStack, ca_file: Path | None = None, certificate_name: str = "") -> None:
-        self.cell, clock = Cell(), ManualClock(NOW_MS)
-        self.former, self.own = Node(self.cell, "leader", clock), Node(self.cell, "follower", clock)
+        self.cell, clock = LeaseCell(), ManualClock(NOW_MS)
+        self.former, self.own = Contender(self.cell, "leader", clock), Contender(self.cell, "follower", clock)
         self.service = stack.enter_context(MessagingService(MemoryStore(), clock, side=MemorySide()))
         self.metrics = ServerMetrics(CollectorRegistry(), self.service)
         threads = stack.enter_context(ThreadPoolExecutor(2))
-        site = ServerContext(self.service, threads, self.metrics, MAX_REQUEST_BYTES)
-        app = make_app(site, forwarder=Forwarder(Slots([self.own.leadership]), ca_file, certificate_name))
+        context = ServerContext(self.service, threads, self.metrics, MAX_REQUEST_BYTES)
+        app = make_app(context, forwarder=Forwarder(Slots([self.own.leadership]), ca_file, certificate_name))
         self.listener = Listener(app, "127.0.0.1", 0, options=ListenerOptions(stop_seconds=1, lifespan=True))
         self.listener.start()
         stack.callback(self.listener.stop)
@@ -134,9 +133,7 @@ def sent_until_held_back(connection: socket.socket) -> memoryview:
 # --- as it is --------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_leader_when_another_server_is_asked_then_it_is_as_if_the_leader_had_been(
-    leader: Serving, client: Client
-) -> None:
+def test_forwarded_request_is_answered_as_by_the_leader(leader: Serving, client: Client) -> None:
     topic = TopicClient(client, "t").create(ttl="60")
     topic.publish("a", "b")
     assert topic.poll() == ["a", "b"]
@@ -172,9 +169,7 @@ def test_given_a_stranger_s_name_when_asked_then_it_is_not_passed_on(client: Cli
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_headers_of_one_connection_when_passed_on_then_they_stay_behind_and_a_token_does_not(
-    following: Following, client: Client
-) -> None:
+def test_forwarded_request_keeps_the_token_and_drops_hop_headers(following: Following, client: Client) -> None:
     heads = []
 
     def behave(connection: socket.socket) -> None:
@@ -208,9 +203,7 @@ def test_given_headers_of_one_connection_when_passed_on_then_they_stay_behind_an
 # --- large ones ------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_large_request_when_the_leader_does_not_read_then_the_client_is_held_back_and_not_the_memory_filled(
-    following: Following, client: Client
-) -> None:
+def test_forward_holds_a_client_back_while_the_leader_does_not_read(following: Following, client: Client) -> None:
     reads, read = Event(), [0]
 
     def behave(connection: socket.socket) -> None:
@@ -231,9 +224,7 @@ def test_given_a_large_request_when_the_leader_does_not_read_then_the_client_is_
     assert read[0] == LARGE
 
 
-def test_given_a_large_answer_when_the_client_does_not_read_then_the_leader_is_held_back(
-    following: Following, client: Client
-) -> None:
+def test_forward_holds_the_leader_back_while_the_client_does_not_read(following: Following, client: Client) -> None:
     held, sent = Event(), [0]
 
     def behave(connection: socket.socket) -> None:
@@ -255,7 +246,7 @@ def test_given_a_large_answer_when_the_client_does_not_read_then_the_leader_is_h
 # --- when it cannot be -----------------------------------------------------------------------------------------------
 
 
-def test_given_two_servers_that_take_each_other_for_the_leader_when_asked_then_it_ends(following: Following) -> None:
+def test_forward_between_two_followers_ends(following: Following) -> None:
     with ExitStack() as stack:
         other = Following(stack)
         other.follow(following.port)
@@ -265,7 +256,7 @@ def test_given_two_servers_that_take_each_other_for_the_leader_when_asked_then_i
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-le", b"nonsense\r\n\r\n"])
-def test_given_a_leader_that_dies_before_it_answers_when_asked_then_the_outcome_is_not_known(
+def test_forward_to_a_leader_that_dies_unanswered_has_no_known_outcome(
     following: Following, client: Client, said: bytes
 ) -> None:
     def behave(connection: socket.socket) -> None:
@@ -279,7 +270,7 @@ def test_given_a_leader_that_dies_before_it_answers_when_asked_then_the_outcome_
 
 
 @pytest.mark.parametrize("length", [b"content-length: 20", b"transfer-encoding: chunked"])
-def test_given_a_leader_that_dies_in_its_answer_when_asked_then_the_client_sees_that_it_is_cut_short(
+def test_forward_of_an_answer_that_is_cut_short_is_cut_short(
     following: Following, client: Client, length: bytes
 ) -> None:
     def behave(connection: socket.socket) -> None:
@@ -293,9 +284,7 @@ def test_given_a_leader_that_dies_in_its_answer_when_asked_then_the_client_sees_
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello"])
-def test_given_a_leader_that_is_stopped_when_another_one_leads_then_the_request_is_given_up(
-    following: Following, client: Client, said: bytes
-) -> None:
+def test_forward_to_a_stopped_leader_ends_when_another_leads(following: Following, client: Client, said: bytes) -> None:
     asked, over = Event(), Event()
 
     def behave(connection: socket.socket) -> None:
@@ -317,9 +306,7 @@ def test_given_a_leader_that_is_stopped_when_another_one_leads_then_the_request_
         over.set()
 
 
-def test_given_a_request_without_a_body_when_its_client_leaves_then_the_leader_is_left_too(
-    following: Following,
-) -> None:
+def test_forward_without_a_body_leaves_the_leader_with_the_client(following: Following) -> None:
     heads, left = [], Event()
 
     def behave(connection: socket.socket) -> None:
@@ -342,9 +329,7 @@ def test_given_a_request_without_a_body_when_its_client_leaves_then_the_leader_i
 
 
 @pytest.mark.parametrize("body", [b"", b"abc"], ids=["in the answer", "in the request"])
-def test_given_a_client_that_leaves_when_it_was_passed_on_then_the_leader_is_left_too(
-    following: Following, body: bytes
-) -> None:
+def test_forward_leaves_the_leader_with_the_client(following: Following, body: bytes) -> None:
     left, asked = Event(), Event()
 
     def behave(connection: socket.socket) -> None:
@@ -390,10 +375,10 @@ def follow_over_tls(
 ) -> Client:
     """Return a client of a server whose leader shows a certificate."""
     following = Following(stack, ca_file, name)
-    site = ServerContext(
+    context = ServerContext(
         following.service, stack.enter_context(ThreadPoolExecutor(1)), following.metrics, MAX_REQUEST_BYTES
     )
-    leader = Listener(make_app(site), "127.0.0.1", 0, tls)
+    leader = Listener(make_app(context), "127.0.0.1", 0, tls)
     leader.start()
     stack.callback(leader.stop)
     following.follow(leader.port, f"https://{host}")

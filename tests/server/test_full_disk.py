@@ -5,15 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.builders import DAY, NOW_MS
 from tests.server.client import Client, TopicClient
-from tests.server.conftest import Serving, serving
-from tests.server.test_groups import GroupClient
+from tests.server.conftest import serving
 from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.transaction.manager import journal
@@ -74,10 +72,3 @@ def test_register_producer_with_a_full_log_disk_is_503_until_there_is_room(
         assert not [record for record in caplog.records if record.exc_info]
         disk.clear()
         assert topic.post("producers/p", second).status == 200
-
-
-@contextmanager
-def opened(disk: Disk) -> Iterator[tuple[Serving, GroupClient]]:
-    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
-    with serving(transactions=disk.manager, clock=clock) as server, Client(server.port) as client:
-        yield server, GroupClient(TopicClient(client, "orders").create(), disk.manager, server.service)

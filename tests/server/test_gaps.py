@@ -70,9 +70,7 @@ def succession() -> Succession:
     return Succession()
 
 
-def test_given_a_topic_that_was_sealed_when_asked_again_in_that_term_then_nothing_is_looked_for(
-    succession: Succession,
-) -> None:
+def test_sealed_topic_is_not_looked_for_again_in_its_term(succession: Succession) -> None:
     sealed_ranges = SealedRanges(succession.store.message, succession.side, succession.clock)
     term = Term(2, FORMER)
     assert sealed_ranges.known(term, PREFIX) is None

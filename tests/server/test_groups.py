@@ -136,7 +136,7 @@ def test_given_bad_input_then_it_is_4xx_with_the_reason_and_nothing_is_claimed(
     assert group.shown() == {"position": START}
 
 
-def test_given_a_roll_back_that_is_none_then_it_is_400_and_of_a_committed_transaction_409(group: GroupClient) -> None:
+def test_group_rollback_that_is_bad_is_400_and_of_a_committed_one_409(group: GroupClient) -> None:
     for body in ({}, {"transactionWritePointer": "x"}, {"transactionWritePointer": "-1"}, b"\xff"):
         assert group.ask("rollback", body).status == 400
     tx = group.manager.start_short()

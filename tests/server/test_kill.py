@@ -13,9 +13,7 @@ from tests.support import size
 KILLS = size("TMS_TEST_KILLS", 8)
 
 
-def test_given_producers_at_work_when_killed_then_every_acknowledged_message_is_there_once_and_in_order(
-    tmp_path: Path,
-) -> None:
+def test_killed_server_keeps_acknowledged_messages_once_in_order(tmp_path: Path) -> None:
     config = configure(tmp_path)
     topics = ("one", "two")
     producers: dict[str, list[Producer]] = {topic: [] for topic in topics}

@@ -657,7 +657,7 @@ def test_check_that_fails_unexpectedly_is_answered_500_and_no_other_publish_fail
     assert len(server.store.message.read(MESSAGES, b"", b"\xff", 10).items) == 4
 
 
-def test_error_of_an_accepted_request_is_answered_500_and_the_request_is_not_repeated(
+def test_error_after_acceptance_is_answered_500_and_not_repeated(
     monkeypatch: pytest.MonkeyPatch, served: list[bytes]
 ) -> None:
     submit, defects = MessagingService.submit_publish, [False, True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from threading import Event, Thread
 from typing import Any
@@ -12,7 +12,7 @@ import pytest
 
 from tests.builders import NOW_MS, pointer
 from tests.kit.messaging import reader
-from tests.server.test_fenced import TOPIC, Server, TwoServers
+from tests.kit.servers import TOPIC, FencedServer, TwoServers
 from tms_core.errors import BadRequest, StoreUnavailable
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
@@ -36,22 +36,10 @@ def sent(two: TwoServers) -> Sent:
     return Sent(TOPIC, "importer", two.one.service.producers.register(TOPIC, "importer", UUID(int=1)).generation, 1)
 
 
-def committed(server: Server, topic: TopicId = TOPIC) -> list[bytes]:
+def committed(server: FencedServer, topic: TopicId = TOPIC) -> list[bytes]:
     """What is read when all transactions are committed."""
     pages = server.service.fetch(topic, FetchRequest(transaction=EVERY_ROW))
     return [message.payload for page in pages for message in page]
-
-
-def held_up(table: Any, meanwhile: Callable[[], object]) -> None:
-    """While the next write of a table is on its way, something happens."""
-    put = table.put
-
-    def late(rows: Sequence[Any]) -> None:
-        table.put = put
-        meanwhile()
-        put(rows)
-
-    table.put = late
 
 
 # --- messages --------------------------------------------------------------------------------------------------------
@@ -59,7 +47,7 @@ def held_up(table: Any, meanwhile: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("at", [None, POINTER])
 @pytest.mark.parametrize("read", range(3))
-def test_given_a_repetition_when_the_late_rows_arrive_behind_one_of_its_reads_then_it_is_there_once(
+def test_repeat_while_late_rows_arrive_is_there_once(
     two: TwoServers, sent: Sent, at: int | None, read: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_sent, arrives, arrived = Event(), Event(), Event()
@@ -73,11 +61,11 @@ def test_given_a_repetition_when_the_late_rows_arrive_behind_one_of_its_reads_th
             two.one.service.publish(TOPIC, [b"once"], pointer=at, sent=sent)
         arrived.set()
 
-    held_up(two.one.message, meanwhile)
+    two.one.interrupt_write(meanwhile)
     thread = Thread(target=first)
     thread.start()
     assert is_sent.wait(20)
-    two.other.leads()
+    two.other.take_over()
     read_page, reads = two.store.message.read, iter(range(10_000))
 
     def arrive(want: Projection[Any], *arguments: Any) -> Page[Any]:
@@ -96,15 +84,13 @@ def test_given_a_repetition_when_the_late_rows_arrive_behind_one_of_its_reads_th
 # --- payloads --------------------------------------------------------------------------------------------------------
 
 
-def store(server: Server, sent: Sent, *payloads: bytes) -> None:
+def store(server: FencedServer, sent: Sent, *payloads: bytes) -> None:
     server.service.store(TOPIC, payloads, pointer=POINTER, sent=sent)
 
 
-def test_given_payloads_of_a_part_of_another_request_when_stored_under_its_number_then_it_is_refused(
-    two: TwoServers, sent: Sent
-) -> None:
+def test_store_beside_a_part_of_another_request_is_refused(two: TwoServers, sent: Sent) -> None:
     two.one.payload.put = lambda rows: two.store.payload.put(rows[:1])
     store(two.one, sent, b"a", b"b")
-    two.other.leads()
+    two.other.take_over()
     with pytest.raises(BadRequest, match="contents"):
         store(two.other, sent, b"c", b"d")

@@ -9,65 +9,29 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.builders import MINUTE, NOW_MS, SECOND
+from tests.kit.servers import DELAY_SECONDS, SECONDS, Contender, LeaseCell
 from tests.support import raising
-from tests.tables.test_lease import Cell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, StoreError, StoreUnavailable, Unavailable
-from tms_core.server.ha.leadership import REACH_MS, Leadership, LeaseWatcher
+from tms_core.server.ha.leadership import REACH_MS, LeaseWatcher
 from tms_core.server.ha.slot_assignment import Slots
 from tms_core.server.metrics import LeadershipMetrics
-from tms_core.tables.lease import Lease
-
-SECONDS, DELAY_SECONDS = 15, 5
-
-
-class Node:
-    """One server's side."""
-
-    def __init__(self, cell: Cell, name: str, clock: ManualClock) -> None:
-        self.clock = clock
-        self.ready = True
-        self.lease = Lease(cell, name, SECONDS, clock, wall_clocks=False)
-        self.lease.address = f"http://{name}:1"
-        self.leadership = Leadership(self.lease, clock, fencing_delay_seconds=DELAY_SECONDS)
-
-    def step(self) -> bool:
-        """Look who leads; returns whether this one does."""
-        self.leadership.step(self.prepare)
-        return self.leadership.leads
-
-    def prepare(self) -> bool:
-        return self.ready
-
-    @property
-    def leader(self) -> str:
-        found = self.leadership.leader
-        return found.address if found is not None else ""
 
 
 class Nodes:
     """Makes servers of one store, at one clock."""
 
     def __init__(self) -> None:
-        self.cell = Cell()
+        self.cell = LeaseCell()
         self.clock = self.cell.clock
 
-    def __call__(self, name: str) -> Node:
-        return Node(self.cell, name, self.clock)
+    def __call__(self, name: str) -> Contender:
+        return Contender(self.cell, name, self.clock)
 
 
 @pytest.fixture
 def node() -> Nodes:
     return Nodes()
-
-
-def takes_over(node: Node) -> None:
-    """The former leader is never heard of again."""
-    assert not node.step()
-    node.clock.advance(SECONDS * SECOND + 1)
-    assert not node.step()
-    node.clock.advance(DELAY_SECONDS * SECOND)
-    assert node.step()
 
 
 # --- beginning -------------------------------------------------------------------------------------------------------
@@ -81,7 +45,7 @@ def takes_over(node: Node) -> None:
         (SECONDS * SECOND + 1, DELAY_SECONDS * SECOND, True),
     ],
 )
-def test_given_a_leader_that_died_when_its_time_and_the_delay_are_over_then_another_leads_and_not_before(
+def test_follower_leads_after_lease_and_delay_and_not_before(
     node: Nodes, watched_ms: int, waited_ms: int, leads: bool
 ) -> None:
     first, second = node("a"), node("b")
@@ -102,8 +66,8 @@ def test_given_a_leader_that_died_when_its_time_and_the_delay_are_over_then_anot
         assert (former.holder, second.leadership.fence, second.leader) == ("a", 2, "")
 
 
-def test_given_clocks_of_the_wall_that_jump_when_it_looks_then_only_monotonic_time_counts(node: Nodes) -> None:
-    first, second = Node(node.cell, "a", node.clock), Node(node.cell, "b", ManualClock(NOW_MS + 60 * MINUTE))
+def test_follower_counts_monotonic_time_only(node: Nodes) -> None:
+    first, second = Contender(node.cell, "a", node.clock), Contender(node.cell, "b", ManualClock(NOW_MS + 60 * MINUTE))
     assert first.step()
     assert not second.step()
     second.clock.step(1000 * MINUTE)
@@ -111,9 +75,7 @@ def test_given_clocks_of_the_wall_that_jump_when_it_looks_then_only_monotonic_ti
     assert not second.lease.held
 
 
-def test_given_work_of_a_former_term_when_it_has_the_lease_then_it_does_not_begin_before_that_is_done(
-    node: Nodes,
-) -> None:
+def test_leader_waits_for_work_of_its_former_term(node: Nodes) -> None:
     first = node("a")
     first.ready = False
     assert not first.step()
@@ -125,9 +87,7 @@ def test_given_work_of_a_former_term_when_it_has_the_lease_then_it_does_not_begi
 # --- ending ----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_leader_that_slept_when_it_wakes_then_it_does_not_lead_until_it_has_renewed_its_lease(
-    node: Nodes,
-) -> None:
+def test_leader_that_slept_leads_again_after_a_renewal(node: Nodes) -> None:
     first = node("a")
     first.step()
     term = first.leadership.term()
@@ -141,7 +101,7 @@ def test_given_a_leader_that_slept_when_it_wakes_then_it_does_not_lead_until_it_
     assert first.leadership.term() is term
 
 
-def test_given_a_store_that_fails_when_it_looks_then_it_leads_as_long_as_its_lease_lasts(
+def test_leader_without_the_store_leads_until_its_lease_ends(
     node: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = node("a")
@@ -159,7 +119,7 @@ def test_given_a_store_that_fails_when_it_looks_then_it_leads_as_long_as_its_lea
     assert first.step()
 
 
-def test_given_a_renewal_whose_answer_got_lost_when_it_looks_again_then_its_term_goes_on(node: Nodes) -> None:
+def test_leader_whose_renewal_was_not_answered_keeps_its_term(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     term = first.leadership.term()
@@ -179,7 +139,7 @@ def test_given_a_renewal_whose_answer_got_lost_when_it_looks_again_then_its_term
 
 
 @pytest.mark.parametrize(("since_ms", "given_back"), [(DELAY_SECONDS * SECOND - 1, False), (5 * SECOND, True)])
-def test_given_a_write_that_failed_when_the_leader_ends_then_it_gives_back_only_when_that_cannot_come_any_more(
+def test_leader_after_a_failed_write_resigns_only_when_it_cannot_arrive(
     node: Nodes, since_ms: int, given_back: bool
 ) -> None:
     first = node("a")
@@ -191,13 +151,11 @@ def test_given_a_write_that_failed_when_the_leader_ends_then_it_gives_back_only_
 
 
 @pytest.mark.parametrize(("led_ms", "may_wake"), [(REACH_MS - 1, True), (REACH_MS, False)])
-def test_given_a_former_leader_that_may_wake_when_the_next_one_ends_then_the_one_after_it_knows_and_leads_at_once(
-    node: Nodes, led_ms: int, may_wake: bool
-) -> None:
+def test_leader_after_two_resignations_knows_a_former_that_may_wake(node: Nodes, led_ms: int, may_wake: bool) -> None:
     first, second, third = node("a"), node("b"), node("c")
     first.step()
     former = node.cell.record
-    takes_over(second)
+    second.take_over()
     node.clock.advance(led_ms)
     second.step()
     second.leadership.resign()
@@ -208,9 +166,7 @@ def test_given_a_former_leader_that_may_wake_when_the_next_one_ends_then_the_one
         last.leadership.resign()
 
 
-def test_given_a_write_under_way_when_the_lead_is_handed_back_then_it_ends_first_and_nothing_begins(
-    node: Nodes,
-) -> None:
+def test_hand_back_waits_for_a_write_under_way(node: Nodes) -> None:
     first = node("a")
     first.step()
     with first.leadership.writing() as term:
@@ -226,7 +182,7 @@ def test_given_a_write_under_way_when_the_lead_is_handed_back_then_it_ends_first
     assert first.step(), "no other server wants it"
 
 
-def test_given_a_lease_given_back_without_an_answer_when_asked_then_what_is_read_counts_no_more(node: Nodes) -> None:
+def test_resignation_without_an_answer_ends_the_term(node: Nodes) -> None:
     first, second = node("a"), node("b")
     first.step()
     term, still = first.leadership.term(), first.leadership.tenure()
@@ -246,9 +202,7 @@ def test_given_a_lease_given_back_without_an_answer_when_asked_then_what_is_read
     assert not first.step()
 
 
-def test_given_a_lease_that_could_not_be_given_back_when_it_is_still_held_then_it_is_given_back_at_the_next_look(
-    node: Nodes,
-) -> None:
+def test_hand_back_that_failed_is_repeated_at_the_next_look(node: Nodes) -> None:
     first = node("a")
     first.step()
     first.leadership.hand_back()
@@ -262,13 +216,11 @@ def test_given_a_lease_that_could_not_be_given_back_when_it_is_still_held_then_i
 # --- acknowledging ---------------------------------------------------------------------------------------------------
 
 
-def test_given_a_machine_whose_clocks_stood_while_another_took_over_when_a_write_is_confirmed_then_it_is_not(
-    node: Nodes,
-) -> None:
-    first, second = Node(node.cell, "a", ManualClock(NOW_MS)), Node(node.cell, "b", node.clock)
+def test_write_of_a_leader_whose_clock_stood_is_not_confirmed(node: Nodes) -> None:
+    first, second = Contender(node.cell, "a", ManualClock(NOW_MS)), Contender(node.cell, "b", node.clock)
     first.step()
     term = first.leadership.term()
-    takes_over(second)
+    second.take_over()
     assert first.leadership.leads, "by its own clock"
     with pytest.raises(StoreUnavailable, match="lost the lead"):
         first.leadership.confirm(term)
@@ -276,9 +228,7 @@ def test_given_a_machine_whose_clocks_stood_while_another_took_over_when_a_write
     assert not first.step()
 
 
-def test_given_a_store_that_does_not_say_who_leads_when_a_write_is_confirmed_then_it_is_in_doubt(
-    node: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_without_an_answer_of_the_store_is_in_doubt(node: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     first = node("a")
     first.step()
     monkeypatch.setattr(node.cell, "lease", raising(StoreError("HBase is away.")))
@@ -304,8 +254,8 @@ class Busy(ManualClock):
 
 def test_given_a_dead_leader_when_a_server_stands_alone_then_it_waits_and_leads(node: Nodes) -> None:
     clock = Busy(NOW_MS)
-    Node(node.cell, "a", clock).step()
-    second = Node(node.cell, "b", clock)
+    Contender(node.cell, "a", clock).step()
+    second = Contender(node.cell, "b", clock)
     second.leadership.win(second.step)
     assert second.leadership.leads
     assert clock.now_ms() - NOW_MS > (SECONDS + DELAY_SECONDS) * SECOND
@@ -313,7 +263,7 @@ def test_given_a_dead_leader_when_a_server_stands_alone_then_it_waits_and_leads(
 
 def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(node: Nodes) -> None:
     clock = Busy(NOW_MS)
-    first, second = Node(node.cell, "a", clock), Node(node.cell, "b", clock)
+    first, second = Contender(node.cell, "a", clock), Contender(node.cell, "b", clock)
     first.step()
     clock.happens = first.step
     with pytest.raises(LeaseHeld, match=r"^a .*server\.leader\.advertise"):
@@ -324,7 +274,7 @@ def test_given_a_living_leader_when_a_server_stands_alone_then_it_is_refused(nod
 # --- in its thread, and its metrics ----------------------------------------------------------------------------------
 
 
-def test_given_a_store_that_fails_when_a_watch_stops_then_it_says_that_others_have_to_wait(
+def test_watch_that_cannot_give_the_lease_back_warns(
     node: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = node("a")

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 from tests.hbase.conftest import hbase, hbase_tables
+from tests.support import each_raises
 from tests.test_side import hbase_side
 from tests.transaction.managers import BASE, NOW_MS, state
 from tms_core.clock import ManualClock
@@ -117,9 +118,7 @@ def manager_of(side: SideTable, clock: ManualClock) -> TransactionManager:
 # --- wherever it is kept ---------------------------------------------------------------------------------------------
 
 
-def test_given_many_clients_when_they_start_and_commit_at_once_then_each_answer_counts_after_a_crash(
-    place: Open, clock: ManualClock
-) -> None:
+def test_manager_after_a_crash_knows_each_answer_of_many_clients(place: Open, clock: ManualClock) -> None:
     former = TransactionManager(place(), clock)
 
     def one(number: int) -> tuple[int, bool]:
@@ -140,9 +139,7 @@ def test_given_many_clients_when_they_start_and_commit_at_once_then_each_answer_
 # --- several servers -------------------------------------------------------------------------------------------------
 
 
-def test_given_a_deposed_manager_that_believes_it_leads_when_it_writes_then_its_place_in_the_log_is_taken(
-    side: MemorySide, clock: ManualClock
-) -> None:
+def test_former_manager_finds_its_place_in_the_log_taken(side: MemorySide, clock: ManualClock) -> None:
     former = manager_of(side, clock)
     manager = manager_of(side, clock)
     with pytest.raises(LogFailed, match="taken over"):
@@ -151,9 +148,7 @@ def test_given_a_deposed_manager_that_believes_it_leads_when_it_writes_then_its_
     assert manager.status(BASE + 1) == "in progress"
 
 
-def test_given_a_deposed_manager_when_its_server_leads_again_then_it_begins_with_what_others_have_done(
-    shared: Shared, clock: ManualClock
-) -> None:
+def test_former_manager_that_leads_again_knows_what_others_did(shared: Shared, clock: ManualClock) -> None:
     former = TransactionManager(shared(), clock)
     first = former.start_short().transaction_id
     between = TransactionManager(shared(), clock)
@@ -167,9 +162,7 @@ def test_given_a_deposed_manager_when_its_server_leads_again_then_it_begins_with
     assert len(rows(shared.side)) == before
 
 
-def test_given_a_server_that_does_not_lead_when_its_manager_is_made_then_it_waits_until_it_does(
-    side: MemorySide, clock: ManualClock
-) -> None:
+def test_manager_of_a_follower_waits_until_it_leads(side: MemorySide, clock: ManualClock) -> None:
     leads = False
 
     def lease() -> Callable[[], bool]:
@@ -180,9 +173,7 @@ def test_given_a_server_that_does_not_lead_when_its_manager_is_made_then_it_wait
     manager = TransactionManager(SideStorage(side, lease), clock)
     assert not manager.running
     assert manager.last_pointer == 0
-    for ask in (manager.start_short, manager.begin, manager.expire):
-        with pytest.raises(StoreUnavailable, match="does not lead"):
-            ask()
+    each_raises(StoreUnavailable, manager.start_short, manager.begin, manager.expire, match="does not lead")
     assert rows(side) == []
     leads = True
     manager.begin()
@@ -190,9 +181,7 @@ def test_given_a_server_that_does_not_lead_when_its_manager_is_made_then_it_wait
     manager.close()
 
 
-def test_given_managers_when_they_take_over_then_the_root_says_where_the_last_one_is_reached(
-    shared: Shared, clock: ManualClock
-) -> None:
+def test_root_names_the_address_of_the_last_manager(shared: Shared, clock: ManualClock) -> None:
     assert root_of(shared.side) is None
     logs = set()
     for address in ("one:1", "other:2"):
@@ -262,9 +251,7 @@ def rows(side: SideTable) -> list[bytes]:
 
 
 @pytest.mark.parametrize("does_it", [False, True])
-def test_given_a_crash_at_any_change_when_another_takes_over_then_all_that_was_answered_is_known(
-    clock: ManualClock, does_it: bool
-) -> None:
+def test_crash_at_any_change_keeps_what_was_answered(clock: ManualClock, does_it: bool) -> None:
     at, died = 0, True
     while died:
         side = MemorySide()
@@ -296,7 +283,7 @@ def test_given_a_crash_at_any_change_when_another_takes_over_then_all_that_was_a
 
 
 @pytest.mark.parametrize("does_it", [False, True])
-def test_given_a_change_without_an_answer_when_asked_again_then_the_manager_goes_on_from_what_is_there(
+def test_change_without_an_answer_is_found_out_when_asked_again(
     side: MemorySide, clock: ManualClock, does_it: bool
 ) -> None:
     late = Late(side)
@@ -310,9 +297,7 @@ def test_given_a_change_without_an_answer_when_asked_again_then_the_manager_goes
 
 
 @pytest.mark.parametrize("does_it", [False, True])
-def test_given_a_snapshot_whose_root_was_not_answered_when_the_next_is_taken_then_it_is_kept(
-    side: MemorySide, clock: ManualClock, does_it: bool
-) -> None:
+def test_snapshot_whose_root_was_not_answered_is_kept(side: MemorySide, clock: ManualClock, does_it: bool) -> None:
     late = Late(side)
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
     expected = work(manager)
@@ -329,9 +314,7 @@ def test_given_a_snapshot_whose_root_was_not_answered_when_the_next_is_taken_the
 
 
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_given_a_snapshot_that_replaces_what_is_being_read_when_taking_over_then_it_is_read_anew(
-    side: MemorySide, clock: ManualClock, at: int
-) -> None:
+def test_snapshot_that_replaces_one_being_read_is_read(side: MemorySide, clock: ManualClock, at: int) -> None:
     former = manager_of(side, clock)
     begun = [former.start_short().transaction_id for _ in range(3)]
     late = Late(side)
@@ -353,9 +336,7 @@ def test_given_a_snapshot_that_replaces_what_is_being_read_when_taking_over_then
 
 
 @pytest.mark.parametrize("at", [b"xr", b"xl"])
-def test_given_a_manager_that_was_paused_while_it_took_over_when_it_is_woken_then_nothing_is_decided_behind_the_leader(
-    shared: Shared, clock: ManualClock, at: bytes
-) -> None:
+def test_manager_paused_in_a_takeover_decides_nothing(shared: Shared, clock: ManualClock, at: bytes) -> None:
     late = Late(shared.side)
     former = TransactionManager(SideStorage(late, shared.lease), clock)
     transaction = former.start_short()
@@ -382,7 +363,7 @@ def test_given_a_manager_that_was_paused_while_it_took_over_when_it_is_woken_the
 # --- rows ------------------------------------------------------------------------------------------------------------
 
 
-def test_given_edits_larger_than_a_row_when_recovered_then_they_are_whole_and_one_that_was_cut_off_counts_for_nothing(
+def test_edits_larger_than_a_row_are_whole_or_count_for_nothing(
     side: MemorySide, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(manager_log, "ROW_BYTES", 50)

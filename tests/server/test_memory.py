@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.support import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS, in_event_loop
 from tms_core.errors import Unavailable
 from tms_core.server.memory import LentMemory, Memory, Share
 
@@ -35,93 +35,82 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_given_room_when_taken_then_no_one_waits_and_what_is_given_back_can_be_taken_again() -> None:
-    async def scene() -> None:
-        shares = Shares(10)
-        with shares() as share:
-            await share.take(6)
-            await share.take(4)
-            share.shrink(3)
-            assert shares.memory.used_bytes == 3
-            await share.take(7)
-        share.close()
-        assert shares.memory.used_bytes == 0
-        with shares() as share:
-            await share.take(11)  # more than there is: all there is
-            assert shares.memory.used_bytes == 10
-
-    asyncio.run(scene())
+@in_event_loop
+async def test_take_with_room_does_not_wait() -> None:
+    shares = Shares(10)
+    with shares() as share:
+        await share.take(6)
+        await share.take(4)
+        share.shrink(3)
+        assert shares.memory.used_bytes == 3
+        await share.take(7)
+    share.close()
+    assert shares.memory.used_bytes == 0
+    with shares() as share:
+        await share.take(11)  # more than there is: all there is
+        assert shares.memory.used_bytes == 10
 
 
-def test_given_many_who_wait_when_something_is_given_back_then_only_the_first_go_on_in_their_order() -> None:
-    async def scene() -> None:
-        shares = Shares(10)
-        holder = await shares.held("holder", 10)
-        waiting = [shares() for _ in range(3)]
-        tasks = [asyncio.ensure_future(share.take(4)) for share in waiting]
-        small = asyncio.ensure_future(shares().take(1))
-        await settle()
-        holder.shrink(5)
-        await settle()
-        assert [task.done() for task in (*tasks, small)] == [True, False, False, False]
-        holder.shrink(1)
-        await settle()
-        assert [task.done() for task in (*tasks, small)] == [True, True, False, False]
-        waiting[0].close()
-        await asyncio.gather(*tasks, small)
-        assert (shares.cut, shares.memory.used_bytes) == ([], 10)
-
-    asyncio.run(scene())
+@in_event_loop
+async def test_waiters_go_on_in_their_order() -> None:
+    shares = Shares(10)
+    holder = await shares.held("holder", 10)
+    waiting = [shares() for _ in range(3)]
+    tasks = [asyncio.ensure_future(share.take(4)) for share in waiting]
+    small = asyncio.ensure_future(shares().take(1))
+    await settle()
+    holder.shrink(5)
+    await settle()
+    assert [task.done() for task in (*tasks, small)] == [True, False, False, False]
+    holder.shrink(1)
+    await settle()
+    assert [task.done() for task in (*tasks, small)] == [True, True, False, False]
+    waiting[0].close()
+    await asyncio.gather(*tasks, small)
+    assert (shares.cut, shares.memory.used_bytes) == ([], 10)
 
 
-def test_given_clients_that_keep_others_waiting_then_the_longest_at_it_are_cut_off_until_there_is_room() -> None:
-    async def scene() -> None:
-        shares = Shares(10, 0.01)
-        first = await shares.held("first", 3)
-        for name in ("second", "third", "fourth"):
-            await shares.held(name, 2)
-        first.begin_waiting()  # its client has just done something
-        await shares().take(4)
-        assert shares.cut == ["second", "third"]
-
-    asyncio.run(scene())
+@in_event_loop
+async def test_holders_that_keep_others_waiting_longest_are_cut_off() -> None:
+    shares = Shares(10, 0.01)
+    first = await shares.held("first", 3)
+    for name in ("second", "third", "fourth"):
+        await shares.held(name, 2)
+    first.begin_waiting()  # its client has just done something
+    await shares().take(4)
+    assert shares.cut == ["second", "third"]
 
 
-def test_given_two_that_each_need_what_the_other_has_then_one_is_told_to_come_again_at_once() -> None:
-    async def scene() -> None:
-        shares = Shares(10)
-        one, other, third = shares("one"), shares("other"), shares("third")
-        for share, size in ((one, 4), (other, 4), (third, 2)):
-            await share.take(size)
-        taking = [asyncio.ensure_future(share.take(3)) for share in (one, other)]
-        await settle()
-        # The third one is at work, and gives back what it has.
-        assert [task.done() for task in taking] == [False, False]
-        third.close()
-        await settle()
-        assert [type(task.exception()) for task in taking if task.done()] == [type(None), Unavailable]
-        assert (shares.cut, one.size, other.size) == ([], 7, 0)
-        other = shares("other")
-        await other.take(3)
-        taking = [asyncio.ensure_future(share.take(2)) for share in (one, other)]
-        await settle()
-        assert [type(task.exception()) for task in taking if task.done()] == [type(None), Unavailable]
-        assert (shares.cut, one.size, other.size) == ([], 9, 0)
-
-    asyncio.run(scene())
+@in_event_loop
+async def test_one_of_two_that_wait_for_each_other_is_refused() -> None:
+    shares = Shares(10)
+    one, other, third = shares("one"), shares("other"), shares("third")
+    for share, size in ((one, 4), (other, 4), (third, 2)):
+        await share.take(size)
+    taking = [asyncio.ensure_future(share.take(3)) for share in (one, other)]
+    await settle()
+    # The third one is at work, and gives back what it has.
+    assert [task.done() for task in taking] == [False, False]
+    third.close()
+    await settle()
+    assert [type(task.exception()) for task in taking if task.done()] == [type(None), Unavailable]
+    assert (shares.cut, one.size, other.size) == ([], 7, 0)
+    other = shares("other")
+    await other.take(3)
+    taking = [asyncio.ensure_future(share.take(2)) for share in (one, other)]
+    await settle()
+    assert [type(task.exception()) for task in taking if task.done()] == [type(None), Unavailable]
+    assert (shares.cut, one.size, other.size) == ([], 9, 0)
 
 
-def test_given_no_room_for_too_long_then_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_event_loop
+async def test_given_no_room_for_too_long_then_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.server.memory.LONGEST_SECONDS", 0.05)
-
-    async def scene() -> None:
-        shares = Shares(10, 0.01)
-        await shares().take(10)
-        with pytest.raises(Unavailable, match=r"server\.memory"):
-            await shares().take(1)
-        assert shares.memory.waiting == 0
-
-    asyncio.run(scene())
+    shares = Shares(10, 0.01)
+    await shares().take(10)
+    with pytest.raises(Unavailable, match=r"server\.memory"):
+        await shares().take(1)
+    assert shares.memory.waiting == 0
 
 
 def test_borrower_that_leaves_while_room_comes_gives_it_back() -> None:

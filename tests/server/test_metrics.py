@@ -53,9 +53,7 @@ def server() -> Iterator[Server]:
     server.manager.close()
 
 
-def test_given_a_transaction_that_has_published_then_it_has_a_series_once_it_is_late_and_until_it_has_ended(
-    server: Server,
-) -> None:
+def test_late_transaction_with_messages_has_a_series_until_it_ends(server: Server) -> None:
     pointer = server.manager.start_long("import").transaction_id
     server.service.publish(ORDERS, [b"one"], pointer=pointer)
     assert server.samples() == {("tms_open_claims",): 0}
@@ -65,7 +63,7 @@ def test_given_a_transaction_that_has_published_then_it_has_a_series_once_it_is_
     assert server.samples() == {("tms_open_claims",): 0}
 
 
-def test_given_very_many_late_transactions_then_there_are_no_more_series_than_may_be_the_oldest(server: Server) -> None:
+def test_series_of_late_transactions_are_the_oldest_up_to_the_limit(server: Server) -> None:
     topics = [TopicId("default", f"t{number}") for number in range(MOST_SERIES + 5)]
     for topic in topics:
         server.service.create_topic(topic)
@@ -92,9 +90,7 @@ def test_metrics_of_late_transactions_show_no_ids(server: Server) -> None:
     assert not any(str(transaction.transaction_id) in shown for transaction in transactions)
 
 
-def test_given_a_server_that_starts_anew_then_it_finds_where_transactions_in_progress_have_published(
-    server: Server,
-) -> None:
+def test_restart_finds_where_open_transactions_published(server: Server) -> None:
     pointer = server.manager.start_long().transaction_id
     server.clock.advance(5)
     with MessagingService(server.store, server.clock, side=MemorySide()) as before:

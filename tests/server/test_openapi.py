@@ -85,11 +85,9 @@ def test_given_any_json_when_sent_then_the_answer_is_one_of_those_promised(
         assert answer.headers["content-type"] in promised["200"]["content"]
 
 
-def test_given_the_document_when_schemathesis_tries_it_out_then_every_answer_is_one_of_those_promised(
-    server: Serving, tmp_path: Path
-) -> None:
+def test_document_tried_by_schemathesis_promises_every_answer(server: Serving, tmp_path: Path) -> None:
     # Polls that are to wait do not, or each would take up to a minute.
-    server.site.waiting.close()
+    server.context.waiting.close()
     # A 500 is promised too: it is how CDAP refuses a transaction past its lifetime.
     checks = "status_code_conformance,unsupported_method,use_after_free"
     done = subprocess.run(

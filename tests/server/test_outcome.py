@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.support import in_event_loop
 from tms_core.messaging.publish.workers import Answer
 from tms_core.server.rest.context import outcome
 
@@ -34,16 +35,13 @@ def test_given_a_result_that_comes_from_a_thread_when_waited_for_then_it_comes()
     assert asyncio.run(wait()) == "written"
 
 
-def test_given_somebody_who_stops_waiting_when_it_is_done_later_then_it_was_not_cancelled() -> None:
+@in_event_loop
+async def test_outcome_of_a_waiter_that_stops_is_not_cancelled() -> None:
     wanted: Answer[str] = Answer()
-
-    async def wait() -> None:
-        await give_up(wanted)
-        wanted.settle("written")
-        # the loop hears of it, and nobody is there
-        await asyncio.sleep(0)
-
-    asyncio.run(wait())
+    await give_up(wanted)
+    wanted.settle("written")
+    # the loop hears of it, and nobody is there
+    await asyncio.sleep(0)
     assert wanted.result() == "written"
 
 

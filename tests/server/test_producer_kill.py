@@ -55,9 +55,7 @@ class Publishing(threading.Thread):
         self.published += 3
 
 
-def test_given_producers_and_a_server_that_is_killed_then_each_message_is_there_once_and_in_order(
-    tmp_path: Path,
-) -> None:
+def test_producers_of_a_killed_server_have_each_message_once_in_order(tmp_path: Path) -> None:
     chance, config = random.Random(7), configure(tmp_path, port=free_port(), thrift_port=free_port())
     server = Serve(config)
     try:

@@ -48,9 +48,7 @@ def producer() -> Iterator[ProducerClient]:
         yield ProducerClient(TopicClient(client, "bills").create(), manager)
 
 
-def test_given_transactions_that_are_managed_elsewhere_when_registered_then_the_client_tells_how_they_have_ended() -> (
-    None
-):
+def test_register_with_transactions_elsewhere_asks_how_they_ended() -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with (
         TransactionManager(MemoryStorage(), clock) as manager,
@@ -79,9 +77,7 @@ def test_given_transactions_that_are_managed_elsewhere_when_registered_then_the_
             assert (told["former"], told["undecided"]) == (former, [])
 
 
-def test_given_a_transaction_that_sends_nothing_when_it_is_announced_then_the_next_instance_is_told_and_ends_it(
-    producer: ProducerClient,
-) -> None:
+def test_register_ends_an_announced_transaction_without_messages(producer: ProducerClient) -> None:
     generation = producer.register(uuid4()).json["generation"]
     tx = producer.manager.start_short()
     nothing = {"transactionWritePointer": str(tx.write_pointer)}

@@ -207,9 +207,7 @@ def test_given_what_is_no_request_then_it_is_refused_and_nothing_after_it_is_rea
     assert echo.asked == []
 
 
-def test_given_nonsense_behind_a_request_then_the_request_gets_its_own_answer_and_no_other(
-    echo: Echo, port: int
-) -> None:
+def test_nonsense_behind_a_request_leaves_its_answer_alone(echo: Echo, port: int) -> None:
     echo.may_answer.clear()
     with Client(port) as client:
         client.socket.sendall(request("POST", "/a", b"one"))
@@ -347,7 +345,7 @@ def test_given_too_many_connections_when_one_more_says_nothing_then_it_does_not_
 @pytest.mark.parametrize(
     "owed", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab"]
 )
-def test_given_clients_that_owe_the_rest_of_a_request_then_one_more_takes_the_place_of_the_slowest(
+def test_new_connection_replaces_the_slowest_that_owes_a_request(
     monkeypatch: pytest.MonkeyPatch, echo: Echo, owed: bytes
 ) -> None:
     monkeypatch.setattr(protocol, "_OWED_SECONDS", 0.0)
@@ -368,9 +366,7 @@ def test_given_clients_that_owe_the_rest_of_a_request_then_one_more_takes_the_pl
         assert idle.ask("GET", "/").status == 200
 
 
-def test_given_clients_that_ask_nothing_for_long_then_one_more_takes_the_place_of_the_longest_idle(
-    monkeypatch: pytest.MonkeyPatch, echo: Echo
-) -> None:
+def test_new_connection_replaces_the_longest_idle(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
     # The last request must come sooner than this after the one before, also on a loaded machine.
     monkeypatch.setattr(protocol, "_IDLE_SECONDS", 1)
     with listening(echo, max_connections=3) as port, ExitStack() as stack:
@@ -391,9 +387,7 @@ def test_given_clients_that_ask_nothing_for_long_then_one_more_takes_the_place_o
         assert stack.enter_context(Client(port)).ask("GET", "/new").status == 503
 
 
-def test_given_a_head_that_comes_byte_by_byte_then_it_is_refused_when_its_time_is_over(
-    monkeypatch: pytest.MonkeyPatch, echo: Echo
-) -> None:
+def test_head_that_comes_byte_by_byte_is_408(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
     monkeypatch.setattr(protocol.HttpProtocol, "head_seconds", 0.2)
     with listening(echo) as port, Client(port) as client:
         for byte in b"POST / HTTP/1.1":
@@ -415,9 +409,7 @@ def test_given_a_body_that_comes_too_slowly_then_it_is_refused_and_nothing_is_do
     assert echo.asked == []
 
 
-def test_given_a_body_that_the_server_does_not_take_yet_then_its_client_is_not_too_slow(
-    monkeypatch: pytest.MonkeyPatch, echo: Echo
-) -> None:
+def test_body_that_the_server_does_not_take_is_not_too_slow(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
     monkeypatch.setattr(protocol.HttpProtocol, "body_seconds", 0.05)
     echo.may_read.clear()
     body = bytes(4_000_000)
@@ -538,7 +530,7 @@ def shown(port: int) -> bytes:
     return ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE_SECONDS).strip().encode()
 
 
-def test_certificate_that_is_renewed_is_shown_to_new_connections_and_a_bad_one_is_not(
+def test_renewed_certificate_is_shown_and_a_bad_one_is_not(
     echo: Echo, tls: TlsSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
@@ -573,7 +565,7 @@ def test_given_tls_when_a_client_closes_in_the_middle_then_the_server_goes_on(
     assert caplog.text == ""
 
 
-def test_given_tls_when_clients_never_agree_on_keys_then_the_slowest_of_them_gives_its_place_to_the_next(
+def test_unfinished_handshake_gives_its_place_to_the_next(
     echo: Echo, tls: TlsSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(thread, "_HANDSHAKES", 3)
@@ -629,7 +621,7 @@ LARGE = bytes(protocol._JOINED_BYTES + 1)
     ],
     ids=["no body", "pieces", "interim", "large", "cut short"],
 )
-def test_given_an_answer_then_its_head_is_written_with_the_first_piece_of_its_body_and_nothing_is_kept_back(
+def test_head_of_an_answer_is_written_with_the_first_piece(
     said: list[bytes | None], written: list[bytes | None]
 ) -> None:
     transport = Written()
@@ -639,7 +631,7 @@ def test_given_an_answer_then_its_head_is_written_with_the_first_piece_of_its_bo
     assert transport.pieces == written
 
 
-def test_given_nonsense_in_a_body_when_its_answer_has_begun_then_the_head_of_that_is_sent() -> None:
+def test_nonsense_in_a_body_after_the_head_ends_the_answer() -> None:
     class Early(Echo):
         """Begins its answer before the body has come."""
 

@@ -53,7 +53,7 @@ def test_given_a_path_when_asked_for_then_its_route_has_it(name: str) -> None:
     assert all("route" not in scope for scope in default.seen)
 
 
-def test_given_a_slash_at_the_end_when_asked_then_the_path_without_it_counts_as_in_cdap() -> None:
+def test_path_with_a_slash_at_the_end_counts_without_it() -> None:
     app, default = Noting(), Noting()
     paths = routed([Route("/{topic}", app, methods=["PUT"])], default)
     for _ in range(2):

@@ -34,7 +34,7 @@ def refused(*arguments: str | Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_given_an_empty_folder_when_served_then_everything_is_made_and_survives_a_restart(tmp_path: Path) -> None:
+def test_serve_on_an_empty_folder_survives_a_restart(tmp_path: Path) -> None:
     config = configure(tmp_path, system_topics=["system:audit", "default:events"])
     for generation in range(2):
         with Serve(config) as server, Client(server.port) as client:
@@ -50,9 +50,7 @@ def test_given_an_empty_folder_when_served_then_everything_is_made_and_survives_
         assert len(store.message.read(KEYS, b"", None, 10).items) == 2
 
 
-def test_given_the_janitor_inside_when_messages_expire_then_their_rows_go_and_one_page_has_all_metrics(
-    tmp_path: Path,
-) -> None:
+def test_serve_with_the_janitor_deletes_rows_and_shows_all_metrics(tmp_path: Path) -> None:
     with Serve(configure(tmp_path), janitor=True) as server, Client(server.port) as client:
         TopicClient(client, "t").create(ttl="1").publish("a", "b")
         deleted = 'tms_janitor_rows_deleted_total{rule="expired",table="message"} 2.0'
@@ -165,9 +163,7 @@ def test_given_a_slow_consumer_when_asked_to_end_then_its_answer_is_finished(tmp
         assert server.wait() == 0
 
 
-def test_given_a_server_that_is_ending_when_asked_again_then_it_ends_at_once_and_nothing_is_lost(
-    tmp_path: Path,
-) -> None:
+def test_serve_that_is_asked_twice_ends_at_once_and_loses_nothing(tmp_path: Path) -> None:
     config = configure(tmp_path)
     with Serve(config) as server, Client(server.port) as client:
         ending(server, client)

@@ -98,9 +98,7 @@ def memory(folder: Path, **server: object) -> Path:
 # --- companions ------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_companion_when_served_then_it_gets_what_is_open_and_is_stopped_before_that_closes(
-    guest: Guest, tmp_path: Path
-) -> None:
+def test_companion_is_stopped_before_what_it_got_closes(guest: Guest, tmp_path: Path) -> None:
     config, clock = configure(tmp_path), ManualClock(NOW_MS)
     environ = {"TMS_SERVER__DEFAULT_TTL_SECONDS": "60"}
     for created in (True, False):
@@ -120,7 +118,7 @@ def test_given_a_companion_when_served_then_it_gets_what_is_open_and_is_stopped_
     assert guest.seen == ["started", "stopped"] * 2
 
 
-def test_given_a_store_that_is_made_when_served_then_no_one_else_may_look_into_its_folders(tmp_path: Path) -> None:
+def test_store_that_is_made_is_closed_to_other_users(tmp_path: Path) -> None:
     free_ports = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"}
     with serving(None, free_ports, {"leveldb": str(tmp_path / "shop")}, janitor=False):
         pass
@@ -144,9 +142,7 @@ def test_given_a_manager_when_served_then_a_pointer_that_it_did_not_issue_is_ref
             assert topic.post("publish", issued).status == 200
 
 
-def test_given_a_companion_that_refuses_when_served_then_that_is_the_error_and_nothing_listens(
-    guest: Guest, tmp_path: Path
-) -> None:
+def test_companion_that_refuses_ends_the_start(guest: Guest, tmp_path: Path) -> None:
     guest.refuses = True
     with pytest.raises(TmsError, match="There is no room"), serving(configure(tmp_path), {}, {}):
         pass
@@ -156,7 +152,7 @@ def test_given_a_companion_that_refuses_when_served_then_that_is_the_error_and_n
 
 
 @pytest.mark.parametrize("value", ["no_such_module_anywhere:start", "json:no_such_name"])
-def test_given_a_companion_that_cannot_be_loaded_when_served_then_the_way_out_is_named(
+def test_companion_that_cannot_be_loaded_names_the_way_out(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
 ) -> None:
     install(monkeypatch, value)
@@ -233,9 +229,7 @@ def test_given_hbase_when_served_then_it_leads_and_messages_may_have_a_ttl(hbase
         assert "tms_server_is_leader 1.0\n" in client.ask("GET", "/metrics").text
 
 
-def test_given_transactions_that_are_down_when_published_outside_of_them_then_it_works(
-    guest: Guest, tmp_path: Path
-) -> None:
+def test_publish_outside_transactions_works_without_the_service(guest: Guest, tmp_path: Path) -> None:
     with serving(configure(tmp_path), {}, {}) as started, Client(port_of(started.url)) as client:
         assert guest.context is not None
         assert guest.context.transactions is not None
@@ -265,9 +259,7 @@ def test_given_authentication_when_served_then_strangers_are_not_let_in(tmp_path
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_given_more_polls_that_wait_than_one_principal_may_have_then_only_others_may_wait(
-    tmp_path: Path, *, known: bool
-) -> None:
+def test_polls_that_wait_are_limited_for_each_principal(tmp_path: Path, *, known: bool) -> None:
     ada, ben = new_token(), new_token()
     (tmp_path / "tokens").write_text(f"{token_line('ada', ada)}\n{token_line('ben', ben)}\n")
     rules = [{"principal": "*", "topics": ["*:*"], "can": ["admin", "publish", "consume"]}]
@@ -300,7 +292,7 @@ def test_given_more_polls_that_wait_than_one_principal_may_have_then_only_others
         assert clients[0].ask("POST", f"{path}/poll", json.dumps(behind).encode(), **of_ada).json == []
 
 
-def test_given_a_key_that_is_not_there_when_served_then_the_setting_is_named_and_nothing_opened(tmp_path: Path) -> None:
+def test_key_file_that_is_missing_ends_the_start(tmp_path: Path) -> None:
     config = configure(tmp_path, auth={"kind": "jwt", "key_file": "issuer.pem"})
     with pytest.raises(ConfigurationError, match=r"server\.auth\.key_file .*issuer\.pem"), serving(config, {}, {}):
         pass
@@ -359,7 +351,7 @@ def test_given_a_signal_when_it_comes_then_it_asks_and_the_second_ends_the_proce
     assert "finishing what was accepted" in capfd.readouterr().err
 
 
-def test_given_a_signal_that_another_thread_gets_when_the_main_thread_waits_then_it_asks() -> None:
+def test_signal_in_another_thread_asks_to_end() -> None:
     asked = threading.Event()
     with ending(asked.set):
         other = threading.Timer(0.2, lambda: signal.pthread_kill(threading.get_ident(), signal.SIGTERM))
@@ -379,7 +371,7 @@ with ending(asked.set):
 
 
 @pytest.mark.parametrize("why", ["its reader is gone", "its disk is full", "its reader does not read"])
-def test_given_a_standard_error_that_takes_nothing_when_a_signal_comes_then_the_process_ends(why: str) -> None:
+def test_signal_with_a_blocked_standard_error_ends_the_process(why: str) -> None:
     reading, writing = os.pipe()
     try:
         if why == "its reader is gone":
@@ -460,7 +452,7 @@ def test_the_url_is_one_that_a_client_on_this_machine_can_use(host: str, url: st
     assert Listener(nobody, host, 5).url == url
 
 
-def test_given_a_token_for_transactions_when_served_then_it_is_demanded_and_the_commands_show_it(
+def test_token_of_transactions_is_demanded_and_shown_by_commands(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "token").touch(0o600)

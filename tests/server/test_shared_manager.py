@@ -127,9 +127,7 @@ def servers() -> Iterator[Servers]:
         yield Servers(stack)
 
 
-def test_given_an_orderly_change_when_the_next_leader_takes_over_then_that_is_no_warning(
-    servers: Servers, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_orderly_change_of_leader_logs_no_warning(servers: Servers, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         servers.change()
     [said] = [record for record in caplog.records if "taken over the files" in record.message]
@@ -155,9 +153,7 @@ def test_given_two_servers_when_either_is_asked_then_the_leaders_manager_answers
     assert not servers.second.shared.manager.running
 
 
-def test_given_a_leader_that_is_gone_when_the_other_is_asked_then_nothing_was_done_and_it_says_so(
-    servers: Servers,
-) -> None:
+def test_call_for_a_leader_that_is_gone_did_nothing(servers: Servers) -> None:
     servers.clients[1].start_short()
     servers.first.service.stop()
     for _ in range(2):
@@ -174,9 +170,7 @@ def test_given_no_leader_when_asked_then_it_says_so(servers: Servers) -> None:
         servers.clients[1].start_short()
 
 
-def test_given_a_connection_to_a_leader_that_is_one_no_more_when_asked_then_the_new_one_is_looked_for(
-    servers: Servers,
-) -> None:
+def test_call_through_a_former_leader_finds_the_new_one(servers: Servers) -> None:
     third = Node(servers.side, "c", servers.clock)
     with TransactionClient(third.service.address) as client:
         begun = client.start_short(3600).transaction_id
@@ -189,9 +183,7 @@ def test_given_a_connection_to_a_leader_that_is_one_no_more_when_asked_then_the_
     third.stop()
 
 
-def test_given_a_manager_that_takes_long_to_begin_when_looked_then_the_server_does_not_lead_before_it_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_server_does_not_lead_before_its_manager_began(monkeypatch: pytest.MonkeyPatch) -> None:
     node, go_on = Node(MemorySide(), "a", ManualClock(NOW_MS)), Event()
     monkeypatch.setattr(node.shared, "_on_takeover", lambda _: go_on.wait())
     with monkeypatch.context() as impatient:
@@ -205,9 +197,7 @@ def test_given_a_manager_that_takes_long_to_begin_when_looked_then_the_server_do
     node.stop()
 
 
-def test_given_a_server_that_took_over_in_a_tenure_that_is_over_when_it_leads_again_then_it_takes_over_anew(
-    servers: Servers,
-) -> None:
+def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Servers) -> None:
     transaction = servers.clients[0].start_short(3600)
     servers.change()
     for _ in range(2):
@@ -243,9 +233,7 @@ def test_given_a_damaged_log_when_a_server_is_asked_or_is_to_lead_then_it_says_s
     node.stop()
 
 
-def test_given_calls_that_are_none_when_they_are_passed_on_then_they_are_answered_as_by_the_leader_and_disturb_no_one(
-    servers: Servers,
-) -> None:
+def test_bad_calls_are_forwarded_and_answered_as_by_the_leader(servers: Servers) -> None:
     servers.clients[1].start_short()
     known = servers.second.shared._other
     without_its_argument = wire.message(MessageKind.CALL, "startShortTimeout", 7)
@@ -261,9 +249,7 @@ def test_given_calls_that_are_none_when_they_are_passed_on_then_they_are_answere
     assert servers.second.shared._other is known
 
 
-def test_given_a_leader_that_is_cut_off_in_the_middle_when_asked_then_it_is_not_known_whether_it_was_done(
-    servers: Servers,
-) -> None:
+def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: Servers) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
 
     def answer_the_first() -> None:
@@ -287,7 +273,7 @@ def test_given_a_leader_that_is_cut_off_in_the_middle_when_asked_then_it_is_not_
 
 
 @pytest.mark.parametrize("leads", ["this", "another"])
-def test_given_a_call_that_a_paused_leader_has_when_another_server_leads_then_it_is_not_waited_for(
+def test_call_to_a_paused_leader_ends_when_another_leads(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, leads: str
 ) -> None:
     asked, goes_on = Event(), Event()
@@ -323,7 +309,7 @@ def test_given_a_call_that_a_paused_leader_has_when_another_server_leads_then_it
         known.ask(b"")
 
 
-def test_given_calls_that_wait_for_a_leader_that_is_paused_when_this_server_leads_then_it_answers_others(
+def test_server_that_leads_answers_while_calls_wait_for_the_former(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     goes_on, waiting = Event(), Semaphore(0)
@@ -348,9 +334,7 @@ def test_given_calls_that_wait_for_a_leader_that_is_paused_when_this_server_lead
                 one.result()
 
 
-def test_given_the_manager_of_another_log_at_the_address_when_calls_are_to_be_passed_on_then_it_is_not_asked(
-    servers: Servers,
-) -> None:
+def test_manager_of_another_log_is_not_asked(servers: Servers) -> None:
     root = root_of(servers.side)
     assert root is not None
     frame = wire.message(MessageKind.CALL, "startShort", 7)
@@ -365,7 +349,7 @@ def test_given_the_manager_of_another_log_at_the_address_when_calls_are_to_be_pa
         other.close()
 
 
-def test_given_a_server_that_cannot_write_its_last_snapshot_when_it_ends_then_it_ends_all_the_same(
+def test_server_that_cannot_write_its_last_snapshot_ends(
     servers: Servers, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SideStorage, "save", raising(StoreError("it is gone.")))
@@ -447,9 +431,7 @@ def follower(settings: Settings, side: MemorySide, stack: ExitStack) -> ServerTr
 
 @pytest.mark.parametrize("slots", [1, 2])
 @pytest.mark.parametrize("thrift", ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0"])
-def test_given_several_servers_when_made_then_requests_ask_the_manager_where_it_always_is_in_their_process(
-    tmp_path: Path, slots: int, thrift: str
-) -> None:
+def test_requests_of_several_servers_ask_their_own_process(tmp_path: Path, slots: int, thrift: str) -> None:
     side = MemorySide()
     with ExitStack() as stack:
         found = made(settings_of(tmp_path, slots, thrift), side, stack)
@@ -475,7 +457,7 @@ def test_managed_on_the_network_without_a_token_is_refused_unless_allowed(tmp_pa
         assert made(settings.model_copy(update={"transactions": with_token}), MemorySide(), stack).address
 
 
-def test_given_a_folder_of_a_manager_that_was_alone_when_several_begin_then_they_go_on_from_it(tmp_path: Path) -> None:
+def test_several_servers_go_on_from_the_folder_of_one(tmp_path: Path) -> None:
     with TransactionManager(DirectoryStorage(tmp_path / "tx"), ManualClock(NOW_MS)) as former:
         begun = former.start_short(3600).transaction_id
         former.invalidate(former.start_short().transaction_id)
@@ -489,9 +471,7 @@ def test_given_a_folder_of_a_manager_that_was_alone_when_several_begin_then_they
     assert "server.leader.advertise" in caught.value.hint
 
 
-def test_given_a_server_alone_when_others_begin_a_log_before_it_has_its_lease_then_it_does_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lone_server_does_not_start_on_a_shared_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side, store, clock = MemorySide(), MemoryStore(), ManualClock(NOW_MS)
 
     class Waiting(HaMember):
@@ -542,7 +522,7 @@ def managed_alone(settings: Settings, stack: ExitStack) -> ServerTransactions:
     return found
 
 
-def test_given_a_store_in_memory_when_made_then_its_manager_keeps_nothing_and_demands_its_token(tmp_path: Path) -> None:
+def test_manager_in_memory_keeps_nothing_and_demands_its_token(tmp_path: Path) -> None:
     token = tmp_path / "token"
     settings = settings_with("memory", source="manager", directory=str(tmp_path / "tx"), token_file=token)
     with ExitStack() as stack, pytest.raises(TmsError, match="token"):
@@ -578,9 +558,7 @@ def test_administrative_token_that_is_refused_is_named_by_its_setting(tmp_path: 
         ("[fd00::7]:15165", "http://server-1:11015", "[fd00::7]:15165"),
     ],
 )
-def test_the_others_reach_a_manager_where_it_listens_or_else_where_its_server_is_known(
-    listens: str, advertise: str, reached: str
-) -> None:
+def test_manager_is_reached_where_it_listens_or_its_server_is(listens: str, advertise: str, reached: str) -> None:
     assert _reached(advertise, cast(TransactionService, SimpleNamespace(address=listens))) == reached
 
 
@@ -595,9 +573,7 @@ def store_with(*pointers: int | None) -> MemoryStore:
     return store
 
 
-def test_given_messages_of_transactions_and_no_folder_when_a_server_is_to_begin_the_log_then_it_does_not_start(
-    tmp_path: Path,
-) -> None:
+def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path) -> None:
     settings, side = settings_of(tmp_path), MemorySide()
     store = store_with(None, -BASE, BASE)
     with ExitStack() as stack, pytest.raises(ConfigurationError, match=r"transactions\.directory .*/tx") as caught:
@@ -621,7 +597,7 @@ def test_given_messages_of_transactions_and_no_folder_when_a_server_is_to_begin_
         ).shared
 
 
-def test_given_messages_that_came_while_a_server_waited_when_it_is_to_begin_the_log_then_it_does_not_lead(
+def test_server_that_waited_does_not_lead_over_unknown_transactions(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings, side, store, clock = settings_of(tmp_path), MemorySide(), MemoryStore(), ManualClock(NOW_MS)

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from tests.builders import NOW_MS, SECOND
-from tests.server.test_fenced import Watched
-from tests.support import raising
-from tms_core.clock import ManualClock
+from tests.builders import NOW_MS
+from tests.kit.servers import DELAY_SECONDS, SECONDS, SlotServer, SlotServers
+from tests.support import each_raises, raising
 from tms_core.errors import BadRequest, StoreError, StoreUnavailable, Unavailable
 from tms_core.messaging.groups.claims import GroupBatch, GroupPoll
-from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.producers.rows import ProducerName
-from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
-from tms_core.server.ha.fenced_store import FencedSide, FencedStore
 from tms_core.server.ha.leadership import REACH_MS
-from tms_core.server.ha.sealed_ranges import SealedRanges
-from tms_core.server.ha.slot_assignment import SlotAssignment, slot_of
+from tms_core.server.ha.slot_assignment import slot_of
 from tms_core.server.rest.forward import _topic
 from tms_core.settings.models import LeaderSettings
 from tms_core.tables.base import KEYS
 from tms_core.tables.lease import LeaseRecord
-from tms_core.tables.memory import MemoryStore
-from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
 from tms_core.transaction.model import Transaction
 
-SECONDS, DELAY_SECONDS, SLOTS = 15, 5, 4
+SLOTS = 4
+Pair = tuple[SlotServer, SlotServer]
 #: A topic of each slot.
 TOPICS = {slot_of(topic.prefix, SLOTS): topic for topic in (TopicId("default", f"t{number}") for number in range(40))}
 TOPIC = TOPICS[1]
@@ -46,80 +41,16 @@ def wanted(slots: int = SLOTS, servers: int = 2) -> LeaderSettings:
     )
 
 
-class Server:
-    """One of several servers on the same tables."""
-
-    def __init__(self, cluster: Cluster, ordinal: int, settings: LeaderSettings) -> None:
-        self.cluster = cluster
-        holder = f"server {ordinal} of {len(cluster.servers)}"
-        self.assignment = SlotAssignment(cluster.leases, holder, settings, ordinal, cluster.clock)
-        self.assignment.at(f"http://{holder}")
-        self.slots = self.assignment.slots
-        self.message = Watched(cluster.store.message)
-        sealed_ranges = SealedRanges(cluster.store.message, cluster.side, cluster.clock)
-        fenced = FencedStore(cluster.store, self.slots, sealed_ranges)
-        vars(fenced.message)["_table"] = self.message
-        self.service = MessagingService(
-            fenced, cluster.clock, side=cluster.side, fenced_side=FencedSide(cluster.side, self.slots)
-        )
-        cluster.servers.append(self)
-
-    def look(self) -> list[int]:
-        """Look who leads; returns the slots that this one leads."""
-        self.assignment.look(lambda slot: self.service.start_over(lambda key: self.slots.number(key) == slot))
-        return self.led
-
-    @property
-    def led(self) -> list[int]:
-        return [slot for slot, leadership in enumerate(self.slots.leaderships) if leadership.leads]
-
-    def payloads(self, topic: TopicId) -> list[bytes]:
-        pages = self.service.fetch(topic, FetchRequest())
-        return [message.payload for page in pages for message in page]
-
-    def held_up(self, meanwhile: Callable[[], object]) -> None:
-        """While the next write is on its way, something happens."""
-        put = self.message.put
-
-        def late(rows: Sequence[Any]) -> None:
-            self.message.put = put
-            meanwhile()
-            put(rows)
-
-        self.message.put = late
-
-
-class Cluster:
-    """What servers share."""
-
-    def __init__(self) -> None:
-        self.store, self.side, self.leases = MemoryStore(), MemorySide(), MemorySide()
-        self.clock = ManualClock(NOW_MS, monotonic_ms=60_000)
-        self.servers: list[Server] = []
-
-    def server(self, ordinal: int, settings: LeaderSettings | None = None) -> Server:
-        return Server(self, ordinal, settings or wanted())
-
-    def look(self, *servers: Server, seconds: int = 1) -> None:
-        """Let time pass, in which some servers look."""
-        for _ in range(seconds):
-            self.clock.advance(SECOND)
-            for server in servers:
-                server.look()
+@pytest.fixture
+def cluster() -> Iterator[SlotServers]:
+    with closing(SlotServers()) as made:
+        yield made
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    made = Cluster()
-    yield made
-    for server in made.servers:
-        server.service.close()
-
-
-@pytest.fixture
-def pair(cluster: Cluster) -> tuple[Server, Server]:
+def pair(cluster: SlotServers) -> Pair:
     """Two servers that lead their slots, and a topic in each slot."""
-    one, other = cluster.server(0), cluster.server(1)
+    one, other = cluster.start(0, wanted()), cluster.start(1, wanted())
     cluster.look(one, other, seconds=2)
     for topic in TOPICS.values():
         one.service.create_topic(topic)
@@ -146,13 +77,11 @@ def test_a_topic_s_slot_is_the_crc_32_of_its_name() -> None:
         ("/ping", b""),
     ],
 )
-def test_given_a_path_when_asked_whose_it_is_then_its_topic_says(path: str, topic: bytes) -> None:
+def test_path_of_a_request_names_its_topic(path: str, topic: bytes) -> None:
     assert _topic(path) == topic
 
 
-def test_given_two_servers_when_they_look_then_each_leads_its_own_slots_and_answers_for_those_only(
-    pair: tuple[Server, Server],
-) -> None:
+def test_two_servers_lead_and_answer_for_their_own_slots(pair: Pair) -> None:
     one, other = pair
     assert (one.led, other.led) == ([0, 2], [1, 3])
     for slot, topic in TOPICS.items():
@@ -163,17 +92,19 @@ def test_given_two_servers_when_they_look_then_each_leads_its_own_slots_and_answ
         found = follower.slots.leaderships[slot].leader
         assert found is not None
         assert found.address == f"http://{found.holder}" == f"http://server {slot % 2} of {slot % 2}"
-        for refused in (
+        each_raises(
+            Unavailable,
             partial(follower.service.publish, topic, [b"b"]),
             partial(follower.payloads, topic),
             partial(follower.service.consumers.get, topic, "billing"),
-        ):
-            with pytest.raises(Unavailable):
-                refused()
+        )
 
 
-def test_given_leases_that_cannot_be_read_at_once_when_looked_then_what_is_held_is_renewed(
-    cluster: Cluster, pair: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_leases_that_cannot_be_read_are_renewed(
+    cluster: SlotServers,
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     one, other = pair
     monkeypatch.setattr(cluster.leases, "rows", raising(StoreError("HBase is away.")))
@@ -186,15 +117,13 @@ def test_given_leases_that_cannot_be_read_at_once_when_looked_then_what_is_held_
 # --- handed over and back --------------------------------------------------------------------------------------------
 
 
-def test_given_a_server_that_died_when_it_is_back_then_it_gets_its_slots_and_nothing_is_lost_or_there_twice(
-    cluster: Cluster, pair: tuple[Server, Server]
-) -> None:
+def test_server_that_is_back_gets_its_slots_and_loses_nothing(cluster: SlotServers, pair: Pair) -> None:
     one, other = pair
     other.service.publish(TOPIC, [b"1"])
     cluster.look(one, seconds=TAKE_OVER)
     assert one.led == [0, 1, 2, 3]
     one.service.publish(TOPIC, [b"2"])
-    again = cluster.server(1)
+    again = cluster.start(1, wanted())
     # It is seen in one look that it is there, and in the next that it still is; nothing is under way, so that is all.
     cluster.look(one, again, seconds=2)
     assert (one.led, again.led) == ([0, 2], [1, 3])
@@ -204,12 +133,10 @@ def test_given_a_server_that_died_when_it_is_back_then_it_gets_its_slots_and_not
         one.service.publish(TOPIC, [b"4"])
 
 
-def test_given_a_write_under_way_when_its_slot_is_wanted_back_then_it_is_acknowledged_first(
-    cluster: Cluster, pair: tuple[Server, Server]
-) -> None:
+def test_hand_over_of_a_slot_waits_for_a_write(cluster: SlotServers, pair: Pair) -> None:
     one, _ = pair
     cluster.look(one, seconds=TAKE_OVER)
-    again = cluster.server(1)
+    again = cluster.start(1, wanted())
 
     def meanwhile() -> None:
         cluster.look(one, again, seconds=4)
@@ -217,7 +144,7 @@ def test_given_a_write_under_way_when_its_slot_is_wanted_back_then_it_is_acknowl
         with pytest.raises(Unavailable):
             one.payloads(TOPIC)
 
-    one.held_up(meanwhile)
+    one.interrupt_write(meanwhile)
     one.service.publish(TOPIC, [b"1"])
     cluster.look(one, again, seconds=3)
     assert again.led == [1, 3]
@@ -225,12 +152,10 @@ def test_given_a_write_under_way_when_its_slot_is_wanted_back_then_it_is_acknowl
     assert again.payloads(TOPIC) == [b"1", b"2"]
 
 
-def test_given_a_deposed_leader_s_late_rows_when_its_slot_was_handed_on_meanwhile_then_they_are_never_seen(
-    cluster: Cluster, pair: tuple[Server, Server]
-) -> None:
+def test_late_rows_of_a_former_slot_leader_are_never_seen(cluster: SlotServers, pair: Pair) -> None:
     one, other = pair
     other.service.publish(TOPIC, [b"1"])
-    again = cluster.server(1)
+    again = cluster.start(1, wanted())
     seen: list[list[bytes]] = []
 
     def meanwhile() -> None:
@@ -241,7 +166,7 @@ def test_given_a_deposed_leader_s_late_rows_when_its_slot_was_handed_on_meanwhil
         again.service.publish(TOPIC, [b"2"])
         seen.append(again.payloads(TOPIC))
 
-    other.held_up(meanwhile)
+    other.interrupt_write(meanwhile)
     with pytest.raises(StoreUnavailable):
         other.service.publish(TOPIC, [b"late"])
     assert len(cluster.store.message.read(KEYS, TOPIC.prefix, None, 10).items) == 3
@@ -251,7 +176,9 @@ def test_given_a_deposed_leader_s_late_rows_when_its_slot_was_handed_on_meanwhil
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_producer_when_it_publishes_then_only_to_topics_of_its_home_s_slot(pair: tuple[Server, Server]) -> None:
+def test_producer_publishes_to_topics_of_its_slot_only(
+    pair: Pair,
+) -> None:
     one, other = pair
     known = one.service.producers.register(TOPICS[0], "importer", UUID(int=7))
     sent = Sent(TOPICS[0], "importer", known.generation, 1)
@@ -262,9 +189,7 @@ def test_given_a_producer_when_it_publishes_then_only_to_topics_of_its_home_s_sl
         assert leader.payloads(TOPICS[slot]) == []
 
 
-def test_given_a_producer_of_any_slot_when_its_leader_deletes_it_then_it_is_gone_and_another_server_refuses(
-    cluster: Cluster, pair: tuple[Server, Server]
-) -> None:
+def test_producer_is_deleted_by_the_leader_of_its_slot_only(cluster: SlotServers, pair: Pair) -> None:
     one, other = pair
     # More than is read at once.
     others = [ProducerName(TOPICS[0], 1, f"p{number}").request_key(TOPICS[0].prefix) for number in range(1001)]
@@ -280,9 +205,7 @@ def test_given_a_producer_of_any_slot_when_its_leader_deletes_it_then_it_is_gone
     assert [key for key, _ in cluster.side.rows(b"q", b"r", 2000).items] == sorted(others)
 
 
-def test_given_a_producer_at_a_topic_with_partitions_then_it_reaches_those_of_its_slot_and_one_at_a_partition_that(
-    pair: tuple[Server, Server],
-) -> None:
+def test_producer_of_a_topic_reaches_partitions_of_its_slot_only(pair: Pair) -> None:
     whole = TopicId("default", "visits")
     pair[0].service.create_topic(whole, {"partitions": "8"})
     home = slot_of(whole.prefix, SLOTS)
@@ -306,14 +229,12 @@ def test_given_a_producer_at_a_topic_with_partitions_then_it_reaches_those_of_it
 # --- on how many slots -----------------------------------------------------------------------------------------------
 
 
-def changed(cluster: Cluster, server: Server, seconds: int = 3) -> list[int]:
+def changed(cluster: SlotServers, server: SlotServer, seconds: int = 3) -> list[int]:
     cluster.look(server, seconds=seconds)
     return server.led
 
 
-def test_given_a_group_that_one_server_has_set_back_in_a_former_partition_then_the_server_of_another_learns_of_it(
-    pair: tuple[Server, Server], cluster: Cluster
-) -> None:
+def test_group_set_back_by_another_server_is_noticed(pair: Pair, cluster: SlotServers) -> None:
     whole = TopicId("default", "orders")
     pair[0].service.create_topic(whole, {"partitions": "1"})
     old = TopicId("default", "orders-0")
@@ -325,7 +246,7 @@ def test_given_a_group_that_one_server_has_set_back_in_a_former_partition_then_t
     new = next(part for part in parts if other.slots.of(part.prefix).leads)
     pointers = iter(range(1, 100))
 
-    def polled(server: Server, topic: TopicId) -> GroupBatch:
+    def polled(server: SlotServer, topic: TopicId) -> GroupBatch:
         pointer = (NOW_MS + next(pointers)) * 1_000_000
         return server.service.groups.poll(topic, "billing", GroupPoll(Transaction(pointer, pointer, pointer), 10))
 
@@ -342,10 +263,8 @@ def test_given_a_group_that_one_server_has_set_back_in_a_former_partition_then_t
 
 
 @pytest.mark.parametrize(("former", "slots"), [(1, 4), (4, 1), (4, 2), (2, 8)])
-def test_given_servers_of_another_number_of_slots_when_they_have_ended_then_the_new_number_counts_and_not_before(
-    cluster: Cluster, former: int, slots: int
-) -> None:
-    old, new = cluster.server(0, wanted(former, 1)), cluster.server(0, wanted(slots, 1))
+def test_another_number_of_slots_counts_after_the_servers_ended(cluster: SlotServers, former: int, slots: int) -> None:
+    old, new = cluster.start(0, wanted(former, 1)), cluster.start(0, wanted(slots, 1))
     all_old, all_new = list(range(former)), list(range(slots))
     cluster.look(old)
     assert old.led == all_old
@@ -357,10 +276,10 @@ def test_given_servers_of_another_number_of_slots_when_they_have_ended_then_the_
     assert (old.led, new.led) == ([], all_new)
 
 
-def test_given_a_server_that_was_killed_when_another_number_is_wanted_then_that_waits_until_nothing_is_under_way(
-    cluster: Cluster, caplog: pytest.LogCaptureFixture
+def test_another_number_of_slots_waits_for_a_killed_server(
+    cluster: SlotServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    old, new = cluster.server(0, wanted(1, 1)), cluster.server(0, wanted(4, 1))
+    old, new = cluster.start(0, wanted(1, 1)), cluster.start(0, wanted(4, 1))
     cluster.look(old)
     with caplog.at_level(logging.WARNING):
         assert changed(cluster, new, 2 * SECONDS) == []
@@ -369,13 +288,13 @@ def test_given_a_server_that_was_killed_when_another_number_is_wanted_then_that_
     assert changed(cluster, new) == [0, 1, 2, 3]
 
 
-def test_given_a_change_that_was_not_finished_when_a_server_begins_then_it_does_not_lead_before_that_is_settled(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+def test_change_of_slots_that_was_not_finished_is_settled_first(
+    cluster: SlotServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = cluster.server(0, wanted(4, 1))
+    old = cluster.start(0, wanted(4, 1))
     cluster.look(old)
     old.assignment.resign()
-    dies, swap = cluster.server(0, wanted(2, 1)), cluster.leases.exchange
+    dies, swap = cluster.start(0, wanted(2, 1)), cluster.leases.exchange
     with monkeypatch.context() as patched:
         written: list[bytes] = []
 
@@ -391,7 +310,7 @@ def test_given_a_change_that_was_not_finished_when_a_server_begins_then_it_does_
     record = LeaseRecord.parse(cluster.leases.get(b"l"))
     assert record is not None
     assert record.holder.startswith("4 slots, to be 2 by")
-    other = cluster.server(0, wanted(4, 1))
+    other = cluster.start(0, wanted(4, 1))
     cluster.look(old, other)
     assert (old.led, other.led) == ([], [])
     cluster.clock.advance(REACH_MS)

@@ -130,9 +130,7 @@ def test_standby_run_now_reaches_the_janitor_once_it_runs_and_nobody_before() ->
     assert janitor.hurried == 1
 
 
-def test_given_a_janitor_that_fails_when_its_turn_comes_then_the_log_says_so_and_the_server_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_standby_janitor_that_fails_is_logged_and_the_server_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     janitor = Janitor(HELD, StoreError("HBase is away."))
     waiting = Standby("janitor", janitor, retry_seconds=0.01)
     waiting._thread.join(PATIENCE_SECONDS)

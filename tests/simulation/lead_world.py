@@ -16,10 +16,11 @@ from random import Random
 from typing import Any
 
 from tests.builders import SECOND
+from tests.kit.servers import SlotServer
 from tests.simulation import group_world
 from tests.simulation.group_world import Violation
 from tests.simulation.producer_world import BILLS, ORDERS, WEIGHTS, ProducerWorld
-from tests.simulation.slot_world import SETTINGS, SlotServer
+from tests.simulation.slot_world import SETTINGS, start_server
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageId
@@ -129,7 +130,7 @@ class LeadWorld(ProducerWorld):
         raise AssertionError("no server leads")
 
     def _server(self, ordinal: int) -> SlotServer:
-        return SlotServer(self, ordinal, self.random.choice((0, 1 << 20)), ONE_SLOT)
+        return start_server(self, ordinal, self.random.choice((0, 1 << 20)), ONE_SLOT)
 
     def _read(self, read: Callable[..., Any], *given: Any) -> Any:
         """Read a page; behind it something may arrive."""

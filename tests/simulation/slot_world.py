@@ -1,7 +1,7 @@
 """Consumer groups on two servers that share the topics: each serves what it leads, and topics change hands.
 
-The histories are those of :mod:`tests.simulation.group_world`, and the same must hold. What is asked goes to the server
-that leads the topic; a server may die, so that the other one takes its slots, and come back, so that it gets them
+The histories are those of :mod:`tests.simulation.group_world`, and the same must hold. Each request goes to the server
+that leads its topic. A server may die, so that the other one takes its slots, and come back, so that it gets them
 again.
 """
 
@@ -12,12 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tests.builders import SECOND
+from tests.kit.servers import SlotServer
 from tests.simulation.group_world import LIFETIME_MS, WEIGHTS, FaultySide, GroupWorld
 from tms_core.clock import ManualClock
-from tms_core.messaging.service import MessagingService, ServiceOptions
-from tms_core.server.ha.fenced_store import FencedSide, FencedStore
-from tms_core.server.ha.sealed_ranges import SealedRanges
-from tms_core.server.ha.slot_assignment import SlotAssignment
+from tms_core.messaging.service import ServiceOptions
 from tms_core.settings.models import LeaderSettings
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide
@@ -42,30 +40,12 @@ class Shared(Protocol):
     manager: TransactionManager
 
 
-class SlotServer:
-    """One server: what it leads, and the service behind that."""
-
-    def __init__(self, world: Shared, ordinal: int, cache_bytes: int, settings: LeaderSettings = SETTINGS) -> None:
-        self.ordinal = ordinal
-        self.assignment = SlotAssignment(world.leases, f"server {next(world.names)}", settings, ordinal, world.clock)
-        fenced = FencedStore(
-            world.store, self.assignment.slots, SealedRanges(world.store.message, world.side, world.clock)
-        )
-        options = ServiceOptions(
-            max_lifetime_seconds=LIFETIME_MS // 1000, grace_seconds=LIFETIME_MS // 1000, cache_bytes=cache_bytes
-        )
-        self.service = MessagingService(
-            fenced,
-            world.clock,
-            options,
-            side=world.side,
-            transactions=world.manager,
-            fenced_side=FencedSide(world.side, self.assignment.slots),
-        )
-
-    def look(self) -> None:
-        slots = self.assignment.slots
-        self.assignment.look(lambda slot: self.service.start_over(lambda key: slots.number(key) == slot))
+def start_server(world: Shared, ordinal: int, cache_bytes: int, settings: LeaderSettings = SETTINGS) -> SlotServer:
+    """Start a server; its name is new each time."""
+    options = ServiceOptions(
+        max_lifetime_seconds=LIFETIME_MS // 1000, grace_seconds=LIFETIME_MS // 1000, cache_bytes=cache_bytes
+    )
+    return SlotServer(world, ordinal, settings, f"server {next(world.names)}", options, world.manager)
 
 
 class Asked:
@@ -147,7 +127,7 @@ class SlotWorld(GroupWorld):
             self.work()
 
     def _start(self, ordinal: int) -> None:
-        self.servers.append(SlotServer(self, ordinal, self.random.choice((0, 1 << 20))))
+        self.servers.append(start_server(self, ordinal, self.random.choice((0, 1 << 20))))
 
     def _settle(self, seconds: int) -> None:
         for _ in range(seconds):

@@ -19,6 +19,7 @@ from janitor.spark.source.source import register
 from janitor.spark.sweep.engine import SparkSender, cutter
 from janitor.spark.sweep.task import StoreEnvironment
 from janitor.state.sqlite.state import SqliteState
+from janitor.state.values import pack
 from janitor.sweep.run import Terms
 from tests.builders import DAY, LIFETIME, NOW_MS
 from tests.spark.local import on_spark
@@ -44,7 +45,7 @@ def ask(spark: SparkSession, store: Path, scratch: Path) -> None:
                 "connect": type(spark).__module__,
                 "partitions": rows.selectExpr("spark_partition_id() AS at").distinct().count(),
                 "counted": counted,
-                "plan": report.to_json()["totals"],
+                "plan": pack(report.totals),
             }
         )
     )

@@ -215,7 +215,7 @@ def test_guided_sweep_of_leveldb_leaves_the_next_run_nothing(tmp_path: Path) -> 
             clock.advance(1000)
             following = FileEngine(store, state, Snapshots(clock, [DEAD]), clock, USUAL, token_hex=secrets.token_hex)
             again = following.run_once()
-            assert (again.entries, again.full) == ({}, False), "frontiers, and when all was looked at, are known"
+            assert (again.topics, again.full) == ([], False), "frontiers, and when all was looked at, are known"
         assert not list((folder / "state").glob("*")) if by_tasks else True
     assert outcomes[0] == outcomes[1]
 

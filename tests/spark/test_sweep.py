@@ -24,6 +24,7 @@ from janitor.spark.sweep.ranged import RangedReads
 from janitor.spark.sweep.task import FollowedLease, perform
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.state.sqlite.state import SqliteState
+from janitor.state.values import pack
 from janitor.sweep.run import Run, Terms
 from janitor.sweep.scan import STEPS, Part
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, FileEngine, Snapshots, every, pointer, topic, watch
@@ -49,7 +50,7 @@ USUAL = Terms(0, (), LIFETIME, True, 60)
 
 def told(report: Report) -> dict[str, Any]:
     """What two reports of the same rows have in common."""
-    found = report.to_json()
+    found = pack(report)
     measured = ("duration_seconds", "phase_seconds", "store_calls", "seeks_spared", "store_bytes")
     left_out = ("id", "mode", "errors", *measured)
     topics = [{name: value for name, value in entry.items() if name != "sample_keys"} for entry in found["topics"]]

@@ -38,7 +38,7 @@ def fail(pool: HBasePool) -> str:
     return str(caught.value)
 
 
-def test_given_a_server_that_has_not_answered_for_long_when_asked_again_then_nobody_waits_until_it_is_tried_next(
+def test_server_without_answers_is_asked_by_nobody_until_the_next_try(
     pool: HBasePool, server: FakeThrift, clock: ManualClock
 ) -> None:
     while "has not answered for" not in fail(pool):
@@ -53,9 +53,7 @@ def test_given_a_server_that_has_not_answered_for_long_when_asked_again_then_nob
     assert server.connections == connections + 1
 
 
-def test_given_a_server_that_has_not_answered_for_long_when_it_does_again_then_all_is_forgotten(
-    pool: HBasePool, server: FakeThrift, clock: ManualClock
-) -> None:
+def test_server_that_answers_again_is_forgiven(pool: HBasePool, server: FakeThrift, clock: ManualClock) -> None:
     while "has not answered for" not in fail(pool):
         pass
     server.conduct = lambda request: request.send(request.answer())
@@ -66,9 +64,7 @@ def test_given_a_server_that_has_not_answered_for_long_when_it_does_again_then_a
     assert "broke during getRow" in fail(pool)
 
 
-def test_given_one_failure_long_ago_when_asked_again_then_the_server_is_tried_as_often_as_ever(
-    pool: HBasePool, server: FakeThrift, clock: ManualClock
-) -> None:
+def test_server_with_one_old_failure_is_tried_as_ever(pool: HBasePool, server: FakeThrift, clock: ManualClock) -> None:
     fail(pool)
     clock.advance(10 * DARK_LIMITS * TIMEOUT_SECONDS * 1000)
     connections = server.connections

@@ -25,7 +25,7 @@ def test_given_a_setting_that_keeps_or_loses_rows_then_it_hinders(setting: str, 
     assert replace(TABLE, settings={**NEEDED, setting: value}).hindering == {setting: value}
 
 
-def test_given_regions_and_buckets_then_those_salts_are_missing_at_which_no_region_begins() -> None:
+def test_salts_without_a_region_are_missing() -> None:
     assert TABLE.missing_starts == []
     assert replace(TABLE, starts=[b"", b"\x02"], buckets=4).missing_starts == [b"\x01", b"\x03"]
     assert replace(TABLE, buckets=2).missing_starts == []

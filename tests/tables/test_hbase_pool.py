@@ -82,7 +82,7 @@ def forgotten(request: Request) -> None:
     request.send(request.failure(ia=HBASE.IllegalArgument(message=b"scanner ID is invalid")))
 
 
-def test_given_an_answer_that_comes_late_when_the_next_question_is_asked_then_it_gets_its_own(pools: Pools) -> None:
+def test_late_answer_is_not_taken_for_the_next(pools: Pools) -> None:
     gave_up = threading.Event()
 
     def late(request: Request) -> None:
@@ -100,7 +100,7 @@ def test_given_an_answer_that_comes_late_when_the_next_question_is_asked_then_it
         assert server.connections > 1
 
 
-def test_given_an_answer_that_comes_late_when_happybase_asks_next_then_it_gets_its_own(pools: Pools) -> None:
+def test_late_answer_is_not_taken_for_the_next_of_happybase(pools: Pools) -> None:
     gave_up = threading.Event()
 
     def late(request: Request) -> None:
@@ -122,9 +122,7 @@ def test_given_an_answer_that_comes_late_when_happybase_asks_next_then_it_gets_i
         assert pool.calls == {"getRowWithColumns": 1, "getRowsWithColumns": 1}
 
 
-def test_given_an_answer_under_a_wrong_number_when_happybase_asked_then_it_is_asked_again_elsewhere(
-    pools: Pools,
-) -> None:
+def test_answer_with_a_wrong_number_is_asked_again_elsewhere(pools: Pools) -> None:
     def misled(request: Request) -> None:
         request.send(request.answer(number=request.number + 1))
 
@@ -168,9 +166,7 @@ def test_given_bytes_nobody_asked_for_when_a_connection_rested_then_it_is_not_us
         assert server.connections == 2
 
 
-def test_given_a_server_that_closed_a_resting_connection_when_asked_then_no_call_fails(
-    pools: Pools, clock: ManualClock
-) -> None:
+def test_closed_resting_connection_fails_no_call(pools: Pools, clock: ManualClock) -> None:
     with FakeThrift() as server:
         pool = pools(server)
         assert get(pool, b"a") == b"a"
@@ -182,7 +178,7 @@ def test_given_a_server_that_closed_a_resting_connection_when_asked_then_no_call
 
 
 @pytest.mark.parametrize(("rest_ms", "connections"), [(IDLE_MS - 1, 1), (IDLE_MS, 2)])
-def test_given_a_connection_that_rested_when_the_server_would_soon_close_it_then_it_is_not_used(
+def test_connection_that_rested_too_long_is_not_used(
     pools: Pools, clock: ManualClock, rest_ms: int, connections: int
 ) -> None:
     with FakeThrift() as server:
@@ -194,9 +190,7 @@ def test_given_a_connection_that_rested_when_the_server_would_soon_close_it_then
 
 
 @pytest.mark.parametrize(("service", "name"), [("Hbase", "thrift"), ("HbaseAdmin", "thrift2")])
-def test_given_nobody_who_listens_when_asked_then_the_error_names_the_server_and_what_to_do(
-    pools: Pools, service: Service, name: str
-) -> None:
+def test_refused_connection_names_the_server_and_the_remedy(pools: Pools, service: Service, name: str) -> None:
     with FakeThrift() as server:
         address = server.address
     said = rf"{address} cannot be reached.*Connection refused.*hbase {name} start.*storage\.hbase\.{name}\."
@@ -215,9 +209,7 @@ def test_given_an_answer_cut_short_when_asked_then_another_connection_brings_it(
         assert server.asked == {b"whole": 2}
 
 
-def test_given_an_answer_that_trickles_when_it_takes_too_long_then_the_limit_holds_for_the_whole_call(
-    pools: Pools,
-) -> None:
+def test_trickling_answer_ends_at_the_limit_of_the_call(pools: Pools) -> None:
     def trickle(request: Request) -> None:
         for byte in request.answer(row=b"x" * 100_000):
             request.send(bytes([byte]))
@@ -236,9 +228,7 @@ def test_given_something_that_is_no_thrift_server_when_asked_then_the_error_says
         get(pools(server), b"a")
 
 
-def test_given_two_servers_when_one_is_dead_then_the_other_serves_and_the_dead_one_is_tried_less_and_less(
-    pools: Pools, clock: ManualClock
-) -> None:
+def test_dead_server_of_two_is_tried_less_and_less(pools: Pools, clock: ManualClock) -> None:
     with FakeThrift() as gone:
         port = gone.port
     with FakeThrift() as server, ExitStack() as lent:
@@ -279,9 +269,7 @@ def test_given_two_servers_when_one_hangs_then_the_next_calls_go_to_the_other(po
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt()])
-def test_given_any_exception_while_a_connection_is_lent_when_asked_again_then_it_is_another_one(
-    pools: Pools, error: BaseException
-) -> None:
+def test_exception_with_a_lent_connection_replaces_it(pools: Pools, error: BaseException) -> None:
     with FakeThrift() as server:
         pool = pools(server, connections=1)
 
@@ -314,9 +302,7 @@ def test_given_all_connections_in_use_when_another_is_wanted_then_the_wait_ends(
         assert get(pool, b"b") == b"b"
 
 
-def test_given_many_threads_when_they_ask_then_each_gets_its_own_and_no_call_is_lost_from_the_count(
-    pools: Pools,
-) -> None:
+def test_many_threads_get_their_own_answers(pools: Pools) -> None:
     with FakeThrift() as server, ThreadPoolExecutor(8) as threads:
         pool = pools(server, connections=3)
         rows = [b"%d" % number for number in range(400)]
@@ -345,9 +331,7 @@ STACK = "\n\tat org.apache.hadoop.hbase.Deep.inside(Deep.java:17)\nCaused by: ja
         ("", StoreError, "could not do getRow"),
     ],
 )
-def test_given_an_error_of_hbase_when_it_arrives_then_it_is_ours_with_its_name_and_without_its_stack(
-    pools: Pools, said: str, kind: type[StoreError], text: str
-) -> None:
+def test_error_of_hbase_has_its_name_and_no_stack(pools: Pools, said: str, kind: type[StoreError], text: str) -> None:
     def fail(request: Request) -> None:
         request.send(request.failure(io=HBASE.IOError(message=(said + STACK).encode() if said else None)))
 
@@ -359,7 +343,7 @@ def test_given_an_error_of_hbase_when_it_arrives_then_it_is_ours_with_its_name_a
         assert server.asked == {b"a": 1}, "what HBase itself gave up is not repeated"
 
 
-def test_given_a_scanner_the_server_forgot_when_reading_then_what_was_begun_with_it_is_begun_anew(pools: Pools) -> None:
+def test_scanner_that_the_server_forgot_is_begun_again(pools: Pools) -> None:
     def read(connection: ThriftConnection) -> bytes:
         if not server.asked[b""]:
             connection.call("scannerGetList", 1, 1)

@@ -67,9 +67,7 @@ def nothing_left(_: KeyRange, __: int) -> int:
     return 0
 
 
-def test_given_little_that_was_deleted_when_compacted_then_nobody_is_even_asked_for_the_regions(
-    clock: ManualClock,
-) -> None:
+def test_compact_after_few_deletes_asks_for_no_regions(clock: ManualClock) -> None:
     table = Table(b"", b"m")
     with regions_of(table, clock) as regions:
         for start in (b"a", b"n"):
@@ -84,9 +82,7 @@ def test_given_little_that_was_deleted_when_compacted_then_nobody_is_even_asked_
         assert table.compacted == [b"m"]
 
 
-def test_given_more_regions_than_there_is_time_for_when_compacted_then_the_next_time_goes_on(
-    clock: ManualClock,
-) -> None:
+def test_compact_without_time_for_all_goes_on_the_next_time(clock: ManualClock) -> None:
     starts = [b"", *(b"%02d" % number for number in range(1, 20))]
     table = Table(*starts)
     with regions_of(table, clock) as regions:
@@ -105,9 +101,7 @@ def test_given_more_regions_than_there_is_time_for_when_compacted_then_the_next_
         assert table.compacted == starts, "once each"
 
 
-def test_given_deletes_in_one_region_when_another_range_is_asked_for_then_it_waits_for_its_own(
-    clock: ManualClock,
-) -> None:
+def test_compact_of_another_range_waits_for_its_own_deletes(clock: ManualClock) -> None:
     table = Table(b"", b"m")
     with regions_of(table, clock) as regions:
         regions.deleted(rows(b"n", WORTHWHILE_ROWS))
@@ -118,7 +112,7 @@ def test_given_deletes_in_one_region_when_another_range_is_asked_for_then_it_wai
         assert table.compacted == [b"m"]
 
 
-def test_given_regions_that_are_merged_when_compacted_then_what_was_deleted_in_both_counts(clock: ManualClock) -> None:
+def test_compact_of_merged_regions_counts_both(clock: ManualClock) -> None:
     table = Table(b"", b"m")
     with regions_of(table, clock) as regions:
         regions.deleted(rows(b"a", WORTHWHILE_ROWS))
@@ -129,9 +123,7 @@ def test_given_regions_that_are_merged_when_compacted_then_what_was_deleted_in_b
         assert table.compacted == [b""]
 
 
-def test_given_a_table_whose_regions_cannot_be_listed_when_rows_are_deleted_then_that_is_no_failure(
-    clock: ManualClock,
-) -> None:
+def test_delete_without_a_list_of_regions_succeeds(clock: ManualClock) -> None:
     table = Table(b"")
     table.ill = True
     with regions_of(table, clock) as regions:

@@ -132,9 +132,7 @@ def rows_of(conduct: Callable[[Request], None]) -> Iterator[HBaseRows]:
     ],
     ids=["no cut", "cut before", "cut after", "cut twice"],
 )
-def test_given_a_change_whose_answer_is_lost_when_made_again_then_the_cell_tells_whether_it_was_made(
-    before: set[str], after: set[str], puts: int
-) -> None:
+def test_change_without_an_answer_is_told_by_the_cell(before: set[str], after: set[str], puts: int) -> None:
     table = Table(OLD)
     table.cut_before, table.cut_after = set(before), set(after)
     with rows_of(table) as rows:
@@ -143,7 +141,7 @@ def test_given_a_change_whose_answer_is_lost_when_made_again_then_the_cell_tells
 
 
 @pytest.mark.parametrize("value", [None, b"\x00" * 8])
-def test_given_a_row_that_is_gone_or_another_when_a_change_is_made_again_then_it_is_not(value: bytes | None) -> None:
+def test_change_of_a_row_that_is_gone_or_another_fails(value: bytes | None) -> None:
     table = Table(value)
     table.cut_before = {"checkAndPut"}
     with rows_of(table) as rows:
@@ -162,7 +160,7 @@ def test_given_a_row_that_is_gone_or_another_when_a_change_is_made_again_then_it
     ],
     ids=["old", "young", "now", "ahead", "not known"],
 )
-def test_given_the_age_of_cells_when_deleted_then_markers_and_looks_are_as_few_as_is_safe(
+def test_delete_by_age_of_cells_looks_as_seldom_as_is_safe(
     newest_ms: int | None, marks: list[int | None], looked: int
 ) -> None:
     table = Table(OLD, newest_ms or NOW_MS)
@@ -171,7 +169,7 @@ def test_given_the_age_of_cells_when_deleted_then_markers_and_looks_are_as_few_a
     assert (table.value, table.marks, table.seen["getRowsWithColumns"]) == (None, marks, looked)
 
 
-def test_given_a_cell_ahead_that_nobody_knew_of_when_deleted_then_it_is_deleted_again_at_its_own_time() -> None:
+def test_delete_of_a_cell_ahead_is_repeated_at_its_time() -> None:
     table = Table(OLD, NOW_MS + 3_600_000)
     with rows_of(table) as rows:
         rows.delete([b"\x00row"], None)
@@ -179,7 +177,7 @@ def test_given_a_cell_ahead_that_nobody_knew_of_when_deleted_then_it_is_deleted_
     assert (table.value, table.marks) == (None, [None, NOW_MS + 3_600_000])
 
 
-def test_given_a_row_that_comes_back_every_time_when_deleted_then_that_is_an_error_that_names_it() -> None:
+def test_delete_of_a_row_that_always_returns_names_it() -> None:
     table = Table(OLD)
 
     def stubborn(request: Request) -> None:
@@ -198,7 +196,7 @@ def test_given_nothing_to_delete_when_deleted_then_nobody_is_asked() -> None:
     assert table.seen == {}
 
 
-def test_given_a_page_when_read_then_its_scanner_is_closed_and_the_servers_cache_is_left_to_others() -> None:
+def test_read_of_a_page_closes_its_scanner_and_leaves_the_cache() -> None:
     table = Table(OLD)
     with rows_of(table) as rows:
         assert [len(rows.fetch(b"\x00", b"\x01", 30, query).rows) for query in (KEYS, POINTERS, ROWS)] == [30, 30, 30]
@@ -238,7 +236,7 @@ def test_encode_deletions_gives_the_bytes_of_thriftpy2(
     assert encode_deletions(table, rows, timestamp_ms) == buffer.getvalue()
 
 
-def test_given_a_scanner_whose_connection_breaks_when_read_then_the_page_is_read_from_its_start() -> None:
+def test_read_over_a_broken_connection_starts_the_page_again() -> None:
     table = Table(OLD)
     table.cut_after = {"scannerGetList"}
     with rows_of(table) as rows:
@@ -281,7 +279,7 @@ def test_deletion_under_all_salts_of_a_key_that_no_page_had_reads_it_again() -> 
     assert table.seen["getRowsWithColumns"] == 1
 
 
-def test_given_a_server_too_old_to_name_its_cluster_when_asked_then_the_namespaces_own_time_identifies() -> None:
+def test_identity_of_an_old_server_is_the_time_of_the_namespace() -> None:
     def old(request: Request) -> None:
         if request.name == "getClusterId":
             request.send(request.unserved(1, "Invalid method name: 'getClusterId'"))

@@ -113,7 +113,7 @@ def test_server_that_demands_a_certificate_is_shown_the_clients(
             assert get(pool, b"a") == b"a"
 
 
-def test_refusal_of_the_certificate_is_reported_also_if_a_write_meets_the_closed_connection(
+def test_refused_certificate_is_reported_after_a_closed_connection(
     thrift: FakeThrift, tls: TlsSettings, other: TlsSettings
 ) -> None:
     with TlsFront(thrift.address, tls, clients=other.certificate) as front:

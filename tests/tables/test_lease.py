@@ -10,6 +10,7 @@ import pytest
 
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import MINUTE, NOW_MS, SECOND
+from tests.kit.servers import LeaseCell
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseHeld, LeaseLost, StoreError
 from tms_core.tables.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
@@ -17,41 +18,9 @@ from tms_core.tables.lease import WALL_ALLOWANCE_MS, Lease, LeaseRecord
 SECONDS = 60
 
 
-class Cell:
-    """A lease's place in memory, which counts its calls and can fail; and the clock of its holders."""
-
-    def __init__(self) -> None:
-        self.clock = ManualClock(NOW_MS, monotonic_ms=MINUTE)
-        self.value: bytes | None = None
-        self.reads = self.writes = 0
-        self.before_swap: Callable[[], object] = lambda: None
-        self.fails_after_writing = False
-
-    def lease(self) -> bytes | None:
-        self.reads += 1
-        return self.value
-
-    def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
-        self.writes += 1
-        before, self.before_swap = self.before_swap, lambda: None
-        before()
-        if self.value != expected:
-            return False
-        self.value = value
-        if self.fails_after_writing:
-            raise StoreError("the answer was lost.")
-        return True
-
-    @property
-    def record(self) -> LeaseRecord:
-        found = LeaseRecord.parse(self.value)
-        assert found is not None
-        return found
-
-
 @pytest.fixture
-def cell() -> Cell:
-    return Cell()
+def cell() -> LeaseCell:
+    return LeaseCell()
 
 
 @pytest.fixture
@@ -59,11 +28,11 @@ def clock() -> ManualClock:
     return ManualClock(NOW_MS, monotonic_ms=MINUTE)
 
 
-def lease(cell: Cell, holder: str = "a") -> Lease:
+def lease(cell: LeaseCell, holder: str = "a") -> Lease:
     return Lease(cell, holder, SECONDS, cell.clock)
 
 
-def holding(cell: Cell, holder: str = "a") -> Lease:
+def holding(cell: LeaseCell, holder: str = "a") -> Lease:
     made = lease(cell, holder)
     made.acquire()
     return made
@@ -72,7 +41,7 @@ def holding(cell: Cell, holder: str = "a") -> Lease:
 # --- taking it -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: Cell) -> None:
+def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: LeaseCell) -> None:
     first, second = lease(cell), lease(cell, "b")
     cell.before_swap = second.acquire
     with pytest.raises(LeaseHeld):
@@ -82,12 +51,12 @@ def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: Cell
 
 
 @pytest.mark.parametrize("value", [b"", b"{", b"null", b"[]", b'{"holder": "a"}', b"\xff", b'{"who": 1}'])
-def test_given_a_cell_nobody_can_read_when_acquired_then_it_is_nobodys(cell: Cell, value: bytes) -> None:
+def test_given_a_cell_nobody_can_read_when_acquired_then_it_is_nobodys(cell: LeaseCell, value: bytes) -> None:
     cell.value = value
     assert holding(cell).held
 
 
-def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cell: Cell) -> None:
+def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cell: LeaseCell) -> None:
     fences = []
     for number in range(6):
         mine = lease(cell, str(number))
@@ -105,7 +74,7 @@ def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cel
 
 @pytest.mark.parametrize(("watched_ms", "taken"), [(60_000, False), (60_001, True)])
 def test_given_a_holder_that_died_when_watched_for_its_time_then_it_is_taken_over(
-    cell: Cell, watched_ms: int, taken: bool
+    cell: LeaseCell, watched_ms: int, taken: bool
 ) -> None:
     holding(cell)
     challenger = lease(cell, "b")
@@ -121,9 +90,7 @@ def test_given_a_holder_that_died_when_watched_for_its_time_then_it_is_taken_ove
     assert challenger.fence == 2 * taken
 
 
-def test_given_a_challengers_wall_clock_that_jumps_or_stands_when_it_watches_then_only_its_monotonic_clock_counts(
-    cell: Cell,
-) -> None:
+def test_challenger_counts_its_monotonic_clock_only(cell: LeaseCell) -> None:
     holding(cell)
     own = ManualClock(NOW_MS - 10 * MINUTE)
     challenger = Lease(cell, "b", SECONDS, own)
@@ -139,9 +106,7 @@ def test_given_a_challengers_wall_clock_that_jumps_or_stands_when_it_watches_the
 
 
 @pytest.mark.parametrize(("extra_ms", "taken"), [(0, False), (1, True)])
-def test_given_a_wall_clock_that_is_far_ahead_when_challenged_then_it_is_taken_at_once_and_the_holder_is_fenced(
-    cell: Cell, extra_ms: int, taken: bool
-) -> None:
+def test_lease_under_a_clock_far_ahead_is_taken_and_fenced(cell: LeaseCell, extra_ms: int, taken: bool) -> None:
     mine = holding(cell)
     far = ManualClock(NOW_MS + SECONDS * SECOND + WALL_ALLOWANCE_MS + extra_ms)
     challenger = Lease(cell, "b", SECONDS, far)
@@ -159,7 +124,7 @@ def test_given_a_wall_clock_that_is_far_ahead_when_challenged_then_it_is_taken_a
 # --- holding it ------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_holder_when_it_looks_often_then_it_reads_each_time_and_writes_when_a_third_is_over(cell: Cell) -> None:
+def test_holder_reads_at_each_look_and_writes_after_a_third(cell: LeaseCell) -> None:
     mine = holding(cell)
     beats = []
     for _ in range(7):
@@ -171,7 +136,7 @@ def test_given_a_holder_when_it_looks_often_then_it_reads_each_time_and_writes_w
     assert cell.record.renewed_ms == NOW_MS + 60_000
 
 
-def test_given_a_lease_that_was_taken_when_renewed_or_looked_at_then_it_is_lost_for_good(cell: Cell) -> None:
+def test_lease_that_was_taken_is_lost_for_good(cell: LeaseCell) -> None:
     for look in (Lease.check, Lease.renew):
         mine = holding(cell)
         other = lease(cell, "b")
@@ -183,7 +148,7 @@ def test_given_a_lease_that_was_taken_when_renewed_or_looked_at_then_it_is_lost_
         other.release()
 
 
-def test_given_a_lease_taken_between_reading_and_renewing_when_renewed_then_it_is_lost(cell: Cell) -> None:
+def test_lease_taken_before_a_renewal_is_lost(cell: LeaseCell) -> None:
     mine, other = holding(cell), lease(cell, "b")
     cell.clock.advance(20_000)
     cell.before_swap = lambda: other.acquire(sole=True)
@@ -194,8 +159,8 @@ def test_given_a_lease_taken_between_reading_and_renewing_when_renewed_then_it_i
 
 @pytest.mark.parametrize("look", [Lease.check, Lease.renew])
 @pytest.mark.parametrize("times", [1, 2])
-def test_given_renewals_whose_answers_were_lost_when_looked_at_then_it_goes_on_from_what_is_there(
-    cell: Cell, look: Callable[[Lease], None], times: int
+def test_renewals_without_answers_go_on_from_what_is_there(
+    cell: LeaseCell, look: Callable[[Lease], None], times: int
 ) -> None:
     mine = holding(cell)
     for _ in range(times):
@@ -213,9 +178,7 @@ def test_given_renewals_whose_answers_were_lost_when_looked_at_then_it_goes_on_f
 
 
 @pytest.mark.parametrize("look", [Lease.check, Lease.renew, Lease.confirm])
-def test_given_another_process_of_the_same_name_when_it_has_taken_it_then_its_fence_tells_them_apart(
-    cell: Cell, look: Callable[[Lease], None]
-) -> None:
+def test_lease_of_the_same_name_is_told_apart_by_its_fence(cell: LeaseCell, look: Callable[[Lease], None]) -> None:
     mine, again = holding(cell), holding(cell)
     with pytest.raises(LeaseLost):
         look(mine)
@@ -223,7 +186,7 @@ def test_given_another_process_of_the_same_name_when_it_has_taken_it_then_its_fe
     again.check()
 
 
-def test_given_a_renewal_not_answered_and_another_holder_meanwhile_when_renewed_then_it_is_lost(cell: Cell) -> None:
+def test_renewal_without_an_answer_and_another_holder_is_lost(cell: LeaseCell) -> None:
     mine, other = holding(cell), lease(cell, "b")
     cell.fails_after_writing = True
     with pytest.raises(StoreError):
@@ -241,7 +204,7 @@ def test_given_a_renewal_not_answered_and_another_holder_meanwhile_when_renewed_
     other.check()
 
 
-def test_given_a_holder_that_slept_and_nobody_came_when_it_wakes_then_it_still_has_it(cell: Cell) -> None:
+def test_holder_that_slept_alone_still_has_the_lease(cell: LeaseCell) -> None:
     mine = holding(cell)
     cell.clock.advance(24 * 60 * MINUTE)
     mine.check()
@@ -251,7 +214,7 @@ def test_given_a_holder_that_slept_and_nobody_came_when_it_wakes_then_it_still_h
 # --- relying on it without looking -----------------------------------------------------------------------------------
 
 
-def test_given_a_holder_when_asked_how_long_nobody_else_can_have_it_then_its_monotonic_clock_says(cell: Cell) -> None:
+def test_holder_knows_how_long_the_lease_is_its_own(cell: LeaseCell) -> None:
     mine = lease(cell)
     assert mine.left_ms == 0
     mine.acquire()
@@ -266,9 +229,7 @@ def test_given_a_holder_when_asked_how_long_nobody_else_can_have_it_then_its_mon
     assert mine.left_ms == 0
 
 
-def test_given_candidates_that_rely_on_it_when_a_wall_clock_is_far_ahead_then_it_is_watched_all_the_same(
-    cell: Cell,
-) -> None:
+def test_lease_without_wall_clocks_is_watched(cell: LeaseCell) -> None:
     mine = holding(cell)
     far = ManualClock(NOW_MS + 24 * 60 * MINUTE)
     challenger = Lease(cell, "b", SECONDS, far, wall_clocks=False)
@@ -282,7 +243,7 @@ def test_given_candidates_that_rely_on_it_when_a_wall_clock_is_far_ahead_then_it
     assert mine.left_ms < 0
 
 
-def test_given_a_holder_when_confirmed_then_it_is_read_once_and_its_loss_is_found_out(cell: Cell) -> None:
+def test_confirm_reads_once_and_finds_a_loss(cell: LeaseCell) -> None:
     mine, other = holding(cell), lease(cell, "b")
     reads = cell.reads
     mine.confirm()
@@ -295,9 +256,7 @@ def test_given_a_holder_when_confirmed_then_it_is_read_once_and_its_loss_is_foun
     other.confirm()
 
 
-def test_given_a_record_in_its_own_name_when_acquired_then_its_writing_was_not_answered_and_it_is_taken(
-    cell: Cell,
-) -> None:
+def test_acquire_of_its_own_record_takes_it(cell: LeaseCell) -> None:
     mine = lease(cell)
     cell.fails_after_writing = True
     with pytest.raises(StoreError):
@@ -308,7 +267,7 @@ def test_given_a_record_in_its_own_name_when_acquired_then_its_writing_was_not_a
     assert (mine.held, mine.fence) == (True, 2)
 
 
-def test_given_an_address_when_held_then_others_see_who_has_it_and_where(cell: Cell) -> None:
+def test_given_an_address_when_held_then_others_see_who_has_it_and_where(cell: LeaseCell) -> None:
     mine, other = lease(cell), lease(cell, "b")
     mine.address = "http://a:1"
     mine.acquire()

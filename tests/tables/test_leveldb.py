@@ -90,9 +90,7 @@ def test_given_cdaps_stores_when_opened_then_every_row_is_the_one_cdap_wrote(vec
     ]
 
 
-def test_given_cdaps_stores_when_inverted_then_the_bytes_are_the_ones_cdap_would_write(
-    vector: Any, tmp_path: Path
-) -> None:
+def test_invert_writes_the_bytes_of_cdap(vector: Any, tmp_path: Path) -> None:
     path = vector.copy_to(tmp_path / "messaging")
     due = {key: row for key, row in vector.of("message").items() if row["action"] == "invert"}
     with LevelDBStore(path) as store:
@@ -113,9 +111,7 @@ def test_given_a_store_when_closed_then_there_is_nothing_but_files_that_java_rea
     assert any(name.endswith(".sst") for name in names(path / "system.tms.message"))
 
 
-def test_given_a_killed_writer_when_opened_again_then_all_rows_are_there_and_tables_are_renamed(
-    child: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_open_after_a_killed_writer_has_all_rows(child: Callable[..., Any], tmp_path: Path) -> None:
     path = tmp_path / "store"
     writer = child(WRITE_FOR_EVER, path)
     assert writer.said == "written"
@@ -152,9 +148,7 @@ def test_given_neither_pointer_nor_payload_when_encoded_then_it_is_refused() -> 
 UNREADABLE = [b"", b"\x01", b"\x01" + bytes(7)]
 
 
-def test_given_unreadable_values_when_read_and_inverted_then_they_are_left_out_counted_and_untouched(
-    tmp_path: Path,
-) -> None:
+def test_unreadable_values_are_counted_and_left_alone(tmp_path: Path) -> None:
     LevelDBStore(tmp_path, create=True).close()
     folder = tmp_path / "system.tms.message"
     database = plyvel.DB(str(folder))
@@ -185,7 +179,7 @@ NEGATED_BYTES = (-1500000000000000007).to_bytes(8, "big", signed=True)
     ],
     ids=["whole", "with bytes behind it", "cut short"],
 )
-def test_given_any_tag_that_cdap_reads_as_a_reference_when_read_and_inverted_then_so_do_we(
+def test_references_are_recognized_by_any_tag_of_cdap(
     tmp_path: Path, tag: int, behind: bytes, pointer: int, inverted: bytes
 ) -> None:
     LevelDBStore(tmp_path, create=True).close()
@@ -203,7 +197,7 @@ def test_given_any_tag_that_cdap_reads_as_a_reference_when_read_and_inverted_the
     assert raw_rows(folder) == {b"k": bytes([tag]) + inverted}
 
 
-def test_given_no_message_and_payload_folder_when_opened_then_they_are_empty_and_are_not_made(tmp_path: Path) -> None:
+def test_open_without_message_folders_is_empty_and_makes_none(tmp_path: Path) -> None:
     LevelDBStore(tmp_path, create=True).close()
     shutil.rmtree(tmp_path / "system.tms.message")
     shutil.rmtree(tmp_path / "system.tms.payload")
@@ -223,7 +217,7 @@ def test_given_no_message_and_payload_folder_when_opened_then_they_are_empty_and
     assert [entry.name for entry in tmp_path.iterdir()] == ["system.tms.meta"]
 
 
-def test_given_no_metadata_folder_when_opened_then_it_is_not_found_and_nothing_is_made(tmp_path: Path) -> None:
+def test_open_without_metadata_is_refused_and_makes_nothing(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(StoreNotFound) as caught:
             LevelDBStore(path)
@@ -293,9 +287,7 @@ def test_given_a_store_another_process_holds_when_opened_then_it_says_which(
     assert [name for name in names(sample / "system.tms.meta") if not READABLE_BY_JAVA.fullmatch(name)] == []
 
 
-def test_given_a_store_this_process_holds_when_opened_again_then_the_lock_is_not_lost(
-    sample: Path, hold: Callable[[Path], Any]
-) -> None:
+def test_open_twice_in_one_process_keeps_the_lock(sample: Path, hold: Callable[[Path], Any]) -> None:
     with LevelDBStore(sample):
         with pytest.raises(StoreBusy, match="in this process"):
             LevelDBStore(sample)
@@ -304,7 +296,7 @@ def test_given_a_store_this_process_holds_when_opened_again_then_the_lock_is_not
     assert hold(sample / TABLES[0]).said == "open"
 
 
-def test_given_a_deleted_row_when_an_inversion_had_read_it_then_it_does_not_come_back(tmp_path: Path) -> None:
+def test_invert_of_a_deleted_row_does_not_bring_it_back(tmp_path: Path) -> None:
     """Rule S6: between the reading and the writing of an inversion no delete may pass."""
     read, deleted = Event(), Event()
     with LevelDBStore(tmp_path, create=True) as store:
@@ -384,7 +376,7 @@ def overwrite(table: Path, start: int, stop: int) -> None:
 @pytest.mark.parametrize(
     "part", [(0, 0), (100, 200), (-300, -48), (-2500, -1500)], ids=["whole", "first block", "index", "last block"]
 )
-def test_given_damaged_tables_when_read_then_it_is_an_error_and_never_a_shorter_table(
+def test_damaged_tables_are_an_error_and_never_a_shorter_table(
     tmp_path: Path, damaged: list[int], part: tuple[int, int]
 ) -> None:
     """Rule S3: plyvel alone would say that there are no rows."""
@@ -400,9 +392,7 @@ def test_given_damaged_tables_when_read_then_it_is_an_error_and_never_a_shorter_
         assert "backup" in caught.value.hint
 
 
-def test_given_rows_behind_a_range_when_it_is_searched_then_they_prove_its_end_and_damage_there_is_not_met(
-    tmp_path: Path,
-) -> None:
+def test_search_ends_at_rows_behind_its_range(tmp_path: Path) -> None:
     tables, wanted = three_tables(tmp_path), cells_of(PointerSet.of(frozenset({7})))
     with LevelDBStore(tmp_path) as store:
         found = store.message.read(wanted, b"0-00080", b"0~", 1000)
@@ -417,7 +407,7 @@ def test_given_rows_behind_a_range_when_it_is_searched_then_they_prove_its_end_a
     assert len(found.items) == found.rows_read
 
 
-def test_given_a_last_write_cut_short_when_opened_then_the_writes_before_it_are_there(tmp_path: Path) -> None:
+def test_last_write_cut_short_loses_no_other(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         store.message.put([(b"a", MessageValue(None, b"first"))])
         store.message.put([(b"b", MessageValue(None, b"x" * 200))])
@@ -440,7 +430,7 @@ def test_given_a_last_write_cut_short_when_opened_then_the_writes_before_it_are_
         (plyvel.IOError(b"IO error: /x/000012.ldb: Input/output error"), "Look at the disk"),
     ],
 )
-def test_given_an_error_of_the_library_when_it_reaches_us_then_it_is_ours_and_says_what_to_do(
+def test_error_of_the_library_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, hint: str
 ) -> None:
     monkeypatch.setattr(plyvel, "DB", raising(error))
@@ -450,7 +440,7 @@ def test_given_an_error_of_the_library_when_it_reaches_us_then_it_is_ours_and_sa
     assert caught.value.__cause__ is error
 
 
-def test_given_a_full_store_when_nothing_is_compacted_then_only_leveldbs_own_files_are_there(tmp_path: Path) -> None:
+def test_full_store_without_compaction_has_leveldbs_files_only(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         for number in range(30):
             store.message.put([(b"%d-%d" % (number, row), MessageValue(None, os.urandom(999))) for row in range(500)])

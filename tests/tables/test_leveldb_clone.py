@@ -36,9 +36,7 @@ def state(tmp_path: Path) -> Path:
     return tmp_path / "messaging.janitor"
 
 
-def test_given_cdaps_stores_when_cloned_then_all_rows_are_there_and_the_original_is_untouched(
-    vector: Any, tmp_path: Path, state: Path
-) -> None:
+def test_clone_has_all_rows_and_leaves_the_original(vector: Any, tmp_path: Path, state: Path) -> None:
     path = vector.copy_to(tmp_path / "messaging")
     before = fingerprint(path)
     with clone(path, state) as cloned:
@@ -62,7 +60,7 @@ def test_given_tables_when_cloned_then_they_are_links_and_only_the_rest_is_copie
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
-def test_given_a_place_without_hard_links_when_cloned_then_tables_are_copied_and_it_says_so(
+def test_clone_without_hard_links_copies_and_says_so(
     sample: Path, state: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(Path, "hardlink_to", raising(OSError(number, os.strerror(number))))
@@ -103,9 +101,7 @@ def test_given_a_store_another_process_holds_when_cloned_then_it_is_busy(
     assert list(state.iterdir()) == []
 
 
-def test_given_a_store_this_process_holds_when_cloned_then_it_is_busy_and_keeps_its_lock(
-    sample: Path, state: Path, hold: Callable[[Path], Any]
-) -> None:
+def test_clone_of_a_store_in_use_is_busy(sample: Path, state: Path, hold: Callable[[Path], Any]) -> None:
     with LevelDBStore(sample):
         with pytest.raises(StoreBusy, match="in this process"):
             clone(sample, state)
@@ -136,9 +132,7 @@ def test_given_a_clone_when_it_is_being_made_then_nobody_can_open_any_table(
     assert [words.split()[0] for words in said] == ["failed"] * 3
 
 
-def test_given_no_store_or_another_layout_when_cloned_then_it_is_refused_and_nothing_is_made(
-    tmp_path: Path, state: Path
-) -> None:
+def test_clone_of_no_store_is_refused(tmp_path: Path, state: Path) -> None:
     with pytest.raises(StoreNotFound):
         clone(tmp_path / "missing", state)
     LevelDBStore(tmp_path / "store", create=True).close()
@@ -165,9 +159,7 @@ sys.stdin.read()
 """
 
 
-def test_given_a_killed_plan_when_stale_clones_are_removed_then_only_those_of_the_living_stay(
-    sample: Path, state: Path, child: Callable[..., Any]
-) -> None:
+def test_stale_clones_of_dead_processes_are_removed(sample: Path, state: Path, child: Callable[..., Any]) -> None:
     dead = child(CLONE, sample, state)
     alive = child(CLONE, sample, state)
     assert (dead.said, alive.said) == ("cloned", "cloned")

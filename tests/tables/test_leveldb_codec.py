@@ -37,9 +37,7 @@ RECORDS = st.lists(SIZES.map(lambda size: bytes(index % 251 for index in range(s
 
 
 @pytest.mark.parametrize(("data", "castagnoli"), [(b"123456789", 0xE3069283), (b"", 0)])
-def test_given_the_standard_check_value_when_computed_then_it_is_castagnolis_turned_as_leveldb_does(
-    data: bytes, castagnoli: int
-) -> None:
+def test_crc_of_the_check_value_is_castagnolis_masked(data: bytes, castagnoli: int) -> None:
     turned = castagnoli >> 15 | (castagnoli & 0x7FFF) << 17
     assert masked_crc(data) == (turned + 0xA282EAD8) % 2**32
 
@@ -77,7 +75,7 @@ def test_given_javas_manifest_when_read_and_written_then_no_byte_differs(sample:
     assert [pack_edit(parse_edit(record)) for record in records] == records
 
 
-def test_given_cpps_manifest_of_several_blocks_when_read_and_written_then_no_byte_differs(tmp_path: Path) -> None:
+def test_manifest_of_several_blocks_is_written_with_its_bytes(tmp_path: Path) -> None:
     database = plyvel.DB(str(tmp_path), create_if_missing=True)
     for number in range(200):
         key = b"%0200d" % number

@@ -13,7 +13,7 @@ import pytest
 
 from tests.builders import NOW_MS
 from tests.kit.messaging import P, leveldb, named, reader
-from tests.support import PATIENCE_SECONDS, raising, wait_until
+from tests.support import PATIENCE_SECONDS, each_raises, raising, wait_until
 from tests.tables.conftest import Child
 from tms_core.errors import StoreError, TopicNotFound, WriteRefused
 from tms_core.messaging.model import RollbackRange
@@ -69,7 +69,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("table", ["message", "payload", "metadata", "side"])
-def test_given_a_disk_that_was_full_when_the_process_is_killed_then_all_acknowledged_rows_are_there_and_no_other(
+def test_kill_after_a_full_disk_keeps_the_acknowledged_rows_only(
     child: Callable[..., Child], tmp_path: Path, table: str
 ) -> None:
     writer = child(FULL_DISK, tmp_path, table)
@@ -174,9 +174,7 @@ def rows(store: LevelDBStore) -> list[tuple[bytes, MessageValue]]:
 
 
 @pytest.mark.parametrize("write", WRITES)
-def test_given_a_write_that_failed_when_the_next_one_comes_then_the_folder_is_opened_anew_and_no_put_is_seen(
-    tmp_path: Path, disk: Disk, write: str
-) -> None:
+def test_write_after_a_failed_one_opens_the_folder_again(tmp_path: Path, disk: Disk, write: str) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         store.message.put(OLD)
         opened, disk.failing = disk.opened, True
@@ -199,9 +197,7 @@ def test_given_a_write_that_failed_when_the_next_one_comes_then_the_folder_is_op
         assert rows(store) == after
 
 
-def test_given_writes_that_wait_when_one_goes_on_then_they_are_written_together_and_fail_together(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_waiting_writes_are_written_and_fail_together(tmp_path: Path, disk: Disk) -> None:
     database = WritableDatabase(tmp_path, create=True)
     entered, go_on = Event(), Event()
 
@@ -232,9 +228,7 @@ def test_given_writes_that_wait_when_one_goes_on_then_they_are_written_together_
     database.close()
 
 
-def test_given_somebody_who_reads_when_the_folder_is_to_be_opened_anew_then_that_waits_for_him(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_reopening_waits_for_readers(tmp_path: Path, disk: Disk) -> None:
     database = broken(tmp_path, disk)
     with ThreadPoolExecutor(2) as threads:
         with database._handle as db, db.iterator() as found:
@@ -248,7 +242,7 @@ def test_given_somebody_who_reads_when_the_folder_is_to_be_opened_anew_then_that
     database.close()
 
 
-def test_given_somebody_who_does_not_end_when_the_folder_is_to_be_opened_anew_then_the_write_fails_and_reads_go_on(
+def test_reopening_beside_an_endless_reader_fails_the_write(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = broken(tmp_path, disk)
@@ -265,15 +259,12 @@ def test_given_somebody_who_does_not_end_when_the_folder_is_to_be_opened_anew_th
     database.close()
 
 
-def test_given_a_folder_that_cannot_be_opened_anew_when_used_then_all_fail_until_it_can(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_folder_that_cannot_be_reopened_fails_all_until_it_can(tmp_path: Path, disk: Disk) -> None:
     database = broken(tmp_path, disk)
     disk.closed_for = plyvel.IOError(b"IO error: lock LOCK: already held by process")
-    uses: list[Callable[[], object]] = [lambda: database.put([(b"b", b"2")]), lambda: database.get(b"a"), database.sync]
-    for use in uses:
-        with pytest.raises(StoreError, match="held by"):
-            use()
+    each_raises(
+        StoreError, lambda: database.put([(b"b", b"2")]), lambda: database.get(b"a"), database.sync, match="held by"
+    )
     disk.closed_for = None
     disk.failing = True  # what failed cannot be taken back
     with pytest.raises(StoreError):
@@ -285,7 +276,7 @@ def test_given_a_folder_that_cannot_be_opened_anew_when_used_then_all_fail_until
     database.close()
 
 
-def test_given_no_room_to_open_it_anew_when_written_then_it_stays_open_for_reading_and_nothing_lies_about(
+def test_reopening_without_room_stays_open_for_reading(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = broken(tmp_path, disk)
@@ -302,7 +293,7 @@ def test_given_no_room_to_open_it_anew_when_written_then_it_stays_open_for_readi
     assert not list(tmp_path.glob("*.dbtmp"))
 
 
-def test_given_a_sync_that_failed_when_synced_again_then_the_folder_is_opened_anew_first(
+def test_sync_after_a_failed_one_opens_the_folder_again(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = WritableDatabase(tmp_path, create=True)
@@ -319,7 +310,7 @@ def test_given_a_sync_that_failed_when_synced_again_then_the_folder_is_opened_an
     database.close()
 
 
-def test_given_a_disk_that_was_full_for_a_while_when_published_then_consumers_see_what_was_acknowledged_and_no_more(
+def test_publish_on_a_disk_that_was_full_shows_acknowledged_only(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kit = leveldb(tmp_path)
@@ -374,9 +365,7 @@ def broken(folder: Path, disk: Disk) -> WritableDatabase:
 # --- what a failed delete costs ---------------------------------------------------------------------------------------
 
 
-def test_given_a_failed_delete_of_large_rows_when_opened_anew_then_none_of_their_values_is_kept_or_written_again(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_reopening_after_a_failed_delete_keeps_no_large_value(tmp_path: Path, disk: Disk) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         keys = [b"%04d" % number for number in range(50)]
         store.message.put([(key, MessageValue(7, b"v" * 20_000)) for key in keys])
@@ -395,7 +384,7 @@ def test_given_a_failed_delete_of_large_rows_when_opened_anew_then_none_of_their
             assert database._handle._undo == {}
 
 
-def test_given_a_disk_with_no_room_for_what_is_to_be_undone_when_opened_anew_then_it_stays_open_for_reading(
+def test_reopening_without_room_for_undoing_stays_readable(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -425,9 +414,7 @@ def test_given_a_disk_with_no_room_for_what_is_to_be_undone_when_opened_anew_the
 # --- what is durable --------------------------------------------------------------------------------------------------
 
 
-def test_given_deletes_that_were_not_synced_when_synced_then_the_log_is_and_a_second_time_nothing_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_after_deletes_syncs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database = WritableDatabase(tmp_path, create=True)
     database.put([(b"a", b"1"), (b"b", b"2")])
     synced: list[int] = []

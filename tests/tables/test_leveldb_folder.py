@@ -71,7 +71,7 @@ def hold_as(folder: Path) -> Iterator[Callable[..., int]]:
         ("java", ["org.example.Main"], "java", "wait until it ends"),
     ],
 )
-def test_given_a_held_folder_when_locked_then_the_error_names_the_holder_and_the_next_step(
+def test_lock_of_a_held_folder_names_its_holder(
     folder: Path, hold_as: Callable[..., int], program: str, arguments: list[str], named: str, advice: str
 ) -> None:
     pid = hold_as(program, *arguments)
@@ -82,9 +82,7 @@ def test_given_a_held_folder_when_locked_then_the_error_names_the_holder_and_the
     assert advice in caught.value.hint
 
 
-def test_given_a_folder_locked_here_when_opened_elsewhere_then_it_fails_until_it_is_let_go(
-    folder: Path, hold: Callable[[Path], Any]
-) -> None:
+def test_lock_of_another_process_holds_until_released(folder: Path, hold: Callable[[Path], Any]) -> None:
     with locked(folder):
         assert hold(folder).said.startswith("failed")
     with locked(folder, shared=True):

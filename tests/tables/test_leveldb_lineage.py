@@ -108,9 +108,7 @@ def test_given_a_backup_in_the_stores_folders_when_asked_then_it_was_restored(
         assert "the message table went back" in (reason or "")
 
 
-def test_given_what_was_remembered_before_the_store_was_opened_when_asked_then_later_writes_do_not_hide_it(
-    path: Path,
-) -> None:
+def test_lineage_known_before_opening_outlives_later_writes(path: Path) -> None:
     with LevelDBStore(path) as store:
         known = dict(store.lineage())
     known["metadata"] = {**known["metadata"], "sequence": known["metadata"]["sequence"] + 1}
@@ -120,7 +118,7 @@ def test_given_what_was_remembered_before_the_store_was_opened_when_asked_then_l
         assert "the metadata table went back" in (store.restored_since(known) or "")
 
 
-def test_given_a_folder_that_tells_less_than_before_when_asked_then_that_is_no_restore(path: Path) -> None:
+def test_folder_that_tells_less_is_no_restore(path: Path) -> None:
     with LevelDBStore(path) as store:
         known = dict(store.lineage())
     known["message"] = {**known["message"], "birth_ns": None, "generation": None}
@@ -128,9 +126,7 @@ def test_given_a_folder_that_tells_less_than_before_when_asked_then_that_is_no_r
         assert store.restored_since(known) is None
 
 
-def test_given_a_log_that_becomes_a_table_while_it_is_read_when_traced_then_nothing_is_lost(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lineage_of_a_log_that_becomes_a_table_is_whole(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(path / MESSAGE, rows=5)
     before = trace_folder(path / MESSAGE).sequence
     read = Path.read_bytes
@@ -145,7 +141,7 @@ def test_given_a_log_that_becomes_a_table_while_it_is_read_when_traced_then_noth
     assert trace_folder(path / MESSAGE).sequence == before
 
 
-def test_given_a_log_that_becomes_a_table_before_it_is_synced_when_asked_then_that_is_no_error(
+def test_lineage_of_a_log_that_becomes_a_table_unsynced_is_no_error(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace = StoreTrace(path, {})

@@ -40,9 +40,7 @@ def test_given_any_records_when_read_then_there_is_no_damage(records: list[bytes
 
 
 @given(records=RECORDS, share=st.floats(0, 1), padding=st.sampled_from([0, 1, 7, BLOCK_BYTES, MIB]))
-def test_given_a_writer_that_died_anywhere_when_read_then_the_end_is_torn_and_nothing_is_damaged(
-    records: list[bytes], share: float, padding: int
-) -> None:
+def test_log_of_a_writer_that_died_has_a_torn_end(records: list[bytes], share: float, padding: int) -> None:
     whole = write_records(records)
     assert find_damage(whole[: round(share * len(whole))] + bytes(padding)) is None
 
@@ -68,7 +66,7 @@ def test_given_fragments_that_no_writer_leaves_when_read_then_they_are_damage(
 
 
 @pytest.mark.parametrize("padding", [0, MIB - 2000])
-def test_given_any_single_flipped_bit_when_read_then_it_is_damage_unless_it_is_in_the_last_record(padding: int) -> None:
+def test_flipped_bit_is_damage_but_in_the_last_record(padding: int) -> None:
     rng = random.Random(4)
     records = [rng.randbytes(size) for size in (1, 0, 40, 7, 120, 30)]
     whole, last = write_records(records), len(write_records(records[:-1]))
@@ -120,9 +118,7 @@ OPENERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("opener", OPENERS)
-def test_given_a_flipped_bit_in_the_log_when_opened_then_it_is_refused_with_file_and_byte_and_nothing_is_changed(
-    folder: Path, opener: str
-) -> None:
+def test_open_with_a_flipped_bit_is_refused_and_changes_nothing(folder: Path, opener: str) -> None:
     log = log_of(folder)
     flip(log, log.stat().st_size // 2)
     before = log.read_bytes()
@@ -138,9 +134,7 @@ def test_given_a_flipped_bit_in_the_log_when_opened_then_it_is_refused_with_file
         assert len(store.message.read(KEYS, b"", None, 2 * ROWS).items) == ROWS
 
 
-def test_given_a_flipped_bit_in_the_log_when_leveldb_itself_opens_it_then_rows_are_gone_without_an_error(
-    folder: Path,
-) -> None:
+def test_leveldb_with_a_flipped_bit_loses_rows_in_silence(folder: Path) -> None:
     log = log_of(folder)
     flip(log, log.stat().st_size // 2)
     with closing(plyvel.DB(str(log.parent))) as database:
@@ -148,9 +142,7 @@ def test_given_a_flipped_bit_in_the_log_when_leveldb_itself_opens_it_then_rows_a
 
 
 @pytest.mark.parametrize("left", [1, 6, 7, 20])
-def test_given_a_log_whose_last_record_is_cut_short_when_opened_then_all_others_are_there(
-    folder: Path, left: int
-) -> None:
+def test_open_with_a_cut_last_record_has_all_others(folder: Path, left: int) -> None:
     log = log_of(folder)
     last = len(write_records(read_records(log.read_bytes())[:-1]))
     os.truncate(log, last + left)

@@ -229,7 +229,7 @@ def stale(folder: Path, table: str) -> None:
     (folder / table).write_bytes(b"unfinished" * 100)
 
 
-def test_given_both_names_of_a_live_table_when_opened_then_the_one_the_manifest_means_is_read(sample: Path) -> None:
+def test_table_with_two_names_is_read_as_the_manifest_means(sample: Path) -> None:
     with LevelDBStore(shutil.copytree(sample, sample.parent / "whole")) as store:
         expected = every(store.message, MESSAGES)
     folder = sample / MESSAGE
@@ -241,7 +241,7 @@ def test_given_both_names_of_a_live_table_when_opened_then_the_one_the_manifest_
     assert not list(folder.glob("*.ldb"))
 
 
-def test_given_an_unfinished_table_when_opened_then_its_number_is_not_given_out_again(sample: Path) -> None:
+def test_number_of_an_unfinished_table_is_not_used_again(sample: Path) -> None:
     """Under its other name it would stay beside the new table of that number, and Java would read it."""
     folder = sample / MESSAGE
     with LevelDBStore(sample) as store:
@@ -267,7 +267,7 @@ def test_given_a_folder_somebody_has_open_when_prepared_then_it_is_left_alone(
 
 
 @pytest.mark.parametrize("form", ["{0}\n{0}\n", "{0}", "{0}\r\n", "{0}\n\n"])
-def test_current_with_its_name_in_a_wrong_form_is_refused_with_the_line_that_cures_it(sample: Path, form: str) -> None:
+def test_current_in_a_wrong_form_is_refused_with_the_cure(sample: Path, form: str) -> None:
     folder = sample / MESSAGE
     name = current_manifest(folder).name
     (folder / "CURRENT").write_bytes(form.format(name).encode())

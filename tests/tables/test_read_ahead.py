@@ -178,17 +178,17 @@ def test_sweep_of_many_small_topics_reads_ahead_and_reports_it() -> None:
         small_topics(each, 500)
         each.calls.clear()
     (_, report), (_, plain) = sweep(store), sweep(cheap)
-    assert list(report.entries) == list(plain.entries)
+    assert report.topics == plain.topics
     assert report.total(Rule.EXPIRED) == 500 * 3
     assert report.total(Rule.INVALID_TRANSACTION) == 500
     assert store.message.read(MESSAGES, b"", None, 10_000) == cheap.message.read(MESSAGES, b"", None, 10_000)
     assert plain.seeks_spared == 0
-    assert plain.to_json()["seeks_spared"] == 0
+    assert plain.seeks_spared == 0
     reads = ("keys", "cells")
     # Two calls a topic look for messages that need its payloads.
     assert sum(cheap.calls[name] for name in reads) > 500 * 6
     assert sum(store.calls[name] for name in reads) < 500 * 2 + 100
-    assert report.to_json()["seeks_spared"] > 500 * 4
+    assert report.seeks_spared > 500 * 4
     assert report.store_calls < plain.store_calls
 
 

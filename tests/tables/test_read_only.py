@@ -83,9 +83,7 @@ def test_every_writing_operation_is_tried() -> None:
 
 
 @pytest.mark.parametrize("write", WRITE.values(), ids=WRITE)
-def test_given_a_face_when_written_to_then_it_has_nothing_that_writes_and_nothing_is_asked_of_the_store(
-    store: Store, write: Callable[[Any], object]
-) -> None:
+def test_read_only_store_has_nothing_that_writes(store: Store, write: Callable[[Any], object]) -> None:
     asked: list[str] = []
     watch(store, before=lambda call: asked.append(call.name))
     with pytest.raises(AttributeError):
@@ -104,7 +102,7 @@ def test_given_a_value_that_cannot_be_read_then_the_face_counts_it(tmp_path: Pat
         assert face.operations == 1
 
 
-def test_given_a_store_then_its_face_tells_the_room_of_its_three_folders_and_one_in_memory_none(tmp_path: Path) -> None:
+def test_read_only_store_tells_the_size_of_its_folders(tmp_path: Path) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS)
         (tmp_path / "beside").write_bytes(b"x" * 10_000)

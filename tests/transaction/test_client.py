@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.support import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS, each_raises
 from tests.transaction.managers import BASE, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import (
@@ -198,14 +198,14 @@ def hang_up(_: RpcMessage) -> None:
     """Say nothing, and close."""
 
 
-def test_given_a_connection_that_breaks_when_committing_then_it_is_not_done_twice_and_the_outcome_is_unknown() -> None:
+def test_commit_over_a_broken_connection_is_unknown_and_not_repeated() -> None:
     with misbehaving(hang_up) as (service, client):
         with pytest.raises(OutcomeUnknown, match=r"commitOrThrow.*invalidate"):
             client.commit(7)
         assert service.calls == ["commitOrThrow"]
 
 
-def test_given_a_connection_that_breaks_then_what_may_be_done_once_only_is_not_repeated() -> None:
+def test_calls_that_may_be_done_once_are_not_repeated() -> None:
     with misbehaving(hang_up) as (service, client):
         asks: list[Callable[[], object]] = [client.start_short, client.start_long, client.reset]
         asks.append(lambda: client.commit_and_start(7))
@@ -286,16 +286,14 @@ def test_given_a_service_of_tephras_when_asked_who_holds_what_then_nobody_is_kno
             client.reset()
 
 
-def test_given_a_service_of_tephras_when_another_transaction_is_to_begin_too_then_it_commits_and_says_so() -> None:
+def test_commit_and_start_with_a_service_of_tephra_only_commits() -> None:
     with misbehaving(unknown_but("commitOrThrow")) as (service, client):
         assert client.commit_and_start(7, 8) is None
         assert client.commit_and_start(9) is None
         assert service.calls == ["commitAndStart", "commitOrThrow", "commitOrThrow"]
 
 
-def test_given_another_service_behind_a_broken_connection_when_the_next_is_to_begin_too_then_it_is_asked_again() -> (
-    None
-):
+def test_commit_and_start_after_a_broken_connection_asks_again() -> None:
     tephras, begun = unknown_but("commitOrThrow"), wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
 
     def begins(call: RpcMessage) -> bytes:
@@ -329,7 +327,7 @@ def test_abort_and_checkpoint_of_tephras_service_send_the_transaction() -> None:
         assert service.calls == ["checkpointById", "checkpoint", "abortTx", "abortTx"]
 
 
-def test_given_a_snapshot_that_is_none_when_asked_what_is_in_progress_then_that_is_not_known() -> None:
+def test_in_progress_without_a_usable_snapshot_is_not_known() -> None:
     with (
         misbehaving(lambda call: reply(call, wire.string(0, b"nonsense"))) as (_, client),
         pytest.raises(OutcomeUnknown, match="getSnapshot"),
@@ -348,9 +346,14 @@ def test_given_an_answer_without_a_transaction_then_the_outcome_is_unknown() -> 
 @pytest.mark.parametrize("fields", [[], [wire.i64s(0, [1])]], ids=["none", "a list"])
 def test_given_an_answer_without_what_was_asked_for_then_the_outcome_is_unknown(fields: list[bytes]) -> None:
     with misbehaving(lambda call: reply(call, *fields)) as (_, client):
-        for ask in (client.start_short, client.status, client.latest, client.invalid_size, client.clients):
-            with pytest.raises((OutcomeUnknown, NoSnapshot)):
-                ask()
+        each_raises(
+            (OutcomeUnknown, NoSnapshot),
+            client.start_short,
+            client.status,
+            client.latest,
+            client.invalid_size,
+            client.clients,
+        )
 
 
 # --- several services ------------------------------------------------------------------------------------------------
@@ -393,7 +396,7 @@ def test_client_of_several_services_leaves_those_that_fail_within_the_time_limit
         assert client.address == service.address
 
 
-def test_client_of_several_services_does_not_commit_twice_and_asks_the_next_one_afterwards() -> None:
+def test_client_of_several_services_never_commits_twice() -> None:
     with (
         misbehaving(hang_up) as (first, _),
         misbehaving(reply) as (second, _),

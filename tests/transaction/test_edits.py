@@ -42,9 +42,7 @@ def test_there_is_a_vector_of_each_state() -> None:
 
 
 @pytest.mark.parametrize(("vector", "edit"), PAIRS)
-def test_given_tephras_bytes_when_read_and_written_then_they_are_the_edit_and_the_same_bytes(
-    vector: dict[str, str], edit: Edit
-) -> None:
+def test_edit_is_read_and_written_with_the_bytes_of_tephra(vector: dict[str, str], edit: Edit) -> None:
     data = bytes.fromhex(vector["hex"])
     assert decode_edit(data) == edit
     assert encode_edit(edit) == data
@@ -112,7 +110,7 @@ def test_given_bytes_that_no_edit_has_when_read_then_the_error_says_what(at: int
         decode_edit(STARTED[:at] + damage + STARTED[at + len(damage) :])
 
 
-def test_given_an_absurd_length_when_read_then_the_edit_ends_too_early_and_no_memory_was_set_aside() -> None:
+def test_read_of_an_absurd_length_sets_no_memory_aside() -> None:
     asked: list[int] = []
 
     class Stream(io.BytesIO):

@@ -93,7 +93,7 @@ def test_given_the_log_of_a_halted_manager_when_read_then_every_record_is_there(
 # --- torn ends -------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_local_log_cut_off_anywhere_when_read_then_the_whole_records_are_there(tmp_path: Path) -> None:
+def test_local_log_cut_anywhere_has_its_whole_records(tmp_path: Path) -> None:
     data = LOCAL.read_bytes()
     ends = [0]
     for edit in EDITS:
@@ -104,7 +104,7 @@ def test_given_a_local_log_cut_off_anywhere_when_read_then_the_whole_records_are
         assert list(read_log(log(tmp_path, data[:length]))) == EDITS[:whole]
 
 
-def test_given_a_sequence_file_cut_off_anywhere_when_read_then_a_torn_batch_is_left_out_whole(tmp_path: Path) -> None:
+def test_sequence_file_cut_anywhere_leaves_a_torn_batch_out(tmp_path: Path) -> None:
     data = SEQUENCE_FILE.read_bytes()
     start = len(header(VERSION_3))
     ends = {start + len(marker(3) + edits(0, 3)): 3}
@@ -125,9 +125,7 @@ def test_given_zeros_behind_a_local_log_when_read_then_the_whole_records_are_the
 
 
 @pytest.mark.parametrize(("behind", "sure"), [(1, False), (50, False), (0, True), (-1, True)])
-def test_given_zeros_that_may_have_begun_inside_the_last_record_when_read_then_it_is_refused(
-    tmp_path: Path, behind: int, sure: bool
-) -> None:
+def test_zeros_that_may_begin_in_the_last_record_are_refused(tmp_path: Path, behind: int, sure: bool) -> None:
     # So many bytes of the last record, all of them zeros, lie behind the end of a block of the disk.
     last = Edit(1, EditState.ABORTED, type=TransactionType.SHORT, checkpoints=())
     ended = bytes(8) + encode_edit(last)
@@ -157,9 +155,7 @@ def numbered(number: int) -> bytes:
 # --- other kinds -----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_log_of_version_1_when_read_then_no_markers_are_expected_and_only_the_torn_record_is_left_out(
-    tmp_path: Path,
-) -> None:
+def test_log_of_version_1_has_no_markers(tmp_path: Path) -> None:
     data = header(value=OLD_TRANSACTION_EDIT) + edits(0, 3)
     assert list(read_log(log(tmp_path, data))) == EDITS[:3]
     assert list(read_log(log(tmp_path, data[:-1]))) == EDITS[:2]
@@ -201,9 +197,7 @@ def test_given_sync_bytes_between_any_two_records_when_read_then_they_are_skippe
         (bytes(8) + b"\x07" + bytes(70), "an edit of version 7"),
     ],
 )
-def test_given_damage_elsewhere_than_at_the_end_when_read_then_the_error_names_the_file_and_what_is_wrong(
-    tmp_path: Path, data: bytes, message: str
-) -> None:
+def test_damage_inside_a_log_is_refused_with_its_place(tmp_path: Path, data: bytes, message: str) -> None:
     path = log(tmp_path, data)
     with pytest.raises(FormatError) as caught:
         list(read_log(path))
@@ -212,7 +206,7 @@ def test_given_damage_elsewhere_than_at_the_end_when_read_then_the_error_names_t
     assert caught.value.hint
 
 
-def test_given_a_damaged_edit_in_a_batch_when_read_then_nothing_of_the_batch_is_given_out(tmp_path: Path) -> None:
+def test_damaged_edit_gives_nothing_of_its_batch(tmp_path: Path) -> None:
     data = header(VERSION_3) + marker(1) + edits(0, 1) + marker(2) + edits(1, 2) + record(bytes(8), b"\x00" * 70)
     found = read_log(log(tmp_path, data))
     assert next(found) == EDITS[0]

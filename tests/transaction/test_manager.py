@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import each_raises
 from tests.transaction.managers import BASE, NOW_MS, SpyStorage, state
 from tms_core.clock import ManualClock
 from tms_core.errors import (
@@ -61,9 +62,7 @@ def committed(manager: TransactionManager, *changes: bytes) -> Transaction:
 # --- ids and pointers ------------------------------------------------------------------------------------------------
 
 
-def test_given_others_in_progress_when_one_starts_then_it_is_told_of_them_and_of_the_first_short_one(
-    manager: TransactionManager,
-) -> None:
+def test_start_lists_others_in_progress_and_the_first_short_one(manager: TransactionManager) -> None:
     long = manager.start_long()
     short = manager.start_short()
     third = manager.start_short()
@@ -84,9 +83,7 @@ def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(cloc
         manager.start_short(100)
 
 
-def test_given_clients_when_their_transactions_are_in_progress_then_it_is_known_who_holds_what(
-    manager: TransactionManager,
-) -> None:
+def test_clients_of_open_transactions_are_known(manager: TransactionManager) -> None:
     mine, long, ended = manager.start_short(client="me"), manager.start_long("you"), manager.start_short(client="gone")
     manager.commit(ended.transaction_id)
     assert manager.clients() == {mine.transaction_id: "me", long.transaction_id: "you"}
@@ -95,9 +92,7 @@ def test_given_clients_when_their_transactions_are_in_progress_then_it_is_known_
 # --- conflicts -------------------------------------------------------------------------------------------------------
 
 
-def test_given_only_long_ones_in_progress_when_others_commit_then_no_changes_are_kept(
-    manager: TransactionManager,
-) -> None:
+def test_commit_beside_long_transactions_keeps_no_changes(manager: TransactionManager) -> None:
     long = manager.start_long()
     committed(manager, b"k")
     assert state(manager).committed == {}
@@ -168,9 +163,7 @@ def test_given_a_timeout_when_it_is_exactly_over_then_one_more_millisecond_ends_
     assert read_pointer(manager) == BASE
 
 
-def test_given_a_short_one_that_timed_out_when_it_is_aborted_then_it_is_not_invalid_any_more(
-    manager: TransactionManager, clock: ManualClock
-) -> None:
+def test_abort_of_a_short_one_that_timed_out_makes_it_valid(manager: TransactionManager, clock: ManualClock) -> None:
     one, long = manager.checkpoint(manager.start_short()), manager.start_long()
     clock.advance(2 * DAY)
     manager.expire()
@@ -180,9 +173,7 @@ def test_given_a_short_one_that_timed_out_when_it_is_aborted_then_it_is_not_inva
 
 
 @pytest.mark.parametrize("step_seconds", [-3600, -10, 0, 10])
-def test_restart_after_a_clock_step_leaves_an_open_transaction_at_most_its_own_timeout(
-    clock: ManualClock, tmp_path: Path, step_seconds: int
-) -> None:
+def test_restart_after_a_clock_step_keeps_each_timeout(clock: ManualClock, tmp_path: Path, step_seconds: int) -> None:
     with TransactionManager(DirectoryStorage(tmp_path), clock) as former:
         one = former.checkpoint(former.start_short(30))
         clock.step(step_seconds * SECOND)
@@ -222,7 +213,7 @@ def test_restart_with_a_clock_set_back_twice_keeps_a_long_transaction_whole(cloc
 @pytest.mark.parametrize("ends", ["aborted", "invalidated", "timed out"])
 @pytest.mark.parametrize("writes", ["transaction", "checkpoint"])
 @pytest.mark.parametrize("written", [True, False], ids=["written", "being written"])
-def test_given_an_end_while_something_is_written_when_aborted_again_then_it_stays_invalid(
+def test_abort_after_an_end_during_a_write_stays_invalid(
     manager: TransactionManager, clock: ManualClock, ends: str, writes: str, written: bool
 ) -> None:
     one = manager.checkpoint(manager.start_short())
@@ -248,9 +239,7 @@ def test_given_an_abort_that_names_too_many_checkpoints_then_it_is_refused(manag
     assert in_progress(manager) == [one.transaction_id]
 
 
-def test_given_many_late_writes_then_those_are_forgotten_that_are_not_invalid_any_more(
-    manager: TransactionManager,
-) -> None:
+def test_late_writes_of_forgotten_transactions_are_forgotten(manager: TransactionManager) -> None:
     for _ in range(1000):
         one = manager.start_short()
         manager.begin_write(one.transaction_id)
@@ -306,7 +295,7 @@ def test_given_a_reset_then_all_is_forgotten_but_ids_grow_and_readers_read(
 # --- what is told, and when ------------------------------------------------------------------------------------------
 
 
-def test_given_anything_that_is_decided_when_it_is_answered_then_it_was_synced_before(clock: ManualClock) -> None:
+def test_decisions_are_synced_before_they_are_answered(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     assert storage.happened == ["log", "log", "save"]
@@ -327,9 +316,7 @@ def test_given_anything_that_is_decided_when_it_is_answered_then_it_was_synced_b
     assert storage.happened[9:] == ["append", "sync 4"]
 
 
-def test_given_a_snapshot_when_it_is_taken_then_the_old_log_was_synced_and_the_new_one_begins(
-    clock: ManualClock,
-) -> None:
+def test_snapshot_syncs_the_old_log_and_begins_a_new_one(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.start_short()
@@ -339,9 +326,7 @@ def test_given_a_snapshot_when_it_is_taken_then_the_old_log_was_synced_and_the_n
     assert storage.happened == ["sync 1", "log", "save", "append", "sync 1"]
 
 
-def test_given_a_log_that_cannot_be_written_then_the_manager_says_nothing_more_until_it_could_begin_anew(
-    clock: ManualClock,
-) -> None:
+def test_log_that_cannot_be_written_silences_the_manager(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.start_short()
@@ -392,7 +377,7 @@ def test_abort_after_a_commit_that_did_not_reach_the_disk_invalidates(
         assert not manager.start_short().is_visible(pointer)
 
 
-def test_ledger_of_many_invalid_transactions_takes_bounded_memory_and_forgets_no_write(
+def test_ledger_of_invalid_transactions_is_bounded_and_complete(
     manager: TransactionManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writes, "_MOST", 20)
@@ -409,7 +394,7 @@ def test_ledger_of_many_invalid_transactions_takes_bounded_memory_and_forgets_no
     assert manager.status(clean.transaction_id) == "ended"
 
 
-def test_given_a_log_that_is_damaged_when_the_manager_would_begin_anew_then_it_says_so(clock: ManualClock) -> None:
+def test_manager_with_a_damaged_log_does_not_begin_again(clock: ManualClock) -> None:
     class Damaged(SpyStorage):
         def recover(self) -> RecoveredLog:
             if self.failure is not None:
@@ -425,9 +410,7 @@ def test_given_a_log_that_is_damaged_when_the_manager_would_begin_anew_then_it_s
         manager.start_short()
 
 
-def test_given_a_log_that_was_replaced_when_somebody_still_waits_for_it_then_the_new_one_goes_on(
-    clock: ManualClock,
-) -> None:
+def test_waiter_for_a_replaced_log_leaves_the_new_one_alone(clock: ManualClock) -> None:
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     storage.failure = LogFailed("the disk is full.")
@@ -448,9 +431,9 @@ def test_given_a_manager_that_was_closed_when_called_then_it_says_so(clock: Manu
     manager = TransactionManager(storage, clock)
     manager.close()
     assert not manager.running
-    for call in (manager.start_short, manager.visibility, manager.take_snapshot, manager.reset, manager.expire):
-        with pytest.raises(ManagerStopped):
-            call()
+    each_raises(
+        ManagerStopped, manager.start_short, manager.visibility, manager.take_snapshot, manager.reset, manager.expire
+    )
     with pytest.raises(CannotSnapshot):
         manager.encoded_snapshot()
     with pytest.raises(NoSnapshot, match="has stopped"):
@@ -487,9 +470,7 @@ def test_given_a_reset_that_cannot_be_written_then_the_manager_begins_anew(clock
 
 
 @pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000, 299_000])
-def test_given_a_clock_that_steps_when_transactions_are_looked_through_then_monotonic_time_decides(
-    step_ms: int,
-) -> None:
+def test_expiry_after_a_clock_step_follows_monotonic_time(step_ms: int) -> None:
     clock = ManualClock(NOW_MS)
     with TransactionManager(MemoryStorage(), clock) as manager:
         began = manager.checkpoint(manager.start_short(30))
@@ -519,9 +500,7 @@ def test_given_a_clock_that_jumps_when_pointers_are_issued_then_they_do_not(cloc
         assert manager.start_short().transaction_id == (right_ms + 1) * 1_000_000
 
 
-def test_given_transactions_in_progress_when_the_manager_begins_anew_then_what_is_left_of_their_time_counts(
-    tmp_path: Path,
-) -> None:
+def test_restart_keeps_the_rest_of_each_timeout(tmp_path: Path) -> None:
     with TransactionManager(DirectoryStorage(tmp_path), ManualClock(NOW_MS)) as manager:
         manager.start_short(30)
         manager.start_short(60)

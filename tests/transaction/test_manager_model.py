@@ -348,9 +348,7 @@ TestHistories.settings = settings(max_examples=size("TMS_TEST_EXAMPLES", 60), st
 
 
 @pytest.mark.parametrize("forgetful", [False, True], ids=["as it is", "commits what it knows nothing of"])
-def test_given_two_that_change_the_same_when_the_manager_is_killed_at_any_moment_then_only_one_commits(
-    monkeypatch: pytest.MonkeyPatch, forgetful: bool
-) -> None:
+def test_kill_at_any_moment_commits_one_of_two_conflicting(monkeypatch: pytest.MonkeyPatch, forgetful: bool) -> None:
     if forgetful:
         monkeypatch.setattr(ManagerState, "recovered_pointer", property(lambda _: 0, lambda *_: None), raising=False)
     steps = set(permutations((0, 0, 1, 1)))
@@ -381,7 +379,7 @@ def commits(order: tuple[int, ...], killed: int) -> set[int]:
     return found
 
 
-def test_given_one_that_asks_again_with_other_changes_when_killed_then_what_it_was_answered_last_counts() -> None:
+def test_kill_keeps_the_last_changes_that_were_asked() -> None:
     disk, clock = Disk(), ManualClock(NOW_MS)
     manager = TransactionManager(disk, clock)
     pointer = manager.start_short().transaction_id

@@ -55,9 +55,7 @@ def test_the_matrix_has_the_three_hundred_answers() -> None:
 
 
 @pytest.mark.parametrize("expected", MATRIX)
-def test_given_tephras_transaction_when_asked_for_each_version_then_the_answers_are_tephras(
-    expected: dict[str, Any],
-) -> None:
+def test_visibility_of_each_version_is_tephras(expected: dict[str, Any]) -> None:
     asked = transaction(expected)
     answers = {version: asked.is_visible(int(version)) for version in expected["isVisible"]}
     assert answers == expected["isVisible"]
@@ -83,7 +81,7 @@ def test_given_a_version_when_asked_what_it_is_then_each_list_answers_for_itself
 
 
 @pytest.mark.parametrize("name", names("snapshots"))
-def test_given_tephras_snapshot_when_asked_for_what_follows_from_it_then_the_numbers_are_tephras(name: str) -> None:
+def test_numbers_derived_from_a_snapshot_are_tephras(name: str) -> None:
     expected = load(f"snapshots/{name}.json")
     derived = expected["derived"]
     asked = state_of(expected)
@@ -107,13 +105,13 @@ def test_given_tephras_snapshot_when_asked_for_what_follows_from_it_then_the_num
         ([NO_TX_IN_PROGRESS], [], NO_TX_IN_PROGRESS - 1),
     ],
 )
-def test_given_a_snapshot_when_asked_for_the_prune_bound_then_it_ends_at_the_last_invalid_id_below_all_in_progress(
+def test_prune_bound_is_the_last_invalid_id_below_all_in_progress(
     invalid: list[int], in_progress: list[int], bound: int
 ) -> None:
     assert state(100, invalid, [short(pointer) for pointer in in_progress]).prune_upper_bound() == bound
 
 
-def test_given_invalid_ids_unsorted_and_repeated_when_asked_then_each_is_found_and_counted_once() -> None:
+def test_invalid_ids_unsorted_and_repeated_count_once() -> None:
     asked = state(100, [9, 5, 7, 1, 3, 5], [])
     assert list(asked.invalid) == [1, 3, 5, 7, 9]
     assert [pointer for pointer in range(11) if asked.is_invalid(pointer)] == [1, 3, 5, 7, 9]
@@ -126,7 +124,7 @@ def test_given_a_pointer_when_its_transaction_may_still_commit_then_it_is_undeci
     assert asked.is_undecided(1001)
 
 
-def test_given_checkpoints_without_an_entry_of_their_own_when_read_then_they_are_not_visible() -> None:
+def test_checkpoints_without_an_entry_are_not_visible() -> None:
     asked = state(900, [], [short(80, checkpoints=(85,))]).dummy_transaction()
     assert asked.in_progress == (80, 85)
     assert not asked.is_visible(85)
@@ -158,6 +156,6 @@ def test_given_any_ids_when_put_in_order_then_each_is_there_once(ids: list[int])
     assert list(ascending(array("q", ids))) == sorted(set(ids))
 
 
-def test_given_more_ids_than_are_sorted_at_a_time_when_put_in_order_then_the_runs_are_merged() -> None:
+def test_ascending_merges_runs_of_many_ids() -> None:
     ids = array("q", range(200_000, 0, -1)) + array("q", range(70_000))
     assert ascending(ids) == array("q", range(200_001))

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 
-from tests.support import PATIENCE_SECONDS, wait_until
+from tests.support import PATIENCE_SECONDS, in_event_loop, wait_until
 from tests.transaction.test_service import connected, is_closed, received
 from tms_core.clock import ManualClock
 from tms_core.transaction.codec import wire
@@ -96,7 +96,7 @@ def doers(monkeypatch: pytest.MonkeyPatch) -> Doers:
     return Doers(monkeypatch)
 
 
-def test_given_calls_one_by_one_when_one_takes_long_or_is_no_start_then_a_worker_does_it(
+def test_call_that_is_slow_or_no_start_is_done_by_a_worker(
     monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService, manager: TransactionManager
 ) -> None:
     with connected(service) as connection:
@@ -120,7 +120,7 @@ def test_given_a_disk_that_has_become_slow_then_the_loop_waits_for_it_once(
         assert [doers.last(connection) for _ in range(2)] == [WORKER, LOOP]
 
 
-def test_given_a_slow_disk_when_calls_that_need_none_are_quick_then_the_loop_still_waits_for_it_once(
+def test_loop_waits_for_a_slow_disk_once_among_quick_calls(
     monkeypatch: pytest.MonkeyPatch, doers: Doers, service: TransactionService
 ) -> None:
     done: list[tuple[str, str]] = []
@@ -165,9 +165,7 @@ def test_given_a_new_connection_then_its_first_call_is_read_from_the_stream(
         assert not service._new
 
 
-def test_given_a_token_is_demanded_when_a_quick_call_comes_before_it_then_it_is_not_done(
-    doers: Doers, manager: TransactionManager
-) -> None:
+def test_quick_call_before_the_token_is_not_done(doers: Doers, manager: TransactionManager) -> None:
     service = TransactionService(manager, "127.0.0.1:0", tokens={Level.CLIENT: lambda: b"secret"})
     service.start()
     with connected(service) as friend, connected(service) as foe:
@@ -195,9 +193,7 @@ def test_given_what_begins_like_a_quick_call_and_is_none_then_it_is_cut_off(
         assert doers.last(connection) == WORKER
 
 
-def test_given_a_call_that_is_answered_at_once_then_its_connection_is_not_the_one_that_was_silent_for_longest(
-    doers: Doers, service: TransactionService
-) -> None:
+def test_connection_answered_at_once_is_not_the_most_silent(doers: Doers, service: TransactionService) -> None:
     with connected(service) as first, connected(service) as second:
         doers.until_loop(second)
         doers.last(first)
@@ -265,83 +261,69 @@ class Alone:
         self.aborted = True
 
 
-def test_given_an_answer_that_is_not_read_then_the_next_call_is_read_from_the_stream(
+@in_event_loop
+async def test_given_an_answer_that_is_not_read_then_the_next_call_is_read_from_the_stream(
     manager: TransactionManager,
 ) -> None:
-    async def run() -> None:
-        alone = Alone(manager)
-        alone.unread = 1
-        alone.connection.data_received(call())
-        assert await alone.read() == call()
-        assert not alone.done
-
-    asyncio.run(run())
+    alone = Alone(manager)
+    alone.unread = 1
+    alone.connection.data_received(call())
+    assert await alone.read() == call()
+    assert not alone.done
 
 
-def test_given_more_bytes_while_a_call_is_held_then_both_are_read_from_the_stream(manager: TransactionManager) -> None:
-    async def run() -> None:
-        alone = Alone(manager)
-        alone.connection.data_received(call(number=1))
-        alone.connection.data_received(call(number=2))
-        assert await alone.read() == call(number=1) + call(number=2)
-        assert (alone.done, alone.quick.under_way) == ([], 0)
-
-    asyncio.run(run())
-
-
-def test_given_a_call_that_has_begun_then_what_comes_behind_it_is_read_from_the_stream(
+@in_event_loop
+async def test_given_more_bytes_while_a_call_is_held_then_both_are_read_from_the_stream(
     manager: TransactionManager,
 ) -> None:
-    async def run() -> None:
-        alone = Alone(manager)
-        for data in (b"whole", call()):
-            alone.connection.data_received(data)
-        await asyncio.sleep(0)
-        alone.connection.answered(len(b"whole"))
-        alone.connection.data_received(call())
-        assert await alone.read() == b"whole" + 2 * call()
-        assert not alone.done
-
-    asyncio.run(run())
+    alone = Alone(manager)
+    alone.connection.data_received(call(number=1))
+    alone.connection.data_received(call(number=2))
+    assert await alone.read() == call(number=1) + call(number=2)
+    assert (alone.done, alone.quick.under_way) == ([], 0)
 
 
-def test_given_the_end_of_a_stream_while_a_call_is_held_then_that_is_read_before_it(
+@in_event_loop
+async def test_bytes_behind_a_call_that_began_go_to_the_stream(manager: TransactionManager) -> None:
+    alone = Alone(manager)
+    for data in (b"whole", call()):
+        alone.connection.data_received(data)
+    await asyncio.sleep(0)
+    alone.connection.answered(len(b"whole"))
+    alone.connection.data_received(call())
+    assert await alone.read() == b"whole" + 2 * call()
+    assert not alone.done
+
+
+@in_event_loop
+async def test_given_the_end_of_a_stream_while_a_call_is_held_then_that_is_read_before_it(
     manager: TransactionManager,
 ) -> None:
-    async def run() -> None:
-        alone = Alone(manager)
-        alone.connection.data_received(call())
-        alone.connection.eof_received()
-        assert await alone.reader.read() == b"first" + call()
-        await asyncio.sleep(0)
-        assert not alone.done
-
-    asyncio.run(run())
+    alone = Alone(manager)
+    alone.connection.data_received(call())
+    alone.connection.eof_received()
+    assert await alone.reader.read() == b"first" + call()
+    await asyncio.sleep(0)
+    assert not alone.done
 
 
-def test_given_a_connection_that_is_lost_while_a_call_is_held_then_it_counts_no_more(
+@in_event_loop
+async def test_given_a_connection_that_is_lost_while_a_call_is_held_then_it_counts_no_more(
     manager: TransactionManager,
 ) -> None:
-    async def run() -> None:
-        alone = Alone(manager)
-        alone.connection.data_received(call())
-        alone.connection.connection_lost(None)
-        assert alone.quick.under_way == 0
-        await asyncio.sleep(0)
-        assert not alone.done
-
-    asyncio.run(run())
+    alone = Alone(manager)
+    alone.connection.data_received(call())
+    alone.connection.connection_lost(None)
+    assert alone.quick.under_way == 0
+    await asyncio.sleep(0)
+    assert not alone.done
 
 
-def test_given_a_call_that_fails_without_an_answer_then_the_connection_is_closed_and_it_is_not_done_again(
-    manager: TransactionManager,
-) -> None:
-    async def run() -> None:
-        alone = Alone(manager)
-        alone.failure = MemoryError()
-        alone.connection.data_received(call())
-        assert await alone.read() == b""
-        assert alone.aborted
-        assert (len(alone.done), alone.quick.under_way) == (1, 0)
-
-    asyncio.run(run())
+@in_event_loop
+async def test_call_that_fails_closes_its_connection_and_is_not_repeated(manager: TransactionManager) -> None:
+    alone = Alone(manager)
+    alone.failure = MemoryError()
+    alone.connection.data_received(call())
+    assert await alone.read() == b""
+    assert alone.aborted
+    assert (len(alone.done), alone.quick.under_way) == (1, 0)

@@ -71,9 +71,7 @@ def worked(directory: Path, clock: ManualClock) -> TransactionManager:
 
 
 @pytest.mark.parametrize("name", ["recovery-local", "recovery-sequencefile"])
-def test_given_a_directory_that_tephra_left_when_recovered_then_it_is_the_state_that_tephra_recovers(
-    tmp_path: Path, name: str
-) -> None:
+def test_recovery_of_tephras_directory_is_tephras_state(tmp_path: Path, name: str) -> None:
     directory = tmp_path / "tx"
     shutil.copytree(TEPHRA / name, directory)
     expected = json.loads((directory / "expected-state.json").read_text(encoding="utf-8"))
@@ -83,9 +81,7 @@ def test_given_a_directory_that_tephra_left_when_recovered_then_it_is_the_state_
 
 
 @pytest.mark.parametrize("kept", range(6))
-def test_given_any_number_of_tephras_snapshots_when_recovered_then_the_logs_make_up_for_the_others(
-    tmp_path: Path, kept: int
-) -> None:
+def test_recovery_with_fewer_snapshots_uses_the_logs(tmp_path: Path, kept: int) -> None:
     directory = tmp_path / "tx"
     shutil.copytree(TEPHRA / "recovery-local", directory)
     for path in sorted(directory.glob("snapshot.*"))[kept:]:
@@ -95,9 +91,7 @@ def test_given_any_number_of_tephras_snapshots_when_recovered_then_the_logs_make
 
 
 @pytest.mark.parametrize("name", names("snapshots"))
-def test_given_a_snapshot_of_any_version_when_recovered_then_what_it_does_not_say_is_made_up_for(
-    tmp_path: Path, name: str
-) -> None:
+def test_recovery_of_a_snapshot_of_any_version_fills_gaps(tmp_path: Path, name: str) -> None:
     expected = load(f"snapshots/{name}.json")
     data = (TEPHRA / "snapshots" / f"{name}.bin").read_bytes()
     seen = found_in({f"snapshot.{expected['timestamp']}": data}, tmp_path / "tx").visibility
@@ -118,33 +112,31 @@ def begun(number: int, **fields: object) -> Edit:
     return Edit(BASE + number, EditState.IN_PROGRESS, **given)  # type: ignore[arg-type]
 
 
-def test_given_an_old_edit_without_a_type_when_replayed_then_a_negative_expiration_means_long() -> None:
+def test_replay_of_a_start_without_a_type_takes_minus_one_for_long() -> None:
     seen = replayed(NOTHING, begun(1, type=None), begun(2, type=None, expiration_ms=-1)).visibility
     assert [one.type for one in seen.in_progress] == [InProgressType.SHORT, InProgressType.LONG]
     assert seen.in_progress[1].expiration_ms == NOW_MS + LONG_TIMEOUT_MS
 
 
 @pytest.mark.parametrize(("kind", "invalid"), [(TransactionType.SHORT, []), (TransactionType.LONG, [BASE + 1])])
-def test_given_an_abort_that_names_no_type_when_replayed_then_the_transactions_own_counts(
-    kind: TransactionType, invalid: list[int]
-) -> None:
+def test_replay_of_an_abort_without_a_type_uses_that_of_the_start(kind: TransactionType, invalid: list[int]) -> None:
     seen = replayed(NOTHING, begun(1, type=kind), Edit(BASE + 1, EditState.ABORTED)).visibility
     assert (list(seen.invalid), seen.in_progress) == (invalid, ())
 
 
-def test_given_an_abort_without_type_of_something_unknown_when_replayed_then_it_is_taken_for_an_invalidation() -> None:
+def test_replay_of_an_abort_of_an_unknown_one_invalidates() -> None:
     committing = Edit(BASE + 1, EditState.COMMITTING, changes=frozenset([b"k"]))
     assert list(replayed(NOTHING, committing, Edit(BASE + 1, EditState.ABORTED)).visibility.invalid) == [BASE + 1]
     assert replayed(NOTHING, Edit(BASE + 1, EditState.ABORTED)) == timeless(NOTHING)
 
 
-def test_given_a_checkpoint_of_what_is_not_in_progress_when_replayed_then_its_writes_stay_hidden() -> None:
+def test_replay_of_a_checkpoint_of_an_ended_one_hides_it() -> None:
     late = Edit(BASE + 2, EditState.CHECKPOINT, parent_write_pointer=BASE + 1)
     seen = replayed(NOTHING, begun(1), Edit(BASE + 1, EditState.COMMITTED), late).visibility
     assert (list(seen.invalid), seen.write_pointer) == ([BASE + 2], BASE + 2)
 
 
-def test_given_edits_that_were_written_in_another_order_when_replayed_then_lists_are_ascending() -> None:
+def test_replay_in_another_order_keeps_lists_ascending() -> None:
     changes = frozenset([b"k"])
     history = [begun(9), begun(3), begun(1), begun(2)]
     history += [
@@ -158,13 +150,13 @@ def test_given_edits_that_were_written_in_another_order_when_replayed_then_lists
     assert list(found.committed.copy()) == [BASE + 7, BASE + 8]
 
 
-def test_given_an_abort_of_an_id_never_issued_when_replayed_then_readers_do_not_see_what_is_to_come() -> None:
+def test_replay_of_an_abort_never_issued_shows_nothing_to_come() -> None:
     made_up = Edit(BASE + 10**12, EditState.ABORTED, type=TransactionType.SHORT)
     seen = replayed(NOTHING, begun(1), made_up).visibility
     assert (seen.read_pointer, seen.write_pointer) == (BASE + 1, BASE + 1)
 
 
-def test_given_an_edit_that_no_manager_writes_when_replayed_then_the_start_is_refused() -> None:
+def test_replay_of_an_edit_no_manager_writes_is_refused() -> None:
     with pytest.raises(FormatError, match="MOVE_WATERMARK"):
         replayed(NOTHING, Edit(1, EditState.MOVE_WATERMARK))
 
@@ -172,9 +164,7 @@ def test_given_an_edit_that_no_manager_writes_when_replayed_then_the_start_is_re
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_checkpoint_that_timed_out_without_its_transaction_when_recovered_then_it_is_invalid(
-    tmp_path: Path,
-) -> None:
+def test_recovery_keeps_a_timed_out_checkpoint_invalid(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
     manager = TransactionManager(DirectoryStorage(tmp_path / "tx"), clock)
     one = manager.start_short()
@@ -200,7 +190,7 @@ def test_given_a_clock_that_steps_back_when_recovered_then_files_are_still_in_or
 
 
 @pytest.mark.no_cover
-def test_given_our_log_cut_at_every_byte_when_recovered_then_the_whole_records_before_count(tmp_path: Path) -> None:
+def test_recovery_of_our_log_cut_at_every_byte_has_whole_records(tmp_path: Path) -> None:
     worked(tmp_path / "tx", ManualClock(NOW_MS)).take_snapshot()
     [path] = (tmp_path / "tx").glob("txlog.*")
     first = min((tmp_path / "tx").glob("snapshot.*"))
@@ -214,9 +204,7 @@ def test_given_our_log_cut_at_every_byte_when_recovered_then_the_whole_records_b
 
 
 @pytest.mark.no_cover
-def test_given_a_log_of_hdfs_cut_at_every_byte_when_recovered_then_the_whole_batches_before_count(
-    tmp_path: Path,
-) -> None:
+def test_recovery_of_an_hdfs_log_cut_at_every_byte_has_whole_batches(tmp_path: Path) -> None:
     # What else the vectors have leads to an end of its own: an edit that no manager writes.
     numbers = [number for number, edit in enumerate(EDITS) if edit.state is not EditState.MOVE_WATERMARK]
     pieces, counts = [header(VERSION_3)], [0]

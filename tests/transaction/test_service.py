@@ -233,7 +233,7 @@ def test_given_tephras_request_frames_when_sent_as_they_are_then_they_are_answer
         ("commitOrThrow(5,5) -> TTransactionNotInProgressException", "commitOrThrow", [wire.i64(1, 5), wire.i64(2, 5)]),
     ],
 )
-def test_given_a_question_that_tephra_answered_then_our_answer_is_the_same_to_the_byte(
+def test_answer_is_tephras_to_the_byte(
     manager: TransactionManager, question: str, name: str, fields: list[bytes]
 ) -> None:
     [frame] = [vector["frame_hex"] for vector in load("thrift/frames.json") if vector["call"] == question]
@@ -263,9 +263,7 @@ def test_given_any_arguments_then_every_method_answers(method: str, values: dict
         assert manager.running
 
 
-def test_given_a_method_that_does_not_exist_then_that_is_said_and_the_connection_goes_on(
-    service: TransactionService,
-) -> None:
+def test_method_that_does_not_exist_is_answered(service: TransactionService) -> None:
     with connected(service) as connection:
         for name, kind in (("tidyUp", 1), ("commitTx", 7), ("invalidateTx", 7), ("truncateInvalidTx", 2)):
             data = wire.message(MessageKind.CALL, name, 9)
@@ -287,9 +285,7 @@ def test_given_a_method_that_does_not_exist_then_that_is_said_and_the_connection
         bytes.fromhex(load("thrift/frames.json")[6]["frame_hex"]),
     ],
 )
-def test_given_somebody_who_speaks_another_language_then_he_is_cut_off_and_nobody_else(
-    service: TransactionService, client: Any, data: bytes
-) -> None:
+def test_client_of_another_protocol_is_cut_off_alone(service: TransactionService, client: Any, data: bytes) -> None:
     with connected(service) as connection:
         connection.sendall(data)
         assert is_closed(connection)
@@ -306,7 +302,7 @@ def test_given_too_many_connections_then_another_one_is_refused_and_the_others_g
     assert client.status() == "OK"
 
 
-def test_given_too_many_connections_then_another_one_takes_the_place_of_one_that_was_silent_for_long(
+def test_new_connection_replaces_one_that_was_silent_for_long(
     service: TransactionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 3)
@@ -327,9 +323,7 @@ def test_given_too_many_connections_then_another_one_takes_the_place_of_one_that
 
 
 @pytest.mark.parametrize(("files", "most"), [(256, 64), (3, 1), (10**6, 1000), (resource.RLIM_INFINITY, 1000)])
-def test_given_a_limit_of_open_files_then_there_are_not_so_many_connections_that_files_run_out(
-    monkeypatch: pytest.MonkeyPatch, files: int, most: int
-) -> None:
+def test_connections_are_bounded_by_open_files(monkeypatch: pytest.MonkeyPatch, files: int, most: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert module._most_connections() == most
 
@@ -351,7 +345,7 @@ def asked(connection: socket.socket, data: bytes = STATUS) -> wire.RpcMessage:
     return wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
 
 
-def test_given_connections_without_a_whole_call_for_long_then_they_are_closed_and_those_that_only_wait_are_not(
+def test_connection_without_a_whole_call_is_closed(
     service: TransactionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connected(service) as waiting, connected(service) as slow, ExitStack() as stack:
@@ -366,9 +360,7 @@ def test_given_connections_without_a_whole_call_for_long_then_they_are_closed_an
         assert asked(waiting).fields == {0: b"OK"}
 
 
-def test_given_large_calls_that_do_not_come_whole_then_others_that_are_large_wait_and_small_ones_do_not(
-    service: TransactionService,
-) -> None:
+def test_large_calls_that_do_not_come_whole_block_large_ones_only(service: TransactionService) -> None:
     large, begins = large_call(), 4 + module.LARGE_BYTES
     with ExitStack() as stack:
         begun = [stack.enter_context(connected(service)) for _ in range(module.LARGE_REQUESTS)]
@@ -411,7 +403,7 @@ def test_given_large_calls_that_have_hardly_begun_then_they_hold_no_place(servic
         assert asked(begun[0], large[100:]).name == "canCommitOrThrow"
 
 
-def test_given_somebody_who_does_not_read_when_too_much_waits_then_he_is_cut_off_and_others_get_their_answers(
+def test_client_that_does_not_read_is_cut_off_alone(
     service: TransactionService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     size = 48 << 20  # more than sockets hold
@@ -453,7 +445,7 @@ def test_given_a_port_in_use_when_started_then_the_error_names_the_setting(
         TransactionService(manager, service.address).start()
 
 
-def test_given_a_call_under_way_when_stopped_then_it_is_answered_and_silent_ones_are_closed(clock: ManualClock) -> None:
+def test_stop_answers_a_call_under_way_and_closes_silent_ones(clock: ManualClock) -> None:
     storage = SlowStorage()
     manager = TransactionManager(storage, clock)
     service = TransactionService(manager, "127.0.0.1:0")
@@ -472,9 +464,7 @@ def test_given_a_call_under_way_when_stopped_then_it_is_answered_and_silent_ones
     service.stop()
 
 
-def test_given_a_call_that_does_not_end_when_stopped_then_its_connection_is_closed_in_time(
-    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_closes_a_call_that_does_not_end(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STOP_SECONDS", 0.01)
     storage = SlowStorage()
     service = TransactionService(TransactionManager(storage, clock), "127.0.0.1:0")
@@ -681,7 +671,7 @@ def guarded(manager: TransactionManager, tmp_path: Path) -> Iterator[Transaction
 
 
 @pytest.mark.parametrize("token", [b"wrong", b"secre", b"secret2"])
-def test_given_a_service_that_demands_a_token_when_another_is_shown_then_nothing_is_done(
+def test_call_with_a_wrong_token_does_nothing(
     guarded: TransactionService, manager: TransactionManager, tmp_path: Path, token: bytes
 ) -> None:
     (tmp_path / "mine").write_bytes(token)
@@ -691,9 +681,7 @@ def test_given_a_service_that_demands_a_token_when_another_is_shown_then_nothing
     assert not manager.visibility().in_progress
 
 
-def test_given_a_service_that_demands_a_token_when_none_is_shown_then_nothing_is_done(
-    guarded: TransactionService, manager: TransactionManager
-) -> None:
+def test_call_without_a_token_does_nothing(guarded: TransactionService, manager: TransactionManager) -> None:
     pointer = manager.start_short().transaction_id
     with TransactionClient(guarded.address) as client:
         for _ in range(2):
@@ -725,9 +713,7 @@ def test_attempts_without_the_token_are_slowed_down_and_good_ones_are_not(
     assert {address: count for address, (count, _) in failed._failed.items()} == {"127.0.0.1": 2.0}
 
 
-def test_given_a_service_that_demands_a_token_when_a_large_call_comes_before_it_then_that_is_cut_off(
-    guarded: TransactionService,
-) -> None:
+def test_large_call_before_the_token_is_cut_off(guarded: TransactionService) -> None:
     with connected(guarded) as connection:
         connection.sendall((module.LARGE_BYTES + 1).to_bytes(4))
         assert is_closed(connection)

@@ -85,7 +85,7 @@ def test_given_what_tephra_wrote_when_written_then_the_bytes_are_tephras(name: s
 
 
 @pytest.mark.parametrize("name", names("snapshots", "*changesets"))
-def test_given_change_sets_when_written_then_only_the_order_of_keys_may_differ_from_tephras(name: str) -> None:
+def test_change_sets_differ_from_tephras_in_order_only(name: str) -> None:
     expected, data = load(f"snapshots/{name}.json"), vector(f"snapshots/{name}")
     ours = encoded(snapshot_of(expected), expected["version"])
     assert sorted(ours) == sorted(data)
@@ -100,7 +100,7 @@ def test_given_an_odd_file_that_tephra_reads_when_read_then_it_says_the_same(nam
     assert read_visibility(io.BytesIO(data)) == state_of(expected["visibilityState"])
 
 
-def test_given_the_unsorted_list_of_tephra_0_11_when_read_then_all_ids_are_invalid_and_not_one_of_five() -> None:
+def test_unsorted_list_of_tephra_0_11_is_all_invalid() -> None:
     expected = load("snapshots-odd/ok-v4-unsorted-invalid.json")["javaIsExcludedPerInvalidId"]
     state = read_visibility(io.BytesIO(vector("snapshots-odd/ok-v4-unsorted-invalid")))
     assert list(expected.values()).count(True) == 1
@@ -117,7 +117,7 @@ def test_given_a_file_that_tephra_refuses_when_read_then_it_is_refused(name: str
 
 
 @pytest.mark.parametrize("name", names("snapshots-odd", "visonly-*"))
-def test_given_damage_behind_what_decides_visibility_when_read_then_only_the_whole_is_refused(name: str) -> None:
+def test_damage_behind_visibility_refuses_only_the_whole(name: str) -> None:
     data = vector(f"snapshots-odd/{name}")
     assert read_visibility(io.BytesIO(data)) == state_of(load(f"snapshots-odd/{name}.json")["visibilityState"])
     with pytest.raises(SnapshotError):
@@ -159,9 +159,7 @@ def test_given_any_snapshot_when_written_and_read_in_any_pieces_then_it_is_the_s
 
 
 @given(st.binary(max_size=30), st.integers(0, 162), st.integers(0, 30))
-def test_given_a_damaged_file_when_read_then_nothing_but_a_snapshot_error_comes_of_it(
-    damage: bytes, at: int, length: int
-) -> None:
+def test_damaged_snapshot_is_a_snapshot_error(damage: bytes, at: int, length: int) -> None:
     whole = vector("snapshots/v4-changesets")
     for read in (read_visibility, read_snapshot):
         with suppress(SnapshotError):
@@ -185,9 +183,7 @@ def test_given_a_damaged_file_when_read_then_nothing_but_a_snapshot_error_comes_
     ],
 )
 @pytest.mark.parametrize("size", [7, CHUNK_BYTES])
-def test_given_long_lists_of_short_long_and_nine_byte_ids_when_read_then_none_is_lost(
-    ids: list[int], size: int
-) -> None:
+def test_long_lists_of_ids_of_all_lengths_are_read_whole(ids: list[int], size: int) -> None:
     data = encoded(Snapshot(with_invalid(ids)))
     assert list(read_visibility(Dribble(data, [size])).invalid) == ids
 
@@ -258,9 +254,7 @@ LIST = "in its list of invalid ids, before byte"
         (bytes(2) + varint(1) + varint(9) + varint(1) + varint(-1), "a length of -1, in its committing change sets"),
     ],
 )
-def test_given_bytes_that_no_snapshot_has_when_read_then_the_error_says_what_and_where(
-    body: bytes, message: str
-) -> None:
+def test_bytes_of_no_snapshot_are_refused_with_their_place(body: bytes, message: str) -> None:
     with pytest.raises(SnapshotError) as caught:
         read_snapshot(io.BytesIO(HEAD + body))
     assert caught.value.message.startswith(f"the snapshot is corrupt: {message}")
@@ -273,9 +267,7 @@ def test_given_the_longest_padding_when_read_then_the_number_is_the_same() -> No
 
 @pytest.mark.parametrize("count", [2**31, 2**62, 2**63 - 1])
 @pytest.mark.parametrize("before", [b"", bytes(1), bytes(2), bytes(3), bytes(2) + varint(1) + varint(9)])
-def test_given_an_absurd_count_when_read_then_the_file_is_truncated_and_no_memory_was_set_aside(
-    count: int, before: bytes
-) -> None:
+def test_read_of_an_absurd_count_sets_no_memory_aside(count: int, before: bytes) -> None:
     with pytest.raises(TruncatedSnapshot):
         read_snapshot(io.BytesIO(HEAD + before + varint(count) + bytes(1)))
     with pytest.raises(TruncatedSnapshot):
@@ -283,7 +275,7 @@ def test_given_an_absurd_count_when_read_then_the_file_is_truncated_and_no_memor
 
 
 @pytest.mark.parametrize("version", [-1, 0, 5])
-def test_given_a_version_that_is_not_known_when_written_or_read_then_the_error_names_it(version: int) -> None:
+def test_version_that_is_not_known_is_refused(version: int) -> None:
     with pytest.raises(UnsupportedSnapshotVersion, match=f"version {version}"):
         write_snapshot(io.BytesIO(), Snapshot(with_invalid([])), version)
     with pytest.raises(UnsupportedSnapshotVersion, match=f"version {version}"):

@@ -64,9 +64,7 @@ def test_given_other_names_when_asked_then_they_are_ignored_and_counted(tmp_path
     assert (loaded.name, loaded.rejected, loaded.ignored) == ("snapshot.7", (), len(others) + 2)
 
 
-def test_given_a_name_and_a_content_of_different_times_when_asked_then_the_content_counts_and_is_noted(
-    tmp_path: Path,
-) -> None:
+def test_content_time_counts_over_the_name(tmp_path: Path) -> None:
     (tmp_path / "snapshot.8").write_bytes(snapshot(7))
     loaded = DirectorySource(tmp_path).latest()
     assert loaded.snapshot.timestamp_ms == 7
@@ -92,7 +90,7 @@ def test_given_a_single_file_when_asked_then_it_is_used_whatever_its_name(tmp_pa
         (b"\x0a" + snapshot(9)[1:], Rejection.VERSION, "version 5"),
     ],
 )
-def test_given_an_unusable_newest_when_asked_then_the_one_before_is_used_and_the_reason_is_told(
+def test_unusable_newest_snapshot_leaves_the_one_before(
     tmp_path: Path, data: bytes, reason: Rejection, detail: str
 ) -> None:
     put(tmp_path, 7, 8)
@@ -107,7 +105,7 @@ def test_given_an_unusable_newest_when_asked_then_the_one_before_is_used_and_the
 # --- a directory that changes meanwhile ------------------------------------------------------------------------------
 
 
-def test_given_the_only_one_is_replaced_meanwhile_when_asked_then_the_directory_is_listed_again(
+def test_snapshot_replaced_meanwhile_is_listed_again(
     tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
 ) -> None:
     put(tmp_path, 8)
@@ -153,9 +151,7 @@ def test_given_no_directory_when_asked_then_the_error_names_it_and_the_setting(t
     assert "--snapshots" in caught.value.hint
 
 
-def test_given_a_directory_without_snapshots_when_asked_then_the_error_says_what_is_there_instead(
-    tmp_path: Path,
-) -> None:
+def test_directory_without_snapshots_is_described(tmp_path: Path) -> None:
     (tmp_path / "txlog.9").write_bytes(b"")
     with pytest.raises(NoSnapshot) as caught:
         DirectorySource(tmp_path).latest()
@@ -163,7 +159,7 @@ def test_given_a_directory_without_snapshots_when_asked_then_the_error_says_what
     assert "transactions.directory" in caught.value.hint
 
 
-def test_given_only_unusable_snapshots_when_asked_once_then_the_error_names_the_newest_and_holds_all(
+def test_unusable_snapshots_are_all_named(
     tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
 ) -> None:
     listings: list[None] = []
@@ -178,7 +174,7 @@ def test_given_only_unusable_snapshots_when_asked_once_then_the_error_names_the_
     assert len(listings) == 1, "nothing had vanished, so there was no reason to look again"
 
 
-def test_given_the_newest_cut_short_at_any_byte_when_asked_then_the_one_before_is_used(tmp_path: Path) -> None:
+def test_newest_cut_at_any_byte_leaves_the_one_before(tmp_path: Path) -> None:
     put(tmp_path, 7)
     whole = snapshot(8)
     for length in range(len(whole)):
@@ -202,7 +198,7 @@ def test_given_a_stray_file_of_a_large_number_when_read_then_its_content_counts(
     assert passed_over.reason in (Rejection.MISNAMED, Rejection.FUTURE)
 
 
-def test_given_nothing_but_files_ahead_of_our_clock_when_read_then_the_newest_says_so(tmp_path: Path) -> None:
+def test_files_ahead_of_the_clock_give_the_newest(tmp_path: Path) -> None:
     for taken_ms in (T, T + 1):
         with (tmp_path / f"snapshot.{taken_ms}").open("wb") as file:
             write_snapshot(file, Snapshot(VisibilityState(taken_ms, 1, 1)))

@@ -57,7 +57,7 @@ def test_given_a_snapshot_when_the_log_goes_on_then_the_new_one_has_its_time(tmp
         assert numbers(tmp_path, "txlog") == numbers(tmp_path, "snapshot")
 
 
-def test_given_more_snapshots_than_are_kept_then_the_oldest_go_with_the_logs_before_them(tmp_path: Path) -> None:
+def test_snapshots_beyond_the_limit_are_deleted_with_their_logs(tmp_path: Path) -> None:
     with opened(tmp_path, retain=3) as manager:
         for _ in range(5):
             manager.start_short()
@@ -70,7 +70,7 @@ def test_given_more_snapshots_than_are_kept_then_the_oldest_go_with_the_logs_bef
     assert recovered(tmp_path) == left
 
 
-def test_given_what_a_crash_left_unfinished_when_the_next_snapshot_is_taken_then_it_is_gone(tmp_path: Path) -> None:
+def test_unfinished_snapshot_is_deleted_by_the_next(tmp_path: Path) -> None:
     (tmp_path / ".in-progress.7").write_bytes(b"half")
     with opened(tmp_path):
         assert not (tmp_path / ".in-progress.7").exists()
@@ -90,7 +90,7 @@ def test_given_names_that_are_no_snapshots_when_recovered_then_they_are_left_alo
 
 
 @pytest.mark.parametrize("data", [b"", b"\x08\x02", b"\xff" * 40, b"\x0a" + bytes(30)])
-def test_given_a_newest_snapshot_that_cannot_be_used_when_recovered_then_an_older_one_and_the_logs_make_up_for_it(
+def test_unusable_newest_snapshot_is_recovered_from_the_logs(
     tmp_path: Path, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(tmp_path) as manager:
@@ -113,7 +113,7 @@ def test_given_no_snapshot_that_can_be_used_when_recovered_then_the_start_is_ref
             opened(tmp_path)
 
 
-def test_given_a_log_that_is_damaged_in_its_middle_when_recovered_then_the_start_is_refused(tmp_path: Path) -> None:
+def test_log_damaged_in_its_middle_stops_the_start(tmp_path: Path) -> None:
     log = TEPHRA / "txlog" / "local.txlog.1600000000000"
     data = bytearray(log.read_bytes())
     data[8] = 0x55
@@ -134,7 +134,7 @@ def test_given_a_snapshot_that_the_system_will_not_read_then_that_is_said(tmp_pa
         opened(tmp_path)
 
 
-def test_given_a_snapshot_that_cannot_be_written_then_the_manager_goes_on_and_says_so(tmp_path: Path) -> None:
+def test_snapshot_that_cannot_be_written_leaves_the_manager_working(tmp_path: Path) -> None:
     with opened(tmp_path) as manager:
         (tmp_path / f".in-progress.{NOW_MS + 2}").mkdir()
         with pytest.raises(DirectoryFailed, match="Is a directory"):
@@ -175,9 +175,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return happened
 
 
-def test_given_no_directory_when_opened_then_it_is_made_with_a_snapshot_that_is_synced_before_it_has_its_name(
-    tmp_path: Path, syncs: list[str]
-) -> None:
+def test_new_directory_has_a_synced_snapshot_before_its_name(tmp_path: Path, syncs: list[str]) -> None:
     directory = tmp_path / "a" / "tx"
     with opened(directory):
         assert (numbers(directory, "snapshot"), numbers(directory, "txlog")) == ([NOW_MS + 1], [])
@@ -233,7 +231,7 @@ def test_given_several_that_wait_when_the_disk_is_slow_then_one_writes_for_all(
     log.close()
 
 
-def test_given_one_whose_edit_is_safe_when_the_next_write_begins_then_it_does_not_wait_for_that(
+def test_waiter_of_a_safe_edit_does_not_wait_for_the_next_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = LogFile(tmp_path / "txlog.1")
@@ -266,9 +264,7 @@ def test_given_one_whose_edit_is_safe_when_the_next_write_begins_then_it_does_no
     log.close()
 
 
-def test_given_a_log_that_cannot_be_written_then_everybody_who_waits_is_told_and_nothing_more_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_that_cannot_be_written_fails_all_waiters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LogFile(tmp_path / "txlog.1")
     log.sync(log.append(Edit(1, EditState.INVALID)))
     with monkeypatch.context() as patched:
@@ -284,9 +280,7 @@ def test_given_a_log_that_cannot_be_written_then_everybody_who_waits_is_told_and
     log.close()
 
 
-def test_given_a_log_whose_writing_fails_for_another_reason_then_nothing_is_safe_that_was_lost_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_write_without_memory_makes_nothing_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LogFile(tmp_path / "txlog.1")
     log.sync(log.append(Edit(1, EditState.INVALID)))
     lost = log.append(Edit(2, EditState.INVALID))
@@ -346,7 +340,7 @@ def torn(file: int, data: bytes) -> int:
     ("name", "failure", "first", "is_there"),
     [("write", torn, False, False), ("fdatasync", fails, False, True), ("open", lambda *_: fails(0), True, False)],
 )
-def test_given_a_log_that_failed_when_the_disk_is_well_again_then_the_manager_goes_on_from_what_is_there(
+def test_log_that_failed_goes_on_from_what_is_there(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     name: str,
@@ -386,9 +380,7 @@ def test_given_a_log_that_failed_when_the_disk_is_well_again_then_the_manager_go
     manager.close()
 
 
-def test_given_many_threads_and_snapshots_among_them_when_recovered_then_it_is_the_state_they_left(
-    tmp_path: Path,
-) -> None:
+def test_recovery_after_many_threads_and_snapshots_is_complete(tmp_path: Path) -> None:
     manager = opened(tmp_path / "tx", retain=2)
 
     def work(seed: int) -> None:
@@ -436,7 +428,7 @@ while True:
 """
 
 
-def test_given_a_process_that_is_killed_when_recovered_then_all_it_had_acknowledged_is_there(tmp_path: Path) -> None:
+def test_recovery_after_a_kill_has_all_that_was_acknowledged(tmp_path: Path) -> None:
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", WORKER, tmp_path], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None

@@ -148,9 +148,8 @@ class _TaskWorkers:
         """Run a step in all parts, and again in topics whose metadata changed during the step (invariant S2)."""
         run, step = self.parts[0].run, self.parts[0].step
         taken = [Outcome() for _ in self.parts]
-        searches = step != "invert" or any(part.search.since_ms is not None for part in self.parts)
-        # A task costs more than the check that it would have nothing to do.
-        due = [part for part in self.parts if _has_rows(part)] if searches else []
+        # A task costs more than a look for rows.
+        due = [part for part in self.parts if _may_have_work(part)]
         narrowed = run
         for _ in range(REPLANS):
             if not due:
@@ -207,10 +206,11 @@ def _with_rate(parts: Sequence[Part], run: Run) -> list[Part]:
     return [replace(part, run=run) for part in parts]
 
 
-def _has_rows(part: Part) -> bool:
-    """Return whether the table of a part's step has rows in the part."""
-    table = part.store.payload if part.step == "payload" else part.store.message
-    return table.first(b"") is not None
+def _may_have_work(part: Part) -> bool:
+    """Return whether the table of a part's step has rows there, which the step reads."""
+    if part.step == "invert" and part.search.since_ms is None:
+        return False
+    return part.table("payload" if part.step == "payload" else "message").first(b"") is not None
 
 
 class GuidedDriver:
@@ -260,7 +260,8 @@ class _GuidedWorkers:
 
     def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
         [part], [outcome] = self.parts, outcomes
-        if not _needs_looking(part):
+        # Due rows of messages lie in one range of each topic, so there is nothing to look for.
+        if part.step == "message" or not _may_have_work(part):
             yield from self._driver.take(outcomes)
             return
         if self._sender is None:
@@ -291,13 +292,6 @@ class _GuidedWorkers:
         total.merge(replace(seen, entries=held, found=[]))
         total.merge(done.taking())
         total.keep(Reason.REFERENCED, done.kept[Reason.REFERENCED])
-
-
-def _needs_looking(part: Part) -> bool:
-    """Return whether the step may have many rows to read; the due messages of a topic are one range."""
-    if part.step == "invert":
-        return part.search.since_ms is not None and part.store.message.first(b"") is not None
-    return part.step == "payload" and part.store.payload.first(b"") is not None
 
 
 def spark_engine(deps: Deps, *, sender: Sender, cut: Cut, looking: Looking | None = None) -> Engine:

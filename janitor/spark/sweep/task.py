@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -25,7 +25,7 @@ from janitor.state import values
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.sweep.executor import DryRun, Executor, Keeper, Pacer, Permission, StoreExecutor
-from janitor.sweep.findings import NOTHING_DONE, DeletionCount, Done, Due, Finding, Invalid
+from janitor.sweep.findings import NOTHING_DONE, Done, Due, Finding, Invalid
 from janitor.sweep.outcome import Ledger, Outcome
 from janitor.sweep.run import Run
 from janitor.sweep.scan import Part
@@ -133,27 +133,19 @@ class FollowedLease(Lease):
             raise LeaseLost("the run of this task has ended; the next run continues from there.")
 
 
-class Finder:
-    """The executor of a task that looks for a driver which alone may write: it says where something is to be done."""
-
-    def alive(self) -> None:
-        """Do nothing: Spark kills a task that it no longer needs."""
+class Finder(DryRun):
+    """The executor of a task that looks for a driver which alone may write: it returns the ranges with work."""
 
     def apply(self, finding: Finding) -> Done:
         match finding:
             case Due(hold=None):
-                return Done(finding.batch.keys, found=_enclosing_range(finding.batch.keys))
+                keys = finding.batch.keys
+                return Done(keys, found=KeyRange(keys[0], keys[-1] + b"\x00"))
             case Invalid():
-                return Done(found=_enclosing_range([cell.key for cell in finding.cells]))
+                # Without the cells: the driver inverts and counts them.
+                return Done(found=KeyRange(finding.cells[0].key, finding.cells[-1].key + b"\x00"))
             case _:
                 return NOTHING_DONE
-
-    def pay(self, taken: DeletionCount) -> None:
-        """Looking costs nothing."""
-
-
-def _enclosing_range(keys: Sequence[bytes]) -> KeyRange | None:
-    return KeyRange(keys[0], keys[-1] + b"\x00") if keys else None
 
 
 def perform(environment: TaskEnvironment, part: Part, attempt: int) -> Outcome:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import RLock
 
-from janitor.state.documents import ATTEMPTS, Changes, ValueGone, View, crowded, lost, packed
+from janitor.state.documents import ATTEMPTS, Changes, ValueGone, View, crowded, lost, packed, undamaged
 from janitor.state.hbase.root import INLINE_BYTES, Root
 from janitor.state.hbase.table import JanitorTable
 from tms_core.errors import StateBusy, StateError, StateUnavailable
@@ -68,6 +68,7 @@ class HBaseDocuments:
     def __init__(self, table: JanitorTable) -> None:
         self.table = self.loose = table
         self.name = table.name
+        self.place = f"table {table.name}"
         self.close = table.close
         self.clock_ms = table.server_ms
         #: Held while the root is replaced, so that our own lease that is renewed meanwhile is not taken for another's.
@@ -83,12 +84,12 @@ class HBaseDocuments:
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the existing rows of history."""
-        return {key: zlib.decompress(value) for key, value in self.table.get_many(keys).items()}
+        return {key: _loaded(key, value) for key, value in self.table.get_many(keys).items()}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Yield rows of history of ``[start, stop)``."""
         for key, value in self.table.scan(start, stop, keys_only=keys_only):
-            yield key, value if keys_only else zlib.decompress(value)
+            yield key, value if keys_only else _loaded(key, value)
 
     @contextmanager
     def present(self) -> Iterator[View]:
@@ -137,7 +138,8 @@ class HBaseDocuments:
                 raise ValueGone
             stored = b"".join(parts[bytes.fromhex(key)] for key in keys)
             self._remember(name, keys, stored)
-        return zlib.decompress(stored)
+        with undamaged(name):
+            return zlib.decompress(stored)
 
     def _remember(self, name: str, keys: Sequence[str], stored: bytes) -> None:
         if not name.startswith(_CLOSED):
@@ -242,6 +244,11 @@ class HBaseDocuments:
                 went += [key for key, _ in self.table.scan(BLOCK, end, keys_only=True) if key.hex() not in named]
             self.table.delete(dict.fromkeys(went))
             self._tidy = True
+
+
+def _loaded(key: bytes, value: bytes) -> bytes:
+    with undamaged(key):
+        return zlib.decompress(value)
 
 
 def with_changes(base: Root, changed: Mapping[str, bytes | None], token: str) -> tuple[Root, dict[bytes, bytes]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tms_core.errors import StateError
 
-LAYOUT = 4
+LAYOUT = 5
 #: Packed values up to this many bytes are in the root itself.
 INLINE_BYTES = 256
 #: How many commits back the root can tell whether a certain one was among them.

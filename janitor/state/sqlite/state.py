@@ -22,12 +22,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from janitor.state.base import State
-from janitor.state.documents import Changes, View
+from janitor.state.documents import Changes, View, undamaged
 from janitor.state.sqlite.loose import LooseFile
 from tms_core.errors import StateBusy, StateError, StateUnavailable, is_full
 
 #: The value of ``PRAGMA user_version`` in a file of this layout.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 #: The value of ``PRAGMA application_id`` in the janitor's files ("tmsj").
 APPLICATION_ID = 0x746D736A
 
@@ -174,6 +174,7 @@ class SqliteDocuments:
 
     def __init__(self, folder: Path | None, busy_seconds: float) -> None:
         self.name = "the state in memory" if folder is None else str(folder / FILE_NAME)
+        self.place = self.name if folder is None else str(folder)
         self.loose = LooseFile(folder)
         self._border = _ErrorTranslation(self.name)
         self._lock = RLock()
@@ -249,7 +250,7 @@ class SqliteDocuments:
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the existing rows of history."""
         found = ((key, self._value("SELECT value FROM history WHERE key = ?", key)) for key in keys)
-        return {key: _loaded(value) for key, value in found if value is not None}
+        return {key: _loaded(key, value) for key, value in found if value is not None}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Yield rows of history of ``[start, stop)`` without blocking a writer between two of them."""
@@ -258,7 +259,7 @@ class SqliteDocuments:
             with self._lock, self._border:
                 rows = self.connection.execute(query, (start, stop, page)).fetchall()
             for key, value in rows:
-                yield key, _loaded(value)
+                yield key, _loaded(key, value)
             if len(rows) < page:
                 return
             start, page = rows[-1][0] + b"\x00", min(page * 4, _LAST_PAGE)
@@ -296,8 +297,11 @@ def _stored(value: bytes) -> bytes:
     return zlib.compress(value, 1) if len(value) > _LARGE else value
 
 
-def _loaded(value: bytes) -> bytes:
-    return zlib.decompress(value) if value.startswith(_COMPRESSED) else value
+def _loaded(key: bytes, value: bytes) -> bytes:
+    if not value.startswith(_COMPRESSED):
+        return value
+    with undamaged(key):
+        return zlib.decompress(value)
 
 
 def _prepare(folder: Path) -> None:

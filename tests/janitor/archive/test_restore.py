@@ -18,6 +18,7 @@ from janitor.archive import parquet
 from janitor.archive.index import Selection
 from janitor.archive.restore import Request, RestoreResult, restore
 from janitor.rules.policy import Rule
+from janitor.state.values import pack
 from janitor.sweep.transactions import TransactionView
 from tests.archives import Undo, keys_of
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, topic, visibility, watch
@@ -73,7 +74,7 @@ def test_list_of_several_runs_has_a_line_per_topic_day_and_run(undo: Undo, order
     undo.sweep(orders.plain(OLD_MS + 40), run_id="run-2")
     undo.sweep(found.plain(OLD_MS), run_id="run-1")
     files = archived.find(undo.folder).files
-    shown = [group.to_json() for group in archived.groups(files, archived.ANY)]
+    shown = pack(archived.groups(files, archived.ANY))
     sizes = [line.pop("size_bytes") for line in shown]
     assert sum(sizes) == sum(file.path.stat().st_size for file in files)
     one = {"tms_namespace": "default", "payloads": 0, "files": 1, "messages": 1, "rules": ["expired"]}

@@ -25,9 +25,10 @@ REPORT = {
     *("store_calls", "duration_seconds", "phase_seconds", "full", "seeks_spared", "truncated", "deleted_bytes"),
     "messages",
     "store_bytes",
+    *("topics_omitted", "held_before"),
 }
 ENTRY = {
-    *("tms_namespace", "topic", "generation", "table", "rule", "rows", "bytes", "bytes_exact", "oldest_ms"),
+    *("tms_namespace", "topic", "generation", "table", "rule", "rows", "bytes", "oldest_ms"),
     *("newest_ms", "sample_keys", "held"),
 }
 KEPT = {"unknown_topic", "newer_generation", "unrecognized", "undecided", "referenced", "held"}

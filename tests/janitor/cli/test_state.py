@@ -144,7 +144,7 @@ def test_given_a_run_then_its_report_can_be_read_again(kit: CommandKit) -> None:
     shown = kit.janitor(f"history {printed['id']}").out
     assert f"run {printed['id']}, apply, done; started 2023-11-14 22:13:20 UTC" in shown
     assert "default:orders" in shown
-    assert "2 expired, 1 old generation, 0 processed, 1 invalid transaction" in shown
+    assert "2 expired, 1 of old generations deleted, 1 of invalid transactions inverted" in shown
     document = kit.janitor(f"history {printed['id']} --format json").json
     assert document["report"] == printed
     assert (document["id"], document["expired"]) == (printed["id"], 2)
@@ -319,7 +319,7 @@ def test_given_a_paused_topic_then_the_commands_that_resume_it_are_named() -> No
 
 def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> None:
     negated = entry(rule="invalid_transaction", run_id="r1", at_ms=NOW_MS, snapshot_timestamp_ms=None)
-    rolled_back = message(LIVE, transaction="rolled_back", inverted=(Trace(negated, certain=False),))
+    rolled_back = message(LIVE, transaction="rolled_back", inverted=(Trace.of(negated, certain=False),))
     inverted = message(replace(LIVE, action="invert", invert=True), transaction="invalid")
     shown = "\n".join(lines(answer(rolled_back, inverted)))
     assert shown.startswith("default:orders, generation 1, ttl 1 h; as of 2023-11-14 22:13:20 UTC\n")
@@ -329,8 +329,9 @@ def test_given_rows_then_their_topic_transaction_and_inversion_are_told() -> Non
 
 
 def test_why_of_a_lost_row_tells_sure_runs_from_possible_ones() -> None:
-    sure = Trace(entry(run_id="r1", at_ms=NOW_MS, ttl_seconds=60, cutoff_ms=NOW_MS, snapshot_timestamp_ms=NOW_MS), True)
-    died = Trace(entry(run_id="r2", rows=None), False)
+    taken_by = entry(run_id="r1", at_ms=NOW_MS, ttl_seconds=60, cutoff_ms=NOW_MS, snapshot_timestamp_ms=NOW_MS)
+    sure = Trace.of(taken_by, certain=True)
+    died = Trace.of(entry(run_id="r2", rows=None), certain=False)
     shown = "\n".join(lines(answer(missing=(MissingRow("message", None, (sure, died)),))))
     assert "the message does not exist" in shown
     assert (

@@ -232,7 +232,7 @@ def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(kit: Co
     report = remote.plan(digest="mine").report
     remote.verify()
     remote.inspect("message", (), 1)
-    assert sum(entry.rows for entry in report.entries.values()) == 2
+    assert sum(entry.rows for entry in report.topics) == 2
     assert {name.partition(".")[2] for name in asked} <= {"rows", "get", "keys", "cells"}
 
 

@@ -18,7 +18,9 @@ from janitor.state.base import RunRecord
 from janitor.state.records import TopicCount
 from janitor.status.collect import Deployment
 from janitor.status.health import judge
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, fail_at, janitor, pointer, topic, watch
+from janitor.sweep import sweep
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, janitor, pointer, topic, watch
+from tests.support import raising
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
@@ -110,29 +112,10 @@ def test_watched_run_with_counts_knows_how_much_is_left() -> None:
     assert told == [(20, 60), (40, 60), (60, 60)]
 
 
-def test_sweep_that_fails_is_a_failed_run_and_the_next_comes() -> None:
-    store = MemoryStore()
-    topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    with daemon_kit(store) as kit:
-        watch(
-            store,
-            before=fail_at(
-                "metadata.rows",
-                StoreError("the disk is gone."),
-                lambda _: NOW_MS + 60 * SECOND <= kit.time.clock.now_ms() < NOW_MS + 120 * SECOND,
-            ),
-        )
-        kit.time.advance(60)
-        assert kit.results == ["done", "failed"]
-        kit.time.advance(60)
-        assert kit.results == ["done", "failed", "done"]
-        assert kit.time.errors == []
-
-
 def test_sweep_with_a_bug_is_a_failed_run_and_no_dead_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     with daemon_kit() as kit:
         with monkeypatch.context() as patch:
-            patch.setattr("janitor.sweep.sweep.messages", lambda *_: 1 / 0)
+            patch.setitem(sweep._STEPS, "message", raising(ZeroDivisionError("a bug")))
             kit.time.advance(60)
         assert kit.results == ["done", "failed"]
         assert [name for name, _ in kit.time.errors] == ["sweep"]
@@ -205,21 +188,6 @@ def test_sweep_of_a_long_ttl_waits_until_it_is_worth_it() -> None:
         assert len(orders.times()) == 1
         kit.time.advance(120)
         assert orders.times() == []
-
-
-def test_given_a_daemon_when_seen_then_snapshot_boundary_and_topics_are_there() -> None:
-    store = MemoryStore()
-    topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    with daemon_kit(store) as kit:
-        kit.janitor.snapshots.invalid = [pointer(NOW_MS)]
-        kit.time.advance(125)
-        status = kit.daemon.status()
-    assert (status.process, status.schedule, status.next_run_ms) == ("running", "every 60 s", NOW_MS + 180 * SECOND)
-    assert (status.snapshot.invalid, status.snapshot.open) == (1, 1)
-    assert [entry.pointer for entry in status.snapshot.oldest_open] == [str(pointer(NOW_MS))]
-    assert [(entry.name, entry.ttl_seconds) for entry in status.topics] == [("default:orders", TTL_SECONDS)]
-    assert status.boundary.bound is not None
-    assert status.last_run is not None
 
 
 def test_status_between_two_sweeps_has_the_newest_snapshot() -> None:

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from janitor.state.base import CounterKey, RunRecord, State
+from janitor.state.base import CounterKey, Pause, RunRecord, State
 from janitor.state.figures import BlockedReaders, GuardNote, StatisticsFigures
 from janitor.state.sqlite.state import SqliteState
-from janitor.state.values import pack
 from janitor.status.status import (
     BoundaryFigures,
     HeldTopic,
@@ -53,7 +52,7 @@ class StillViews:
             for run in reversed(self.runs):
                 state.begin_run(RunRecord(run.id, run.mode, run.started_ms))
                 if run.finished_ms is not None:
-                    state.finish_run(run, pack(run))
+                    state.finish_run(run)
             self.prepare(state)
             yield state
 
@@ -160,7 +159,7 @@ def wrong(now_ms: int) -> Status:
             error="the disk is full: no space left on device",
         ),
         last_success_ms={"message": now_ms - 26 * HOUR},
-        paused=(("*:*", now_ms - HOUR), ("team's:*", now_ms - DAY)),
+        paused=(Pause("*:*", now_ms - HOUR), Pause("team's:*", now_ms - DAY)),
         quarantined=(
             Quarantined(hostile, now_ms - 2 * HOUR, 4, f"corrupted block {HOSTILE}", now_ms + HOUR),
             Quarantined("default:audit", now_ms - HOUR, 3, "no space left on device", now_ms + 25 * MINUTE),

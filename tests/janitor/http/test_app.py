@@ -107,7 +107,7 @@ def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: St
     assert added == {
         "alive": "",
         "ready": "",
-        "health": {"level": "well", "reasons": [{"text": "A run is under way.", "about": ""}]},
+        "health": {"level": "well", "reasons": [{"text": "A run is under way.", "about": "", "condition": None}]},
         "adopt_command": "janitor adopt --config janitor.yaml",
     }
 
@@ -138,7 +138,8 @@ def test_status_is_drawn_once_for_many(app: Direct, views: StillViews, monkeypat
 def test_status_tells_that_the_loop_hangs(app: Direct, views: StillViews) -> None:
     assert status(app)["health"]["level"] == "well"
     views.not_alive = "the loop hangs"
-    assert status(app)["health"] == {"level": "down", "reasons": [{"text": "the loop hangs", "about": ""}]}
+    reason = {"text": "the loop hangs", "about": "", "condition": None}
+    assert status(app)["health"] == {"level": "down", "reasons": [reason]}
     views.not_alive, views.not_ready = "", "the store is gone"
     assert status(app)["ready"] == "the store is gone"
 

@@ -8,7 +8,7 @@ import pytest
 
 from janitor.metrics import Metrics
 from janitor.state.figures import GuardNote
-from janitor.state.records import RunRecord
+from janitor.state.records import Pause, RunRecord
 from janitor.status.health import GRACE_MS, STUCK_SECONDS, Health, HealthReason, find_problems, judge
 from janitor.status.status import BoundaryFigures, HeldTopic, Quarantined, Running, SnapshotFigures, Status
 from tests.builders import NOW_MS
@@ -81,14 +81,15 @@ def test_given_nothing_wrong_then_all_is_well_and_one_sentence_says_what_goes_on
         ),
         (replace(CALM, held=(held("frontier"),)), "default:orders is held.", "held"),
         (replace(CALM, held=(held("first_contact"), held("frontier", "a:b"))), "2 topics are held.", "held"),
-        (replace(CALM, paused=(("*:*", 0), ("a:*", 0))), "Everything is paused.", "aside"),
-        (replace(CALM, paused=(("a:*", 0), ("b:c", 0))), "Paused: a:*, b:c.", "aside"),
-        (replace(CALM, paused=tuple((f"a:{n}", 0) for n in range(4))), "Paused: a:0, a:1, a:2 and more.", "aside"),
+        (replace(CALM, paused=(Pause("*:*", 0), Pause("a:*", 0))), "Everything is paused.", "aside"),
+        (replace(CALM, paused=(Pause("a:*", 0), Pause("b:c", 0))), "Paused: a:*, b:c.", "aside"),
+        (replace(CALM, paused=tuple(Pause(f"a:{n}", 0) for n in range(4))), "Paused: a:0, a:1, a:2 and more.", "aside"),
     ],
 )
 def test_judge_of_one_problem_says_where_to_look(status: Status, sentence: str, about: str) -> None:
     health = judge(status)
-    assert (health.level, [reason[:2] for reason in health.reasons]) == ("attention", [(sentence, about)])
+    [reason] = health.reasons
+    assert (health.level, reason.text, reason.about) == ("attention", sentence, about)
 
 
 def test_judge_before_adoption_says_that_alone() -> None:
@@ -103,14 +104,14 @@ def test_given_a_loop_that_hangs_then_it_is_down_whatever_the_figures_say() -> N
 
 
 def test_given_figures_of_memory_alone_then_it_is_down_and_the_rest_follows() -> None:
-    health = judge(replace(CALM, process="down", paused=(("*:*", 0),)))
+    health = judge(replace(CALM, process="down", paused=(Pause("*:*", 0),)))
     assert health.level == "down"
     assert texts(health) == ["No janitor is running. This is the last recorded state.", "Everything is paused."]
 
 
 def test_judge_when_not_ready_says_so_unless_a_reason_is_better() -> None:
     assert judge(CALM, ready="the store is gone") == Health("attention", (HealthReason("the store is gone"),))
-    assert texts(judge(replace(CALM, paused=(("*:*", 0),)), ready="x")) == ["Everything is paused."]
+    assert texts(judge(replace(CALM, paused=(Pause("*:*", 0),)), ready="x")) == ["Everything is paused."]
 
 
 def test_given_everything_wrong_then_the_gravest_comes_first() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from janitor.inspect import rows as inspect
-from janitor.inspect.answer import FoundRow, Why
+from janitor.inspect.answer import FoundRow, Trace, Why
 from janitor.inspect.why import why
 from janitor.rules.policy import Hold, Reason, Rule, admit
 from janitor.state.base import State
@@ -296,7 +296,7 @@ def test_why_of_a_negative_pointer_names_the_runs_that_inverted(orders: Topic, s
     inverted = entry(rule="invalid_transaction", start=key, stop=key + b"\xff", oldest_ms=NOW_MS, newest_ms=NOW_MS)
     state.add_ledger([inverted, entry(start=key, stop=key + b"\xff", oldest_ms=NOW_MS, newest_ms=NOW_MS)])
     [trace] = only(ask(orders, NOW_MS, 0, state=state)).inverted
-    assert (trace.entry, trace.certain) == (inverted, False)
+    assert trace == Trace.of(inverted, certain=False)
     assert only(ask(orders, NOW_MS, 1, state=state)).inverted == ()
 
 
@@ -374,7 +374,7 @@ def test_why_of_a_lost_payload_names_runs_that_may_have_it(orders: Topic, state:
     answer = ask(orders, NOW_MS, 0, (STORED_MS, 4), state=state)
     [missing] = answer.missing
     assert (missing.table, missing.key) == ("payload", wanted.pack())
-    assert [(trace.entry, trace.certain) for trace in missing.taken] == [(lost, False), (wide, False)]
+    assert list(missing.taken) == [Trace.of(lost, certain=False), Trace.of(wide, certain=False)]
 
 
 # --- a row that is gone ----------------------------------------------------------------------------------------------
@@ -414,7 +414,8 @@ def test_why_of_several_generations_names_all_newest_first(orders: Topic, state:
     elsewhere = replace(first, topic=unknown_topic(orders.store, "default:other").id)
     state.add_ledger([first, second, died, negated, elsewhere])
     [missing] = ask(orders, PUBLISHED_MS, state=state).missing
-    assert [(trace.entry, trace.certain) for trace in missing.taken] == [(second, True), (died, False), (first, True)]
+    expected = [(second, True), (died, False), (first, True)]
+    assert list(missing.taken) == [Trace.of(entry, certain=certain) for entry, certain in expected]
 
 
 def test_why_during_a_run_counts_what_it_announced(orders: Topic, state: SqliteState) -> None:
@@ -427,7 +428,7 @@ def test_why_during_a_run_counts_what_it_announced(orders: Topic, state: SqliteS
     state.begin_run(RunRecord("over", "apply", 1))
     state.finish_run(RunRecord("over", "apply", 1, 2, "done"))
     [trace] = ask(orders, PUBLISHED_MS, state=state).missing[0].taken
-    assert (trace.entry, trace.certain) == (announced, False)
+    assert trace == Trace.of(announced, certain=False)
 
 
 # --- how far back the memory goes ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from janitor.metrics.catalogue import CALLS, CATALOGUE, CLOCKS, DUE, FAILURES, G
 from janitor.metrics.series import PerTopic, TopicName, largest
 from janitor.report import COUNTED_REASONS
 from janitor.rules.policy import Hold
-from janitor.state.base import CounterKey
+from janitor.state.base import CounterKey, Pause
 from janitor.state.figures import ConsumerFigures, StatisticsFigures
 from janitor.state.records import RunRecord
 from janitor.status.health import Condition
@@ -82,7 +82,7 @@ def full() -> Status:
         next_run_ms=1_000_002,
         leader=True,
         last_success_ms={"message": 1_000_003, "payload": 1_000_004},
-        paused=[("a:*", 1)],
+        paused=[Pause("a:*", 1)],
         quarantined=[Quarantined("a:b", 1, 3, "", 1)] * 2,
         held=held,
         overdue=[Overdue("message", "expired", 11, 1_000_005), Overdue("payload", "old_generation", 12, None)],

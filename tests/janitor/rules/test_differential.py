@@ -386,7 +386,7 @@ def check(scene: Scene, store: Store, batch_rows: int, workers: int = 1, *, tell
     check_figures(report, messages, payloads, either)
     assert not report.errors
     assert {rule: planned.total(rule) for rule in Rule} == {rule: report.total(rule) for rule in Rule}
-    assert (planned.held_rows(), planned.kept) == (report.held_rows(), report.kept)
+    assert (planned.held_rows(), planned.totals.kept) == (report.held_rows(), report.totals.kept)
 
 
 def check_figures(
@@ -400,14 +400,14 @@ def check_figures(
         assert report.total(Rule.EXPIRED) == deleted[Rule.EXPIRED]
         assert report.total(Rule.PROCESSED) == deleted[Rule.PROCESSED]
         assert report.total(Rule.OLD_GENERATION) == deleted[Rule.OLD_GENERATION]
-        assert report.kept.get(Reason.REFERENCED, 0) == reasons[Reason.REFERENCED]
+        assert report.totals.kept[Reason.REFERENCED] == reasons[Reason.REFERENCED]
     assert report.total(Rule.INVALID_TRANSACTION) == sum(isinstance(verdict, Invert) for verdict in verdicts)
     assert report.held_rows() == reasons[Reason.HELD]
-    assert report.kept.get(Reason.UNDECIDED, 0) == reasons[Reason.UNDECIDED]
-    assert report.kept.get(Reason.UNKNOWN_TOPIC, 0) == reasons[Reason.UNKNOWN_TOPIC]
-    assert report.kept.get(Reason.NEWER_GENERATION, 0) == reasons[Reason.NEWER_GENERATION]
+    assert report.totals.kept[Reason.UNDECIDED] == reasons[Reason.UNDECIDED]
+    assert report.totals.kept[Reason.UNKNOWN_TOPIC] == reasons[Reason.UNKNOWN_TOPIC]
+    assert report.totals.kept[Reason.NEWER_GENERATION] == reasons[Reason.NEWER_GENERATION]
     # Foreign keys among live rows are not visited.
-    assert report.kept.get(Reason.UNRECOGNIZED, 0) <= reasons[Reason.UNRECOGNIZED]
+    assert report.totals.kept[Reason.UNRECOGNIZED] <= reasons[Reason.UNRECOGNIZED]
 
 
 @given(scenes(), st.integers(1, 7))

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Thread, current_thread, main_thread
 
 import pytest
 
 from janitor.rules.policy import Hold, Reason, Rule
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Kit, Topic, janitor, pointer, topic, watch
+from tests.builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW_MS,
+    SECOND,
+    Call,
+    Kit,
+    Topic,
+    fail_at,
+    janitor,
+    pointer,
+    topic,
+    watch,
+    watch_state,
+)
+from tests.support import wait_until
+from tms_core.clock import ManualClock
+from tms_core.errors import StoreError
 from tms_core.tables.base import MESSAGES, MessageValue
-from tms_core.tables.memory import MemoryStore
+from tms_core.tables.lease import Lease
+from tms_core.tables.memory import MemoryMessageTable, MemoryStore
+from tms_core.topic import TopicId
 
 OLD = pointer(NOW_MS - 10 * HOUR)
 TTL_SECONDS = 86400
@@ -100,7 +121,7 @@ def test_run_after_a_plan_of_restored_rows_does_what_it_shows(store: MemoryStore
     orders.stored(pointer(NOW_MS + DAY), NOW_MS - 2 * DAY)
     planned, done = kit.engine.preview(), kit.engine.run_once()
     assert planned.total(Rule.INVALID_TRANSACTION) == done.total(Rule.INVALID_TRANSACTION) == 31
-    assert planned.kept == done.kept
+    assert planned.totals.kept == done.totals.kept
     assert orders.pointers() == [-OLD] * 31
     kit.clock.advance(HOUR)
     assert not kit.engine.run_once().full
@@ -111,8 +132,8 @@ def test_run_after_an_empty_plan_is_as_without_it(store: MemoryStore) -> None:
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
     kit.clock.advance(HOUR)
-    assert not kit.engine.preview().entries
-    assert kit.engine.preview(at_ms=NOW_MS + 2 * DAY).entries
+    assert not kit.engine.preview().topics
+    assert kit.engine.preview(at_ms=NOW_MS + 2 * DAY).topics
     assert not kit.engine.run_once().full
 
 
@@ -151,7 +172,7 @@ def swept(store: MemoryStore, number: int) -> tuple[Kit, list[Topic], int]:
     kit = janitor(store, batch_rows=100)
     kit.snapshots.invalid = [OLD]
     report = kit.engine.run_once(adopt=True)
-    assert report.kept[Reason.UNRECOGNIZED] == 6 * number
+    assert report.totals.kept[Reason.UNRECOGNIZED] == 6 * number
     return kit, topics, report.store_calls
 
 
@@ -179,23 +200,77 @@ def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int,
     orders.ref(pointer(begun if refers else begun + 1), publish_ms)
     report = janitor(store).engine.run_once(adopt=True)
     assert orders.stored_times() == [begun] * kept
-    assert report.kept[Reason.REFERENCED] == kept
+    assert report.totals.kept[Reason.REFERENCED] == kept
     assert orders.times() == [publish_ms] * (publish_ms < 0)
 
 
-# --- waiting and remembering -----------------------------------------------------------------------------------------
+# --- the lease -------------------------------------------------------------------------------------------------------
 
 
-def test_compaction_starts_after_saving(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
-    topic(store, "default:orders", ttl_seconds=60).plain(1)
+def test_lease_renewed_during_a_run_blocks_nobody(store: MemoryStore) -> None:
+    """The run takes the memory's lock before the lease's; whoever did it the other way round could wait for ever."""
+    clock = ManualClock(NOW_MS, monotonic_ms=DAY)
+    topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
+    kit = janitor(store, clock=clock)
+    lease = Lease(kit.state, "this one", 60, clock)
+    lease.acquire()
+    kit = kit.restart(lease=lease)
+    beside: list[bool] = []
+
+    def look_after(call: Call) -> None:
+        if call.name == "message.delete" and not beside:
+            clock.advance(50 * SECOND)
+            before = kit.state.lease()
+            thread = Thread(target=kit.engine.renew_lease)
+            thread.start()
+            thread.join(10)
+            beside.append(not thread.is_alive() and kit.state.lease() == before)
+
+    watch(store, before=look_after)
+    assert kit.engine.run_once(adopt=True).errors == []
+    assert beside == [True]
+    clock.advance(50 * SECOND)
+    before = kit.state.lease()
+    kit.engine.renew_lease()
+    assert kit.state.lease() != before
+
+
+# --- the end of a run ------------------------------------------------------------------------------------------------
+
+
+def test_run_whose_end_was_not_written_is_in_the_ledger(store: MemoryStore) -> None:
+    orders = topic(store, "default:orders", ttl_seconds=60)
+    orders.plain(NOW_MS - HOUR, NOW_MS)
     kit = janitor(store)
-    seen: list[bool] = []
+    full = [True]
+    watch_state(kit.state, before=fail_at("state.finish_run", StoreError("the disk is full."), lambda _: full))
+    with pytest.raises(StoreError, match="the disk is full"):
+        kit.engine.run_once(adopt=True)
+    assert orders.times() == [NOW_MS]
+    full.clear()
+    kit.engine.run_once()
+    assert [run.result for run in kit.state.runs(5)] == ["done", "lost"]
+    [entry] = kit.state.ledger(10, topic=TopicId("default", "orders"))
+    assert (entry.rows, entry.rule) == (None, "expired")
+
+
+# --- compaction ------------------------------------------------------------------------------------------------------
+
+
+def test_compaction_of_messages_starts_before_payloads_are_read(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
+    monkeypatch.setattr(MemoryMessageTable, "can_compact_concurrently", True)
+    topic(store, "default:orders", ttl_seconds=60).plain(1).stored(pointer(1), 1)
+    compacted: list[bool] = []
 
     def look(call: Call) -> None:
         if call.name == "message.compact":
-            seen.append(kit.state.claim() is not None and bool(kit.state.frontiers()))
+            compacted.append(current_thread() is main_thread())
+        elif call.name == "payload.delete":
+            wait_until(lambda: compacted)
 
     watch(store, before=look)
-    kit.engine.run_once(adopt=True)
-    assert seen == [True]
+    janitor(store).engine.run_once(adopt=True)
+    assert compacted[0] is False

@@ -79,7 +79,7 @@ def test_row_of_an_open_transaction_is_held_and_reported(stack: ExitStack) -> No
     kit.service.publish(ORDERS, [b"late"], pointer=tx.write_pointer)
     kit.clock.advance(2 * MINUTE)
     report = kit.janitor.engine.run_once()
-    assert [(key.held, entry.rows) for key, entry in report.sorted_entries()] == [(Hold.TRANSACTION, 1)]
+    assert [(entry.held, entry.rows) for entry in report.topics] == [(Hold.TRANSACTION, 1)]
 
 
 def test_row_without_snapshots_goes_after_the_longest_transaction(stack: ExitStack) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.report import NAMED_KEYS, Entry, EntryKey, Report, UnrecognizedKey
+from janitor.report import NAMED_KEYS, Entry, Report, Totals, UnrecognizedKey
 from janitor.rules.policy import Hold, Rule
 from janitor.run import prepare
 from janitor.run.log import RunLog
@@ -64,9 +64,9 @@ def test_given_what_a_run_did_when_written_then_it_is_a_sentence(
     caplog: pytest.LogCaptureFixture, taken: dict[Rule, int], held: int, words: str
 ) -> None:
     topic = TopicId("default", "orders")
-    entries = {EntryKey(topic, 1, "message", rule, None): Entry(rows) for rule, rows in taken.items()}
-    entries[EntryKey(topic, 1, "message", Rule.EXPIRED, Hold.FRONTIER)] = Entry(held)
-    RunLog().write(replace(report_of(), entries=entries))
+    entries = [Entry(topic, 1, "message", rule, None, rows) for rule, rows in taken.items()]
+    entries.append(Entry(topic, 1, "message", Rule.EXPIRED, Hold.FRONTIER, held))
+    RunLog().write(replace(report_of(), totals=Totals.of("apply", entries, {})))
     assert f": {words} (" in said(caplog)[-1]
 
 
@@ -142,7 +142,7 @@ def test_log_names_an_unrecognized_row_and_topic_once(caplog: pytest.LogCaptureF
 def test_log_of_many_unrecognized_rows_names_the_first(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     report = left_alone(NAMED_KEYS + 5).engine.run_once(adopt=True)
-    assert report.to_json()["totals"]["kept"] == {
+    assert report.totals.kept == {
         "unknown_topic": 2,
         "newer_generation": 0,
         "unrecognized": NAMED_KEYS + 5,

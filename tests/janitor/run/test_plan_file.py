@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from janitor.report import DataTable, Entry, EntryKey, Report
+from janitor.report import DataTable, Entry, EntryKey, Report, Totals, in_order
 from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile, checksum, describe_terms
@@ -79,17 +79,19 @@ def write(path: Path, context: Run, *keys: EntryKey, what_if: bool = False, poin
     """A plan of one row under each of the keys."""
     outcome = Outcome()
     for key in keys:
-        outcome.entries.setdefault(key, Entry()).add([b"key"], 10, 1, 2)
+        outcome.entries.setdefault(key, Entry(*key)).add([b"key"], 10, 1, 2)
         if key.rule is Rule.INVALID_TRANSACTION:
             outcome.pointers.setdefault(key.topic, set()).update(pointers)
+    topics = in_order(outcome.entries.values())
     report = Report(
         id="1-ab",
         mode="plan",
         started_ms=NOW_MS,
         effective_now_ms=NOW_MS - 5,
         snapshot=None,
-        entries=outcome.entries,
-        kept=outcome.kept,
+        topics=topics,
+        totals=Totals.of("plan", topics, outcome.kept),
+        deleted_bytes=0,
         boundary=None,
         guards=[],
         errors=[],

@@ -210,8 +210,8 @@ def test_s8_retention_set_on_a_topic_in_use_is_held(kit: ProcessedKit) -> None:
     kit.sweep()
     kit.service.update_topic(ORDERS, CONSUMED)
     planned = kit.janitor.engine.preview()
-    [(key, entry)] = planned.sorted_entries()
-    assert (key.rule, key.held, entry.rows) == (Rule.PROCESSED, Hold.FRONTIER, 1)
+    [entry] = planned.topics
+    assert (entry.rule, entry.held, entry.rows) == (Rule.PROCESSED, Hold.FRONTIER, 1)
     assert kit.sweep(0).held_rows() == 1
     assert announced(kit.side, kit.metadata()) == 0
     assert kit.sweep(HOUR - 1).held_rows() == 1
@@ -400,7 +400,7 @@ def test_why_of_a_processed_message_names_the_rule_and_its_run(kit: ProcessedKit
     assert (found.fate.rule, found.fate.action) == (Rule.EXPIRED, "keep")
     kit.sweep(0)
     [missing] = kit.janitor.engine.why(ORDERS, first).missing
-    assert [(trace.entry.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
+    assert [(trace.rule, trace.certain) for trace in missing.taken] == [("processed", True)]
 
 
 def test_announcements_of_two_keep_the_further(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:

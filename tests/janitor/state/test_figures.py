@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from janitor.boundary.claim import REFUTED, ROUND
+from janitor.report import HELD, Entry
+from janitor.rules.policy import Hold, Rule
 from janitor.run.prepare import IN_PROGRESS
 from janitor.state.figures import (
     CONSUMERS,
-    HELD,
     SNAPSHOT,
     STATISTICS,
-    HeldRows,
     KeptFigures,
     SnapshotRead,
     StatisticsFigures,
@@ -25,8 +25,9 @@ from janitor.state.topic_history import CHANGES, SIZES, TOPICS
 from janitor.sweep.transactions import DECIDED
 from tests.builders import NOW_MS, watch_state
 from tms_core.errors import StateError
+from tms_core.topic import TopicId
 
-ROWS = HeldRows("default", "orders", "message", "expired", "frontier", 3, 70, NOW_MS)
+ROWS = Entry(TopicId("default", "orders"), 1, "message", Rule.EXPIRED, Hold.FRONTIER, 3, 70, NOW_MS, NOW_MS)
 
 
 @pytest.fixture

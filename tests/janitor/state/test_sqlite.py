@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from janitor.state.records import Claim, OpenIdRecord, RunRecord
-from janitor.state.sqlite.state import SqliteState
+from janitor.state.sqlite.state import SCHEMA_VERSION, SqliteState
 from tests.janitor.state.test_every_past import end_of_run
 from tms_core.errors import StateBusy, StateError
 from tms_core.topic import TopicId
@@ -155,14 +155,20 @@ def test_given_a_state_when_opened_then_commits_are_synced_with_their_folder(tmp
         assert state.driver.connection.execute("PRAGMA journal_mode").fetchone() == ("delete",)
 
 
-def test_file_that_is_no_database_is_named_with_what_is_lost(tmp_path: Path) -> None:
-    file_of(tmp_path).write_bytes(b"this is not a database, not at all" * 100)
+@pytest.mark.parametrize(
+    "content",
+    [b"this is not a database, not at all" * 100, b"SQLite format 3\x00" + b"\xff" * 4096],
+    ids=["text", "header"],
+)
+def test_file_that_is_no_database_is_named_with_what_is_lost(tmp_path: Path, content: bytes) -> None:
+    file_of(tmp_path).write_bytes(content)
     with pytest.raises(StateError) as caught:
         SqliteState(tmp_path)
     assert str(file_of(tmp_path)) in str(caught.value)
     assert "corrupt" in str(caught.value)
     assert "until it is adopted" in str(caught.value)
-    assert file_of(tmp_path).read_bytes().startswith(b"this is not"), "a corrupt file is left for a person to look at"
+    assert caught.value.hint
+    assert file_of(tmp_path).read_bytes() == content, "a corrupt file is left for a person to look at"
 
 
 def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_path: Path) -> None:
@@ -180,20 +186,20 @@ def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_pat
 def test_file_of_a_newer_layout_is_refused_with_both_numbers(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute("PRAGMA user_version = 7")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
-    with pytest.raises(StateError, match=r"layout 7.* 6"):
+    with pytest.raises(StateError, match=rf"layout {SCHEMA_VERSION + 1}.* {SCHEMA_VERSION}"):
         SqliteState(tmp_path)
 
 
-@pytest.mark.parametrize("layout", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("layout", range(1, SCHEMA_VERSION))
 def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layout: int) -> None:
     SqliteState(tmp_path).close()
     with sqlite3.connect(file_of(tmp_path)) as connection:
         connection.execute(f"PRAGMA user_version = {layout}")
     connection.close()
     before = file_of(tmp_path).read_bytes()
-    with pytest.raises(StateError, match=rf"layout {layout}.* 6") as caught:
+    with pytest.raises(StateError, match=rf"layout {layout}.* {SCHEMA_VERSION}") as caught:
         SqliteState(tmp_path)
     assert "nothing is deleted until it is adopted" in caught.value.hint
     assert file_of(tmp_path).read_bytes() == before

@@ -78,8 +78,7 @@ def test_planned_and_applied_values_come_back_as_they_were() -> None:
     planned = kit.engine.plan()
     found: PlanResult = carried(PlanResult, planned)
     assert found == planned
-    assert found.report.to_json() == planned.report.to_json()
-    assert len(found.report.entries) == 3
+    assert len(found.report.topics) == 3
     wanted = plan.parse(planned.document, "plan")
     assert carried(PlanFile, wanted) == wanted
     done = kit.engine.apply(wanted)

@@ -11,13 +11,13 @@ from janitor.state.records import Note
 from janitor.stats import consumer_lag as lag
 from janitor.stats.consumer_lag import LagCount
 from janitor.sweep.executor import Pacer
-from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, fail_at, pointer, unknown_topic, watch, watch_state
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, unknown_topic, watch, watch_state
 from tests.janitor.stats.conftest import Place
 from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
 from tms_core.consumers.lag import PAGE_ROWS, LagTables
 from tms_core.consumers.positions import Floor, Position, Positions
-from tms_core.errors import StopRequested, StoreError
+from tms_core.errors import StopRequested
 from tms_core.rowkey import MessageId
 from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries
@@ -215,22 +215,6 @@ def test_lag_of_a_process_before_stands_until_counted_again(place: Place) -> Non
 # --- whose turn it is ------------------------------------------------------------------------------------------------
 
 
-def test_lag_is_counted_again_when_it_is_old(place: Place) -> None:
-    orders = place.topic("orders", ttl_seconds=3600).plain(NOW_MS)
-    read(place, orders, READ_NONE)
-    count = counter(place, refresh_seconds=60)
-    count.step()
-    orders.plain(NOW_MS + 1)
-    place.clock.advance(60 * SECOND - 1)
-    place.clock.step(DAY)
-    count.step()
-    assert found(place) == {"orders/billing": 1}
-    place.clock.step(-DAY)
-    place.clock.advance(1)
-    count.step()
-    assert found(place) == {"orders/billing": 2}
-
-
 def test_lag_of_a_far_consumer_lets_others_go_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lag, "TURN_ROWS", PAGE_ROWS)
     far = place.topic("a-far", ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + 3 * PAGE_ROWS + 1))
@@ -250,21 +234,6 @@ def test_lag_of_a_far_consumer_lets_others_go_first(place: Place, monkeypatch: p
     assert seen[-1]["a-far"] == 3 * PAGE_ROWS + 1
 
 
-def test_given_a_process_that_ends_when_counting_then_what_was_found_is_kept(place: Place) -> None:
-    for name, rows in (("a", 1), ("b", 1), ("c", 5000)):
-        read(place, place.topic(name, ttl_seconds=86400).plain(*range(NOW_MS, NOW_MS + rows)), READ_NONE)
-
-    waits: list[int] = []
-
-    def ending() -> None:
-        waits.append(place.clock.monotonic_ms())
-        if len(waits) == 7:
-            raise StopRequested("it ends.")
-
-    counter(place, pacer=Pacer(1, place.clock, ending)).step()
-    assert found(place) == {"a/billing": 1, "b/billing": 1}
-
-
 def test_lag_of_a_topic_deleted_while_it_waits_is_not_read(place: Place) -> None:
     for name in "ab":
         read(place, place.topic(name, ttl_seconds=86400).plain(NOW_MS), READ_NONE)
@@ -278,32 +247,3 @@ def test_lag_of_a_topic_deleted_while_it_waits_is_not_read(place: Place) -> None
     count.step()
     assert found(place) == {"a/billing": 1}
     assert pages == [], "the first one goes on where it was, the second one is gone"
-
-
-def test_lag_of_an_unreadable_topic_is_logged_once(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    for name in "abc":
-        read(place, place.topic(name, ttl_seconds=3600).plain(NOW_MS), READ_NONE)
-    count = counter(place)
-    count.step()
-    broken = [True]
-    watch(
-        place.store,
-        before=fail_at(
-            "message.keys",
-            StoreError("a block is corrupt."),
-            lambda call: broken[0] and call.arguments[0].startswith(b"default:b:"),
-        ),
-    )
-    for _ in range(2):
-        for name in "abc":
-            place.topic(name, ttl_seconds=3600).plain(place.clock.now_ms() + 1)
-        place.clock.advance(60 * SECOND)
-        count.step()
-    assert found(place) == {"a/billing": 3, "b/billing": 1, "c/billing": 3}
-    assert caplog.messages == [
-        "the janitor could not count how far the consumers of default:b are: a block is corrupt."
-    ]
-    broken[0] = False
-    place.clock.advance(60 * SECOND)
-    count.step()
-    assert found(place)["b/billing"] == 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from janitor.cli.status import lines
-from janitor.state.base import EVERYTHING, RunRecord
+from janitor.state.base import EVERYTHING, Pause, RunRecord
 from janitor.stats.consumer_lag import LATE_MS, MOST_TOPICS, note_late
 from janitor.stats.topic_sizes import TopicSizeCounter
 from janitor.status.collect import DAEMON_NOTE, SILENT_MS, Deployment, Live, collect
@@ -33,20 +33,6 @@ def test_collect_from_an_empty_state_claims_nothing() -> None:
     assert (status.process, status.adopted_ms, status.last_run, status.heartbeat_ms) == ("down", None, None, None)
     assert (status.held, status.topics, status.counters, status.boundary.bound) == ([], [], {}, None)
     assert status.boundary.obstacles != []
-
-
-def test_collect_after_a_run_has_its_numbers() -> None:
-    store = MemoryStore()
-    topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR, NOW_MS)
-    kit = janitor(store)
-    report = kit.engine.run_once(adopt=True)
-    kit.clock.advance(MINUTE)
-    status = seen(kit)
-    assert status.last_run is not None
-    assert (status.last_run.id, status.last_run.expired, status.last_run.result) == (report.id, 1, "done")
-    assert (status.heartbeat_ms, status.adopted_ms) == (NOW_MS, NOW_MS)
-    assert status.last_success_ms == {"message": NOW_MS, "payload": NOW_MS}
-    assert status.skew_seconds == {"monotonic": 0.0}
 
 
 def test_collect_after_a_shorter_ttl_shows_hold_command_and_end() -> None:
@@ -85,7 +71,7 @@ def test_given_a_pause_when_looked_at_then_the_held_topic_says_how_to_resume() -
     kit.engine.run_once()
     kit.state.pause(EVERYTHING, NOW_MS)
     status = seen(kit)
-    assert status.paused == [(EVERYTHING, NOW_MS)]
+    assert status.paused == [Pause(EVERYTHING, NOW_MS)]
     assert [(held.reason, held.command) for held in status.held] == [("paused", f"janitor resume '*:*' {ARGUMENTS}")]
 
 
@@ -280,3 +266,19 @@ def test_collect_with_messages_dated_ahead_names_their_topic(ahead_ms: int, name
     detail = topic_detail(kit.state, status, TopicId.parse("default:orders"))
     assert detail is not None
     assert detail["ahead"] == named
+
+
+def test_daemon_that_plans_counts_nothing_as_deleted() -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=60).plain(NOW_MS - HOUR)
+    kit = janitor(store)
+    kit.engine.adopt()
+    report = kit.engine.rehearse()
+    assert [report.full, kit.engine.rehearse().full] == [True, False]
+    names = {key.name for key in kit.state.counters()}
+    assert "rows_deleted_total" not in names
+    assert {"sweeps_total", "rows_scanned_total", "sweep_phase_duration_seconds_sum"} <= names
+    status = collect(kit.state, Deployment("memory", "plan_only", "every 60 s", kit.engine.deps.terms), kit.clock)
+    assert status.snapshot.timestamp_ms == NOW_MS
+    assert [(item.rule, item.rows) for item in status.overdue] == [("expired", 1)]
+    assert status.kept == report.totals.kept != {}

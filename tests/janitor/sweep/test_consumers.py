@@ -68,8 +68,8 @@ def kit_of(shop: Shop, *, hold_seconds: int = HOLD_SECONDS, **options: Any) -> K
 def held(report: Report) -> dict[str, int]:
     """Rows by what holds them; what went is under an empty word."""
     found: dict[str, int] = {}
-    for key, entry in report.sorted_entries():
-        word = str(key.held or "")
+    for entry in report.topics:
+        word = str(entry.held or "")
         found[word] = found.get(word, 0) + entry.rows
     return found
 
@@ -129,7 +129,7 @@ def test_given_held_messages_when_swept_then_their_payloads_are_held_too(shop: S
     kit = kit_of(shop)
     report = kit.engine.run_once(adopt=True)
     assert held(report) == {"": 2, "consumer": 1}
-    assert report.kept[Reason.REFERENCED] == 2
+    assert report.totals.kept[Reason.REFERENCED] == 2
     assert shop.orders.times() == [DUE_MS - 5]
     assert shop.orders.stored_times() == [begin_ms, begin_ms + 1]
     read(shop, MessageId(DUE_MS - 5, 4, begin_ms + 1, 1))

@@ -7,7 +7,21 @@ import pytest
 from janitor.rules.policy import Rule
 from janitor.state.records import OpenIdRecord
 from janitor.sweep.steps import PAGES_TOGETHER
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic
+from tests.builders import (
+    DAY,
+    HOUR,
+    MINUTE,
+    NOW_MS,
+    Kit,
+    Topic,
+    fail_at,
+    janitor,
+    pointer,
+    topic,
+    unknown_topic,
+    watch,
+)
+from tms_core.errors import StoreError
 from tms_core.tables.memory import MemoryStore
 
 #: Its lifetime and grace have ended; the other's have not.
@@ -58,3 +72,16 @@ def test_invalid_rows_over_many_pages_are_inverted_in_few_batches(orders: Topic)
     report = kit.engine.run_once(adopt=True)
     assert report.total(Rule.INVALID_TRANSACTION) == PAGES_TOGETHER * 12 // 8
     assert orders.store.calls["invert"] - before == PAGES_TOGETHER * 12 // 8 // 4
+
+
+def test_topic_that_failed_is_left_for_the_rest_of_the_step() -> None:
+    store = MemoryStore()
+    stray = unknown_topic(store, "default:stray").tx(OLD, NOW_MS)
+    later = stray.at(2).tx(OLD, NOW_MS)
+    kit = janitor(store)
+    kit.engine.adopt()
+    kit.snapshots.invalid = [OLD]
+    watch(store, before=fail_at("message.invert", StoreError("broken")))
+    report = kit.engine.run_once()
+    assert len(report.errors) == 1
+    assert (stray.pointers(), later.pointers()) == ([OLD], [OLD])

@@ -128,7 +128,7 @@ def test_ledger_covers_exactly_the_keys_that_were_deleted(kit: Kit) -> None:
         entry = found[about]
         assert (entry.start, entry.stop, entry.rows) == (min(keys), max(keys) + b"\x00", len(keys))
         assert (entry.run_id, entry.at_ms) == (report.id, NOW_MS)
-    assert sum(entry.rows or 0 for entry in found.values()) == sum(entry.rows for entry in report.entries.values())
+    assert sum(entry.rows or 0 for entry in found.values()) == sum(entry.rows for entry in report.topics)
 
 
 def test_ledger_entry_names_its_policy_and_snapshot(kit: Kit) -> None:

@@ -39,7 +39,7 @@ def about(held: Hold | None = None) -> EntryKey:
 def test_given_some_rows_of_a_batch_that_went_when_counted_then_only_these_are() -> None:
     outcome = Outcome()
     outcome.add(due(KEYS), Done(KEYS[:1], entry=ENTRY))
-    assert (outcome.entries[about()].rows, outcome.entries[about()].size_bytes) == (1, 100)
+    assert (outcome.entries[about()].rows, outcome.entries[about()].bytes) == (1, 100)
     outcome.add(due(KEYS), Done(entry=ENTRY))
     assert outcome.entries[about()].rows == 1
 

@@ -59,24 +59,6 @@ def read(source: Source | None) -> TxState:
 
 
 @pytest.mark.parametrize(
-    ("age_ms", "problem", "figure"),
-    [
-        (120_001, Problem.STALE, "2 min old"),
-        (86_400_000, Problem.STALE, "1 d old"),
-        (-ALLOWANCE_MS - 1, Problem.FUTURE, "5 min ahead"),
-        (-86_400_000, Problem.FUTURE, "1 d ahead"),
-    ],
-)
-def test_s14_snapshot_of_another_time_is_not_used(age_ms: int, problem: Problem, figure: str) -> None:
-    state = read(Source(age_ms))
-    assert state.problem is problem
-    assert state.snapshot is not None
-    assert (state.usable, state.used) == (None, None)
-    assert "snapshot.1" in state.message
-    assert figure in state.message
-
-
-@pytest.mark.parametrize(
     ("error", "problem"),
     [
         (NoSnapshot("none there"), Problem.MISSING),
@@ -236,22 +218,6 @@ def test_covered_by_a_full_pass_after_the_last_write_closes(late_ms: int, over: 
     assert closed_for(expected, TERM) is (over and full)
 
 
-@pytest.mark.parametrize(
-    ("settled_ms", "first_seen_ms", "over"),
-    [
-        (END_MS, 5, True),
-        (END_MS - 1, 5, False),
-        (END_MS + 1000, END_MS + 1000, True),
-        (END_MS + 1000, END_MS + 1001, False),
-    ],
-)
-def test_covered_by_several_passes_needs_the_oldest(settled_ms: int, first_seen_ms: int, over: bool) -> None:
-    record = OpenIdRecord(pointer(BEGUN_MS), first_seen_ms)
-    [after] = covered([record], END_MS + 5000, END_MS + 6000, TERM, settled_ms)
-    searched_ms = settled_ms if over else END_MS + 5000
-    assert after == OpenIdRecord(record.pointer, first_seen_ms, searched_ms, END_MS + 6000 if over else None)
-
-
 # --- closed, and then known better -----------------------------------------------------------------------------------
 
 
@@ -262,20 +228,6 @@ def closed_for(record: OpenIdRecord, lifetime: Lifetime, now_ms: int = NOW_MS) -
         ids = state.known_ids(now_ms, lifetime.window_end_ms(0))
     assert (list(ids.open_ids.values()), list(ids.closed)) in (([record], []), ([], [record.pointer]))
     return not ids.open_ids
-
-
-@pytest.mark.parametrize(
-    "raised", [TERM._replace(max_ms=90_001), TERM._replace(grace_ms=10_001), TERM._replace(allowance_ms=10_001)]
-)
-def test_closed_id_under_a_longer_lifetime_is_open_again(raised: Lifetime) -> None:
-    shut = OpenIdRecord(pointer(BEGUN_MS), 5, END_MS, END_MS)
-    assert closed_for(shut, TERM)
-    assert not closed_for(shut, raised)
-    assert compared(known(shut), shut.pointer) == ([shut], [], [], [])
-    [again] = covered([shut], NOW_MS, NOW_MS, raised, None)
-    assert again == replace(shut, scanned_ms=NOW_MS, closed_ms=None)
-    [again] = covered([shut], END_MS, NOW_MS, raised, END_MS)
-    assert again.closed_ms is None
 
 
 @pytest.mark.parametrize("closed_ms", [None, NOW_MS + 5])

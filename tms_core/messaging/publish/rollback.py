@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from tms_core.messaging.ids import tail
 from tms_core.rowkey import GENERATION_BYTES, generation_prefix
-from tms_core.tables.base import CELLS, MessageTable
+from tms_core.tables.base import CELLS, MessageTable, pages
 from tms_core.topic import TopicMetadata
 
 #: Cells that one read returns.
@@ -22,15 +23,11 @@ def roll_back(table: MessageTable, prefix: bytes, first: int, last: int, pointer
     Raises:
         StoreError: the store failed; some rows may be inverted.
     """
-    start: bytes | None = prefix + tail(first)
-    stop = prefix + tail(last) + b"\0"
     done = 0
-    while start is not None:
-        page = table.read(CELLS, start, stop, _CELLS)
+    for page in pages(partial(table.read, CELLS), prefix + tail(first), prefix + tail(last) + b"\0", _CELLS):
         cells = [cell for cell in page.items if cell.pointer == pointer]
         if cells:
             done += sum(table.invert(cells, page.origin))
-        start = page.resume
     return done
 
 

@@ -37,7 +37,7 @@ from tms_core.errors import StoreUnavailable
 from tms_core.messaging.ids import POSITIONS, first_free, id_parts, position, tail
 from tms_core.rowkey import MESSAGE_TAIL_BYTES
 from tms_core.server.ha.leadership import REACH_MS, Term
-from tms_core.tables.base import KEYS, MessageTable
+from tms_core.tables.base import KEYS, MessageTable, every
 from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import SideTable
 
@@ -275,13 +275,10 @@ class SealedRanges:
         return _between(PositionRange(first, stop), self._positions(prefix, first, free))
 
     def _positions(self, prefix: bytes, first: int, stop: int) -> list[int]:
-        found: list[int] = []
-        start: bytes | None = prefix + tail(first)
-        while start is not None and first < stop:
-            page = self._table.read(KEYS, start, prefix + tail(stop), FRAME_ROWS)
-            found += positions(prefix, page.items)
-            start = page.resume
-        return found
+        if first >= stop:
+            return []
+        keys = every(partial(self._table.read, KEYS), prefix + tail(first), prefix + tail(stop), FRAME_ROWS)
+        return positions(prefix, list(keys))
 
     def _needed(self, prefix: bytes, spans: Iterable[PositionRange], kept_ms: int) -> list[PositionRange]:
         """Return the gaps that are younger than so many milliseconds, or have rows."""
