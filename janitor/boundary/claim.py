@@ -143,7 +143,7 @@ def find_gap(evidence: Iterable[Evidence]) -> str | None:
     start, stop = gaps[0]
     if stop is None:
         return f"no pass has covered the keys from {start.hex()} on"
-    return f"no pass has covered the keys {_between(start, stop)}"
+    return f"no pass has covered the {_between(start, stop)}"
 
 
 def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
@@ -160,10 +160,10 @@ def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
 def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Limit]:
     """Return the limits of one interval; ``of_snapshot`` is the bound of its snapshot without rows that had to stay."""
     between = _between(interval.start, interval.stop)
-    snapshot = f"snapshot {interval.snapshot_timestamp_ms}, used {between}"
+    snapshot = f"snapshot {interval.snapshot_timestamp_ms}, used for {between}"
     if interval.bound < of_snapshot:
-        snapshot = f"invalid transaction {interval.bound + 1} has a row that had to stay, {between}"
-    writing = f"younger transactions could still write when the pass {between} began"
+        snapshot = f"invalid transaction {interval.bound + 1} has a row that had to stay, in {between}"
+    writing = f"younger transactions could still write when the pass over {between} started"
     return [
         Limit(interval.bound, snapshot, interval.start),
         Limit(newest_settled(interval.started_ms, lifetime), writing, interval.start),
@@ -172,9 +172,11 @@ def _limits(interval: Evidence, of_snapshot: int, lifetime: Lifetime) -> list[Li
 
 def _between(start: bytes, stop: bytes | None) -> str:
     """Return an interval of keys in words, with the salt if it is exactly the keys of one salt."""
+    if not start and stop is None:
+        return "all keys"
     first, last = start.hex() or "the beginning", "the end" if stop is None else stop.hex()
     is_salt = len(start) == 1 and stop == (bytes([start[0] + 1]) if start < b"\xff" else None)
-    return f"from {first} to {last}" + (f" (salt {start[0]})" if is_salt else "")
+    return f"keys from {first} to {last}" + (f" (salt {start[0]})" if is_salt else "")
 
 
 def _interval(item: Evidence) -> KeyRange:

@@ -126,7 +126,10 @@ def test_claim_stands_while_regions_split_and_merge(
         )
         [lowest, *_] = kit.engine.boundary()[1].limits
         assert (lowest.bound, lowest.start) == (INVALID - 7, b"\x03")
-        assert lowest.reason == f"invalid transaction {INVALID - 6} has a row that had to stay, from 03 to 04 (salt 3)"
+        assert (
+            lowest.reason
+            == f"invalid transaction {INVALID - 6} has a row that had to stay, in keys from 03 to 04 (salt 3)"
+        )
         assert lowest.region.startswith(f"{table},\\x03,")
         assert (
             execute(["boundary", "--explain", "--config", str(asked)], ManualClock(NOW_MS + 1, monotonic_ms=DAY)) == 0

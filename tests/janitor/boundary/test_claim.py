@@ -30,7 +30,7 @@ def test_given_one_complete_pass_when_asked_then_the_snapshots_bound_is_claimed(
     boundary = claim([covered()], [], LIFETIME)
     assert (boundary.bound, boundary.obstacles) == (WRITABLE - 100, ())
     assert [limit.bound for limit in boundary.limits] == [WRITABLE - 100, WRITABLE]
-    assert boundary.limits[0].reason == f"snapshot {STARTED_MS - 5}, used from the beginning to the end"
+    assert boundary.limits[0].reason == f"snapshot {STARTED_MS - 5}, used for all keys"
 
 
 @pytest.mark.parametrize(("bound", "claimed"), [(WRITABLE - 1, WRITABLE - 1), (WRITABLE + 1, WRITABLE)])
@@ -38,7 +38,7 @@ def test_claim_by_a_young_snapshot_leaves_out_who_could_write(bound: int, claime
     boundary = claim([covered(bound=bound)], [], LIFETIME)
     assert boundary.bound == claimed
     assert boundary.limits[-1 if bound < WRITABLE else 0].reason == (
-        "younger transactions could still write when the pass from the beginning to the end began"
+        "younger transactions could still write when the pass over all keys started"
     )
 
 
@@ -67,7 +67,7 @@ def test_claim_limits_of_neighbours_are_one_place_with_its_salt() -> None:
     old = covered(b"\x02", b"\x03", started_ms=STARTED_MS - 1)
     newer = [covered(b"", b"\x01"), covered(b"\x01", b"\x02"), covered(b"\x03", b"\x04"), covered(b"\x04", None)]
     limits = claim([old, *newer], [], LIFETIME).limits
-    places = {limit.start: limit.reason.rpartition(", used ")[2] for limit in limits if "used" in limit.reason}
+    places = {limit.start: limit.reason.rpartition(", used for keys ")[2] for limit in limits if "used" in limit.reason}
     assert places == {b"": "from the beginning to 02", b"\x02": "from 02 to 03 (salt 2)", b"\x03": "from 03 to the end"}
     [last] = {
         limit.start for limit in claim([covered(b"", b"\xff"), covered(b"\xff", bound=7)], [], LIFETIME).limits[:1]
@@ -88,7 +88,7 @@ def test_claim_limits_of_neighbours_are_one_place_with_its_salt() -> None:
 def test_limit_of_an_interval_names_the_salt_it_covers(start: bytes, stop: bytes | None, place: str) -> None:
     around = [covered(b"", start, bound=1), covered(stop, bound=1)] if stop else [covered(b"", start, bound=1)]
     reasons = [limit.reason for limit in claim([covered(start, stop, bound=2), *around], [], LIFETIME).limits]
-    assert f"snapshot {STARTED_MS - 5}, used {place}" in reasons
+    assert f"snapshot {STARTED_MS - 5}, used for keys {place}" in reasons
 
 
 # --- evidence that is renewed in part ---------------------------------------------------------------------------------

@@ -190,7 +190,9 @@ def test_claim_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
     assert claim is not None
     assert claim.bound == OLD - 1
     [lowest, *_] = kit.engine.boundary()[1].limits
-    assert lowest.reason.startswith(f"invalid transaction {OLD} has a row that had to stay, from {number:02x} to ")
+    assert lowest.reason.startswith(
+        f"invalid transaction {OLD} has a row that had to stay, in keys from {number:02x} to "
+    )
 
 
 @pytest.mark.parametrize("name", ["a shorter ttl", "deleted"])

@@ -118,9 +118,9 @@ def full(now_ms: int) -> Status:
             (
                 (
                     str(pointer(now_ms - 26 * HOUR)),
-                    "younger transactions could still write when the pass from the beginning to the end began",
+                    "younger transactions could still write when the pass over all keys started",
                 ),
-                (str(pointer(now_ms - 3 * HOUR)), f"snapshot {now_ms - 5 * HOUR}, used from the beginning to the end"),
+                (str(pointer(now_ms - 3 * HOUR)), f"snapshot {now_ms - 5 * HOUR}, used for all keys"),
             ),
         ),
         statistics=StatisticsFigures(
