@@ -80,8 +80,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def store(self) -> StoreRecord | None:
         """Return the store this state is about; None before the first contact."""
-        record: StoreRecord | None = self._value(StoreRecord, "store")
-        return record
+        return self._value(StoreRecord, "store")
 
     def save_store(self, record: StoreRecord) -> None:
         """Save the record of the store.
@@ -107,8 +106,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def anchor(self) -> ClockAnchor | None:
         """Return the clocks as last seen."""
-        anchor: ClockAnchor | None = self._value(ClockAnchor, "anchor")
-        return anchor
+        return self._value(ClockAnchor, "anchor")
 
     def save_anchor(self, anchor: ClockAnchor) -> None:
         self._save("anchor", anchor)
@@ -129,8 +127,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def evidence(self) -> list[Evidence]:
         """Return the clean intervals, in key order."""
-        found: list[Evidence] = self._value(list[Evidence], "evidence", [])
-        return found
+        return self._value(list[Evidence], "evidence") or []
 
     def replace_evidence(self, evidence: Sequence[Evidence]) -> None:
         """Remember these intervals and no others."""
@@ -140,8 +137,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def claim(self) -> Claim | None:
         """Return the last boundary."""
-        claim: Claim | None = self._value(Claim, "claim")
-        return claim
+        return self._value(Claim, "claim")
 
     def save_claim(self, claim: Claim | None) -> None:
         """Remember a claim; None withdraws it."""
@@ -149,8 +145,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def last_full_pass_ms(self) -> int | None:
         """Return when the last pass that looked at everything was completed; None: none was."""
-        completed_ms: int | None = self._value(int, "full_pass")
-        return completed_ms
+        return self._value(int, "full_pass")
 
     def save_last_full_pass_ms(self, completed_ms: int) -> None:
         self._save("full_pass", completed_ms)
@@ -177,8 +172,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return self._write(take_back)
 
     def _pauses(self) -> dict[str, int]:
-        pauses: dict[str, int] = self._value(dict[str, int], "pauses", {})
-        return pauses
+        return self._value(dict[str, int], "pauses") or {}
 
     def strikes(self) -> dict[TopicId, Strikes]:
         """Return the topics with failures, including quarantined ones."""
@@ -204,8 +198,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def created_ms(self) -> int | None:
         """Return when this state started; None before that was recorded. Nothing older is known."""
-        created_ms: int | None = self._value(int, "created")
-        return created_ms
+        return self._value(int, "created")
 
     def retire_times(self, now_ms: int) -> None:
         """Stop believing recorded times that lie ahead: the clock that showed them was wrong.
@@ -227,7 +220,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def save_created_ms(self, created_ms: int) -> None:
         """Record when this state started, unless that is known."""
-        self._write(lambda: self._save("created", self._value(int, "created", created_ms)))
+        self._write(lambda: self._save("created", created_ms if (known := self.created_ms()) is None else known))
 
     def counts(self) -> dict[TopicId, TopicCount]:
         """Return the last background counts."""
@@ -251,7 +244,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
     def _by_topic(self, kind: type[T], name: str) -> dict[TopicId, T]:
         """Return the records of a value that has one for each topic, in the order of topics."""
-        rows = self._value(list[Any], name, [])
+        rows = self._value(list[Any], name) or []
         with undamaged(name):
             records = unpack(list[kind], [row[2:] for row in rows])  # type: ignore[valid-type]
             return {TopicId(row[0], row[1]): record for row, record in zip(rows, records, strict=True)}
@@ -260,7 +253,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         """Change records of such a value; None removes a topic's."""
 
         def save() -> None:
-            known = self._value(list[Any], name, [])
+            known = self._value(list[Any], name) or []
             with undamaged(name):
                 rows: dict[tuple[str, str], Sequence[Any]] = {(row[0], row[1]): row for row in known}
             for topic, record in changed.items():

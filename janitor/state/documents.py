@@ -218,8 +218,8 @@ class Documents:
                 return read(view)
         raise crowded(self.driver.name)
 
-    def _value(self, kind: Any, name: str, default: Any = None) -> Any:
-        """Return one value; a new object each time.
+    def _value(self, kind: type[T], name: str) -> T | None:
+        """Return one value, a new object each time; None without one.
 
         Args:
             kind: its type.
@@ -228,7 +228,7 @@ class Documents:
             StateError: it is damaged.
         """
         value = self._read(lambda view: view.value(name))
-        return default if value is None else parsed(kind, name, value)
+        return None if value is None else parsed(kind, name, value)
 
     def _write(self, work: Callable[[], T]) -> T:
         """Do one change, by itself or as part of the transaction; by itself again if another process came before."""

@@ -180,8 +180,7 @@ class RecordedLedger(Documents):
 
     def _numbers(self) -> tuple[int, int | None]:
         """Return the number of the next entry, and the time of the oldest entry after older ones were deleted."""
-        number, since_ms = self._value(tuple[int, int | None], "ledger", (1, None))
-        return number, since_ms
+        return self._value(tuple[int, int | None], "ledger") or (1, None)
 
 
 def _entry_row(entry: LedgerEntry) -> list[Any]:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import count, islice
 from operator import itemgetter
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from janitor.state.documents import Documents, Driver, after, newest_first, oldest_first, packed, parsed
 from janitor.state.records import CounterKey, LedgerEntry, Mode, RunRecord
@@ -42,7 +42,7 @@ class _UnfinishedRun(NamedTuple):
 
 
 #: The number of the next run, and the runs that go on; a finished run and its number; counters.
-_Going = tuple[int, list[_UnfinishedRun]]
+_Going: Any = tuple[int, list[_UnfinishedRun]]
 _Finished = tuple[RunRecord, int]
 _Sums = dict[CounterKey, float]
 
@@ -199,7 +199,7 @@ class RecordedRuns(Documents):
         booked = self._booked_of(self._going()[1])
         # Both of one moment, and after what was booked: a run that ends meanwhile is then counted once.
         saved, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
-        sums: dict[CounterKey, float] = parsed(_Sums, "counters", saved) if saved else {}
+        sums = parsed(_Sums, "counters", saved) if saved else {}
         going = {run.id for run in parsed(_Going, "runs", runs)[1]} if runs else set()
         for run_id in booked.keys() & going:
             for key, amount in booked[run_id].items():
@@ -210,7 +210,7 @@ class RecordedRuns(Documents):
         """Add to counters; unknown ones start at 0."""
 
         def add() -> None:
-            sums: dict[CounterKey, float] = self._value(_Sums, "counters", {})
+            sums = self._value(_Sums, "counters") or {}
             for key, amount in amounts.items():
                 sums[key] = sums.get(key, 0.0) + amount
             self._save("counters", pack(sums) or None)
@@ -239,7 +239,7 @@ class RecordedRuns(Documents):
 
     def _going(self) -> tuple[int, dict[str, _UnfinishedRun]]:
         """Return the number of the next run, and the runs that go on."""
-        number, going = self._value(_Going, "runs", (1, []))
+        number, going = self._value(_Going, "runs") or (1, [])
         return number, {run.id: run for run in going}
 
     def _save_going(self, number: int, going: dict[str, _UnfinishedRun]) -> None:

@@ -124,9 +124,6 @@ class SnapshotFigures(SnapshotRead):
     oldest_open: Sequence[OpenTransaction] = ()
 
 
-NO_SNAPSHOT = SnapshotFigures()
-
-
 @dataclass(frozen=True, slots=True)
 class BoundaryFigures:
     """The prune boundary: the claim in force, and the limits of a present claim.
@@ -209,7 +206,7 @@ class Status:
     overdue: Sequence[Overdue] = ()
     kept: Mapping[str, int] = field(default_factory=dict)
     guards: Sequence[GuardNote] = ()
-    snapshot: SnapshotFigures = NO_SNAPSHOT
+    snapshot: SnapshotFigures = SnapshotFigures()
     boundary: BoundaryFigures = BoundaryFigures()
     skew_seconds: Mapping[str, float] = field(default_factory=dict)
     topics: Sequence[TopicFigures] = ()

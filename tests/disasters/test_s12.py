@@ -243,6 +243,26 @@ def test_state_written_by_another_at_the_end_means_a_lost_lease(call: str) -> No
     assert call == "finish_run" or pair.first.state.claim() == claim
 
 
+def test_former_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(MemoryStore())
+    pair.leases[0].acquire()
+    syncs: list[str] = []
+
+    def take_over(call: Call) -> None:
+        # The second sync is the last call of the pass.
+        syncs.extend([call.name] * (call.name == "payload.sync"))
+        if len(syncs) == 2 and call.name == "payload.sync":
+            pair.leases[1].acquire(sole=True)
+
+    watch(pair.store, before=take_over)
+    monkeypatch.setattr(MemoryStore, "restored_since", lambda *_: "it is older" if len(syncs) == 2 else None)
+    report = pair.first.engine.run_once()
+    assert (len(syncs), report.guards[-1].guard) == (2, "lease")
+    record = pair.first.state.store()
+    assert record is not None
+    assert record.adopted_ms is not None
+
+
 @pytest.mark.parametrize("call", ["save_frontiers", "beat"])
 def test_state_that_is_busy_under_the_lease_fails_the_run(call: str) -> None:
     pair = Pair(MemoryStore())

@@ -12,7 +12,6 @@ ROLLBACK = (
     b'{"transactionWritePointer":"1","rollbackRange":'
     b'{"startTimestamp":"1","startSequenceId":0,"endTimestamp":"1","endSequenceId":0}}'
 )
-TOPICS = "/v1/namespaces/default/topics"
 
 
 @pytest.mark.parametrize("given", ["", "?olderThanSeconds=0", "?olderThanSeconds=-1", "?olderThanSeconds=soon"])
@@ -29,27 +28,6 @@ def test_given_an_age_that_is_none_then_400_with_what_to_give(topic: TopicClient
 
 def test_given_a_namespace_that_is_none_then_400(client: Client) -> None:
     assert client.ask("GET", "/v1/namespaces/a-b/topics").status == 400
-
-
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", TOPICS),
-        ("POST", f"{TOPICS}/t"),
-        ("GET", f"{TOPICS}/t/publish"),
-        ("PUT", f"{TOPICS}/t/poll"),
-        ("DELETE", f"{TOPICS}/t/store"),
-        ("GET", f"{TOPICS}/t/rollback"),
-        ("POST", f"{TOPICS}/t/properties"),
-        ("DELETE", "/ping"),
-    ],
-)
-def test_given_a_method_that_a_route_does_not_know_then_405_and_which_it_knows(
-    client: Client, method: str, path: str
-) -> None:
-    answer = client.ask(method, path)
-    assert answer.status == 405
-    assert answer.headers["allow"]
 
 
 def test_given_work_when_metrics_are_asked_for_then_they_tell_of_it(topic: TopicClient) -> None:

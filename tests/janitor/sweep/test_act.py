@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from janitor.rules.policy import Rule
+from janitor.state.base import CounterKey
 from tests.builders import DAY, HOUR, NOW_MS, SECOND, fail_at, janitor, pointer, topic, watch
 from tms_core.errors import ArchiveError, StoreError
 from tms_core.tables.memory import MemoryStore
@@ -70,6 +71,7 @@ def test_archive_that_fills_up_keeps_the_rest_in_the_store() -> None:
     # Inverting needs no archive, and a full disk is no fault of a topic.
     assert (events.pointers(), orders.pointers()) == ([None, -doomed], [None, None, None, -doomed])
     assert kit.state.strikes() == {}
+    assert kit.state.counters()[CounterKey("delete_errors_total", (("table", "message"), ("reason", "archive")))] == 1
     assert kit.state.runs(1)[0].result == "partial"
     assert kit.state.claim() is None
 
