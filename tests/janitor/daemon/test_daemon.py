@@ -149,45 +149,12 @@ def test_adopt_does_the_jobs_of_the_daemon_at_once() -> None:
         assert len(done) == before + 1
 
 
-def test_daemon_without_apply_only_plans_and_shows_what_is_due() -> None:
-    store = MemoryStore()
-    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-    orders.plain(NOW_MS - HOUR)
-    with daemon_kit(store, mode="plan_only") as kit:
-        kit.time.advance(65)
-        assert orders.times() == [NOW_MS - HOUR]
-        assert {(run.mode, run.result) for run in kit.janitor.state.runs(10)} == {("plan", "done")}
-        assert [(item.table, item.rule, item.rows) for item in kit.daemon.status().overdue] == [
-            ("message", "expired", 1)
-        ]
-
-
-def test_given_a_wish_to_sweep_now_when_it_is_heard_then_it_sweeps_before_its_time() -> None:
-    with daemon_kit() as kit:
-        kit.time.advance(10)
-        kit.daemon.sweep_now()
-        kit.time.advance(1)
-        assert kit.results == ["done", "done"]
-
-
 def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
     with daemon_kit(leased=True) as kit:
         assert kit.lease is not None
         kit.time.advance(3600)
         kit.lease.check()
         assert kit.daemon.status().leader
-
-
-def test_sweep_of_a_long_ttl_waits_until_it_is_worth_it() -> None:
-    """A hundredth of the ttl, or a minute."""
-    store = MemoryStore()
-    orders = topic(store, "default:orders", ttl_seconds=100 * 600)
-    orders.plain(NOW_MS - 100 * 600 * SECOND)
-    with daemon_kit(store) as kit:
-        kit.time.advance(540)
-        assert len(orders.times()) == 1
-        kit.time.advance(120)
-        assert orders.times() == []
 
 
 def test_status_between_two_sweeps_has_the_newest_snapshot() -> None:

@@ -273,23 +273,6 @@ def test_why_of_an_invalid_row_inverts_if_live_and_deletes_if_due(orders: Topic)
     assert (due.action, due.invert) == ("delete", True)
 
 
-@pytest.mark.parametrize(
-    ("given", "action", "hold"),
-    [
-        ({"paused": ("*:*",)}, "keep", Hold.PAUSED),
-        ({"label": Hold.FIRST_CONTACT}, "keep", Hold.FIRST_CONTACT),
-        ({"protect": ("*:*",)}, "invert", Hold.PROTECTED),
-    ],
-)
-def test_why_of_a_held_invalid_row_inverts(orders: Topic, given: dict[str, Any], action: str, hold: Hold) -> None:
-    orders.tx(INVALID, NOW_MS)
-    fate = only(ask(orders, NOW_MS, **given)).fate
-    assert (fate.action, fate.invert, fate.hold) == (action, True, hold)
-    lost = unknown_topic(orders.store, "default:lost").tx(INVALID, NOW_MS)
-    fate = only(ask(lost, NOW_MS, **given)).fate
-    assert (fate.action, fate.hold) == ((action, None) if action == "invert" else (action, hold))
-
-
 def test_why_of_a_negative_pointer_names_the_runs_that_inverted(orders: Topic, state: SqliteState) -> None:
     orders.tx(-INVALID, NOW_MS).tx(COMMITTED, NOW_MS)
     key = MessageKey(orders.id, 1, NOW_MS, 0).pack()

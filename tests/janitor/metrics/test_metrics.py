@@ -266,14 +266,6 @@ def test_metrics_show_a_known_counter_with_an_unknown_label() -> None:
     assert found["tms_janitor_guard_trips_total gravity"] == 7
 
 
-def test_given_labels_in_another_order_then_it_is_the_same_series() -> None:
-    counters = {
-        **counter("rows_deleted_total", 2, table="message", rule="expired"),
-        **counter("rows_deleted_total", 3, rule="expired", table="message"),
-    }
-    assert seen(empty(counters=counters))["tms_janitor_rows_deleted_total message expired"] == 5
-
-
 def test_given_a_run_then_what_it_counted_is_known_to_the_metrics() -> None:
     store = MemoryStore()
     orders = topic(store, "default:orders", ttl_seconds=60)

@@ -127,16 +127,6 @@ def test_run_after_a_plan_of_restored_rows_does_what_it_shows(store: MemoryStore
     assert not kit.engine.run_once().full
 
 
-def test_run_after_an_empty_plan_is_as_without_it(store: MemoryStore) -> None:
-    topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS)
-    kit = janitor(store)
-    kit.engine.run_once(adopt=True)
-    kit.clock.advance(HOUR)
-    assert not kit.engine.preview().topics
-    assert kit.engine.preview(at_ms=NOW_MS + 2 * DAY).topics
-    assert not kit.engine.run_once().full
-
-
 def test_given_a_plan_made_during_a_run_then_the_run_after_that_looks_at_everything(store: MemoryStore) -> None:
     topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(1)
     kit = janitor(store)

@@ -73,33 +73,6 @@ def test_late_commit_is_seen_for_five_minutes(stack: ExitStack, own_ttl: int | N
     assert kit.store.payload.read(KEYS, b"", None, 10).items == [] or own_ttl is not None
 
 
-def test_row_of_an_open_transaction_is_held_and_reported(stack: ExitStack) -> None:
-    kit = HoldKit(stack, HOLDING)
-    tx = kit.manager.start_short(600)
-    kit.service.publish(ORDERS, [b"late"], pointer=tx.write_pointer)
-    kit.clock.advance(2 * MINUTE)
-    report = kit.janitor.engine.run_once()
-    assert [(entry.held, entry.rows) for entry in report.topics] == [(Hold.TRANSACTION, 1)]
-
-
-def test_row_without_snapshots_goes_after_the_longest_transaction(stack: ExitStack) -> None:
-    kit = HoldKit(stack, HOLDING)
-    kit.service.publish(ORDERS, [b"a"])
-
-    class NoSnapshots:
-        def latest(self) -> Any:
-            raise OSError("none")
-
-    blind = kit.janitor.restart(snapshots=NoSnapshots())
-    longest_ms = HOUR + LIFETIME.allowance_ms + SEEN_MS
-    kit.clock.advance(longest_ms)
-    blind.engine.run_once()
-    assert len(kit.store.message.read(KEYS, b"", None, 10).items) == 1
-    kit.clock.advance(1)
-    blind.engine.run_once()
-    assert kit.store.message.read(KEYS, b"", None, 10).items == []
-
-
 # -- what is known -----------------------------------------------------------------------------------------------------
 
 

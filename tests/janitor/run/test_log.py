@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from janitor.report import NAMED_KEYS, Entry, Report, Totals, UnrecognizedKey
+from janitor.report import Entry, Report, Totals, UnrecognizedKey
 from janitor.rules.policy import Hold, Rule
 from janitor.run import prepare
 from janitor.run.log import RunLog
@@ -137,20 +137,6 @@ def test_log_names_an_unrecognized_row_and_topic_once(caplog: pytest.LogCaptureF
     ]
     kit.engine.preview()
     assert len(named(caplog)) == 2
-
-
-def test_log_of_many_unrecognized_rows_names_the_first(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    report = left_alone(NAMED_KEYS + 5).engine.run_once(adopt=True)
-    assert report.totals.kept == {
-        "unknown_topic": 2,
-        "newer_generation": 0,
-        "unrecognized": NAMED_KEYS + 5,
-        "undecided": 0,
-        "referenced": 0,
-        "held": 0,
-    }
-    assert len(named(caplog)) == NAMED_KEYS + 1
 
 
 def test_log_of_a_topic_made_meanwhile_does_not_name_it(caplog: pytest.LogCaptureFixture) -> None:

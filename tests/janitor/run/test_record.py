@@ -302,23 +302,6 @@ def test_held_rows_stay_noted_by_runs_that_do_not_count(store: MemoryStore, run:
     assert last.held == (0 if report.guards else 2), "history shows a hold in each run that it lasts"
 
 
-@pytest.mark.parametrize("way", ["fails", "is paused on the way"])
-def test_held_rows_of_a_topic_not_done_stay_noted(store: MemoryStore, way: str) -> None:
-    kit = janitor(store)
-    held(kit)
-
-    def spoil(call: Call) -> None:
-        if call.name == "message.keys" and way == "fails" and call.arguments[0].startswith(b"default:a:"):
-            raise StoreError("a block is damaged.")
-        if call.name == "metadata.rows" and way != "fails":
-            kit.state.pause("default:a", 0)
-
-    watch(store, before=spoil)
-    kit.clock.advance(MINUTE)
-    kit.engine.run_once()
-    assert overdue(kit) == {("default:a", "frontier"): 2}
-
-
 def test_paused_topic_is_counted_by_full_passes_and_remembered(store: MemoryStore) -> None:
     orders = topic(store, "default:a", ttl_seconds=60)
     kit = janitor(store)

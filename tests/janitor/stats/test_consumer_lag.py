@@ -11,7 +11,7 @@ from janitor.state.records import Note
 from janitor.stats import consumer_lag as lag
 from janitor.stats.consumer_lag import LagCount
 from janitor.sweep.executor import Pacer
-from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, unknown_topic, watch, watch_state
+from tests.builders import DAY, HOUR, NOW_MS, SECOND, Call, Topic, pointer, unknown_topic, watch_state
 from tests.janitor.stats.conftest import Place
 from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
@@ -197,21 +197,6 @@ def test_lag_of_topics_that_are_gone_or_unreadable_is_none(place: Place) -> None
     assert place.state.note(Note.CONSUMERS) == []
 
 
-def test_lag_of_a_process_before_stands_until_counted_again(place: Place) -> None:
-    orders = place.topic("orders").plain(NOW_MS)
-    other = place.topic("other").plain(NOW_MS)
-    for one in (orders, other):
-        read(place, one, READ_NONE)
-    counter(place).step()
-    orders.plain(NOW_MS + 1)
-    Positions(place.side).delete(TopicMetadata(other.id, 1, 60), "billing")
-    stopped = counter(place, is_stopping=lambda: True)
-    stopped.step()
-    assert found(place) == {"orders/billing": 1}
-    counter(place).step()
-    assert found(place) == {"orders/billing": 2}
-
-
 # --- whose turn it is ------------------------------------------------------------------------------------------------
 
 
@@ -232,18 +217,3 @@ def test_lag_of_a_far_consumer_lets_others_go_first(place: Place, monkeypatch: p
     counter(place, rate=PAGE_ROWS // 50, refresh_seconds=40).step()
     assert seen[:2] == [{"near": 1}, {"near": 2}]
     assert seen[-1]["a-far"] == 3 * PAGE_ROWS + 1
-
-
-def test_lag_of_a_topic_deleted_while_it_waits_is_not_read(place: Place) -> None:
-    for name in "ab":
-        read(place, place.topic(name, ttl_seconds=86400).plain(NOW_MS), READ_NONE)
-    words = iter([False, True])
-    count = counter(place, is_stopping=lambda: next(words, False))
-    # Stopped in the first topic's turn, behind its only page, when the second one waits for its own.
-    count.step()
-    place.topic("b", ttl_seconds=86400, generation=-1)
-    pages: list[bytes] = []
-    watch(place.store, before=lambda call: pages.append(call.arguments[0]) if call.name == "message.keys" else None)
-    count.step()
-    assert found(place) == {"a/billing": 1}
-    assert pages == [], "the first one goes on where it was, the second one is gone"

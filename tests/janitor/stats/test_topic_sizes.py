@@ -274,30 +274,6 @@ def test_given_a_huge_topic_when_counted_then_turns_alternate_with_what_is_due(p
 # --- stopping, saving ------------------------------------------------------------------------------------------------
 
 
-def test_given_a_count_that_is_halted_when_asked_again_then_it_goes_on_where_it_was(place: Place) -> None:
-    place.topic("a").plain(*range(NOW_MS, NOW_MS + 3000))
-    stopping = [False]
-    count = census(place, is_stopping=lambda: stopping[0])
-    read = pages(place)
-    watch(place.store, after=lambda call: stopping.__setitem__(0, call.name == "message.rows"))
-    steps = 0
-    while not place.state.counts():
-        stopping[0] = False
-        count.step()
-        steps += 1
-        assert len(read) <= steps, "one page after the word, and no more"
-    assert counted(place) == {"a": 3000}
-    assert read == ["a"] * 4
-
-
-def test_given_a_word_to_stop_during_a_wait_when_counted_then_the_wait_ends(place: Place) -> None:
-    place.topic("a").plain(*range(NOW_MS, NOW_MS + 100))
-    count = census(place, rate=1, is_stopping=lambda: place.clock.monotonic_ms() >= DAY + 5 * SECOND)
-    count.step()
-    assert place.clock.monotonic_ms() == DAY + 5 * SECOND
-    assert place.state.counts() == {}
-
-
 def test_sizes_of_many_topics_are_saved_together(place: Place) -> None:
     for number in range(1000):
         place.topic(f"t{number}")

@@ -12,9 +12,6 @@ from janitor.report import EntryKey, Report
 from janitor.rules.policy import Rule
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, unknown_topic, watch
 from tests.salted import SaltedStore
-from tms_core.clock import ManualClock
-from tms_core.messaging.model import FetchRequest
-from tms_core.messaging.service import MessagingService
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import Store
 from tms_core.tables.memory import MemoryStore
@@ -46,20 +43,6 @@ def adopted(store: Store, expiries: Expiries, **options: Any) -> Kit:
     kit = janitor(store, side=expiries._table, batch_rows=3, **options)
     kit.engine.run_once(adopt=True)
     return kit
-
-
-def test_server_and_janitor_end_a_message_at_the_same_moment(store: Store) -> None:
-    clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
-    with MessagingService(store, clock, side=side) as service:
-        orders = topic(store, "default:orders", ttl_seconds=3600)
-        kit = janitor(store, clock=clock, side=side)
-        kit.engine.run_once(adopt=True)
-        service.publish(orders.id, [b"short"], pointer=None, ttl_seconds=60)
-        for wait_ms, there in ((60_000, 1), (1, 0)):
-            clock.advance(wait_ms)
-            fetched = [one for page in service.fetch(orders.id, FetchRequest()) for one in page]
-            kit.engine.run_once()
-            assert (len(fetched), len(orders.times())) == (there, there)
 
 
 @pytest.mark.parametrize("page_rows", [1, 3, 1000])

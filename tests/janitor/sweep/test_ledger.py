@@ -131,20 +131,6 @@ def test_ledger_covers_exactly_the_keys_that_were_deleted(kit: Kit) -> None:
     assert sum(entry.rows or 0 for entry in found.values()) == sum(entry.rows for entry in report.topics)
 
 
-def test_ledger_entry_names_its_policy_and_snapshot(kit: Kit) -> None:
-    kit.snapshots.age_ms, kit.snapshots.write_pointer = 7, pointer(NOW_MS)
-    kit.engine.run_once()
-    found = entries(kit)
-    expired = found[About("default:orders", 3, "message", "expired")]
-    assert (expired.metadata_generation, expired.ttl_seconds, expired.cutoff_ms) == (3, TTL_SECONDS, NOW_MS - DAY)
-    assert (expired.oldest_ms, expired.newest_ms) == (NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 4)
-    assert expired.snapshot_timestamp_ms == NOW_MS - 7
-    old = found[About("default:gone", 2, "message", "old_generation")]
-    assert (old.metadata_generation, old.ttl_seconds, old.oldest_ms, old.newest_ms) == (-2, 60, 1, NOW_MS)
-    stray = found[About("default:stray", 1, "message", "invalid_transaction")]
-    assert (stray.metadata_generation, stray.ttl_seconds, stray.cutoff_ms, stray.rows) == (0, 0, 0, 2)
-
-
 def test_ledger_by_key_finds_the_entry_and_no_neighbour(kit: Kit) -> None:
     spy = Spy(kit.store)
     kit.engine.run_once()
@@ -338,29 +324,6 @@ def test_state_that_fails_once_anywhere_counts_each_row_once() -> None:
         counted = [number for key, number in kit.state.counters().items() if key.name in COUNTED]
         assert sum(counted) == sum(found.values())
     assert at_call > 60
-
-
-def test_batch_of_unknown_outcome_is_in_the_ledger_as_such(kit: Kit) -> None:
-    deletes = 0
-
-    def fail(call: Call) -> None:
-        nonlocal deletes
-        if call.name == "message.delete" and b"orders" in call.arguments[0][0]:
-            deletes += 1
-            if deletes == 4:
-                raise StoreError("the answer was lost.")
-
-    spy = Spy(kit.store)
-    watch(kit.store, after=fail)
-    report = kit.engine.run_once()
-    assert len(report.errors) == 1
-    found = [e for e in kit.state.ledger(100) if str(e.topic) == "default:orders" and e.table == "message"]
-    assert [entry.rows for entry in found].count(None) == 1
-    [unsure] = [entry for entry in found if entry.rows is None]
-    went = sorted(key for about, keys in spy.taken.items() if about.topic == "default:orders" for key in keys)
-    assert all(any(entry.start <= key < entry.stop for entry in found) for key in went if b"orders" in key)
-    assert (unsure.start, unsure.stop) == (min(went[-2:]), max(went[-2:]) + b"\x00")
-    assert sum(entry.rows or 0 for entry in found) == len(went) - 2
 
 
 # --- parts of a store that are walked side by side --------------------------------------------------------------------

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.rules.policy import Rule
 from janitor.state.base import EVERYTHING, RunRecord
 from janitor.state.sqlite.state import SqliteState
 from janitor.sweep.executor import HEARTBEAT_MS, LONGEST_SLEEP_SECONDS, Pacer, Permission
-from tests.builders import DAY, HOUR, NOW_MS, janitor, topic
-from tests.salted import SaltedStore
+from tests.builders import DAY, NOW_MS
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseLost
 from tms_core.tables.lease import Lease
@@ -170,16 +168,3 @@ def test_pace_of_several_threads_is_that_of_all_together() -> None:
     with ThreadPoolExecutor(4) as threads:
         waits = sorted(threads.map(pacer.pay, [100] * 8))
     assert waits == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
-
-
-@pytest.mark.parametrize("workers", [1, 4])
-def test_pace_of_parts_side_by_side_is_that_of_all_together(workers: int) -> None:
-    rows = 400
-    store, clock = SaltedStore(), Standing(NOW_MS)
-    for number in range(4):
-        each = topic(store, f"default:t{number}", ttl_seconds=3600)
-        each.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + rows // 4))
-    report = janitor(store, clock=clock, rows_per_second=rows, workers=workers).engine.run_once(adopt=True)
-    assert report.total(Rule.EXPIRED) == rows
-    assert max(clock.sleeps) == pytest.approx(1.0), "whoever paid last has waited for what all deleted"
-    assert len(clock.sleeps) > 4

@@ -27,7 +27,7 @@ from janitor.sweep.transactions import (
 )
 from tests.builders import LIFETIME, NOW_MS, pointer, visibility
 from tms_core.errors import NoSnapshot, SnapshotError, UnsupportedSnapshotVersion
-from tms_core.transaction.source.source import Loaded, RejectedSnapshot, Rejection
+from tms_core.transaction.source.source import Loaded, RejectedSnapshot
 
 INTERVAL_SECONDS = 60
 ALLOWANCE_MS = LIFETIME.allowance_ms
@@ -71,15 +71,6 @@ def test_s14_source_that_fails_gives_its_reason(error: Exception, problem: Probl
     state = read(Source(error=error))
     assert (state.problem, state.message) == (problem, str(error))
     assert (state.snapshot, state.usable, state.used) == (None, None, None)
-
-
-@pytest.mark.parametrize("age_ms", [0, 120_001])
-def test_s14_newer_snapshots_passed_over_are_named(age_ms: int) -> None:
-    rejected = (
-        RejectedSnapshot("snapshot.3", Rejection.EMPTY, "it is empty"),
-        RejectedSnapshot("snapshot.2", Rejection.TRUNCATED, "it ends early"),
-    )
-    assert read(Source(age_ms, rejected=rejected)).rejected == ("snapshot.3: it is empty", "snapshot.2: it ends early")
 
 
 def test_given_an_error_of_another_kind_when_read_then_it_is_not_hidden() -> None:
@@ -228,11 +219,3 @@ def closed_for(record: OpenIdRecord, lifetime: Lifetime, now_ms: int = NOW_MS) -
         ids = state.known_ids(now_ms, lifetime.window_end_ms(0))
     assert (list(ids.open_ids.values()), list(ids.closed)) in (([record], []), ([], [record.pointer]))
     return not ids.open_ids
-
-
-@pytest.mark.parametrize("closed_ms", [None, NOW_MS + 5])
-@pytest.mark.parametrize(("ahead_ms", "believed"), [(0, True), (1, False)])
-def test_search_ahead_of_now_counts_as_none(ahead_ms: int, believed: bool, closed_ms: int | None) -> None:
-    searched = OpenIdRecord(10, 5, NOW_MS + ahead_ms, closed_ms)
-    assert closed_for(searched, TERM) is (believed and closed_ms is not None)
-    assert compared(known(searched), 10) == ([searched if believed else OpenIdRecord(10, 5)], [], [], [])
