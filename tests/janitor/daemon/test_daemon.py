@@ -149,6 +149,19 @@ def test_adopt_does_the_jobs_of_the_daemon_at_once() -> None:
         assert len(done) == before + 1
 
 
+def test_daemon_without_apply_only_plans_and_shows_what_is_due() -> None:
+    store = MemoryStore()
+    orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
+    orders.plain(NOW_MS - HOUR)
+    with daemon_kit(store, mode="plan_only") as kit:
+        kit.time.advance(65)
+        assert orders.times() == [NOW_MS - HOUR]
+        assert {(run.mode, run.result) for run in kit.janitor.state.runs(10)} == {("plan", "done")}
+        assert [(item.table, item.rule, item.rows) for item in kit.daemon.status().overdue] == [
+            ("message", "expired", 1)
+        ]
+
+
 def test_given_a_lease_when_idle_then_it_is_renewed_for_ever() -> None:
     with daemon_kit(leased=True) as kit:
         assert kit.lease is not None
