@@ -1382,7 +1382,7 @@ def test_register_after_its_topic_was_made_again_waits_for_requests(
         kit.commit(tx)
 
 
-def test_request_of_an_instance_that_another_server_registered_is_written_though_the_former_is_cached(
+def test_request_of_an_instance_registered_at_another_server_is_written(
     kit: GroupKit,
 ) -> None:
     Instance(kit).publish(b"a")
@@ -1392,7 +1392,7 @@ def test_request_of_an_instance_that_another_server_registered_is_written_though
     assert everything(kit) == [b"a", b"b"]
 
 
-def test_request_of_an_instance_that_another_server_fences_before_its_announcement_is_refused(
+def test_request_fenced_by_another_server_before_its_announcement_is_refused(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kit.side, "private", False)

@@ -30,7 +30,7 @@ ENOUGH = 60
 
 
 @pytest.mark.seeded
-def test_given_histories_when_played_then_every_invariant_holds_and_everything_was_reached() -> None:
+def test_histories_of_groups_hold_every_invariant() -> None:
     reached: Counter[str] = Counter()
     for seed in SEEDS:
         reached += play(seed)
@@ -51,7 +51,7 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
 
 
 @pytest.mark.seeded
-def test_given_two_servers_that_share_topics_when_histories_are_played_then_every_invariant_holds() -> None:
+def test_histories_of_two_servers_that_share_topics_hold_every_invariant() -> None:
     reached: Counter[str] = Counter()
     for seed in SEEDS:
         reached += play(seed, make=SlotWorld, weights=SLOT_WEIGHTS)
@@ -215,7 +215,7 @@ def nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 #: With where to begin to look, which only saves time: all other seeds follow.
 @pytest.mark.parametrize(("plant", "first"), [(nothing_is_forgotten, 50), (side_not_fenced, 0)])
-def test_given_a_planted_bug_of_servers_that_share_topics_when_histories_are_played_then_one_of_them_finds_it(
+def test_planted_bug_of_two_servers_that_share_topics_is_found(
     plant: Plant, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)

@@ -51,7 +51,7 @@ def announced_ahead_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.seeded
-def test_given_histories_when_played_then_every_invariant_holds_and_everything_was_reached() -> None:
+def test_histories_of_producers_hold_every_invariant() -> None:
     reached: Counter[str] = Counter()
     for seed in SEEDS:
         reached += play(seed)
@@ -59,7 +59,7 @@ def test_given_histories_when_played_then_every_invariant_holds_and_everything_w
 
 
 @pytest.mark.seeded
-def test_given_two_servers_of_which_one_leads_when_histories_are_played_then_every_invariant_holds() -> None:
+def test_histories_of_a_change_of_leader_hold_every_invariant() -> None:
     reached: Counter[str] = Counter()
     for seed in SEEDS:
         reached += lead_world.play(seed)
@@ -293,9 +293,7 @@ LEAD_BUGS: list[Plant] = [
 
 
 @pytest.mark.parametrize("plant", LEAD_BUGS)
-def test_given_a_planted_bug_of_a_change_of_leaders_when_histories_are_played_then_one_of_them_finds_it(
-    plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planted_bug_of_a_change_of_leader_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(monkeypatch)
 
     assert_found(lead_world.play(seed) for seed in range(2 * ENOUGH))

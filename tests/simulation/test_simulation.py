@@ -112,7 +112,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("world"))
 
 
-def test_a_client_that_publishes_after_its_transaction_was_scanned_is_inverted_by_a_later_pass(world: World) -> None:
+def test_publish_after_its_transaction_was_scanned_is_inverted_later(world: World) -> None:
     # Given an adopted store, and a transaction that was committed long before,
     follow(world, Create("a", 864_000), Adopt(), Start(1), PublishIn(1, "a"), Commit(1), Wait(LIFETIME_MS + GRACE_MS))
     # and one that times out, is seen invalid, and is scanned,
@@ -136,7 +136,7 @@ def test_a_client_that_publishes_after_its_transaction_was_scanned_is_inverted_b
     assert not world.manager.invalid
 
 
-def test_a_transactional_reader_sees_what_was_committed_after_the_id_list_was_truncated() -> None:
+def test_transactional_reader_after_truncation_sees_what_was_committed() -> None:
     play(
         [
             *(Create("a", 864_000), Adopt()),
@@ -147,7 +147,7 @@ def test_a_transactional_reader_sees_what_was_committed_after_the_id_list_was_tr
     )
 
 
-def test_payloads_older_than_their_ttl_outlive_a_slow_transaction_and_go_with_its_message(world: World) -> None:
+def test_payloads_of_a_slow_transaction_go_with_its_message(world: World) -> None:
     payloads = {"payload"}
     follow(world, Create("a", 600), Adopt(), Start(1), Store(1, "a", 2), Wait(HOUR_MS), Run())
     assert {row.table for row in world.rows.values()} == payloads
