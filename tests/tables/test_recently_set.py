@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
 from tms_core.tables.recently_set import RecentlySet
+
+
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Switch between threads as often as possible."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def filled(most: int, *keys: str) -> RecentlySet[str, str]:
@@ -27,3 +42,16 @@ def test_recently_set_counts_no_lookup() -> None:
     assert (known.get("a"), known["a"], known.get("c", "default")) == ("A", "A", "default")
     known["c"] = "C"
     assert dict(known) == {"b": "B", "c": "C"}
+
+
+@pytest.mark.usefixtures("eager_threads")
+def test_recently_set_by_several_threads_raises_nothing() -> None:
+    known: RecentlySet[int, int] = RecentlySet(4)
+
+    def set_keys(thread: int) -> None:
+        for number in range(20_000):
+            known[(number * 7 + thread) % 9] = thread
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(set_keys, range(4))) == [None] * 4
+    assert len(known) <= 4
