@@ -107,4 +107,4 @@ def test_release_notes_are_what_the_changelog_says_of_the_version(tmp_path: Path
     assert (tmp_path / "build/release-notes.md").read_text().split() == ["-", "old"]
     missing = notes("9.9.9")
     assert missing.returncode != 0
-    assert "says nothing of version 9.9.9" in missing.stderr
+    assert "no entry for version 9.9.9" in missing.stderr

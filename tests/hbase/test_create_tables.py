@@ -51,7 +51,7 @@ def test_tables_have_cdaps_attributes(
     call = ["admin", "create-tables", "--thrift2", thrift2, "--namespace", "made_system", "--compression", "none"]
     assert execute(call) == 0
     names = [f"made_system:tms.{name}" for name in ("meta", "message", "payload", "janitor")]
-    assert capsys.readouterr().out.splitlines() == [f"{name}: made" for name in names]
+    assert capsys.readouterr().out.splitlines() == [f"{name}: created" for name in names]
     for name in names[1:3]:
         described = hbase.command("describe", name)
         for attribute, value in {
@@ -76,7 +76,7 @@ def test_tables_have_cdaps_attributes(
     with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace="made_system", buckets=16)) as store:
         store.metadata.compare_and_set(b"a:b:", None, b"{}")
         assert execute(call) == 0
-        assert capsys.readouterr().out.splitlines() == [f"{name}: was there" for name in names]
+        assert capsys.readouterr().out.splitlines() == [f"{name}: exists" for name in names]
         assert store.metadata.rows() == [(b"a:b:", b"{}")]
 
     assert execute([*call, "--buckets", "8"]) == 1

@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from janitor.sweep import sweep
 from tests.simulation.commands import Adopt, BackUp, Restore, Run, Trouble, Truncate
 from tests.simulation.history import Failed, History, play, play_seed
 from tests.simulation.invariants import Violation
@@ -249,7 +250,7 @@ def test_an_operation_is_shown_as_it_is_written() -> None:
 
 
 def test_an_error_that_nobody_expected_is_told_like_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("janitor.sweep.sweep.messages", lambda *_: 1 // 0)
+    monkeypatch.setitem(sweep._STEPS, "message", lambda *_: 1 // 0)
 
     with pytest.raises(Failed, match="unexpected error: ZeroDivisionError"):
         play([Create("a", 600), Adopt(), Publish("a"), Run()])

@@ -163,7 +163,7 @@ def test_given_a_janitor_that_only_plans_when_swept_then_it_only_plans(kit: Comm
     before = rows(kit.store)
     planned = kit.janitor("spark sweep --adopt")
     assert (planned.code, rows(kit.store)) == (0, before)
-    assert "plan only" in planned.err
+    assert "only a plan" in planned.err
     assert planned.out.startswith("plan ")
 
 

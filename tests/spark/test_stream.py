@@ -468,7 +468,7 @@ def test_stream_of_a_topic_made_again_is_an_error_or_a_warning(at: Scene, caplog
     once = MessageKey(TopicId.parse(ORDERS), 2, NOW_MS + 1, 0)
     at.server.store.message.put([(once.pack(), MessageValue(None, b"of another life"))])
     assert patient.rows(0) == []
-    assert "made again" in caplog.text
+    assert "deleted and created again" in caplog.text
 
 
 def test_stream_batch_with_late_rows_is_an_error(at: Scene) -> None:

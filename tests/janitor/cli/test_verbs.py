@@ -175,7 +175,7 @@ def test_given_all_in_place_then_every_check_is_ok(kit: CommandKit, monkeypatch:
         (
             "archive",
             "janitor: {state: data/janitor, archive: {enabled: true, path: 's3://bucket'}}",
-            "archives to folders only",
+            "archives only to local folders",
         ),
         ("tls", "server: {tls: {certificate: nowhere.pem, key: nowhere.key}}", "server.tls."),
         ("auth", "server: {auth: {kind: tokens, tokens_file: nowhere}}", "nowhere"),
