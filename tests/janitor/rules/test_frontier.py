@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from janitor.rules.policy import Frontier, Hold, admit, advance, approve, elapsed_ms, freeze
 from janitor.state.base import ClockAnchor, FrontierRecord, PendingJump
+from janitor.state.records import UNKNOWN_MS
 from tms_core.rowkey import Cutoff
 from tms_core.topic import TopicId, TopicMetadata
 
@@ -82,6 +83,10 @@ def test_elapsed_is_the_smaller_within_a_boot(wall_ms: int, monotonic_ms: int, b
 def test_elapsed_without_names_of_boots_is_wall_time() -> None:
     nameless = replace(START, boot_id="")
     assert elapsed_ms(nameless, stepped(nameless, 100)) == 100
+
+
+def test_elapsed_between_a_known_and_an_unknown_wall_time_is_zero() -> None:
+    assert elapsed_ms(START, replace(later(START, 100), wall_ms=UNKNOWN_MS)) == 0
 
 
 # --- time alone ------------------------------------------------------------------------------------------------------
@@ -191,6 +196,14 @@ def test_advance_of_a_deleted_topic_ignores_its_ttl() -> None:
     frontier, record = step(settled(-1), topic(-1, 1), START)
     assert frontier.hold is None
     assert record.cutoff_ms == due(START, 1)
+
+
+def test_advance_to_deletion_of_consumed_messages_is_held() -> None:
+    consumed = replace(topic(), properties={"retention": "consumed"})
+    frontier, record = step(settled(), consumed, START)
+    assert (frontier.hold, record.consumed) == (Hold.FRONTIER, False)
+    frontier, record = step(record, consumed, later(START, HOLD_SECONDS * 1000))
+    assert (frontier.hold, record.consumed) == (None, True)
 
 
 def test_given_no_time_to_hold_when_a_jump_is_met_then_it_is_let_go() -> None:
