@@ -14,7 +14,7 @@ import collections.abc
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import date
 from enum import Enum
 from functools import cache, partial
@@ -125,13 +125,12 @@ def _reader(kind: Any) -> Convert:
         return typing.cast(Convert, kind)
     if hasattr(kind, "_fields"):
         hints = typing.get_type_hints(kind)
-        items = [_reader(hints[name]) for name in kind._fields]
-        return lambda value: kind(*(read(item) for read, item in zip(items, _checked(list, value), strict=False)))
+        return _row_reader(kind, [_reader(hints[name]) for name in kind._fields])
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
         # A field that the class itself computes is written and not read.
-        kinds = {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
-        return partial(_make, kind, {name: _reader(each) for name, each in kinds.items()}, _row_reader(kind, kinds))
+        fields = {field.name: _reader(hints[field.name]) for field in dataclasses.fields(kind) if field.init}
+        return partial(_make, kind, fields, _row_reader(typing.cast(Convert, kind), list(fields.values())))
     return lambda _: _refuse(kind)
 
 
@@ -144,34 +143,9 @@ def _make(kind: Any, fields: Mapping[str, Convert], of_row: Convert, given: Any)
     return kind(**{name: read(given[name]) for name, read in fields.items() if name in given})
 
 
-def _is_plain(kind: Any) -> bool:
-    """Return whether JSON has values of a type as they are: a plain type, or None."""
-    is_union = typing.get_origin(kind) in (Union, types.UnionType)
-    return {*typing.get_args(kind)} <= {*_PLAIN, types.NoneType} if is_union else kind in _PLAIN
-
-
-def _row_reader(kind: Any, kinds: Mapping[str, Any]) -> Convert:
-    """Return the function that reads a dataclass from an array of its fields."""
-    readers = [_reader(each) for each in kinds.values()]
-    converted = [at for at, each in enumerate(kinds.values()) if not _is_plain(each)]
-    #: The types of arrays that were read. A state has ten thousand arrays of the same types: they need no check.
-    known: set[tuple[type, ...]] = set()
-
-    def read(row: list[Any]) -> Any:
-        shape = tuple(map(type, row))
-        if shape not in known:
-            found = kind(*(convert(item) for convert, item in zip(readers, row, strict=False)))
-            if len(row) <= len(readers):
-                known.add(shape)
-            return found
-        if converted:
-            row = row[:]
-            for at in converted:
-                if at < len(row) and row[at] is not None:
-                    row[at] = readers[at](row[at])
-        return kind(*row)
-
-    return read
+def _row_reader(make: Callable[..., Any], readers: Sequence[Convert]) -> Convert:
+    """Return the function that reads a value from an array of its fields; trailing fields may be missing."""
+    return lambda row: make(*(read(item) for read, item in zip(readers, _checked(list, row), strict=False)))
 
 
 def _generic_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Convert:
