@@ -120,22 +120,6 @@ def check(sent: Sent) -> None:
         raise BadRequest(f"A label of {size} bytes is too long.", f"Give one of {LABEL_BYTES} bytes at most.")
 
 
-def _refusal(producer: ProducerName, generation: int, raw: bytes | None) -> ProducerFenced | None:
-    """Return the error of a fenced instance by the stored registration; None: it is the newest instance."""
-    known = None if raw is None else counting(raw)
-    if known is None:
-        return ProducerFenced(
-            f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",
-            "Register the producer again; this instance can no longer publish.",
-        )
-    if generation == known:
-        return None
-    return ProducerFenced(
-        f"Producer {producer.name} of {producer.home} has generation {known} now, and {generation} is fenced.",
-        "Another instance has taken over; end this one.",
-    )
-
-
 class Requests:
     """The requests of one store's producers; threads may share it.
 
@@ -214,7 +198,7 @@ class Requests:
             TmsError: the producer's home does not exist, or the store failed.
         """
         producer = self.named(sent.home, sent.name)
-        if error := _refusal(producer, sent.generation, self.rows.read(producer.key)):
+        if error := self._refusal(producer, producer.key, sent.generation):
             raise error
 
     def not_needed(self, producer: ProducerName, pointer: int, sent: Sent) -> list[bytes]:
@@ -289,10 +273,26 @@ class Requests:
 
     def refusal_since(self, admission: Admission) -> ProducerFenced | None:
         """Return the error if an admitted instance was fenced since, by the current row; None: it was not."""
-        raw = self.rows.read(admission.keys.registered)
-        return _refusal(admission.keys.producer, admission.sent.generation, raw)
+        keys = admission.keys
+        return self._refusal(keys.producer, keys.registered, admission.sent.generation)
 
     # -- how ----------------------------------------------------------------------------------------------------------
+
+    def _refusal(self, producer: ProducerName, key: bytes, generation: int) -> ProducerFenced | None:
+        """Return the error of a fenced instance by the registration in the table; None: it is the newest instance."""
+        raw = self.rows.read(key)
+        known = None if raw is None else counting(raw)
+        if known is None:
+            return ProducerFenced(
+                f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",
+                "Register the producer again; this instance can no longer publish.",
+            )
+        if generation == known:
+            return None
+        return ProducerFenced(
+            f"Producer {producer.name} of {producer.home} has generation {known} now, and {generation} is fenced.",
+            "Another instance has taken over; end this one.",
+        )
 
     def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admission:
         """Return the state of the producer for its newest instance; raises as :meth:`admit`."""
@@ -307,7 +307,7 @@ class Requests:
         # announcement. It must not fence an instance, because it may be outdated.
         registered = self.rows[keys.registered]
         if (registered is None or counting(registered) != sent.generation) and (
-            error := _refusal(keys.producer, sent.generation, self.rows.read(keys.registered))
+            error := self._refusal(keys.producer, keys.registered, sent.generation)
         ):
             raise error
         if pointer is not None and self.is_void(keys.producer, pointer):
