@@ -65,8 +65,8 @@ def keys(first: bytes, last: bytes, rows: int = 2) -> list[bytes]:
     return [first, *[first + b"\x01"] * (rows - 2), last]
 
 
-def begun(deleted: DeletedRanges) -> list[bool]:
-    return [part.begun is not None for part in deleted.slices]
+def is_started(deleted: DeletedRanges) -> list[bool]:
+    return [part.background is not None for part in deleted.slices]
 
 
 def parts(deleted: DeletedRanges) -> list[tuple[bytes, bytes, int]]:
@@ -147,11 +147,11 @@ def test_compact_beside_starts_early_and_waits_at_the_end(
     with closing(deleted):
         deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
         deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
-        assert begun(deleted) == [True, False]
+        assert is_started(deleted) == [True, False]
         deleted.no_more("message")
-        assert begun(deleted) == [True, False]
+        assert is_started(deleted) == [True, False]
         deleted.no_more("payload")
-        assert begun(deleted) == [True, True]
+        assert is_started(deleted) == [True, True]
         deleted.compact(heartbeat)
     # Once while it waited for the first one, and files that were read meanwhile go at the end.
     assert beats[0] == 0
@@ -165,7 +165,7 @@ def test_compact_beside_that_fails_is_told_to_the_run() -> None:
         deleted.add(table, keys(b"a", b"b", WORTHWHILE_ROWS))
         deleted.add(table, keys(b"y", b"z", WORTHWHILE_ROWS))
         deleted.no_more("payload")
-        wait([part.begun for part in deleted.slices if part.begun is not None])
+        wait([part.background for part in deleted.slices if part.background is not None])
         with pytest.raises(StoreError, match="no space"):
             deleted.compact(lambda: None)
     assert table.asked == 1

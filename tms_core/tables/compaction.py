@@ -21,7 +21,7 @@ from tms_core.errors import StoreError
 from tms_core.tables.base import KeyTable, TableName
 
 #: Deleted rows and bytes of table files per slice, each about a second of compaction on a laptop. What lies at an edge
-#: is rewritten twice, so a large slice is worth more than an early beginning.
+#: is rewritten twice, so a large slice is worth more than an early start.
 SLICE_ROWS = 1_000_000
 SLICE_BYTES = 32 * 1024 * 1024
 
@@ -31,7 +31,7 @@ GAP_BYTES = 2 * 1024 * 1024
 #: A slice of fewer rows is left to LevelDB: rewriting table files would cost more than it frees.
 WORTHWHILE_ROWS = 1_000
 
-#: How often a run that waits for a slice shows that it is alive, in seconds.
+#: Interval of heartbeats while a run waits for a slice, in seconds.
 ALIVE_SECONDS = 1.0
 
 
@@ -40,14 +40,14 @@ class Slice:
     """A range of one table with deleted rows; first and last key are keys of deleted rows.
 
     Attributes:
-        begun: the compaction beside the pass; None: it comes after the pass.
+        background: the compaction during the pass; None: it comes after the pass.
     """
 
     table: KeyTable
     start: bytes
     last: bytes
     rows: int
-    begun: Future[None] | None = None
+    background: Future[None] | None = None
 
     def takes(self, table: KeyTable, first: bytes) -> bool:
         """Return whether a batch that starts at ``first`` may be added."""
@@ -70,7 +70,7 @@ class DeletedRanges:
 
     slices: list[Slice] = field(default_factory=list)
     _last: dict[KeyTable, Slice] = field(default_factory=dict)
-    _beside: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "compact"))
+    _compactor: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "compact"))
     _lock: Lock = field(default_factory=Lock)
     _failed: bool = False
 
@@ -99,26 +99,26 @@ class DeletedRanges:
             StoreError: the store failed; the rows are deleted all the same.
         """
         for part in self.slices:
-            if part.begun is not None:
-                while wait([part.begun], ALIVE_SECONDS).not_done:
+            if part.background is not None:
+                while wait([part.background], ALIVE_SECONDS).not_done:
                     heartbeat()
-                part.begun.result()
+                part.background.result()
                 heartbeat()
             elif part.worthwhile:
                 part.compact()
                 heartbeat()
-        for table in {part.table: None for part in self.slices if part.begun is not None}:
+        for table in {part.table: None for part in self.slices if part.background is not None}:
             # Of no rows: files in which the pass was reading while they were compacted go with the next one.
             table.compact(b"", b"")
 
     def close(self) -> None:
         """Wait until no compaction is running; slices that were not started are left to the store."""
-        self._beside.shutdown(cancel_futures=True)
+        self._compactor.shutdown(cancel_futures=True)
 
     def _begin(self, part: Slice | None) -> None:
-        """Start the compaction of a slice beside the pass, if its table supports that."""
+        """Start the compaction of a slice during the pass, if its table supports that."""
         if part is not None and part.worthwhile and part.table.can_compact_concurrently:
-            part.begun = self._beside.submit(self._compact_in_background, part)
+            part.background = self._compactor.submit(self._compact_in_background, part)
 
     def _compact_in_background(self, part: Slice) -> None:
         """Compact a slice, unless one before has failed: only that error is reported to the run."""
