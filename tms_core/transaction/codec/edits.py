@@ -2,7 +2,7 @@
 
 An edit has no length field; it is read field by field, so a truncated record is always the last of the stream. The
 layout has four versions, identified by the first byte; each one appends fields.
-``docs/reference/formats/tephra-log.md`` has the layout.
+``docs/reference/formats/tephra.md`` has the layout.
 """
 
 from __future__ import annotations

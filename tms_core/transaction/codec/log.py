@@ -6,7 +6,7 @@ skipped without an error, on HDFS together with its whole batch. On one machine,
 zeros, if the file's length reached the disk before its data. Zeros are ignored if they were certainly never synced
 data. Everything else is an error, because a skipped edit is a lost commit.
 
-``docs/reference/formats/tephra-log.md`` has both layouts.
+``docs/reference/formats/tephra.md`` has both layouts.
 """
 
 from __future__ import annotations

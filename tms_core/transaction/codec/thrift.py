@@ -1,7 +1,7 @@
 """A transaction as Thrift's bytes.
 
 It rides along with every transactional publish and poll, and ten thousand invalid ids make 80 kB of it, so the struct
-is packed by hand. ``docs/reference/formats/tephra-log.md``, "A transaction in Thrift", has the layout;
+is packed by hand. ``docs/reference/formats/tephra.md``, "A transaction in Thrift", has the layout;
 ``transaction.thrift`` beside
 this module is the whole interface of the transaction service, for Thrift's own compilers.
 """
