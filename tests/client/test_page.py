@@ -25,7 +25,7 @@ from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.service import TransactionService
 
 DOCS = Path(__file__).parents[2] / "docs"
-CLIENT = ("python-client.md", "transactions.md", "client-errors.md")
+CLIENT = ("python-client.md", "transactions.md")
 PAGE = "\n".join((DOCS / "how-to" / name).read_text(encoding="utf-8") for name in CLIENT)
 #: The topics that a page says to create.
 CREATED = re.compile(r"^tms topic create (\S+)$", re.MULTILINE)
