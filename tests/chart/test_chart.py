@@ -62,9 +62,6 @@ def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-# --- Helm, the schemas, helm-unittest --------------------------------------------------------------------------------
-
-
 def test_helm_finds_nothing_wrong_with_the_chart(example: Path) -> None:
     for values in ([], ["--values", example]):
         linted = run("helm", "lint", "--strict", "--quiet", "--kube-version", KUBERNETES, CHART, *values)
@@ -123,9 +120,6 @@ def test_its_suites_pass() -> None:
     tested = run("helm-unittest", "--strict", CHART)
     assert tested.returncode == 0, tested.stdout
     assert re.search(r"Tests: +[1-9]\d+ passed", tested.stdout)
-
-
-# --- chart and program -----------------------------------------------------------------------------------------------
 
 
 def test_the_program_reads_what_the_chart_writes(example: Path, tmp_path: Path) -> None:

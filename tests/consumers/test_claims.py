@@ -200,8 +200,6 @@ def test_claims_of_groups_whose_topic_is_gone_are_freed() -> None:
     assert side.rows(b"", None, 10).items == kept
 
 
-# --- any rows --------------------------------------------------------------------------------------------------------
-
 _ends = st.tuples(st.integers(0, LAST), st.integers(0, LAST)).filter(lambda ends: ends[0] < ends[1])
 _pointers = st.sampled_from([0, 1, 2, 11, 12, 21, 22, 90])
 _tries = st.integers(1, 9)

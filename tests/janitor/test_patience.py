@@ -43,9 +43,6 @@ def asked(store: MemoryStore) -> list[str]:
     return names
 
 
-# --- when a topic waits ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ttl_seconds", "window_ms"), [(60, MINUTE), (5_999, MINUTE), (6_000, MINUTE), (6_001, 60_010), (TTL_SECONDS, HOUR)]
 )
@@ -91,9 +88,6 @@ def test_topic_that_waited_has_its_frontier_where_time_is(store: MemoryStore) ->
     report = patient(kit, MINUTE)
     assert report.held_topics() == {}
     assert kit.state.frontiers()[orders.id].cutoff_ms == before.cutoff_ms + HOUR
-
-
-# --- what never waits ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -152,9 +146,6 @@ def test_longer_ttl_takes_the_frontier_back_at_once(store: MemoryStore) -> None:
     assert patient(kit, MINUTE).held_topics() == {orders.id: Hold.FRONTIER}, "or this would not be seen as a jump"
 
 
-# --- what is held ----------------------------------------------------------------------------------------------------
-
-
 def test_held_jump_is_counted_once_and_read_no_more(store: MemoryStore) -> None:
     kit, orders = prepared(store)
     orders.plain(*range(NOW_MS - HOUR, NOW_MS - HOUR + 500)).describe(ttl_seconds=60)
@@ -168,9 +159,6 @@ def test_held_jump_is_counted_once_and_read_no_more(store: MemoryStore) -> None:
     assert sum(item["rows"] for item in note) == report.held_rows()
     orders.describe(ttl_seconds=120)
     assert patient(kit, MINUTE).held_rows() >= 500, "another jump is a new hold"
-
-
-# --- over a day ------------------------------------------------------------------------------------------------------
 
 
 def played(gaps: list[int], ttls: tuple[int, int], *, is_patient: bool) -> tuple[list[set[tuple[int, int]]], int]:
@@ -206,9 +194,6 @@ def test_patient_passes_differ_by_the_allowed_lateness(gaps: list[int], ttls: tu
             assert late_ms <= max(LEAST_WINDOW_MS, ttls[number] * 10)
     last, total = played([*gaps, DAY], ttls, is_patient=False)
     assert (late[-1], deleted) == (last[-1], total)
-
-
-# --- a row that is due and waits, and what becomes of it meanwhile ----------------------------------------------------
 
 
 def test_given_a_row_that_is_due_and_waits_when_its_ttl_is_lengthened_then_it_lives(store: MemoryStore) -> None:

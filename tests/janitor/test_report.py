@@ -69,9 +69,6 @@ def report(
     return replace(plain, **changes)
 
 
-# --- totals ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("mode", "held", "done"),
     [
@@ -102,9 +99,6 @@ def test_sorted_entries_are_by_topic_table_generation_and_rule() -> None:
     ]
     entries = [rows(1, key) for key in ordered]
     assert report(*reversed(entries), rows(0, about(RETURNS, 2))).topics == entries
-
-
-# --- JSON ------------------------------------------------------------------------------------------------------------
 
 
 def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type() -> None:
@@ -148,9 +142,6 @@ def test_given_a_full_report_when_written_as_json_then_each_value_has_its_type()
     assert written["totals"]["kept"]["unrecognized"] == 2
     assert (written["duration_seconds"], written["phase_seconds"]) == (0.123, {"message": 0.123})
     assert written["full"] is False
-
-
-# --- as it is remembered ---------------------------------------------------------------------------------------------
 
 
 def test_history_of_many_entries_keeps_the_largest_and_all_totals() -> None:

@@ -31,9 +31,6 @@ def refused(tmp_path: Path, yaml: str) -> str:
     return str(caught.value)
 
 
-# --- files and page --------------------------------------------------------------------------------------------------
-
-
 def test_standalone_file_names_every_setting_and_changes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(CONF)
     built_in = load(None, {}, {})
@@ -71,9 +68,6 @@ def test_given_a_setting_then_meaning_reason_and_unit_stand_beside_it(path: str,
         assert extra(field, "unit")
 
 
-# --- layers ----------------------------------------------------------------------------------------------------------
-
-
 def test_settings_of_a_store_by_any_name_are_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "link").symlink_to("store")
@@ -97,9 +91,6 @@ def test_given_the_janitors_own_names_when_loaded_then_nothing_is_left_alone(tmp
     with pytest.raises(ConfigurationError, match="enableServiceLinks: false"):
         load(None, {"TMS_JANITOR_PORT": "tcp://10.0.0.1:9847"}, {})
     assert load(None, {"TMS_JANITOR__WORKERS": "7"}, {}).settings.janitor.workers == 7
-
-
-# --- values ----------------------------------------------------------------------------------------------------------
 
 
 def test_given_a_cron_when_loaded_then_it_stands_alone(tmp_path: Path) -> None:
@@ -205,9 +196,6 @@ def test_given_a_folder_of_ours_inside_the_store_when_loaded_then_that_is_refuse
     assert loaded(tmp_path, archive % "false").settings.janitor.archive.path.endswith("messaging/archive")
     elsewhere = loaded(tmp_path, "janitor: {archive: {enabled: true, path: 's3://bucket/archive'}}")
     assert elsewhere.settings.janitor.archive.path == "s3://bucket/archive"
-
-
-# --- the digest ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

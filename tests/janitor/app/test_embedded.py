@@ -198,9 +198,6 @@ def test_embedded_sweep_deletes_in_gentle_batches(tmp_path: Path, stack: ExitSta
     assert max(batches) == GENTLE_BATCH_ROWS
 
 
-# --- topics that the server makes ------------------------------------------------------------------------------------
-
-
 def test_topic_made_while_the_janitor_runs_is_not_held(tmp_path: Path, stack: ExitStack) -> None:
     server = Server(tmp_path, stack)
     server.start()

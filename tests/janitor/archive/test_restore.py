@@ -62,9 +62,6 @@ def counted(done: RestoreResult) -> tuple[int, int, int, int]:
     return done.restored, done.negated, done.already_there, done.skipped
 
 
-# --- listing ---------------------------------------------------------------------------------------------------------
-
-
 def test_list_of_several_runs_has_a_line_per_topic_day_and_run(undo: Undo, orders: Topic, found: Topic) -> None:
     orders.plain(OLD_MS, OLD_MS + 10).stored(COMMITTED, OLD_MS - 5)
     undo.sweep(orders, run_id="run-1")
@@ -141,9 +138,6 @@ def test_list_by_a_selection_shows_its_runs(undo: Undo, orders: Topic, selection
     undo.sweep(orders.plain(OLD_MS, OLD_MS + 1), run_id="run-1")
     undo.sweep(orders.plain(OLD_MS + 10), run_id="run-2")
     assert [group.run_id for group in archived.groups(archived.find(undo.folder).files, selection)] == runs
-
-
-# --- damaged files ---------------------------------------------------------------------------------------------------
 
 
 def damage(path: Path, how: str) -> None:
@@ -259,9 +253,6 @@ def test_restore_of_a_file_with_another_topic_writes_nothing(undo: Undo, orders:
     assert (orders.times(), found.times()) == ([], [])
 
 
-# --- which rows ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("window", "back"),
     [
@@ -306,9 +297,6 @@ def test_restore_without_its_payloads_warns(undo: Undo, orders: Topic, found: To
     assert undo.restore(orders, snapshot=SNAPSHOT).warnings == []
     undo.store.payload.delete(keys)
     assert any("1 transactions" in warning for warning in undo.restore(orders, snapshot=SNAPSHOT).warnings)
-
-
-# --- where to --------------------------------------------------------------------------------------------------------
 
 
 def test_given_rows_of_any_generation_when_restored_then_they_are_of_the_present_one(undo: Undo, orders: Topic) -> None:
@@ -359,9 +347,6 @@ def test_given_a_dry_run_then_it_reports_what_the_real_one_does_and_writes_nothi
     assert made == []
     assert {**told, "dry_run": False} == undo.restore(orders).to_json()
     assert (told["restored"], told["already_there"], told["expired"]) == (4, 4, 1)
-
-
-# --- what is in the way ----------------------------------------------------------------------------------------------
 
 
 def test_restore_over_other_rows_is_refused_with_their_number(undo: Undo, orders: Topic, found: Topic) -> None:
@@ -454,9 +439,6 @@ def test_restore_of_one_id_in_two_generations_is_refused(undo: Undo, orders: Top
     assert undo.restore(orders, run_id="run-1").restored == 1
 
 
-# --- in which order, and what comes between --------------------------------------------------------------------------
-
-
 def puts(store: Store) -> list[tuple[str, int]]:
     """What is written from now on: where, and how many rows."""
     made: list[tuple[str, int]] = []
@@ -511,9 +493,6 @@ def test_restore_to_a_topic_that_moves_stops_writing(undo: Undo, orders: Topic, 
     assert orders.at(2).times() == []
 
 
-# --- rows that are due again -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("age_seconds", "expired"), [(86_400, 0), (86_401, 1)])
 def test_restore_of_expired_rows_names_a_ttl_for_them(
     undo: Undo, orders: Topic, age_seconds: int, expired: int
@@ -532,8 +511,6 @@ def test_restore_of_expired_rows_names_a_ttl_for_them(
     kept = TopicMetadata(TopicId("default", "orders"), 1, done.ttl_seconds)
     assert NOW_MS + DAY - kept.ttl_seconds * 1000 <= min(orders.times())
 
-
-# --- any rows at all -------------------------------------------------------------------------------------------------
 
 POOLS = {name: [pointer(BEGUN, 10 * at + number) for number in range(3)] for at, name in enumerate("cioz")}
 COMMITTED_POOL, INVALID_POOL, OPEN_POOL, LATER_POOL = POOLS.values()

@@ -70,9 +70,6 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["table"], row["key"]))
 
 
-# --- verdicts --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("stored", "expected"),
     [
@@ -100,9 +97,6 @@ def test_commit_state_of_a_pointer_is_what_the_snapshot_says(stored: int | None,
 )
 def test_commit_state_without_a_snapshot_is_undecided(stored: int | None, expected: str) -> None:
     assert {commit_state(stored, None, rule) for rule in (Rule.EXPIRED, Rule.OLD_GENERATION)} == {expected}
-
-
-# --- what is written -------------------------------------------------------------------------------------------------
 
 
 def test_given_rows_when_saved_then_plain_readers_of_hive_folders_find_every_column(undo: Undo, orders: Topic) -> None:
@@ -241,9 +235,6 @@ def test_archive_by_a_run_id_that_is_no_name_is_refused(undo: Undo, orders: Topi
     assert archived.find(undo.folder).files == []
 
 
-# --- reading scattered rows ------------------------------------------------------------------------------------------
-
-
 @given(st.sets(st.integers(0, 400)), st.sets(st.integers(0, 400)), st.integers(1, 5))
 def test_pick_any_keys_returns_the_common_ones_in_order(there: set[int], wanted: set[int], size: int) -> None:
     rows = sorted(number.to_bytes(2, "big") for number in there)
@@ -275,8 +266,6 @@ def test_pick_of_near_or_far_rows_costs_few_calls_and_rows(every: int, calls: in
     assert max(asked) <= PAGE_ROWS
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
-
 LONG = "x" * 300
 HOSTILE = ["007:0", "_:-", "default:Orders", "default:orders", "default:--x", "null:NaN", f"{'y' * 200}:{'x' * 200}"]
 
@@ -307,9 +296,6 @@ def test_archive_of_names_too_long_for_a_folder_is_found_again(undo: Undo, name:
     assert [str(file.summary.topic) for file in archived.find(undo.folder, ("*y",)).files] == [f"{name}y"]
     assert {str(file.summary.topic) for file in archived.find(undo.folder).files} == {name, f"{name}y"}
     assert None not in {value for row in rows_of(undo.folder) for value in (row["namespace"], row["topic"])}
-
-
-# --- a disk that fails -----------------------------------------------------------------------------------------------
 
 
 class FullDisk(io.FileIO):
@@ -407,9 +393,6 @@ def test_archive_folder_that_is_read_only_fails(undo: Undo, orders: Topic, monke
         undo.archive(orders)
 
 
-# --- without pyarrow -------------------------------------------------------------------------------------------------
-
-
 def test_list_without_pyarrow_names_the_extra(undo: Undo, orders: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
     undo.archive(orders.plain(NOW_MS))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
@@ -433,8 +416,6 @@ def test_one_module_alone_knows_pyarrow() -> None:
                 knowing.add(path.relative_to(ROOT).as_posix())
     assert {path for path in knowing if not path.startswith("janitor/spark/")} == {"janitor/archive/parquet.py"}
 
-
-# --- giving days up --------------------------------------------------------------------------------------------------
 
 KEEP_DAYS = 7
 

@@ -23,9 +23,6 @@ def covered(
     return Evidence(start, stop, STARTED_MS - 5, bound, started_ms, "run")
 
 
-# --- what may be claimed ---------------------------------------------------------------------------------------------
-
-
 def test_given_one_complete_pass_when_asked_then_the_snapshots_bound_is_claimed() -> None:
     boundary = claim([covered()], [], LIFETIME)
     assert (boundary.bound, boundary.obstacles) == (WRITABLE - 100, ())
@@ -91,9 +88,6 @@ def test_limit_of_an_interval_names_the_salt_it_covers(start: bytes, stop: bytes
     assert f"snapshot {STARTED_MS - 5}, used for keys {place}" in reasons
 
 
-# --- evidence that is renewed in part ---------------------------------------------------------------------------------
-
-
 def test_with_newer_counts_the_newer_evidence_for_each_key() -> None:
     old = [covered(b"", b"c", bound=1), covered(b"c", None, bound=2)]
     newer = [covered(b"b", b"d", bound=3)]
@@ -115,9 +109,6 @@ def test_given_a_claim_when_evidence_lies_ahead_of_now_then_it_is_not_in_force(a
     evidence = [covered(started_ms=STARTED_MS + 10 + ahead_ms)]
     assert in_force(made, evidence, STARTED_MS + 10, LIFETIME) is counts
     assert not in_force(Claim(WRITABLE + 1, STARTED_MS, "run"), [], STARTED_MS, LIFETIME)
-
-
-# --- no claim --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("bound", "claimed"), [(-1, None), (0, None), (1, 1)])
@@ -147,9 +138,6 @@ def test_given_a_gap_when_asked_then_nothing_is_claimed_and_no_limit_is_shown() 
 
 def test_given_obstacles_when_there_is_no_claim_then_all_are_kept() -> None:
     assert Boundary.none("one", "two") == Boundary(None, (), ("one", "two"))
-
-
-# --- gaps ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,6 @@ def spans(kit: Kit) -> list[tuple[bytes, bytes | None]]:
     return [(item.start, item.stop) for item in kit.state.evidence()]
 
 
-# --- by part ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_complete_pass_over_parts_is_evidence_of_parts_and_gaps(workers: int) -> None:
     kit, orders = prepared(Parts(), workers=workers)
@@ -217,9 +214,6 @@ def test_topic_that_changes_behind_a_part_is_not_claimed(name: str) -> None:
     kit.clock.advance(DAY)
     assert kit.engine.run_once().boundary == OLD
     assert set(orders.pointers()) == set()
-
-
-# --- over several runs -----------------------------------------------------------------------------------------------
 
 
 def die_at(kit: Kit, name: str, times: int) -> None:
@@ -368,9 +362,6 @@ def test_lease_lost_during_a_search_ends_the_evidence() -> None:
     assert kit.state.runs(1)[0].result == "interrupted"
 
 
-# --- whatever happens ------------------------------------------------------------------------------------------------
-
-
 class Story:
     """Clients that publish as long as they may, and runs that fail and die; the claim must be true at every moment."""
 
@@ -458,9 +449,6 @@ def test_claim_is_true_in_any_story_of_failures_and_deaths() -> None:
         story.play(5)
         claims += story.claims
     assert claims > 0
-
-
-# --- a store in one piece ---------------------------------------------------------------------------------------------
 
 
 class Budget:

@@ -281,9 +281,6 @@ def test_state_whose_janitor_works_on_another_store_is_refused(store: Path, tmp_
         assert execute(["run", "--once", "--config", str(settings_file(tmp_path, other, f"{store}.janitor"))]) == BUSY
 
 
-# --- as commands of tms ----------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def provided(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The commands of ``tms admin`` that the project file provides, whatever the installation of this tree knows."""

@@ -290,9 +290,6 @@ def test_restore_on_a_held_store_does_the_same_as_on_a_free_one(make_kit: MakeKi
     assert held[0].json["restored"] > 0
 
 
-# --- what stays the holder's -----------------------------------------------------------------------------------------
-
-
 def test_given_a_held_store_when_a_pass_is_wanted_then_4_and_how_to_get_one(make_kit: MakeKit, hold: Hold) -> None:
     kit = make_kit()
     hold(kit)
@@ -360,9 +357,6 @@ def test_holder_that_dies_in_its_answer_exits_1_without_output(make_kit: MakeKit
     holder.wait()
     # The socket it left behind keeps nobody from the store, which is free now.
     assert kit.janitor("plan").code == 0
-
-
-# --- pause, resume, status -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", ["pause", "pause default:orders", "pause 'default:*'"])

@@ -29,9 +29,6 @@ ROOT = Path(__file__).parents[3]
 FAILED_RUNS = CounterKey("sweeps_total", (("result", "failed"),))
 
 
-# --- 0: done ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("line", ["plan", "run --once --adopt", "adopt", "config show", "doctor", "verify", "boundary"])
 def test_given_a_store_when_all_goes_well_then_0(kit: CommandKit, line: str) -> None:
     assert kit.janitor(line).code == 0
@@ -45,9 +42,6 @@ def test_given_a_stale_snapshot_when_run_then_0_with_a_warning(kit: CommandKit) 
     assert [(note["guard"], note["tripped"]) for note in done.json["guards"]] == [("snapshot", False)]
 
 
-# --- 1: failed -------------------------------------------------------------------------------------------------------
-
-
 def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(kit: CommandKit) -> None:
     failed = kit.run("plan --leveldb nowhere")
     assert failed.code == 1
@@ -55,9 +49,6 @@ def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(k
     assert "[TMS-STORE-NOT-FOUND]" in failed.err
     assert "storage.leveldb.path" in failed.err
     assert not (kit.folder / "nowhere.janitor").exists()
-
-
-# --- 2: usage and configuration --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,9 +112,6 @@ def test_given_no_plan_file_when_applied_then_2(kit: CommandKit) -> None:
     assert "hint: Name a plan file, or make one: janitor plan --out FILE --config janitor.yaml" in refused.err
 
 
-# --- 3: refused ------------------------------------------------------------------------------------------------------
-
-
 def test_run_before_adoption_exits_3_with_json(kit: CommandKit) -> None:
     refused = kit.janitor("run --once --format json")
     assert refused.code == 3
@@ -148,8 +136,6 @@ def test_given_another_store_at_the_place_when_run_then_3_until_it_is_adopted(ki
     assert kit.janitor("adopt").code == 0
     assert kit.janitor("run --once").code == 0
 
-
-# --- 4: busy ---------------------------------------------------------------------------------------------------------
 
 HOLD = """
 import sys
@@ -190,9 +176,6 @@ def test_given_another_process_holds_the_store_when_it_may_be_skipped_then_0(kit
     assert "skipped" in skipped.err
 
 
-# --- 5: partly done --------------------------------------------------------------------------------------------------
-
-
 def test_run_with_a_topic_that_fails_exits_5_and_goes_on(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
     delete = LevelDBMessageTable.delete
 
@@ -210,9 +193,6 @@ def test_run_with_a_topic_that_fails_exits_5_and_goes_on(kit: CommandKit, monkey
     again = kit.janitor("run --once")
     assert again.code == 5
     assert "failed: " in again.out
-
-
-# --- stopped from outside --------------------------------------------------------------------------------------------
 
 
 def test_given_ctrl_c_then_130_and_a_sentence(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,9 +218,6 @@ def test_given_nobody_reads_the_output_then_nothing_is_complained_about(line: st
     os.close(write)
     assert process.stderr == b""
     assert process.returncode in (1, 141)
-
-
-# --- runs that fail before they begin ---------------------------------------------------------------------------------
 
 
 def break_settings(kit: CommandKit) -> None:

@@ -134,9 +134,6 @@ def test_until_it_is_told_to_stop_it_reads_again_and_again(exporter: Exporter, k
     assert SWEPT.replace(b"1.0", b"2.0") in exporter.metrics()[0]
 
 
-# --- the process -----------------------------------------------------------------------------------------------------
-
-
 @contextmanager
 def serving(kit: CommandKit, port: int) -> Iterator[subprocess.Popen[str]]:
     kit.set(SETTINGS.replace("{state: data/janitor}", f"{{state: data/janitor, http: {{port: {port}}}}}"))

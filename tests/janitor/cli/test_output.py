@@ -45,9 +45,6 @@ def plain(text: str) -> list[str]:
     return [re.sub(r"[\d.]+ kB", "… kB", line) for line in lines]
 
 
-# --- tables ----------------------------------------------------------------------------------------------------------
-
-
 def test_given_a_plan_then_it_reads_like_this(kit: CommandKit) -> None:
     assert plain(kit.janitor("plan").out) == PLAN.splitlines()
 
@@ -168,8 +165,6 @@ def test_given_a_moment_then_it_is_in_utc() -> None:
     assert render.moment(2**62) == f"{2**62} ms"
 
 
-# --- JSON ------------------------------------------------------------------------------------------------------------
-
 LINES = [
     "plan",
     "run --once",
@@ -207,9 +202,6 @@ def test_given_64_bit_ids_in_json_then_they_are_strings(kit: CommandKit) -> None
     assert figures["write_pointer"] == str(pointer(NOW_MS - SECOND))
 
 
-# --- logs ------------------------------------------------------------------------------------------------------------
-
-
 def test_given_a_run_then_its_begin_and_its_figures_are_logged(kit: CommandKit) -> None:
     said = [json.loads(line) for line in kit.janitor("run --once --adopt --log-format json").err.splitlines()]
     assert said[0]["message"] == f"the store is open to be written: {kit.store}"
@@ -234,9 +226,6 @@ def test_clone_without_links_says_that_it_copied(kit: CommandKit, monkeypatch: p
     kit.janitor("run --once --adopt")  # leaves tables, which is what can be linked
     monkeypatch.setattr(Path, "hardlink_to", raising(PermissionError(errno.EPERM, "Operation not permitted")))
     assert "files were copied" in kit.janitor("plan").err
-
-
-# --- terminals -------------------------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):
@@ -283,9 +272,6 @@ def test_given_any_width_then_no_cell_is_cut_and_the_next_command_stays_in_one_p
     assert {"default:orders", "default:retired", "expired", "generation", "adopted", "message"} <= words
     assert "next: janitor run --once --adopt --config janitor.yaml\n" in shown
     assert all(len(line) <= columns for line in shown.splitlines() if line.startswith("  "))
-
-
-# --- progress --------------------------------------------------------------------------------------------------------
 
 
 def test_progress_on_a_terminal_is_one_line_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,6 @@ def remembered(kit: CommandKit) -> list[str]:
         return [pause.pattern for pause in state.pauses()]
 
 
-# --- pause -----------------------------------------------------------------------------------------------------------
-
-
 def test_given_a_pause_of_one_topic_then_a_run_leaves_it_alone_and_does_the_others(kit: CommandKit) -> None:
     kit.janitor("adopt")
     shown = kit.janitor("pause default:orders")
@@ -53,9 +50,6 @@ def test_given_no_store_when_paused_then_1_and_no_state_is_made(kit: CommandKit)
 
 def test_given_no_topic_then_2(kit: CommandKit) -> None:
     assert kit.janitor("pause orders").code == 2
-
-
-# --- resume ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -107,9 +101,6 @@ def test_given_quarantined_topics_when_resumed_then_those_that_fit_are_tried_aga
     assert done.out == "tried again with the next run: default:orders, default:retired\n"
     with SqliteState(kit.folder / STATE) as state:
         assert sorted(map(str, state.strikes())) == ["default:once", "system:x"]
-
-
-# --- status ----------------------------------------------------------------------------------------------------------
 
 
 def test_given_a_store_nobody_has_swept_then_the_status_says_so_and_makes_no_state(kit: CommandKit) -> None:

@@ -40,9 +40,6 @@ def taken(start_ms: int, stop_ms: int, generation: int = 1) -> tuple[bytes, byte
     return first, last + b"\x00"
 
 
-# --- both ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("verb", ["history", "ledger"])
 def test_given_no_state_then_that_is_said_and_none_is_made(kit: CommandKit, verb: str) -> None:
     shown = kit.janitor(verb)
@@ -86,9 +83,6 @@ def test_given_a_state_then_its_first_lines_say_since_when_it_knows(
         first = kit.janitor(verb).out.splitlines()[:-1]
         assert len(first) == len(said)
         assert all(words in line for words, line in zip(said, first, strict=True)), first
-
-
-# --- history ---------------------------------------------------------------------------------------------------------
 
 
 def test_given_runs_then_each_is_a_line_with_what_it_did_newest_first(kit: CommandKit, state: SqliteState) -> None:
@@ -170,9 +164,6 @@ def test_given_an_unknown_run_then_it_is_named_with_where_to_look(kit: CommandKi
     assert "janitor history --config janitor.yaml [TMS-USAGE]" in asked.err
 
 
-# --- ledger ----------------------------------------------------------------------------------------------------------
-
-
 def test_given_entries_then_they_are_shown_with_decoded_keys_newest_first(kit: CommandKit, state: SqliteState) -> None:
     start, stop = taken(NOW_MS - 2 * DAY, NOW_MS - DAY)
     entries = [
@@ -237,8 +228,6 @@ def test_given_the_ranges_of_a_run_that_died_then_their_ends_are_words(kit: Comm
     [item] = kit.janitor("ledger --format json").json["entries"]
     assert item["from"]["pointer"] == str(pointer(NOW_MS - HOUR))
 
-
-# --- why, in words ---------------------------------------------------------------------------------------------------
 
 MESSAGE_ID = MessageId(NOW_MS - DAY, 0)
 DUE_MS = NOW_MS - HOUR

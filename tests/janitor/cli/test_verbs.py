@@ -20,8 +20,6 @@ from tms_core.tables.leveldb import library
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
-# --- adopt, approve --------------------------------------------------------------------------------------------------
-
 
 def test_given_adopt_then_the_topics_are_counted_and_the_next_run_deletes(kit: CommandKit) -> None:
     done = kit.janitor("adopt")
@@ -65,9 +63,6 @@ def test_given_a_held_topic_and_a_clock_that_jumped_then_each_is_approved_by_its
     assert {entry["held"] for entry in kit.janitor("run --once --format json").json["topics"]} == {None}
 
 
-# --- inspect ---------------------------------------------------------------------------------------------------------
-
-
 def test_given_messages_then_they_are_decoded_counted_and_not_consumed(kit: CommandKit) -> None:
     for _ in range(2):
         found = kit.janitor("inspect message --limit 1 --format json").json
@@ -105,9 +100,6 @@ def test_given_no_snapshot_when_inspected_then_1_and_why(kit: CommandKit) -> Non
     assert "--snapshots" in missing.err
 
 
-# --- boundary, verify -------------------------------------------------------------------------------------------------
-
-
 def test_given_a_complete_run_then_the_boundary_is_shown_with_what_holds_it(kit: CommandKit) -> None:
     assert kit.janitor("boundary").out.startswith("no boundary is published yet\nnext: janitor boundary --explain ")
     kit.janitor("run --once --adopt")
@@ -142,9 +134,6 @@ def test_verify_of_a_false_boundary_refutes_it_and_names_the_row(kit: CommandKit
     assert found.code == 1, "its former name is understood for a version"
     assert (found.json["boundary"], found.json["refuted"], found.json["open_cells"]) == (None, 0, 1)
     assert "was refuted" in kit.janitor("status").out
-
-
-# --- doctor ----------------------------------------------------------------------------------------------------------
 
 
 def checks(kit: CommandKit, line: str = "doctor --config janitor.yaml") -> dict[str, Any]:
@@ -261,9 +250,6 @@ def test_doctor_leveldb_built_without_optimization_warns(kit: CommandKit, monkey
     assert status == "warn"
     assert message.startswith("plyvel 1.5.1 with LevelDB 1.22, ")
     assert "use Python 3.12 or newer" in message
-
-
-# --- config, completion ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

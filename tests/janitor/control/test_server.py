@@ -39,9 +39,6 @@ def kind_of(answer: dict[str, Any] | None) -> str:
     return str(answer["error"]["kind"])
 
 
-# --- the socket ------------------------------------------------------------------------------------------------------
-
-
 def test_given_any_umask_then_only_its_owner_may_use_the_socket(kit: ControlKit) -> None:
     former = os.umask(0)
     try:
@@ -86,9 +83,6 @@ def test_given_a_stop_then_the_socket_is_gone_and_a_second_stop_is_no_error(kit:
     server.stop()
     assert not (kit.folder / "control.sock").exists()
     server.stop()
-
-
-# --- who may ask, and what -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("uid", "welcome"), [(4711, True), (0, True), (12345, False)])
@@ -221,9 +215,6 @@ def test_bug_is_told_to_the_client_and_logged(kit: ControlKit, caplog: pytest.Lo
     assert kit.remote().greeting.store == STORE
 
 
-# --- questions -------------------------------------------------------------------------------------------------------
-
-
 def test_given_a_question_then_nothing_is_asked_of_the_store_that_writes(kit: ControlKit) -> None:
     kit.start()
     asked: list[str] = []
@@ -299,9 +290,6 @@ def test_client_that_does_not_read_is_cut_off(kit: ControlKit, monkeypatch: pyte
         client.ask("verify")
         with pytest.raises((http.client.IncompleteRead, ConnectionError)):
             client.response.read()
-
-
-# --- decisions -------------------------------------------------------------------------------------------------------
 
 
 def test_control_server_asked_to_sweep_has_the_holder_do_so_once(kit: ControlKit) -> None:

@@ -60,9 +60,6 @@ def started(time: VirtualTime, trigger: str | int, job: Job, *, at_once: bool = 
     return job
 
 
-# --- intervals -------------------------------------------------------------------------------------------------------
-
-
 def test_given_a_day_when_it_passes_then_no_run_drifts(time: VirtualTime) -> None:
     job = started(time, 60, Job(time.clock, *[0.7] * 2000))
     time.advance(24 * 3600)
@@ -150,9 +147,6 @@ def test_machine_that_slept_runs_what_came_due_once_and_at_once(time: VirtualTim
     assert nightly.at == [36030]
 
 
-# --- crontab lines ---------------------------------------------------------------------------------------------------
-
-
 def test_given_a_crontab_line_when_time_passes_then_it_runs_on_the_minute(time: VirtualTime) -> None:
     time.clock.advance(17_250)
     job = started(time, "*/5 * * * *", Job(time.clock))
@@ -209,9 +203,6 @@ def test_cron_in_a_zone_with_summer_time_is_in_utc(monkeypatch: pytest.MonkeyPat
         wall.tzset()
 
 
-# --- wishes ----------------------------------------------------------------------------------------------------------
-
-
 def test_given_a_wish_when_watched_then_the_job_runs_now_and_the_interval_stays(time: VirtualTime) -> None:
     job = started(time, 60, Job(time.clock))
     time.advance(70.5)
@@ -253,9 +244,6 @@ def test_run_now_before_the_start_and_after_the_end_does_nothing(time: VirtualTi
     assert job.at == []
 
 
-# --- failures, words -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_job_that_raises_is_logged_and_goes_on(
     time: VirtualTime, error: type[BaseException], caplog: pytest.LogCaptureFixture
@@ -279,9 +267,6 @@ def test_given_a_schedule_when_asked_then_it_says_when_things_run(time: VirtualT
     assert time.schedule.next_run_ms("sweep") == START_MS + 2 * MINUTE
     time.schedule.shutdown(wait=True)
     assert time.schedule.next_run_ms("sweep") is None
-
-
-# --- threads ---------------------------------------------------------------------------------------------------------
 
 
 class Threads:

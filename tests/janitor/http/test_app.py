@@ -54,9 +54,6 @@ def problem_of(answer: Answer) -> tuple[str, str]:
     return document["code"], document["detail"]
 
 
-# --- the page --------------------------------------------------------------------------------------------------------
-
-
 def test_the_page_is_the_file_in_the_package_and_names_no_other_place(app: Direct) -> None:
     answer = app.ask("/")
     page = files("janitor.http").joinpath("page.html").read_bytes()
@@ -94,9 +91,6 @@ def test_every_answer_carries_the_protecting_headers(app: Direct, path: str, hos
     assert headers["referrer-policy"] == "no-referrer"
     assert headers["cache-control"] == "no-store"
     assert "server" not in headers
-
-
-# --- status and runs -------------------------------------------------------------------------------------------------
 
 
 def test_the_status_is_the_picture_and_what_is_made_of_it(app: Direct, views: StillViews) -> None:
@@ -168,9 +162,6 @@ def test_runs_by_a_wrong_limit_are_refused(app: Direct, views: StillViews, limit
     assert views.asked == []
 
 
-# --- health and metrics ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("path", "attribute"), [("/healthz", "not_alive"), ("/readyz", "not_ready")])
 def test_a_probe_is_answered_ok_or_with_the_reason(app: Direct, views: StillViews, path: str, attribute: str) -> None:
     assert app.ask(path)[::2] == (200, b"ok")
@@ -218,9 +209,6 @@ def test_given_a_view_that_fails_then_it_alone_is_answered_500_and_the_log_says_
     assert record.getMessage() == f"no response to {path}: a bug of ours"
     assert record.exc_info
     assert [app.ask(other).status for other in ("/", "/readyz")] == [200, 200]
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -83,9 +83,6 @@ def look(browser: Browser, serve: Callable[..., HttpKit]) -> Iterator[Look]:
         page.close()
 
 
-# --- what is read ----------------------------------------------------------------------------------------------------
-
-
 def test_given_a_janitor_at_work_then_every_part_says_what_it_should(look: Look) -> None:
     page = look.at(statuses.full(look.now_ms), statuses.runs(look.now_ms))
     assert page.text("h1") == "Healthy. A run is under way."
@@ -188,9 +185,6 @@ def test_given_everything_wrong_then_each_part_says_what_is_and_what_to_type(loo
         f"janitor approve 'default:new' {ARGUMENTS}",
     ]
     assert page.texts("#aside code")[0] == f"janitor resume {ARGUMENTS}"
-
-
-# --- the plot --------------------------------------------------------------------------------------------------------
 
 
 def test_plot_has_axes_legend_failures_and_a_table(look: Look) -> None:
@@ -358,9 +352,6 @@ def test_given_a_name_of_120_characters_then_nothing_is_wider_than_the_window(lo
     )
 
 
-# --- strangers -------------------------------------------------------------------------------------------------------
-
-
 def test_given_hostile_names_then_they_are_text_and_nothing_else(look: Look) -> None:
     status = statuses.wrong(look.now_ms)
     assert status.last_run is not None
@@ -401,9 +392,6 @@ def test_policy_keeps_a_planted_element_from_running(look: Look) -> None:
     assert page.run("window.hurt ?? 0") == 0
     assert "/injected" not in kit.recorder.paths
     assert len(page.console) >= 4, "the browser says what it forbade"
-
-
-# --- who reads it ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("draw", [statuses.full, statuses.empty, statuses.wrong])
@@ -470,9 +458,6 @@ def test_without_script_it_says_where_the_figures_are(look: Look) -> None:
     page.loaded()
     assert "The same data is at /api/status" in page.text("noscript")
     page.close()
-
-
-# --- what it does ----------------------------------------------------------------------------------------------------
 
 
 def test_a_command_is_copied_whole(look: Look) -> None:

@@ -42,9 +42,6 @@ def nobody(rows: int) -> None:
     """A heartbeat that nobody listens to."""
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
 def test_given_messages_then_all_are_counted_by_kind_and_by_transaction(store: MemoryStore) -> None:
     found = inspect.messages(store, SNAPSHOT, (), 100, nobody)
     assert found.counts == {
@@ -154,9 +151,6 @@ def test_given_more_rows_than_a_page_then_all_are_read_page_by_page(monkeypatch:
     assert sum(told) == 10
 
 
-# --- topics and snapshot ---------------------------------------------------------------------------------------------
-
-
 def test_given_metadata_then_living_deleted_and_unreadable_topics_are_shown(store: MemoryStore) -> None:
     store.metadata.compare_and_set(b"default:odd:", None, b"\xff{")
     store.metadata.compare_and_set(b"unrecognized", None, b"{}")
@@ -183,9 +177,6 @@ def test_given_a_snapshot_then_ids_are_strings_and_lists_are_cut_to_the_limit() 
         "expires_ms": NOW_MS + 60_000,
         "checkpoints": [],
     }
-
-
-# --- audit -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

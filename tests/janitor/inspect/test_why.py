@@ -124,8 +124,6 @@ def only(answer: Why) -> FoundRow:
     return found
 
 
-# --- a row that is there ---------------------------------------------------------------------------------------------
-
 PUBLISHED_MS = NOW_MS - 5 * MINUTE
 DUE_MS = PUBLISHED_MS + TTL_SECONDS * 1000 + 1
 
@@ -182,9 +180,6 @@ def test_why_of_an_unreadable_value_finds_the_row(orders: Topic, monkeypatch: py
     )
     found = only(ask(orders, PUBLISHED_MS))
     assert (found.transaction, found.fate.action) == ("unreadable", "delete")
-
-
-# --- what holds it ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,9 +247,6 @@ def test_why_names_the_moment_it_goes(ttl_seconds: int, cutoff_age_ms: int, age_
     goes_when_it_says(orders, NOW_MS - age_ms, record, NOW_MS)
 
 
-# --- transactions ----------------------------------------------------------------------------------------------------
-
-
 def test_given_any_transaction_then_its_state_has_the_name_that_inspect_gives_it(orders: Topic) -> None:
     for number in (COMMITTED, OPEN, INVALID, -COMMITTED):
         orders.tx(number, NOW_MS)
@@ -282,8 +274,6 @@ def test_why_of_a_negative_pointer_names_the_runs_that_inverted(orders: Topic, s
     assert trace == Trace.of(inverted, certain=False)
     assert only(ask(orders, NOW_MS, 1, state=state)).inverted == ()
 
-
-# --- payloads --------------------------------------------------------------------------------------------------------
 
 STORED_MS = NOW_MS - 90_000
 
@@ -360,9 +350,6 @@ def test_why_of_a_lost_payload_names_runs_that_may_have_it(orders: Topic, state:
     assert list(missing.taken) == [Trace.of(lost, certain=False), Trace.of(wide, certain=False)]
 
 
-# --- a row that is gone ----------------------------------------------------------------------------------------------
-
-
 def taken_range(orders: Topic, generation: int, start_ms: int, stop_ms: int, **changes: Any) -> LedgerEntry:
     """An entry about message rows published from one moment to just before another."""
     prefix = orders.id.prefix
@@ -414,9 +401,6 @@ def test_why_during_a_run_counts_what_it_announced(orders: Topic, state: SqliteS
     assert trace == Trace.of(announced, certain=False)
 
 
-# --- how far back the memory goes ------------------------------------------------------------------------------------
-
-
 def test_given_a_state_then_it_says_from_when_on_nothing_is_missing_in_it(orders: Topic, state: SqliteState) -> None:
     assert ask(orders, 1, state=state).ledger_reach.complete_since_ms is None
     state.save_created_ms(NOW_MS - 40 * DAY)
@@ -427,9 +411,6 @@ def test_given_a_state_then_it_says_from_when_on_nothing_is_missing_in_it(orders
     assert ask(orders, 1, state=state).ledger_reach.complete_since_ms == NOW_MS - HISTORY_DAYS * DAY
     state.prune_ledger(0, keep=2)
     assert ask(orders, 1, state=state).ledger_reach.complete_since_ms == NOW_MS - 2 * DAY
-
-
-# --- the answer as a whole -------------------------------------------------------------------------------------------
 
 
 def test_why_is_json_with_text_ids_and_writes_nothing(orders: Topic, state: SqliteState) -> None:

@@ -152,8 +152,6 @@ def without_prefix(found: FoundRow) -> FoundRow:
     return {name.removeprefix("tms_janitor_"): value for name, value in found.items()}
 
 
-# --- what is in a status is in the metrics --------------------------------------------------------------------------
-
 ZEROS = {
     f"{name} {' '.join(labels)}".rstrip(): 0.0
     for name, combinations in {
@@ -248,9 +246,6 @@ def test_given_a_topic_is_held_in_both_tables_then_it_is_one_topic() -> None:
     assert seen(empty(held=[entry, replace(entry, rows=2)]))["tms_janitor_held_topics frontier"] == 1
 
 
-# --- counters --------------------------------------------------------------------------------------------------------
-
-
 def test_given_counters_of_a_newer_version_then_they_are_left_out() -> None:
     unknown = {
         **counter("rows_polished_total", 1),
@@ -310,9 +305,6 @@ def test_label_values_are_those_the_code_has(known: tuple[str, ...], pattern: st
     assert set(known) == set(re.findall(pattern, code))
 
 
-# --- consumers -------------------------------------------------------------------------------------------------------
-
-
 def lags(found: FoundRow) -> FoundRow:
     return {name.partition(" ")[2]: value for name, value in found.items() if name.startswith("tms_consumer_lag")}
 
@@ -357,8 +349,6 @@ def test_the_other_consumers_are_as_far_behind_as_the_furthest_of_them() -> None
     assert lags(seen(empty(consumers=others[3:]), "top")) == {"_other _other _other": 4}
     assert lags(seen(empty(consumers=others), "top", 1)) == {"a a y": 2, "_other _other _other": 5}
 
-
-# --- topics ----------------------------------------------------------------------------------------------------------
 
 OTHER = "_other _other"
 SOME = [queue("a:a", 100), queue("a:b", 300), queue("a:c", 200, messages=5, counted_ms=1_000), queue("b:a", 50)]
@@ -420,8 +410,6 @@ def test_largest_leaves_out_smaller_topics(sizes: dict[TopicName, int], before: 
             else:
                 assert 0.8 * sizes[out] <= sizes[taken]
 
-
-# --- what is written -------------------------------------------------------------------------------------------------
 
 HOSTILE = [
     'a"} 1\ntms_janitor_paused 1',
@@ -516,9 +504,6 @@ def test_promtool_has_nothing_to_say(status: Status) -> None:
     body, _ = metrics(status).render()
     checked = subprocess.run([promtool, "check", "metrics"], input=body, capture_output=True, timeout=60, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
-
-
-# --- the page --------------------------------------------------------------------------------------------------------
 
 
 def documented() -> dict[str, tuple[str, dict[str, frozenset[str] | None]]]:

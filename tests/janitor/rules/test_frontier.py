@@ -59,9 +59,6 @@ def settled(generation: int = 1) -> FrontierRecord:
     return admit(topic(generation), START)
 
 
-# --- time that passed ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("wall_ms", "monotonic_ms", "boot_id", "elapsed"),
     [
@@ -87,9 +84,6 @@ def test_elapsed_without_names_of_boots_is_wall_time() -> None:
 
 def test_elapsed_between_a_known_and_an_unknown_wall_time_is_zero() -> None:
     assert elapsed_ms(START, replace(later(START, 100), wall_ms=UNKNOWN_MS)) == 0
-
-
-# --- time alone ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("passed_ms", [0, 1, 60_000, 30 * DAY_MS])
@@ -131,9 +125,6 @@ def test_advance_of_a_held_topic_stays_within_time(steps: list[int], generation:
             assert frontier.cutoff.ms <= record.cutoff_ms + passed_ms
             assert (frontier.generation, after.generation) == (record.generation, record.generation)
         record = after
-
-
-# --- a jump ----------------------------------------------------------------------------------------------------------
 
 
 def test_advance_to_a_shorter_ttl_is_held_while_time_goes_on() -> None:
@@ -214,9 +205,6 @@ def test_given_no_time_to_hold_when_a_jump_is_met_then_it_is_let_go() -> None:
         assert after == FrontierRecord(2, due(START, 60), START, START_MS)
 
 
-# --- the end of a hold -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("held_ms", "hold"), [(HOUR_MS - 1, Hold.FRONTIER), (HOUR_MS, None), (HOUR_MS + 1, None)])
 def test_given_a_held_jump_when_its_time_has_passed_then_it_is_let_go(held_ms: int, hold: Hold | None) -> None:
     shorter = topic(2, 3600)
@@ -282,9 +270,6 @@ def test_given_an_approval_when_the_jump_was_undone_first_then_the_approval_is_g
     assert step(record, shorter, START)[0].hold is Hold.FRONTIER
 
 
-# --- other clocks ----------------------------------------------------------------------------------------------------
-
-
 def test_given_a_reboot_when_the_clock_is_right_then_the_cutoff_follows_the_law() -> None:
     now = rebooted(START, 2 * DAY_MS)
     frontier, record = step(settled(), topic(), now)
@@ -305,9 +290,6 @@ def test_advance_of_a_hold_with_a_clock_set_back_goes_back() -> None:
     frontier, record = step(settled(), topic(2), stepped(START, -DAY_MS))
     assert frontier.hold is Hold.FRONTIER
     assert frontier.cutoff.ms == record.cutoff_ms == due(START) - DAY_MS
-
-
-# --- new topics, topics passed by ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("generation", [1, 3, -3])

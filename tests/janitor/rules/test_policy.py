@@ -81,9 +81,6 @@ def judge_unknown(row: Row, transactions: Known | None = None) -> Verdict:
     return decide(row, None, None, transactions or Known(), False, None)
 
 
-# --- L0: unrecognized first ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("table", ["message", "payload"])
 def test_l0_bytes_that_are_no_key_are_unrecognized_whatever_is_known(table: str) -> None:
     row = Row("message" if table == "message" else "payload", None)
@@ -117,9 +114,6 @@ def test_l0_unrecognized_numbers_with_an_invalid_pointer_are_inverted(row: Row) 
     assert judge(row, transactions=INVALID) == judge_unknown(row, INVALID) == inverted
 
 
-# --- L1: unknown topics ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("row", [message(0), message(0, INT_MAX), payload(0), payload(0, INT_MAX)])
 def test_l1_given_no_metadata_when_a_row_is_ever_so_old_then_it_stays(row: Row) -> None:
     assert judge_unknown(row) == UNKNOWN
@@ -131,9 +125,6 @@ def test_l1_given_no_metadata_when_the_pointer_is_invalid_then_it_is_inverted() 
 
 def test_l1_given_a_deleted_topic_when_judged_then_it_is_known() -> None:
     assert judge(message(NOW_MS, 1), -1) == OLD
-
-
-# --- L2: old generations ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -162,8 +153,6 @@ def test_l2_given_a_newer_generation_when_it_is_ever_so_old_in_time_then_it_stay
     assert judge(message(0, 6), generation) == judge(payload(0, 6), generation) == NEWER
 
 
-# --- L3: time to live ------------------------------------------------------------------------------------------------
-
 AROUND_DUE = [(DUE_MS - 1, EXPIRED), (DUE_MS, LIVE), (DUE_MS + 1, LIVE)]
 
 
@@ -182,9 +171,6 @@ def test_l3_given_a_clock_in_1970_when_nothing_can_be_that_old_then_all_lives() 
     topic = metadata()
     frontier = Frontier.open(TTL_SECONDS * 1000 - 1, topic)
     assert decide(message(0), topic, frontier, Known(), False, None) == LIVE
-
-
-# --- L4: invalid transactions ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -216,9 +202,6 @@ def test_l4_invalid_row_that_stays_for_another_reason_is_inverted() -> None:
 
 def test_l4_payload_of_an_invalid_transaction_is_not_inverted() -> None:
     assert judge(payload(), transactions=INVALID) == LIVE
-
-
-# --- L5: payloads that are still needed ------------------------------------------------------------------------------
 
 
 def test_l5_expired_payload_of_an_open_transaction_stays() -> None:
@@ -263,9 +246,6 @@ def test_l5_payload_of_a_held_end_must_not_be_needed(
     assert judge(payload(DUE_MS - 1), 2, frontier, transactions, referenced=referenced) == verdict
 
 
-# --- L6: a ttl of the message's own ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("expires_ms", "verdict"), [(NOW_MS - 1, EXPIRED), (NOW_MS, EXPIRED), (NOW_MS + 1, LIVE)])
 def test_l6_own_ttl_that_is_over_deletes_the_row(expires_ms: int, verdict: Verdict) -> None:
     assert judge(message(NOW_MS - 1), expires_ms=expires_ms) == verdict
@@ -299,9 +279,6 @@ def test_l6_given_a_ttl_of_its_own_when_nothing_else_may_take_the_row_then_it_st
 def test_l6_given_a_payload_with_a_ttl_of_its_own_when_it_is_needed_then_it_stays() -> None:
     assert judge(payload(), transactions=OPEN, expires_ms=NOW_MS) == UNDECIDED
     assert judge(payload(), referenced=True, expires_ms=NOW_MS) == REFERENCED
-
-
-# --- L7: processed by all consumers ----------------------------------------------------------------------------------
 
 
 PROCESSED = Delete(Rule.PROCESSED)
@@ -346,9 +323,6 @@ def test_l7_given_any_hold_then_what_is_processed_is_held(hold: Hold) -> None:
 def test_l7_given_another_generation_then_it_says_nothing() -> None:
     assert judge(message(BEHIND_MS - 1, 3), 2, done(metadata(2))) == NEWER
     assert judge(message(BEHIND_MS - 1, 1), 2, done(metadata(2))) == OLD
-
-
-# --- S8: how far a run may go ----------------------------------------------------------------------------------------
 
 
 def test_given_an_open_frontier_when_made_then_it_goes_as_far_as_the_law() -> None:

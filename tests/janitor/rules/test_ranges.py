@@ -48,9 +48,6 @@ def at(generation: int, time_ms: int) -> bytes:
 OLD, EXPIRED = Rule.OLD_GENERATION, Rule.EXPIRED
 
 
-# --- messages --------------------------------------------------------------------------------------------------------
-
-
 def test_spans_of_a_first_generation_end_at_the_cutoff() -> None:
     topic = metadata(1)
     assert message_spans(topic, Frontier.open(NOW_MS, topic)) == [Span(gen(1), at(1, DUE_MS), EXPIRED)]
@@ -109,9 +106,6 @@ def test_given_a_closed_frontier_when_split_then_all_that_is_due_is_held() -> No
     ]
 
 
-# --- payloads --------------------------------------------------------------------------------------------------------
-
-
 def test_payload_spans_are_whole_if_old_and_by_row_if_current() -> None:
     topic = metadata(3)
     assert payload_spans(topic, Frontier.open(NOW_MS, topic), None) == [
@@ -146,9 +140,6 @@ def test_payload_spans_of_a_deleted_topic_are_never_by_row() -> None:
 )
 def test_newest_expired_pointer_fits_or_is_none(due_ms: int, allowance_ms: int, pointer: int | None) -> None:
     assert newest_expired_pointer(frontier(0, 1, due_ms=due_ms), allowance_ms) == pointer
-
-
-# --- spans and the rules ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -246,9 +237,6 @@ def test_payload_above_the_newest_pointer_stays(scene: Scene, allowance_ms: int,
     assert span is not None or verdict in STAYS
 
 
-# --- beyond ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("generation", "key"),
     [(3, gen(3) + b"\x80"), (-3, gen(4)), (INT_MAX, gen(INT_MAX) + b"\x80"), (-INT_MAX, PREFIX + b"\x80\x00\x00\x00")],
@@ -276,9 +264,6 @@ def test_topic_stop_is_before_the_next_name() -> None:
 def test_topic_stop_of_something_without_an_end_is_refused() -> None:
     with pytest.raises(ValueError, match="is not a topic's prefix"):
         topic_stop(b"\xff")
-
-
-# --- intersect -------------------------------------------------------------------------------------------------------
 
 
 def test_given_a_span_when_only_parts_are_allowed_then_the_parts_keep_what_it_says() -> None:

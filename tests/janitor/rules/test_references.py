@@ -29,9 +29,6 @@ def window(*payloads: PayloadKey, since_ms: int = SINCE_MS) -> KeyRange:
     return search_range(TOPIC, 2, since_ms, payloads, LIFETIME)
 
 
-# --- where to look ---------------------------------------------------------------------------------------------------
-
-
 def test_window_of_a_transaction_allows_for_clock_and_grace() -> None:
     assert LIFETIME.window_start_ms(POINTER) == BEGUN_MS - 300
     assert LIFETIME.window_end_ms(POINTER) == END_MS
@@ -72,9 +69,6 @@ def test_window_ends_by_grace_or_allowance(grace_ms: int, allowance_ms: int, lat
 def test_given_no_payloads_when_asked_then_there_is_nowhere_to_look() -> None:
     found = window(since_ms=0)
     assert found.start == found.stop
-
-
-# --- what refers -----------------------------------------------------------------------------------------------------
 
 
 def search(

@@ -36,9 +36,6 @@ OLD = pointer(NOW_MS - 10 * HOUR)
 TTL_SECONDS = 86400
 
 
-# --- what a plan may do ----------------------------------------------------------------------------------------------
-
-
 def test_apply_inverts_the_pointers_of_each_topic_alone(store: MemoryStore, tmp_path: Path) -> None:
     other = pointer(NOW_MS - 9 * HOUR)
     orders = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
@@ -91,9 +88,6 @@ def test_plan_of_a_later_time_holds_a_jump_while_it_lasts(store: MemoryStore, la
     assert (report.total(Rule.EXPIRED), report.held_rows()) == (deleted, 1 - deleted)
 
 
-# --- holds that stand ------------------------------------------------------------------------------------------------
-
-
 def test_protected_topic_is_counted_by_full_passes_only(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60).plain(*range(50)).stored(pointer(1), *range(50))
     kit = janitor(store, protect=("default:*",), batch_rows=10)
@@ -104,9 +98,6 @@ def test_protected_topic_is_counted_by_full_passes_only(store: MemoryStore) -> N
     kit.clock.advance(1)
     assert kit.engine.run_once().held_rows() == 100
     assert len(orders.times()) == len(orders.stored_times()) == 50
-
-
-# --- a plan, and the run after it ------------------------------------------------------------------------------------
 
 
 def test_run_after_a_plan_of_restored_rows_does_what_it_shows(store: MemoryStore) -> None:
@@ -142,9 +133,6 @@ def test_given_a_plan_made_during_a_run_then_the_run_after_that_looks_at_everyth
     assert [kit.engine.run_once().full for _ in range(2)] == [True, False]
 
 
-# --- keys that are none of ours --------------------------------------------------------------------------------------
-
-
 def strangers(store: MemoryStore, number: int) -> None:
     """Keys of no topic, before, between and after the topics' own."""
     for start in (b"#", b"default:p", b"~"):
@@ -178,9 +166,6 @@ def test_sweep_of_many_keys_of_no_topic_skips_them_in_pages(number: int) -> None
     assert more - calls <= (3 + 1) * 3 * (number // 100 + 8)
 
 
-# --- payloads that are still needed ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("publish_ms", "refers", "kept"), [(-1, True, True), (-(2**63), True, True), (-1, False, False), (0, True, False)]
 )
@@ -192,9 +177,6 @@ def test_payload_of_a_negative_time_is_kept(store: MemoryStore, publish_ms: int,
     assert orders.stored_times() == [begun] * kept
     assert report.totals.kept[Reason.REFERENCED] == kept
     assert orders.times() == [publish_ms] * (publish_ms < 0)
-
-
-# --- the lease -------------------------------------------------------------------------------------------------------
 
 
 def test_lease_renewed_during_a_run_blocks_nobody(store: MemoryStore) -> None:
@@ -225,9 +207,6 @@ def test_lease_renewed_during_a_run_blocks_nobody(store: MemoryStore) -> None:
     assert kit.state.lease() != before
 
 
-# --- the end of a run ------------------------------------------------------------------------------------------------
-
-
 def test_run_whose_end_was_not_written_is_in_the_ledger(store: MemoryStore) -> None:
     orders = topic(store, "default:orders", ttl_seconds=60)
     orders.plain(NOW_MS - HOUR, NOW_MS)
@@ -242,9 +221,6 @@ def test_run_whose_end_was_not_written_is_in_the_ledger(store: MemoryStore) -> N
     assert [run.result for run in kit.state.runs(5)] == ["done", "lost"]
     [entry] = kit.state.ledger(10, topic=TopicId("default", "orders"))
     assert (entry.rows, entry.rule) == (None, "expired")
-
-
-# --- compaction ------------------------------------------------------------------------------------------------------
 
 
 def test_compaction_of_messages_starts_before_payloads_are_read(

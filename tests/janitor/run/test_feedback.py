@@ -193,9 +193,6 @@ def said(report: Report) -> list[str]:
     return [note.message for note in report.guards if note.guard == "feedback" and not note.tripped]
 
 
-# --- what goes -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["memory", "leveldb"])
 def test_proven_ids_leave_the_list(make_kit: Callable[[Store], FeedbackKit], kind: str, tmp_path: Path) -> None:
     kit = make_kit(MemoryStore() if kind == "memory" else LevelDBStore(tmp_path / "messaging", create=True))
@@ -261,9 +258,6 @@ def test_proven_ids_leave_the_list_over_thrift(ready: FeedbackKit, stack: ExitSt
     ready.feed_back(client)
     ready.give_up()
     assert (ready.run().truncated, ready.invalid()) == (2, ready.aborted[2:])
-
-
-# --- what stands in the way ------------------------------------------------------------------------------------------
 
 
 def test_another_participant_keeps_the_list_and_is_reported(ready: FeedbackKit) -> None:
@@ -382,9 +376,6 @@ def test_given_the_manager_of_another_system_then_it_is_told_nothing(ready: Feed
     assert "another transaction system?" in reason
 
 
-# --- what happens meanwhile ------------------------------------------------------------------------------------------
-
-
 def during_the_audit(happen: Callable[[], object]) -> Callable[..., None]:
     """An observer that does something when the audit has read its first page."""
 
@@ -430,9 +421,6 @@ def test_stop_between_batches_keeps_rest(ready: FeedbackKit, monkeypatch: pytest
     assert (ready.run().truncated, ready.invalid()) == (1, [])
 
 
-# --- what fails ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("failing", "error"),
     [
@@ -471,9 +459,6 @@ def test_audit_that_fails_keeps_the_list(ready: FeedbackKit, monkeypatch: pytest
     assert said(report) == ["some proven transactions stay on the invalid list: the disk is gone."]
     assert (report.errors, ready.invalid()) == ([], ready.aborted)
     assert ready.run().truncated == 2
-
-
-# --- what is said of it ----------------------------------------------------------------------------------------------
 
 
 def test_report_history_and_log_count_ids(ready: FeedbackKit, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,9 +38,6 @@ def after(wall_ms: int, monotonic_ms: int, boot_id: str = "boot") -> ClockAnchor
     return ClockAnchor(ANCHOR.wall_ms + wall_ms, ANCHOR.monotonic_ms + monotonic_ms, boot_id)
 
 
-# --- the clock within a boot -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("now", "stops", "words"),
     [
@@ -59,9 +56,6 @@ def test_s7_clock_too_far_off_stops_a_run_only_if_ahead(now: ClockAnchor, stops:
     assert re.search(words, note.message, re.DOTALL)
 
 
-# --- what is remembered ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("step_ms", [-10_000, 0, 10_000])
 def test_anchor_within_a_boot_moves_with_monotonic_time(step_ms: int) -> None:
     assert next_anchor(ANCHOR, after(60_000 + step_ms, 60_000)) == after(60_000, 60_000)
@@ -76,9 +70,6 @@ def test_measured_clock_in_the_past_compares_within_its_boot() -> None:
     assert ANCHOR.comparable(after(0, 0, "another"))
 
 
-# --- the store -------------------------------------------------------------------------------------------------------
-
-
 def test_given_no_memory_when_remembered_then_it_is_this_moment() -> None:
     assert next_anchor(None, ANCHOR) == ANCHOR
 
@@ -90,13 +81,7 @@ def test_s13_successor_mark_is_stable_and_of_its_own_place() -> None:
     assert {len(mark) for mark in marks} == {len(RECORD.mark)}
 
 
-# --- the transaction system ------------------------------------------------------------------------------------------
-
-
 A, B, C = (TopicId("default", name) for name in "abc")
-
-
-# --- topics that are put aside ---------------------------------------------------------------------------------------
 
 
 def struck(times: int, now_ms: int = NOW_MS) -> Strikes:

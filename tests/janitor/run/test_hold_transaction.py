@@ -73,9 +73,6 @@ def test_late_commit_is_seen_for_five_minutes(stack: ExitStack, own_ttl: int | N
     assert kit.store.payload.read(KEYS, b"", None, 10).items == [] or own_ttl is not None
 
 
-# -- what is known -----------------------------------------------------------------------------------------------------
-
-
 def test_decided_by_an_old_snapshot_moves_to_its_time() -> None:
     allowance_ms = LIFETIME.allowance_ms
     open_since = pointer(NOW_MS - MINUTE)

@@ -113,9 +113,6 @@ def test_log_of_a_guard_has_a_command_that_can_be_typed(caplog: pytest.LogCaptur
     assert caplog.messages[-1].endswith("look at janitor plan --config a.yaml, then: janitor adopt --config a.yaml")
 
 
-# --- rows that are left alone ----------------------------------------------------------------------------------------
-
-
 def left_alone(unknown_row_log: int) -> Kit:
     store = MemoryStore()
     unknown_topic(store, "default:lost").plain(1, NOW_MS)

@@ -118,9 +118,6 @@ def tamper(path: Path, *, seal: bool = False, **changes: Any) -> None:
     path.write_text(json.dumps(document), encoding="utf-8")
 
 
-# --- what is in it ---------------------------------------------------------------------------------------------------
-
-
 def test_plan_file_is_the_report_and_what_it_rests_on(store: MemoryStore, tmp_path: Path) -> None:
     document = load(write(tmp_path / "plan", world_of(store), about()))
     assert (document["id"], document["mode"], document["effective_now_ms"]) == ("1-ab", "plan", NOW_MS - 5)
@@ -158,9 +155,6 @@ def test_given_a_topic_without_metadata_when_written_then_the_file_says_so(store
     assert load(path)["topics"][0]["frontier"] is None
     assert plan.read(path).topics == {}
     assert plan.read(path).limits.pointers == {LOST: {9}}
-
-
-# --- what apply may do -----------------------------------------------------------------------------------------------
 
 
 def read(path: Path, context: Run, *keys: EntryKey) -> PlanFile:
@@ -245,9 +239,6 @@ def test_plan_file_before_adoption_may_delete_afterwards(store: MemoryStore, tmp
     limits = read(tmp_path / "plan", context, about(RETURNS, 1, held=Hold.FIRST_CONTACT)).limits
     returns_1 = generation_prefix(RETURNS.prefix, 1)
     assert limits.ranges("message", RETURNS) == (KeyRange(returns_1, time_prefix(RETURNS.prefix, 1, DUE_MS)),)
-
-
-# --- the file itself -------------------------------------------------------------------------------------------------
 
 
 CHANGED, NO_PLAN = "was changed after it was made", "is not a plan file"
@@ -357,9 +348,6 @@ def test_given_some_other_file_when_read_then_it_is_no_plan(tmp_path: Path, cont
 def test_given_no_file_when_read_then_the_reason_is_the_systems(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="/missing: No such file"):
         plan.read(tmp_path / "missing")
-
-
-# --- what has moved since --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -199,9 +199,6 @@ def test_own_ttl_of_a_processed_message_is_forgotten_when_due(kit: ProcessedKit)
     assert kit.side.rows(b"e", b"f", 10).items == []
 
 
-# -- guards ------------------------------------------------------------------------------------------------------------
-
-
 def test_s8_retention_set_on_a_topic_in_use_is_held(kit: ProcessedKit) -> None:
     kit.service.update_topic(ORDERS, {"ttl": "8640000"})
     kit.register()
@@ -255,9 +252,6 @@ def test_given_consumers_that_cannot_be_read_then_all_stays_and_it_is_said(kit: 
     assert kit.left() == [b"a"]
     assert any("cannot be read" in note.message for note in report.guards)
     assert not report.errors
-
-
-# -- trap f ------------------------------------------------------------------------------------------------------------
 
 
 class BusySide(MemorySide):

@@ -54,9 +54,6 @@ def overdue(kit: Kit) -> dict[tuple[str, str], int]:
     return dict(rows)
 
 
-# --- while a run goes on ---------------------------------------------------------------------------------------------
-
-
 class Killed(BaseException):
     """The process is gone; nothing catches this."""
 
@@ -117,9 +114,6 @@ def test_counters_that_cannot_be_saved_wait(
         "the counters of this run do not change in the metrics until it ends, because they cannot be saved: the disk "
         "is full."
     ) == 1
-
-
-# --- counters --------------------------------------------------------------------------------------------------------
 
 
 def described(kit: Kit, name: str) -> Topic:
@@ -240,9 +234,6 @@ def test_given_a_run_when_it_ends_then_phases_rows_read_and_calls_are_counted(st
 def calls_outside(store: MemoryStore) -> int:
     """What was asked of the store by no run: adopting reads the metadata, filling writes."""
     return store.calls["put"] + store.calls["set"] + 1 + 1
-
-
-# --- notes -----------------------------------------------------------------------------------------------------------
 
 
 def success_ms(kit: Kit) -> int | None:

@@ -35,9 +35,6 @@ def test_given_open_ids_when_saved_again_unchanged_then_nothing_is_written(tmp_p
         assert file_of(tmp_path).read_bytes() != before
 
 
-# --- all or nothing --------------------------------------------------------------------------------------------------
-
-
 def test_full_disk_at_the_end_of_a_run_keeps_nothing_of_it(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as state:
         state.driver.connection.execute("PRAGMA max_page_count = 40")
@@ -112,9 +109,6 @@ def test_kill_anywhere_leaves_whole_commits_and_loses_none(tmp_path: Path) -> No
             assert claim.bound >= last
 
 
-# --- sharing ---------------------------------------------------------------------------------------------------------
-
-
 def test_write_beside_a_transaction_is_busy_and_reads_go_on(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as one, SqliteState(tmp_path, busy_seconds=0) as two:
         one.save_claim(Claim(1, 1, "r"))
@@ -133,9 +127,6 @@ def test_transaction_beside_another_is_busy_before_it_reads(tmp_path: Path) -> N
         with pytest.raises(StateBusy), two.transaction():
             entered = True
         assert not entered
-
-
-# --- files that are not right ----------------------------------------------------------------------------------------
 
 
 def test_given_no_folder_when_opened_then_folder_and_file_are_for_this_user_only(tmp_path: Path) -> None:

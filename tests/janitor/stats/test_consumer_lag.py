@@ -51,9 +51,6 @@ def found(place: Place) -> dict[str, int]:
     }
 
 
-# --- what is found ---------------------------------------------------------------------------------------------------
-
-
 def test_given_consumers_when_counted_then_their_figures_are_kept_with_their_time(place: Place) -> None:
     orders = place.topic("orders", ttl_seconds=3600, generation=3)
     orders.plain(NOW_MS - 2 * HOUR, NOW_MS - 9, NOW_MS - 8, NOW_MS - 7)
@@ -195,9 +192,6 @@ def test_lag_of_topics_that_are_gone_or_unreadable_is_none(place: Place) -> None
     kept.describe(ttl_seconds=60, generation=-1)
     count.step()
     assert place.state.note(Note.CONSUMERS) == []
-
-
-# --- whose turn it is ------------------------------------------------------------------------------------------------
 
 
 def test_lag_of_a_far_consumer_lets_others_go_first(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,6 @@ def pages(place: Place) -> list[str]:
     return read
 
 
-# --- what is counted -------------------------------------------------------------------------------------------------
-
-
 def test_given_messages_of_all_kinds_when_counted_then_figures_are_exact(place: Place) -> None:
     a = place.topic("a")
     a.plain(NOW_MS - DAY, NOW_MS, body=b"12345")
@@ -109,9 +106,6 @@ def test_given_large_payloads_when_counted_then_a_page_holds_few(place: Place) -
     assert counted(place) == {"a": 130}
 
 
-# --- topics come and go ----------------------------------------------------------------------------------------------
-
-
 def test_size_of_an_unreadable_topic_alone_stays(place: Place) -> None:
     gone, deleted, unreadable = (TopicId.parse(f"default:{name}") for name in ("gone", "deleted", "unreadable"))
     place.topic("deleted", generation=-1)
@@ -159,9 +153,6 @@ def test_size_of_a_topic_that_fails_is_logged_once(place: Place, caplog: pytest.
     broken[0] = False
     count.step()
     assert counted(place)["b"] == 1
-
-
-# --- order, budget ---------------------------------------------------------------------------------------------------
 
 
 def test_size_counts_new_topics_first_and_then_the_oldest(place: Place) -> None:
@@ -269,9 +260,6 @@ def test_given_a_huge_topic_when_counted_then_turns_alternate_with_what_is_due(p
     assert turns == "HHH" + "HH...." * 4 + "HH"
     assert counted(place)["huge"] == 12_000
     assert all(counted(place)[f"s{number}"] == 1000 for number in range(8))
-
-
-# --- stopping, saving ------------------------------------------------------------------------------------------------
 
 
 def test_sizes_of_many_topics_are_saved_together(place: Place) -> None:

@@ -74,9 +74,6 @@ def held(report: Report) -> dict[str, int]:
     return found
 
 
-# --- what is held ----------------------------------------------------------------------------------------------------
-
-
 def test_unread_messages_are_held_and_shown(shop: Shop) -> None:
     times = [DUE_MS - back for back in (9, 8, 7, 6, 5)]
     shop.orders.plain(*times, NOW_MS)
@@ -201,9 +198,6 @@ def test_unread_messages_with_their_own_ttl_wait_hidden(shop: Shop) -> None:
     assert shop.orders.times() == [NOW_MS - 2]
 
 
-# --- readers and janitor agree ---------------------------------------------------------------------------------------
-
-
 def test_server_and_janitor_agree_on_what_is_there(store: Store) -> None:
     clock, side = ManualClock(NOW_MS, monotonic_ms=DAY), MemorySide()
     shop = Shop(store, side)
@@ -226,9 +220,6 @@ def test_server_and_janitor_agree_on_what_is_there(store: Store) -> None:
             left.append(len(fetched))
         # The first one is read, the others go two hours after their ttl.
         assert left == [5] * 12 + [4, 3, 2, 1, 0, 0, 0, 0]
-
-
-# --- what goes wrong, and what it costs ------------------------------------------------------------------------------
 
 
 def test_topic_that_cannot_be_looked_at_is_held(shop: Shop) -> None:

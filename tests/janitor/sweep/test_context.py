@@ -52,9 +52,6 @@ def store() -> MemoryStore:
     return store
 
 
-# --- topics ----------------------------------------------------------------------------------------------------------
-
-
 def test_l1_unreadable_metadata_makes_the_topic_unknown(store: MemoryStore) -> None:
     unknown_topic(store, str(RETURNS)).write_metadata(b'{"generation":"1"}')
     store.metadata.compare_and_set(b"not a topic", None, encode_properties({"generation": "1", "ttl": "60"}))
@@ -63,9 +60,6 @@ def test_l1_unreadable_metadata_makes_the_topic_unknown(store: MemoryStore) -> N
     assert set(run.topics) == {ORDERS.prefix}
     assert set(run.unparsed) == {RETURNS.prefix, b"not a topic"}
     assert "ttl None" in run.unparsed[RETURNS.prefix]
-
-
-# --- how far each may go ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("label", [None, Hold.FIRST_CONTACT])
@@ -79,18 +73,12 @@ def test_load_topics_judges_by_the_given_time(store: MemoryStore, protect: tuple
     assert work.record.at == NOW
 
 
-# --- reading again (S2) ----------------------------------------------------------------------------------------------
-
-
 def test_s2_given_metadata_that_is_gone_when_read_again_then_the_topic_is_unknown(store: MemoryStore) -> None:
     run = make(store)
     run.load_topics()
     run = replace(run, store=MemoryStore())
     run.reread(ORDERS.prefix)
     assert (run.topics, run.unparsed) == ({}, {})
-
-
-# --- scope, protection, limits ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,6 @@ def test_ttl_that_changes_in_a_sweep_makes_an_entry_for_each(kit: Kit) -> None:
     assert all(covers_at_announcement)
 
 
-# --- announced before it goes ----------------------------------------------------------------------------------------
-
-
 def announced(kit: Kit, call: Call) -> bool:
     """Whether all that a call deletes was announced."""
     if not call.name.endswith(".delete"):
@@ -224,9 +221,6 @@ def test_announcement_that_fails_deletes_nothing(kit: Kit) -> None:
     assert spy.taken == {}
     assert kit.state.runs(1)[0].result == "failed"
     assert kit.state.strikes() == {}
-
-
-# --- runs that do not end well ---------------------------------------------------------------------------------------
 
 
 def die(kit: Kit, at_call: int) -> bool:
@@ -324,9 +318,6 @@ def test_state_that_fails_once_anywhere_counts_each_row_once() -> None:
         counted = [number for key, number in kit.state.counters().items() if key.name in COUNTED]
         assert sum(counted) == sum(found.values())
     assert at_call > 60
-
-
-# --- parts of a store that are walked side by side --------------------------------------------------------------------
 
 
 def test_parts_side_by_side_are_announced_and_counted(kit: Kit) -> None:

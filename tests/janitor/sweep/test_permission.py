@@ -99,9 +99,6 @@ def test_heartbeat_goes_by_monotonic_time(case: Case) -> None:
     assert case.heartbeat_ms == NOW_MS - 3_600_000 + HEARTBEAT_MS
 
 
-# --- the rate: each batch is paid for after it was written, and nothing is saved up ----------------------------------
-
-
 class Sleepy(ManualClock):
     """Remembers each of its sleeps."""
 

@@ -55,9 +55,6 @@ def read(source: Source | None) -> TxState:
     return refresh(source, NOW_MS, interval_seconds=INTERVAL_SECONDS, allowance_ms=ALLOWANCE_MS)
 
 
-# --- which snapshot may be used (S14) --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("error", "problem"),
     [
@@ -76,9 +73,6 @@ def test_s14_source_that_fails_gives_its_reason(error: Exception, problem: Probl
 def test_given_an_error_of_another_kind_when_read_then_it_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
         read(Source(error=ZeroDivisionError()))
-
-
-# --- the rules' two questions -----------------------------------------------------------------------------------------
 
 
 def view(age_ms: int | None = 0) -> TransactionView:
@@ -100,8 +94,6 @@ def view(age_ms: int | None = 0) -> TransactionView:
 def test_without_a_snapshot_a_transaction_is_open_its_lifetime(begin_ms: int, number: int, undecided: bool) -> None:
     assert view(None).is_undecided(pointer(begin_ms, number)) is undecided
 
-
-# --- open pointers ---------------------------------------------------------------------------------------------------
 
 TERM = Lifetime(max_ms=90_000, grace_ms=10_000, allowance_ms=300)
 BEGUN_MS = 1_000_000
@@ -186,16 +178,10 @@ def test_observe_is_as_if_all_were_looked_at(
     assert {record.pointer for record in records} - remembered.keys() == not_remembered
 
 
-# --- from when on to search ------------------------------------------------------------------------------------------
-
-
 def test_given_several_pointers_when_asked_then_the_earliest_counts() -> None:
     searched = OpenIdRecord(pointer(BEGUN_MS), NOW_MS, scanned_ms=BEGUN_MS + 50_000)
     never = OpenIdRecord(pointer(BEGUN_MS + 40_000), NOW_MS)
     assert search_since_ms([searched, never, searched], TERM) == BEGUN_MS + 39_700
-
-
-# --- after a complete pass -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -207,9 +193,6 @@ def test_covered_by_a_full_pass_after_the_last_write_closes(late_ms: int, over: 
     expected = OpenIdRecord(record.pointer, 5, began_ms, finished_ms if over and full else None)
     assert list(covered([record], began_ms, finished_ms, TERM, began_ms if full else None)) == [expected]
     assert closed_for(expected, TERM) is (over and full)
-
-
-# --- closed, and then known better -----------------------------------------------------------------------------------
 
 
 def closed_for(record: OpenIdRecord, lifetime: Lifetime, now_ms: int = NOW_MS) -> bool:
