@@ -99,7 +99,7 @@ def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
 
 
 def newest_settled(started_ms: int, lifetime: Lifetime) -> int:
-    """Return the newest pointer under which nothing could be published any more when a pass started."""
+    """Return the newest pointer whose transaction could no longer publish when a pass started."""
     late_ms = max(lifetime.grace_ms, lifetime.allowance_ms)
     return (started_ms - lifetime.max_ms - late_ms) * TX_PER_MS - 1
 
@@ -225,7 +225,7 @@ class StartedRound:
 
     Attributes:
         runs: the runs that have covered something in it.
-        payloads: the first topic whose payloads were not gone through, in hex.
+        payloads: the first topic whose payloads were not read, in hex.
     """
 
     began_ms: int
@@ -306,7 +306,7 @@ class Refutation:
     searched: bool = False
 
 
-#: How the last claim was refuted, until another one is made.
+#: The refutation of the last claim, until another claim is made.
 REFUTED: KeptFigures[Refutation | None] = KeptFigures(Note.REFUTED, Refutation, None)
 
 
@@ -322,7 +322,7 @@ def refutation(state: State) -> Refutation | None:
 def refute(state: State, message: str, at_ms: int) -> None:
     """Withdraw the claim and all its evidence, so that the next run reads everything (invariant S4).
 
-    A current run publishes no boundary any more: its earlier coverage may be wrong.
+    The current run then publishes no boundary: its earlier coverage may be wrong.
 
     Args:
         message: the findings, as a clause.
@@ -330,6 +330,7 @@ def refute(state: State, message: str, at_ms: int) -> None:
     Raises:
         StateError: the state could not be written.
     """
+    # In one commit: evidence that survives the withdrawal would prove the same boundary again.
     with state.transaction():
         state.save_claim(None)
         state.replace_evidence([])

@@ -8,8 +8,7 @@ The last part sets the limit of each topic's deletions in a run (invariant S8). 
 the time that passed. Anything that moves it further, or makes a generation old, has another cause: a TTL was shortened,
 a topic was deleted, a clock jumped, a store was restored. Most of these are intended and a few are accidents. A
 deletion cannot be undone, so rows that came due by such a jump are *held* for some time, in which an operator can
-approve or undo it. Meanwhile, rows that came due by time alone are deleted. This needs no counts of rows, so it costs
-nothing.
+approve or undo it. Rows that came due by time alone are still deleted. This needs no counts of rows, so it is free.
 """
 
 from __future__ import annotations
@@ -192,10 +191,12 @@ def decide(
     if rule is not None and topic is not None and frontier is not None:
         if not _within_reach(row.key, topic, frontier, expires_ms):
             rule, reason = None, Reason.HELD
+        # L5 does not apply to old generations: no reader reaches a message that refers to the payload.
         elif row.table == "payload" and not _old_either_way(row.key, topic, frontier):
             rule, reason = _payload_needed(row.key, rule, transactions, referenced)
     if rule is not None:
         return Delete(rule)
+    # L4 covers every row that stays, also held and unrecognized ones: a proven boundary is about the whole table (S4).
     if row.pointer is not None and row.pointer > 0 and transactions.is_invalid(row.pointer):
         return Invert(reason)
     return Keep(reason)
@@ -229,6 +230,7 @@ def _within_reach(
     """Return whether this run's frontier releases a row that the rules delete (S8)."""
     if _old_either_way(key, topic, frontier):
         return True
+    # S8: the generations between these two became old by the jump itself, so all their rows are held.
     if key.generation not in (frontier.generation, topic.generation):
         return False
     if frontier.cutoff.expires(key.time_ms):
@@ -280,7 +282,7 @@ def admit(topic: TopicMetadata, now: ClockAnchor) -> FrontierRecord:
 
 
 def freeze(record: FrontierRecord | None, now: ClockAnchor) -> FrontierRecord:
-    """Return the record of a skipped topic: rows that come due meanwhile count as a jump after that."""
+    """Return the record of a skipped topic: its cutoff does not move, so rows that come due are a jump afterwards."""
     return replace(record or _unseen(now), at=now, pending=None, approved=None)
 
 
@@ -315,9 +317,11 @@ def advance(
         return opened, _applied(known, topic, opened.due, now)
     pending = known.pending
     if pending is None or pending.target != target or _lies_ahead(pending.since, now):
+        # S8: the hold of another jump, or of a clock that was set back, does not count: nobody has seen this jump yet.
         pending = PendingJump(topic.generation, topic.ttl_seconds, now, topic.consumed)
     if elapsed_ms(pending.since, now) >= hold_seconds * 1000:
         return opened, _applied(known, topic, opened.due, now)
+    # Rows that are due by time alone are deleted during a hold. A topic without a record has no such rows.
     cutoff_ms = min(opened.due.ms, known.cutoff_ms + elapsed_ms(known.at, now)) if record else 0
     held = replace(opened, cutoff=Cutoff(cutoff_ms), generation=known.generation, hold=Hold.FRONTIER)
     return held, replace(known, cutoff_ms=cutoff_ms, at=now, pending=pending, approved=None)
@@ -333,11 +337,13 @@ def _jumps(
 ) -> bool:
     if record is None:
         return True
+    # L7 was switched on: everything that consumers have processed so far comes due at once.
     if topic.consumed and not record.consumed:
         return True
     if topic.old_below > first_kept_generation(record.generation):
         return True
     allowed_ms = record.cutoff_ms + elapsed_ms(record.at, now) + allowance_ms
+    # A deleted topic has old generations only, which no cutoff makes due.
     return not topic.deleted and due.ms > allowed_ms
 
 

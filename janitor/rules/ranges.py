@@ -61,6 +61,7 @@ def message_spans(topic: TopicMetadata, frontier: Frontier) -> list[Span]:
     spans = _old_generations(topic, frontier)
     held_generation = _held_generation(topic, frontier)
     if held_generation is not None:
+        # The generation has become old, but its rows before the cutoff are due by time alone (S8).
         middle = time_prefix(prefix, held_generation, frontier.cutoff.ms)
         start, stop = _generation(prefix, held_generation)
         spans.append(Span(start, middle, Rule.OLD_GENERATION))

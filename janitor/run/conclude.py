@@ -34,9 +34,9 @@ from tms_core.tables.record import SystemRecord, record_state, record_transactio
 from tms_core.topic import TopicId
 from tms_core.transaction.model import VisibilityState
 
-#: How often a run writes down how far it has come, in milliseconds of monotonic time.
+#: How often a run saves its progress, in milliseconds of monotonic time.
 PROGRESS_MS = 10_000
-#: Gives records on, and may end the run between them.
+#: Passes records on, and may stop the run between them.
 Stoppable = Callable[[Iterable[OpenIdRecord]], Iterator[OpenIdRecord]]
 
 
@@ -134,7 +134,7 @@ class Coverage:
         try:
             self._save([KeyRange(self.round.first_undone(store), store.span.stop)], outcome.untouchable)
         except TmsError as error:
-            # It ends the pass; what other parts have done meanwhile is still to be counted.
+            # The error ends the pass, but the outcomes of the other parts must still be counted.
             outcome.ended = error
 
     def _is_due(self) -> bool:
@@ -152,7 +152,7 @@ class Coverage:
 
 
 def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
-    """Begin or continue a round of full passes; call it inside the state's transaction.
+    """Start or continue a round of full passes; call it inside the state's transaction.
 
     Invalid transactions are saved as seen, because coverage from now on counts for all that are known by now.
 
@@ -162,7 +162,7 @@ def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
     ids, now_ms = run.ready.ids, run.ready.now.wall_ms
     if run.ready.contradicts(state.claim()):
         state.save_claim(None)
-    # S4: before the first evidence. What is covered counts only for ids that were known when the covering began.
+    # S4: before the first evidence. Coverage counts only for ids that were known when it started.
     state.save_open_ids(stoppable(ids.open_ids()))
     state.forget_open_ids(ids.gone)
     progress = boundary.continue_round(state, run.id, now_ms, _usable(run).timestamp_ms)
@@ -179,7 +179,7 @@ def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchab
     usable, started_ms = _usable(run), run.ready.now.wall_ms
     bounds = [usable.prune_upper_bound()]
     if untouchable is not None:
-        # CDAP cuts a key from its end, so a reader may well be given a row of a key that is none of ours.
+        # CDAP parses a key from its end, so a reader may get a row whose key is unrecognized here.
         bounds.append(untouchable - 1)
     bound = max(0, min(bounds))
     newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, run.id) for interval in covered]
@@ -309,22 +309,22 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
     topics = {work.topic.topic: work.record for work in run.topics.values()}
     record = ready.record
     if ready.adopted and ready.first_contact:
-        # Another transaction system: what is known of open ids and claims is about the former one's.
+        # Another transaction system: the known open ids and claims are about the previous one.
         record = replace(record, mark=guards.successor_mark(record.mark, "transactions"))
     record = seen(replace(record, adopted_ms=ready.now.wall_ms), ready.tx)
     with state.transaction():
         state.save_store(record)
         state.save_frontiers(topics)
-        # A clock that is behind is not adopted: set right, it would look like one that jumped.
+        # A clock that is behind is not adopted: after its correction it would look like a clock that jumped.
         is_behind = any(note.guard == "clock" and not note.tripped for note in ready.notes)
         state.save_anchor(guards.next_anchor(state.anchor(), ready.now) if is_behind else ready.now)
         if not is_behind:
             state.retire_times(ready.now.wall_ms)
-        # Adopting may follow a backup that was put back, with what was covered already.
+        # The store may be a restored backup, about which earlier coverage proves nothing.
         boundary.end_round(state)
         state.replace_evidence([])
         state.save_claim(None)
-        # Ids that are invalid by now are known only when a run has ended.
+        # Only a finished run saves the ids that are invalid by now, so the next snapshot has nothing to compare with.
         IN_PROGRESS.save(state, None)
         state.save_note(LINEAGE, dict(lineage))
         state.save_note(RESTORED, None)

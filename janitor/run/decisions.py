@@ -21,7 +21,7 @@ from janitor.sweep.run import parse_or_none
 from tms_core.errors import GuardTripped, LeaseHeld, NotAdopted
 from tms_core.topic import TopicId
 
-#: How many entries of the ledger are remembered at most, whatever ``history_days`` says: about 250 MB.
+#: The most entries that the ledger keeps, whatever ``history_days`` says: about 250 MB.
 KEPT_ENTRIES = 1_000_000
 
 
@@ -30,7 +30,7 @@ class OperatorDecisions(Questions):
 
     def __init__(self, deps: Deps) -> None:
         super().__init__(deps)
-        # Held by a run, and by a decision that excludes one.
+        # Held by a run, and by a decision that excludes runs.
         self._turn = RLock()
 
     def adopt(self, *, once_for: str | None = None, store_id: str | None = None) -> list[TopicId]:
@@ -70,6 +70,8 @@ class OperatorDecisions(Questions):
             GuardTripped: topics are named, but the clock is in doubt and not accepted too; so it is not known which
                 rows are due.
         """
+        # Without the lock of a run: a run keeps approvals that arrive before it saves its frontiers
+        # (``conclude._applied``).
         state, ready = self.deps.state, prepare(self.deps)
         if not ready.adopted:
             raise NotAdopted("This store is not adopted yet.", "Look at janitor plan, then: janitor adopt")
@@ -134,7 +136,7 @@ class OperatorDecisions(Questions):
             LeaseLost: another process has taken it.
         """
         lease, turn = self.deps.lease, self._turn
-        # Never beside a run: that takes the state's lock before the lease's, and this the other way round.
+        # Never during a run, which takes the state's lock before the lease's lock: the reverse order could deadlock.
         if lease is None or not turn.acquire(blocking=False):
             return
         try:
@@ -153,6 +155,7 @@ class OperatorDecisions(Questions):
                 lease.acquire()
             except LeaseHeld:
                 return False
+            # The holder in between may have died in a run.
             record.recover(self.deps)
             return True
 

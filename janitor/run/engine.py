@@ -37,7 +37,7 @@ from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
 
-#: A pass that looks at everything, whatever the pointers say, is due this long after the last one.
+#: The interval of full passes, in milliseconds.
 FULL_EVERY_MS = 24 * 3600 * 1000
 
 
@@ -86,6 +86,7 @@ class Engine(OperatorDecisions):
                 present.load_topics()
             wanted.check(ready.record.mark, self.deps.terms, present)
             ready = self._adopted(ready, wanted=adopt)
+            # The time of the plan counts, so that rows that came due since then stay.
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
             run = make_run(self.deps, ready, kind="full", limits=wanted.limits, mode="apply")
@@ -173,6 +174,7 @@ class SweepRun:
         try:
             try:
                 if not run.ready.is_blocked:
+                    # S13: again in each run, because an adoption may have died before it recorded this.
                     conclude.record_adopter(deps, run.ready.record)
                     executor = self._executor()
                     with closing(executor.deleted):
@@ -180,7 +182,7 @@ class SweepRun:
             except Interrupted as error:
                 self._outcome.ended = error
             return self._close()
-        # Also for a bug of ours: what was deleted has to be in the ledger, and the run must not look alive.
+        # Also for a bug: the ledger must have the deletions, and the run must not look alive.
         except Exception as error:
             record.close(deps, run, self._outcome, "failed", error=str(error))
             raise
@@ -252,8 +254,8 @@ class SweepRun:
         """Sync the store, save the conclusions, compact, and report proven ids to the transaction manager."""
         deps, outcome = self._deps, self._outcome
         self._costs.start("sync")
-        # S4: before anything is concluded. A crash of the machine may take back unsynced deletions and inversions.
-        # A run that deleted nothing and proves nothing has nothing that a crash may not take back.
+        # S4: before anything is concluded. A crash of the machine may undo unsynced deletions and inversions. A run
+        # that deleted nothing and proves nothing needs no sync: the next run finds lost inversions again.
         if executor.deleted.slices or self._coverage is not None:
             deps.writable_store().sync()
         self._costs.start("")
@@ -263,7 +265,7 @@ class SweepRun:
         if self._coverage is None:
             self._free_void_claims()
         if state_failed is not None:
-            # The store works, so what was done there was made durable all the same.
+            # Only the state failed, so the changes of the store were made durable first.
             with deps.as_holder():
                 raise state_failed
         if outcome.archive_error is not None:
@@ -349,7 +351,7 @@ class SweepRun:
         except StoreError as error:
             if passes.is_finished(run, outcome):
                 raise
-            # It has failed in the pass already, so there is little to conclude.
+            # The pass has failed already, so there is little to conclude.
             outcome.errors.append(f"the evidence of this run is not saved, because the store failed: {error}")
         return None
 

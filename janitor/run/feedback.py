@@ -35,7 +35,7 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import Preparation, Run
 from tms_core.errors import Interrupted, TmsError
 
-#: The participant of the transaction system whose rows this janitor looks at.
+#: The participant of the transaction system whose rows this janitor reads.
 OURS = "messaging"
 #: Ids handed over at once: so few that no transaction waits long for the manager's lock, held while it takes them.
 BATCH_IDS = 10_000
@@ -59,7 +59,7 @@ def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
 
     Args:
         listed: the list, ascending.
-        closed: ids under which nothing can be published any more, ascending (``State.known_ids``).
+        closed: ids whose transactions can no longer publish, ascending (``State.known_ids``).
         bound: the proven boundary of the store.
     """
     within = islice(listed, bisect_right(listed, bound))
@@ -67,20 +67,20 @@ def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
 
 
 def hand_over(
-    deps: Deps, told: Feedback, run: Run, outcome: Outcome, permission: Permission, heartbeat: Heartbeat
+    deps: Deps, receiver: Feedback, run: Run, outcome: Outcome, permission: Permission, heartbeat: Heartbeat
 ) -> None:
     """Remove the proven ids of a run from the invalid list; add notes to its outcome.
 
     Args:
-        told: the transaction manager and its participants.
+        receiver: the transaction manager and its participants.
         run: after its conclusion; nothing is removed after a run that did not cover every topic.
-        permission: asked before each step.
+        permission: checked before each step.
         heartbeat: called with the number of rows that the audit has read.
 
     Raises:
         Interrupted: the run is over; removed ids stay removed.
     """
-    if barred := withheld(told.participants):
+    if barred := withheld(receiver.participants):
         outcome.notes.append(GuardNote("feedback", False, barred))
         return
     usable = run.ready.tx.usable
@@ -89,9 +89,9 @@ def hand_over(
         return
     try:
         closed = deps.state.known_ids(deps.clock.now_ms(), deps.terms.lifetime.window_end_ms(0)).closed
-        # Mostly there is nothing, and then the manager is not asked.
+        # Usually nothing is proven; then the manager gets no request.
         if proven(usable.invalid, closed, claim.bound):
-            _hand_over(deps, told.manager, claim, closed, run, outcome, permission, heartbeat)
+            _hand_over(deps, receiver.manager, claim, closed, run, outcome, permission, heartbeat)
     except Interrupted:
         raise
     except TmsError as error:
@@ -120,7 +120,7 @@ def _hand_over(
         return
     # S4: before the first id leaves the list. Afterwards no reader and no audit can tell that a row is void.
     found = audit(deps, ready, heartbeat)
-    # What was not held against this very claim proves nothing.
+    # Another claim was made since: the audit says nothing about this one.
     if found.bound != claim.bound:
         return
     if found.refuted:

@@ -33,14 +33,14 @@ from tms_core.transaction.model import VisibilityState
 
 #: Across a reboot only wall time is left.
 REBOOT_ALLOWANCE_MS = OFF_MS
-#: What a clock that is behind means, and the way out.
+#: The consequence of a clock that is behind, and the next step.
 _BEHIND = (
     "less is deleted than is due; set the clock right; if the clock is right now, and was ahead before: "
     "janitor approve --clock"
 )
-#: How many failures in a row put a topic aside.
+#: The number of failures in a row after which a topic is quarantined.
 STRIKES = 3
-#: How long until the first probe, in milliseconds; doubled for each one that fails.
+#: The time until the first probe, in milliseconds; doubled after each failed probe.
 FIRST_PROBE_MS = 3_600_000
 #: The longest time between two probes.
 LAST_PROBE_MS = 24 * 3_600_000
@@ -268,7 +268,7 @@ def _expected_ms(anchor: ClockAnchor, now: ClockAnchor) -> int:
     return anchor.wall_ms + now.monotonic_ms - anchor.monotonic_ms
 
 
-# -- topics that are put aside (invariant S9) --------------------------------------------------------------------------
+# -- topics in quarantine (invariant S9) -------------------------------------------------------------------------------
 
 
 def strike(known: Strikes | None, error: str, now_ms: int) -> Strikes:

@@ -11,7 +11,7 @@ from tms_core.logs.printable import complete
 
 logger = logging.getLogger(__name__)
 
-#: How rows are called that rules delete.
+#: The words for rows, by the rule that deletes them.
 _DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "outdated", Rule.PROCESSED: "processed"}
 
 
@@ -78,7 +78,7 @@ def _in_words(report: Report) -> str:
     inverted = report.total(Rule.INVALID_TRANSACTION)
     parts = [f"{deleted} {_row(sum(count for count, _ in counts))} deleted"] if deleted else []
     parts += [f"{inverted:,} {_row(inverted)} of invalid transactions inverted"] if inverted else []
-    # What stopped it may have come before anything was read.
+    # A guard may have blocked the run before it read anything.
     nothing = "nothing was done" if report.tripped else "nothing was due"
     return (", ".join(parts) or nothing) + (", if it were a run" if parts and report.mode == "plan" else "")
 

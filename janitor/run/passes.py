@@ -23,11 +23,11 @@ from tms_core.topic import TopicId
 NOT_ADOPTED = GuardNote(
     "adoption", True, "this store is not adopted yet, nothing is deleted; look at janitor plan, then: janitor adopt"
 )
-#: How many of the topics that wait for a consumer are named.
+#: The number of topics that wait for a consumer and are named.
 NAMED_TOPICS = 20
-#: How old a count may be by which it is told how many messages there are, in milliseconds.
+#: The greatest age of a count that a report uses, in milliseconds.
 MESSAGES_MS = 86_400_000
-#: How many of the ledger's last entries are asked for what was swept since it was counted.
+#: How many of the last entries of the ledger are searched for deletions after the count.
 LEDGER_ENTRIES = 500
 
 
@@ -42,7 +42,7 @@ def is_complete(run: Run, outcome: Outcome) -> bool:
 
 
 def load_topics(deps: Deps, run: Run) -> Mapping[TopicId, TopicCount]:
-    """Read the topics, and tell the observer about how many of their messages are due, if they were counted.
+    """Read the topics, and report the expected number of due messages to the observer, if they were counted.
 
     Returns:
         The numbers of the background count.
@@ -80,7 +80,7 @@ class Costs:
         self._deps = deps
         self._calls_before = Counter(deps.store.calls)
         self._started_ms = deps.clock.monotonic_ms()
-        # Opening packs LevelDB's logs, so a plan and the run after it would tell two sizes.
+        # To open LevelDB compacts its logs, so a plan and the run after it would show different sizes.
         self.bytes_before = deps.store.disk_bytes() if deps.opened_bytes is None else deps.opened_bytes
         self.phase_seconds: dict[str, float] = {}
         self._name = ""

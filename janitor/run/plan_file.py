@@ -32,7 +32,7 @@ from tms_core.topic import INT_MAX, TopicId, TopicMetadata, encode_properties
 
 FORMAT = 1
 
-#: What ``apply`` may carry out; rows that are held for other reasons are in the file to be seen.
+#: The holds that ``apply`` may carry out; the file shows rows with other holds for information.
 APPLICABLE = (None, str(Hold.FIRST_CONTACT))
 
 
@@ -108,7 +108,7 @@ def save(path: Path, contents: Mapping[str, Any]) -> None:
     try:
         with open(path, "w", encoding="utf-8", opener=partial(os.open, mode=0o600)) as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                os.fchmod(file.fileno(), 0o600)  # one that is written over keeps its mode otherwise
+                os.fchmod(file.fileno(), 0o600)  # an existing file would keep its mode
             file.write(json.dumps(contents, indent=1) + "\n")
     except OSError as error:
         raise StoreError(
@@ -164,7 +164,7 @@ def _no_plan(name: str) -> ConfigurationError:
     return ConfigurationError(f"{name} is not a plan file.", "Make one with: janitor plan --out FILE")
 
 
-#: The settings that decisions on rows rest on, but for those that need another form in JSON.
+#: The settings that decide about rows, except settings that need another form in JSON.
 _DECISIVE = ("hold_seconds", "lifetime_known", "snapshot_interval_seconds", "consumer_hold_seconds")
 
 
@@ -259,7 +259,7 @@ def _ranges(entry: Entry, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
         spans = message_spans(work.topic, work.frontier)
     else:
         spans = payload_spans(work.topic, work.frontier, None)
-        # What was processed lies among what is expired; each row is judged by its time.
+        # Processed rows lie among expired rows; each row is judged by its time.
         rule = Rule.EXPIRED if rule is Rule.PROCESSED else rule
     held = entry.held not in (None, Hold.FIRST_CONTACT)
     wanted = [span for span in spans if span.rule is rule and (span.held == held or span.by_row)]

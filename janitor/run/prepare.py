@@ -83,7 +83,7 @@ class UnknownRowLog:
         """
         unknown = outcome.unknown - self._named.keys()
         if unknown:
-            # One call, however many there are: a run shows between its calls that it lives (invariant S10).
+            # One call for all topics: a run sends its heartbeat between calls (invariant S10).
             prefixes = {topic.prefix for topic in unknown}
             unknown -= {found.topic for found in readable_topics(row for row in metadata.rows() if row[0] in prefixes)}
         for found in outcome.unrecognized:
@@ -135,7 +135,7 @@ class Deps:
         terms: the settings.
         token_hex: returns random bytes as hex (``secrets.token_hex``).
         division: the parts of the store in a pass, and the threads or tasks that run its steps.
-        observer: told about progress; after an error it is not called again, and nothing stops (invariant S15).
+        observer: receives progress; after an error it is not called again, and nothing stops (invariant S15).
         is_stopping: whether to stop before the next page or batch.
         unknown_row_log: the subjects already logged; shared within a process.
         side: has messages with TTLs of their own (L6), consumers and their claims; None: there are none.
@@ -210,10 +210,10 @@ class Deps:
             raise
 
 
-# -- what every run and every answer starts from -----------------------------------------------------------------------
+# -- the common start of runs and queries -----------------------------------------------------------------------------
 
 
-#: The note that says what was in progress in the snapshot last used, and what its write pointer was.
+#: The note with the write pointer of the last used snapshot, and the ids in progress in it.
 IN_PROGRESS: KeptFigures[InProgressThen | None] = KeptFigures(Note.IN_PROGRESS, InProgressThen, None)
 
 
@@ -232,7 +232,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
     measured = guards.measured(state.anchor(), now)
     clock_note = guards.check_clocks(state, now, allowance_ms) if at_ms is None else None
     if at_ms is not None:
-        # Until then honest time passes, so that a frontier held then is one that would be.
+        # Suppose that both clocks run until then; otherwise the future time itself would look like a jump.
         later_ms = at_ms - now.wall_ms
         now = replace(now, wall_ms=at_ms, monotonic_ms=now.monotonic_ms + later_ms)
         measured = replace(measured, wall_ms=measured.wall_ms + later_ms, monotonic_ms=measured.monotonic_ms + later_ms)
@@ -251,7 +251,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
     )
     tx = read(now.wall_ms)
     if at_ms is not None and tx.usable is None:
-        # A snapshot that is fresh today is the best there is to look ahead with.
+        # No snapshot is fresh at a future time: use the one that is fresh today.
         tx = read(clock.now_ms())
     ids, system_note = InvalidListChange(now.wall_ms), None
     if (usable := tx.usable) is not None:
@@ -261,7 +261,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
         system_note = system_note or guards.check_history(in_progress_then(state, record), usable, known, ids.new)
         system_note = system_note or guards.check_recorded(recorded, tx)
         if system_note is not None and usable.timestamp_ms < (record.snapshot_timestamp_ms or 0):
-            # Of the same system from before, as far as can be told: the one that was used last has been removed.
+            # Probably an older snapshot of the same system: the snapshot that was used last has been removed.
             tx, ids, system_note = txstate.older(tx), InvalidListChange(now.wall_ms), None
     unknown = _knows_none(state) and state_note is None and system_note is None
     notes = [note for note in (clock_note, store_note or state_note, system_note) if note is not None]

@@ -73,7 +73,7 @@ class Questions:
         report = make_plan(deps, run, outcome)
         store_id, only_to_look = run.ready.record.mark, at_ms is not None or bool(changes)
         if report.topics and not only_to_look:
-            # A frequent run searches less, and would leave some of it for a day.
+            # A frequent run searches less, and would leave some planned rows until the next full pass.
             self.deps.state.save_note(boundary.WANTED, run.ready.now.wall_ms)
         document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=only_to_look)
         return PlanResult(report, document)
@@ -159,8 +159,8 @@ class Questions:
         deps = self.deps
         files, now_ms = archived.find_topic(folder, request.source), deps.clock.now_ms()
         transactions = TransactionView(prepare(deps).tx.usable, now_ms, deps.terms.lifetime.undecided_ms)
-        told = partial(heartbeat, deps)
-        return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, told, deps.side)
+        on_rows = partial(heartbeat, deps)
+        return archive.restore(deps.store, deps.state, transactions, files, request, now_ms, on_rows, deps.side)
 
     def _with_region(self, limit: Limit) -> Limit:
         return limit if limit.start is None else replace(limit, region=self.deps.store.region(limit.start))
@@ -192,7 +192,7 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
 
 
 def heartbeat(deps: Deps, rows: int) -> None:
-    """Tell the observer that a read outside a pass has read more rows.
+    """Report the rows of a read outside a pass to the observer.
 
     Raises:
         StopRequested: the process is stopping.

@@ -1,4 +1,4 @@
-"""A run as the state records it: begun, closed or recovered after its process died, with its counters and notes.
+"""A run as the state records it: started, closed, or recovered after its process died, with its counters and notes.
 
 Counters and notes are made from the run's report and from nothing else (invariant S15). Counters live in the state and
 not in a process, so that they mean the same in a daemon, in a CronJob's runs and after a restart. Notes are small facts
@@ -30,16 +30,16 @@ from tms_core.topic import TopicId
 
 logger = logging.getLogger(__name__)
 
-#: Which table's rows are read in a phase of a pass.
+#: The table that a phase of a pass reads.
 _TABLE_OF_PHASE = {"message": "message", "invert": "message", "references": "message", "payload": "payload"}
 
-#: The note that says when a daemon that only plans last looked at everything.
+#: The note with the time of the last full plan of a daemon that only plans.
 REHEARSED = Note.REHEARSED
 
 #: How often the counters of a running run are saved, in milliseconds of monotonic time.
 BOOK_MS = 1_000
 
-#: How many topics' overdue rows are remembered, those with the most first; the totals are of these.
+#: The number of topics whose overdue rows are remembered, topics with the most rows first; totals are of these.
 NAMED_OVERDUE = 20_000
 
 
@@ -75,7 +75,7 @@ def preparing(deps: Deps, mode: Mode) -> Iterator[None]:
     except (Interrupted, Refused):
         raise
     except Exception as error:
-        # Where the state has failed as well, the caller still gets the first error.
+        # If the state fails too, the caller still gets the first error.
         with suppress(StateError):
             fail(deps.state, deps.clock, deps.token_hex, mode, error)
         raise
@@ -98,7 +98,7 @@ def close(deps: Deps, run: Run, outcome: Outcome, result: str, report: Report | 
             state.finish_run(*report.to_history(ended, held))
         state.add_ledger(_taken_entries(state, run, outcome))
         if not run.ready.is_blocked:
-            # A clock in doubt would forget what is not old.
+            # A guard may doubt the clock; then the history may not be as old as it looks.
             state.prune_runs(run.record.started_ms - deps.terms.history_ms)
     # After the commit: the ledger has the ranges now. If the process dies before, the next run closes this one.
     if run.mode == "apply":
@@ -146,7 +146,7 @@ def _save_reported(state: State, run: Run, outcome: Outcome, report: Report, res
         finished_ms = report.effective_now_ms
         state.save_note(Note.SUCCESS, {"message": finished_ms, "payload": finished_ms})
     if run.limits is not None:
-        return ()  # a plan file says nothing of what else is due
+        return ()  # a plan file does not cover other due rows
     if report.full and not run.patterns:
         state.save_note(Note.KEPT, report.totals.kept)
     counted = [entry for entry in report.topics if entry.held not in (None, Hold.PROTECTED)]

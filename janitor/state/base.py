@@ -65,9 +65,9 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: What became of topics over time; no rule of deletion depends on it.
+#: The history of topics; no deletion rule depends on it.
 _HISTORY = frozenset({Note.TOPICS, Note.TOPIC_CHANGES, Note.TOPIC_SIZES})
-#: What was learnt about a store; a name up to its first dot.
+#: The knowledge about a store: the first parts of the names of its values.
 _OF_STORE = frozenset({"frontiers", "ids", "evidence", "claim", "full_pass", "strikes", "counts", "note"})
 
 
@@ -105,7 +105,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         self._write(save)
 
     def anchor(self) -> ClockAnchor | None:
-        """Return the clocks as last seen."""
+        """Return the last saved reading of the clocks."""
         return self._value(ClockAnchor, "anchor")
 
     def save_anchor(self, anchor: ClockAnchor) -> None:
@@ -118,7 +118,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return self.driver.clock_ms()
 
     def frontiers(self) -> dict[TopicId, FrontierRecord]:
-        """Return the frontier of every topic ever met."""
+        """Return the frontier of each known topic."""
         return self._by_topic(FrontierRecord, "frontiers")
 
     def save_frontiers(self, records: Mapping[TopicId, FrontierRecord]) -> None:
@@ -130,7 +130,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return self._value(list[Evidence], "evidence") or []
 
     def replace_evidence(self, evidence: Sequence[Evidence]) -> None:
-        """Remember these intervals and no others."""
+        """Replace all evidence by these intervals."""
         if len({interval.start for interval in evidence}) < len(evidence):
             raise StateError(f"{self.driver.name} cannot hold this: two intervals of evidence have the same start.")
         self._save("evidence", sorted(evidence, key=lambda each: each.start) or None)
@@ -140,36 +140,36 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return self._value(Claim, "claim")
 
     def save_claim(self, claim: Claim | None) -> None:
-        """Remember a claim; None withdraws it."""
+        """Save a claim; None withdraws it."""
         self._save("claim", claim)
 
     def last_full_pass_ms(self) -> int | None:
-        """Return when the last pass that looked at everything was completed; None: none was."""
+        """Return the time of the last full pass; None: there was no full pass."""
         return self._value(int, "full_pass")
 
     def save_last_full_pass_ms(self, completed_ms: int) -> None:
         self._save("full_pass", completed_ms)
 
-    # -- an operator's words, and what topics did to deserve a rest -------------------------------------------------
+    # -- pauses and failures of topics --------------------------------------------------------------------------------
 
     def pauses(self) -> list[Pause]:
-        """Return the pauses, by pattern. Cheap: it is read before every batch."""
+        """Return the pauses, by pattern. Cheap, because it is called before each batch."""
         return [Pause(pattern, since_ms) for pattern, since_ms in self._pauses().items()]
 
     def pause(self, pattern: str, since_ms: int) -> None:
-        """Pause topics; a pattern that is paused already stays so since then."""
+        """Pause topics; a pattern that is already paused keeps its start."""
         self._write(lambda: self._save("pauses", {pattern: since_ms} | self._pauses()))
 
     def resume(self, pattern: str) -> bool:
-        """Take a pause back; returns whether there was one of exactly this pattern."""
+        """Delete a pause; return whether exactly this pattern was paused."""
 
-        def take_back() -> bool:
+        def delete() -> bool:
             pauses = self._pauses()
             found = pauses.pop(pattern, None) is not None
             self._save("pauses", pauses or None)
             return found
 
-        return self._write(take_back)
+        return self._write(delete)
 
     def _pauses(self) -> dict[str, int]:
         return self._value(dict[str, int], "pauses") or {}
@@ -182,10 +182,10 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         """Save failures of topics (None deletes them); other topics are unchanged."""
         self._save_by_topic("strikes", changed)
 
-    # -- the lease (invariant S12): never part of a transaction, whose end might come too late for it -----------------
+    # -- the lease (invariant S12): not part of a transaction, which may commit after the lease expires ---------------
 
     def lease(self) -> bytes | None:
-        """Return the lease as its holder wrote it; None when there never was one. Cheap: it is read before every
+        """Return the lease as its holder wrote it; None: there was no lease. Cheap, because it is called before each
         batch.
         """
         return self.driver.lease()
@@ -194,10 +194,10 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         """Write the lease if it is still ``expected``; returns whether it was."""
         return self.driver.swap_lease(expected, value)
 
-    # -- the state itself, and what others leave in it ----------------------------------------------------------------
+    # -- the state itself, counts and notes ---------------------------------------------------------------------------
 
     def created_ms(self) -> int | None:
-        """Return when this state started; None before that was recorded. Nothing older is known."""
+        """Return the time of the first run of this state; None: not recorded. Nothing older is known."""
         return self._value(int, "created")
 
     def retire_times(self, now_ms: int) -> None:
@@ -219,7 +219,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
             self.save_note(Note.RETIRED, last.id)
 
     def save_created_ms(self, created_ms: int) -> None:
-        """Record when this state started, unless that is known."""
+        """Record the start of this state, unless it is recorded already."""
         self._write(lambda: self._save("created", created_ms if (known := self.created_ms()) is None else known))
 
     def counts(self) -> dict[TopicId, TopicCount]:
@@ -227,11 +227,11 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return self._by_topic(TopicCount, "counts")
 
     def save_counts(self, changed: Mapping[TopicId, TopicCount | None]) -> None:
-        """Remember counts; None forgets a topic's."""
+        """Save counts of topics (None deletes them); other topics are unchanged."""
         self._save_by_topic("counts", changed)
 
     def note(self, name: str, kind: Any = Any) -> Any:
-        """Return a small value that was left under a name; None without one.
+        """Return the small value under a name; None: there is none.
 
         Args:
             kind: its type; any JSON value by default.
@@ -239,7 +239,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
         return self._value(kind, f"note.{name}")
 
     def save_note(self, name: str, value: Any) -> None:
-        """Leave a small JSON value under a name; None removes it."""
+        """Save a small JSON value under a name; None deletes it."""
         self._save(f"note.{name}", value)
 
     def _by_topic(self, kind: type[T], name: str) -> dict[TopicId, T]:
@@ -250,7 +250,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
             return {TopicId(row[0], row[1]): record for row, record in zip(rows, records, strict=True)}
 
     def _save_by_topic(self, name: str, changed: Mapping[TopicId, object]) -> None:
-        """Change records of such a value; None removes a topic's."""
+        """Change records of a value that has one for each topic; None deletes a record."""
 
         def save() -> None:
             known = self._value(list[Any], name) or []

@@ -10,9 +10,9 @@ from __future__ import annotations
 from janitor.state.base import State
 from janitor.state.records import Note
 
-#: Under this name the state keeps the texts, by verb; also when all that was learnt of a store is forgotten.
+#: The note with the texts, by verb; it also stays when the knowledge about a store is deleted.
 NOTE = Note.DECISIONS
-#: How many are remembered of a verb; files do not hold more.
+#: The most texts kept for a verb; files do not contain more.
 REMEMBERED = 1_000
 
 
@@ -31,7 +31,7 @@ def was_done(state: State, verb: str, text: str) -> bool:
 
 
 def note_done(state: State, verb: str, text: str) -> None:
-    """Remember that it was carried out; call it in the transaction that does so.
+    """Save that a decision was carried out; call it in the transaction that carries it out.
 
     Raises:
         StateError: the state could not be written.

@@ -1,8 +1,8 @@
 """The state as documents: values by name, and rows in order of key, written together or not at all.
 
-The modules next to this one define the records; where documents are kept, a driver says: a file of SQLite, or a table
-of HBase. Changes of a transaction are collected here and written by the driver at its commit. Inside one, its thread
-reads its own changes; others read what counts at that moment.
+The modules next to this one define the records. A driver stores the documents in a file of SQLite or a table of HBase.
+This module collects the changes of a transaction, and the driver writes them at its commit. Inside a transaction, its
+thread reads its own changes; other threads read the present values.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tms_core.errors import StateBusy, StateError
 
 T = TypeVar("T")
 
-#: How often something is tried that another process came before.
+#: The number of attempts of a change that loses races against other processes.
 ATTEMPTS = 5
-#: What a refused process can do.
+#: The hint for a process that lost the race.
 _AGAIN = "Nothing was changed; do it again."
 _JSON = json.JSONEncoder(separators=(",", ":"), default=in_json)
 
@@ -38,13 +38,13 @@ class ValueGone(Exception):
 
 
 class View(Protocol):
-    """The values of one moment, as bytes: JSON, or columns of ids."""
+    """A consistent view of the values, as bytes: JSON, or columns of ids."""
 
     def value(self, name: str) -> bytes | None:
-        """Return a value; None without one.
+        """Return a value; None: there is no value.
 
         Raises:
-            ValueGone: it was replaced meanwhile.
+            ValueGone: it was replaced during the read.
         """
         ...
 
@@ -57,7 +57,7 @@ class KeyedRows(Protocol):
     """Rows by key."""
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the values there are."""
+        """Return the existing values."""
         ...
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -68,8 +68,8 @@ class KeyedRows(Protocol):
 class LooseRows(KeyedRows, Protocol):
     """Rows that are changed outside transactions.
 
-    A change is cheap. It survives the death of the process, and of the machine only as well as deletes in the store
-    do, which are not synced batch by batch either.
+    A change is cheap. It survives the death of the process, but not always that of the machine: it is not synced, as
+    the deletes in the store that it describes are not synced either.
     """
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -86,10 +86,10 @@ class Changes:
     """The values as a transaction sees them.
 
     Attributes:
-        base: those it started with.
-        values: changed ones; None: removed.
-        rows: of history; None: removed.
-        loose: keys of loose rows that go once all this is written.
+        base: the values at its start.
+        values: changed values; None: deleted.
+        rows: changed rows of history; None: deleted.
+        loose: keys of loose rows that are deleted after the commit.
         touched: names that were read or changed.
     """
 
@@ -112,13 +112,13 @@ class Changes:
 
 
 class Driver(Protocol):
-    """Where documents are kept.
+    """A store of documents.
 
     Attributes:
         name: the file or table, for messages.
         place: the folder or table, as settings name it.
         history: rows that are written once, in transactions.
-        loose: rows that are written outside them.
+        loose: rows that are written outside transactions.
         leaf_ids: how many invalid transactions a value holds at most; every commit writes the list of these values.
     """
 
@@ -138,11 +138,11 @@ class Driver(Protocol):
     def loose(self) -> LooseRows: ...
 
     def present(self) -> AbstractContextManager[View]:
-        """Return the values that count now, all of one moment."""
+        """Return a consistent view of the present values."""
         ...
 
     def transaction(self) -> AbstractContextManager[Changes]:
-        """Yield changes that are written when the block is left: durably, and all or nothing; an error discards them.
+        """Yield changes that are written at the end of the block, durably and atomically; an error discards them.
 
         Raises:
             LostRace: another process has changed data that was read or changed; nothing is written.
@@ -160,11 +160,7 @@ class Driver(Protocol):
 
 
 class Documents:
-    """Documents of a driver. Threads may share them.
-
-    Args:
-        driver: where they are kept.
-    """
+    """Documents of a driver. Threads may share them."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -173,7 +169,7 @@ class Documents:
         self._changes: Changes | None = None
 
     def close(self) -> None:
-        """Let go; closing twice is not an error."""
+        """Close the driver; a second call has no effect."""
         self.driver.close()
 
     def __enter__(self) -> Self:
@@ -186,7 +182,7 @@ class Documents:
     def transaction(self) -> Iterator[None]:
         """Write all changes of the block, or none of them if it raises or the process dies.
 
-        The changes are durable when the block is left. Blocks nest; an inner block that raises discards its own
+        The changes are durable after the block. Blocks nest; an inner block that raises discards its own
         changes. One thread at a time is inside.
         """
         with self._lock:
@@ -207,7 +203,7 @@ class Documents:
                 raise
 
     def _read(self, read: Callable[[View], T]) -> T:
-        """Read values of one moment: the transaction's, or the present."""
+        """Read a consistent view: of the transaction, or the present."""
         if self._changes is not None and self._inside == get_ident():
             try:
                 return read(self._changes)
@@ -219,10 +215,7 @@ class Documents:
         raise crowded(self.driver.name)
 
     def _value(self, kind: type[T], name: str) -> T | None:
-        """Return one value, a new object each time; None without one.
-
-        Args:
-            kind: its type.
+        """Return one value as its type, a new object each time; None: there is no value.
 
         Raises:
             StateError: it is damaged.
@@ -231,7 +224,7 @@ class Documents:
         return None if value is None else parsed(kind, name, value)
 
     def _write(self, work: Callable[[], T]) -> T:
-        """Do one change, by itself or as part of the transaction; by itself again if another process came before."""
+        """Make a change in the current transaction, or in its own, which is repeated after a lost race."""
         if self._inside == get_ident():
             return work()
         for _ in range(ATTEMPTS - 1):
@@ -251,7 +244,7 @@ class Documents:
         self._write(save)
 
     def _save_packed(self, name: str, value: bytes | None) -> None:
-        """Change a value that is packed already, inside a transaction."""
+        """Change an already packed value, inside a transaction."""
         changes = self._changing()
         changes.touched.add(name)
         changes.values[name] = value
@@ -321,17 +314,17 @@ def undamaged(part: str | bytes) -> Iterator[None]:
 
 
 def packed(value: Any) -> bytes:
-    """Return a JSON value as it is kept, or one with records in it."""
+    """Return a JSON value, possibly with records in it, as stored bytes."""
     return _JSON.encode(value).encode()
 
 
 def oldest_first(number: int) -> bytes:
-    """Return a signed 64-bit number as eight bytes that sort as it does."""
+    """Return a signed 64-bit number as eight bytes that sort in ascending order."""
     return (number + 2**63).to_bytes(8, "big")
 
 
 def newest_first(number: int) -> bytes:
-    """Return a signed 64-bit number as eight bytes that sort the other way round."""
+    """Return a signed 64-bit number as eight bytes that sort in descending order."""
     return (2**63 - 1 - number).to_bytes(8, "big")
 
 
@@ -341,7 +334,7 @@ def after(prefix: bytes) -> bytes:
 
 
 def lost(where: str) -> LostRace:
-    """Return the error for a transaction that read values which are different now."""
+    """Return the error for a transaction whose read values have changed."""
     return LostRace(f"{where} was changed by another process at this moment.", _AGAIN)
 
 

@@ -1,4 +1,4 @@
-"""The figures of consumers, guards, snapshots and readers: one typed model each, from the state to the page.
+"""The figures of consumers, guards, snapshots and readers: one typed model each, from the state to the status page.
 
 The state stores a model as JSON and reads it back through the same type (:mod:`janitor.state.values`). Status, API,
 ``--format json``, the control socket, metrics and page use the value itself.
@@ -23,7 +23,7 @@ class GuardNote:
     """A guard's finding.
 
     Attributes:
-        tripped: True when the run was stopped by it; False for a warning.
+        tripped: whether it blocked the run; False: a warning.
         code: as in ``docs/reference/errors.md``.
     """
 
@@ -38,16 +38,16 @@ class GuardNote:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerFigures:
-    """How far one consumer has read, as the background count found it.
+    """The position and lag of one consumer in the last background count.
 
     Attributes:
-        position_ms: publish time of the last message it has read; 0: it has read none.
-        updated_ms: when it said so.
-        lag_messages: how many messages it had not read.
-        oldest_unread_ms: publish time of the oldest of them; None when it had read all.
-        expired: whether messages may have expired before it has read them.
-        open_claims: of a group, how many ranges of messages transactions have claimed that are in progress.
-        redelivered: of a group, how many ranges that are not processed were given out more than once.
+        position_ms: publish time of the last message that it has read; 0: it has read none.
+        updated_ms: the time of its last update.
+        lag_messages: the number of messages that it has not read.
+        oldest_unread_ms: publish time of the oldest of them; None: it has read all.
+        expired: whether messages may have expired unread.
+        open_claims: for a group, the number of ranges that transactions in progress have claimed.
+        redelivered: for a group, the number of unprocessed ranges that were delivered more than once.
     """
 
     tms_namespace: str
@@ -69,11 +69,12 @@ class BlockedReaders:
     """Readers in transactions that wait at the messages of a transaction in progress.
 
     Attributes:
-        client: who holds it; empty where that is not known.
-        since_ms: when the first of its messages was published.
-        topics: where it has published.
-        more_topics: how many topics there are beside those.
-        command: what ends it; what it wrote is hidden for good. Not stored, because it names the options of the reader.
+        client: the client of the transaction; empty: unknown.
+        since_ms: publish time of its first message.
+        topics: the first topics that it has published to.
+        more_topics: the number of its other topics.
+        command: the command that ends it; its messages then stay invisible. Not stored, because it has options of the
+            reader.
     """
 
     transaction: str
@@ -96,8 +97,8 @@ class SnapshotRead:
     """The transaction snapshot of a run.
 
     Attributes:
-        timestamp_ms: None without one.
-        problem: a ``txstate.Problem``; empty when it is used.
+        timestamp_ms: its time; None: there is no snapshot.
+        problem: a ``txstate.Problem``; empty: it is used.
     """
 
     timestamp_ms: int | None = None
@@ -110,16 +111,16 @@ class SnapshotRead:
 
 @dataclass(frozen=True, slots=True)
 class StatisticsFigures:
-    """What lay in the whole store when it was last counted on Spark.
+    """The last count of the whole store on Spark.
 
     Attributes:
-        rows, payload_rows, size_bytes: of all topics and generations.
+        rows, payload_rows, size_bytes: totals of all topics and generations.
         overdue: rows of both tables that the rules delete, by rule.
         orphans: payload rows that no message refers to.
-        missing: references to payloads of which there is no row.
-        blocking: the undecided write pointer that has held up readers longest; None without one.
-        blocking_topic: a topic it has written to, with the number of its generation.
-        blocking_since_ms: when it began.
+        missing: references to payloads without a row.
+        blocking: the undecided write pointer that has blocked readers longest; None: there is none.
+        blocking_topic: a topic that it has written to, with its generation.
+        blocking_since_ms: its start.
     """
 
     counted_ms: int

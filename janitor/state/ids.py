@@ -28,13 +28,13 @@ from janitor.state.records import KnownIds, OpenIdRecord, is_among
 from janitor.state.values import unpack
 from tms_core.transaction.model import transaction_ms
 
-#: Ids that are changed at once, at most: half a megabyte as numbers.
+#: The most ids in one change: half a megabyte as numbers.
 BATCH_IDS = 16_384
-#: The lists of leaves; a leaf's name begins so too.
+#: The names of the lists of leaves, and the prefixes of the names of leaves.
 _OPEN, _CLOSED_IDS = "ids.open", "ids.closed"
 #: Bits of a leaf's random number.
 _NUMBER_BITS = 53
-#: What is known of an id.
+#: Bits for the known times of an id.
 _SCANNED, _CLOSED = 1, 2
 
 
@@ -42,10 +42,11 @@ class Leaf(NamedTuple):
     """One leaf, as the list of them describes it.
 
     Attributes:
-        number: its name is made of this; random, so that no two leaves ever have the same.
-        first: it holds ids from this pointer on, up to the next leaf's; the first leaf also lower ones.
-        latest_scan_ms: when the last of the passes started that searched for its ids.
-        window_ms: where they are closed, they are so for every window up to this.
+        number: a random number that makes its name unique.
+        first: its first pointer; it has the ids up to the first pointer of the next leaf. The first leaf also has lower
+            ids.
+        latest_scan_ms: the start of the last pass that searched for some of its ids.
+        window_ms: the longest window for which all its ids count as closed.
     """
 
     number: int
@@ -60,7 +61,7 @@ def _numbers() -> array[int]:
 
 @dataclass(slots=True)
 class IdColumns:
-    """Ids in order of pointer: four columns of numbers, and for each id which of its times are known."""
+    """Ids in order of pointer: four columns of numbers, and a column of bits for the known times."""
 
     pointers: array[int] = field(default_factory=_numbers)
     seen: array[int] = field(default_factory=_numbers)
@@ -81,7 +82,7 @@ class IdColumns:
 
     @classmethod
     def unpack(cls, packed: bytes | None) -> IdColumns:
-        """Read them as they are kept: little-endian, 33 bytes an id, compressed."""
+        """Read the stored columns: little-endian, 33 bytes an id, compressed."""
         if packed is None:
             return cls()
         packed = zlib.decompress(packed)
@@ -94,12 +95,12 @@ class IdColumns:
         return cls(pointers, seen, scanned, closed, bytearray(packed[4 * size :]))
 
     def pack(self) -> bytes:
-        """Return the columns as they are kept."""
+        """Return the columns as stored bytes."""
         numbers = (self.pointers, self.seen, self.scanned, self.closed)
         return zlib.compress(b"".join([*(_swapped(column) for column in numbers), self.known]), 1)
 
     def take(self, other: IdColumns, at: int) -> None:
-        """Add one of the others behind the last."""
+        """Append one of the other ids."""
         self.pointers.append(other.pointers[at])
         self.seen.append(other.seen[at])
         self.scanned.append(other.scanned[at])
@@ -116,7 +117,7 @@ class IdColumns:
         )
 
     def extend(self, other: IdColumns) -> None:
-        """Add ids behind the last."""
+        """Append ids."""
         self.pointers += other.pointers
         self.seen += other.seen
         self.scanned += other.scanned
@@ -144,7 +145,7 @@ class IdColumns:
         return left
 
     def merged(self, other: IdColumns) -> IdColumns:
-        """Return these and the others, none of which is among these."""
+        """Return these and the other ids in order; no id is in both."""
         if not self.pointers or not other.pointers:
             return self if self.pointers else other
         new, mine, theirs = IdColumns(), 0, 0
@@ -168,15 +169,15 @@ class IdColumns:
 
 
 class InvalidIds(Documents):
-    """The part of the state that is about invalid transactions."""
+    """The invalid transactions in the state."""
 
     #: The leaves last read, and all pointers in them.
     _known_closed: tuple[tuple[Leaf, ...], array[int]] | None = None
 
     def open_ids(self) -> dict[int, OpenIdRecord]:
-        """Invalid transactions by write pointer, the closed ones among them.
+        """Return all invalid transactions by write pointer, one object each; there may be a million.
 
-        One object each, and there may be a million: what every pass needs is in :meth:`known_ids`.
+        A pass uses :meth:`known_ids` instead.
         """
 
         def read(view: View) -> dict[int, OpenIdRecord]:
@@ -226,7 +227,7 @@ class InvalidIds(Documents):
         """Save these ids; unchanged records cost no write, and other pointers are unchanged."""
         batches: Iterable[tuple[IdColumns, IdColumns]] = map(_apart, _batches(records))
         if self._inside != get_ident():
-            # It may have to be done again.
+            # ``_write`` may repeat the change after a lost race.
             batches = list(batches)
 
         def save() -> None:
@@ -246,7 +247,7 @@ class InvalidIds(Documents):
         self._write(lambda: self._change(_CLOSED_IDS, IdColumns(), gone, before_ms))
 
     def _change_ids(self, opened: IdColumns, closed: IdColumns, gone: array[int]) -> None:
-        """Put open and closed ids in their place, in which other ones of the same pointer are, and drop others."""
+        """Replace the ids with these pointers by open and closed ids, and delete the ids that are gone."""
         pointers = array("q", merge(opened.pointers, closed.pointers, gone))
         self._change(_OPEN, opened, pointers)
         if not closed.pointers:
@@ -277,13 +278,14 @@ class InvalidIds(Documents):
                 kept.append(leaf)
                 continue
             if leaf is not None:
+                # Never rewrite a leaf in place: caches and other processes know a leaf by its name.
                 self._save_packed(_name(kind, leaf), None)
             kept += [self._save_leaf(kind, new.part(at, at + most)) for at in range(0, len(new.pointers), most)]
         self._save(kind, kept or None)
 
     def _save_leaf(self, kind: str, ids: IdColumns) -> Leaf:
         searched = ids.known.count(_SCANNED) + ids.known.count(_SCANNED | _CLOSED)
-        # Where one was never searched for, no window has ended for all.
+        # If no pass has searched for one of the ids, no window has passed for all.
         window_ms = -1
         if searched == len(ids.known):
             window_ms = min(map(sub, ids.scanned, map(transaction_ms, ids.pointers)))
@@ -297,7 +299,7 @@ class InvalidIds(Documents):
             pointers = array("q")
             for ids in _all(_CLOSED_IDS, view):
                 pointers += ids.pointers
-            # Another thread may read those of another moment, so what was read here is what is given back.
+            # Another thread may replace the cache by another version, so return the value read here.
             self._known_closed = known = leaves, pointers
         return known[1]
 
@@ -307,7 +309,7 @@ def _apart(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
     given, opened, closed = IdColumns.of(records), IdColumns(), IdColumns()
     closings = given.known.count(_CLOSED) + given.known.count(_CLOSED | _SCANNED)
     if closings in (0, len(given.pointers)) and all(map(lt, given.pointers, islice(given.pointers, 1, None))):
-        # As they are when the janitor meets a store with a million of them.
+        # The usual order at first contact with a store that has a million ids.
         return (opened, given) if closings else (given, closed)
     order = sorted(range(len(given.pointers)), key=given.pointers.__getitem__)
     for at, following in zip_longest(order, islice(order, 1, None)):
@@ -336,8 +338,8 @@ def _leaves(kind: str, view: View) -> tuple[Leaf, ...]:
 
 @lru_cache(maxsize=4)
 def _parsed(value: bytes) -> tuple[Leaf, ...]:
-    """Return a list of leaves, which may be a thousand: it is the same for hours, and asked for several times a
-    minute.
+    """Return a list of leaves, which may have a thousand entries; it is the same for hours, and read several times
+    a minute.
     """
     return tuple(unpack(list[Leaf], json.loads(value)))
 

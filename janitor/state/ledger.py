@@ -20,12 +20,12 @@ from tms_core.topic import TopicId
 
 #: Rows: a page; an entry by topic; a page by run.
 PAGE, BY_TOPIC, BY_RUN = b"l", b"t", b"i"
-#: Entries of a page, at most: some tens of kilobytes as they are stored.
+#: The most entries of a page: some tens of stored kilobytes.
 PAGE_ENTRIES = 500
 _TOKEN_BYTES = 6
-#: Where a numbered entry's row has these.
+#: The positions of these fields in the row of a numbered entry.
 _RUN_ID, _AT_MS = 4, 5
-#: What a key in hex begins with that lacks its topic.
+#: The prefix of a key in hex that omits its topic.
 _OF_TOPIC = "+"
 #: The fields of an entry after the topic and the generation, which its key under the topic has.
 _Rest = tuple[str, int, str, str, str, str, int | None, int | None, int | None, int, int, int, int | None]
@@ -34,12 +34,12 @@ _Page = tuple[list[tuple[int, str, str, int]], list[_Rest]]
 
 
 class LedgerPage(NamedTuple):
-    """What a page's key tells.
+    """The key of a page.
 
     Attributes:
         first: the lowest number.
         earliest_ms: the lowest ``at_ms``.
-        entries: how many.
+        entries: the number of its entries.
         token: random; part of the keys of its entries' rows.
     """
 
@@ -63,7 +63,7 @@ class LedgerPage(NamedTuple):
 
 
 class RecordedLedger(Documents):
-    """The part of the state that is the ledger."""
+    """The ledger in the state."""
 
     def add_ledger(self, entries: Iterable[LedgerEntry]) -> None:
         """Save deletions."""
@@ -72,6 +72,7 @@ class RecordedLedger(Documents):
         def add() -> None:
             first, since_ms = self._numbers()
             rows = [[number, *_entry_row(entry)] for number, entry in enumerate(added, first)]
+            # Number and pages change in one transaction, so that no number is given twice.
             for begin in range(0, len(rows), PAGE_ENTRIES):
                 self._put_page(rows[begin : begin + PAGE_ENTRIES])
             self._save("ledger", (first + len(added), since_ms))
@@ -91,10 +92,10 @@ class RecordedLedger(Documents):
         """Return the last ``limit`` entries, newest first.
 
         Args:
-            topic: only of this topic.
-            run_id: only of this run, whatever the topic.
-            key: only those whose range holds the key; with ``topic``.
-            patterns: only of topics that fit one of these shell patterns; none for all.
+            topic: only entries of this topic.
+            run_id: only entries of this run, of all topics.
+            key: only entries whose range contains the key; with ``topic``.
+            patterns: only entries of topics that match one of these shell patterns; empty: all.
         """
         if run_id is not None:
             found = (entry for entry in self._of_run(run_id) if entry.run_id == run_id)
@@ -115,7 +116,7 @@ class RecordedLedger(Documents):
         return self._numbers()[1]
 
     def prune_ledger(self, before_ms: int, keep: int) -> int:
-        """Forget entries that are older, and the oldest beyond ``keep`` of them; returns how many."""
+        """Delete older entries, and the oldest beyond ``keep`` entries; return the number of deleted entries."""
         return self._write(lambda: self._prune(before_ms, keep))
 
     def _prune(self, before_ms: int, keep: int) -> int:
@@ -144,7 +145,7 @@ class RecordedLedger(Documents):
         earliest_ms = min(row[_AT_MS] for row in rows)
         page = LedgerPage(rows[0][0], earliest_ms, len(rows), secrets.token_bytes(_TOKEN_BYTES))
         own, *of_topics = self._keys_of(page, rows)
-        # Each is packed once: what its key under the topic does not tell.
+        # Pack each part once; it has the fields that are not in the key under the topic.
         parts = [packed(row[_RUN_ID:]) for row in rows]
         self._put_row(own, b"[%b,[%b]]" % (packed([row[:_RUN_ID] for row in rows]), b",".join(parts)))
         for key, part in zip_longest(of_topics, parts, fillvalue=b""):

@@ -21,8 +21,8 @@ from tms_core.topic import TopicId
 class Note(StrEnum):
     """The names of all notes that are kept in the state (:meth:`janitor.state.base.State.note`).
 
-    They stand together because two of one name would be read as each other. What a note's value is, the modules say
-    that write it. Names stay, since states have them.
+    They are in one place so that no two have the same name. The modules that write a note define its value. Existing
+    states have these names, so they must not change.
     """
 
     CONSUMERS = "consumers"
@@ -48,12 +48,12 @@ class Note(StrEnum):
     WANTED = "full_pass_wanted_ms"
 
 
-#: Later than any clock shows: where the wall time of readings lies of a boot whose clock is known to be wrong.
+#: The start of the wall times of a boot whose clock is known to be wrong; later than any clock.
 UNKNOWN_MS = 2**62
 
-#: The note with the store's lineage as it was remembered last (invariant S13): ``Store.lineage``.
+#: The note with the last saved lineage of the store (invariant S13): ``Store.lineage``.
 LINEAGE = Note.LINEAGE
-#: The note that says how it showed that the store was restored; until it is adopted anew.
+#: The note with the evidence that the store was restored, until it is adopted again.
 RESTORED = Note.RESTORED
 
 #: Bytes of randomness in a store's mark: enough that no two stores ever get the same.
@@ -66,10 +66,10 @@ class StoreRecord:
 
     Attributes:
         mark: a random name given at first contact; another mark is another store.
-        identity: ``Store.identity()`` when it was last found right.
-        adopted_ms: when it was adopted; None as long as it is not.
-        snapshot_timestamp_ms: of the newest transaction snapshot used so far; None before the first.
-        snapshot_write_pointer: that snapshot's write pointer; one below it is another transaction system's.
+        identity: the last accepted ``Store.identity()``.
+        adopted_ms: the time of its adoption; None: it is not adopted.
+        snapshot_timestamp_ms: the time of the newest used transaction snapshot; None: no snapshot was used.
+        snapshot_write_pointer: the write pointer of that snapshot; a lower one belongs to another transaction system.
     """
 
     mark: str
@@ -84,7 +84,7 @@ class StoreRecord:
 
         Args:
             identity: ``Store.identity()``.
-            token_hex: makes that many random bytes, as hex: ``secrets.token_hex``.
+            token_hex: returns random bytes as hex (``secrets.token_hex``).
         """
         return cls(token_hex(MARK_BYTES), identity)
 
@@ -126,16 +126,16 @@ class PendingJump:
 
 @dataclass(frozen=True, slots=True)
 class FrontierRecord:
-    """How far deleting has come in one topic (invariant S8).
+    """The last applied limit of the deletions in one topic (invariant S8).
 
     Attributes:
-        generation: the metadata generation last applied, signed; 0 before the first.
-        cutoff_ms: the cut-off last applied.
-        at: when that was.
-        first_seen_ms: when the topic was first met.
+        generation: the last applied metadata generation, signed; 0: none.
+        cutoff_ms: the last applied cutoff.
+        at: the clocks at that time.
+        first_seen_ms: the time of the first contact with the topic.
         pending: a held jump.
         approved: :attr:`PendingJump.target` of the jump that was approved.
-        consumed: whether rows that were processed went (rule L7).
+        consumed: whether rule L7 was applied.
     """
 
     generation: int
@@ -149,11 +149,11 @@ class FrontierRecord:
 
 @dataclass(frozen=True, slots=True)
 class OpenIdRecord:
-    """An invalid transaction's write pointer, and whether its rows can all have been seen.
+    """The write pointer of an invalid transaction, and the passes that have searched for its rows.
 
     Attributes:
-        scanned_ms: when the last complete pass that covered it began; None: none has.
-        closed_ms: when a full pass closed it; None: its client may still write, or no such pass has come since.
+        scanned_ms: the start of the last complete pass that covered it; None: no pass has.
+        closed_ms: the time at which a full pass closed it; None: its client may still write, or no full pass followed.
     """
 
     pointer: int
@@ -164,11 +164,11 @@ class OpenIdRecord:
 
 @dataclass(frozen=True, slots=True)
 class KnownIds:
-    """Every invalid transaction that is remembered, as it counts at one moment (``State.known_ids``).
+    """All remembered invalid transactions at one time (``State.known_ids``).
 
     Attributes:
-        open_ids: those whose client may still write, or that no full pass has come to since, in order of pointer.
-        closed: pointers of all the others, ascending. There may be a million; the array must not be changed.
+        open_ids: transactions whose client may still write, or that no full pass has covered since, by pointer.
+        closed: the pointers of all others, ascending. There may be a million; the array must not be changed.
     """
 
     open_ids: Mapping[int, OpenIdRecord]
@@ -179,7 +179,7 @@ class KnownIds:
 
 
 Mode = Literal["plan", "apply"]
-#: The results of runs that have not done their work.
+#: The results of runs that count as failed.
 _BAD_RESULTS = frozenset({"failed", "lost", "blocked", "partial"})
 
 
@@ -223,7 +223,7 @@ class RunRecord:
         held: due rows that a hold keeps; also those that only an earlier run counted.
         deleted_bytes: the approximate size of the deleted rows, since values are estimated.
         blocked_by: the guards that blocked it.
-        heartbeat_ms: when it last showed that it was alive (invariant S10).
+        heartbeat_ms: the time of its last heartbeat (invariant S10).
     """
 
     id: str
@@ -264,7 +264,7 @@ class Pause:
     since_ms: int
 
 
-#: The pattern that stands for everything.
+#: The pattern that matches all topics.
 EVERYTHING = "*:*"
 
 
@@ -273,10 +273,10 @@ class Strikes:
     """Failures of one topic in a row (invariant S9).
 
     Attributes:
-        count: how many runs in a row failed in it.
+        count: the number of runs in a row that failed in it.
         error: the last message.
-        quarantined_ms: when it was put aside; None while it is still retried in every run.
-        probe_ms: when it will be tried again; None while it is not put aside.
+        quarantined_ms: the start of its quarantine; None: every run retries it.
+        probe_ms: the time of its next probe; None: it is not in quarantine.
     """
 
     count: int
@@ -288,15 +288,16 @@ class Strikes:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """Rows of one topic, generation and table that one run took by one rule.
+    """Rows of one topic, generation and table that one run deleted or inverted by one rule.
 
     Attributes:
         rule: ``expired``, ``old_generation``, ``processed`` or ``invalid_transaction``.
         start: the first deleted key.
-        stop: just behind the last one. Rows between the two may have stayed: those the rule did not take.
-        rows: how many; None when the run died and the number with it, and ``stop`` is then where it might have come to.
+        stop: right after the last deleted key. Rows in between to which the rule does not apply have stayed.
+        rows: their number; None: unknown, because the run died. Then ``stop`` is the furthest key that it may have
+            reached.
         metadata_generation, ttl_seconds, cutoff_ms: the policy of the deletion.
-        snapshot_timestamp_ms: of the transaction snapshot in use; None without one.
+        snapshot_timestamp_ms: the time of the transaction snapshot in use; None: no snapshot.
     """
 
     run_id: str
@@ -328,9 +329,9 @@ class TopicCount:
     """The background count of one topic.
 
     Attributes:
-        size_bytes: of keys and payloads, in both tables.
-        oldest_ms, newest_ms: publish times; None when it is empty.
-        counted_ms: when the count of this topic was finished.
+        size_bytes: the size of keys and payloads, in both tables.
+        oldest_ms, newest_ms: publish times; None: the topic is empty.
+        counted_ms: the end of the count of this topic.
     """
 
     messages: int
@@ -345,10 +346,10 @@ class Evidence:
     """One key interval ``[start, stop)`` of the message table that a pass left clean (invariant S4).
 
     Attributes:
-        stop: None is the last row of the table.
-        snapshot_timestamp_ms: of the snapshot the pass worked with.
-        bound: that snapshot's prune upper bound.
-        started_ms: when the pass started.
+        stop: None: the end of the table.
+        snapshot_timestamp_ms: the time of the snapshot that the pass used.
+        bound: the prune upper bound of that snapshot, or less if rows had to stay.
+        started_ms: the start of the pass.
     """
 
     start: bytes
@@ -375,7 +376,7 @@ def is_among(ascending: array[int], pointer: int) -> bool:
 
 
 def row_of(record: Any) -> tuple[Any, ...]:
-    """Return a record as it is kept: its fields in their order.
+    """Return a record as it is stored: its fields in their order.
 
     Args:
         record: of one of the classes above, or a topic's name.

@@ -23,8 +23,8 @@ from tms_core.errors import StateError
 
 T = TypeVar("T")
 
-#: Rows: a finished run by its id; by number; by time; its report; a heartbeat by run; an announcement; what a run has
-#: booked.
+#: Rows: a finished run by its id; by number; by time; its report; a heartbeat by run; an announcement; the progress of
+#: a run.
 RUN, RUN_BY_NUMBER, RUN_BY_TIME, REPORT, BEAT, INTENT, BOOKED = b"r", b"o", b"q", b"p", b"h", b"n", b"k"
 #: Bytes of a key that leads to a run, before the run's id.
 _ID_AT = 17
@@ -41,18 +41,17 @@ class _UnfinishedRun(NamedTuple):
     number: int
 
 
-#: The number of the next run, and the runs that go on; a finished run and its number; counters.
+#: The number of the next run, and the unfinished runs; a finished run and its number; counters.
 _Going: Any = tuple[int, list[_UnfinishedRun]]
 _Finished = tuple[RunRecord, int]
 _Sums = dict[CounterKey, float]
 
 
 class RecordedRuns(Documents):
-    """The part of the state that is about runs.
+    """The runs in the state.
 
     Args:
-        driver: where it is kept.
-        clock: our own clock, by which announcements are in order.
+        clock: the clock that orders announcements.
     """
 
     def __init__(self, driver: Driver, clock: Clock | None = None) -> None:
@@ -61,10 +60,10 @@ class RecordedRuns(Documents):
         self._announced = count()
 
     def begin_run(self, run: RunRecord) -> None:
-        """Remember that a run has started.
+        """Save the start of a run.
 
         Raises:
-            StateError: there is a run of this id.
+            StateError: a run with this id exists.
         """
 
         def begin() -> None:
@@ -125,7 +124,7 @@ class RecordedRuns(Documents):
         return [run for run, _ in found[:limit]]
 
     def run(self, run_id: str) -> RunRecord | None:
-        """Return one run; None when it is unknown or was forgotten."""
+        """Return one run; None: it is unknown or deleted."""
         _, going = self._going()
         return self._found(run_id, going)[0]
 
@@ -151,7 +150,7 @@ class RecordedRuns(Documents):
             self.driver.loose.put([(_beat_key(run_id), packed(heartbeat_ms))])
 
     def prune_runs(self, before_ms: int) -> int:
-        """Forget runs that started before; returns how many."""
+        """Delete runs that started before; return their number."""
 
         def prune() -> int:
             number, going = self._going()
@@ -184,9 +183,9 @@ class RecordedRuns(Documents):
         return [entry for _, entry in self._announcements()]
 
     def clear_intents(self) -> None:
-        """Delete announcements of finished runs: the ledger has them now."""
+        """Delete announcements of finished runs, which are in the ledger."""
         announced = self._announcements()
-        # Asked last: where the lease was lost meanwhile, another process may have begun a run and announced.
+        # After the announcements: if the lease was lost, another process may have started a run and announced since.
         _, going = self._going()
         self.driver.loose.delete([key for key, entry in announced if entry.run_id not in going])
 
@@ -197,7 +196,7 @@ class RecordedRuns(Documents):
     def counters(self) -> dict[CounterKey, float]:
         """Return every counter since this state started, including running runs."""
         booked = self._booked_of(self._going()[1])
-        # Both of one moment, and after what was booked: a run that ends meanwhile is then counted once.
+        # One view of both, read after the progress: a run that finishes in between is then counted once.
         saved, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
         sums = parsed(_Sums, "counters", saved) if saved else {}
         going = {run.id for run in parsed(_Going, "runs", runs)[1]} if runs else set()
@@ -228,7 +227,7 @@ class RecordedRuns(Documents):
             self.driver.loose.put([(_booked_key(run_id), packed(pack(amounts)))])
 
     def booked(self, run_id: str) -> dict[CounterKey, float]:
-        """Return the progress of a running run; nothing of any other."""
+        """Return the progress of a running run; empty for other runs."""
         _, going = self._going()
         return self._booked_of([run_id]).get(run_id, {}) if run_id in going else {}
 
@@ -238,7 +237,7 @@ class RecordedRuns(Documents):
         return {keys[key]: parsed(_Sums, key, row) for key, row in found.items()}
 
     def _going(self) -> tuple[int, dict[str, _UnfinishedRun]]:
-        """Return the number of the next run, and the runs that go on."""
+        """Return the number of the next run, and the unfinished runs."""
         number, going = self._value(_Going, "runs") or (1, [])
         return number, {run.id: run for run in going}
 

@@ -1,7 +1,7 @@
-"""What became of each topic over time: its ttl and generation, and its size.
+"""The history of each topic: changes of its TTL and generation, and its size.
 
-An operator asks for both: changes before a topic was held, and space saved by a TTL. They are two notes
-of the state, bounded in length, and no rule of deletion depends on them.
+Operators need both: the changes before a topic was held, and the space saved by a TTL. They are two notes of the state,
+bounded in length, and no deletion rule depends on them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from janitor.state.figures import KeptFigures
 from janitor.state.records import Note, TopicCount
 from tms_core.topic import TopicId, TopicMetadata
 
-#: How many changes of one topic are remembered.
+#: The number of changes kept for a topic.
 KEPT_CHANGES = 20
-#: How many sizes of one topic are remembered, and of how many topics: the largest.
+#: The number of sizes kept for a topic, and the number of topics, the largest first.
 KEPT_SIZES, SIZED_TOPICS = 60, 200
-#: How many of them are told where many topics are.
+#: The number of sizes shown for each topic in a list of topics.
 SKETCHED_SIZES = 24
-#: How old a remembered size may be.
+#: The greatest age of a kept size, in milliseconds.
 SIZES_MS = 30 * 86_400_000
 
 
 class Change(NamedTuple):
-    """A topic's metadata became another.
+    """A change of a topic's metadata.
 
     Attributes:
-        seen_ms: when the janitor saw it first.
+        seen_ms: the time at which the janitor first saw it.
         ttl_before, ttl_seconds: before and after.
         generation_before, generation: before and after, signed.
     """
@@ -41,7 +41,7 @@ class Change(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A topic's size at one moment, as the background count found it."""
+    """The size of a topic in one background count."""
 
     counted_ms: int
     messages: int
@@ -69,7 +69,7 @@ SIZES: KeptFigures[dict[str, list[Size]]] = KeptFigures(Note.TOPIC_SIZES, dict[s
 
 
 def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> None:
-    """Save the topics and their changes; costs no write when nothing has.
+    """Save the topics and their changes; without a change, write nothing.
 
     Raises:
         StateError: the state could not be read or written.
@@ -93,10 +93,10 @@ def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> N
 
 
 def save_sizes(state: State, counts: Mapping[TopicId, TopicCount]) -> None:
-    """Remember the sizes of the largest topics, fewer and fewer of longer ago.
+    """Add the present sizes of the largest topics, and thin out older sizes.
 
     Args:
-        counts: as they are now, of all topics.
+        counts: the present counts of all topics.
     """
     known = SIZES.read(state)
     largest = sorted(counts.items(), key=lambda item: (-item[1].size_bytes, item[0]))[:SIZED_TOPICS]
@@ -113,7 +113,7 @@ def thinned(former: Sequence[Size], newest: Size) -> list[Size]:
     """Return the sizes with a new one, at most ``KEPT_SIZES``, spread over their time; the first and the last stay."""
     found = [size for size in former if newest.counted_ms - SIZES_MS <= size.counted_ms < newest.counted_ms] + [newest]
     if len(found) > KEPT_SIZES:
-        # The one whose neighbours are nearest to each other says least.
+        # Drop the size whose neighbors are closest to each other: it adds the least.
         gaps = [after.counted_ms - before.counted_ms for before, after in zip(found, found[2:], strict=False)]
         del found[1 + gaps.index(min(gaps))]
     return found
@@ -129,7 +129,7 @@ def sketches(state: State) -> dict[str, list[tuple[int, int]]]:
         step_ms = (sizes[-1].counted_ms - sizes[0].counted_ms) / (SKETCHED_SIZES - 1)
         kept = sizes[:1]
         for size in sizes[1:-1]:
-            # So far apart that there is room for the last one.
+            # At least a step from the previous size and from the last size.
             if min(size.counted_ms - kept[-1].counted_ms, sizes[-1].counted_ms - size.counted_ms) >= step_ms:
                 kept.append(size)
         found[name] = [(size.counted_ms, size.size_bytes) for size in [*kept, *sizes[1:][-1:]]]

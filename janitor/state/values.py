@@ -23,14 +23,14 @@ from typing import Any, Literal, Union
 
 from tms_core.topic import TopicId
 
-#: How a collection is made of its items, by what it is annotated as.
+#: The constructor of a collection, by its annotation.
 _COLLECTIONS: Mapping[Any, Callable[[list[Any]], Any]] = {
     list: list,
     collections.abc.Sequence: list,
     set: set,
     frozenset: frozenset,
 }
-#: What a field ``topic`` with the id of a topic becomes: the namespace, and the name under its own name.
+#: The names in JSON of a field ``topic`` with a topic id: the namespace, and the name.
 _NAMESPACE, _TOPIC = "tms_namespace", "topic"
 #: Types that JSON has itself.
 _PLAIN = (str, int, float, bool)
@@ -43,9 +43,9 @@ class Pointer(int):
 
 
 def pack(value: Any) -> Any:
-    """Return the value as JSON has it.
+    """Return the value as a JSON value.
 
-    Bytes become hex; a mapping becomes an object where all its keys are strings, and a list of pairs where not.
+    Bytes become hex; a mapping becomes an object if all its keys are strings, otherwise a list of pairs.
 
     Raises:
         TypeError: a value of another kind.
@@ -55,14 +55,14 @@ def pack(value: Any) -> Any:
 
 
 def unpack(kind: Any, value: Any) -> Any:
-    """Read what :func:`pack` made of a value.
+    """Return the value that :func:`pack` has converted.
 
     Args:
-        kind: its type, as it would be annotated.
-        value: what JSON has.
+        kind: its type, as in an annotation.
+        value: the JSON value.
 
     Raises:
-        ValueError, TypeError: it is no such value.
+        ValueError, TypeError: it is not a value of this type.
     """
     return _reader(kind)(value)
 
@@ -152,7 +152,7 @@ def _generic_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Conve
     if origin is Literal:
         return lambda value: value if value in arguments else _refuse_literal(value, arguments)
     if origin in (Union, types.UnionType):
-        # Only ``X | None``: JSON does not tell other unions apart.
+        # Only ``X | None``: JSON cannot distinguish the types of other unions.
         wanted = [argument for argument in arguments if argument is not types.NoneType]
         if len(wanted) != 1:
             return lambda _: _refuse(kind)
@@ -185,7 +185,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _checked(kind: type, value: Any) -> Any:
-    """Return the value, if it is of that very type; a whole number will do for a float."""
+    """Return the value if it has exactly this type; an int also counts as a float."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value
     raise ValueError(f"{type(value).__name__} where there should be {kind.__name__}")

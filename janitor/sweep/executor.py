@@ -61,9 +61,9 @@ class Permission:
         self._clock = clock
         self._run_id = run_id
         self._is_stopping = is_stopping
-        # When it began it was written down as alive already.
+        # The start of the run has saved a heartbeat.
         self._beaten_ms = clock.monotonic_ms()
-        self._begun = False
+        self._has_checked = False
 
     def allows(self, topic: TopicId) -> bool:
         """Return whether the next batch of a topic's rows may be written: the topic is not paused.
@@ -102,9 +102,9 @@ class Permission:
         """Save a heartbeat if it is due, after a check of the lease: a run that only reads must stop without it too."""
         now_ms = self._clock.monotonic_ms()
         due = now_ms - self._beaten_ms >= HEARTBEAT_MS
-        if self._lease is not None and (due or not self._begun):
+        if self._lease is not None and (due or not self._has_checked):
             self._lease.check()
-        self._begun = True
+        self._has_checked = True
         if due:
             # S10: only after the check. A run that lost its lease must not look alive to the next holder.
             self._beaten_ms = now_ms
@@ -333,7 +333,7 @@ class StoreExecutor:
             self._archive_error = error
             return WITHHELD._replace(error=error)
         try:
-            # To archive takes a while, in which the topic may have moved (S2) or the lease may be lost (S12).
+            # During the archiving, the topic may have changed (S2) or the lease may be lost (S12).
             stopped = self._stopped(due.work)
         except Exception:
             saved.discard()

@@ -178,7 +178,7 @@ class Outcome:
             return None
         topic, generation = invalid.topic, invalid.generation
         keys = [cell.key for cell in cells]
-        # Negative times, which are none of ours, sort behind all others.
+        # Keys with negative times (L0) sort after all others, so the first and the last key do not bound the times.
         timed = keys if keys[-1][-10] >= 0x80 else (keys[0], keys[-1])
         times = [int.from_bytes(key[-10:-2], "big", signed=True) for key in timed]
         oldest_ms, newest_ms = min(times), max(times)

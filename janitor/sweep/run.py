@@ -32,7 +32,7 @@ from tms_core.tables.lease import LeaseRecord
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId, TopicMetadata
 
-#: What came due in less time than this is not worth a visit of its own.
+#: An incremental pass skips a topic whose rows came due in less time than this.
 LEAST_WINDOW_MS = 60_000
 
 
@@ -112,7 +112,7 @@ class PlanLimits:
 
 #: How much of the store a pass reads.
 PassKind = Literal["full", "frequent", "incremental"]
-#: Of a question, which starts nothing.
+#: The record of a query, which starts no run.
 NO_RUN = RunRecord("", "plan", 0)
 
 
@@ -370,7 +370,7 @@ class Run:
             return False
         if frontier.hold is Hold.FRONTIER:
             return known.pending == record.pending
-        # It grows all the time it is held, so it is counted again whenever a hundredth of the longest hold has passed.
+        # The held rows grow all the time, so they are counted again after each hundredth of the longest hold.
         step_ms = max(LEAST_WINDOW_MS, (self.terms.consumer_hold_seconds or 0) * 10)
         held = frontier.hold in (Hold.CONSUMER, Hold.TRANSACTION) and frontier.cutoff.ms < known.cutoff_ms
         return held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms

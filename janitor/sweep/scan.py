@@ -35,13 +35,13 @@ from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads, Page, Reads
 from tms_core.tables.read_ahead import Ahead
 from tms_core.tables.side import Expiries, Expiry
 
-#: Holds that may last for years. What they hold is counted by full passes only, or every pass would read it all.
+#: Holds that may last for years. Only full passes count the held rows; otherwise every pass would read all of them.
 STANDING_HOLDS = frozenset({Hold.PROTECTED, Hold.PAUSED, Hold.QUARANTINED})
 
 
-#: What a part does; ``ttl``: go through the messages with a ttl of their own in the whole store.
+#: The steps of a part; ``ttl`` covers the messages with own TTLs in the whole store.
 StepName = Literal["message", "ttl", "invert", "payload"]
-#: The steps that are taken in every part, in their order.
+#: The steps of every part, in their order.
 STEPS: tuple[StepName, ...] = ("message", "invert", "payload")
 
 
@@ -59,11 +59,11 @@ class Visit(NamedTuple):
     again: bool = True
 
 
-#: What of a part is open.
+#: Fields of a part that its thread or task opens itself.
 _OPEN = frozenset({"store", "executor", "messages", "payloads"})
 
 Event = Visit | Finding
-#: Findings on the way to a key, which is the value in the end; None where there is none.
+#: Yields findings on the way to a key, and returns that key; None: the table has no more keys.
 Jump = Generator[Finding, None, bytes | None]
 
 
@@ -178,7 +178,7 @@ class Part:
 
 #: The findings of one topic from its first key on.
 TopicFindings = Callable[[Part, TopicWork, bytes], Iterator[Finding]]
-#: Where the rows of a topic start of which no range speaks.
+#: Returns the first key of a topic's rows that no range covers.
 Beyond = Callable[[TopicWork], bytes]
 
 
@@ -196,6 +196,7 @@ def topics(
     Raises:
         StoreError: the table cannot be read between topics either.
     """
+    # The previous step may have deleted rows whose keys were read ahead.
     part.keys(name).forget()
 
     def of(prefix: bytes, key: bytes) -> Visit:
@@ -215,10 +216,11 @@ def topics(
             yield of(prefix, key)
             if part.run.full and prefix not in undone:
                 work = part.run.topics.get(prefix)
+                # A topic without metadata has no ranges, so all its rows are judged one by one (L1).
                 rest = key if work is None else beyond(work)
         key = yield from first(part, name, undone, rest)
         if key is not None and key < stop:
-            # What no range speaks of.
+            # Rows that no range covers.
             yield Visit(name, prefix, partial(classify, part, name, prefix, key, stop))
             key = yield from first(part, name, undone, stop)
 
@@ -257,7 +259,7 @@ def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) 
     """Return the first key at or after ``start``; skip unreadable rows up to the next known topic.
 
     Raises:
-        StoreError: no topic is known behind ``start``.
+        StoreError: no topic is known after ``start``.
         Interrupted: the pass is over.
     """
     part.executor.alive()
@@ -271,6 +273,7 @@ def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) 
 def _first_behind(part: Part, name: DataTable, undone: Collection[bytes], start: bytes, error: StoreError) -> Jump:
     """Return the first key of the next known topic; report unreadable topics on the way as failed."""
     culprit, table = False, part.table(name)
+    # S9: an unreadable block must not hide the topics after it.
     for prefix in [prefix for prefix, _ in part.run.known() if prefix >= start]:
         if part.passes_by(prefix, undone):
             culprit = True
@@ -296,7 +299,7 @@ def skip(part: Part, name: DataTable, key: bytes, parse: Callable[[bytes], objec
         count: whether they are counted.
     """
     start: bytes | None = key
-    # There is seldom more than one, and what follows may be live rows, which need not be read here.
+    # Start with one key: there is seldom another unrecognized key, and the next rows may be live.
     limit = 1
     while start is not None:
         part.executor.alive()
@@ -374,6 +377,7 @@ def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: byt
     if not part.run.full:
         return
     work = part.run.topics.get(prefix)
+    # A topic created since the run read the metadata is no unknown topic; the next pass judges its rows.
     if work is None and part.run.is_newly_known(prefix):
         return
     topic, frontier = (work.topic, work.frontier) if work else (None, None)

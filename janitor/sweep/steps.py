@@ -78,7 +78,7 @@ def message_ttls(whole: Part, undone: Collection[bytes]) -> Iterator[Event]:
     """
     for page in cast(Expiries, whole.run.expiries).due_pages(whole.run.now_ms, whole.run.terms.batch_rows):
         yield Read("message", None, len(page))
-        # As keys sort, and not as names do.
+        # By key, because topics are visited in key order; names sort differently.
         page.sort(key=lambda expiry: expiry.key)
         for prefix, some in groupby(page, key=lambda expiry: expiry.topic.prefix):
             if not whole.passes_by(prefix, undone):
@@ -101,7 +101,7 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
             or work.frontier.due.expires(expiry.publish_ms)
             or work.frontier.is_processed(key)
         ):
-            # A range has taken it. Its expiry is forgotten only if that range really went in this pass.
+            # A range deletes this message. Forget its expiry only if this pass covers that range.
             if isinstance(decision, Delete) and not work.waits and whole.run.limits is None:
                 yield ExpiredMessages([expiry])
         elif isinstance(decision, Delete):
@@ -245,7 +245,7 @@ def _candidates(
 def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes]) -> Generator[Finding, None, set[int]]:
     """Return the write pointers of those payloads that a remaining message refers to."""
     run, topic = part.run, work.topic.topic
-    # Under a plan's ranges, or after the topic was planned again, messages may be there that its frontier lets go.
+    # With a plan file, or after the topic was planned again, messages before the frontier may remain: search them too.
     exact = run.limits is None and topic.prefix not in run.reread_topics
     parsed = (parts for key in keys if (parts := PayloadKey.parse(key)) is not None)
     since_ms, processed = (work.frontier.cutoff.ms, work.frontier.processed_now) if exact else (0, 0)
@@ -358,7 +358,7 @@ def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
         if isinstance(decision, Invert):
             doomed.append(cell)
         elif isinstance(decision, Delete):
-            # Due, and still there: its topic has changed since this part's messages were deleted. The next pass's.
+            # The row is due but remains, because its topic changed after the messages' step. The next pass deletes it.
             yield RemainingPointer(cell.pointer)
     if doomed:
         yield _invalid(part, ours[0][0], doomed)

@@ -7,8 +7,8 @@ step starts: the message of a payload may be in any part.
 Messages come first, because the deletion of a message frees its payload. Inversions come second, because a deleted row
 need not be inverted.
 
-:func:`sweep_store` is a generator of events. Its caller consumes them to show progress and to save what was covered;
-the outcome is filled meanwhile. :func:`run_step` is one step in one part, for threads of the driver and tasks of Spark.
+:func:`sweep_store` is a generator of events. Its caller consumes them to show progress and to save the covered keys;
+the outcome fills on the way. :func:`run_step` is one step in one part, for threads of the driver and tasks of Spark.
 Only it counts what an executor did (invariant S15), so the numbers of plans and runs are comparable.
 """
 
@@ -150,6 +150,7 @@ class _ThreadWorkers:
             while at_work:
                 event = events.get()
                 if isinstance(event, BaseException):
+                    # The pool first waits for the other parts, so no thread writes after the pass is over.
                     raise event
                 at_work -= isinstance(event, StepFinished)
                 yield event
@@ -158,7 +159,7 @@ class _ThreadWorkers:
 # -- one step in one part ----------------------------------------------------------------------------------------------
 
 
-#: What yields the work of each step in key order, without topics that are undone when they are reached.
+#: Yields the events of each step in key order, without topics that are undone by then.
 _STEPS = {"message": messages, "ttl": message_ttls, "invert": inversions, "payload": payloads}
 
 
@@ -190,7 +191,7 @@ def run_step(part: Part, outcome: Outcome) -> Iterator[Read | Advance]:
 
 
 def _visit(found: Visit, part: Part, undone: set[bytes], outcome: Outcome) -> Iterator[Read | Advance]:
-    """Process one topic, again if its metadata changes meanwhile (invariant S2); yield the progress.
+    """Process one topic, again if its metadata changes (invariant S2); yield the progress.
 
     Args:
         undone: gets the topic if it is left undone.
@@ -225,7 +226,7 @@ def _visit(found: Visit, part: Part, undone: set[bytes], outcome: Outcome) -> It
 
 
 def _apply_findings(found: Visit, part: Part, before: Outcome, attempt: Outcome) -> Iterator[Read | Advance]:
-    """Have the findings of one topic carried out, until there is a reason to stop; count them in ``attempt``."""
+    """Apply the findings of one topic until there is a reason to stop; count them in ``attempt``."""
     for finding in found.findings():
         if isinstance(finding, ReachedKey):
             yield Advance(part, finding.key, (before, attempt))

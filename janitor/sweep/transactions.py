@@ -35,13 +35,13 @@ from tms_core.tables.base import PointerSet
 from tms_core.transaction.model import VisibilityState, transaction_ms
 from tms_core.transaction.source.source import SnapshotSource
 
-#: How long a closed pointer is remembered, at the least, that has left the invalid list.
+#: The least time for which a closed pointer that has left the invalid list is remembered.
 REMEMBER_CLOSED_MS = 30 * 24 * 3600 * 1000
-#: PointerSet compared at a time; as few as that need no large sets where the lists differ.
+#: Pointers compared at a time. Small blocks keep the sets small where the lists differ.
 _BLOCK = 4096
 #: Invalid ids that are put in a set, for the time of a search; about 10 MB.
 MOST_IN_A_SET = 100_000
-#: How long after the end of its transaction a message is there at least, in milliseconds.
+#: The least time for which a message stays after the end of its transaction, in milliseconds.
 SEEN_MS = 300_000
 
 
@@ -193,7 +193,7 @@ def observe(known: KnownIds, invalid: array[int], now_ms: int) -> InvalidListCha
     """
     left, others = differences(known.closed, invalid)
     absent, new = differences(array("q", known.open_ids), others)
-    # Closed by a pass that no longer counts (``State.known_ids``): that its claim can be held against them still does.
+    # Closed by a pass that no longer counts (``State.known_ids``). They can still refute its claim.
     left.extend(pointer for pointer in absent if known.open_ids[pointer].closed_ms is not None)
     gone = [pointer for pointer in absent if known.open_ids[pointer].closed_ms is None]
     unlisted = set(absent)
@@ -240,8 +240,8 @@ def searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator
 def covered(
     open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, settled_ms: int | None
 ) -> Iterator[OpenIdRecord]:
-    """Yield the records after a complete pass: searched up to its start, and closed if nothing can be published any
-    more.
+    """Yield the records after a complete pass: searched up to its start, and closed if their transactions can
+    no longer publish.
 
     Only full passes close ids, since they read rows of all times. A pass that searches a window relies on the agreement
     of clocks; that is enough to invert early, but not for a claim. Each key must have been covered by a full pass that
@@ -271,10 +271,11 @@ def _now(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
 def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:
     if record.scanned_ms is None:
         return lifetime.window_start_ms(record.pointer)
+    # A message published after the search may have an earlier time, from a clock that is slow.
     return record.scanned_ms - lifetime.allowance_ms
 
 
-# -- when they ended ---------------------------------------------------------------------------------------------------
+# -- decided transactions ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +309,8 @@ def decided(
     if snapshot is not None:
         taken_ms = snapshot.timestamp_ms
         begun_ms = oldest_open_ms(snapshot) - lifetime.allowance_ms
+        # There is no time to wait from, or the clock of the transaction service was set back: wait from this snapshot
+        # on.
         if known.noted_ms == 0 or taken_ms < known.noted_ms:
             known = DecidedTransactions(known.before_ms, begun_ms, taken_ms)
         elif taken_ms - known.noted_ms >= SEEN_MS:

@@ -25,22 +25,22 @@ from tms_core.errors import StateBusy, StateError, StateUnavailable
 from tms_core.tables.lease import LeaseRecord
 
 ROOT = b"root"
-#: Blocks are rows that begin so; then comes the version of the root that named them first.
+#: The prefix of the keys of blocks; the version of the first root that names the block follows.
 BLOCK = b"b"
-#: Values that begin so are bytes and no JSON, and of those of closed ids there may be many.
+#: Prefixes of the names of binary values, and of closed ids, of which there may be many.
 _BINARY, _CLOSED = "ids.", "ids.closed."
 #: Bytes of one row of a block.
 _PART_BYTES = 1 << 20
 _TOKEN_BYTES = 6
-#: What was learnt about the store: only who has the lease, or never had one, may say so (invariants S4 and S12).
+#: Knowledge about the store: written only by the holder of the lease, or without any lease (invariants S4 and S12).
 _FENCED = ("store", "anchor", "frontiers", "ids", "evidence", "claim", "full_pass", "strikes")
-#: Rows of history that have the same key when they are written again; all others are written once.
+#: Prefixes of rows of history that may be rewritten under the same key; all others are written once.
 _RENEWED = (b"r", b"o", b"q")
 
 
 @dataclass
 class CommittedState:
-    """The values that hang on a root."""
+    """The values of a root."""
 
     root: Root
     load: Callable[[str, Sequence[str]], bytes]
@@ -56,13 +56,9 @@ class CommittedState:
 
 
 class HBaseDocuments:
-    """The state's documents in a table; changes are committed by replacing the root.
+    """The state's documents in a table; changes are committed by replacing the root."""
 
-    Args:
-        table: where they are.
-    """
-
-    #: Many, since the root names them all.
+    #: Large leaves, because the root names each leaf.
     leaf_ids = 16_384
 
     def __init__(self, table: JanitorTable) -> None:
@@ -71,11 +67,11 @@ class HBaseDocuments:
         self.place = f"table {table.name}"
         self.close = table.close
         self.clock_ms = table.server_ms
-        #: Held while the root is replaced, so that our own lease that is renewed meanwhile is not taken for another's.
+        #: Held while the root is replaced, so that a renewal of this process's lease does not look like another lease.
         self._replacing = RLock()
         self._mine: bytes | None = None
         self._tidy = False
-        #: The blocks last read, as they are stored, by name.
+        #: The last read blocks, as stored, by name.
         self._read: dict[str, tuple[tuple[str, ...], bytes]] = {}
 
     @property
@@ -106,7 +102,7 @@ class HBaseDocuments:
         return self.root().lease
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
-        """Change the lease if it is still as expected; from then on this process commits only while it is its own."""
+        """Change the lease if it is still as expected; afterwards this process commits only while it has the lease."""
         with self._replacing:
             for _ in range(ATTEMPTS):
                 root = self.root()
@@ -120,13 +116,14 @@ class HBaseDocuments:
         raise crowded(self.name)
 
     def root(self) -> Root:
-        """Return the root as it is now."""
+        """Read the root."""
         return Root.parse(self.table.get(ROOT), self.name)
 
     def _present(self) -> CommittedState:
         root = self.root()
         for name in list(self._read):
             if name not in root.blocks:
+                # Another process has replaced the value, so its blocks are deleted.
                 self._read.pop(name, None)
         return CommittedState(root, self._load)
 
@@ -174,6 +171,7 @@ class HBaseDocuments:
                     in_doubt = False
                 if done:
                     break
+                # Other processes have never seen these blocks; the next attempt writes blocks of a newer version.
                 self.table.delete(blocks)
                 base = self._rebased(base, changes)
             else:
@@ -190,15 +188,15 @@ class HBaseDocuments:
         self._remove_what_went(base, root, [*gone, *changes.loose])
 
     def _is_fenced_off(self, root: Root, changes: Changes) -> bool:
-        """Return whether this process says what only a holder of the lease may say, and the root shows another one."""
+        """Return whether the changes need the lease, and the root has another holder."""
         fenced = any(name.partition(".")[0] in _FENCED for name in changes.values)
         return fenced and self._mine is not None and root.lease != self._mine
 
     def _rebased(self, base: Root, changes: Changes) -> Root:
-        """Return the present root, on which the changes may be written as they are.
+        """Return the present root, if the changes can be applied to it.
 
         Raises:
-            LostRace: they rest on what is different there.
+            LostRace: values that they depend on have changed.
             StateBusy: another process has the lease.
         """
         present = self.root()
@@ -214,11 +212,12 @@ class HBaseDocuments:
         return present
 
     def _replace(self, base: Root, root: Root) -> bool:
-        """Replace the root; returns whether it was.
+        """Replace the root; return whether it was replaced.
 
         Raises:
-            StateUnavailable: that cannot be told.
+            StateUnavailable: the outcome is unknown.
         """
+        # The only step that readers see: everything written so far is visible from here on, or not at all.
         done, sure = self.table.swap(ROOT, base.packed, root.packed)
         if done or sure:
             return done
@@ -239,7 +238,7 @@ class HBaseDocuments:
         tidy, self._tidy = self._tidy, False
         with suppress(StateError):
             if not tidy:
-                # What processes have left that died before they replaced the root; none can be of its version any more.
+                # Blocks of processes that died before they replaced the root. No commit of this version can follow.
                 named, end = root.named(), BLOCK + (root.version + 1).to_bytes(8, "big")
                 went += [key for key, _ in self.table.scan(BLOCK, end, keys_only=True) if key.hex() not in named]
             self.table.delete(dict.fromkeys(went))

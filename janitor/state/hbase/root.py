@@ -21,7 +21,7 @@ from tms_core.errors import StateError
 LAYOUT = 5
 #: Packed values up to this many bytes are in the root itself.
 INLINE_BYTES = 256
-#: How many commits back the root can tell whether a certain one was among them.
+#: The number of last commits that the root remembers.
 _RECENT = 16
 
 
@@ -53,7 +53,7 @@ class Root:
             where: the table, for messages.
 
         Raises:
-            StateError: it is not one of ours, or has another layout.
+            StateError: it is not a root of a janitor, or has another layout.
         """
         if packed is None:
             return cls()
@@ -81,7 +81,7 @@ class Root:
             ) from error
 
     def next(self, token: str, **changes: Any) -> Root:
-        """Return the root that shall replace this one; ``changes`` are new attributes."""
+        """Return the next root; ``changes`` are its new attributes."""
         new = replace(self, version=self.version + 1, recent=(*self.recent, token)[-_RECENT:], **changes)
         lease = None if new.lease is None else new.lease.decode(errors="surrogateescape")
         content = {

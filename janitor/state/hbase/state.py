@@ -21,15 +21,15 @@ class HBaseState(State):
     """The state of one store, on a cluster. Threads may share one; processes may each have their own on the same table.
 
     Args:
-        wanted: ``storage.hbase``; with Thrift 2 servers the table is made if it is not there.
-        clock: our own clock.
-        prefix: what the keys of this state start with, where several share the table.
+        wanted: ``storage.hbase``; with Thrift 2 servers a missing table is created.
+        prefix: the prefix of the keys of this state, if several states share the table.
 
     Attributes:
         pool: the connections; its ``calls`` counts Thrift calls.
 
     Raises:
-        StateError: the table is not there and cannot be made, HBase cannot be asked, or what is there is not ours.
+        StateError: the table does not exist and cannot be created, HBase does not respond, or the table is another
+            program's.
     """
 
     driver: HBaseDocuments

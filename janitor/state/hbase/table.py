@@ -40,8 +40,7 @@ class JanitorTable:
     Args:
         pool: connections to Thrift 1 servers.
         namespace: the HBase namespace.
-        prefix: what all keys start with in HBase; the caller never sees it.
-        clock: our own clock.
+        prefix: the prefix of all keys in HBase; the caller never sees it.
     """
 
     def __init__(self, pool: HBasePool, namespace: str, prefix: bytes, clock: Clock) -> None:
@@ -53,16 +52,16 @@ class JanitorTable:
         self._rows = HBaseRows(pool, self.name.encode(), clock)
 
     def open(self, thrift2: Sequence[str], timeout_seconds: float, security: ThriftSecurity | None = None) -> None:
-        """Make the table if it is not there.
+        """Create the table if it does not exist.
 
         Args:
-            thrift2: ``HOST:PORT`` of Thrift 2 servers, which then make it; none: a Thrift 1 server does.
-            timeout_seconds: the longest that a call to a Thrift 2 server may take.
-            security: what protects the connection to it; None: nothing does.
+            thrift2: ``HOST:PORT`` of Thrift 2 servers that create it; empty: a Thrift 1 server does.
+            timeout_seconds: the timeout of a call to a Thrift 2 server.
+            security: the protection of that connection; None: it is not protected.
 
         Raises:
-            StateError: it is not there and cannot be made, and the hint has the command that makes it; or HBase could
-                not be asked.
+            StateError: it does not exist and cannot be created (the hint has the command that creates it), or HBase
+                does not respond.
         """
         with self._border():
             try:
@@ -78,12 +77,12 @@ class JanitorTable:
                     self._create(lambda: create_tables(admin, [self._spec]))
 
     def close(self) -> None:
-        """Let the connections go; from now on every call is an error."""
+        """Close the connections; every later call raises an error."""
         self._closed = True
         self._pool.close()
 
     def get(self, key: bytes) -> bytes | None:
-        """Return one value; None without one."""
+        """Return one value; None: there is no value."""
         with self._border():
             value, _ = self._rows.get(self._prefix + key or b"\x00").get(COLUMN, (None, 0))
         return value
@@ -95,11 +94,12 @@ class JanitorTable:
         row, token = self._prefix + _CLOCK, secrets.token_bytes(_TOKEN_BYTES)
         with self._border():
             self._rows.put([(row, {COLUMN: token})])
+            # The token shows that this is the cell just written, and not another process's cell.
             value, timestamp_ms = self._rows.get(row).get(COLUMN, (None, 0))
         return timestamp_ms if value == token else None
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        """Return the values there are."""
+        """Return the existing values."""
         found = {}
         with self._border():
             for some in batches(keys, _BATCH_ROWS):
@@ -142,19 +142,19 @@ class JanitorTable:
         """Replace a value if it is still the old one (empty: if there is none).
 
         Returns:
-            Whether it was replaced, and whether a no is sure: when the connection broke and the question was put again,
-            a no may be the answer to the repetition.
+            Whether it was replaced, and whether a "no" is certain: after a broken connection the call is repeated, and
+            then the "no" may be the answer to the repetition.
         """
-        asked = 0
+        calls = 0
 
         def work(connection: ThriftConnection) -> bool:
-            nonlocal asked
-            asked += 1
+            nonlocal calls
+            calls += 1
             return self._rows.check_and_put(connection, self._prefix + key, COLUMN, old, new)
 
         with self._border():
             done = self._pool.run(work)
-        return done, asked == 1
+        return done, calls == 1
 
     def _put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
         with self._border():

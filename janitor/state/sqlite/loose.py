@@ -19,7 +19,7 @@ from threading import Lock
 from tms_core.errors import StateError, StateUnavailable, is_full
 
 FILE_NAME = "running.jsonl"
-#: Bytes of a file that is written anew, and how many times what counts in it.
+#: A file is rewritten above this size, or above this multiple of its current rows.
 _MOST_BYTES, _MOST_TIMES = 1 << 20, 4
 
 
@@ -42,7 +42,7 @@ class LooseFile:
         return {key: rows[key] for key in keys if key in rows}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        # As keys are in order, so are they in hex.
+        # Keys in hex sort as the keys.
         first, end = start.hex().encode(), stop.hex().encode()
         rows = self._rows(lambda key: first <= key < end)
         return ((key, b"" if keys_only else rows[key]) for key in sorted(rows))
@@ -97,7 +97,7 @@ class LooseFile:
                 return b""
 
     def _append(self, rows: Iterable[tuple[bytes, str | None]]) -> None:
-        # On a line of its own even where the one before was cut short.
+        # A line break first: a crash may have truncated the last line.
         lines = "".join(f"\n{json.dumps([key.hex(), value])}\n" for key, value in rows).encode()
         if self._path is None:
             self._kept += lines
@@ -105,6 +105,7 @@ class LooseFile:
         with self._border("written"):
             handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
+                # One call: a reader then sees a truncated last line at most, which it ignores.
                 if os.write(handle, lines) < len(lines):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 size = os.fstat(handle).st_size

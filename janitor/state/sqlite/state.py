@@ -188,7 +188,7 @@ class SqliteDocuments:
                 check_same_thread=False,
             )
         if folder is None:
-            # It closes with the object, because nothing else refers to it.
+            # The object closes it, because nothing else refers to it.
             weakref.finalize(self, self.connection.close)
         try:
             with self._border:
