@@ -1,4 +1,4 @@
-"""``docs/reference/conformance/transactions.md``: every method that is served, and what the program says."""
+"""The pages about transactions: every method that is served, and what the program says."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from tms_core.transaction.rpc.service import (
 )
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/reference/conformance/transactions.md").read_text(encoding="utf-8")
+PAGE, MESSAGES = (
+    (ROOT / f"docs/reference/{name}.md").read_text(encoding="utf-8")
+    for name in ("conformance/transactions", "messages/servers")
+)
 
 
-def section(title: str) -> str:
-    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def section(title: str, page: str = PAGE) -> str:
+    return page.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def test_the_page_lists_every_method_that_is_served() -> None:
@@ -41,7 +44,9 @@ def test_the_page_quotes_what_the_program_says() -> None:
     # Texts are broken over lines and have values in them.
     source = " ".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")) for path in files)
     source = re.sub(r"\{[^{}]*\}", "…", source)
-    quoted = re.findall(r"^\| `([^`]+)` \|", section("Messages of the transaction manager"), flags=re.MULTILINE)
+    quoted = re.findall(
+        r"^\| `([^`]+)` \|", section("Messages of the transaction manager", MESSAGES), flags=re.MULTILINE
+    )
     assert len(quoted) == 9
     for message in quoted:
         pieces = [piece.strip(" .:") for piece in message.split("…")]
