@@ -68,8 +68,8 @@ class KeyedRows(Protocol):
 class LooseRows(KeyedRows, Protocol):
     """Rows that are changed outside transactions.
 
-    A change is cheap. It survives the death of the process, but not always that of the machine: it is not synced, as
-    the deletes in the store that it describes are not synced either.
+    A change is cheap. It survives a crash of the process, but perhaps not a crash of the machine: neither these rows
+    nor the deletes in the store are synced at once.
     """
 
     def put(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
@@ -142,7 +142,7 @@ class Driver(Protocol):
         ...
 
     def transaction(self) -> AbstractContextManager[Changes]:
-        """Yield changes that are written at the end of the block, durably and atomically; an error discards them.
+        """Yield changes that are written when the block is left, durably and atomically; an error discards them.
 
         Raises:
             LostRace: another process has changed data that was read or changed; nothing is written.

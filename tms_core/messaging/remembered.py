@@ -59,6 +59,8 @@ class RememberedRows(RecentlySet[bytes, bytes | None]):
             made = self._side.exchange_each(changes)
         finally:
             alone = self._drop(keys) == before + 1
+        # A row that another thread changed or read in between may be newer or older than these values: cache nothing
+        # then.
         if alone and all(made):
             with self._lock:
                 if self._changes == before + 1:

@@ -30,7 +30,7 @@ from tms_core.transaction.rpc.client import TransactionClient
 
 #: The entry-point group.
 GROUP = "tms.companions"
-#: How often it is tried, in seconds.
+#: The interval of attempts, in seconds.
 RETRY_SECONDS = 10.0
 
 logger = get_logger(__name__)
@@ -41,13 +41,13 @@ class CompanionContext:
     """The objects that a companion may use until it is stopped.
 
     Attributes:
-        config: the settings file; None: the built-in configuration. A companion reads its own section of it.
+        config: the settings file, from which a companion reads its section; None: the built-in configuration.
         environ: the environment the settings were read with.
         flags: the flags of the command line that change settings, by name (``leveldb``, ``hbase``, ``snapshots``).
-        store: the store, open and writable; this process is the only one that may have it, if it is LevelDB.
-        created: whether this very start made the store, so that nothing in it is anybody else's.
-        transactions: who answers for all transactions, which is a snapshot source too: the manager in this process, or
-            a client where several servers have one together; None: they are managed elsewhere.
+        store: the store, open and writable; a LevelDB store is open in this process only.
+        created: whether this start has created the store, so that it has no other owner.
+        transactions: the manager of all transactions, which is also a snapshot source: the manager in this process, or
+            a client if several servers share one; None: they are managed elsewhere.
         registry: the server's ``/metrics`` shows metrics registered here.
     """
 
@@ -67,7 +67,7 @@ class Companion(Protocol):
 
     @property
     def hold_seconds(self) -> int | None:
-        """Return how long it holds rows that a shorter TTL makes due; None: it deletes nothing."""
+        """Return the hold of rows that a shorter TTL makes due, in seconds; None: it deletes nothing."""
         ...
 
     def run_now(self) -> None:
@@ -108,7 +108,7 @@ class Standby:
     """Tries to start a companion until it gets the lease it needs.
 
     Args:
-        retry_seconds: how often that is tried.
+        retry_seconds: the interval of attempts.
     """
 
     def __init__(self, name: str, start: Callable[[], Companion], retry_seconds: float = RETRY_SECONDS) -> None:

@@ -64,11 +64,11 @@ class ServerTransactions(NamedTuple):
 
     Attributes:
         manager: the manager that requests use; None: other servers manage some or all transactions.
-        own: the manager in this process; None without one.
-        asked: the manager of all transactions, wherever it runs; None: the settings name it.
-        address: ``HOST:PORT`` of the service in this process; None without one.
+        own: the manager in this process; None: there is none.
+        asked: the manager of all transactions, in any process; None: the settings name it.
+        address: ``HOST:PORT`` of the service in this process; None: there is none.
         shared: the shared data of several servers; None: this server is the only one.
-        service: the service in this process; None without one.
+        service: the service in this process; None: there is none.
     """
 
     manager: TransactionManager | None = None

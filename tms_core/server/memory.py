@@ -95,6 +95,7 @@ class Memory:
             Unavailable: no memory became free in time.
         """
         size = min(size, int(self.limit_bytes * _LASTING) - share.size)
+        # Lasting uses wait in order of arrival; brief ones may use the rest, so that slow clients cannot block them.
         if self._used_bytes + size <= self.limit_bytes if brief else not self._waiting and self._fits(size):
             self._grant(share, size)
             return
@@ -105,6 +106,7 @@ class Memory:
         try:
             await self._wait(waiter)
         finally:
+            # Also after an error or a disconnect; the next waiting request may fit now.
             with suppress(ValueError):
                 self._waiting.remove(waiter)
             self._serve()

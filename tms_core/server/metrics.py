@@ -29,7 +29,7 @@ BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0,
 
 #: The same for each topic, where a series more costs more.
 _TOPIC_BUCKETS = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5)
-#: How many topics have series of their own: the first that are used.
+#: The most topics with separate series: the first used ones.
 MOST_TOPICS = 200
 #: Under this name stand all others. It can be a topic's, which is then one of them.
 _OTHER = TopicId("_other", "_other")
@@ -227,7 +227,7 @@ class _Service(Collector):
 
 
 class LeadershipMetrics(Collector):
-    """Who leads of several servers, as this one sees it."""
+    """The leader of several servers, as known to this server."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots

@@ -58,10 +58,10 @@ from tms_core.web.protocol import places
 if TYPE_CHECKING:
     from tms_core.server.rest.forward import Forwarder
 
-#: How many polls read the store at once. Those of a store on this machine use its processor, and each of them has the
-#: event loop wait for its turn; those of HBase mostly wait for an answer.
+#: The number of polls that read the store at once. Polls of a local store use the processor, and each delays the event
+#: loop; polls of HBase mostly wait for responses.
 _POLL_THREADS = {"hbase": 16, "leveldb": 4, "memory": 4}
-#: How many other calls that may wait are made at once: topics, consumers, roll backs, large bodies.
+#: The number of other blocking calls at once: topics, consumers, rollbacks, large bodies.
 _THREADS = 8
 
 logger = logging.getLogger(__name__)
@@ -69,10 +69,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunningServer:
-    """A server that answers.
+    """A running server.
 
     Attributes:
-        url: of REST, without a trailing slash.
+        url: the address of its REST API, without a trailing slash.
         transactions: ``HOST:PORT`` of the transaction service; None: there is none in this process.
         companions: its companions, by name.
     """
@@ -139,7 +139,7 @@ def serving(
             registry.register(LeadershipMetrics(member.slots))
             if member.is_alone:
                 member.begin(service)
-                # Another one may have led while this one waited.
+                # Another server may have led during the wait.
                 check_alone(settings, side)
         _make_topics(settings.server.system_topics, service)
         show(transactions, side, clock, registry)
@@ -200,7 +200,7 @@ def _messaging(
     stack: ExitStack,
     **more: Any,
 ) -> MessagingService:
-    """Return the service; ``more`` is handed to it as it is."""
+    """Return the service; ``more`` are further arguments of it."""
     server, transactions = settings.server, settings.transactions
     service = MessagingService(
         store,
@@ -228,7 +228,7 @@ def _make_topics(names: Sequence[str], service: MessagingService) -> None:
 
 
 def _side(settings: Settings, clock: Clock, stack: ExitStack, opened: _OpenResources) -> SideTable:
-    """Return where messages with a ttl of their own are noted, and more; beside a LevelDB store, never in it."""
+    """Return the side table; for LevelDB it is a separate database next to the store."""
     storage = settings.storage
     if storage.kind == "leveldb":
         folder, log = side_path(storage.leveldb.path), Path(settings.transactions.directory)
@@ -239,10 +239,10 @@ def _side(settings: Settings, clock: Clock, stack: ExitStack, opened: _OpenResou
 
 
 def open_side(storage: StorageSettings, clock: Clock) -> SideTable:
-    """Open the side table of a store, made where there is none.
+    """Open the side table of a store; create it if it does not exist.
 
     Raises:
-        StoreError: it could not be opened or made.
+        StoreError: it could not be opened or created.
     """
     if storage.kind == "memory":
         return MemorySide()
@@ -301,9 +301,9 @@ def _listen(
 
 
 def exposed(settings: Settings) -> Iterator[str]:
-    """Yield a sentence for each thing that is open, or shut to everybody.
+    """Yield a warning for each interface without protection, or closed to everybody.
 
-    None of it is refused, since outside protection may exist: a TLS proxy, a network policy.
+    They are only warnings, because there may be outside protection: a TLS proxy, a network policy.
     """
     server, transactions = settings.server, settings.transactions
     if server.auth.kind != "none":

@@ -81,7 +81,7 @@ class Page(NamedTuple, Generic[T]):
     Attributes:
         items: a list, or :class:`MessageColumns`.
         resume: the start of the next page; None after the last row of the range.
-        origin: the store's knowledge of the rows; None without any.
+        origin: the store's knowledge of the rows; None: there is none.
         rows_read: in a search, the number of read rows.
         gap: in a search, a range without keys: from after the last read row to the first row after the range.
     """
@@ -165,7 +165,7 @@ class TxCell(NamedTuple):
     """The transactional part of one message row.
 
     Attributes:
-        pointer: the stored write pointer, as it is.
+        pointer: the stored write pointer, unchanged.
         refers: whether the row takes its payload from the payload table; True when the store cannot tell cheaply.
     """
 

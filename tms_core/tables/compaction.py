@@ -20,8 +20,8 @@ from threading import Lock
 from tms_core.errors import StoreError
 from tms_core.tables.base import KeyTable, TableName
 
-#: Deleted rows and bytes of table files per slice, each about a second of compaction on a laptop. What lies at an edge
-#: is rewritten twice, so a large slice is worth more than an early start.
+#: Deleted rows and bytes of table files per slice, each about a second of compaction on a laptop. Rows at an edge are
+#: rewritten twice, so a large slice is worth more than an early start.
 SLICE_ROWS = 1_000_000
 SLICE_BYTES = 32 * 1024 * 1024
 

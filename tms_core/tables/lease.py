@@ -219,6 +219,7 @@ class Lease:
             LeaseLost: another process has taken it.
         """
         with self._lock:
+            # S12: read the cell, because another process may have taken the lease while this one slept.
             if self._mine is None:
                 raise _lost(self.seen)
             self._adopt(self._cell.lease())
@@ -230,7 +231,7 @@ class Lease:
         Raises:
             LeaseLost: another process has taken it.
         """
-        # Without the lock, so that a confirmation does not wait for a renewal. The fence tells whether the result is
+        # Without the lock, so that a confirmation does not wait for a renewal. The fence shows whether the result is
         # about the lease that was held at the start.
         fence = self.fence
         record = LeaseRecord.parse(self._cell.lease())
@@ -267,6 +268,7 @@ class Lease:
         if mine is None:
             raise _lost(self.seen)
         renewed = replace(mine, beat=mine.beat + 1, renewed_ms=self._clock.now_ms()).pack()
+        # Compare-and-set: a renewal must not overwrite the record of another holder.
         if not self._cell.swap_lease(present, renewed):
             return False
         self._mine = renewed

@@ -162,7 +162,7 @@ class Ahead(KeyReads):
         try:
             page = self._table.read(KEYS, start, None, self._size)
         except StoreError:
-            # The unreadable row may lie far behind the requested key, in another topic.
+            # The unreadable row may lie far after the requested key, in another topic.
             self.forget()
             return self._table.read(KEYS, start, None, 1)
         self._keep(start, page)

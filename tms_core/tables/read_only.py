@@ -3,7 +3,7 @@
 A LevelDB store that is open for writing cannot be cloned, because its files change all the time. Therefore readers (a
 plan, an audit, the background count) get this store, whose tables cannot write (invariant S5).
 
-The trade against a clone: this store shows the rows as they are while one reads, not as they were at one moment.
+The trade-off against a clone: a read sees the present rows, not a consistent snapshot.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def read_only(store: Reads) -> Reads:
 class ReadOnlyStore(WrappedStore):
     """A store that can be read and not changed; :func:`read_only` makes one.
 
-    Nothing of it can write. Its ``calls`` are those made through it and its parts, and no others.
+    It has no method that writes. Its ``calls`` count only operations of itself and its parts.
 
     Args:
-        calls: where operations are counted; None: in a count of its own.
+        calls: the counter of operations; None: a new counter.
     """
 
     def __init__(self, store: Reads, calls: Calls | None = None) -> None:

@@ -1,9 +1,9 @@
 """The records in the side table about the folders of a store: its transaction log, and the janitor's state.
 
-Both are named by settings of their own, so a wrong setting can lead past them. An empty transaction log then starts
-beside messages of transactions it does not know, and readers are shown messages that were never committed. Therefore
-the store records which transaction system it belongs to and how far that has come, and a log that does not fit is
-refused. The record costs one row at each transaction snapshot, nothing at each transaction.
+Settings name both, so a wrong setting can name other folders. An empty transaction log then meets messages of unknown
+transactions, and readers see messages that were never committed. Therefore the store records its transaction system
+and the last write pointer, and another log is rejected. The record costs one row at each transaction snapshot, nothing
+at each transaction.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class SystemRecord(NamedTuple):
     """A transaction system, or a janitor's state.
 
     Attributes:
-        id: a random name; empty where it has none, as a transaction service of CDAP's.
-        place: where it is, for people.
+        id: a random name; empty: it has none, as a transaction service of CDAP.
+        place: its folder or address, for operators.
         pointer: the highest write pointer in its newest snapshot; 0: any value is accepted.
         taken_ms: time of that snapshot.
     """
@@ -89,6 +89,6 @@ def _read(side: SideTable, key: bytes) -> SystemRecord | None:
 
 
 def _write(side: SideTable, key: bytes, recorded: SystemRecord) -> None:
-    # A janitor does not make the table: it works without one, and needs no right to make one.
+    # A janitor does not create the table: it works without one, and needs no permission to create it.
     with suppress(StoreNotFound):
         side.put([(key, json.dumps(recorded._asdict()).encode())])

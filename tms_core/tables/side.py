@@ -26,12 +26,12 @@ from tms_core.topic import TopicId
 #: First bytes of keys: an expiry by its moment, an expiry by its message.
 _BY_TIME, _BY_MESSAGE = b"e", b"m"
 _TIME_BYTES = 8
-#: How many moments are read at once.
+#: The number of expiries in one read.
 _MOMENTS = 8192
 
 
 class SideChange(NamedTuple):
-    """A change of rows that is made if one of them holds the data read, as of :meth:`SideTable.exchange`."""
+    """A conditional change of rows, as for :meth:`SideTable.exchange`."""
 
     key: bytes
     expected: bytes | None
@@ -60,11 +60,11 @@ class SideTable(ABC):
 
     @abstractmethod
     def put(self, rows: Sequence[tuple[bytes, bytes]]) -> None:
-        """Write rows, in this order where they cannot be written all at once."""
+        """Write rows, in this order if the write is not atomic."""
 
     @abstractmethod
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Delete rows, in this order where they cannot be deleted all at once; need not survive a crash."""
+        """Delete rows, in this order if the deletion is not atomic; the deletion may be lost in a crash."""
 
     def exchange(
         self,
@@ -74,16 +74,16 @@ class SideTable(ABC):
         puts: Sequence[tuple[bytes, bytes]] = (),
         deletes: Sequence[bytes] = (),
     ) -> bool:
-        """Write a row if it still holds the data read, and with it change others. All of it is durable on return.
+        """Write a row if it still has the expected value, and change other rows with it. Durable on return.
 
-        Where it cannot be done all at once it is done in this order: the row, ``puts``, ``deletes``.
+        If the change is not atomic, the order is: the row, ``puts``, ``deletes``.
 
         Args:
-            key, expected, value: the row, what it must hold (None: it is not there), and what it holds then.
-            deletes: keys of others to delete.
+            key, expected, value: the row, its expected value (None: it does not exist), and its new value.
+            deletes: keys of other rows to delete.
 
         Returns:
-            False when the row holds something else; nothing was done.
+            Whether the row had the expected value; if not, nothing was done.
         """
         return self.exchange_each([SideChange(key, expected, value, puts, deletes)])[0]
 
@@ -206,12 +206,12 @@ class Expiries:
             yield [expiry for key, _ in page.items if (expiry := _expiry(key)) is not None]
 
     def expires_ms(self, key: bytes) -> int | None:
-        """Return the first moment at which a message is gone; None when it lives as long as its topic says."""
+        """Return the first time at which a message is expired; None: only the TTL of its topic applies."""
         value = self._table.get(_BY_MESSAGE + key)
         return None if value is None else int.from_bytes(value, "big")
 
     def between(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[tuple[bytes, int]]]:
-        """Return the messages of a range of keys that have a ttl of their own, each with its moment."""
+        """Return the messages with their own TTLs in a range of keys, each with its expiry."""
         last = stop_key(_BY_MESSAGE) if stop is None else _BY_MESSAGE + stop
         page = self._table.rows(_BY_MESSAGE + start, last, limit)
         items = [(key[len(_BY_MESSAGE) :], int.from_bytes(value, "big")) for key, value in page.items]

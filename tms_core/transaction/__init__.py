@@ -1,1 +1,1 @@
-"""Apache Tephra's transactions: visibility, snapshots, logs, and where they come from."""
+"""Apache Tephra's transactions: visibility, snapshots and their sources, logs, the manager."""

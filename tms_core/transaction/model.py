@@ -19,9 +19,9 @@ from heapq import merge
 from itertools import groupby, islice
 from operator import lt
 
-#: Transaction ids per millisecond: an id divided by this is the time, in ms, at which its transaction began.
+#: Transaction ids per millisecond: an id divided by this is the start of its transaction, in milliseconds.
 TX_PER_MS = 1_000_000
-#: What stands for "the first transaction in progress" when there is none, and for the pointers of a dummy transaction.
+#: The value of "first transaction in progress" if no transaction is, and of the pointers of a dummy transaction.
 NO_TX_IN_PROGRESS = 2**63 - 1
 #: The timeout of a short transaction for which none is requested, as in Tephra.
 DEFAULT_TIMEOUT_SECONDS = 30
@@ -62,14 +62,14 @@ class Transaction:
 
     Attributes:
         read_pointer: the highest version it may read.
-        transaction_id: the pointer it was started with; names it for life.
+        transaction_id: the pointer of its start, which identifies it.
         write_pointer: the version of its new writes: its id, or its newest checkpoint.
         invalids: the invalid list when it started, ascending (see :func:`ascending`).
         in_progress: the pointers in progress when it started, checkpoints included, itself excluded; ascending.
-        first_short_in_progress: the lowest of those that is not long, or ``NO_TX_IN_PROGRESS``.
+        first_short_in_progress: the lowest of them that is not long, or ``NO_TX_IN_PROGRESS``.
         type: short or long.
         checkpoint_write_pointers: its own checkpoints, the current one included; ascending.
-        visibility_level: how much of its own writes it sees.
+        visibility_level: which of its own writes it sees.
     """
 
     read_pointer: int
@@ -142,7 +142,7 @@ class InProgress:
 
     @property
     def is_long(self) -> bool:
-        """Return whether it is a long transaction. Without a type, a negative expiration says so
+        """Return whether it is a long transaction. Without a type, a negative expiration means a long one
         (``TransactionManager``).
         """
         return self.expiration_ms < 0 if self.type is None else self.type is InProgressType.LONG
@@ -150,15 +150,15 @@ class InProgress:
 
 @dataclass(frozen=True, slots=True)
 class VisibilityState:
-    """The part of a snapshot that decides which writes readers see: all that cleaning needs.
+    """The part of a snapshot that decides which writes readers see.
 
     Attributes:
         timestamp_ms: wall time at which the state was copied.
         read_pointer: the highest version that new transactions read.
         write_pointer: the highest pointer issued by then.
-        invalid: ids of failed transactions. Sorted and freed of duplicates here, whatever order it comes in; an array
-            that is already so is kept without a copy and must not be changed afterwards.
-        in_progress: ids in progress; put in order of write pointer here.
+        invalid: ids of failed transactions, in any order. They are sorted here, without duplicates; an array that is
+            already sorted is used without a copy, and must not be changed afterwards.
+        in_progress: ids in progress, in any order; they are sorted by write pointer here.
     """
 
     timestamp_ms: int
@@ -229,12 +229,11 @@ class VisibilityState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a snapshot file holds: visibility, and what conflict detection needs after a restart.
+    """The contents of a snapshot file: visibility, and the facts for conflict detection after a restart.
 
     Attributes:
-        visibility: visibility.
-        committing: change keys of transactions that asked to commit, by transaction id.
-        committed: change keys of committed transactions, by the pointer they were committed at.
+        committing: change keys of transactions after ``canCommit``, by transaction id.
+        committed: change keys of committed transactions, by commit pointer.
     """
 
     visibility: VisibilityState
@@ -251,7 +250,7 @@ def ascending(pointers: Iterable[int]) -> array[int]:
     """Return the pointers as 64-bit numbers, sorted, each once.
 
     Args:
-        pointers: in any order, also with duplicates. An array that is already strictly ascending is returned as it is.
+        pointers: in any order, also with duplicates. A strictly ascending array is returned unchanged.
     """
     values = pointers if isinstance(pointers, array) else array("q", pointers)
     if all(map(lt, values, islice(values, 1, None))):
@@ -273,12 +272,12 @@ def _pointers(entries: Iterable[InProgress]) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class LateTransaction:
-    """A transaction in progress at whose messages readers in transactions wait.
+    """A transaction in progress whose messages block readers in transactions.
 
     Attributes:
         pointer: its id.
-        client: its client; empty where that is not known.
-        topics: where it has published, with the time of the first message there in milliseconds; in order.
+        client: its client; empty: unknown.
+        topics: the topics that it has published to, with the time of the first message in milliseconds; in order.
     """
 
     pointer: int

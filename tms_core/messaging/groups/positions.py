@@ -137,6 +137,8 @@ class ConsumerRegistry:
             self.found(metadata, name)
             claims = self._release_claims(metadata, name, _Force(force, principal))
             try:
+                # The position first: claims without a position count for nothing, and the next registration of the name
+                # deletes them.
                 self._positions.delete(metadata, name)
                 self._side.delete([*claims, drained_key(ConsumerGroup.of(metadata, name))])
             finally:

@@ -47,6 +47,8 @@ class InFlight:
         with self._lock:
             for key in keys:
                 del self._busy[key]
+            # Every request of a producer ends here, and rarely is a thread waiting; a notification costs more than the
+            # check.
             if self._waiting:
                 self._changed.notify_all()
 

@@ -102,6 +102,7 @@ class LastRequest(NamedTuple):
         if not positions:
             return self
         bits = _LANE_BITS if self.lane else _PLACE_BITS
+        # The last place shows the request: its number modulo the places, counted from this request on.
         place = positions[-1] >> bits
         sequence = self.sequence + (place - self.sequence) % _PLACES
         number = sum(at >> bits == place for at in positions)

@@ -61,7 +61,7 @@ class Answer(Generic[R]):
         with self._lock:
             self._outcome, self._done = outcome, True
         for call in self._calls:
-            # An error would leave the rest of the batch without an outcome, for ever.
+            # An error would leave the rest of the batch without an outcome.
             harmless(call)
 
     def when_done(self, call: Callable[[], object]) -> None:

@@ -26,15 +26,15 @@ from tms_core.settings.models import AuthQuota, AuthRule
 from tms_core.topic import TopicId, remembered
 from tms_core.web.failed_attempts import MOST_WAITING, FailedAttempts
 
-#: How many good tokens are remembered.
+#: The most cached valid tokens.
 _REMEMBERED = 4096
 #: A bearer token in the grammar of RFC 6750, and no longer than any issuer makes them.
 _BEARER = re.compile(rb"bearer +([A-Za-z0-9._~+/=-]{1,8192}) *", re.IGNORECASE)
 
 Headers = Iterable[tuple[bytes, bytes]]
-#: The principal of a rule for everybody who is known.
+#: The principal of a rule for all authenticated principals.
 EVERYBODY = "*"
-#: How many decisions are remembered; two principals on each of some thousand topics.
+#: The most cached decisions: two principals on each of some thousand topics.
 _DECISIONS = 8192
 #: The longest name of a principal, in characters; it appears in every line of the access log.
 _LONGEST = 256
@@ -43,9 +43,9 @@ _LONGEST = 256
 class Need(Enum):
     """The check of a request before it is handled."""
 
-    #: Nothing; no token is asked for.
+    #: Nothing; no token is required.
     NOTHING = "nothing"
-    #: A principal that is known, whatever the rules say of it.
+    #: An authenticated principal, independent of the rules.
     KNOWN = "known"
     #: At least one of the three on the topic.
     ANY = "any"
@@ -113,10 +113,10 @@ def is_principal(name: str) -> bool:
 
 
 class Identity(NamedTuple):
-    """Whose token it is.
+    """The principal of a token.
 
     Attributes:
-        expires_ms: from when on it does not count any more; None: it does not end by itself.
+        expires_ms: the time of its expiry; None: it does not expire.
     """
 
     principal: str
@@ -124,10 +124,10 @@ class Identity(NamedTuple):
 
 
 class Authenticator(Protocol):
-    """A way to prove who one is."""
+    """A method of authentication."""
 
     def refresh(self) -> bool:
-        """Look whether what tokens are verified with has changed; True: a valid token may have become invalid."""
+        """Check for changed keys or tokens; return whether a valid token may have become invalid."""
         ...
 
     def identify(self, token: bytes) -> Identity:
@@ -140,14 +140,14 @@ class Authenticator(Protocol):
 
 
 class Gate:
-    """Lets requests pass, or not.
+    """The access control of a server: tokens, rules and quotas.
 
     Args:
-        connections: how many the server takes at once.
+        connections: the most connections of the server.
 
     Attributes:
-        quotas: what each principal may use.
-        failed: the failed attempts of late, by address.
+        quotas: the quotas of principals.
+        failed: the recent failed attempts, by address.
     """
 
     def __init__(

@@ -33,9 +33,9 @@ _RSA = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
 _CURVES = {"secp256r1": ("ES256",), "secp384r1": ("ES384",), "secp521r1": ("ES512",)}
 #: The shortest RSA key that is still safe, in bits (RFC 7518, 3.3).
 _RSA_BITS = 2048
-#: How far the issuer's clock may be off, in seconds: more than any NTP offset, too short for a thief of a token to use.
+#: The tolerance for the issuer's clock, in seconds: more than any NTP offset, too short to use a stolen token.
 LEEWAY_SECONDS = 30
-#: What a time in a claim may be at most, in seconds; any number up to here is exact as a double.
+#: The highest time in a claim, in seconds; all numbers up to it are exact as doubles.
 _LAST_SECOND = 2**53 // 1000
 #: What PyJWT and cryptography raise at members of a key that are of another type, or no numbers of such a key.
 _NO_KEY = (ValueError, TypeError, KeyError, AttributeError, OverflowError, UnsupportedAlgorithm)
@@ -80,7 +80,7 @@ class Jwt:
         try:
             claims = self._claims(token)
         except jwt.PyJWTError as error:
-            # Of what PyJWT says only the kind of error is free of what stands in the token.
+            # PyJWT's messages may contain parts of the token; only the kind of error does not.
             raise _refused(type(error).__name__) from error
         expires_ms = self._in_time(claims)
         principal = claims.get(self._settings.principal_claim)
@@ -113,7 +113,7 @@ class Jwt:
         """Return when the token expires, in milliseconds.
 
         Raises:
-            Unauthorized: it has, it is not good yet, or its times are none.
+            Unauthorized: it has expired, is not valid yet, or its times are invalid.
         """
         now_ms, leeway_ms = self._clock.now_ms(), LEEWAY_SECONDS * 1000
         expires_ms = _milliseconds(claims["exp"]) + leeway_ms
@@ -193,7 +193,7 @@ def _no_jwks(file: str) -> ConfigurationError:
 
 
 def _usable(name: str | None, key: object, only: object) -> Iterator[_Key]:
-    """Yield the key with the algorithms of its kind, or the one it is made for; nothing, if there are none."""
+    """Yield the key with its own algorithm, or with each algorithm of its kind."""
     if isinstance(key, RSAPublicKey) and key.key_size >= _RSA_BITS:
         fitting: tuple[str, ...] = _RSA
     elif isinstance(key, EllipticCurvePublicKey):

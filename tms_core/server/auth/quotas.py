@@ -1,8 +1,8 @@
 """Resource limits of a principal.
 
-A quota is for each principal: requests in flight, bytes per second and topics. Bytes count once they have come or gone,
-so a request is never cut off; an excess is a debt that delays the next requests. All of it is kept in memory
-and per server: of several servers each grants the whole quota.
+A quota is for each principal: requests in flight, bytes per second and topics. Bytes count after
+their transfer, so a request is never interrupted; an excess is a debt that delays the next requests. Usage is in memory
+and per server: each of several servers grants the whole quota.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from tms_core.clock import Clock
 from tms_core.errors import QuotaExceeded
 from tms_core.settings.models import AuthQuota
 
-#: How many principals are remembered; the one that was not seen for longest is forgotten first.
+#: The most remembered principals; the one with the oldest request is forgotten first.
 MOST_REMEMBERED = 4096
 _EVERYBODY = "*"
 
 
 @dataclass(slots=True)
 class _Usage:
-    """The usage of a principal; ``bytes_left`` is below 0 where it owes some."""
+    """The usage of a principal; ``bytes_left`` is negative if it has a debt."""
 
     requests: int
     bytes_left: float
@@ -34,7 +34,7 @@ class Quotas:
     """The quotas in force, and their usage. For one thread.
 
     Args:
-        quotas: the first that names a principal is its own; ``*`` is for those that none names.
+        quotas: the first quota that names a principal applies; ``*`` applies to all others.
     """
 
     def __init__(self, quotas: Sequence[AuthQuota], clock: Clock) -> None:
@@ -77,19 +77,19 @@ class Quotas:
             use.requests -= 1
 
     def spend(self, principal: str, size: int) -> None:
-        """Count bytes that have come from a principal or gone to it."""
+        """Count transferred bytes of a principal."""
         quota = self.of(principal)
         if quota is not None and quota.bytes_per_second is not None:
             self._use(principal, quota).bytes_left -= size
 
     def require_topics(self, principal: str, present: int) -> None:
-        """Let a principal make one more topic.
+        """Check that a principal may create one more topic.
 
         Args:
-            present: how many it has.
+            present: the number of its topics.
 
         Raises:
-            QuotaExceeded: it has as many as it may.
+            QuotaExceeded: it has the most topics allowed.
         """
         quota = self.of(principal)
         if quota is not None and quota.topics is not None and present >= quota.topics:

@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 
 #: Random bytes in a token.
 _BYTES = 32
-#: How tokens begin, so that a search for secrets that were published by mistake finds them.
+#: The prefix of tokens, so that scanners find secrets that were published by mistake.
 _MARK = "tms_"
 _LINE = re.compile(r"(\S+):\s+sha256\$([0-9a-f]{64})\s*(?:#.*)?")
 

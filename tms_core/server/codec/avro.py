@@ -25,7 +25,7 @@ from tms_core.transaction.codec.varint import MORE, read_varint, varint, zigzag
 _END = b"\0"
 #: How CDAP counts a message towards a chunk: its id, its payload, and 8.
 _MESSAGE_BYTES = 20 + 8
-#: What a message's object takes beside its bytes, and its place in a list.
+#: The memory of a message's object and its list entry, without its bytes.
 _OBJECT_BYTES = 48
 #: A message's id is always 20 bytes long.
 _ID_LENGTH = b"\x28"
@@ -35,7 +35,7 @@ class AvroCodec:
     """CDAP's own language (:class:`tms_core.server.codec.bodies.Codec`).
 
     Args:
-        most_messages: how many messages may be published with one request.
+        most_messages: the most messages in one publish request.
     """
 
     content_type = b"avro/binary"
@@ -114,7 +114,7 @@ class AvroCodec:
             lengths = list(map(len, payloads))
             weights = _weights(lengths, size)
             first = 0
-            # A block that carries ``size`` from the page before ends behind the first message that fills it.
+            # A block that already has ``size`` bytes of the previous page stops after the first message that fills it.
             while (stop := bisect_left(weights, weights[first] - size + CHUNK_BYTES, first + 1)) <= len(page):
                 block += _items(ids[first:stop], lengths[first:stop], payloads[first:stop])
                 yield b"".join([varint(count + stop - first), *block])
@@ -210,6 +210,7 @@ class _Reader:
         found: list[bytes] = []
         add, data, total = found.append, self._data, len(self._data)
         while count := self.take_long():
+            # Avro: after a negative count comes the size of the block in bytes, which a reader may ignore.
             if count < 0:
                 self.take_long()
                 count = -count
@@ -255,6 +256,6 @@ class _Lengths(dict[int, bytes]):
         return varint(length)
 
 
-#: The numbers of what was published: a transaction publishes again and again, and most requests begin and end alike.
+#: The encoded numbers of a response: a transaction publishes repeatedly, and most requests have the same numbers.
 _number = lru_cache(maxsize=1024)(varint)
 _LENGTHS = _Lengths((length, varint(length)) for length in range(4096))

@@ -17,10 +17,10 @@ from tms_core.rowkey import MessageId
 from tms_core.transaction.codec.thrift import decode_transaction
 from tms_core.transaction.model import Transaction
 
-#: About how many bytes of messages make one piece of an answer (CDAP's messaging.http.server.consume.chunk.size).
+#: The approximate bytes of messages in a piece of a response (CDAP's messaging.http.server.consume.chunk.size).
 CHUNK_BYTES = 60_000
-#: What a message counts towards the limit of a request at least, in bytes: an empty one takes memory, too, several
-#: times as much as this while it is being written.
+#: The least size of a message for the limit of a request, in bytes: an empty message takes memory, too, several times
+#: as much during its write.
 MESSAGE_BYTES = 64
 #: A message id.
 _ID_BYTES = 20
@@ -59,7 +59,7 @@ class Codec(Protocol):
         ...
 
     def publish_cost(self, body: bytes) -> int:
-        """Return how much memory :meth:`read_publish` takes at most, in bytes, the messages included."""
+        """Return the most memory that :meth:`read_publish` takes, in bytes, including the messages."""
         ...
 
     def read_rollback(self, body: bytes) -> RollbackRange | int:
@@ -67,8 +67,8 @@ class Codec(Protocol):
         ...
 
     def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
-        """Return the body of a group's ``rollback``: whose claims are rolled back, and behind which id; None: all of
-        them.
+        """Return the body of a group's ``rollback``: the transaction, and the id after which its claims are released;
+        None: all claims.
         """
         ...
 

@@ -28,10 +28,10 @@ _LONG = range(-(2**63), 2**63)
 _INT = range(INT_MIN, INT_MAX + 1)
 #: Messages in the answer to a poll without a limit: clients hold a JSON answer whole.
 POLL_MESSAGES = 1000
-#: How often a text is in memory while it is taken apart: decoded, cut up and encoded again; a character that is not
-#: ASCII makes each of a text four bytes wide.
+#: The copies of a text in memory during parsing: decoded, split and encoded again. One character above ASCII makes all
+#: characters of a text wider.
 _COPIES, _WIDE_COPIES = 3, 9
-#: What the value behind each of these takes in memory at most, in bytes.
+#: The most memory of the value after each of these characters, in bytes.
 _OBJECT_BYTES = {b"{": 300, b"[": 100, b",": 60}
 _RANGE = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
 
@@ -41,7 +41,7 @@ class JsonCodec:
     """JSON (:class:`tms_core.server.codec.bodies.Codec`).
 
     Attributes:
-        most_messages: how many messages may be published with one request.
+        most_messages: the most messages in one publish request.
     """
 
     most_messages: int = sys.maxsize
@@ -145,7 +145,7 @@ def read_properties(body: bytes) -> dict[str, str]:
 
 
 def read_position(body: bytes) -> MessageId:
-    """Return how far a consumer has read: ``{"position": "40 hex digits"}``."""
+    """Return the position of a consumer: ``{"position": "40 hex digits"}``."""
     given = _object(body, {"position"})
     return _id("position", given.get("position"))
 

@@ -244,7 +244,7 @@ class MessageFence(TableFence):
                 raise
 
     def _shown(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
-        """Return a function that tells whether readers see a key of a generation; None: they see all keys."""
+        """Return the predicate of the keys of a generation that readers see; None: they see all keys."""
         prefix = _generation(start)
         if prefix is None:
             return None

@@ -8,9 +8,8 @@ Correctness depends neither on that delay nor on clocks:
 
 * **No acknowledged message is lost.** The server reads the lease's cell again before it acknowledges a write. If the
   cell still has this term, the next leader starts after the rows exist, and finds them.
-* **No late row is visible.** A leader that is suspended before or during a write continues after it wakes, maybe an
-hour
-  later. Its late rows fall into a gap that the next leader has sealed (:mod:`tms_core.server.ha.sealed_ranges`).
+* **No late row is visible.** A leader that is suspended before or during a write continues after it wakes, possibly an
+  hour later. Its late rows fall into a gap that the next leader has sealed (:mod:`tms_core.server.ha.sealed_ranges`).
 * **A former leader returns no outdated reads.** The lease must have time left before and after each read of the store,
   by this machine's monotonic clock, sleep included.
 
@@ -180,6 +179,8 @@ class Leadership:
                 if self._ending:
                     self._give_back()
             else:
+                # The lease was lost in this process's sleep: no request may use the old term while the lease is
+                # acquired.
                 self._end()
                 self._lease.acquire(patient=patient, read=read)
                 self._won()
@@ -251,6 +252,7 @@ class Leadership:
     def _won(self) -> None:
         former = self._lease.seen
         is_free = former is None or not former.holder
+        # A released lease has no calls under way; an expired one may have, until the fencing delay has passed.
         self._began_ms = self._clock.monotonic_ms() + (0 if is_free else self._delay_ms)
         logger.info(
             "this server has the lease, number %d, and leads %s", self._lease.fence, _when(is_free, self._delay_ms)

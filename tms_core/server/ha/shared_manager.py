@@ -31,7 +31,7 @@ from tms_core.transaction.rpc.line import (
     as_text,
 )
 
-#: How long one look waits for the takeover of the manager, in seconds; the same thread has to renew leases.
+#: The longest wait for the takeover of the manager, in seconds; the same thread renews the leases.
 _WAIT_SECONDS = 0.5
 
 logger = get_logger(__name__)
@@ -136,7 +136,7 @@ class SharedManager:
             logger.warning("the transaction manager has left no snapshot, but its log: %s", error)
 
     def _begin(self) -> Still:
-        """Let the manager take over; return a function that tells whether the takeover is still valid."""
+        """Start the takeover of the manager; return a function that returns whether it is still valid."""
         still = self._leadership.tenure()
         self.manager.begin()
         self._on_takeover(self.manager)

@@ -281,6 +281,7 @@ class Agreement:
                 f"servers whose server.leader.slots is {slots} still run. The new servers wait until those have ended."
             )
         seen = lease.seen
+        # The previous holder, or the holder that it noted at its release: either may have late writes for an hour.
         left = None if seen is None else seen if seen.holder else seen.former
         if left is None or left.renewed_ms + REACH_MS <= self._clock.now_ms():
             return None

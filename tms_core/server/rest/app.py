@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 access = get_logger("tms_core.access")
 
-#: What errors of the service are in HTTP (CDAP's HttpExceptionHandler); any other is 500, and goes to the log.
+#: The HTTP status of errors of the service (CDAP's HttpExceptionHandler); others are 500, and are logged.
 _STATUS: dict[type[TmsError], int] = {
     # Before BadRequest, of which it is one.
     TooLarge: 413,
@@ -94,7 +94,7 @@ _STATUS: dict[type[TmsError], int] = {
 }
 #: A client that went away before it was answered; never sent.
 _CLIENT_GONE = 499
-#: What of the refusals is in the audit log, and which requests are there in any case, by route and method.
+#: The rejections in the audit log, by status; and the requests that are always in it, by route and method.
 _REFUSALS = {401: Event.UNAUTHORIZED, 403: Event.FORBIDDEN, 429: Event.LIMITED}
 _AUDITED = {
     ("topic", "PUT"): Event.TOPIC_CREATE,
@@ -106,14 +106,14 @@ _AUDITED = {
     ("rollback", "POST"): Event.ROLLBACK,
     ("group_rollback", "POST"): Event.GROUP_ROLLBACK,
 }
-#: Goes with 401: how one proves who one is (RFC 6750).
+#: The header of 401: the method of authentication (RFC 6750).
 _CHALLENGE = (b"www-authenticate", b'Bearer realm="tms"')
-#: Goes with 503: when to try again, in seconds.
+#: The header of 503: the time until the next attempt, in seconds.
 _RETRY = (b"retry-after", b"1")
 #: A character of a path without blanks, and such a path.
 _LETTER = r"""[^\s'",;:)]"""
 _PATH = rf"""(?<![^\s'"(])/{_LETTER}+"""
-#: Goes with 409 where messages go to other partitions now.
+#: The header of 409 if the routes of the topic have changed.
 _PARTITIONS = (b"x-tms-partitions", b"changed")
 
 _TOPICS = "/v1/namespaces/{namespace}/topics"
@@ -227,7 +227,7 @@ class _Route(Route):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in self._served:
-            # Starlette would answer by itself, without a code.
+            # Starlette's own response would have no error code.
             raise HTTPException(405, "Method Not Allowed", {"allow": ", ".join(self._served)})
         await super().handle(scope, receive, send)
 
@@ -239,7 +239,7 @@ class _GuardedRoute(_Route):
         self._needs = guarded.needs
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # What is not served needs a known principal to be told so.
+        # Also "not found" requires an authenticated principal.
         need = self._needs.get(scope["method"], Need.KNOWN)
         if need is Need.NOTHING:
             await super().handle(scope, receive, send)
@@ -334,7 +334,7 @@ class RequestMiddleware:
             pass
         except (TmsError, HTTPException) as error:
             if status != _CLIENT_GONE:
-                # The answer has begun; all that is left is to cut it short.
+                # The response has started; it can only be cut short.
                 raise
             if isinstance(error, StoreFull):
                 # Every request that writes meets a full disk, and the log may lie on it.
@@ -346,7 +346,7 @@ class RequestMiddleware:
             harmless(self._metrics.request, route.name if route else "none", status, seconds)
             self._audit(scope, status)
             if self._access_log:
-                # Encoded, or a path with a line end in it would make up lines of its own.
+                # Encoded, because a line break in a path could forge log lines.
                 path, who = quote(scope["path"]), f" {scope['principal']}" if "principal" in scope else ""
                 line = "%s %s %s %d %.1f ms%s"
                 access.info(line, address_of(scope), scope["method"], path, status, seconds * 1000, who)
@@ -406,7 +406,7 @@ async def _refuse(scope: Scope, send: Send, error: TmsError | HTTPException) -> 
         more.append((FENCED, b"true"))
     message, hint = error.message, error.hint
     if isinstance(error, StoreError) and status >= 500:
-        # Where the store is concerns its operator only, who reads the log. Its own path may have blanks in it.
+        # The path of the store is for its operator only, in the log. It may contain blanks.
         paths = f"{re.escape(error.path)}{_LETTER}*|{_PATH}" if error.path else _PATH
         message, hint = re.sub(paths, "…", message), re.sub(paths, "…", hint)
     await _answer_error(scope, send, status, error.code, message, hint, *more)

@@ -1,8 +1,8 @@
 """The body of a request, read completely within a limit.
 
-A body is kept whole, because a batch is written whole. Therefore its size is limited before and after decompression; a
-small body that inflates without bound is stopped at the limit. CDAP 6's clients send gzip. The memory for a body is
-reserved from the memory of all requests (:mod:`tms_core.server.memory`) before more of it is read.
+A body is read into memory completely, because a batch is written at once. Therefore its size is limited before and
+after decompression; a small body that inflates without bound is stopped at the limit. CDAP 6's clients send gzip. The
+memory for a body is reserved from the memory of all requests (:mod:`tms_core.server.memory`) before more of it is read.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Headers = dict[bytes, bytes]
 
 #: zlib's window bits for gzip.
 GZIP = 31
-#: By how much gzip makes bytes fewer, at most (RFC 1951: 258 bytes from two bits).
+#: The highest compression ratio of gzip (RFC 1951: 258 bytes from two bits).
 _GZIP_RATIO = 1032
-#: What a body takes for each of its bytes while it comes in pieces and when these are put together.
+#: The memory of a body for each of its bytes: its pieces, and the joined body.
 _HELD = 2
 
 
 class BodyLimit(NamedTuple):
-    """How large a body may be.
+    """The size limit of a body.
 
     Attributes:
-        bytes: packed and unpacked.
-        reason: what sets it: the setting, or what bodies of this kind are for.
+        bytes: the limit before and after decompression.
+        reason: its source: the setting, or the kind of body.
     """
 
     bytes: int
@@ -39,7 +39,7 @@ class BodyLimit(NamedTuple):
 
 
 class Disconnected(Exception):
-    """The client went away before it had said everything."""
+    """The client disconnected before its request was complete."""
 
 
 async def read_body(headers: Headers, receive: Receive, limit: BodyLimit, share: Share) -> bytes:

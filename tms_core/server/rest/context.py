@@ -158,12 +158,12 @@ class ServerContext:
 
     Args:
         max_request_bytes: the largest body, before and after decompression.
-        gate: the access rules; None: everybody may do everything.
+        gate: the access control; None: no restrictions.
         poll_threads: the threads in which polls read the store, so that other requests do not wait; None: ``threads``.
         transaction_ids: the most ids in the transaction of a poll (``server.max_transaction_ids``).
         present_ids: the number of ids in a present transaction of this process's manager; a poll may have a tenth more,
             whatever the setting is.
-        hold_seconds: how long the janitor in this process holds rows after a ttl was shortened; None without one.
+        hold_seconds: how long the janitor in this process holds rows after a shortened TTL; None: there is no janitor.
     """
 
     service: MessagingService
@@ -250,7 +250,7 @@ class ServerContext:
     @property
     def poll_body(self) -> BodyLimit:
         """Return the limit for the body of a poll."""
-        # Some ids that existed when the transaction started may be gone by now, but not many.
+        # A few ids may have left the list since the start of the transaction.
         by_list = _POLL_BYTES + _ID_BYTES * (self.present_ids() * 11 // 10)
         by_setting = min(_POLL_BYTES + _ID_BYTES * self.transaction_ids, self.max_request_bytes)
         return BodyLimit(max(by_list, by_setting), "server.max_transaction_ids")

@@ -30,7 +30,7 @@ from tms_core.server.rest.body import Disconnected
 
 #: Marks a request that was passed on: it is never passed on again.
 FORWARDED = b"x-tms-forwarded"
-#: What is about one connection and not about what passes over it (RFC 9110, 7.6.1); and what each side says itself.
+#: Headers of one connection (RFC 9110, 7.6.1), and headers that each side sets itself.
 _ONE_HOP = frozenset(
     {
         b"connection",
@@ -47,12 +47,12 @@ _ONE_HOP = frozenset(
         b"upgrade",
     }
 )
-#: What is asked of the leader; all else each server answers for itself.
+#: The paths that are forwarded to the leader.
 _PATHS = "/v1/"
-#: How long the leader may take to accept a connection, and to send the next piece, in seconds; a batch that HBase takes
-#: long for is repeated within that.
+#: The timeouts for a connection to the leader, and for the next piece of its response, in seconds. The leader repeats a
+#: slow batch of HBase within that.
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 120.0
-#: How many connections to the leader are kept, and for how many seconds: shorter than it keeps idle ones itself.
+#: The most idle connections to the leader, and their lifetime in seconds, which is shorter than the leader's.
 _KEPT, _IDLE_SECONDS = 100, 30.0
 _TIMEOUT = httpx2.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS).as_dict()
 #: Nothing was sent when one of these comes.
@@ -65,7 +65,7 @@ async def _never(scope: Scope, receive: Receive, send: Send) -> None:
     """Do nothing: a placeholder for the handlers of other servers."""
 
 
-#: What requests that were passed on are counted as.
+#: The route under which forwarded requests are counted.
 _ROUTE = Route("/{path:path}", _never, name="forwarded")
 
 
@@ -75,7 +75,7 @@ class Forwarder:
     def __init__(self, slots: Slots, ca_file: Path | None = None, certificate_name: str = "") -> None:
         self._slots = slots
         self._extensions = {"timeout": _TIMEOUT} | ({"sni_hostname": certificate_name} if certificate_name else {})
-        # Now, since in the event loop a file that is none would only be logged.
+        # At the start, because in the event loop an unusable file would only be logged.
         self._trusted = ClientTls("server.leader.", ca_file)
         self._context: ssl.SSLContext | None = None
         self._transport: httpx2.AsyncHTTPTransport
@@ -147,7 +147,7 @@ class Forwarder:
 
 
 def _topic(path: str) -> bytes:
-    """Return the start of the keys of the topic that a path names; nothing where it names none."""
+    """Return the key prefix of the topic in a path; empty: the path has no topic."""
     # /v1/namespaces/{namespace}/topics/{topic}…
     parts = path.split("/", 6)
     return f"{parts[3]}:{parts[5]}:".encode("utf-8", "replace") if len(parts) > 5 else b""
@@ -178,9 +178,9 @@ class _ForwardedRequest:
         """Forward a request to the leader and return its response.
 
         Raises:
-            Disconnected: the client has left before it had said everything.
+            Disconnected: the client disconnected before its request was complete.
             Unavailable: the leader was not reached.
-            Unanswered: the leader did not answer, or its answer was cut short.
+            Unanswered: the leader did not respond, or its response was incomplete.
         """
         try:
             response = await transport.handle_async_request(self._request(leader))
@@ -194,7 +194,7 @@ class _ForwardedRequest:
             raise _unanswered(f"The server that leads did not answer: {error!r}.") from error
 
     async def gone(self) -> None:
-        """Return when the client has left, after it had said everything."""
+        """Return when the client has disconnected after its request was complete."""
         await self._said.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass

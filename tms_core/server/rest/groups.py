@@ -18,23 +18,23 @@ from tms_core.server.rest.poll import POSITION, SEALED
 from tms_core.topic import INT_MAX
 from tms_core.web.protocol import abort_of
 
-#: The header that says what the group keeps to: ``partition`` or ``none``.
+#: The header with the order of the group: ``partition`` or ``none``.
 ORDER = b"x-tms-order"
-#: The header that says how often a message is given out at most; before that it comes alone.
+#: The header with the most deliveries of a message; the last delivery has the message alone.
 MAX_DELIVERIES = b"x-tms-max-deliveries"
-#: The header of an answer that says how often its messages were given out, this time included.
+#: The response header with the number of deliveries of its messages, including this one.
 DELIVERIES = b"x-tms-deliveries"
 #: The header of an empty answer that names the transaction that must be decided first.
 HELD = b"x-tms-held"
 #: The header of an empty answer that names the partition that the group must read to its end first.
 BEHIND = b"x-tms-behind"
 
-#: The header of an empty answer that says in how many milliseconds messages come again that have failed.
+#: The header of an empty response with the time until failed messages are delivered again, in milliseconds.
 RETRY = b"x-tms-retry-ms"
 
-#: After how many bytes of messages a batch takes no further one: what a transaction can well hold.
+#: The bytes of messages after which a batch is complete; a transaction can process that many.
 _BATCH_BYTES = 4_000_000
-#: How much memory is taken for each byte of a batch: the messages, the encoded answer, and what is being sent.
+#: The memory for each byte of a batch: the messages, the encoded response, and the bytes being sent.
 _COPIES = 3
 _ROLLBACK = BodyLimit(16 << 10, "a roll back is one number")
 _DIGITS = 10

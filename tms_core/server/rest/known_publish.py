@@ -16,7 +16,7 @@ from tms_core.server.rest.context import ServerContext, when_done
 from tms_core.topic import TopicId
 from tms_core.web.protocol import HttpProtocol
 
-#: How many heads are known at once: a client has one for each topic, token and size of its bodies.
+#: The most cached heads: a client has one for each topic, token and body size.
 KNOWN_HEADS = 2048
 
 

@@ -450,7 +450,7 @@ def _messages() -> Document:
 
 
 def _secured(paths: Document) -> Document:
-    """Return the same paths, of a server that asks for tokens everywhere but at ``/ping``."""
+    """Return the paths of a server that requires tokens everywhere except at ``/ping``."""
     refusals = {str(code): _error(description) for code, description in _REFUSALS.items()}
     return {
         path: {
@@ -467,7 +467,7 @@ def openapi(*, secured: bool = False) -> Document:
     """Return the document.
 
     Args:
-        secured: whether the server asks who one is.
+        secured: whether the server requires tokens.
     """
     parts = _topics() | _messages() | _consumers() | _producers()
     routes = {

@@ -18,8 +18,8 @@ from tms_core.server.rest.context import ContextRoute, ServerContext, named_topi
 from tms_core.topic import TopicId, remembered
 from tms_core.web.protocol import SEQUENCE
 
-#: The producer of a request, ``namespace:topic/name``; the generation that registering it was answered; the request's
-#: number; what it calls its transaction, percent-encoded; and before which one all of its own have ended.
+#: The producer of a request, ``namespace:topic/name``; its registered generation; the number of the request; the label
+#: of its transaction, percent-encoded; and the transaction before which all of its own have ended.
 PRODUCER, GENERATION = b"x-tms-producer", b"x-tms-generation"
 LABEL, OLDEST_OPEN = b"x-tms-label", b"x-tms-oldest-open"
 #: The header of a refusal that is final, because a newer instance of the producer counts.

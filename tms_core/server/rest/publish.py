@@ -1,8 +1,8 @@
-"""Publishing, storing payloads ahead of a publish, and rolling back: what producers call.
+"""The requests of producers: publish, store payloads before a publish, roll back.
 
-Plain ASGI, because every message comes this way. The event loop reads and decodes, the service's own thread writes, and
-"200" is sent when it says that the batch is on disk. A request that was handed over is written even if its client goes
-away; the answer is then dropped.
+Plain ASGI, because every message passes here. The event loop reads and decodes, a thread of the service writes, and
+"200" is sent when the batch is on disk. A submitted request is written even if its client disconnects; the response is
+then dropped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tms_core.server.rest.known_publish import KnownPublish
 from tms_core.server.rest.producers import sent_by
 from tms_core.web.protocol import abort_of, failure_of, know
 
-#: How long these messages live, in seconds, where that is shorter than the topic's ttl.
+#: The TTL of the messages, in seconds, if it is shorter than that of the topic.
 TTL = b"x-tms-ttl-seconds"
 _TTL_DIGITS = 10
 #: The largest body of a roll back, whose five numbers take some hundred bytes.
@@ -59,7 +59,7 @@ class Publish(ContextRoute):
             else:
                 await answer(send, 200, codec.write_published(written), codec.content_type)
         finally:
-            # Behind the answer, so that the client need not wait for it.
+            # After the response, so that the client does not wait for it.
             harmless(context.metrics.published, topic, len(messages), seconds)
 
 
@@ -96,7 +96,7 @@ class StorePayloads(ContextRoute):
 
 
 class Rollback(ContextRoute):
-    """``POST …/rollback``: takes the answer of ``publish``. CDAP asks for no content type here."""
+    """``POST …/rollback``, with the response of ``publish`` as its body. CDAP requires no content type here."""
 
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)

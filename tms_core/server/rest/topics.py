@@ -1,4 +1,4 @@
-"""Topics made, looked at, changed and deleted, and how far their consumers have read. Few calls, so plain Starlette."""
+"""Create, show, change and delete topics; positions of consumers. Plain Starlette, because such calls are rare."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tms_core.server.rest.body import BodyLimit
 from tms_core.server.rest.context import ContextRoute, ServerContext, named_topic, topic_of
 from tms_core.topic import INT_MAX, TopicId, parse_java_int
 
-#: The largest body of properties: what they may have together, with each character written as six.
+#: The largest body of properties: their largest size, with six characters for each.
 _PROPERTIES = BodyLimit(400 << 10, "the properties of a topic may have 64 KB together")
-#: The header of a change that is to be made although claims are open, whose transactions are invalidated.
+#: The header of a change despite open claims; their transactions are invalidated.
 FORCE = "x-tms-force"
 #: The largest body of a position, which is 40 digits.
 _POSITION = BodyLimit(16 << 10, "a position is 40 digits")
@@ -34,7 +34,7 @@ class TopicRoutes(ContextRoute):
 
     def __init__(self, context: ServerContext) -> None:
         super().__init__(context)
-        #: Held from counting the topics of a principal with a quota until another one is made.
+        #: Held from the count of a principal's topics until the creation, so that two requests cannot share a place.
         self._counting = Lock()
 
     async def topics(self, request: Request) -> Response:
@@ -101,7 +101,7 @@ class TopicRoutes(ContextRoute):
         await self._context.in_thread(changed)
 
     def _permit(self, request: Request) -> Permit:
-        """Return what refuses a topic that the client may not administer, as one of its partitions could be."""
+        """Return the check that rejects topics that the client may not administer, for example a partition."""
         gate = self._context.gate
         if gate is None:
             return permit_all
@@ -113,7 +113,7 @@ class TopicRoutes(ContextRoute):
             gate.require(principal, topic, Need.ADMIN)
             quota = gate.quotas.of(principal)
             if quota is not None and quota.topics is not None:
-                # One request may make a thousand: those that are there are counted once.
+                # One request may create a thousand topics, so the existing ones are counted once.
                 places = places or count(gate.administered(principal, self._context.service.all_topics()))
                 gate.quotas.require_topics(principal, next(places))
 
@@ -175,7 +175,7 @@ class Consumers(ContextRoute):
 
 
 def _forces(request: Request) -> bool:
-    """Return whether something is to be done although claims are open."""
+    """Return whether the request has the header for a change despite open claims."""
     said = request.headers.get(FORCE, "false").lower()
     if said not in ("true", "false"):
         raise BadRequest("X-TMS-Force: this is neither true nor false.", "Send true, or leave it out.")

@@ -25,7 +25,7 @@ from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import KEYS, HBaseRows, newest
 from tms_core.tables.hbase.schema import attributes_of, table_name
 
-#: How long what was found counts.
+#: The lifetime of a cached result, in milliseconds.
 REMEMBERED_MS = 3_600_000
 #: Pruning that left no row for this long is off; it runs every six hours (data.tx.prune.interval).
 PRUNING_QUIET_MS = 86_400_000

@@ -42,7 +42,7 @@ from tms_core.tables.hbase.thrift import RAISE_CELL_LIMIT
 T = TypeVar("T")
 
 _POINTER_BYTES = 8
-#: Room for what a cell has beside its value: row key, column, lengths.
+#: The size of a cell without its value: row key, column, lengths.
 _KEY_BYTES = 1024
 #: Metadata rows read at once.
 _METADATA_ROWS = 1000
@@ -67,7 +67,7 @@ class HBaseTable(KeyTable):
     """The part that message table and payload table share."""
 
     weighs_compaction = True
-    #: A page is three journeys to a server, some 1 ms where it is near, and keys come at 100,000 a second.
+    #: A page takes three round trips, about 1 ms to a near server, and 100,000 keys arrive in a second.
     keys_per_call = 100
 
     def __init__(self, salts: Salts, calls: Calls, buckets: Buckets, limit: CellLimit) -> None:
@@ -125,7 +125,7 @@ class HBaseTable(KeyTable):
         try:
             self._salts.rows.put((salt(key, buckets) + key, cells) for key, cells in rows)
         except StoreError as error:
-            # Or it met a later piece of the write; the next write would leave a part behind again.
+            # Or a later piece of the write was too large; another attempt would store a part of it again.
             if isinstance(error, TooLarge) or isinstance(error.__cause__, TooLarge):
                 self._limit.refused(max(len(value or b"") for value in values))
             raise
@@ -151,7 +151,7 @@ class HBaseMessageTable(HBaseTable, MessageTable):
             return found.keys
         if want.part == "cells":
             pointers = [(key, _pointer(row)) for key, row in zip(*found, strict=True)]
-            # Whether there is a payload too was not asked for.
+            # The payload column was not requested, so the row may have a payload, too.
             cells = [TxCell(key, pointer, True) for key, pointer in pointers if pointer is not None]
             return searched(Page(cells, None), want.pointers).items
         rows = [(key, value) for key, row in zip(*found, strict=True) if (value := _message(row))]
@@ -175,7 +175,7 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         self._put(((key, _cells(value)) for key, value in rows), (value.payload for _, value in rows))
 
     def _replace(self, changes: list[tuple[bytes, bytes, bytes]]) -> list[bool]:
-        """Replace pointers; where a cell goes on behind its pointer, which CDAP does not read, the rest stays."""
+        """Replace pointers; further bytes of a cell, which CDAP does not read, stay."""
         rows = self._salts.rows
         done = rows.replace(POINTER_COLUMN, changes)
         left = [change for change, made in zip(changes, done, strict=True) if not made]
@@ -205,7 +205,7 @@ class HBasePayloadTable(HBaseTable, PayloadTable):
 
 
 class HBaseMetadataTable(MetadataTable):
-    """The metadata table, whose rows carry no salt."""
+    """The metadata table, whose rows have no salt."""
 
     def __init__(self, rows: HBaseRows, calls: Calls) -> None:
         self._rows = rows

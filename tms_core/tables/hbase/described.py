@@ -1,4 +1,4 @@
-"""Tables as they are set: all of it from a Thrift 2 server, some of it from Thrift 1."""
+"""The settings of tables: all from a Thrift 2 server, some from Thrift 1."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tms_core.tables.hbase.schema import (
 )
 from tms_core.tables.hbase.thrift import interface
 
-#: What the HBase shell writes for no end of life.
+#: The HBase shell's name for an unlimited TTL.
 FOREVER = "FOREVER"
-#: Settings that hinder a sweep unless they have these values, which are HBase's own defaults, too: a table that is read
-#: only cannot be swept, a TTL of HBase's knows neither topics nor holds, and with the others deleted rows stay on disk.
+#: Settings that hinder a sweep unless they have these values, which are HBase's defaults: a read-only table cannot be
+#: swept, a TTL of HBase ignores topics and holds, and with the others deleted rows stay on disk.
 NEEDED: Mapping[str, str] = {
     "READONLY": "false",
     "TTL": FOREVER,
@@ -36,11 +36,11 @@ NEEDED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TableSettings:
-    """A table as it is.
+    """The present settings of a table.
 
     Attributes:
-        starts: where its regions start.
-        buckets: how many salts its rows have; None: they have none, or it is not known.
+        starts: the first keys of its regions.
+        buckets: the number of salts of its rows; None: no salts, or unknown.
         settings: attributes of the table and settings of its family, by their names in the HBase shell; others have
             HBase's default, or could not be read.
     """
@@ -57,7 +57,7 @@ class TableSettings:
 
     @property
     def hindering(self) -> dict[str, str]:
-        """Return the settings that hinder a sweep, as they are."""
+        """Return the settings that hinder a sweep, with their present values."""
         return {
             name: value
             for name, needed in NEEDED.items()
@@ -68,14 +68,14 @@ class TableSettings:
 def described(
     pool: HBasePool, admin: HBasePool | None, namespace: str, table: TableName, clock: Clock
 ) -> TableSettings:
-    """Return a table of CDAP's as it is.
+    """Return the present settings of a table of CDAP.
 
     Args:
         pool: connections to Thrift 1 servers.
         admin: connections to Thrift 2 servers; None: there are none, and some settings stay unknown.
 
     Raises:
-        StoreNotFound: there is no such table.
+        StoreNotFound: the table does not exist.
         StoreError: HBase could not be reached.
     """
     name = table_name(namespace, table)

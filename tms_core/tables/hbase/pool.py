@@ -31,10 +31,10 @@ T = TypeVar("T")
 IDLE_MS = 45_000
 #: Pauses before a broken call is repeated, in seconds: together longer than a Thrift server takes to restart.
 PAUSES_SECONDS = (0.1, 0.5, 2.0, 4.0)
-#: When nothing has answered for so many time limits, calls fail at once until the next server is tried again. A sweep
-#: that goes from topic to topic would otherwise wait once for each.
+#: After so many timeouts without a response, calls fail at once until the next server is tried again. Otherwise a sweep
+#: would wait once for each topic.
 DARK_LIMITS = 2
-#: How long a server that failed is avoided, in milliseconds: doubled each time, up to the second one.
+#: How long a failed server is avoided, in milliseconds: doubled each time, up to the second value.
 AVOID_MS, AVOID_AT_MOST_MS = 500, 30_000
 
 
@@ -57,14 +57,13 @@ class HBasePool:
 
     Args:
         addresses: ``HOST:PORT`` of each server; they serve the same HBase.
-        connections: how many may be open at once.
-        timeout_seconds: the attribute.
-        security: what protects the connections; None: nothing does.
+        connections: the most open connections.
+        security: the protection of the connections; None: they are not protected.
 
     Attributes:
-        calls: how many Thrift calls were made, by name.
-        timeout_seconds: the longest a call may take over a connection that is opened now, and the longest a thread
-            waits for one.
+        calls: the numbers of Thrift calls, by name.
+        timeout_seconds: the timeout of calls on connections that are opened from now on, and of the wait for a
+            connection.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class HBasePool:
             connections, timeout_seconds: other numbers than the settings'.
 
         Raises:
-            ConfigurationError: what protects the connections cannot be used.
+            ConfigurationError: the protection of the connections cannot be used.
         """
         return cls(
             wanted.thrift if service == "Hbase" else wanted.thrift2 or (),
@@ -127,10 +126,10 @@ class HBasePool:
         return self.run(lambda connection: connection.call(name, *args))
 
     def run(self, work: Callable[[ThriftConnection], T]) -> T:
-        """Do some calls on one connection, all of them again on another one if it breaks.
+        """Make calls on one connection, and all of them again on another connection if it breaks.
 
         Args:
-            work: what to do; it may be done twice.
+            work: makes the calls; may be called twice.
 
         Raises:
             StoreError: as :meth:`ThriftConnection.call`.
@@ -146,10 +145,10 @@ class HBasePool:
 
     @contextmanager
     def connection(self) -> Iterator[ThriftConnection]:
-        """Borrow a connection; it is closed for good if the block raises anything.
+        """Borrow a connection; it is closed if the block raises an error.
 
         Raises:
-            StoreUnavailable: none came free in time, or no server can be reached.
+            StoreUnavailable: no connection became free in time, or no server can be reached.
         """
         self._refuse_in_the_dark()
         if not self._free.acquire(timeout=self.timeout_seconds):
@@ -162,6 +161,7 @@ class HBasePool:
             try:
                 yield wire
             except BaseException as error:
+                # After any error, because an unread response may be left on the connection: the next call would get it.
                 self._drop(server, wire, failed=isinstance(error, (ConnectionLost, ThriftTimeout)))
                 raise
             else:
@@ -182,7 +182,7 @@ class HBasePool:
             self._drop(entry.server, entry.wire)
 
     def _reused(self) -> tuple[_ThriftServer, ThriftConnection] | None:
-        """Return a connection that rested and is well; failed connections are closed on the way."""
+        """Return an intact idle connection; close failed connections on the way."""
         while True:
             now_ms = self._clock.monotonic_ms()
             with self._lock:
@@ -224,7 +224,7 @@ class HBasePool:
             server.failures += 1
             pause_ms = min(AVOID_AT_MOST_MS, AVOID_MS << min(server.failures - 1, 16))
             server.avoid_until_ms = now_ms + pause_ms
-            # A server that is asked all the time fails at least this often; after a longer gap it had not been asked.
+            # A server under constant calls fails at least this often; before a longer gap it got no calls.
             often_ms = AVOID_AT_MOST_MS + self.timeout_seconds * 1000
             if self._dark_since_ms is None or now_ms - self._failed_ms > often_ms:
                 self._dark_since_ms = now_ms

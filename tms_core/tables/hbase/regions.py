@@ -30,13 +30,13 @@ from tms_core.tables.hbase.pool import HBasePool
 
 #: Fewer deleted rows are not worth rewriting a region.
 WORTHWHILE_ROWS = 1_000
-#: After this long deletes are in files: HBase writes what is an hour old within five minutes more.
+#: The time after which deletes are in files: HBase flushes data that is an hour old within five minutes.
 FLUSHED_MS = 70 * 60_000
 #: Deletes within this long are counted together.
 _TOGETHER_MS = 10 * 60_000
-#: Between two compactions that are asked for, so that those HBase finds urgent itself are not last in a long queue.
+#: The pause between two requested compactions, so that HBase's own urgent ones do not wait in a long queue.
 PAUSE_SECONDS = 2.0
-#: After so long the rest is left for the next time: who asks has to show in between that it is alive (invariant S10).
+#: The longest duration of a call, which leaves the rest to the next one: the caller sends heartbeats in between (S10).
 LONGEST_MS = 15_000
 
 #: Counts rows of a range, up to a limit.
@@ -131,7 +131,7 @@ class Regions:
         return regions
 
     def _settle(self) -> None:
-        """Count the rows that must be in files by now, in the present regions."""
+        """Count the rows that must be flushed to files, by present region."""
         flushed = (self._clock.monotonic_ms() - FLUSHED_MS) // _TOGETHER_MS
         with self._lock:
             for start, when in [key for key in self._recent if key[1] < flushed]:
@@ -147,7 +147,7 @@ class Regions:
 
 
 def _by_region(starts: list[bytes], rows: Sequence[bytes]) -> Counter[bytes]:
-    """Return how many rows each region has; rows of one batch mostly share one."""
+    """Return the number of rows in each region; rows of a batch mostly share a region."""
     first, last = (bisect_right(starts, row) - 1 for row in (min(rows), max(rows)))
     if first == last:
         return Counter({starts[first]: len(rows)})

@@ -49,7 +49,7 @@ _ATTEMPTS = 3
 
 #: A row of a scan as it comes: ``.row``, and ``.columns`` from name to cell.
 Row = Any
-#: The cells of a row that was asked for: value and timestamp of each column.
+#: The cells of a requested row: value and timestamp of each column.
 Cells = dict[bytes, tuple[bytes, int]]
 
 
@@ -81,8 +81,8 @@ class Query(NamedTuple):
 KEYS = Query(b"KeyOnlyFilter()", whole=False)
 #: Keys, one for each row.
 FIRST_KEYS = Query(b"FirstKeyOnlyFilter() AND KeyOnlyFilter()", whole=False)
-#: Pointers: values of pointer cells only. The others come as bare keys: rows that were passed over must be seen, or a
-#: page in a long stretch of rows without pointers would run into the time limit, and the next one again.
+#: Pointers: values of pointer cells only. Other rows return their bare keys. Without them, a page in a long stretch of
+#: rows without pointers would run into the timeout, and so would each repetition.
 POINTERS = Query(
     b"(QualifierFilter(!=, 'binary:\x00\x00\x00t') AND KeyOnlyFilter()) OR QualifierFilter(=, 'binary:\x00\x00\x00t')",
     whole=False,
@@ -314,6 +314,7 @@ class HBaseRows:
                 self.ahead_ms = max(self.ahead_ms, newest_ms - self._clock.now_ms())
             if not left:
                 return
+            # HBase keeps a cell that is newer than its marker, so mark with the highest timestamp that was read.
             self.mark(list(left), newest_ms)
             left = self._left(list(left))
         raise StoreError(

@@ -30,9 +30,9 @@ from tms_core.tables.hbase.schema import BUCKETS_ATTRIBUTE, MAX_BUCKETS, buckets
 
 #: Rows of a page whose salts are checked; if one is wrong, all are.
 _CHECKED_ROWS = 64
-#: Rows under each salt that tell how many buckets there are.
+#: The number of rows under each salt that are read to find the number of buckets.
 _SAMPLED_ROWS = 8
-#: Rows read ahead under each salt, beside its share of a page.
+#: Rows read ahead under each salt, in addition to its share of a page.
 _AHEAD_ROWS = 16
 logger = get_logger(__name__)
 
@@ -80,7 +80,7 @@ class OneSalt(Salts):
     """The rows under one salt.
 
     Args:
-        buckets: how many salts rows should have, to count those that have another; None: not known.
+        buckets: the number of salts, to count rows under a wrong salt; None: unknown.
     """
 
     def __init__(self, rows: HBaseRows, byte: int, buckets: int | None) -> None:
@@ -114,7 +114,7 @@ class AllSalts(Salts):
     """All rows of a table, merged.
 
     Args:
-        buckets: how many salts rows should have, which saves seeking for those.
+        buckets: the number of salts, which saves a search for them.
     """
 
     def __init__(self, rows: HBaseRows, buckets: int, threads: Executor) -> None:
@@ -169,7 +169,7 @@ class SaltSample(NamedTuple):
     rows: list[tuple[int, int]]
 
     def agreeing(self, buckets: int) -> int:
-        """Return how many lie where so many buckets put them."""
+        """Return the number of rows under the salt that this number of buckets gives them."""
         return sum(digest % buckets == byte for digest, byte in self.rows)
 
     def fits(self, buckets: int) -> bool:
@@ -203,7 +203,7 @@ def sampled(rows: HBaseRows) -> SaltSample:
 def _stream(
     part: OneSalt, page: Page[SaltedRows], stop: bytes | None, chunk: int, query: Query
 ) -> Iterator[tuple[bytes, Row]]:
-    """Yield the rows of a page and of all behind it."""
+    """Yield the rows of a page and of all following pages."""
     yield from zip(*page.items, strict=True)
     while page.resume is not None:
         page = part.page(page.resume, stop, chunk, query)
@@ -211,7 +211,7 @@ def _stream(
 
 
 class Buckets:
-    """The configured number, held against the tables once; for any number of threads.
+    """The configured number of buckets, compared with the tables once; threads may share it.
 
     Args:
         number: the configured number.
@@ -234,10 +234,10 @@ class Buckets:
         return self._number if self._checked else None
 
     def checked(self) -> int:
-        """Return the number, which the tables do not contradict.
+        """Return the number of buckets, after a check that the tables do not contradict it.
 
         Raises:
-            StoreError: it is not the tables' own, or they could not be asked.
+            StoreError: the tables have another number, or cannot be read.
         """
         with self._lock:
             if not self._checked:
@@ -266,7 +266,7 @@ class Buckets:
             )
 
     def _said(self) -> dict[TableName, int]:
-        """Return the number of buckets that the tables themselves tell, where they do."""
+        """Return the numbers of buckets in the attributes of the tables, by table; tables without it are missing."""
         if self._admin is None:
             return {}
         said = {table: buckets_of(self._admin, self._namespace, table) for table in self._tables}

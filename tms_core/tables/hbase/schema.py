@@ -28,15 +28,15 @@ POINTER_COLUMN = b"d:\x00\x00\x00t"
 PAYLOAD_TABLE_COLUMN = b"d:\x00\x00\x00c"
 METADATA_COLUMN = b"d:m"
 
-#: Seconds that mean for ever.
+#: The seconds of an unlimited TTL.
 FOREVER_SECONDS = 2**31 - 1
 
-#: Says how many buckets a table's salts are of; CDAP reads it back and believes it whatever is configured.
+#: The attribute with the number of buckets of a table; for CDAP it overrides the configuration.
 BUCKETS_ATTRIBUTE = "cdap.messaging.key.distributor.buckets"
 
 #: CDAP (since 4.3) has regions never split: a region is a bucket.
 SPLIT_POLICY = "org.apache.hadoop.hbase.regionserver.DisabledRegionSplitPolicy"
-#: The janitor's own table beside CDAP's.
+#: The janitor's table next to CDAP's tables.
 JANITOR_TABLE = "tms.janitor"
 
 _NAMES: dict[TableName, str] = {"metadata": "tms.meta", "message": "tms.message", "payload": "tms.payload"}
@@ -119,10 +119,10 @@ class TableSpec:
 
 
 def table_specs(namespace: str, buckets: int, compression: str) -> list[TableSpec]:
-    """Return the three tables as CDAP makes them.
+    """Return the three tables as CDAP creates them.
 
-    Its version attributes are left out, and its coprocessors: they name the CDAP that wrote them, and with ``janitor``
-    nothing shall run inside the region servers.
+    They have no version attributes, which name the CDAP that wrote them, and no coprocessors, because with ``janitor``
+    no code runs inside the region servers.
 
     Args:
         namespace: the HBase namespace, ``<prefix>_system`` in CDAP.
@@ -151,7 +151,7 @@ def janitor_table_spec(namespace: str) -> TableSpec:
 def shell_script(specs: list[TableSpec]) -> str:
     """Return the same for the HBase shell, for a person to run."""
     lines = [f"create_namespace '{specs[0].namespace}'", *(spec.shell_line() for spec in specs)]
-    # Told what to do without a person at hand (-n), the shell ends at the first thing that fails.
+    # With -n (not interactive), the shell stops at the first error.
     return "\n".join(["# What exists already fails, and stays as it is; so not with hbase shell -n.", *lines, ""])
 
 
@@ -162,10 +162,10 @@ def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
         admin: connections to a Thrift 2 server.
 
     Returns:
-        The full names of the tables that were made.
+        The full names of the created tables.
 
     Raises:
-        StoreError: HBase could not make one, or one is there with another number of buckets.
+        StoreError: HBase could not create a table, or a table exists with another number of buckets.
     """
     namespace = specs[0].namespace.encode()
     if namespace not in admin.call("listNamespaces"):
@@ -180,14 +180,14 @@ def create_tables(admin: HBasePool, specs: list[TableSpec]) -> list[str]:
 
 
 def buckets_of(admin: HBasePool, namespace: str, table: TableName) -> int | None:
-    """Return how many buckets a table says it has; None when it does not say.
+    """Return the number of buckets in the attribute of a table; None: it has no such attribute.
 
     Args:
         admin: connections to a Thrift 2 server.
 
     Raises:
         StoreError: it could not be read, or is not a number.
-        StoreNotFound: there is no such table.
+        StoreNotFound: the table does not exist.
     """
     spec = TableSpec(namespace, _NAMES[table], "NONE")
     if not admin.call("tableExists", spec.thrift_name()):

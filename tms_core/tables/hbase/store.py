@@ -42,7 +42,7 @@ from tms_core.tables.hbase.wire.security import ThriftSecurity
 from tms_core.tables.wrapped import WrappedStore
 
 _TABLES: tuple[TableName, ...] = ("metadata", "message", "payload")
-#: A row that is asked for to see whether its table is there: no key of ours.
+#: A row that is read to check whether its table exists; not the key of any row.
 _NO_ROW = b"\x00"
 _META, _STATE = b"hbase:meta", b"table:state"
 
@@ -54,15 +54,15 @@ class HBaseStore(Store):
     one met counts in ``calls["unreadable"]``. Their keys are listed like all others.
 
     Args:
-        wanted: ``storage.hbase``. A Thrift server that fails is stood in for by the others; without Thrift 2 servers
-            what else the tables say of themselves stays unknown. The number of buckets is checked before the first put.
+        wanted: ``storage.hbase``. If a Thrift server fails, the others replace it; without Thrift 2 servers some
+            settings of the tables stay unknown. The number of buckets is checked before the first put.
 
     Attributes:
         pool: the connections; its ``calls`` counts Thrift calls.
 
     Raises:
-        StoreNotFound: there is no such table.
-        StoreUnavailable: no Thrift server answers, or HBase does not.
+        StoreNotFound: a table does not exist.
+        StoreUnavailable: no Thrift server responds, or HBase does not.
         StoreError: HBase refuses.
     """
 
@@ -95,7 +95,7 @@ class HBaseStore(Store):
 
     @property
     def ahead_ms(self) -> int:
-        """Return how far ahead of our clock the newest cell was that a delete met, in milliseconds; 0: none was."""
+        """Return how far the newest deleted cell was ahead of the local clock, in milliseconds; 0: no cell was."""
         return max(self._message.ahead_ms, self._payload.ahead_ms)
 
     @property
@@ -177,7 +177,7 @@ class HBaseStore(Store):
 
 
 class HBasePart(WrappedStore, Store):
-    """The rows under one salt, beside the metadata of all. Closing it does nothing: the whole store is closed.
+    """The rows under one salt, with the metadata of all. ``close`` does nothing, because the whole store is closed.
 
     Attributes:
         salt: the first byte of its rows in HBase.
@@ -194,7 +194,7 @@ class HBasePart(WrappedStore, Store):
 
 
 class TableStates:
-    """Since when the tables of a store have been as they are.
+    """The times of the last state changes of a store's tables.
 
     Args:
         pool: connections to Thrift 1 servers.
@@ -217,7 +217,7 @@ class TableStates:
         return {table: found[name][_STATE][1] for table, name in self._names.items() if _STATE in found.get(name, {})}
 
     def restored_since(self, known: Mapping[str, Any]) -> str | None:
-        """Return how it shows that a table may be another one than the one remembered; None: nothing shows that.
+        """Return the evidence that a table may be another one than the remembered one; None: there is no evidence.
 
         Raises:
             StoreError: as any call.

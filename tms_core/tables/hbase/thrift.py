@@ -41,9 +41,9 @@ Call = tuple[str, tuple[Any, ...] | bytes]
 #: The structs and the service of Thrift 1, a module that happybase makes when it is imported.
 HBASE: Any = import_module("Hbase_thrift")
 
-#: Bytes asked of the socket at once; a page of keys is some hundred kilobytes.
+#: The bytes of one read of the socket; a page of keys has some hundred kilobytes.
 _BUFFER_BYTES = 1 << 18
-#: What thriftpy2 lets out when a connection breaks or what it carries is not Thrift.
+#: The errors of thriftpy2 after a broken connection or invalid data.
 _BROKEN = (OSError, EOFError, TTransportException, TProtocolException, ProtocolError, MemoryError)
 #: What thriftpy2 lets out of an answer whose fields are of other types than they should be.
 _MISREAD = (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError)
@@ -55,7 +55,7 @@ _NEEDED = {
     "TableDescriptor": ("families",),
     "Family": ("maxVersions", "ttlSeconds", "minVersions", "keepDeleted"),
 }
-#: What stands before a Java class's own name.
+#: The package before the name of a Java class.
 _PACKAGE = re.compile(r"^([a-z0-9_]+\.)+(?=[A-Z])")
 #: Java's names of failures that pass: of a region that moves, a server that starts, is full or restarts.
 _PASSING = (
@@ -75,7 +75,7 @@ _NOT_FOUND = ("NamespaceNotFound", "TableNotFound", "NoSuchColumnFamily")
 
 
 class ConnectionLost(StoreUnavailable):
-    """The connection broke; where the call may be repeated, another one may do."""
+    """The connection broke; a call that may be repeated can use another connection."""
 
 
 class ThriftTimeout(StoreUnavailable):
@@ -83,7 +83,7 @@ class ThriftTimeout(StoreUnavailable):
 
 
 class ScannerLost(ConnectionLost):
-    """The server has forgotten a scanner; a new one goes on where it stopped."""
+    """The server has forgotten a scanner; a new scanner continues at its position."""
 
 
 class NotServed(StoreError):
@@ -110,18 +110,18 @@ class ThriftConnection:
 
     Args:
         address: ``HOST:PORT`` of a Thrift server (binary protocol).
-        service: which of the two interfaces is spoken there.
-        timeout_seconds: the longest a call, and connecting, may take.
-        security: what protects it; None: nothing does.
+        service: the interface of the server: Thrift 1 or 2.
+        timeout_seconds: the timeout of a call, and of connecting.
+        security: the protection of the connection; None: it is not protected.
 
     Attributes:
-        broken: something went wrong; it is closed and must not be used again.
-        made: how many calls were made, by name.
-        happybase: asks by these calls too; Thrift 1 only.
+        broken: whether it failed; then it is closed and must not be used again.
+        made: the numbers of calls, by name.
+        happybase: happybase's interface to the same calls; Thrift 1 only.
 
     Raises:
         ConnectionLost: no server listens there.
-        ThriftTimeout: no answer came in time.
+        ThriftTimeout: no response came in time.
         StoreUnavailable: server and client do not agree on how the connection is protected.
     """
 
@@ -231,10 +231,10 @@ class ThriftConnection:
 
 
 def _require_whole(answer: Any) -> None:
-    """See that nothing is missing in an answer that is read without looking: a server could leave out any field.
+    """Check that a response has all fields that are read without a check; a server could omit any field.
 
     Raises:
-        ProtocolError: something is missing.
+        ProtocolError: a field is missing.
     """
     if isinstance(answer, list) and answer and isinstance(answer[0], HBASE.TRowResult):
         _require_whole_rows(answer)
@@ -273,7 +273,7 @@ class _GuardedClient:
 
 
 class _Client(TClient):
-    """Asks before it has been answered."""
+    """A Thrift client that sends further calls before the first response."""
 
     def ask(self, name: str, arguments: tuple[Any, ...] | bytes) -> None:
         if isinstance(arguments, bytes):

@@ -44,7 +44,7 @@ Change = Callable[[bytes | None], bytes | None]
 
 
 class StoredColumns(NamedTuple):
-    """Rows column by column, with their values as they are stored."""
+    """Rows column by column, with their stored values."""
 
     keys: list[bytes]
     values: list[bytes]
@@ -366,7 +366,7 @@ class WritableDatabase(Database):
                 write.error = error
             raise
         finally:
-            # After the write: who reads an old row notes it with an old version.
+            # After the write: a thread that read an old row has noted an old version with it.
             self.version += 1
             for write in writes:
                 write.done = True

@@ -1,7 +1,7 @@
-"""Where a store's tables lie on a disk, which layouts are refused, and what names a store.
+"""The folders of a store's tables, the rejected layouts, and the identity of a store.
 
-CDAP changed its folders twice after 5.1 and kept the name of the metadata table, so a store of CDAP 6 resembles one of
-ours with nothing in it. It is therefore told apart before anything is opened, because opening changes files.
+CDAP changed its folders twice after 5.1 and kept the name of the metadata table, so a store of CDAP 6 looks like an
+empty store of this project. The check comes before the first table is opened, because opening changes files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def written_ms(path: Path) -> int:
 
 
 def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
-    """Return the folders of the tables that are there, or all three when they are to be made.
+    """Return the folders of existing tables, or all three folders if they are to be created.
 
     Raises:
         StoreNotFound, StoreLayoutError, StoreError: as :class:`LevelDBStore`.
@@ -91,7 +91,7 @@ def find_tables(path: Path, *, create: bool = False) -> dict[TableName, Path]:
 
 
 def holds_database(folder: Path) -> bool:
-    """Return whether a folder holds a LevelDB database.
+    """Return whether a folder has a LevelDB database.
 
     Raises:
         StoreError: it holds the files of one, but not the one that names them.
@@ -111,7 +111,7 @@ def holds_database(folder: Path) -> bool:
 
 
 def _refuse_cdap_6(path: Path) -> None:
-    # Its metadata table has the name of layout A's, so the others are what tells them apart.
+    # Its metadata table has the same name as that of layout A; only the other tables differ.
     for entry in sorted(path.iterdir()):
         if _CDAP_6.fullmatch(entry.name) or (entry.name == "meta" and entry.is_file()):
             raise StoreLayoutError(

@@ -20,7 +20,7 @@ else:
 
 __all__ = ["Build", "build", "plyvel"]
 
-#: An inline function of Snappy's. Only a build without optimization has it as a function of its own.
+#: An inline function of Snappy. Only a build without optimization exports it.
 _NOT_INLINED = b"_ZN6snappy12LittleEndian6Load32EPKv"
 _MAPS = Path("/proc/self/maps")
 

@@ -36,11 +36,11 @@ _BTIME_OFFSET = 80
 
 
 class FolderTrace(NamedTuple):
-    """The marks of one folder at one moment.
+    """The marks of one folder at one time.
 
     Attributes:
         birth_ns: the birth time of the folder in nanoseconds; None: the file system does not know it.
-        generation: how often its inode was reused, or a random number for that; None: unknown.
+        generation: the number of reuses of its inode, or a random number instead; None: unknown.
         sequence: the highest sequence number of a write.
         manifest: the number of the MANIFEST in force.
         next_file: all lower file numbers had been issued.
@@ -149,7 +149,7 @@ def trace_folder(folder: Path) -> FolderTrace:
 
 
 def _as_json(trace: FolderTrace) -> dict[str, Any]:
-    """Return the marks of a folder as JSON, without the tables in force, which are among the others."""
+    """Return the marks of a folder as JSON, without ``live``, which ``tables`` includes."""
     fields = trace._asdict()
     del fields["live"]
     return {**fields, "tables": list(trace.tables)}
@@ -164,7 +164,7 @@ def _read_logs(folder: Path) -> Iterator[bytes]:
 
 
 def _difference(before: Mapping[str, Any], now: FolderTrace) -> str | None:
-    """Return why a folder is another one, or was restored; a mark that either side lacks is not compared."""
+    """Return the reason why a folder is another one or was restored; a mark that one side lacks is not compared."""
     for name, what in (("inode", "inode"), ("birth_ns", "time of making"), ("generation", "inode generation")):
         known, present = before.get(name), getattr(now, name)
         if known is not None and present is not None and known != present:

@@ -29,13 +29,13 @@ BLOCK_BYTES = 32768
 #: Masked CRC-32C of kind and data, length of the data, kind.
 HEADER = struct.Struct("<IHB")
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-#: A fragment's kind by whether its record was begun before and goes on after.
+#: The kind of a fragment, by whether its record started before it and continues after it.
 _KINDS = {(False, False): FULL, (False, True): FIRST, (True, True): MIDDLE, (True, False): LAST}
-#: What a crash of the Java library leaves: a file extended with zeros.
+#: The kind in a file that a crash of the Java library has extended with zeros.
 PADDING = 0
 
 LOG, NEXT_FILE, SEQUENCE, DELETED_TABLE, NEW_TABLE, PREVIOUS_LOG = 2, 3, 4, 6, 7, 9
-#: How many numbers, then how many byte strings, each field of a version edit has: comparator, log, next file, last
+#: The numbers of integers and of byte strings of each field of a version edit: comparator, log, next file, last
 #: sequence, compaction pointer, deleted table, new table (level, number, bytes; first key, last key), previous log.
 _SHAPES = {
     1: (0, 1),
@@ -47,10 +47,10 @@ _SHAPES = {
     NEW_TABLE: (3, 2),
     PREVIOUS_LOG: (1, 0),
 }
-#: The kind of a fragment that begins a record: the last byte of its header.
+#: The kinds of fragments that start a record: the last byte of the header.
 _BEGINNING = re.compile(b"[%c%c]" % (FULL, FIRST))
 _KIND_AT = HEADER.size - 1
-#: The head of a record, which is a batch: the sequence number of its first write, and how many it has.
+#: The head of a record, which is a batch: the sequence number of its first write, and the number of its writes.
 _BATCH = struct.Struct("<QI")
 
 
@@ -68,7 +68,7 @@ class Version:
     Attributes:
         log: the first log in force.
         previous_log: one more log in force; 0: none.
-        next_file: all lower file numbers were issued; 0: it was never said.
+        next_file: all lower file numbers were issued; 0: not recorded.
         sequence: the highest sequence number of a write in a table.
     """
 
@@ -229,12 +229,11 @@ def _pack_varint(value: int) -> bytes:
 
 
 class Damage(NamedTuple):
-    """Something in a log that cannot be read, and that no crash explains.
+    """An unreadable place in a log that no crash explains.
 
     Attributes:
-        offset: of its first byte.
-        stop: LevelDB drops data up to this byte; and up to the next starting of a record, where that lies
-            behind it.
+        offset: its first byte.
+        stop: LevelDB drops data up to this byte, or up to the start of the next record if that is later.
         reason: the defect.
     """
 
@@ -249,7 +248,7 @@ def find_damage(log: bytes) -> Damage | None:
     Takes about 0.1 s for 4 MiB in records of 100 bytes.
     """
     at = 0
-    #: Bytes of a record whose end is to come; None: none was begun.
+    #: The size of an incomplete record so far, in bytes; None: there is no such record.
     begun: int | None = None
     while len(log) - at >= HEADER.size:
         if (left := _block_stop(at) - at) < HEADER.size:
@@ -259,7 +258,7 @@ def find_damage(log: bytes) -> Damage | None:
             return _judge(log, at, problem)
         _, length, kind = HEADER.unpack_from(log, at)
         stop = at + HEADER.size + length
-        # A beginning without a byte may be followed by another one: old writers left it where a block had no room.
+        # An empty first fragment may be followed by another first fragment: old writers left it at the end of a block.
         if kind in (FULL, FIRST) and begun:
             return Damage(at, at, "the record before it has no end")
         if kind in (MIDDLE, LAST) and begun is None:

@@ -175,7 +175,7 @@ def _open(folder: Path, stack: ExitStack, *, create: bool) -> WritableDatabase:
     return database
 
 
-#: Whole rows with their values as they are stored, for callers that decode them by the page; of LevelDB only.
+#: Whole rows with stored values, for callers that decode them page by page; LevelDB only.
 STORED: Projection[StoredColumns] = Projection("stored")
 
 
@@ -237,7 +237,7 @@ class LevelDBMessageReads(LevelDBReads, MessageReads):
         return MessageColumns.of(self._decoded(stored))
 
     def _decoded(self, stored: StoredColumns) -> list[tuple[bytes, MessageValue]]:
-        """Return the rows that can be read; the others are counted."""
+        """Return the readable rows; count the others."""
         rows = [
             (key, value)
             for key, raw in zip(stored.keys, stored.values, strict=True)
@@ -249,13 +249,13 @@ class LevelDBMessageReads(LevelDBReads, MessageReads):
 
 
 class LevelDBPayloadReads(LevelDBReads, PayloadReads):
-    """Reading the payload table, whose values are the payloads as they are."""
+    """Reads of the payload table; its values are the payloads."""
 
     name: TableName = "payload"
 
 
 class LevelDBMetadataReads(MetadataReads):
-    """Reading the metadata table, whose values are the JSON as it is."""
+    """Reads of the metadata table; its values are JSON."""
 
     def __init__(self, database: Database, calls: Counter[str]) -> None:
         self._database = database
@@ -320,7 +320,7 @@ class LevelDBMessageTable(LevelDBTable, LevelDBMessageReads, MessageTable):
 
 
 class _StoredRows(Sequence[tuple[bytes, MessageValue]]):
-    """Rows as they are stored; a value is decoded when it is looked at."""
+    """Stored rows; a value is decoded when it is read."""
 
     def __init__(self, stored: list[tuple[bytes, bytes]]) -> None:
         self.stored = stored

@@ -17,14 +17,14 @@ from tms_core.errors import FormatError
 from tms_core.transaction.codec.varint import CHUNK_BYTES, Readable
 from tms_core.transaction.model import TransactionType
 
-#: First byte of what is written; newer is lower. Versions -1 to -4 are read.
+#: The version of written edits, their first byte. Newer versions are lower; -1 to -4 are read.
 NEWEST_EDIT_VERSION = -4
 
 _BYTE = struct.Struct(">b")
 _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _HEAD = struct.Struct(">qiqqb")
-#: What is before the numbers of changes, of truncated ids and of checkpoints, and these.
+#: The fields before the lists of changes, of truncated ids and of checkpoints, each with the length of the list.
 _BEFORE_CHANGES, _BEFORE_TRUNCATED, _BEFORE_CHECKPOINTS = map(struct.Struct, (">bqiqqbi", ">qii", ">qqi"))
 #: How a missing type and a missing list of checkpoints are written.
 _NULL = -1
@@ -47,20 +47,20 @@ class EditState(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One change of the manager's state (Tephra's ``TransactionEdit``). Which fields count depends on the state.
+    """One change of the manager's state (Tephra's ``TransactionEdit``). The kind of change determines its fields.
 
     Attributes:
         write_pointer: the transaction, or the checkpoint; 0 for TRUNCATE_INVALID_TX.
         state: the change.
-        expiration_ms: when it will time out (IN_PROGRESS).
-        commit_pointer: where its change set is kept (COMMITTED).
+        expiration_ms: the time of its timeout (IN_PROGRESS).
+        commit_pointer: the pointer of its change set (COMMITTED).
         can_commit: whether its conflicts were checked (COMMITTED).
         changes: its change keys (COMMITTING, COMMITTED).
         visibility_upper_bound: its view at the start (IN_PROGRESS).
-        type: short or long (IN_PROGRESS, ABORTED); None where the edit does not say.
+        type: short or long (IN_PROGRESS, ABORTED); None: not in the edit.
         truncated: ids taken off the invalid list (TRUNCATE_INVALID_TX).
         truncated_before_ms: older ids were removed from the invalid list; 0: ``truncated`` says which.
-        parent_write_pointer: whose checkpoint it is (CHECKPOINT).
+        parent_write_pointer: the transaction of the checkpoint (CHECKPOINT).
         checkpoints: its checkpoints, if the client named them (ABORTED).
     """
 
@@ -141,10 +141,10 @@ def encode_edit(edit: Edit) -> bytes:
 
 
 def read_exactly(stream: Readable, size: int) -> bytes:
-    """Exactly ``size`` bytes, asked for in pieces, so that a damaged size costs no more memory than there are bytes.
+    """Read exactly ``size`` bytes, in pieces, so that a damaged size takes no more memory than the stream has bytes.
 
     Raises:
-        EOFError: the stream holds fewer.
+        EOFError: the stream has fewer bytes.
     """
     pieces: list[bytes] = []
     missing = size

@@ -25,12 +25,12 @@ from tms_core.transaction.codec.varint import CHUNK_BYTES, Readable
 _MAGIC = b"SEQ"
 _SEQUENCE_FILE_VERSION = 6
 _KEY_CLASS = b"org.apache.hadoop.io.LongWritable"
-#: The second is what Tephra was called before it came to Apache (0.8); its edits are the same bytes.
+#: Before version 0.8, Tephra had the second name; the bytes of edits are the same.
 _VALUE_CLASSES = (b"org.apache.tephra.persist.TransactionEdit", b"co.cask.tephra.persist.TransactionEdit")
-#: Log version by what the header's metadata say, and whether batches have markers.
+#: Whether batches have markers, by the log version in the header's metadata.
 _HAS_MARKERS = {None: False, b"2": True, b"3": True}
 _MARKER_KEY = b"count"
-#: A record length that is none: the file's sync bytes follow.
+#: Instead of a record length: the sync bytes of the file follow.
 _SYNC_ESCAPE = -1
 _SYNC_BYTES = 16
 #: Hadoop writes text up to this length with one length byte.
@@ -38,7 +38,7 @@ _SHORT_TEXT_BYTES = 127
 
 _INT = struct.Struct(">i")
 _SEQUENCE_NUMBER_BYTES = 8
-#: What disks write at once, at least; so zeros that a power cut left may begin at any multiple of it.
+#: The least unit of a write to disk; after a power cut, zeros may start at any multiple of it.
 _BLOCK_BYTES = 512
 
 logger = get_logger(__name__)

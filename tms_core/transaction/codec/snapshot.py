@@ -47,7 +47,7 @@ def read_visibility(stream: Readable) -> VisibilityState:
 
 
 def read_snapshot(stream: Readable) -> Snapshot:
-    """Read a whole snapshot. Bytes behind it are ignored, as Tephra does.
+    """Read a whole snapshot. Ignore bytes after it, as Tephra does.
 
     Raises:
         TruncatedSnapshot: the stream is truncated inside the snapshot.

@@ -1,9 +1,8 @@
 """A transaction as Thrift's bytes.
 
-It rides along with every transactional publish and poll, and ten thousand invalid ids make 80 kB of it, so the struct
-is packed by hand. ``docs/reference/formats/tephra.md``, "A transaction in Thrift", has the layout;
-``transaction.thrift`` beside
-this module is the whole interface of the transaction service, for Thrift's own compilers.
+Each transactional publish and poll contains it, and ten thousand invalid ids take 80 kB, so the struct is packed by
+hand. ``docs/reference/formats/tephra.md``, "A transaction in Thrift", has the layout; ``transaction.thrift`` next to
+this module is the whole interface of the transaction service, for Thrift's compilers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from tms_core.errors import SnapshotError
 
-#: Bytes asked of a stream at a time.
+#: The number of bytes in one read of a stream.
 CHUNK_BYTES = 64 * 1024
 #: A 64-bit number in groups of seven bits. Shorter numbers may be padded up to this.
 _MAX_VARINT_BYTES = 10
@@ -36,7 +36,7 @@ class TruncatedSnapshot(SnapshotError):
     """The bytes are truncated: the file is still being written, or was cut off.
 
     Attributes:
-        size_bytes: how many bytes there were; 0 for an empty file.
+        size_bytes: the number of existing bytes; 0: an empty file.
     """
 
     def __init__(self, field: str, size_bytes: int) -> None:
@@ -49,7 +49,7 @@ _HINT = "Use the snapshot before it, or have Tephra write a new one."
 
 
 class SnapshotReader:
-    """Reads the primitives of the format; knows where it is, so that an error can say so.
+    """Reads the primitives of the format; its errors name the position.
 
     Attributes:
         field: the name of the data, for errors.
@@ -212,7 +212,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number at a place, and the place behind it.
+    """Return the number at a position, and the position after it.
 
     Raises:
         IndexError: the bytes are truncated inside it.
@@ -221,6 +221,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         byte = data[at]
+        # Seven bits a byte, the lowest first; the sign is in the lowest bit of the number (zigzag, as in Avro).
         value |= (byte & 0x7F) << shift
         at += 1
         shift += 7

@@ -24,11 +24,11 @@ Fields = dict[int, Any]
 
 #: How deep structs and lists may lie in each other; the interface needs three.
 _DEEPEST = 16
-#: How many fields, and values that are not used here, a message may have; each takes time of its own.
+#: The most fields and unused values in a message; each takes time.
 _MOST_VALUES = 100_000
 #: How many texts or byte strings the lists of a message may have together. Each takes some 150 bytes beside its own.
 MOST_STRINGS = 250_000
-#: The first bytes of a message that says its version; older writers begin with the name's length.
+#: The first bytes of a message with a version; older writers start with the length of the name.
 _VERSION_1 = 0x80010000
 _VERSION_MASK = 0xFFFF0000
 
@@ -154,8 +154,8 @@ def read_message(data: bytes) -> RpcMessage:
     """Return the message that fills a frame.
 
     Raises:
-        TooManyStrings: there are more than anybody needs.
-        FormatError: the bytes are none.
+        TooManyStrings: it has more than :data:`MOST_STRINGS`.
+        FormatError: the bytes are not a message.
     """
     reader = _FieldReader(data)
     kind, name, number = _read_head(reader)
@@ -187,10 +187,10 @@ def _read_head(reader: _FieldReader) -> tuple[int, str, int]:
 
 
 def read_struct(data: bytes) -> Fields:
-    """Return the fields of a bare struct; bytes behind it are ignored, as Thrift does.
+    """Return the fields of a bare struct; ignore bytes after it, as Thrift does.
 
     Raises:
-        FormatError: the bytes are no struct.
+        FormatError: the bytes are not a struct.
     """
     return _FieldReader(data).fields()
 
@@ -208,7 +208,7 @@ def integer(fields: Fields, number: int, default: int | None = None) -> int:
 
 
 class _FieldReader:
-    """Goes through the bytes of a message, all of which are there."""
+    """Reads the bytes of a complete message."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -248,7 +248,7 @@ class _FieldReader:
         return self._data[start : self._at]
 
     def _pass(self, size: int) -> None:
-        """Go on by so many bytes."""
+        """Skip bytes."""
         if size < 0 or size > len(self._data) - self._at:
             raise FormatError(f"a length of {size} where {len(self._data) - self._at} bytes are left")
         self._at += size

@@ -16,10 +16,10 @@ from tms_core.errors import ChangesTooLarge, Conflict
 from tms_core.logs.printable import printable
 from tms_core.transaction.model import NO_TX_IN_PROGRESS
 
-#: Tephra's own limits, which are none.
+#: Tephra's limit: the highest int, so in effect no limit.
 COUNT_LIMIT = 2**31 - 1
 BYTES_LIMIT = 2**63 - 1
-#: What a key is shown with, besides letters and digits (HBase's ``Bytes.toStringBinary``).
+#: The characters that a shown key contains unescaped, in addition to letters and digits (``Bytes.toStringBinary``).
 _SHOWN = frozenset(b" `~!@#$%^&*()-_=+[]{}|;:'\",.<>/?")
 
 
@@ -71,7 +71,7 @@ class CommittedChanges:
 
 @dataclass(frozen=True, slots=True)
 class ChangeLimits:
-    """How much a transaction may change.
+    """The limits of the changes of a transaction.
 
     Attributes:
         count: the most keys (``data.tx.changeset.count.limit``).

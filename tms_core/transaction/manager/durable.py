@@ -194,6 +194,7 @@ class DurableState:
                 if self.running:
                     self.take_snapshot()
             finally:
+                # Also if the snapshot failed: the log has every edit, so the next start restores the state.
                 with self._lock:
                     self._closed = True
                     self._log.close()

@@ -394,6 +394,7 @@ class TransactionManager(DurableState):
         """
         with self._saving, self._lock:
             state = self._state
+            # Before the reset: afterwards nothing shows which claims and transactions must not count.
             self._release(lambda pointer: pointer in state.in_progress or pointer in state.invalid)
             super().reset()
 

@@ -40,24 +40,24 @@ _LONG_TOLERANCE_MS = 10_000
 
 
 class ManagerState:
-    """Everything a manager holds in memory; for one thread at a time.
+    """The state of a manager in memory; for one thread at a time.
 
     Args:
-        long_timeout_ms: how long a long transaction may take, for those of old files that do not say.
+        long_timeout_ms: the timeout of long transactions in old files, which do not contain it.
 
     Attributes:
         read_pointer: the highest version that new transactions read; never goes down.
         write_pointer: the highest pointer issued so far; never goes down.
-        recovered_pointer: the highest pointer issued before the last restart, 0 where there was none. Of what started
-            until then, that it can commit may have been told and then lost.
+        recovered_pointer: the highest pointer issued before the last restart; 0: no restart. A client of an older
+            transaction may have a positive response to ``canCommit`` that the restart has lost.
         in_progress: transactions in progress by pointer, checkpoints included; ascending.
         clients: clients by transaction id; not kept over a restart.
         owners: the principals that have used transactions first, by transaction id; not kept over a restart.
-        published: where transactions have published, by pointer: topics with the time of the first message, in
+        published: by pointer, the topics that a transaction has published to, with the time of the first message in
             milliseconds; not kept over a restart.
         deadlines: timeouts by the monotonic clock, in milliseconds, by pointer.
         invalid: the invalid list.
-        committing: change keys of those that asked to commit, by transaction id.
+        committing: change keys of transactions after ``canCommit``, by transaction id.
         committed: change keys of recent commits.
     """
 
@@ -78,7 +78,7 @@ class ManagerState:
         for entry in visibility.in_progress:
             self._restore(entry)
 
-    # --- what may happen next ----------------------------------------------------------------------------------------
+    # --- checks ------------------------------------------------------------------------------------------------------
 
     def next_pointer(self, now_ms: int, offset: int = 0) -> int:
         """Return the pointer that would be issued now: by the clock, and above all before.
@@ -172,8 +172,7 @@ class ManagerState:
                 raise FormatError(f"an edit {edit.state.name}, which no manager writes")
 
     def time_out(self, pointers: Collection[int]) -> None:
-        """Give up what took too long. The read pointer stays, though the same edits move it when they are replayed."""
-        for pointer in pointers:
+        """Invalidate timed-out transactions. The read pointer stays, but a replay of the same edits moves it.""" for pointer in pointers:
             self._forget(pointer)
         if pointers:
             self.invalid.add(pointers)
@@ -183,7 +182,7 @@ class ManagerState:
         return Snapshot(self.visibility(now_ms), dict(self.committing), self.committed.copy())
 
     def visibility(self, now_ms: int) -> VisibilityState:
-        """Return a copy of what decides visibility."""
+        """Return a copy of the facts that decide visibility."""
         entries = tuple(self.in_progress.values())
         return VisibilityState(now_ms, self.read_pointer, self.write_pointer, self.invalid.ids, entries)
 

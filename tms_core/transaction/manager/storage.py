@@ -63,7 +63,7 @@ class DirectoryFull(DirectoryFailed, StoreFull):
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLog:
-    """The snapshot and the edits that a manager left behind.
+    """The snapshot and the edits of an earlier manager.
 
     Attributes:
         snapshot: the newest usable snapshot; None: there is no snapshot.
@@ -178,6 +178,7 @@ class DirectoryStorage:
                 stream.write(f"{system}\n")
                 stream.flush()
                 os.fsync(stream.fileno())
+            # Synced before the rename, so that a crash of the machine leaves no empty id under the name.
             unfinished.rename(self._path / SYSTEM_FILE)
             sync_folder(self._path)
         except OSError as error:

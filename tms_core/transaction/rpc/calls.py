@@ -34,7 +34,7 @@ from tms_core.transaction.model import Transaction, TransactionType
 
 logger = get_logger(__name__)
 
-#: Does what a method does with its arguments, and encodes what it returns as field 0; None for nothing.
+#: Executes a method, and encodes its return value as field 0; None: it returns nothing.
 _Method = Callable[[TransactionManager, Fields], bytes | None]
 
 
@@ -48,13 +48,13 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
     """Execute the call of a frame.
 
     Args:
-        address: where it comes from, for the audit log.
+        address: the address of the client, for the audit log.
 
     Returns:
         The answer, without its frame.
 
     Raises:
-        FormatError: the frame is no call, so there is nothing to answer.
+        FormatError: the frame is not a call, so it gets no response.
     """
     try:
         request = wire.read_message(frame)
@@ -73,7 +73,7 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
         return failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {error}")
     except (TransactionError, StoreError) as error:
         logger.warning("%s was not done: %s", request.name, error)
-        # A manager that cannot go on with a new log has decided nothing; a reset may have come half the way.
+        # Without a log the manager has changed nothing, but a reset may be half done.
         undone = isinstance(error, (ManagerStopped, DirectoryFull)) and request.name != "resetState"
         kind = Failure.PROTOCOL_ERROR if undone else Failure.INTERNAL_ERROR
         return failure(request, kind, f"Internal error processing {request.name}: {error}")

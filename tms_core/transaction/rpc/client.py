@@ -76,7 +76,7 @@ class ServiceSettings(Protocol):
 
 #: The shortest time limit of a call, in seconds, because 0 would mean no limit.
 _SHORTEST_SECONDS = 0.001
-#: Stands for the response of a service that does not know a method.
+#: The result of a call to a service that does not know the method.
 _UNKNOWN = object()
 
 

@@ -27,11 +27,11 @@ from tms_core.transaction.codec.wire import Failure, Fields, MessageKind
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 #: The call that shows a token; the first of a connection, where the service demands one.
 AUTHENTICATE = "authenticate"
-#: The call with which a server begins that passes calls on: they are for the manager with this log, and go no further.
+#: The first call of a server that forwards calls: only the manager with this log may execute them.
 ANSWER_YOURSELF = "answerYourself"
-#: What such a call is answered where that manager is not, or not any more.
+#: The response to such a call of a server without that manager.
 NOT_HERE = "Transactions are not managed here now"
-#: What a call is answered that comes without TLS to a service that has a certificate.
+#: The response to a call without TLS of a service that has a certificate.
 TLS_ONLY = "This transaction service speaks TLS only"
 _CHUNK_BYTES = 1 << 18
 #: The length of a call or an answer, which comes before it.
@@ -55,7 +55,7 @@ class MethodUnknown(ServiceUnavailable):
 
 
 class TlsDemanded(ServiceUnavailable):
-    """The service speaks TLS only, and the call came without."""
+    """The service requires TLS, and the call had none."""
 
     code = "TMS-TLS-REQUIRED"
 
@@ -117,6 +117,7 @@ class IdleConnections(Generic[C]):
                 if not self._idle:
                     return None
                 line = self._idle.pop()
+            # A service that has closed an idle connection, or sent something unasked, makes it unusable.
             if line.is_quiet():
                 return line
             line.close()
@@ -127,14 +128,14 @@ class SocketConnection:
 
     Args:
         address: ``HOST:PORT``.
-        timeout_seconds: how long connecting may take.
-        token_file: a file with the token that the service demands; None: it demands none.
+        timeout_seconds: the timeout of connecting.
+        token_file: a file with the token for the service; None: no token is required.
         tls: checks the certificate of the service; None: no TLS.
         certificate_name: the name in that certificate; empty: the host of the address.
 
     Raises:
-        ServiceUnavailable: the token cannot be read, or is not good there; or TLS failed.
-        OSError: nothing listens there.
+        ServiceUnavailable: the token cannot be read, or was rejected; or TLS failed.
+        OSError: the service does not listen.
     """
 
     def __init__(
@@ -179,22 +180,22 @@ class SocketConnection:
             The result: field 0 is the return value, any other a declared exception.
 
         Raises:
-            ServiceUnavailable: the service could not do it, and nothing was done.
-            OSError, EOFError, FormatError: the connection is of no use any more.
-            OutcomeUnknown: it failed at it.
+            ServiceUnavailable: the service could not execute it, and nothing was done.
+            OSError, EOFError, FormatError: the connection is broken.
+            OutcomeUnknown: the service failed during the call.
         """
         self._number = (self._number + 1) & 0x7FFFFFFF
         data = wire.message(MessageKind.CALL, name, self._number, *fields)
         return result_of(name, self._number, self.pass_on(data, seconds))
 
     def pass_on(self, frame: bytes, seconds: float) -> bytes:
-        """Send a call as it came.
+        """Send an encoded call.
 
         Returns:
-            The answer as it comes, without its length.
+            The encoded response, without its length.
 
         Raises:
-            OSError, EOFError, FormatError: the connection is of no use any more, and whether it was done is not known.
+            OSError, EOFError, FormatError: the connection is broken, and the outcome is unknown.
         """
         ends = time.monotonic() + seconds
         self._socket.settimeout(seconds)
@@ -217,7 +218,7 @@ class SocketConnection:
     def break_off(self) -> None:
         """Interrupt the call of another thread, whose response does not come."""
         with suppress(OSError):
-            # Not the method of an SSLSocket, which takes away what the other thread reads with.
+            # Not the method of SSLSocket, which removes the TLS object that another thread reads with.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def _read(self, size: int, ends: float) -> bytes:
@@ -289,6 +290,6 @@ def _failed(name: str, fields: Fields) -> TransactionError:
 
 
 def as_text(fields: Fields, number: int) -> str:
-    """Return a text among the fields, empty where it is missing."""
+    """Return a text field; empty if it is missing."""
     value = fields.get(number, b"")
     return value.decode(errors="replace") if isinstance(value, bytes) else ""

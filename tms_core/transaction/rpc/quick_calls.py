@@ -16,26 +16,26 @@ from tms_core.errors import FormatError
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.line import LENGTH
 
-#: What the event loop does itself: calls whose names begin so, at this place, of so many bytes at most, where no more
-#: ids are listed, so many calls before came one by one, too, and the last took no longer, in seconds.
+#: The event loop itself executes calls with these prefixes at this offset, if they have at most so many bytes, the
+#: invalid list has at most so many ids, so many calls before came one by one, and the last took at most this time, in
+#: seconds.
 _NAMES, _NAME_AT = (b"start", b"canCommit", b"commit"), 8
 MAX_BYTES, MAX_IDS, AFTER, MAX_SECONDS = 4096, 1000, 8, 0.002
-#: Those of them that wait for no disk.
+#: The prefix of names of calls that do not wait for the disk.
 _NO_SYNC = b"canCommit"
 
 
 class QuickCalls:
-    """Knows which calls are quick, and whether they come one by one; for the loop's thread, but :meth:`do`.
+    """The decision which calls the event loop executes itself; for the loop's thread, except :meth:`do`.
 
     Args:
-        manager: who answers them.
-        does: does a call; returns its answer, both without their lengths.
-        is_here: whether the manager of this process has to answer.
+        does: executes a call; returns its response, both without their lengths.
+        is_here: whether the manager is in this process.
 
     Attributes:
-        under_way: how many calls are under way.
-        arrivals: how often bytes have come, on any connection.
-        awaiting: the connections of which bytes are awaited, and since when; the longest comes first.
+        under_way: the number of running calls.
+        arrivals: the number of arrivals of bytes, on any connection.
+        awaiting: the connections that wait for bytes, and the start of the wait; the longest wait first.
     """
 
     def __init__(self, manager: TransactionManager, does: Callable[[bytes], bytes], *, is_here: bool) -> None:
@@ -71,7 +71,7 @@ class QuickCalls:
         started = time.perf_counter()
         found = self._does(frame)
         is_quick = time.perf_counter() - started < MAX_SECONDS
-        # A canCommit waits for no disk, so that one was quick says nothing of it.
+        # canCommit does not wait for the disk, so its duration says nothing about the disk.
         if not (is_quick and frame.startswith(_NO_SYNC, _NAME_AT)):
             self._was_quick = is_quick
         return found
@@ -94,9 +94,9 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         self._quick = quick
         self._event_loop = loop
         self.task: asyncio.Task[None] | None = None
-        #: How many bytes of the stream have not been answered, and whether all have, and there were some.
+        #: The number of unanswered bytes of the stream; whether at least one call came and all are answered.
         self._unanswered, self._between_calls = 0, False
-        #: A call that is to be done, and the arrival that it was.
+        #: A call to execute, and the number of its arrival.
         self._held, self._held_as = b"", 0
 
     def answered(self, size: int) -> None:
@@ -105,7 +105,7 @@ class QuickConnection(asyncio.StreamReaderProtocol):
         self._between_calls = not self._unanswered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See ``asyncio.Protocol``, as the others here."""
+        """See ``asyncio.Protocol``, as for the other methods of this class."""
         self._socket = cast(asyncio.Transport, transport)
         super().connection_made(transport)
 

@@ -265,6 +265,7 @@ class TransactionService:
                     await asyncio.sleep(1)
                     continue
                 if len(begun) >= _most_connections():
+                    # Clients that connect and send nothing must not block others: drop the oldest handshake.
                     oldest = next(iter(begun))
                     del begun[oldest]
                     oldest.cancel()
@@ -289,6 +290,7 @@ class TransactionService:
                         await readable.wait()
                     finally:
                         loop.remove_reader(peer)
+                    # Only look at the byte: the TLS handshake reads it again.
                     if peer.recv(1, socket.MSG_PEEK) == HANDSHAKE:
                         await loop.connect_accepted_socket(self._connection, peer, ssl=context)
                         refused.pop_all()

@@ -1,1 +1,1 @@
-"""Where transaction snapshots come from: a folder, HDFS, a service."""
+"""The sources of transaction snapshots: a folder, HDFS, a service."""

@@ -23,15 +23,15 @@ from tms_core.transaction.model import VisibilityState
 
 #: A Tephra snapshot's name; the number is the wall time in ms at which its state was copied.
 _NAME = re.compile(r"snapshot\.([0-9]{1,19})")
-#: The file with the id of the transaction system, in a directory of a manager of ours.
+#: The file with the id of the transaction system, in the directory of a manager of this project.
 SYSTEM_FILE = "system"
-#: How far a snapshot may be ahead of our clock before an older one is preferred, in milliseconds.
+#: A snapshot that is further ahead of the local clock is used only if there is no older one; in milliseconds.
 _AHEAD_MS = 300_000
-#: How often a directory is listed before giving up, when files vanish between listing and reading.
+#: The most listings of a directory whose files disappear between listing and reading.
 _LISTINGS = 3
 #: The longest id of a transaction system.
 _ID_BYTES = 100
-#: How many unusable files an error names.
+#: The most unusable files that an error names.
 _NAMED = 5
 _HINT = (
     "Set transactions.directory (or --snapshots) to the directory in which the transaction manager leaves "
@@ -67,10 +67,10 @@ class RejectedSnapshot:
 
 
 class ImplausibleSnapshot(SnapshotError):
-    """A snapshot has ids that no transaction manager gives out, so nothing in it can be relied on (invariant S13).
+    """A snapshot has ids that no transaction manager issues, so nothing in it can be relied on (invariant S13).
 
     Args:
-        wrong: what no manager can have written, in a few words.
+        wrong: the impossible content, in a few words.
     """
 
     def __init__(self, name: str, wrong: str) -> None:
@@ -89,11 +89,11 @@ class Loaded:
 
     Attributes:
         snapshot: the newest snapshot that can be used.
-        name: where it came from: a file name, or the name of a service.
-        rejected: newer ones that could not be used, newest first.
-        ignored: how many names were there that no snapshot has.
+        name: its source: a file name, or the name of a service.
+        rejected: newer snapshots that cannot be used, newest first.
+        ignored: the number of names that are not names of snapshots.
         notes: oddities of the snapshot that do not prevent its use.
-        system: the id of its transaction system; empty where that is not known.
+        system: the id of its transaction system; empty: unknown.
     """
 
     snapshot: VisibilityState
@@ -115,8 +115,8 @@ class SnapshotSource(Protocol):
         """Return the newest snapshot that can be used.
 
         Raises:
-            SnapshotError: there is one, and it cannot be used.
-            NoSnapshot: there is none.
+            SnapshotError: no existing snapshot can be used.
+            NoSnapshot: no snapshot exists.
         """
         ...
 
@@ -143,10 +143,10 @@ class Folder(Protocol):
     """Where snapshot files lie; its ``str`` is what people know it by."""
 
     def names(self) -> tuple[list[str], int]:
-        """Return the names of its files, and how many other names there are; one empty name where it is a file itself.
+        """Return the names of its files, and the number of other names; one empty name: it is a file itself.
 
         Raises:
-            NoSnapshot: it cannot be listed; says why.
+            NoSnapshot: it cannot be listed; the message has the reason.
         """
         ...
 
@@ -154,7 +154,7 @@ class Folder(Protocol):
         """Return a file to be read.
 
         Raises:
-            FileNotFoundError: it is gone by now.
+            FileNotFoundError: it was deleted.
             OSError: it cannot be read.
         """
         ...
@@ -185,7 +185,7 @@ class LocalFolder:
 
 
 class DirectorySource:
-    """The folder in which a transaction manager leaves its snapshots, or one snapshot file by itself."""
+    """The folder of a transaction manager's snapshots, or one snapshot file."""
 
     def __init__(self, folder: Path | Folder, clock: Clock | None = None) -> None:
         self._folder = LocalFolder(folder) if isinstance(folder, Path) else folder
@@ -248,7 +248,7 @@ class DirectorySource:
         return str(self._folder).rpartition("/")[2]
 
     def _list(self) -> tuple[list[str], int]:
-        """Return the snapshot files, newest first, and how many other names there are."""
+        """Return the snapshot files, newest first, and the number of other names."""
         files, others = self._folder.names()
         if files == [""]:
             return files, 0
@@ -257,7 +257,7 @@ class DirectorySource:
         return newest_first, others + len(files) - len(numbers)
 
     def _system(self, names: list[str]) -> str:
-        """Return the id of the transaction system; a snapshot file by itself does not tell it."""
+        """Return the id of the transaction system; a single snapshot file does not contain it."""
         if names == [""]:
             return ""
         try:

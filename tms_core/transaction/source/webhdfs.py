@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _URL = re.compile(
     r"(s?)webhdfs://(?:([^@/,:]+)@)?((?:[^@/,:]+|\[[0-9A-Fa-f:.]+\]):\d{1,5}(?:,[^@/,]+:\d{1,5})*)(/[^?#]*)"
 )
-#: How long a NameNode or DataNode may take to answer, and between two pieces of a file, in seconds.
+#: The timeout of a response of a NameNode or DataNode, and of each piece of a file, in seconds.
 TIMEOUT_SECONDS = 30.0
 #: A file of more bytes is kept on disk while it is read.
 _MEMORY_BYTES = 16 << 20
@@ -44,14 +44,14 @@ class WebHdfsFolder:
     """A folder on HDFS, or one file.
 
     Args:
-        url: ``webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH``; ``swebhdfs`` for HTTPS. Several addresses are those of
-            NameNodes of which one is active. USER is whom HDFS takes the reader for (``user.name``).
-        kerberos: the ``KerberosSettings`` of a login where HDFS demands it (applications of the client need no
-            settings); None: nobody does.
+        url: ``webhdfs://[USER@]HOST:PORT[,HOST:PORT…]/PATH``; ``swebhdfs`` for HTTPS. Several addresses are NameNodes,
+            one of them active. USER is the reader's name for HDFS (``user.name``).
+        kerberos: the ``KerberosSettings`` of a login, if HDFS requires it (applications of the client need no
+            settings); None: no login.
         ca_file: the authorities of HTTPS; None: the system's.
 
     Raises:
-        ConfigurationError: the URL is none of these, or a file cannot be used.
+        ConfigurationError: the URL is invalid, or a file cannot be used.
     """
 
     def __init__(self, url: str, kerberos: Any = None, ca_file: Path | None = None) -> None:
@@ -78,8 +78,7 @@ class WebHdfsFolder:
         return self._url
 
     def names(self) -> tuple[list[str], int]:
-        """Return the names of files, and how many other names there are; one empty name where the path is a file
-        itself.
+        """Return the names of files, and the number of other names; one empty name: the path is a file.
 
         Raises:
             NoSnapshot: no NameNode answers, or the active one has no such folder or does not show it.
@@ -208,7 +207,8 @@ class _Negotiate(httpx2.Auth):
         exchange = self._login.exchange(f"HTTP/{request.url.host}", spnego=True)
         request.headers["authorization"] = exchange.authorization()
         answer = yield request
-        # The NameNode proves its name, also where it redirects. Before that comes its demand, after that a DataNode.
+        # The NameNode proves its identity, also in a redirect. The response before it is the challenge; the response
+        # after it is a DataNode's.
         passed = (one for one in (*answer.history, answer) if one.is_success or one.is_redirect)
         if (first := next(passed, None)) is not None:
             if found := self._token(first):

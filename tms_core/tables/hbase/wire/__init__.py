@@ -1,1 +1,1 @@
-"""Connections to HBase's Thrift servers below the calls: sockets with a time limit, and what protects them."""
+"""Connections to HBase's Thrift servers below the calls: sockets with timeouts, and their protection."""

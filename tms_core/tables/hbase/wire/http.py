@@ -15,7 +15,7 @@ from tms_core.security.kerberos import Exchange, KerberosLogin
 from tms_core.security.tls import ClientTls
 from tms_core.tables.hbase.wire.socket import TimedSocket
 
-#: Bytes asked of the socket at once, and the largest head of a response.
+#: The bytes of one read of the socket, and the largest head of a response.
 _PIECE_BYTES = 1 << 18
 _OK, _UNAUTHORIZED = 200, 401
 
@@ -25,7 +25,7 @@ class HttpSocket(TimedSocket):
 
     Args:
         address, timeout_seconds, tls: as of the class above.
-        login: logs in with SPNEGO, for each request anew, as HBase demands; None: nobody does.
+        login: logs in with SPNEGO for each request, as HBase requires; None: no login.
         service: the principal of the server.
     """
 
@@ -87,7 +87,7 @@ class HttpSocket(TimedSocket):
         if self._head_bytes > _PIECE_BYTES:
             raise ConnectionError("the head of its response does not end")
 
-    # --- what the parser calls ---------------------------------------------------------------------------------------
+    # --- callbacks of the parser -------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._reason, self._authenticate = b"", []

@@ -16,7 +16,7 @@ from tms_core.tables.hbase.wire.socket import TimedSocket
 _START, _OK, _BAD, _ERROR, _COMPLETE = range(1, 6)
 _STATUS = struct.Struct(">BI")
 _LENGTH = struct.Struct(">I")
-#: What a server may offer, the strongest first: bits of RFC 4752, and ``hbase.thrift.security.qop``.
+#: The protection levels of a server, the strongest first: bits of RFC 4752, and ``hbase.thrift.security.qop``.
 _LAYERS = ((4, "auth-conf"), (2, "auth-int"), (1, "auth"))
 #: The largest frame that the server may send by RFC 4752; Java's servers send larger ones all the same.
 _ANNOUNCED_BYTES = 0xFFFFFF
@@ -29,11 +29,11 @@ class SaslSocket(TimedSocket):
 
     Args:
         address, timeout_seconds, tls: as of the class above.
-        login: who logs in.
+        login: the Kerberos login.
         service: the principal of the server.
 
     Attributes:
-        qop: what the server offered, and the strongest of it: ``auth``, ``auth-int`` or ``auth-conf``.
+        qop: the strongest offered protection: ``auth``, ``auth-int`` or ``auth-conf``.
 
     Raises:
         LoginFailed: there is no ticket, or the server refuses it.
@@ -89,7 +89,7 @@ class SaslSocket(TimedSocket):
         super()._send(b"".join(frames))
 
     def _log_in(self, exchange: Exchange) -> None:
-        """Authenticate, then agree on what protects the bytes that follow.
+        """Authenticate, then negotiate the protection of the following bytes.
 
         Raises:
             LoginFailed: the server refuses.

@@ -15,11 +15,11 @@ from tms_core.tables.hbase.wire.socket import TimedSocket
 
 @dataclass(frozen=True)
 class ThriftSecurity:
-    """What each new connection is protected by.
+    """The protection of new connections.
 
     Attributes:
         tls: checks the server and shows a certificate; None: no TLS.
-        login: logs in with Kerberos; None: nobody does.
+        login: logs in with Kerberos; None: no login.
         service: the principal of the servers, with ``_HOST`` for the host of each address.
         is_http: Thrift over HTTP, where the login is SPNEGO; otherwise over TCP, where it is SASL.
     """
@@ -31,7 +31,7 @@ class ThriftSecurity:
 
     @classmethod
     def configured(cls, wanted: HBaseSettings) -> Self:
-        """Return the protection that ``storage.hbase`` asks for.
+        """Return the protection that ``storage.hbase`` configures.
 
         Raises:
             ConfigurationError: a file that it names cannot be used.

@@ -24,11 +24,11 @@ class TimedSocket:
 
     Args:
         address: ``HOST:PORT``.
-        timeout_seconds: how long connecting may take.
-        tls: how the server is checked; None: no TLS.
+        timeout_seconds: the timeout of connecting.
+        tls: checks the server; None: no TLS.
 
     Raises:
-        OSError: nothing listens there, or it refuses.
+        OSError: no server listens, or it refuses.
         StoreUnavailable: the two sides do not agree on TLS.
     """
 
@@ -75,7 +75,7 @@ class TimedSocket:
                 self._socket.sendall(data)
             except (ssl.SSLEOFError, ConnectionError):
                 if isinstance(self._socket, ssl.SSLSocket):
-                    # A server that refuses the client's certificate says so before it closes; that is not read yet.
+                    # A server that rejects the client's certificate sends an alert before it closes; read it.
                     self._socket.recv(1)
                 raise
 
@@ -91,10 +91,10 @@ class TimedSocket:
         self._send(b"".join(held))
 
     def flush(self) -> None:
-        """Send the call; nothing is held back."""
+        """Do nothing: calls are sent at once."""
 
     def finish(self) -> None:
-        """Read what follows the answers to calls, after these were read."""
+        """Read the bytes after the responses to calls, after these were read."""
 
     def is_open(self) -> bool:
         return self._socket.fileno() >= 0
