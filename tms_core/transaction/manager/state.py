@@ -172,7 +172,8 @@ class ManagerState:
                 raise FormatError(f"an edit {edit.state.name}, which no manager writes")
 
     def time_out(self, pointers: Collection[int]) -> None:
-        """Invalidate timed-out transactions. The read pointer stays, but a replay of the same edits moves it.""" for pointer in pointers:
+        """Invalidate timed-out transactions. The read pointer stays, but a replay of the same edits moves it."""
+        for pointer in pointers:
             self._forget(pointer)
         if pointers:
             self.invalid.add(pointers)
