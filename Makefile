@@ -62,7 +62,7 @@ $(RUN_STAMP): requirements-run.lock pyproject.toml
 	@if [ ! -x $(PY) ]; then \
 	  for candidate in "$${PYTHON:-}" python3.12 python3.13 python3.14 python3 python3.11; do \
 	    [ -n "$$candidate" ] && "$$candidate" -c '$(HAS_WHEELS)' 2>/dev/null || continue; \
-	    echo "setting up $(VENV) with $$("$$candidate" --version)"; \
+	    echo "setting up $(VENV) with $$("$$candidate" --version); this takes about a minute"; \
 	    "$$candidate" -m venv $(VENV) || { rm -rf $(VENV); \
 	      echo "the venv module is missing; install it: apt-get install python3-venv" >&2; exit 1; }; \
 	    break; \
@@ -75,6 +75,7 @@ $(RUN_STAMP): requirements-run.lock pyproject.toml
 	@touch $@
 
 $(STAMP): requirements.lock $(RUN_STAMP)
+	@echo "installing the packages of the tests into $(VENV)"
 	@$(PY) -m pip install --quiet --no-deps --require-hashes -r requirements.lock || { \
 	  echo "the locked packages of the tests could not be installed; see pip's error above" >&2; exit 1; }
 	@touch $@

@@ -128,7 +128,7 @@ def _visit(started: RunningServer, arguments: str) -> None:
         "A messaging server with the janitor inside, on a store that CDAP wrote. Try these in another terminal:\n"
         f"  .venv/bin/janitor status {arguments}\n"
         f"  .venv/bin/janitor plan {arguments}\n"
-        f"  .venv/bin/tms tx list --server {started.transactions}\n"
+        f"  .venv/bin/tms tx list --tx-server {started.transactions}\n"
         f"  curl {started.url}/v1/namespaces/demo/topics\n"
         "Ctrl-C stops it."
     )

@@ -123,6 +123,12 @@ class Tour:
             timeout=PATIENCE_SECONDS,
         )
 
+    def type_printed(self, start: str) -> subprocess.CompletedProcess[str]:
+        """Run the command of the tour that starts so, as its reader types it."""
+        [line] = re.findall(rf"^  \.venv/bin/{start}.*$", "\n".join(self.told), flags=re.MULTILINE)
+        words = [str(Path(sys.executable).with_name("tms")), *line.split()[1:]]
+        return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE_SECONDS)
+
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
@@ -174,6 +180,9 @@ def test_run_prints_the_guide_and_leaves_a_store_for_cdap(start: Start) -> None:
     assert status == 200
     assert "<html" in page
     running.await_health("well")
+    listed = running.type_printed("tms tx list")
+    assert (listed.returncode, listed.stderr) == (0, "")
+    assert "in progress" in listed.stdout
     assert 'tms_janitor_rows_deleted_total{rule="old_generation",table="message"} 700.0' in running.get("/metrics")[1]
     running.send(signal.SIGINT)
     assert running.ended() == 0
