@@ -23,21 +23,21 @@ DataTable = Literal["message", "payload"]
 #: The type of row keys where a field is named ``bytes``.
 Key = bytes
 
-#: Told after every page: the phase, the topic, and how many rows the page had.
+#: Called after each page with the phase, the topic, and the number of rows.
 Observer = Callable[[str, TopicId | None, int], None]
-#: Told before the first page, in the place of a phase: about how many rows the step of the messages will read, as far
-#: as topics have been counted.
+#: The phase in the call before the first page, which has the approximate number of rows that the messages' step will
+#: read in counted topics.
 EXPECTED = "expected"
 #: The phase that is expected to read so many.
 MEASURED = "message"
 
-#: How many keys of an entry are shown.
+#: The number of shown keys of an entry.
 SAMPLE_KEYS = 3
 
-#: How many entries of a report are remembered; a report of a thousand topics every minute would fill the disk.
+#: The most saved entries of a report; a report of a thousand topics every minute would fill the disk.
 HISTORY_ENTRIES = 100
 
-#: How many unrecognized keys, and how many unknown topics, of a pass are named in the log.
+#: The most unrecognized keys, and the most unknown topics, of a pass in the log.
 NAMED_KEYS = 20
 
 #: Reasons that are counted; live rows are not visited, so there is no count of them.
@@ -167,7 +167,7 @@ class HeldBefore:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The outcome of a plan or a run, as it is printed and stored; see ``docs/reference/formats/reports.md``.
+    """The result of a plan or a run, printed and stored; see ``docs/reference/formats/reports.md``.
 
     Attributes:
         topics: entries with rows, by topic, table, generation and rule.

@@ -22,7 +22,7 @@ from tms_core.settings.fields import Section, setting, wrong
 from tms_core.settings.layers import LoadedSettings, load_as
 from tms_core.settings.models import Count, CountOrZero, HostName, Port, Switch, TopicPattern
 
-#: A crontab's fields: as CronSim's errors call them, as we do, and what numbers they take.
+#: The fields of a crontab: CronSim's names, the names in messages, and their ranges.
 _CRON_FIELDS = (
     ("minute", "minute", "0 to 59"),
     ("hour", "hour", "0 to 23"),
@@ -36,7 +36,7 @@ def crontab(text: str) -> str:
     """Return a crontab line, checked: five fields as crontab(5) and Debian's cron read them, in UTC (:mod:`cronsim`).
 
     Raises:
-        ValueError: it is none, says which field is wrong; or it never fires.
+        ValueError: it is invalid, with the wrong field in the message; or it never fires.
     """
     parts = text.split()
     if len(parts) != len(_CRON_FIELDS):
@@ -213,7 +213,7 @@ class AllSettings(core.Settings):
 
     @property
     def lifetime(self) -> Lifetime:
-        """Return how long transactions may write; assumed where it is not set."""
+        """Return the lifetime of transactions; an assumption if it is not set."""
         return Lifetime(
             max_ms=(self.transactions.max_lifetime_seconds or core.ASSUMED_LIFETIME_SECONDS) * 1000,
             grace_ms=self.transactions.grace_seconds * 1000,
@@ -240,9 +240,9 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
 
 
 def config_digest(settings: AllSettings) -> str:
-    """Return a SHA-256, in hex, over what decides which rows may go; a plan fits only where it is the same.
+    """Return the SHA-256, in hex, of the settings that decide deletions; a plan is valid only for the same settings.
 
-    Which store it is, is not part of it: a plan names its store apart.
+    The store is not part of it, because a plan names its store separately.
     """
     transactions, janitor = settings.transactions, settings.janitor
     places = {"manager": transactions.directory, "directory": transactions.directory, "thrift": transactions.thrift}

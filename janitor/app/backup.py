@@ -40,10 +40,10 @@ _LOG_FILES = re.compile(r"snapshot\.\d+|txlog\.\d+|system")
 
 
 class Folders(NamedTuple):
-    """Where a store and all that belongs to it are.
+    """The folders of a store and everything that belongs to it.
 
     Attributes:
-        transactions: the folder of the transaction log or of snapshots; None: there is none on this machine.
+        transactions: the folder of the transaction log or of snapshots; None: not on this machine.
     """
 
     store: Path
@@ -75,12 +75,12 @@ def back_up(found: Folders, target: Path, *, store: Store | None = None, side: S
         store, side: as this process has them open; None: no process has the store open.
 
     Returns:
-        How many bytes the backup has; those of linked tables are the store's own.
+        The size of the backup in bytes; linked table files share theirs with the store.
 
     Raises:
         ConfigurationError: the target is not empty, or lies inside the store.
         StoreBusy: another process has the store open.
-        StoreError, StateError: something could not be read or written; the target is as it was.
+        StoreError, StateError: something could not be read or written; the target is unchanged.
     """
     tables = find_tables(found.store)
     _require_empty(target)
@@ -106,10 +106,10 @@ def back_up(found: Folders, target: Path, *, store: Store | None = None, side: S
 
 
 def restore(source: Path, found: Folders) -> list[Path]:
-    """Copy a backup to where the settings have a store; nothing of the backup is linked.
+    """Copy a backup to the folders in the settings, without links.
 
     Returns:
-        The folders that were made.
+        The created folders.
 
     Raises:
         ConfigurationError: a folder is not empty, or lies inside the backup; nothing was changed.
@@ -135,7 +135,7 @@ def restore(source: Path, found: Folders) -> list[Path]:
 @contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
     """Yield a folder to fill, which gets its name after the block; remove it after an error."""
-    # A link stays one: where it leads to is filled.
+    # A link stays a link: its target is filled.
     target = target.resolve()
     with translated(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -171,7 +171,7 @@ def _require_empty(folder: Path) -> None:
 
 
 def _copy_state(source: Path, target: Path) -> None:
-    """Copy the janitor's state as it is now, also while a janitor writes it."""
+    """Copy the janitor's present state, even while a janitor writes it."""
     if not (source / FILE_NAME).is_file():
         return
     target.mkdir(mode=0o700)

@@ -39,7 +39,7 @@ from tms_core.transaction.source.source import SnapshotSource
 
 #: Flags of the server's that are the janitor's too.
 _FLAGS = ("leveldb", "hbase", "snapshots")
-#: What it keeps to beside a server: rows in a batch, and a second where the settings name no rate.
+#: Its limits next to a server: rows in a batch, and rows in a second unless the settings have a rate.
 GENTLE_BATCH_ROWS, GENTLE_ROWS_PER_SECOND = 500, 50_000
 
 
@@ -97,7 +97,7 @@ class EmbeddedSession(Session):
 
     Args:
         context: the objects of the server.
-        stack: removes what is made for the session when it is closed.
+        stack: on exit, removes everything that is created for the session.
     """
 
     def __init__(self, context: CompanionContext, stack: ExitStack) -> None:
@@ -107,7 +107,7 @@ class EmbeddedSession(Session):
         self._context = context
         self._folder = super().state_path
         if self.settings.storage.kind == "memory":
-            # Such a store is gone with its process, and so is what is known of it.
+            # A store in memory disappears with its process, and so does its state.
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tms-janitor-")))
 
     def refusal(self) -> str:
@@ -142,7 +142,7 @@ class EmbeddedSession(Session):
 
     def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:
         host = self._context.service
-        # Rows that come back stand before what the server remembers of the topic.
+        # Restored rows are older than the server's cached positions of the topic, so the server forgets these.
         return super().deps(store, state, source=source, restored=host.forget, newborn=host.is_newborn, **options)
 
     def side(self) -> AbstractContextManager[SideTable | None]:

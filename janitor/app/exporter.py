@@ -27,7 +27,7 @@ from tms_core.cli.entry import ending
 from tms_core.clock import Clock
 from tms_core.errors import TmsError
 
-#: How often the state is read, in seconds: well within the time between two scrapes.
+#: The interval of reading the state, in seconds: much shorter than the interval of scrapes.
 REFRESH_SECONDS = 5
 #: A refresh that is later than this, in milliseconds, means that the process hangs.
 LATE_MS = 60_000
@@ -83,11 +83,11 @@ class Exporter:
         return ""
 
     def status(self) -> Status:
-        """Return the status as of the last refresh; of a janitor that has done nothing yet, before the first."""
+        """Return the status at the last refresh; before the first refresh: the status of a new janitor."""
         return self._status
 
     def past(self) -> AbstractContextManager[State | None]:
-        """Return the state, open while the block runs; None as long as there is none.
+        """Yield the open state; None: it does not exist yet.
 
         Raises:
             StoreError: it cannot be opened.

@@ -30,8 +30,8 @@ class HBasePlace:
     """Tables in an HBase namespace.
 
     Args:
-        settings: which, and how it is reached.
-        clock: what calls are timed by.
+        settings: the namespace and the addresses.
+        clock: the clock of calls.
     """
 
     exclusive = False
@@ -71,7 +71,8 @@ class HBasePlace:
 
     @contextmanager
     def side(self, *, read_only: bool) -> Iterator[SideTable | None]:
-        # A server of ours makes the table; without one it is not needed, nor the right to make it.
+        # The server of this project creates the table; without the server, the janitor needs neither table nor
+        # permission.
         with HBaseSide(self._pool(), self._settings.namespace, self._clock, create=False) as side:
             yield side
 

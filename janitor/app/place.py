@@ -32,10 +32,10 @@ class Place(Protocol):
     """A store and its state.
 
     Attributes:
-        name: the store, for people.
-        state_name: the state, for people.
+        name: the store, for operators.
+        state_name: the state, for operators.
         exclusive: whether only one process can have the store open.
-        unseen: what stands in the way of a prune boundary elsewhere and cannot be checked here, a sentence each.
+        unseen: obstacles to a prune boundary that cannot be checked here, a sentence each.
     """
 
     name: str
@@ -52,10 +52,10 @@ class Place(Protocol):
         ...
 
     def require(self) -> None:
-        """Make sure that there is a store.
+        """Check that the store exists.
 
         Raises:
-            StoreNotFound: there is none.
+            StoreNotFound: it does not exist.
         """
         ...
 
@@ -80,19 +80,20 @@ class Place(Protocol):
         ...
 
     def state(self) -> AbstractContextManager[State]:
-        """Return the state, made where there is none."""
+        """Return the state; create it if it does not exist."""
         ...
 
     def side(self, *, read_only: bool) -> AbstractContextManager[SideTable | None]:
-        """Return the table of messages with a ttl of their own (rule L6) and of consumers; None where there are none.
+        """Return the side table, with messages that have their own TTLs (rule L6) and with consumers; None: no side
+        table.
 
         Args:
-            read_only: read a copy where another process may have it open.
+            read_only: read a copy if another process may have it open.
         """
         ...
 
     def table_settings(self) -> list[TableSettings]:
-        """Return how the tables are set, where they can be."""
+        """Return the settings of the tables, if the store has such settings."""
         ...
 
 
@@ -160,10 +161,10 @@ def _wait_for(lease: Lease, end: Event) -> None:
 
 
 def _wait_out(lease: Lease, until: Event) -> None:
-    """Wait as long as a dead holder's lease lasts, and not for a holder that shows that it is alive.
+    """Wait until the lease of a dead holder expires, but not for a live holder.
 
     Raises:
-        LeaseHeld: its holder has renewed it meanwhile, or one is to end.
+        LeaseHeld: its holder has renewed it, or ``until`` was set.
     """
     try:
         lease.acquire()

@@ -38,14 +38,14 @@ from tms_core.tables.read_only import read_only
 from tms_core.tables.side import Expiries, SideTable
 from tms_core.transaction.model import Transaction
 
-#: How often a daemon whose store does not answer tries again, in seconds.
+#: The interval of attempts of a daemon whose store does not respond, in seconds.
 RETRY_SECONDS = 10.0
-#: How often the background counts go on where they were, in seconds: each time they read the metadata.
+#: The interval in which background counts continue, in seconds; each time they read the metadata.
 COUNT_SECONDS = 60
-#: How often the transaction manager is asked for late transactions, in seconds.
+#: The interval of requests for late transactions to the transaction manager, in seconds.
 LATE_SECONDS = 10
 
-#: What is answered until the janitor begins.
+#: The response until the janitor has started.
 WAITING = "the janitor waits for its store or for the lease of another janitor; its log has the reason"
 
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ def _http(current: Session, app: ASGIApp) -> HttpServer:
 
 
 class _OpenStore(NamedTuple):
-    """The store and state that the daemon works on; ``side`` has messages with a ttl of their own, and consumers."""
+    """The store and state of the daemon; ``side`` has messages with their own TTLs, and consumers."""
 
     store: Store
     state: State
@@ -243,7 +243,7 @@ def _assemble(
 def _reader(source: CachedSource | None) -> Transaction:
     """Return a reader with the view of the last snapshot."""
     if source is not None:
-        # That none can be read is said where snapshots are read.
+        # A missing snapshot is reported by the code that reads snapshots.
         with suppress(NoSnapshot, SnapshotError, OSError):
             return source.latest().snapshot.dummy_transaction()
     return UNINFORMED
@@ -284,5 +284,5 @@ def _answer(
         control.start()
         stack.callback(control.stop)
     except StoreError as error:
-        # It cleans all the same; only commands cannot ask it anything meanwhile.
+        # The daemon still works; only commands cannot reach it.
         logger.warning("commands cannot reach this janitor: %s", error)

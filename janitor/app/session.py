@@ -259,6 +259,7 @@ class Session:
                 store, state, side, lease, is_stopping=stop.is_set, feedback=feedback, opened_bytes=opened_bytes
             ) as engine,
         ):
+            # The store and the lease are held, so runs without a result are of dead processes.
             engine.recover()
             logger.info("the store is open to be written: %s", self.place.name)
             yield engine

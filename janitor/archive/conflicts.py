@@ -27,7 +27,7 @@ from tms_core.topic import TopicMetadata
 
 #: Rows read from the target at a time.
 _PAGE_ROWS = 1000
-#: How many conflicts are named.
+#: The number of conflicts in an error.
 _NAMED = 3
 
 
@@ -87,10 +87,10 @@ class Conflicts:
         #: Transactions of which there are payloads, and messages that refer to them, here or there.
         self._stored: set[int] = set()
         self._referred: set[int] = set()
-        #: Rows that come back, by key, where they are of several generations.
+        #: Restored rows by key, if rows of several generations are restored.
         self._arrived: dict[bytes, bytes] = {}
         self._taken: list[bytes] = []
-        #: Where the rows of producers may be, which only they may write; those of the topic itself are at home there.
+        #: The ranges that only producers may write; restored rows of the topic itself may lie there.
         self._announced = [] if side is None or same_topic else announced_ahead(side, self._start)
         self._foreign: list[bytes] = []
 
@@ -220,7 +220,7 @@ class Conflicts:
         for page in pages(partial(self._store.message.read, CELLS), self._start, self._stop, _PAGE_ROWS):
             hits = {cell.key: java_abs(cell.pointer) for cell in page.items if cell.refers}
             keys = [key for key, pointer in hits.items() if pointer in wanted]
-            # Not every store can tell whether a cell's row refers without reading it.
+            # Some stores must read a row to know whether it refers to a payload.
             for found in pick_rows(partial(self._store.message.read, MESSAGES), keys):
                 yield from ((key, hits[key]) for key, value in found if value.payload is None)
             self._heartbeat(len(page.items))

@@ -1,10 +1,10 @@
-"""The folders of an archive: their names, which there are, and the removal of old days.
+"""The folders of an archive: names, listing, and the removal of old days.
 
     namespace=default/topic=orders/day=2026-11-18/janitor-<run>-000001.parquet
 
-Readers of such folders (pandas, DuckDB, Spark) make columns of their names. A file is under its name from the moment
-it is complete; before that its name starts with a dot, as such readers pass over. Nothing is removed whose name, from
-the namespace down, is not one of ours, and links in it are not followed.
+Readers of such folders (pandas, DuckDB, Spark) turn the names into columns. A file gets its name when it is complete;
+before that its name starts with a dot, which such readers ignore. The removal ignores names, from the namespace down,
+that the janitor does not write, and does not follow links.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tms_core.topic import TopicId
 NAME_BYTES = 200
 #: A name that CDAP accepts and readers of such folders take for "no value".
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
-#: What stands for such names begins as they do and ends with this, which is in no name, and digits of their SHA-256.
+#: A long name is replaced by its first characters, this character, which no name has, and digits of its SHA-256.
 _INSTEAD, _DIGEST_DIGITS = "~", 16
 
 _RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}")
@@ -112,15 +112,15 @@ def days(folder: Path, topic: TopicId | None = None) -> Iterator[DayFolder]:
 
 
 def create(path: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """Write a file so that it is there complete or not at all, also after a crash of the machine.
+    """Write a file atomically and durably.
 
-    Only its owner may read it (mode 0600): it holds messages.
+    Only its owner may read it (mode 0600), because it has messages.
 
     Args:
-        fill: writes what is in it.
+        fill: writes the contents.
 
     Raises:
-        OSError: it is not there.
+        OSError: the file does not exist.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -131,6 +131,7 @@ def create(path: Path, fill: Callable[[BinaryIO], None]) -> None:
         temporary.rename(path)
     finally:
         temporary.unlink(missing_ok=True)
+    # The name must be durable, too: rows are deleted as soon as this returns (S16).
     try:
         _sync(path.parent)
     except OSError:
@@ -170,7 +171,7 @@ def give_up(folder: Path, keep_days: int, now_ms: int) -> int:
         try:
             if age_days > keep_days:
                 removed += _remove(found.path, _FILE)
-            # One that is being written now lies in today's folder, at midnight in yesterday's.
+            # A file that is being written lies in today's folder, or shortly after midnight in yesterday's.
             if age_days > 1:
                 _remove(found.path, _TEMPORARY)
             if age_days > keep_days:

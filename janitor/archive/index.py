@@ -45,12 +45,12 @@ class Listing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which archived rows are meant.
+    """A selection of archived rows.
 
     Attributes:
-        run_id: those that this run deleted; None for any.
-        since_ms, until_ms: those whose own time (publish time; of payload rows, write time) lies in this half-open
-            range; None for no end.
+        run_id: the run that deleted them; None: any.
+        since_ms, until_ms: the half-open interval of their times (publish time, or write time of payload rows); None:
+            no limit.
     """
 
     run_id: str | None = None
@@ -103,11 +103,11 @@ def find(folder: Path, patterns: tuple[str, ...] = ()) -> Listing:
     """Return the files of an archive, without reading their rows.
 
     Args:
-        folder: the archive's; need not exist.
-        patterns: shell patterns of topics; none for all.
+        folder: the folder of the archive; need not exist.
+        patterns: shell patterns of topics; empty: all.
 
     Raises:
-        ArchiveError: a folder cannot be read. What is wrong with a single file is in the answer.
+        ArchiveError: a folder cannot be read. Errors of single files are in the result.
         ConfigurationError: pyarrow is not installed.
     """
     return _find(archive_folder.days(folder), lambda topic: not patterns or topic.matches(patterns))
@@ -117,7 +117,7 @@ def find_topic(folder: Path, topic: TopicId) -> list[ArchivedFile]:
     """Return the files of one topic.
 
     Raises:
-        ArchiveError: one of them is damaged, and what it holds might be meant; or there is none.
+        ArchiveError: a file is damaged and may have selected rows, or there are no files.
         ConfigurationError: pyarrow is not installed.
     """
     files, damaged = _find(archive_folder.days(folder, topic), lambda found: found == topic)
@@ -129,7 +129,7 @@ def find_topic(folder: Path, topic: TopicId) -> list[ArchivedFile]:
 
 
 def run_of(folder: Path, topic: TopicId, publish_ms: int, sequence: int) -> str | None:
-    """Return the run that archived a message last; None where no file that can be read has it.
+    """Return the last run that archived a message; None: no readable file has it.
 
     Args:
         sequence: the message's number within its millisecond.
@@ -170,7 +170,7 @@ def _find(days: Iterable[archive_folder.DayFolder], wanted: Callable[[TopicId], 
             except ArchiveError as error:
                 listing.damaged.append(error)
             except FileNotFoundError:
-                continue  # given up meanwhile
+                continue  # removed since the listing
             else:
                 if wanted(file.summary.topic):
                     listing.files.append(file)

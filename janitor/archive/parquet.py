@@ -23,12 +23,12 @@ from tms_core.topic import TopicId
 #: Counted up whenever a column changes.
 LAYOUT = 1
 
-#: What a file's metadata say of it.
+#: The keys of the metadata of a file.
 _LAYOUT, _TOPIC, _REFERENCES = b"tms_janitor.layout", b"tms_janitor.topic", b"tms_janitor.references"
 
 
 class Column(NamedTuple):
-    """A column of the archive; ``type`` is Arrow's name of it."""
+    """A column of the archive; ``type`` is the name of its Arrow type."""
 
     name: str
     type: str
@@ -52,16 +52,16 @@ COLUMNS = (
     Column("snapshot_timestamp_ms", "int64", nullable=True),
 )
 
-#: Columns in which most rows of a file say the same; the others would gain nothing from a dictionary.
+#: Columns with few different values in a file; the others would gain nothing from a dictionary.
 _REPEATING = ["table", "rule", "run_id", "deleted_ms", "generation", "write_pointer", "verdict"]
 
-#: Columns of which each row group and page says what is the lowest and the highest: not of what people have written.
+#: Columns with statistics (lowest and highest value) in each row group and page; not the payloads.
 _SUMMED_UP = [column.name for column in COLUMNS if column.name != "payload"]
 
 #: Rows made into Python objects at a time.
 _READ_ROWS = 1000
-#: The largest group of rows that is read, in bytes: the writer starts another one after some megabytes, so a group has
-#: one large message at most.
+#: The largest readable group of rows, in bytes: the writer starts a new group after some megabytes, so a group has at
+#: most one large message.
 _GROUP_BYTES = 256 << 20
 
 

@@ -39,7 +39,7 @@ from tms_core.tables.read_only import read_only_error
 from tms_core.tables.side import SideTable
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 
-#: What a proposed ttl leaves on top, so that restored rows do not go at once.
+#: The margin of a proposed TTL, in seconds, so that restored rows are not deleted at once.
 _DAY_SECONDS = 86_400
 
 
@@ -175,10 +175,10 @@ class _Restore:
         )
         #: Transactions that were once known to be invalid, though they may have left the invalid list since.
         self._void: set[int] = set()
-        #: Transactions of old generations' rows, and those of them that are known to be committed all the same.
+        #: Transactions of rows of old generations, and the ones of them that are known to be committed.
         self._in_doubt: set[int] = set()
         self._proven: set[int] = set()
-        #: Generation and transaction of payloads: those that messages refer to, and those the archive has.
+        #: Generation and transaction of payloads: referred to by messages, and contained in the archive.
         self._referenced: set[tuple[int, int]] = set()
         self._archived: set[tuple[int, int]] = set()
         self._would_write: set[bytes] = set()
@@ -287,7 +287,7 @@ class _Restore:
     # -- the target ----------------------------------------------------------------------------------------------
 
     def _target(self, topic: TopicId) -> TopicMetadata:
-        """Return the target as it is now.
+        """Return the present metadata of the target.
 
         Raises:
             Refused: nothing may be written to it.
@@ -348,10 +348,10 @@ class _Restore:
         return self._store.payload.first(start, stop_key(start)) is not None
 
     def _signed(self, file: ArchivedFile, pointer: int | None, recorded: str) -> int | None:
-        """Return the pointer a message comes back with: positive only where it is known that it may be seen."""
+        """Return the pointer of a restored message: positive only if the message is known to be visible."""
         if pointer is None or pointer <= 0:
             return pointer
-        # Whatever an archive of before says of an old generation's row, by itself it cannot have known it.
+        # Older archives have an outcome for rows of old generations, but could not know it.
         old = file.summary.rule == Rule.OLD_GENERATION
         committed = pointer in self._proven if old else recorded == CommitState.COMMITTED
         return pointer if committed and not self._is_void(pointer) else -pointer

@@ -93,19 +93,19 @@ class SavedFile:
     """A batch in the archive.
 
     Attributes:
-        path: its file; None when none of its rows could be read.
-        keys: the rows that are safe, in key order. The others of the batch are gone already or cannot be read, and
-            must not be deleted.
+        path: its file; None: none of its rows could be read.
+        keys: the archived rows, in key order. Other rows of the batch are already deleted or unreadable, and must not
+            be deleted.
     """
 
     path: Path | None
     keys: list[bytes]
 
     def discard(self) -> None:
-        """Remove the file again, because its rows stay where they are.
+        """Remove the file, because its rows are not deleted.
 
         Raises:
-            ArchiveError: it cannot be removed. That does no harm: a restore leaves rows alone that are there.
+            ArchiveError: it cannot be removed. This does no harm: a restore does not change existing rows.
         """
         if self.path is None:
             return
@@ -132,12 +132,12 @@ class ParquetArchive:
         self._clock = clock
 
     def begin(self, run_id: str, transactions: TransactionView, first: int = 1) -> RunArchive:
-        """Take in the rows of one run.
+        """Return an archive for the rows of one run.
 
         Args:
-            run_id: as in its report.
-            transactions: what it judges by.
-            first: the number of its first file; processes that write for one run at once have ranges of their own.
+            run_id: the id in its report.
+            transactions: the facts about transactions in the run.
+            first: the number of its first file; concurrent processes of a run have separate ranges of numbers.
         """
         return RunArchive(self.folder, self._clock, run_id, transactions.snapshot, first)
 
@@ -174,16 +174,16 @@ class RunArchive:
     ) -> SavedFile:
         """Write one batch; on return its file survives a crash of the machine.
 
-        It takes a while. So the caller checks once more whether the rows may go, and then deletes ``SavedFile.keys``
-        and nothing else.
+        It takes a while. Therefore the caller checks again whether the rows may be deleted, and then deletes exactly
+        ``SavedFile.keys``.
 
         Args:
-            topic, generation, rule: of all the rows.
-            table: where they are.
-            keys: theirs, ascending.
+            topic, generation, rule: the same for all rows.
+            table: their table.
+            keys: their keys, ascending.
 
         Raises:
-            ArchiveError: the batch is not in the archive, and nothing of it can be seen there.
+            ArchiveError: the batch is not in the archive, not even partly.
             StoreError: the rows could not be read.
         """
         deleted_ms = self._clock.now_ms()

@@ -1,6 +1,6 @@
 """``janitor approve``: release held topics, or accept the machine's clock.
 
-And the option ``--once-for``: what a person decided, carried out once (``janitor.state.decided``).
+The option ``--once-for`` carries out a decision once (``janitor.state.decided``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def once_for_option(command: _F) -> _F:
 
 
 def is_done(current: Session, verb: str, text: str | None) -> bool:
-    """Return whether this was decided and done before; says so."""
+    """Return whether this decision was carried out before; print a message if it was."""
     if text is None or not current.place.has_state():
         return False
     with current.place.state() as state:

@@ -65,7 +65,7 @@ def _print_snapshots(current: Session, end: str) -> None:
     from tms_core.tables.hbase.side import HBASE_TABLE  # noqa: PLC0415 as above
 
     namespace = current.settings.storage.hbase.namespace
-    # Messages before their payloads, both before what says which of them count, and topics last.
+    # Messages before their payloads, both before the transactions that decide their visibility, and topics last.
     message, payload, topics = (table_name(namespace, table).decode() for table in ("message", "payload", "metadata"))
     for table in (message, payload, f"{namespace}:{HBASE_TABLE}", topics, f"{namespace}:{JANITOR_TABLE}"):
         click.echo(f"snapshot '{table}', '{table.partition(':')[2]}-{end}'")

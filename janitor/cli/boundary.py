@@ -68,5 +68,5 @@ def command(explain: bool) -> None:
 
 
 def _limit(limit: Limit) -> dict[str, Any]:
-    """Return a limit as JSON values; the key is in hex, and null where it is about a transaction."""
+    """Return a limit as JSON values; the key is in hex, or null for a limit by a transaction."""
     return {**pack(limit), "bound": str(limit.bound), "region": limit.region or None}

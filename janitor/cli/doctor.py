@@ -94,7 +94,7 @@ def examine(current: Session) -> Iterator[Finding]:
 
 
 def _configured(current: Session) -> Iterator[Finding]:
-    """Try what a run, or the server in which it is, needs by settings that are off by default."""
+    """Check the requirements of settings that are off by default, for a run or for its server."""
     settings = current.settings
     hbase, transactions, auth = settings.storage.hbase, settings.transactions, settings.server.auth
     is_on_hbase = settings.storage.kind == "hbase"
@@ -288,7 +288,7 @@ def _disk(current: Session) -> Finding:
 
 
 def _leveldb() -> Finding:
-    """Report which LevelDB is in use, and warn about the one whose compression is slow."""
+    """Report the LevelDB library in use, and warn about a build with slow compression."""
     from tms_core.tables.leveldb.library import build  # noqa: PLC0415 as in _store
 
     used = build()
@@ -338,7 +338,7 @@ def _of(check: str, found: list[str], advice: str, fine: str) -> Finding:
 
 
 def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None]:
-    """Store and last run out of the state. Where there is none, none is made."""
+    """Report the store and the last run from the state; do not create a missing state."""
     if not current.place.has_state():
         return None, None
     with current.place.state() as state:

@@ -1,4 +1,4 @@
-"""``janitor exporter``: metrics and status page where no daemon runs (:mod:`janitor.app.exporter`)."""
+"""``janitor exporter``: metrics and status page without a daemon (:mod:`janitor.app.exporter`)."""
 
 from __future__ import annotations
 

@@ -73,11 +73,10 @@ def command(run_id: str | None, limit: int, since: Moment | None) -> None:
 
 
 def status(run: RunRecord, now_ms: int, lease_seconds: int) -> str:
-    """Return how a run ended; of one that did not, whether it goes on or has not shown a sign of life for too long
-    (S10).
+    """Return the result of a run; of an unfinished run, whether it continues or its heartbeat is overdue (S10).
 
     Args:
-        lease_seconds: how long a run may be silent.
+        lease_seconds: the longest time between two heartbeats.
     """
     if run.finished_ms is not None:
         return run.result

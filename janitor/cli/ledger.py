@@ -19,7 +19,7 @@ from tms_core.transaction.model import transaction_ms
 
 _COLUMNS = ("topic", "gen", "table", "rule", "rows", "from", "to", "policy", "snapshot", "run")
 
-#: The parts of a key behind its generation: name, bytes, whether it is signed.
+#: The parts of a key after its generation: name, bytes, whether it is signed.
 _PARTS = {
     "message": (("publish_ms", 8, True), ("sequence", 2, False)),
     "payload": (("pointer", 8, True), ("write_ms", 8, True), ("sequence", 2, False)),

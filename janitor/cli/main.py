@@ -23,7 +23,7 @@ _INTERRUPTED = "interrupted; completed changes are kept, the next run continues 
 _CODES = ((Refused, REFUSED), *outcome.CODES)
 
 
-#: The verbs by the sections of the help, each a module of its own, with the first sentence of its help.
+#: The verbs by sections of the help, one module each, with the first sentence of its help.
 _VERBS = {
     "Clean": {
         "plan": "Show the rows that a run would delete or invert.",

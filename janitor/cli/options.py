@@ -22,7 +22,7 @@ Command = Callable[..., Any]
 #: Commands that work until they are stopped; run with ``--once`` is not one of them.
 _DAEMONS = ("run", "exporter")
 
-#: Exit codes beside those of every program of ours.
+#: Exit codes in addition to the common ones of both programs.
 REFUSED, PARTLY = 3, 5
 
 
@@ -87,7 +87,7 @@ topic_patterns = click.option(
 def session() -> Session:
     """Return the session of the command that is running; call it once the options have been read.
 
-    What commands work with is imported here: a help text and a completion do without it.
+    It imports the modules that commands work with, which help texts and completion do not need.
     """
     from janitor.app.session import Session  # noqa: PLC0415
     from tms_core.clock import SystemClock  # noqa: PLC0415
@@ -107,7 +107,7 @@ def _is_daemon() -> bool:
 
 
 def _refuse_namesake() -> None:
-    """Refuse to work beside pyjanitor, whose package ``janitor`` overwrites files of this one, and the reverse."""
+    """Refuse to work if pyjanitor is installed: its package ``janitor`` and this one overwrite each other."""
     from importlib import metadata  # noqa: PLC0415
 
     try:

@@ -58,7 +58,7 @@ def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
 
 
 def _paused(current: Session) -> str:
-    """Return the pattern that is paused, as resume takes it; none where everything is, or where there are several."""
+    """Return the paused pattern for ``janitor resume``; empty if everything or several patterns are paused."""
     with open_state(current) as state:
         patterns = [pause.pattern for pause in state.pauses()] if state else []
     return f" {shlex.quote(patterns[0])}" if len(patterns) == 1 and patterns[0] != EVERYTHING else ""

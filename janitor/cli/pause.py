@@ -30,7 +30,7 @@ def command(topic: str | None) -> None:
     """
     current = session()
     pattern = topic or EVERYTHING
-    current.place.require()  # where there is no store, no state is made
+    current.place.require()  # without a store, create no state
     with current.place.state() as state:
         state.pause(pattern, current.clock.now_ms())
         pauses, known = state.pauses(), state.frontiers()

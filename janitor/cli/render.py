@@ -51,7 +51,7 @@ _LEFT = 13
 #: A table of more columns than this is one of figures, whose cells are short.
 FEW_COLUMNS = 3
 
-#: Columns of a table that goes to a file or a pipe, where nothing needs to be folded.
+#: The width of a table in a file or a pipe, where no line is folded.
 PIPE_COLUMNS = 10_000
 
 
@@ -141,7 +141,7 @@ def print_report(
 
 def guard_line(guard: str, message: str, *, tripped: bool) -> Text:
     """Return a guard's finding, with its code if the guard stopped the run."""
-    # Not behind the message: that often ends with a command to copy.
+    # Not after the message, which often ends with a command to copy.
     name = f"{guard} [{code_of_guard(guard)}]" if tripped else guard
     return Text(f"{name}: {message}", style="bold red" if tripped else "yellow")
 
@@ -156,7 +156,7 @@ def grid(columns: Sequence[str], right: Sequence[int] = ()) -> Table:
     """Return an empty table; ``right`` are the columns with numbers."""
     table = _PlainTable(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for number, column in enumerate(columns):
-        # The first column is the one that may be long; the others would only be torn apart.
+        # Only the first column may be long and is folded.
         fits = number > 0 and len(columns) > FEW_COLUMNS
         table.add_column(
             printable.printable(column), justify="right" if number in right else "left", overflow="fold", no_wrap=fits
@@ -191,10 +191,10 @@ def gain(found: StoreBytes) -> str:
 
 
 def messages(mode: str, found: MessagesLeft, began_ms: int | None = None) -> str:
-    """Return how many of how many messages a run or a plan takes; empty where that is not known.
+    """Return how many of how many messages a run or a plan deletes; empty: unknown.
 
     Args:
-        began_ms: when it started; None to say nothing of the age of the count.
+        began_ms: its start; None: omit the age of the count.
     """
     if found.before is None or found.left is None or found.counted_ms is None:
         return ""
@@ -209,7 +209,7 @@ def on_disk(present: int | None) -> str:
 
 
 def age(ms: int | None, report: Report) -> str:
-    """Return how long before the report's moment; ``in`` for a time that is still to come."""
+    """Return the age at the time of the report; with ``in`` for a future time."""
     if ms is None:
         return ""
     past_ms = report.effective_now_ms - ms
@@ -217,13 +217,13 @@ def age(ms: int | None, report: Report) -> str:
 
 
 def when(ms: int, now_ms: int) -> str:
-    """Return a moment, and how far from now it is."""
+    """Return a time, and its distance from now."""
     away = duration(now_ms - ms, rough=True)
     return f"{moment(ms)} ({f'{away} ago' if ms <= now_ms else f'in {away}'})"
 
 
 def line(name: str, *parts: str, style: str = "") -> Text:
-    """Return a line of a list: a word on the left and what there is to say of it."""
+    """Return a line of a list: a word on the left, and a text."""
     text = Text(f"{name:<{_LEFT}}", style="bold")
     return text.append(Text("; ".join(part for part in parts if part), style=style))
 

@@ -62,7 +62,7 @@ def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
 
 
 def _within(pattern: str, wider: str) -> bool:
-    """Return whether the one pattern is the other, or plainly lies within it."""
+    """Return whether one pattern equals the other or is clearly contained in it."""
     return pattern == wider or fnmatchcase(pattern, wider)
 
 

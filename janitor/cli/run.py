@@ -73,7 +73,7 @@ def command(once: bool, adopt: bool, skip_if_locked: bool, patterns: tuple[str, 
 def after_run(engine: Engine) -> None:
     """Delete old records after a run without a daemon.
 
-    A run that is done does not fail because of it.
+    An error here does not fail the finished run.
     """
     engine.deps.state.save_note(Note.DAEMON, None)
     try:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from janitor.app.session import Session
     from janitor.spark.stats import GenerationStats
 
-#: The options that say where Spark is, and how many tasks there are to be.
+#: The options for Spark's address and the number of tasks.
 on_spark = together(
     click.option(
         "--master",

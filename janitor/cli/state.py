@@ -28,7 +28,7 @@ _DAY_MS = 86_400_000
 
 @contextmanager
 def open_state(current: Session) -> Iterator[State | None]:
-    """Open the state; None where there is none yet, and then none is made.
+    """Open the state; None: it does not exist, and is not created.
 
     Raises:
         StoreError: it cannot be read.
@@ -41,9 +41,7 @@ def open_state(current: Session) -> Iterator[State | None]:
 
 
 def complete_topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
-    """Return the topics that start so, for a shell to complete: those of the last run; none where the state cannot be
-    read.
-    """
+    """Return the topics of the last run with this prefix, for shell completion; empty: the state is unreadable."""
     before = context.find_root().params
     config, leveldb, hbase = (context.params.get(name) or before.get(name) for name in ("config", "leveldb", "hbase"))
     try:

@@ -39,9 +39,9 @@ _STYLES = {"well": "bold green", "attention": "bold yellow", "down": "bold red"}
 #: What monitoring plugins call each level, and their exit codes.
 _PLUGIN = {"well": ("OK", 0), "attention": ("WARNING", 1), "down": ("CRITICAL", 2)}
 _UNKNOWN = 3
-#: How many lines of one kind are shown before they are only counted.
+#: The most lines of one kind; further ones are only counted.
 _NAMED = 10
-#: How often --watch shows it.
+#: The interval of --watch, in seconds.
 WATCH_SECONDS = 2
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def command(check: bool, watch: bool) -> int:
 
 def _show(current: Session, *, clear: bool = False) -> None:
     """Print the whole status; on a terminal, replace the previous output if ``clear`` is true."""
-    # What is shown every few seconds must not make the other process collect it as often.
+    # With --watch, the other process must not collect the status every few seconds.
     status = _status(current, fresh=not clear)
     health = judge(status)
     if current.as_json:
@@ -128,7 +128,7 @@ def _status(current: Session, *, fresh: bool = True) -> Status:
         if state is not None:
             status = collect(state, current.deployment(), current.clock)
             status = replace(status, running=_under_way(current, state, status.now_ms))
-            # On another machine, where it cannot be asked: what it renews is its sign of life.
+            # A janitor on another machine cannot be called; its lease shows that it is alive.
             lease = LeaseRecord.parse(state.lease())
             elsewhere = not current.place.exclusive and lease is not None and lease.is_renewed(status.now_ms)
             return replace(status, process="between_runs") if elsewhere else status
@@ -138,7 +138,7 @@ def _status(current: Session, *, fresh: bool = True) -> Status:
 
 
 def _under_way(current: Session, state: State, now_ms: int) -> Running | None:
-    """Return a run of another process that has shown a sign of life; how far it has come is not known here."""
+    """Return a live run of another process; its progress is unknown here."""
     lease_seconds = current.settings.janitor.lease.seconds
     for run in state.unfinished_runs():
         if run_status(run, now_ms, lease_seconds) == RUNNING:

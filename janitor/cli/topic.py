@@ -40,7 +40,7 @@ def command(topic: TopicId) -> None:
       janitor topic default:orders --config janitor.yaml
     """
     current = session()
-    # A ttl that was changed a moment ago is in the state only then.
+    # The state has a recent change of the TTL only after this.
     current.refresh_status()
     with open_state(current) as state:
         found = topic_detail(state, collect(state, current.deployment(), current.clock), topic) if state else None
@@ -96,7 +96,7 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
 
 
 def lag(consumer: Mapping[str, Any], now_ms: int) -> str:
-    """Return how far a consumer is behind, in words."""
+    """Return the lag of a consumer, in words."""
     if not consumer["lag_messages"]:
         return f"has read all, {render.when(consumer['updated_ms'], now_ms)}"
     behind = f"{consumer['lag_messages']:,} messages behind"

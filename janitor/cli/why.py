@@ -26,7 +26,7 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from janitor.app.session import Session
 
-#: How many runs are named of those that may have taken a row.
+#: The most named runs that may have deleted a row.
 NAMED_RUNS = 5
 
 _TRANSACTIONS = {
@@ -66,7 +66,7 @@ def command(topic: TopicId, message_id: MessageId) -> None:
 
 
 def _archived(current: Session, answer: Why) -> Iterator[str]:
-    """Yield the commands that bring the message back, where it is gone and its archive has it."""
+    """Yield the commands that restore a deleted message from the archive."""
     place, at_ms = current.settings.janitor.archive.path, answer.message_id.publish_ms
     if "://" in place or not Path(place).is_dir() or all(one.table != "message" for one in answer.missing):
         return

@@ -92,7 +92,7 @@ class OperatorCommands(Protocol):
 
 
 class AnyEngine(ReadEngine, OperatorCommands, Protocol):
-    """The whole interface of an engine, in this process or another one."""
+    """The interface of an engine, in this process or another one."""
 
 
 class Decider(OperatorCommands, Protocol):

@@ -129,6 +129,7 @@ class ControlServer:
         if self._server is None:
             return
         with suppress(OSError):
+            # Another janitor may have replaced the socket by its own; that one must stay.
             if self._path.stat().st_ino == self._inode:
                 self._path.unlink()
         with self._lock:

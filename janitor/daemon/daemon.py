@@ -51,7 +51,7 @@ LATE_TICK_MS = 60_000
 #: A run without a heartbeat for this long hangs, in milliseconds; no single call may take that long.
 HUNG_RUN_MS = 900_000
 
-#: Jobs without which nothing is cleaned, or the status is not updated.
+#: Jobs without which nothing is deleted, or the status is not updated.
 ESSENTIAL = frozenset({"sweep", "tick"})
 
 logger = logging.getLogger(__name__)
@@ -327,7 +327,7 @@ class Daemon:
         self._metrics.update(status)
 
     def _newest(self, judged: SnapshotFigures) -> SnapshotFigures:
-        """Return the snapshot that was read last, which may be newer than the one the last run judged by."""
+        """Return the last read snapshot, which may be newer than the snapshot of the last run."""
         seen = self._source.seen if self._source is not None else None
         if seen is None or (judged.timestamp_ms is not None and seen.snapshot.timestamp_ms <= judged.timestamp_ms):
             return judged

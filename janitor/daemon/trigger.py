@@ -19,7 +19,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 class Interval(BaseTrigger):
-    """An interval, kept by monotonic time; the wall time it answers with is only where that lies at present."""
+    """An interval by monotonic time; the returned wall time is only its present equivalent."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds = seconds
@@ -28,13 +28,11 @@ class Interval(BaseTrigger):
         self._due_ms: int | None = None
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime | None:
-        """Return the next run, told when one starts. APScheduler asks twice for the same run, and must hear the
-        same.
-        """
+        """Return the time of the next run. APScheduler calls it twice for a run, and must get the same time."""
         monotonic_ms = self._clock.monotonic_ms()
         if self._due_ms is None:
             self._due_ms = monotonic_ms + self._interval_ms
-        # What comes within the slack is the run that starts now: two clocks may differ by a millisecond.
+        # A run due within the slack is the run that starts now: two clocks may differ by a millisecond.
         behind_ms = monotonic_ms + min(self._interval_ms // 2, SLACK // _MILLISECOND) - self._due_ms
         if behind_ms >= 0:
             self._due_ms += (behind_ms // self._interval_ms + 1) * self._interval_ms
@@ -76,7 +74,7 @@ class Calendar(BaseTrigger):
         return f"cron {self._text}"
 
 
-#: Makes what APScheduler asks when a job runs next.
+#: Returns the trigger of a job, which APScheduler calls for the time of the next run.
 Trigger = Callable[[Clock], Interval | Calendar]
 
 
@@ -89,7 +87,7 @@ def cron(text: str) -> Trigger:
     """Run by a crontab line (:func:`janitor.settings.crontab`).
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a crontab line.
     """
     line = crontab(text)
     return lambda _: Calendar(line)

@@ -48,7 +48,7 @@ from tms_core.web.listener import is_of_foreign_page, names_loopback, names_two_
 
 logger = logging.getLogger(__name__)
 
-#: How many runs are listed, unless a request says otherwise, and at most.
+#: The default and the highest number of listed runs.
 DEFAULT_RUNS, MAX_RUNS = 100, 1000
 
 #: Answers of thousands of topics are long and repeat themselves; the fastest level already makes them a tenth.
@@ -63,7 +63,7 @@ class StatusViews(Protocol):
         ...
 
     def past(self) -> AbstractContextManager[State | None]:
-        """Return the state, open while the block runs; None as long as there is none.
+        """Yield the open state; None: it does not exist yet.
 
         Raises:
             StoreError: it cannot be opened.
@@ -89,10 +89,10 @@ def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -
     """Return the application.
 
     Args:
-        views: where the answers come from.
-        host: the address it is served on; on a loopback one, requests under another name are refused.
-        arguments: the options that lead the command line to this store, as in ``--config janitor.yaml``; they follow
-            the commands that are shown.
+        views: the source of the responses.
+        host: its address; on a loopback address, requests with another host name are rejected.
+        arguments: the command-line options of this store, such as ``--config janitor.yaml``, for the displayed
+            commands.
     """
     page = files("janitor.http").joinpath("page.html").read_text(encoding="utf-8")
     routes = _Routes(views, page, arguments)
@@ -267,7 +267,7 @@ async def _failed(request: Request, error: Exception) -> Response:
     return problem.response(500, INTERNAL, "this could not be made; the janitor's log has the reason")
 
 
-# -- what protects it --------------------------------------------------------------------------------------------------
+# -- protection --------------------------------------------------------------------------------------------------------
 
 
 def content_security_policy(page: str) -> str:

@@ -1,7 +1,7 @@
 """An optional token before the status page, its API and the metrics; probes need none.
 
-Prometheus sends it as a bearer token. A browser asks for a user and a password: the password is the token, whoever the
-user says it is. The file is read for each request, so a token can be replaced while the janitor runs.
+Prometheus sends it as a bearer token. A browser requests a user and a password: the password is the token, and the
+user name is ignored. The file is read for each request, so a token can be replaced while the janitor runs.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
             try:
                 is_known = compare_digest(_shown(scope), read())
             except ConfigurationError as error:
-                # Who has shown no token yet learns no path of this machine.
+                # A client without a token must not get a path of this machine.
                 seldom.log(logging.ERROR, "%s", error)
                 refusal = f"{_SETTING} cannot be used; the janitor's log has the reason."
                 await problem.response(503, error.code, refusal)(scope, receive, send)

@@ -11,13 +11,13 @@ from starlette.types import ASGIApp
 from tms_core.web.protocol import bounded
 from tms_core.web.thread import ThreadedServer
 
-#: How long answers under way may take when the server stops, in seconds; they are drawn from memory.
+#: The time limit for running responses when the server stops, in seconds; they are made from memory.
 STOP_SECONDS = 2
 
-#: How many connections may wait to be accepted.
+#: The most connections that wait to be accepted.
 BACKLOG = 128
 
-#: How many connections there may be: a few browsers, Prometheus, probes.
+#: The most connections: a few browsers, Prometheus, probes.
 MAX_CONNECTIONS = 100
 
 
@@ -25,8 +25,7 @@ class HttpServer(ThreadedServer):
     """Serves an application until it is stopped.
 
     Args:
-        app: what is served.
-        host, port: as of :class:`~tms_core.web.thread.ThreadedServer`.
+        host, port: as for :class:`~tms_core.web.thread.ThreadedServer`.
     """
 
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:

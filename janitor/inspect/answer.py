@@ -69,8 +69,8 @@ class MissingRow:
     """A row that is not in the store.
 
     Attributes:
-        key: None for a message row: its generation is not known.
-        taken: runs that deleted it, or may have; newest first.
+        key: its key; None: a message row, whose generation is unknown.
+        taken: the runs that deleted it, or may have deleted it, newest first.
     """
 
     table: DataTable

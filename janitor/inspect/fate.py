@@ -23,7 +23,7 @@ class Fate:
     Attributes:
         action: the action of the next run.
         reason: the reason why it stays; None: it is deleted.
-        rule: the rule that deletes it, now or later; None: no rule ever does, as things are.
+        rule: the rule that deletes it, now or later; None: no rule, by the present facts.
         due_ms: the first time at which that rule deletes it; None: it does not depend on time.
         hold: the hold that delays the rule.
         until_ms: the time when the hold ends by itself; None: never, or not known.
@@ -102,7 +102,7 @@ def _inverts(run: Run, row: Row) -> bool:
 
 
 def _due_ms(key: MessageKey | PayloadKey, work: TopicWork) -> int:
-    """Return the first time whose cutoff is behind the row's time: a row exactly at the cutoff lives."""
+    """Return the first time whose cutoff is after the row's time: a row exactly at the cutoff stays."""
     return key.time_ms + work.topic.ttl_seconds * 1000 + 1
 
 
@@ -130,7 +130,7 @@ def _in_time(run: Run, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate
     waited_ms = elapsed_ms(pending.since, run.now) if pending else 0
     end_ms = run.now_ms + hold_ms - waited_ms
     goes_ms = max(ripe_ms, end_ms)
-    # A held cut-off moves with time, and may come to the row before the hold ends.
+    # A held cutoff moves with time, and may reach the row before the end of the hold.
     reached = replace(work.frontier, now_ms=ripe_ms, cutoff=Cutoff(key.time_ms + 1), due=Cutoff(key.time_ms + 1))
     if isinstance(decide(Row("message", key), work.topic, reached, run.transactions, False, None), Delete):
         reached_ms = run.now_ms + key.time_ms + 1 - work.frontier.cutoff.ms
@@ -148,7 +148,7 @@ def _with_message(run: Run, key: PayloadKey, fate: Fate, message: Fate | None) -
     elif fate.reason is Reason.UNDECIDED:
         goes_ms = None
     if fate.reason is Reason.REFERENCED and (message is None or message.doomed):
-        goes_ms = None  # by another message, of which nothing is known here
+        goes_ms = None  # it depends on another message, which is not known here
     elif message is not None and goes_ms is not None:
         goes_ms = None if message.goes_ms is None else max(goes_ms, message.goes_ms)
     return replace(fate, goes_ms=goes_ms)

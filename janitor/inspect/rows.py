@@ -34,10 +34,10 @@ from tms_core.transaction.model import VisibilityState, transaction_ms
 
 PAGE_ROWS = 2000
 
-#: How many refuted rows are named.
+#: The most rows that a refutation names.
 NAMED_ROWS = 10
 
-#: Told after every page how many rows it had.
+#: Called after each page with the number of its rows.
 Heartbeat = Callable[[int], None]
 
 V = TypeVar("V")
@@ -64,11 +64,11 @@ class Audit:
     Attributes:
         bound: the claimed boundary; None if it does not exist.
         cells: the number of transactional rows read.
-        unrecognized: how many of these have unrecognized keys; the janitor leaves them unchanged.
+        unrecognized: the number of them with unrecognized keys, which the janitor does not change.
         open_cells: the number of rows with the positive pointer of an invalid transaction, at any pointer.
-        refuted: how many of these are at or below the boundary.
-        sample_keys: the first keys of those.
-        withdrawn: how the previous claim was refuted, until there is another one.
+        refuted: the number of them at or below the boundary.
+        sample_keys: the first keys of the refuting rows.
+        withdrawn: the refutation of the previous claim, until there is another claim.
     """
 
     bound: int | None
@@ -132,8 +132,8 @@ def messages(
     """Decode the message table.
 
     Args:
-        snapshot: distinguishes committed, undecided and invalid; without it they are all ``positive``.
-        limit: how many rows to decode; all are counted. Rows with an unreadable value count as ``unreadable``.
+        snapshot: distinguishes committed, undecided and invalid rows; without it they are all ``positive``.
+        limit: the most rows to decode; all are counted. Rows with an unreadable value count as ``unreadable``.
     """
     rows: list[dict[str, Any]] = []
     counts: Counter[str] = Counter()

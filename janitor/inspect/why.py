@@ -27,7 +27,7 @@ from tms_core.rowkey import GENERATION_BYTES, Cutoff, MessageId, MessageKey, Pay
 from tms_core.tables.base import MESSAGES, MessageValue, Reads
 from tms_core.topic import TopicId
 
-#: How many entries of the ledger are named at most for one row, and among how many of its range they are looked for.
+#: The most ledger entries named for one row, and the most entries of its range that are searched.
 TRACES = 100
 SEARCHED_ENTRIES = 10_000
 #: Rows per page where messages that refer to a payload are looked for.

@@ -30,10 +30,10 @@ class Definition:
     """One metric.
 
     Attributes:
-        name: in full, as Prometheus shows it; a summary's without ``_sum`` and ``_count``.
-        help: what it is, in a line.
+        name: its full name; that of a summary without ``_sum`` and ``_count``.
+        help: its description, in a line.
         labels: the names of its labels.
-        known: the series there can be, by their label values; None where these are names others chose.
+        known: the possible series, by their label values; None: the values are names of users.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Definition:
         """Return the metric with its values.
 
         Args:
-            parts: values by what follows the name: ``_sum`` and ``_count`` of a summary, else nothing.
+            parts: values by the suffix of the name: ``_sum`` and ``_count`` of a summary, else empty.
         """
         family = self.empty()
         # OpenMetrics wants a summary's count and sum next to each other.
@@ -87,7 +87,7 @@ TABLES = ("message", "payload")
 #: ``RunRecord.result`` of runs that have ended.
 RESULTS = ("done", "partial", "blocked", "interrupted", "failed", "lost")
 
-#: The parts of a run whose time is taken.
+#: The phases of a run whose duration is measured.
 PHASES = ("message", "invert", "payload", "sync", "compact")
 
 #: Guards that stop a run.
@@ -142,7 +142,7 @@ PHASE_DURATION = Definition(
     _combinations(PHASES),
 )
 
-#: What can be due: what is deleted, and rows whose pointer is to be negated.
+#: The kinds of due rows: rows to delete, and rows whose pointer is to be inverted.
 DUE = (*_combinations(TABLES, DELETING), ("message", str(Rule.INVALID_TRANSACTION)))
 
 GAUGES = (

@@ -37,10 +37,9 @@ class Metrics(Collector):
     """The metrics of one janitor.
 
     Args:
-        per_topic: which topics get series of their own.
-        top: how many of them, where that is ``top``.
-        registry: the counters, where others in this process may have registered theirs; one of its own by
-            default.
+        per_topic: the topics with separate series.
+        top: their number, if ``per_topic`` is ``top``.
+        registry: the registry, which may have other metrics of this process; None: a new registry.
     """
 
     def __init__(self, per_topic: PerTopic, top: int, registry: CollectorRegistry | None = None) -> None:
@@ -55,7 +54,7 @@ class Metrics(Collector):
         PlatformCollector(registry=self.registry)
 
     def update(self, status: Status) -> None:
-        """Prepare the metrics of a status; until it has finished, scrapes get those of the previous one."""
+        """Prepare the metrics of a status; until then, scrapes get the metrics of the previous status."""
         self._shown = series.shown(series.sizes_of(status.topics), self._shown, self._per_topic, self._top)
         lags = series.lags_of(status.consumers)
         self._consumers = series.shown(lags, self._consumers, self._per_topic, self._top)
@@ -70,9 +69,9 @@ class Metrics(Collector):
         """Return the metrics as text, and its content type.
 
         Args:
-            accept: the request's ``Accept`` header; OpenMetrics when it asks for that.
+            accept: the request's ``Accept`` header; it may request OpenMetrics.
         """
-        # The library's own choice trips over headers it does not expect, so it is not shown what others wrote.
+        # The library fails on unexpected headers, so it gets a known header instead of the client's.
         encode, content_type = choose_encoder(OPENMETRICS if wants_openmetrics(accept or "") else TEXT)
         return encode(self.registry), content_type
 
@@ -82,9 +81,7 @@ class Metrics(Collector):
 
 
 def wants_openmetrics(accept: str) -> bool:
-    """Return whether an ``Accept`` header asks for OpenMetrics, in the version that is written here, rather than for
-    text.
-    """
+    """Return whether an ``Accept`` header prefers OpenMetrics, in the written version, to text."""
     asked = {OPENMETRICS: 0.0, TEXT: 0.0}
     for part in accept.lower().replace(" ", "").split(","):
         kind, *rest = part.split(";")
@@ -101,7 +98,7 @@ def _quality(text: str) -> float:
     return float(text) if re.fullmatch(r"[01](\.[0-9]{0,3})?", text) else 1.0
 
 
-# -- counters: what the state has added up over all runs ---------------------------------------------------------------
+# -- counters: the sums of all runs in the state -----------------------------------------------------------------------
 
 
 def _counters(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
@@ -125,7 +122,7 @@ def _counted(definition: Definition, suffix: str, counters: Mapping[CounterKey, 
     return values
 
 
-# -- gauges: what the status shows of the janitor itself; one whose value is not known is not there --------------------
+# -- gauges: the janitor itself in the status; a gauge without a known value is missing --------------------------------
 
 
 def _gauges(status: Status) -> Iterator[Metric]:

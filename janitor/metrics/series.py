@@ -32,7 +32,7 @@ from janitor.state.figures import ConsumerFigures
 from janitor.status.status import TopicFigures
 
 PerTopic = Literal["none", "top"]
-#: What is compared: a topic's name, or that of something in it.
+#: The name of a topic, or of an object in a topic.
 N = TypeVar("N", bound=tuple[str, ...])
 
 
@@ -43,7 +43,7 @@ class TopicName(NamedTuple):
     topic: str
 
 
-#: Under this name stand all topics that have no series of their own. It can be a topic's, which is then one of them.
+#: The name for all topics without separate series. A topic with this name is one of them.
 _OTHER = "_other"
 OTHER = TopicName(_OTHER, _OTHER)
 
@@ -136,7 +136,7 @@ class ConsumerName(NamedTuple):
     consumer: str
 
 
-#: Under this name stand all consumers that have no series of their own. It can be one's, which is then one of them.
+#: The name for all consumers without separate series. A consumer with this name is one of them.
 OTHER_CONSUMERS = ConsumerName(_OTHER, _OTHER, _OTHER)
 
 

@@ -1,9 +1,9 @@
-"""Access to the store from a task, wherever it runs.
+"""Access to the store from a task, on any machine.
 
-Settings travel to executors, never connections. On LevelDB each task opens its own clone (invariant S5): a folder can
+Executors get settings, never connections. On LevelDB each task opens its own clone (invariant S5): a folder can
 be open in one process only, and hard links cost little. On HBase each task has its own connections.
 
-The trade on LevelDB: no process may hold the store while tasks clone it, and each task sees it as of its start.
+The trade-off on LevelDB: no process may hold the store while tasks clone it, and each task sees the store at its start.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def spare_collections() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The way to a store; goes to tasks as it is.
+    """The access to a store; tasks get it serialized.
 
     Args:
-        settings: which store, and how it is reached.
+        settings: the store and its addresses.
     """
 
     settings: AllSettings
@@ -152,11 +152,11 @@ class Access:
             yield None if side is None else Expiries(side)
 
     def hbase(self) -> HBaseStore:
-        """Return the store in HBase itself, which can be written.
+        """Return the writable store in HBase.
 
         Raises:
-            ConfigurationError: the store is of another kind.
-            StoreError: there is none, or it does not answer.
+            ConfigurationError: the store is not in HBase.
+            StoreError: it does not exist, or does not respond.
         """
         if self.settings.storage.kind != "hbase":
             raise ConfigurationError(

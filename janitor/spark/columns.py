@@ -32,9 +32,9 @@ Flags = NDArray[np.bool_]
 Codes = NDArray[np.int8]
 
 KEEP, DELETE, INVERT, CANDIDATE = range(4)
-#: What a code in ``Verdicts.action`` stands for.
+#: The meaning of the codes in ``Verdicts.action``.
 ACTIONS = ("keep", "delete", "invert", "candidate")
-#: What a code in ``Verdicts.rule`` stands for: the rule that takes a row, or the reason why it stays.
+#: The meaning of the codes in ``Verdicts.rule``: the rule that deletes a row, or the reason why it stays.
 RULES = (*map(str, Rule), *map(str, Reason))
 
 _CODE = {name: code for code, name in enumerate(RULES)}
@@ -132,11 +132,11 @@ class Decisions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What rows are judged by.
+    """The facts that rows are judged by.
 
     Attributes:
-        topics: metadata and frontier of each topic whose metadata could be read (rule L1).
-        transactions: the snapshot in use, or what stands in for a missing one.
+        topics: metadata and frontier of each topic with readable metadata (rule L1).
+        transactions: the snapshot in use, or a substitute.
     """
 
     topics: Mapping[TopicId, tuple[TopicMetadata, Frontier]]

@@ -4,8 +4,8 @@ It makes one pass over each table, and one join of the two, because neither tabl
 message, or messages without their payloads. The join also decides payload rows that the rules leave open
 (``candidate``, rule L5).
 
-The trade against ``janitor plan``: it reads everything, including rows that stay, and counts all of it. No holds apply
-here: these are the results of the rules, not of a run.
+In contrast to ``janitor plan``, it reads and counts everything, including rows that stay. No holds apply, because these
+are the results of the rules, not of a run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 _HOUR_MS = 3_600_000
-#: Upper ends of the age histogram, in milliseconds, and their names; what is older is the last bar.
+#: Upper bounds of the age histogram, in milliseconds, and their names; older rows are in the last bar.
 AGES = (
     (_HOUR_MS, "under_1h"),
     (24 * _HOUR_MS, "under_1d"),
@@ -50,19 +50,19 @@ _JAVA_ABS = "if(write_pointer between -9223372036854775807 and -1, -write_pointe
 
 @dataclass(frozen=True, slots=True)
 class GenerationStats:
-    """One topic's rows of one generation.
+    """The rows of one generation of a topic.
 
     Attributes:
-        rows, payload_rows: in the message and in the payload table.
-        size_bytes: keys, write pointers and payloads of both, as ``janitor status`` counts them.
-        oldest_ms, newest_ms: publish times; None without messages.
+        rows, payload_rows: the numbers of rows in the message and in the payload table.
+        size_bytes: the size of keys, write pointers and payloads of both, as in ``janitor status``.
+        oldest_ms, newest_ms: publish times; None: no messages.
         ages: messages by age, by the names of ``AGES``.
         overdue: rows of both tables that the rules delete, by rule.
         invalid_transaction: messages whose pointer is to be inverted.
         orphan_payloads: payload rows that no message refers to, as if their message was never published.
-        missing_payloads: references to payloads of which there is no row.
-        blocking_transaction: the oldest undecided write pointer among the messages, which holds up every transactional
-            reader; None without one.
+        missing_payloads: references to payloads without a row.
+        blocking_transaction: the oldest undecided write pointer among the messages, which blocks all transactional
+            readers; None: there is none.
     """
 
     topic: TopicId
@@ -81,7 +81,7 @@ class GenerationStats:
 
     @property
     def blocking_since_ms(self) -> int | None:
-        """Return the time at which the blocking transaction started; None without one."""
+        """Return the start of the blocking transaction; None: there is none."""
         return None if self.blocking_transaction is None else transaction_ms(self.blocking_transaction)
 
     def to_json(self) -> dict[str, Any]:
@@ -101,9 +101,9 @@ def count(
     """Count a store.
 
     Args:
-        options: of the source: which store, which topics, which policy.
-        now_ms: the moment rows are judged by.
-        transactions: the facts about them, for what blocks readers.
+        options: the options of the source: store, topics, policy.
+        now_ms: the time that rows are judged by.
+        transactions: the facts about transactions, to find blocked readers.
 
     Raises:
         StoreError: the store could not be read.
@@ -122,7 +122,7 @@ def save(
 
     Args:
         living: the counted topics that exist, with their generations.
-        whole: whether the whole store was counted, so that there are results for all of it.
+        whole: whether the whole store was counted.
 
     Raises:
         StateError: the state could not be written.
@@ -243,12 +243,12 @@ def _size(*, pointer: bool) -> Column:
 
 
 def _number(condition: Column) -> Column:
-    """Return how many rows meet a condition."""
+    """Return the number of rows that meet a condition."""
     return F.sum(F.when(condition, 1).otherwise(0))
 
 
 def _ruled(action: str, rule: Rule) -> Column:
-    """Return how many rows have this decision."""
+    """Return the number of rows with this verdict."""
     return _number((F.col("action") == action) & (F.col("rule") == str(rule)))
 
 

@@ -32,14 +32,14 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata, living_topics
 from tms_core.transaction.model import Transaction, late_transactions
 
-#: Rows that are read for one topic before the next one has its turn.
+#: Rows that are read for one topic before the next topic.
 TURN_ROWS = 100_000
 #: How long readers wait before a transaction is late, in milliseconds.
 LATE_MS = 60_000
-#: How many transactions are remembered, and how many topics of each.
+#: The most late transactions that are saved, and the most topics of each.
 MOST_LATE, MOST_TOPICS = 20, 20
 
-#: Who knows of no transaction, so that each of them may be in progress.
+#: A reader without knowledge of transactions, for which each transaction may be in progress.
 UNINFORMED = Transaction(read_pointer=0, transaction_id=0, write_pointer=0)
 
 _log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class ConsumerCount(NamedTuple):
     """The counts of one consumer.
 
     Attributes:
-        open_claims, redelivered: as of :class:`janitor.status.status.ConsumerFigures`.
+        open_claims, redelivered: as for :class:`janitor.state.figures.ConsumerFigures`.
     """
 
     lag: Lag
@@ -95,9 +95,9 @@ class LagCount:
             self._figures.setdefault(life, []).append(figures)
 
     def step(self) -> None:
-        """Count due rows, until nothing is under way, or until the process is stopping; to be called now and then.
+        """Count due rows, until no count is unfinished or the process is stopping; call it repeatedly.
 
-        A topic that cannot be read keeps the figures it had, with their time, and is tried again when it is due again.
+        A topic that cannot be read keeps its last figures with their time, until it is due again.
 
         Raises:
             StoreError: the metadata or the positions could not be read, or the figures not be saved.
@@ -176,7 +176,7 @@ class LateSource(Protocol):
     """A transaction manager, here or at an address, that reports transactions in progress."""
 
     def published(self) -> dict[int, dict[str, int]]:
-        """Return where they have published, with the time of the first message in milliseconds."""
+        """Return the topics that they have published to, with the time of the first message in milliseconds."""
         ...
 
     def clients(self) -> dict[int, str]:

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 #: A topic and the generation that is counted.
 Life = tuple[TopicId, int]
-#: How long finished counts wait to be saved together, in milliseconds: ten thousand topics are not as many commits.
+#: How long finished counts wait to be saved together, in milliseconds: one commit for each topic would be too many.
 SAVE_EVERY_MS = 3_000
 
 
@@ -30,11 +30,11 @@ class Counts(Protocol[T]):
     """A kind of count."""
 
     def living(self) -> Sequence[Life]:
-        """Return the topics there are now, in the order in which they are to be counted."""
+        """Return the existing topics, in the order of counting."""
         ...
 
     def outdated(self, life: Life) -> bool:
-        """Return whether the last count of one of them is known to be wrong by now, however young it is."""
+        """Return whether the last count of a topic is known to be wrong, at any age."""
         ...
 
     def begin(self, life: Life) -> Generator[int, None, T]:
@@ -55,14 +55,14 @@ class Counts(Protocol[T]):
 
 
 class CountScheduler(Generic[T]):
-    """Takes turns at counts.
+    """A scheduler that counts topics in turns.
 
     Args:
-        counts: what is counted.
-        clock: what turns are timed by.
-        pacer: the budget, which others may share; asked before every page whether to go on.
-        turn_rows: how long a turn is, in rows.
-        refresh_seconds: how old a count may become before it is made again.
+        counts: the counts to make.
+        clock: the clock for ages and turns.
+        pacer: the budget, which other users may share; it may stop the count before each page.
+        turn_rows: the length of a turn, in rows.
+        refresh_seconds: the age at which a count is repeated.
     """
 
     def __init__(self, counts: Counts[T], clock: Clock, pacer: Pacer, *, turn_rows: int, refresh_seconds: int) -> None:
@@ -74,13 +74,13 @@ class CountScheduler(Generic[T]):
         self._looked_ms = self._saved_ms = 0
         self._due: deque[Life] = deque()
         self._unfinished: deque[tuple[Life, Generator[int, None, T]]] = deque()
-        #: Rows read for topics that were due since an unfinished one had its turn.
+        #: Rows read for due topics since the last turn of an unfinished topic.
         self._ahead_rows = 0
         self._tried_ms: dict[Life, int] = {}
         self._failing: set[Life] = set()
 
     def step(self) -> None:
-        """Count due rows, until nothing is unfinished, or until the process is stopping; to be called now and then.
+        """Count due rows, until no count is unfinished or the process is stopping; call it repeatedly.
 
         A topic that cannot be read is tried again when it is due again.
 
@@ -126,8 +126,8 @@ class CountScheduler(Generic[T]):
         return True
 
     def _count(self, life: Life, counting: Generator[int, None, T]) -> int:
-        """Read for one turn; returns how many rows it was."""
-        # At the back, where it stays when the count is interrupted: the next step goes on from there.
+        """Read for one turn; return the number of read rows."""
+        # At the back of the queue, also if the count is interrupted: the next step continues there.
         self._unfinished.append((life, counting))
         rows = 0
         try:

@@ -40,16 +40,16 @@ from tms_core.tables.lease import LeaseRecord
 from tms_core.topic import TopicId
 from tms_core.transaction.model import transaction_ms
 
-#: How many open transactions are named.
+#: The number of named open transactions.
 NAMED_OPEN = 10
-#: How many past runs are searched for the last one that finished.
+#: The number of past runs that are searched for the last finished run.
 RECENT_RUNS = 20
 
 
-#: Where runs are started from outside, one is missed when none has shown a sign of life for so long, and for twice as
-#: long as there was between any two of the last ones.
+#: A run that is started from outside is missing if no run had a heartbeat for this time, and for twice the longest gap
+#: between the last runs.
 SILENT_MS = 3_600_000
-#: A daemon leaves this note as long as it is the one that sweeps; a single run takes it away.
+#: The note of the daemon that sweeps; a single run deletes it.
 DAEMON_NOTE = Note.DAEMON
 
 
@@ -102,7 +102,7 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
     overdue = HELD.read(state)
     ahead_ms = guards.ahead_ms(state.anchor(), clocks)
     lease, counts = LeaseRecord.parse(state.lease()), state.counts()
-    # A later time was shown by a clock that was wrong, or is. It says nothing of a janitor that lives or succeeds.
+    # A later time is from a wrong clock, past or present, so it proves neither life nor success.
     latest_ms = clocks.wall_ms + deployment.terms.lifetime.allowance_ms
     succeeded = state.note(Note.SUCCESS, dict[str, int]) or {}
     sign_ms = _last_sign(state, runs, latest_ms)
@@ -331,7 +331,7 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     if refuted is not None:
         obstacles.insert(0, refuted.message)
     claim = state.claim()
-    # An operator who does not want a boundary does not set how long a transaction may write.
+    # Without a configured lifetime the operator does not want a boundary.
     last = str(claim.bound) if claim is not None and terms.lifetime_known else None
     if claim is None or not boundary.in_force(claim, evidence, now_ms, terms.lifetime):
         said = refuted.message if refuted else ""

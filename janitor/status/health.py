@@ -17,22 +17,22 @@ from janitor.status.status import Status
 from tms_core.logs.printable import duration
 from tms_core.transaction.model import transaction_ms
 
-#: How a run ended, in words, where it did not end as it should.
+#: The results of runs that failed, in words.
 _BAD_ENDS = {"failed": "failed", "lost": "was lost: its heartbeat stopped", "partial": "was only partly done"}
 
-#: The guard of a store that is not adopted, which is said once.
+#: The guard of a store that is not adopted, which has its own line.
 _ADOPTION = "adoption"
 
 #: No alarm before so many runs are missed, nor before this time has passed; a large store takes its time.
 MISSED_RUNS, GRACE_MS = 3, 3_600_000
 
-#: How long readers wait for a transaction before a person has to check it, in milliseconds.
+#: The wait of readers for a transaction after which an operator must check it, in milliseconds.
 LATE_MS = 600_000
 
 #: Largest lag of the prune boundary, in seconds.
 STUCK_SECONDS = 345_600
 
-#: How many patterns are named before they become too many for a line.
+#: The most patterns in a line.
 _NAMED = 3
 
 
@@ -127,7 +127,7 @@ def find_problems(status: Status) -> Iterator[HealthReason]:
         yield HealthReason(text, "snapshot", Condition.SNAPSHOT_UNUSABLE)
     yield from _stuck(status)
     for late in status.late:
-        # What was in progress when the server was started held up no reader before.
+        # A transaction from before the server's start blocks readers only since then.
         if status.now_ms - max(late.since_ms, status.started_ms or 0) > LATE_MS:
             text = f"Readers of {late.readers} are blocked by transaction {late.transaction}."
             yield HealthReason(text, "late", Condition.READERS_BLOCKED)
@@ -146,7 +146,7 @@ def _waits(status: Status, reason: str) -> bool:
 
 def _stuck(status: Status) -> Iterator[HealthReason]:
     """Yield a reason if the boundary has stopped moving; without a transaction system it does not have to move."""
-    # A boundary that was withdrawn is stuck as well: the last one that was published counts.
+    # A withdrawn boundary is stuck, too: the last published boundary counts.
     last = status.boundary.last
     if last is None or status.snapshot.problem == "not_configured":
         return

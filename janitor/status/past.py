@@ -19,11 +19,11 @@ from janitor.state.values import pack
 from janitor.status.status import Status
 from tms_core.topic import TopicId
 
-#: How many ledger entries of a topic are told.
+#: The number of shown ledger entries of a topic.
 LEDGER_ENTRIES = 20
-#: How many runs are read at once.
+#: The number of runs in one read.
 PAGE_RUNS = 500
-#: How many runs of a range that did not end as they should are named.
+#: The most failed runs of a range that are shown, and kept.
 NAMED_BAD, KEPT_BAD = 20, 200
 
 _NAMED = ("id", "started_ms", "result", "error", "blocked_by")
@@ -38,7 +38,7 @@ class Period(NamedTuple):
     step_ms: int
 
 
-#: What the page offers, by its name.
+#: The ranges of the page, by name.
 RANGES = {
     "1h": Period(_HOUR_MS, _MINUTE_MS),
     "24h": Period(_DAY_MS, 30 * _MINUTE_MS),
@@ -47,7 +47,7 @@ RANGES = {
 }
 
 
-#: The numbers of a step: how many runs started in it, how many of them failed in any way, and their rows by rule.
+#: The numbers of a step: started runs, failed runs, and rows by rule.
 _COLUMNS = ("runs", "bad", *map(str, Rule))
 
 

@@ -168,7 +168,7 @@ class Status:
         process: ``running``: a daemon; ``between_runs``: collected from the state alone, and runs are started from
             outside, the last one recently; ``down`` otherwise.
         mode: ``apply`` or ``plan_only`` (``janitor.apply: false``).
-        schedule: in words, as in ``every 60 s``.
+        schedule: in words, such as ``every 60 s``.
         every_seconds: the interval of sweeps; None: by a crontab, or from outside.
         started_ms: when the daemon started; None: there is no daemon.
         heartbeat_ms: the last heartbeat of the daemon, or else of the last run.
@@ -179,7 +179,7 @@ class Status:
         late: transactions that readers have waited for longest, first; known only from a daemon that can ask.
         statistics: None: the store was never counted on Spark.
         ahead: counted topics whose newest message is dated ahead of the clock by more than its allowance.
-        failing: the errors of jobs of the daemon that failed last time.
+        failing: the errors of the daemon's jobs whose last call failed.
         counters: every counter since the state started, without the prefix.
     """
 

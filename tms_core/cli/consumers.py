@@ -1,4 +1,4 @@
-"""``tms consumer``: how far the named consumers of a running server are, and how far behind."""
+"""``tms consumer``: positions and lags of the consumers of a running server."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 #: The highest sequence number that a millisecond has room for.
 LAST_SEQUENCE = 0xFFFF
 
-#: The group that reads dead letters to put them back, and how many in a transaction.
+#: The group that reads dead letters to redrive them, and the most messages in a transaction.
 _REDRIVE, _REDRIVEN = "redrive", 500
 
-#: What a topic's name cannot have in it, and a pattern for several has.
+#: The characters of a pattern of several topics, which no topic's name has.
 _SEVERAL = re.compile(r"[*?\[]")
 
 
@@ -168,7 +168,7 @@ def redrive(options: Remote, topic: TopicId, limit: int | None) -> None:
 
 
 def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) -> int:
-    """Publish dead letters, a batch in a transaction; it stops behind the last that is there when it starts."""
+    """Publish dead letters again, a batch in a transaction; stop after the last letter from before the start."""
     try:
         last = max((message.id for message in client.poll(dead)), default=MessageId(0, 0))
     except TopicNotFound as error:
@@ -181,7 +181,7 @@ def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) 
             batch = list(tx.consume(dead, _REDRIVE, limit=most))
             tx.publish(topic, [message.payload for message in batch])
         moved += len(batch)
-        # What failed again meanwhile is behind it, and would be put back without end.
+        # Messages that fail again come after it, and would be redriven without end.
         goes_on = bool(batch) and batch[-1].id < last
     return moved
 

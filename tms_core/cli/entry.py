@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-#: How long the thread that hears signals waits at most until a person is told, in seconds.
+#: The longest wait of the signal thread for the message to the user, in seconds.
 _SAYING_SECONDS = 1.0
 
 
@@ -79,7 +79,7 @@ def ending(
 
 
 def _listen(reading: int, ask: Callable[[], None], said: bytes, hangup: Callable[[], None] | None) -> None:
-    """Do what signals ask for, until the pipe that names them is closed."""
+    """Act on signals until their pipe is closed."""
     asked = False
     while came := os.read(reading, 1):
         number = came[0]
@@ -90,13 +90,13 @@ def _listen(reading: int, ask: Callable[[], None], said: bytes, hangup: Callable
                 os._exit(128 + number)
             asked = True
             ask()
-            # By a thread of its own: it may wait for its reader, and the next signal must not.
+            # In a separate thread: the message may wait for its reader, but the next signal must not.
             saying = threading.Thread(target=_say, args=(said,), daemon=True)
             saying.start()
             saying.join(_SAYING_SECONDS)
 
 
 def _say(text: bytes) -> None:
-    """Tell a person, if that can be done; not by way of the streams: the main thread may be in a write to one."""
+    """Print a message if possible, without the streams: the main thread may be in a write to one of them."""
     with suppress(OSError):
         os.write(2, text)

@@ -1,4 +1,4 @@
-"""Help texts of both programs: options that all commands take have a section of their own."""
+"""Help texts of both programs; options of all commands have a separate section."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _GLOBAL_OPTIONS = {"--help", "--version"}
 
 
 class GlobalOption(click.Option):
-    """An option that all commands of a program take.
+    """An option of all commands of a program.
 
     Args:
-        env: the environment variable that has the value if the option is not given; by default the one click reads.
-        shown: the default as the help shows it; nothing if it is empty.
+        env: the environment variable of the option; by default the variable that click reads.
+        shown: the default in the help; empty: not shown.
     """
 
     def __init__(self, *args: Any, env: str = "", shown: str = "", **more: Any) -> None:

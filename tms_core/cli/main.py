@@ -1,4 +1,4 @@
-"""The ``tms`` command: the server, its client for people, and what looks after its stores."""
+"""The ``tms`` command: the server, a client for the terminal, and the administration of stores."""
 
 from __future__ import annotations
 

@@ -29,11 +29,11 @@ from tms_core.topic import TopicId
 if TYPE_CHECKING:
     from tms_core.client import Client, Message
 
-#: What is read at once: large enough that a file costs few requests, well below what a server takes in one.
+#: The bytes of one read: a file takes few requests, and each is far below the server's limit.
 _READ_BYTES = 1 << 20
 #: Digits of a message's id.
 _ID_DIGITS = 40
-#: How many lines go in one request; servers take ten times as many short ones.
+#: The most lines in a request; servers accept ten times as many short ones.
 _BATCH_LINES = 16_000
 #: A line that is longer is no line, but a file without any.
 _LINE_BYTES = 8 << 20
@@ -122,7 +122,7 @@ def _lines(file: BinaryIO) -> Iterator[list[bytes]]:
 
 
 class _Counting:
-    """How many messages went, told on a terminal while they go."""
+    """A counter of transferred messages, shown on a terminal."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -228,7 +228,7 @@ def poll(
                     client.set_position(topic, consumer, message.id)
             last = message.id
         if commit and consumer is not None and not follow and last is not None:
-            sys.stdout.flush()  # what was not written was not read
+            sys.stdout.flush()  # before the position: unwritten messages are unread
             client.set_position(topic, consumer, last)
 
 
@@ -255,7 +255,7 @@ def _messages(
         return
     view = None
     if committed:
-        # Who only reads need not stay in the transaction for as long as that takes.
+        # A reader needs only the snapshot, so the transaction need not last as long as the read.
         with client.transaction() as transaction:
             view = transaction.transaction
     yield from client.poll(topic, start=start, inclusive=inclusive, limit=limit, transaction=view)

@@ -48,9 +48,7 @@ def completing() -> Iterator[None]:
 
 
 def arguments() -> str:
-    """Return the options that lead to where the running command works, to be typed again; not what the environment
-    says.
-    """
+    """Return the options that name the place of the running command, to be typed again; not from the environment."""
     context = click.get_current_context()
     given = {
         option.opts[0]: context.params[option.name]
@@ -73,11 +71,11 @@ def execute(
     """Run a command and return its exit code.
 
     Args:
-        name: of the program, as its help says it.
-        arguments: the command line without the program's name; ``sys.argv`` where None.
-        obj: what the command finds in its context.
-        interrupted: what is said after Ctrl-C.
-        typed: the options that led here, for the commands that a hint names.
+        name: the name of the program in its help.
+        arguments: the command line without the program's name; None: ``sys.argv``.
+        obj: the object in the context of the command.
+        interrupted: the message after Ctrl-C.
+        typed: returns the typed options, for the commands in a hint.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--format=json" in words or ("--format", "json") in pairwise(words)
@@ -93,7 +91,7 @@ def execute(
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         help_command = f"{name if context is None else context.command_path} --help"
-        # The message of a type of ours stands alone; click's own would be incomplete without the option's name.
+        # Messages of this project's types are complete; click's messages need the name of the option.
         is_whole = error.message.startswith("invalid ")
         _show(as_json, errors.USAGE, error.message if is_whole else error.format_message(), help_command)
         return error.exit_code
@@ -105,7 +103,7 @@ def execute(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except TmsError as error:
-        # An error quotes what a server, a store or a client has made up.
+        # An error may quote text of a server, a store or a client, with any characters.
         message, hint = (printable(complete(text, typed())) for text in (error.message, error.hint))
         _show(as_json, error.code, message, hint)
         return next((code for kind, code in codes if isinstance(error, kind)), FAILED)

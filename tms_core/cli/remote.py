@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from tms_core.settings.models import Settings
     from tms_core.transaction.rpc.client import TransactionClient
 
-#: What stands for "on every address" where one listens, and where one can then ask.
+#: Addresses that mean "all addresses" for a server, and the address for its clients.
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bound here
-#: How long a shell that completes a topic waits for each server.
+#: The timeout of shell completion for each server, in seconds.
 _SECONDS = 2.0
 
 
@@ -61,7 +61,7 @@ class OutputOptions:
 
 @dataclass(frozen=True)
 class Remote(OutputOptions):
-    """The options of every command that asks a running server."""
+    """The options of commands that call a running server."""
 
     server: str | None
     token_file: Path | None
@@ -186,9 +186,7 @@ def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list
 
 
 def _asked(url: str, namespace: str, token_file: Path | None, tls: ssl.SSLContext | None) -> list[str]:
-    """Return a namespace's topics, asked for without the client: importing it takes longer than a person waits for a
-    key.
-    """
+    """Return a namespace's topics without the client, whose import takes too long for shell completion."""
     from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415
     from urllib.parse import quote, urlsplit  # noqa: PLC0415
 

@@ -24,12 +24,12 @@ from tms_core.logs.loggers import LogFormat, configure
 if TYPE_CHECKING:
     from tms_core.server.companions import Companion
 
-#: glibc's names for the smallest block that goes back to the system when it is freed, and for how many pools there are.
+#: glibc's parameters: the smallest block that is returned to the system when it is freed, and the number of pools.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-#: Larger than what a page of messages takes, or each page would be fetched from the system anew.
+#: Larger than a page of messages; otherwise each page would be allocated by the system.
 _LARGE_BLOCK_BYTES, _POOLS = 1 << 20, 2
-#: How long a thread has the interpreter at most while another one waits for it, in seconds. What writes a batch needs
-#: it for a moment behind each call of LevelDB, and at Python's 5 ms it waited longer for that than for the disk.
+#: The longest time that a thread keeps the interpreter lock while others wait, in seconds. The writer of a batch needs
+#: the lock after each call of LevelDB, and with Python's 5 ms it waited longer for the lock than for the disk.
 _TURN_SECONDS = 0.001
 
 logger = logging.getLogger(__name__)
@@ -94,7 +94,7 @@ def serve(
 
 
 def _run_now(running: Sequence[Companion]) -> None:
-    """Have the companions start their work at once, as SIGHUP asks."""
+    """Start the work of the companions at once, after SIGHUP."""
     if not running:
         logger.info("SIGHUP has no effect: no janitor runs in this server")
     for companion in running:
@@ -108,10 +108,10 @@ def _open_many_files() -> None:
 
 
 def _give_memory_back() -> None:
-    """Have the C library give large blocks back to the system when they are freed, and share its pools among threads.
+    """Configure the C library to return large freed blocks to the system, and to share its pools among threads.
 
-    Otherwise each thread keeps as much as its largest message took, beside what ``server.memory`` counts (mallopt(3)).
-    Without effect where the C library is another one than glibc.
+    Otherwise each thread keeps the memory of its largest message, which ``server.memory`` does not count (mallopt(3)).
+    Without effect if the C library is not glibc.
     """
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)

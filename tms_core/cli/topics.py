@@ -22,7 +22,7 @@ from tms_core.topic import BY_TTL, CONSUMED, RETENTION, TopicId, parse_java_int
 if TYPE_CHECKING:
     from tms_core.client import Ages, Client
 
-#: How far a message may be dated ahead of this machine's clock, since clocks differ.
+#: The tolerance for messages dated ahead of this machine's clock.
 ALLOWANCE = timedelta(minutes=5)
 
 
@@ -155,7 +155,7 @@ def update(
         kept = {name: value for name, value in before.properties.items() if name != "generation"}
         wanted = {**kept, **_properties(properties, retention, partitions)}
         shorter = ttl if ttl is not None else parse_java_int(wanted["ttl"])
-        # Counted before the change, after which those that it hides are not told from those that were hidden.
+        # Before the change: afterwards, messages that it hides look like messages that were hidden before.
         ages = client.ages(topic, shorter) if shorter is not None and 0 < shorter < before.ttl_seconds else None
         client.update_topic(topic, ttl=ttl, properties=wanted)
         _print(options, client.topic(topic).properties, topic, hidden=ages)
@@ -194,14 +194,12 @@ def _properties(given: tuple[str, ...], retention: str | None, partitions: int |
 
 
 def _count(client: Client, topic: TopicId) -> int:
-    """Return how many messages a reader outside a transaction gets."""
+    """Return the number of messages for a reader outside a transaction."""
     return sum(1 for _ in client.poll(topic))
 
 
 def _ahead_ms(client: Client, topic: TopicId) -> int | None:
-    """Return the time of the first message that is dated ahead of this clock; None without one, or if they may not be
-    read.
-    """
+    """Return the time of the first message dated ahead of this clock; None: no such message, or no permission."""
     latest = datetime.fromtimestamp(SystemClock().now_ms() / 1000, UTC) + ALLOWANCE
     with suppress(Forbidden):
         return next((message.id.publish_ms for message in client.poll(topic, start=latest, limit=1)), None)

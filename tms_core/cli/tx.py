@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 #: The longest a command waits for the service, in seconds.
 _TIMEOUT_SECONDS = 30
 
-#: How many of the topics that one transaction blocks are named.
+#: The most named topics that one transaction blocks.
 _NAMED_TOPICS = 5
 
 TransactionId = TransactionIdType()
@@ -247,7 +247,7 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
     )
 
 
-# --- what is said ----------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def _print_invalid(options: CommandOptions, state: VisibilityState) -> None:

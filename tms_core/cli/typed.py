@@ -18,7 +18,7 @@ _RELATIVE = re.compile(rf"now((?:[+-]{SPAN})*)")
 _TERM = re.compile(r"([+-])((?:\d+(?:ms|[smhd]))+)")
 #: The last millisecond that a calendar has: 9999-12-31T23:59:59.999Z.
 _LAST_MS = 253_402_300_799_999
-#: How far from now a time may be, in milliseconds, so that a calendar has it: almost 7,000 years.
+#: The greatest distance of a time from now, in milliseconds, for which a calendar date exists: almost 7,000 years.
 _REACH_MS = 220_000_000_000_000
 
 

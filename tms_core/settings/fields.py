@@ -19,7 +19,7 @@ STORE = "storage.leveldb.path"
 
 
 class Section(BaseModel):
-    """Settings that belong together; a setting that is none of them is an error."""
+    """A section of settings; an unknown setting is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,13 +36,12 @@ def setting(
     """Declare a setting.
 
     Args:
-        default: its value when no layer gives one; ``...`` if it has to be given.
-        meaning: what it is.
-        reason: why the default is what it is.
-        unit: of a number.
-        place: it is a path (or a URL); a relative one starts at the folder of the file.
-        suffix: the default is the LevelDB store's folder with this at the end of its name; ``default`` is that of the
-            default store.
+        default: the value without any layer; ``...``: required.
+        meaning: its description.
+        reason: the reason for the default.
+        unit: the unit of a number.
+        place: whether it is a path (or a URL); a relative one starts at the folder of the file.
+        suffix: the default is the LevelDB store's folder with this suffix; ``default`` is that of the default store.
     """
     return Field(
         default,

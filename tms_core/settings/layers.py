@@ -19,7 +19,7 @@ from tms_core.settings.fields import DEFAULT, STORE, S, Section, extra, fields, 
 
 PREFIX = "TMS_"
 
-#: What a flag sets: its text to values by the path of the setting.
+#: The effect of each flag: from its text to values by the path of the setting.
 Flags = Mapping[str, Callable[[str], Mapping[str, object]]]
 
 _INJECTED = (
@@ -41,7 +41,7 @@ class LoadedSettings(Generic[S]):
     """Settings in force.
 
     Attributes:
-        origins: by a setting's path, where its value came from; defaults are not listed.
+        origins: the source of each value, by the path of its setting; defaults are not listed.
     """
 
     settings: S
@@ -66,12 +66,12 @@ def load_as(
     """Read, merge and check all four layers.
 
     Args:
-        file: a YAML file; None for none.
-        flags: by name without dashes; None is a flag not given.
-        known_flags: what each of them sets.
+        file: a YAML file; None: no file.
+        flags: by name without dashes; None: the flag is not given.
+        known_flags: the effects of flags.
 
     Raises:
-        ConfigurationError: names the setting, where it came from and what to write.
+        ConfigurationError: a setting is invalid; the message names the setting, its source and a valid value.
     """
     known = dict(fields(model))
     folder = (Path() if file is None else file.parent).absolute()
@@ -90,7 +90,7 @@ def load_as(
 
 
 class _SourcedValue(NamedTuple):
-    """A value, where it came from, and where it starts if it is a relative path."""
+    """A value, its source, and the base folder of a relative path."""
 
     value: object
     origin: str
@@ -133,7 +133,7 @@ def _from_environment(
         if not name.startswith(PREFIX) or not any(f"{inner}_".startswith(f"{top}_") for top in model.model_fields):
             continue
         path, origin = inner.replace("__", "."), f"environment {name}"
-        # One spelling only: of two, the one that is read last would win.
+        # Only one spelling, because with two the last one read would win.
         if path not in known or name != name.upper():
             close = path if path in known else closest(path, known)
             better = f"Did you mean {PREFIX}{close.replace('.', '__').upper()}? " if close else ""
@@ -152,7 +152,7 @@ def _from_flags(flags: Mapping[str, object], known_flags: Flags) -> dict[str, _S
 
 
 def _scalar(path: str, field: FieldInfo, value: str, origin: str) -> object:
-    """Return a value of the environment: text as it is, everything else as YAML."""
+    """Return a value of the environment: text unchanged, everything else as YAML."""
     accepted = list(kinds(field.annotation))
     if type(None) in accepted and value in ("", "null"):
         return None

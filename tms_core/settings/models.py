@@ -20,14 +20,14 @@ from tms_core.settings.layers import Flags, LoadedSettings, load_as
 from tms_core.topic import INT_MAX, TopicId
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
-#: What a shell pattern over ``namespace:topic`` can be made of.
+#: The characters of a shell pattern over ``namespace:topic``.
 _PATTERN = re.compile(r"[A-Za-z0-9_:*?\[\]!-]+")
 #: The same, of a rule: a pattern of namespaces and one of topics.
 _RULE_PATTERN = re.compile(r"[A-Za-z0-9_*?\[\]!-]+:[A-Za-z0-9_*?\[\]!-]+")
 _MAX_PORT = 65535
-#: How much memory the largest request needs, and a poll that reads it again, as a multiple of its size.
+#: The memory for the largest request, and for a poll of its messages, as a multiple of its size.
 _MEMORY_OF_REQUEST = 6
-#: How many topics one entry may stand for; CDAP's own have ten.
+#: The most topics of one entry; CDAP's entries have ten.
 _MOST_NUMBERED = 1000
 
 
@@ -43,16 +43,16 @@ def _address_or_any_port(address: str) -> str:
     return address
 
 
-#: What a transaction may live where that is not set (``transactions.max_lifetime_seconds``); Tephra's own default
+#: The assumed lifetime of transactions without ``transactions.max_lifetime_seconds``: Tephra's default
 #: (data.tx.max.lifetime).
 ASSUMED_LIFETIME_SECONDS = 90_000
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``HOST:PORT``; an IPv6 address stands in brackets and comes without.
+    """Return host and port of ``HOST:PORT``; the brackets of an IPv6 address are removed.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not an address.
     """
     match = _ADDRESS.fullmatch(address)
     if not match or int(match[2]) > _MAX_PORT:
@@ -364,7 +364,7 @@ class TransactionSettings(Section):
 
     @property
     def shown_token_file(self) -> Path | None:
-        """Return the file of the token that this process sends: the one with more permissions."""
+        """Return the file of the token that this process sends: the token with more permissions."""
         return self.admin_token_file or self.token_file
 
     @property
@@ -397,7 +397,7 @@ class TransactionSettings(Section):
 
 
 class AuthRule(Section):
-    """What a principal, or with ``*`` each that is known, may do on the topics that match."""
+    """The permissions of a principal, or with ``*`` of all authenticated principals, on matching topics."""
 
     principal: Annotated[str, Field(min_length=1)]
     topics: tuple[RulePattern, ...] = ()
@@ -413,7 +413,7 @@ class AuthRule(Section):
 
 
 class AuthQuota(Section):
-    """What a principal, or with ``*`` each that has no quota of its own, may use at most."""
+    """The quota of a principal, or with ``*`` of all principals without a separate quota."""
 
     principal: Annotated[str, Field(min_length=1)]
     topics: Count | None = None
@@ -513,7 +513,7 @@ class ConsumerSettings(Section):
 
     @property
     def hold_seconds(self) -> int | None:
-        """Return how long unread messages are held after their ttl; None: not at all."""
+        """Return how long unread messages are held after their TTL, in seconds; None: not at all."""
         return self.max_hold_seconds if self.floor else None
 
 
@@ -715,7 +715,7 @@ class Settings(Section):
             raise wrong(name, f"{place} lies inside the store {store}; write a folder beside it")
 
 
-#: What the flags that every command has set.
+#: The flags of all commands, and their effects.
 FLAGS: Flags = {
     "leveldb": lambda folder: {"storage.kind": "leveldb", "storage.leveldb.path": folder},
     "hbase": lambda servers: {"storage.kind": "hbase", "storage.hbase.thrift": servers.replace(" ", "").split(",")},
@@ -729,9 +729,9 @@ def load(file: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
     Args:
         file: a YAML file; None: the built-in standalone configuration.
         environ: ``os.environ``; names like ``TMS_STORAGE__LEVELDB__PATH``.
-        flags: ``leveldb``, ``hbase``, ``snapshots``; None is a flag not given.
+        flags: ``leveldb``, ``hbase``, ``snapshots``; None: the flag is not given.
 
     Raises:
-        ConfigurationError: names the setting, where it came from and what to write.
+        ConfigurationError: a setting is invalid; the message names the setting, its source and a valid value.
     """
     return load_as(Settings, file, environ, flags, FLAGS)

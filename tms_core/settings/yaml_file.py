@@ -1,4 +1,4 @@
-"""Reading a YAML file without losing anything of it."""
+"""A YAML reader that rejects everything it would lose."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class SourceOptions:
 
 
 def _moment(found: Mapping[str, str], name: str) -> int | None:
-    """Return a time in ms since the epoch, or an ISO 8601 one, UTC where it does not say."""
+    """Return a time from milliseconds since the epoch or from ISO 8601, in UTC unless it names a zone."""
     text = found.get(name)
     if text is None:
         return None

@@ -32,7 +32,7 @@ from tms_core.tables.base import (
 )
 from tms_core.tables.leveldb.store import STORED, LevelDBMessageReads, decode, pointer_of
 
-#: Rows of the first page and of the first after a leap, and of any: a leap is worth more than what it leaps over.
+#: Rows of the first page and of the first after a jump, and of other pages: a jump costs more than the skipped rows.
 FIRST_ROWS, PAGE_ROWS = 64, 8192
 #: First byte of a message's value: plain, and transactional with a payload; any other is a reference's.
 _PLAIN, _TRANSACTIONAL = 0, 1
@@ -45,9 +45,9 @@ class Rows:
     """A page.
 
     Attributes:
-        pointers: of message rows; None of payload rows, whose pointers are in their keys.
-        sizes: bytes of each row's payload, and which rows have one; None where they were not asked for.
-        payloads: None where they were not asked for.
+        pointers: the pointers of message rows; None: payload rows, whose pointers are in their keys.
+        sizes: the size of each row's payload in bytes, and which rows have one; None: not requested.
+        payloads: the payloads; None: not requested.
     """
 
     keys: list[bytes]
@@ -118,7 +118,7 @@ def _of_stored(keys: list[bytes], values: list[bytes], ask: RowFields) -> Rows:
     transactional = with_payload | ((tags > _TRANSACTIONAL) & (lengths > 0))
     value = np.zeros(len(values), dtype=np.int64)
     if (there := transactional & whole).any():
-        # What eight bytes say, wherever they begin.
+        # A view with the big-endian number at each offset, without a copy.
         longs = np.ndarray((len(data) - _TX_BYTES + 1,), ">i8", data, 1, (1,))
         value[there] = longs[starts[there]]
     for row in np.flatnonzero(transactional & ~whole):

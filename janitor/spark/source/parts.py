@@ -23,15 +23,15 @@ from tms_core.tables.base import KeyRange, KeyReads, Reads
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import TX_PER_MS
 
-#: How many bytes, as they lie on disk, one piece has where no number of pieces is given.
+#: The bytes on disk of a piece, if no number of pieces is set.
 PIECE_BYTES = 16 << 20
-#: How many messages under one salt of HBase one piece has where no number of pieces is given: half a minute's work.
+#: The messages of a piece under one salt of HBase, if no number of pieces is set: half a minute's work.
 PIECE_ROWS = 1_000_000
-#: LevelDB tells sizes by the block, about 4 KiB: a piece of fewer bytes could not be cut evenly.
+#: LevelDB estimates sizes by blocks of about 4 KiB: smaller pieces could not be equal.
 LEAST_BYTES = 64 << 10
 #: What LevelDB reads and compresses at once.
 _BLOCK_BYTES = 4096
-#: How near a cut has to come to its place, as a share of what is cut.
+#: The tolerance of a cut, as a share of the whole: one part in this number.
 _TOLERANCE = 20
 #: Bytes of a key that are looked at when the middle between two keys is sought; as long as a name, a generation and a
 #: time are.
@@ -42,9 +42,9 @@ class Piece(NamedTuple):
     """Rows of one task.
 
     Attributes:
-        salt: under which they lie; None where there are no salts.
+        salt: their salt; None: no salts.
         ranges: their keys, in order.
-        times_ms: half-open, of the rows' own time; None: any.
+        times_ms: the half-open interval of their times; None: all.
     """
 
     salt: int | None
@@ -96,7 +96,7 @@ def cut_evenly(table: KeyReads, reach: KeyRange, number: int | None) -> list[Key
     """Cut a range of a LevelDB table into pieces of about as many bytes.
 
     Args:
-        number: how many; fewer where they would become too small. None: as many as there are bytes for.
+        number: the number of pieces; fewer if they would be too small. None: by size.
     """
     return [one for some in between([reach], cut_keys(table, [reach], number)) for one in some]
 
@@ -126,10 +126,10 @@ def cut_by_counts(
     them.
 
     Args:
-        counts: of the topics, as far as they were counted.
-        topics: of the store, in any order.
-        salts: how many there are, at least 1.
-        number: about how many pieces in all, and at least one for each salt. None: one for each ``PIECE_ROWS``.
+        counts: the counts of counted topics.
+        topics: the topics of the store, in any order.
+        salts: the number of salts, at least 1.
+        number: the approximate number of pieces, at least one for each salt. None: one for each ``PIECE_ROWS``.
     """
     known = [
         (topic, count)
@@ -173,9 +173,9 @@ def between(ranges: Sequence[KeyRange], cuts: Sequence[bytes]) -> Iterator[tuple
 
 
 def _times(wanted: RowSelection, share: int) -> list[tuple[int, int] | None]:
-    """Return the stretches of time that each salt is cut into: so many of the same length, if it can be.
+    """Return the intervals of time that each salt is cut into, of equal length if possible.
 
-    Keys of payloads tell no time by which rows could be leapt over, so payloads are not cut.
+    Payloads are not cut, because their keys do not sort by time, so a task could not skip rows.
     """
     if share < 2 or wanted.table == "payload" or wanted.from_ms is None or wanted.to_ms is None:
         return [None]

@@ -1,4 +1,4 @@
-"""``spark.read.format("tms")``: a store's tables as DataFrames, and what the rules say of every row.
+"""``spark.read.format("tms")``: a store's tables as DataFrames, with the verdict on each row.
 
     from janitor.spark.source import register
 
@@ -6,10 +6,8 @@
     rows = spark.read.format("tms").option("leveldb", "data/messaging").option("table", "message").load()
     rows.groupBy("topic", "action", "rule").count().show()
 
-Rows come as Arrow batches that were made by the page. They are judged as of one moment, chosen when the query is
-planned, by the rules alone: no frontier holds anything back (invariant S8 is about what a run may do).
-``docs/how-to/spark.md`` has
-the options and columns.
+Rows are returned as Arrow batches, one for each page. The rules judge them by the time at which the query was planned,
+without frontiers, because invariant S8 limits runs only. ``docs/how-to/spark.md`` has the options and columns.
 """
 
 from __future__ import annotations
@@ -159,7 +157,7 @@ class RowReader(DataSourceReader):
         """Yield the rows of a piece, as Arrow batches.
 
         Args:
-            expiries: of messages; None for payload rows, which have no ttl of their own.
+            expiries: the expiries of messages; None: payload rows, which have no own TTL.
         """
         table = part.message if self.wanted.table == "message" else part.payload
         wanted = piece.of(self.wanted)

@@ -20,9 +20,9 @@ from tms_core.rowkey import LONG_MAX, NEGATIVE, MessageKey, generation_prefix, s
 from tms_core.tables.base import ALL_KEYS, KEYS, KeyRange, KeyReads
 from tms_core.topic import TopicId
 
-#: What ends the literal beginning of a shell pattern.
+#: The characters that end the literal prefix of a shell pattern.
 _MAGIC = frozenset("*?[")
-#: Keys looked at once where nothing tells how far the next wanted one is.
+#: Keys in one read if the distance to the next wanted key is unknown.
 _MOST_ROWS = 4096
 
 
@@ -92,7 +92,7 @@ class RowSelection:
         return keep
 
     def behind(self, key: bytes) -> bytes | None:
-        """Return where to read on behind a key, if the rows that follow it are not wanted; None: at the next one."""
+        """Return the next key to read after a key, if the following rows are not wanted; None: the next row."""
         if not self.is_recognized_only:
             return None
         prefix = topic_prefix(key)
@@ -154,7 +154,7 @@ class RowSelection:
         return found
 
     def _skip_to_range(self, key: bytes, found: list[KeyRange]) -> bytes | None:
-        """Return where to look on behind a key; the stretch that starts with it is added to the findings."""
+        """Return the next key to read after a key, and add the range that starts with the key to the findings."""
         stop = self.through(key)
         if stop is None:
             return self.behind(key)
@@ -216,7 +216,7 @@ def _both(known: frozenset[Any] | None, more: frozenset[Any]) -> frozenset[Any]:
 
 
 def _generation_stop(prefix: bytes, generation: int) -> bytes:
-    """Return the first key behind a generation, in the order of keys, in which -1 is the last one."""
+    """Return the first key after a generation; in key order, -1 is the last generation."""
     return topic_stop(prefix) if generation == -1 else generation_prefix(prefix, generation + 1)
 
 

@@ -1,4 +1,4 @@
-"""Reading a topic of a server: on through answers that break off, and where it stops."""
+"""Reads a topic of a server: continues after incomplete responses, and finds its last message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from janitor.spark.stream.offsets import StreamPosition
 from tms_core.client import Client, Message, MessageId, TopicId, Transaction, Unanswered, Unavailable
 from tms_core.client.protocol.messages import time_at
 
-#: How far back the last message is first looked for, in milliseconds, and how much farther each time.
+#: The first interval in which the last message is searched, in milliseconds, and the factor of the next ones.
 _FIRST_STEP_MS, _STEP_FACTOR = 1_000, 32
 #: A time so short that its messages are read rather than searched, in milliseconds.
 _SHORT_MS = 64

@@ -28,11 +28,11 @@ _PLACE = re.compile(r"earliest|time:(?P<ms>\d{1,19})|(?P<how>from|after):(?P<id>
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """Where reading goes on.
+    """A position from which a read continues.
 
     Attributes:
         at: a message, a time in milliseconds, or None for the start.
-        inclusive: whether the message that has the very id comes, too.
+        inclusive: whether the message with this id is read, too.
     """
 
     at: MessageId | int | None = None
@@ -40,15 +40,15 @@ class StreamPosition:
 
     @classmethod
     def behind(cls, message: MessageId) -> Self:
-        """Behind a message."""
+        """Return the position after a message."""
         return cls(message, inclusive=False)
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what :meth:`__str__` wrote.
+        """Parse the text of :meth:`__str__`.
 
         Raises:
-            FormatError: it is none.
+            FormatError: it is not a position.
         """
         match = _PLACE.fullmatch(text)
         if match is None:
@@ -71,7 +71,7 @@ class StreamPosition:
 
     @property
     def ms(self) -> int:
-        """Return no message behind it was published before that."""
+        """Return a time before which no message after the position was published."""
         if isinstance(self.at, MessageId):
             return self.at.publish_ms
         return self.at or 0
@@ -83,12 +83,12 @@ EARLIEST = StreamPosition()
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Messages that follow one another; what one task reads.
+    """Consecutive messages, which one task reads.
 
     Attributes:
-        first: where they start.
-        last: the last of them.
-        messages: how many there are.
+        first: the position of the first one.
+        last: the last one.
+        messages: their number.
     """
 
     first: StreamPosition
@@ -98,13 +98,13 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a stream has come in one topic or partition, and the part of the batch that came there.
+    """The position of a stream in one topic or partition, and the part of the batch before it.
 
     Attributes:
-        topic, generation: whose messages.
-        at: where the next batch starts.
-        checked_ms: all that was published before this time is read, or is seen by no reader.
-        following: the message that comes next, where it is known.
+        topic, generation: the topic or partition.
+        at: the start of the next batch.
+        checked_ms: all messages published before this time are read, or invisible.
+        following: the next message, if it is known.
         stretches: the batch, in order.
     """
 

@@ -32,7 +32,7 @@ from tms_core.transaction.model import NO_TX_IN_PROGRESS, TX_PER_MS
 
 logger = logging.getLogger(__name__)
 
-#: How often within its topic's ttl an idle stream writes down how late it is.
+#: How often within the TTL of its topic an idle stream saves its position.
 _TIMES = 4
 
 
@@ -53,10 +53,10 @@ class _Moment(NamedTuple):
 
     @property
     def families(self) -> list[list[TopicId]]:
-        """Return the topics that have its messages, oldest first, without those that take none yet.
+        """Return the partitions with its messages, oldest first, without partitions that are not open yet.
 
         Raises:
-            Refused: it has routes.
+            Refused: the topic has routes.
         """
         layout = layout_of(self.topic.topic, self.topic.properties) or Layout(self.topic.topic, (Family(0, 1),))
         if layout.routes:
@@ -96,8 +96,8 @@ class Planner:
     """Plans the batches of one query.
 
     Args:
-        feed: what to read.
-        clock: what is too old by now.
+        feed: the messages to read.
+        clock: the clock for their ages.
     """
 
     def __init__(self, feed: Feed, clock: Clock) -> None:
@@ -160,7 +160,7 @@ class Planner:
             if known.keys().isdisjoint(family) and place is not None and not self._are_read(found, moment):
                 break
             for number, topic in enumerate(family):
-                # Each has its share of what the others leave.
+                # Each partition gets its share of the rest.
                 read = sum(stretch.messages for part in found for stretch in part.stretches)
                 share = None if most is None else max(1, (most - read) // (len(family) - number))
                 part, news = self._next_of(topic, known.get(topic), place, moment, share)
@@ -250,7 +250,7 @@ class Planner:
             blocked = next(found, None) is not None
         return max(end.ms, min(now_ms, view.in_progress[0] // TX_PER_MS)) if blocked else now_ms
 
-    # --- what may be lost --------------------------------------------------------------------------------------------
+    # --- messages that may be lost -----------------------------------------------------------------------------------
 
     def _check_for_loss(self, before: Offset, read: _Extent, ttl_seconds: int) -> None:
         following, first = before.following, read.first
@@ -278,7 +278,7 @@ class Planner:
 
 
 def _place_of_new(before: StreamOffset) -> StreamPosition:
-    """Return where new partitions start: where the query did, as long as it has read nothing of another one."""
+    """Return the start of new partitions: the start of the query, until it has read messages of another one."""
     return next((part.at for part in before.parts if part.at.inclusive), EARLIEST)
 
 

@@ -42,15 +42,15 @@ if TYPE_CHECKING:
 
 __all__ = ["publish_batches"]
 
-#: How long a batch's transaction may take, in seconds. Nothing of it holds up readers before its last moment.
+#: The timeout of a batch's transaction, in seconds. It blocks readers only at its commit.
 TIMEOUT_SECONDS = 300
-#: For how long the server is asked about the topic before there is a batch.
+#: The time limit for the check of the topic before the first batch, in seconds.
 _ASKING_SECONDS = 5
-#: What is handed over at a time; one message may be larger.
+#: The rows and bytes of one request; a single message may be larger.
 _CHUNK_ROWS, _CHUNK_BYTES = 1_000, 1_000_000
-#: After how long the janitor forgets a producer that does nothing, in milliseconds.
+#: The time after which the janitor forgets an idle producer, in milliseconds.
 _FORGOTTEN_MS = 7 * 86_400_000
-#: What stands for several names where Spark reads a file; in a checkpoint's it stands for itself.
+#: The wildcards in the names of files that Spark reads; in the name of a checkpoint they are literal.
 _SPECIAL = re.compile(r"[\\*?\[\]{}]")
 
 
@@ -98,10 +98,10 @@ def publish_batches(
 
 
 def _require_no_partitions(client: Client, topic: TopicId) -> None:
-    """See that a topic takes messages itself; where no server says so from here, the first batch sees it.
+    """Check that a topic has no partitions; without a response of the server, the first batch checks it.
 
     Raises:
-        ConfigurationError: partitions of it do.
+        ConfigurationError: it has partitions.
     """
     try:
         taking = _taking(client.within(_ASKING_SECONDS), topic)
@@ -123,7 +123,7 @@ def _taking(client: Client, topic: TopicId) -> TopicId:
 
 
 class _Target(NamedTuple):
-    """Where a batch goes."""
+    """The destination of batches."""
 
     url: str
     transactions: str
@@ -158,15 +158,14 @@ class BatchPublisher:
     ttl_seconds: int | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """Publish a batch, unless it is published.
+        """Publish a batch, unless it is published already.
 
         Raises:
-            ConfigurationError: the column is none of the batch, or the checkpoint none of a query.
-            Refused: whether it is published cannot be told, or a later one is published.
-            ProducerFenced: another driver of the same query is at work.
-            NotInProgress: it took too long, or another driver came; nothing is published.
-            TransactionError, MessagingError: as of a transaction's end (docs/how-to/transactions.md); Spark does the
-            batch again.
+            ConfigurationError: the batch has no such column, or the checkpoint belongs to no query.
+            Refused: it is unknown whether the batch is published, or a later batch is published.
+            ProducerFenced: another driver of the same query is running.
+            NotInProgress: the transaction timed out, or another driver has started; nothing is published.
+            TransactionError, MessagingError: as for a commit (docs/how-to/transactions.md); Spark repeats the batch.
         """
         if self.first_batch is not None and batch_id < self.first_batch:
             return
@@ -193,10 +192,10 @@ class BatchPublisher:
             ) from error
 
     def _is_published(self, batch: PlannedBatch, previous: PreviousTransaction | None, query: str, now_ms: int) -> bool:
-        """Return whether a batch is published, by what became of the query's last transaction.
+        """Return whether a batch is published, by the outcome of the query's last transaction.
 
         Raises:
-            Refused: it cannot be told, or a later one is published, or another one of its number.
+            Refused: it is unknown, or a later batch or another batch with its number is published.
         """
         if previous is None:
             if batch.number == self.first_batch:
@@ -278,7 +277,7 @@ def _chunks(values: Iterable[Any], column: str) -> Iterator[list[bytes]]:
         yield chunk
 
 
-# -- what Spark has written into a query's checkpoint, and a batch cannot be asked -------------------------------------
+# -- the files of a query's checkpoint, which a batch does not contain -------------------------------------------------
 
 
 class PlannedBatch(NamedTuple):

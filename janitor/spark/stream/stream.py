@@ -105,7 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the end of the next batch; ``start`` without new messages. Raises as :meth:`Planner.next` does.
 
-        Spark asks again at once if there are no messages, so this method waits for a while first, like a consumer.
+        Spark calls again at once if there are no messages, so this method first waits for a while, like a consumer.
         """
         if self._quiet:
             self._clock.sleep(IDLE.pause_seconds(self._quiet, self._random))
@@ -167,7 +167,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _pages(self, part: StretchPartition) -> Iterator[list[Message]]:
         feed, stretch = self._feed, part.stretch
-        # A reader of uncommitted messages may later find more payloads behind a reference.
+        # For a reader of uncommitted messages, a reference may have more payloads later.
         limit = stretch.messages if feed.committed else None
         page: list[Message] = []
         size = 0

@@ -182,7 +182,7 @@ class _TaskWorkers:
         for outcome in found:
             run.store.calls.update(outcome.calls)
         answered = {_range_of(entry) for outcome in found for entry in (*outcome.taken.values(), *outcome.unsure)}
-        # Also where no task says that another one went before it: Spark may have killed one of two that ran at once.
+        # Also if no task has reported an earlier attempt: Spark may have killed one of two concurrent attempts.
         lost = [entry for about, entry in self._announced(run).items() if about not in known.keys() | answered]
         if lost:
             logger.warning("%d announcements of attempts that were lost go into the ledger without a count", len(lost))

@@ -1,7 +1,7 @@
-"""Those rows of a store that lie in some ranges of keys, beside the metadata of all: what one task scans, or a driver.
+"""The rows of a store in some ranges of keys, with all metadata, for the scan of a task or a driver.
 
-A scan asks for keys as if it were a whole store. Nothing outside is ever returned, so a scan needs to know
-nothing of cuts, which may lie anywhere: each decision is on one row.
+It looks like a whole store, and never returns a row outside. Therefore a scan does not depend on the cuts, which may
+lie anywhere: each verdict is about one row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class RangedReads(WrappedStore):
 
 
 def _span(whole: KeyRange, ranges: Sequence[KeyRange]) -> KeyRange:
-    """Return the keys, as they are stored, from the first range to the last."""
+    """Return the stored keys from the start of the first range to the stop of the last."""
     if not ranges:
         return NOTHING
     # The span of a salt starts with the salt, which keys of its part do not have.
@@ -61,7 +61,7 @@ def _span(whole: KeyRange, ranges: Sequence[KeyRange]) -> KeyRange:
 
 
 class RangedStore(RangedReads, Store):
-    """Some rows of a store, to be written too; the arguments are those of :class:`RangedReads`."""
+    """Some rows of a writable store; arguments as for :class:`RangedReads`."""
 
     metadata: MetadataTable
     message: MessageTable

@@ -1,9 +1,9 @@
-"""What one task of a sweep does: one step of a pass, in one part of the store, by the rules of the driver's run.
+"""A task of a sweep: one step of a pass, in one part of the store, by the rules of the driver's run.
 
-A task gets a :class:`~janitor.sweep.scan.Part`, as Spark serializes it, opens it, and takes the same step as a thread
-would; its outcome returns as JSON. Before each batch it reads again what a driver's thread would (invariants S2, S12):
-the topic's metadata, the pauses, the lease and whether the run still goes on. So a task may run twice at once, or go on
-after its run is over: deletes are the same when they are repeated, and a *zombie* stops at its next batch.
+A task gets a serialized :class:`~janitor.sweep.scan.Part`, opens it, and runs the same step as a thread; it returns its
+outcome as JSON. Before each batch it reads the same facts as a driver's thread (invariants S2, S12): the topic's
+metadata, the pauses, the lease, and whether the run continues. Therefore a task may run twice at once, or continue
+after its run: deletes can be repeated, and a *zombie* stops at its next batch.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.read_only import read_only
 
-#: Archive files that one attempt of one task may write; each has numbers of its own.
+#: The most archive files of one attempt of a task; each attempt has its own numbers.
 FILES_PER_ATTEMPT = 100_000
 #: Attempts of one task; Spark makes four by default.
 ATTEMPTS = 16
 
 
 class TaskEnvironment(Protocol):
-    """What a task stands on."""
+    """The environment of a task."""
 
     def reading(self, part: Part) -> AbstractContextManager[tuple[Reads, Reads]]:
         """Return a part and the whole of the store, with nothing that could write."""
@@ -102,11 +102,11 @@ def rows_of(part: Part, salted: Store) -> Store:
 
 
 class FollowedLease(Lease):
-    """The lease of a run as its tasks see it: they look whether it is still held, and never renew it.
+    """The lease of a run for its tasks, which check it and never renew it.
 
     Args:
-        state: where the lease and the run are.
-        run: whose task this is; ``run.lease`` is what its driver held.
+        state: has the lease and the run.
+        run: the run of the task; ``run.lease`` is the lease of its driver.
     """
 
     def __init__(self, state: State, run: Run, clock: Clock) -> None:
@@ -118,7 +118,7 @@ class FollowedLease(Lease):
         """Do nothing: the driver renews the lease."""
 
     def check(self) -> None:
-        """Look whether the run still goes on, under the same lease.
+        """Check that the run continues under the same lease.
 
         Raises:
             LeaseLost: it does not.
@@ -149,11 +149,11 @@ class Finder(DryRun):
 
 
 def perform(environment: TaskEnvironment, part: Part, attempt: int) -> Outcome:
-    """Do one task.
+    """Run one task.
 
     Args:
-        part: as it was serialized.
-        attempt: how many went before this one.
+        part: the serialized part.
+        attempt: the number of earlier attempts.
 
     Raises:
         StoreError: the store could not be read between topics either; names the part.
@@ -187,7 +187,7 @@ def _sweep(environment: TaskEnvironment, part: Part, attempt: int) -> Outcome:
 
 
 def _take(part: Part, store: Reads, whole: Reads, executor: Executor) -> Outcome:
-    """Take the part's step in what was opened for it."""
+    """Run the part's step with the opened resources."""
     before, outcome = Counter(whole.calls), Outcome()
     opened = replace(part, run=replace(part.run, store=whole, reread_topics=set(part.run.reread_topics)))
     for _ in run_step(opened.open(store, executor), outcome):
@@ -199,7 +199,7 @@ def _take(part: Part, store: Reads, whole: Reads, executor: Executor) -> Outcome
 
 
 def _finish(part: Store, allowed: Permission, deleted: DeletedRanges, outcome: Outcome) -> None:
-    """Make durable what was done, and have its space given back: only here it is known where rows were."""
+    """Sync the changes and compact their ranges, which only this task knows."""
     part.sync()
     outcome.compact(deleted, allowed.alive)
 
