@@ -13,10 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tms_core.errors import StoreFull
 from tms_core.logs import loggers
 from tms_core.logs.loggers import OURS, LogFormat, SeldomLogger, configure, get_logger
+from tms_core.logs.printable import printable
 
 CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
 
@@ -134,3 +137,15 @@ def test_logger_writes_each_kind_once_a_minute(
         for moment in (1000.0, 1060.0)
         for level, text in (("WARNING", f"{moment} is cut off"), ("ERROR", "the disk is full"))
     ]
+
+
+@given(st.text())
+def test_printable_of_any_text_commands_nothing_and_keeps_the_rest(text: str) -> None:
+    shown = printable(text)
+    assert shown.isprintable()
+    if text.isprintable():
+        assert shown == text
+
+
+def test_given_a_line_end_when_shown_then_it_is_escaped() -> None:
+    assert printable("a\nb\x1b[2Jä\u202e") == "a\\nb\\x1b[2Jä\\u202e"

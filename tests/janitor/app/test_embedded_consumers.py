@@ -16,6 +16,7 @@ from janitor.app.embedded import Embedded
 from janitor.daemon import daemon
 from janitor.state.figures import ConsumerFigures
 from tests.server.client import Client, TopicClient
+from tests.server.process import port_of
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.server.serving import serving
 from tms_core.transaction.codec.thrift import encode_transaction
@@ -42,13 +43,13 @@ def test_consumer_that_is_behind_finds_all_it_has_not_read(tmp_path: Path) -> No
     config.write_text(SETTINGS, encoding="utf-8")
     # At a clock that stands still, or they may expire before they are read.
     clock = ManualClock(SystemClock().now_ms())
-    with serving(config, {}, {}, janitor=False, clock=clock) as started, Client(_port(started.url)) as client:
+    with serving(config, {}, {}, janitor=False, clock=clock) as started, Client(port_of(started.url)) as client:
         orders = TopicClient(client, "orders").create(ttl="1")
         orders.publish("a", "b", "c")
         ids = [message["id"] for message in orders.post("poll").json]
         client.ask("PUT", f"{orders.path}/consumers/billing", json.dumps({"position": ids[0]}).encode())
 
-    with serving(config, {}, {}) as started, Client(_port(started.url)) as client:
+    with serving(config, {}, {}) as started, Client(port_of(started.url)) as client:
         orders = TopicClient(client, "orders")
         cast(Embedded, started.companions["janitor"]).daemon.adopt()
 
@@ -74,7 +75,7 @@ def test_group_with_an_open_claim_is_counted_like_the_api(tmp_path: Path) -> Non
     config.write_text(SETTINGS, encoding="utf-8")
     with (
         serving(config, {}, {}, janitor=False) as started,
-        Client(_port(started.url)) as client,
+        Client(port_of(started.url)) as client,
         TransactionClient(str(started.transactions)) as transactions,
     ):
         orders = TopicClient(client, "orders").create()
@@ -88,7 +89,7 @@ def test_group_with_an_open_claim_is_counted_like_the_api(tmp_path: Path) -> Non
         transactions.can_commit(claimed[1].transaction_id, [])
         transactions.commit(claimed[1].transaction_id)
 
-    with serving(config, {}, {}) as started, Client(_port(started.url)) as client:
+    with serving(config, {}, {}) as started, Client(port_of(started.url)) as client:
         janitor = cast(Embedded, started.companions["janitor"]).daemon
         janitor.adopt()
         found: list[ConsumerFigures] = []
@@ -115,7 +116,7 @@ def test_consumer_that_registers_between_counts_is_shown_after_the_next_deletion
     monkeypatch.setattr(daemon, "AFTER_SWEEP_SECONDS", 0)
     config = tmp_path / "tms.yaml"
     config.write_text(SETTINGS.replace("floor: true", "floor: false"), encoding="utf-8")
-    with serving(config, {}, {}) as started, Client(_port(started.url)) as client:
+    with serving(config, {}, {}) as started, Client(port_of(started.url)) as client:
         janitor = cast(Embedded, started.companions["janitor"]).daemon
         janitor.adopt()
         ticks = TopicClient(client, "ticks").create(ttl="1")
@@ -129,7 +130,3 @@ def test_consumer_that_registers_between_counts_is_shown_after_the_next_deletion
             return [one.consumer for one in janitor.status().consumers]
 
         until(lambda: shown() == ["billing"])
-
-
-def _port(url: str) -> int:
-    return int(url.rpartition(":")[2])

@@ -104,48 +104,32 @@ def test_given_rows_when_saved_then_plain_readers_of_hive_folders_find_every_col
     at.plain(NOW_MS - HOUR, body=b"plain\x00\xff").tx(COMMITTED, NOW_MS - HOUR + 1).tx(-INVALID, NOW_MS - HOUR + 2)
     at.ref(OPEN, NOW_MS - HOUR + 3).stored(OPEN, NOW_MS - HOUR - 5, body=b"")
     undo.archive(at, snapshot=SNAPSHOT, rule=Rule.OLD_GENERATION)
-    same = {
-        "rule": "old_generation",
-        "run_id": "run-1",
-        "deleted_ms": NOW_MS,
-        "generation": 3,
-        "snapshot_timestamp_ms": SNAPSHOT.timestamp_ms,
-        "namespace": "default",
-        "topic": "orders",
-        "day": "2023-11-14",
-    }
-    message = {**same, "table": "message", "write_ms": None, "payload_sequence": None}
-
-    def made(number: int, stored: int | None, payload: bytes | None, says: str) -> dict[str, Any]:
-        key = MessageKey(orders.id, 3, NOW_MS - HOUR + number, number)
-        return {
-            **message,
-            "key": key.pack(),
-            "publish_ms": key.publish_ms,
-            "sequence": number,
-            "write_pointer": stored,
-            "payload": payload,
-            "verdict": says,
-        }
-
-    stored_key = PayloadKey(orders.id, 3, OPEN, NOW_MS - HOUR - 5, 4)
+    same = {"namespace": "default", "topic": "orders", "day": "2023-11-14", "generation": 3, "run_id": "run-1"}
+    same |= {"rule": "old_generation", "deleted_ms": NOW_MS, "snapshot_timestamp_ms": SNAPSHOT.timestamp_ms}
+    times = [NOW_MS - HOUR + number for number in range(4)]
+    keys = [MessageKey(orders.id, 3, ms, number).pack() for number, ms in enumerate(times)]
+    stored_ms = NOW_MS - HOUR - 5
+    stored_key = PayloadKey(orders.id, 3, OPEN, stored_ms, 4).pack()
+    columns = (
+        "table",
+        "key",
+        "publish_ms",
+        "sequence",
+        "write_ms",
+        "payload_sequence",
+        "write_pointer",
+        "payload",
+        "verdict",
+    )
     assert rows_of(undo.folder) == [
-        made(0, None, b"plain\x00\xff", "none"),
-        made(1, COMMITTED, b"body", "undecided"),
-        made(2, -INVALID, b"body", "rolled_back"),
-        made(3, OPEN, None, "undecided"),
-        {
-            **same,
-            "table": "payload",
-            "key": stored_key.pack(),
-            "publish_ms": None,
-            "sequence": None,
-            "write_pointer": OPEN,
-            "write_ms": stored_key.write_ms,
-            "payload_sequence": 4,
-            "payload": b"",
-            "verdict": "undecided",
-        },
+        same | dict(zip(columns, row, strict=True))
+        for row in (
+            ("message", keys[0], times[0], 0, None, None, None, b"plain\x00\xff", "none"),
+            ("message", keys[1], times[1], 1, None, None, COMMITTED, b"body", "undecided"),
+            ("message", keys[2], times[2], 2, None, None, -INVALID, b"body", "rolled_back"),
+            ("message", keys[3], times[3], 3, None, None, OPEN, None, "undecided"),
+            ("payload", stored_key, None, None, stored_ms, 4, OPEN, b"", "undecided"),
+        )
     ]
 
 

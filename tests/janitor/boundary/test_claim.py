@@ -136,10 +136,6 @@ def test_given_a_gap_when_asked_then_nothing_is_claimed_and_no_limit_is_shown() 
     assert boundary == Boundary(None, obstacles=("no pass has covered the keys from 6d on",))
 
 
-def test_given_obstacles_when_there_is_no_claim_then_all_are_kept() -> None:
-    assert Boundary.none("one", "two") == Boundary(None, (), ("one", "two"))
-
-
 @pytest.mark.parametrize(
     ("intervals", "gap"),
     [

@@ -73,6 +73,11 @@ class CommandKit:
         """Add lines to the settings file; a section that is there must be given whole."""
         (self.folder / "janitor.yaml").write_text(text, encoding="utf-8")
 
+    def set_ttl(self, name: str, seconds: int) -> None:
+        """Let CDAP set the TTL of a topic, which it creates if need be."""
+        with LevelDBStore(self.store) as store:
+            topic(store, name, ttl_seconds=seconds)
+
     def snapshot(self, invalid: Iterable[int] = (INVALID,), *, age_ms: int = 1000, name: str = "") -> None:
         """Let the transaction manager write a snapshot."""
         taken_ms = self.clock.now_ms() - age_ms

@@ -125,8 +125,7 @@ def make_kit(
         made.set(SETTINGS)
         monkeypatch.chdir(folder)
         made.janitor("adopt")
-        with LevelDBStore(made.store) as store:
-            topic(store, "default:orders", ttl_seconds=7200)
+        made.set_ttl("default:orders", 7200)
         made.clock.advance(MINUTE)
         return made
 
@@ -216,8 +215,7 @@ def test_verb_on_a_held_store_prints_the_same_as_on_a_free_one(make_kit: MakeKit
 
 def plan_gone_stale(kit: CommandKit) -> None:
     kit.janitor("plan --out plan.json")
-    with LevelDBStore(kit.store) as store:
-        topic(store, "default:orders", ttl_seconds=3600)
+    kit.set_ttl("default:orders", 3600)
 
 
 def plan_by_other_settings(kit: CommandKit) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from janitor.cli.main import execute
 from janitor.run.engine import Engine
 from janitor.state.base import CounterKey
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import HOUR, MINUTE
+from tests.builders import MINUTE
 from tests.janitor.cli.conftest import SETTINGS, CommandKit
 from tests.support import raising
 from tms_core.errors import StoreError
@@ -27,19 +27,6 @@ from tms_core.tables.leveldb.store import LevelDBMessageTable, LevelDBStore
 
 ROOT = Path(__file__).parents[3]
 FAILED_RUNS = CounterKey("sweeps_total", (("result", "failed"),))
-
-
-@pytest.mark.parametrize("line", ["plan", "run --once --adopt", "adopt", "config show", "doctor", "verify", "boundary"])
-def test_given_a_store_when_all_goes_well_then_0(kit: CommandKit, line: str) -> None:
-    assert kit.janitor(line).code == 0
-
-
-def test_given_a_stale_snapshot_when_run_then_0_with_a_warning(kit: CommandKit) -> None:
-    assert kit.janitor("run --once --adopt").code == 0
-    kit.clock.advance(HOUR)
-    done = kit.janitor("run --once --format json")
-    assert done.code == 0
-    assert [(note["guard"], note["tripped"]) for note in done.json["guards"]] == [("snapshot", False)]
 
 
 def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(kit: CommandKit) -> None:
@@ -74,13 +61,6 @@ def test_given_wrong_usage_then_2_and_nothing_on_standard_output(kit: CommandKit
     assert said in failed.err
 
 
-def test_given_a_misspelt_setting_then_2_and_the_right_one_is_named(kit: CommandKit) -> None:
-    kit.set(SETTINGS + "server: {prot: 1}\n")
-    failed = kit.janitor("plan")
-    assert failed.code == 2
-    assert "server.prot" in failed.err
-
-
 def test_given_a_store_of_cdap_6_then_2(kit: CommandKit) -> None:
     (kit.store / "default.tms.message.orders.1").mkdir()
     failed = kit.janitor("plan")
@@ -112,29 +92,10 @@ def test_given_no_plan_file_when_applied_then_2(kit: CommandKit) -> None:
     assert "hint: Name a plan file, or make one: janitor plan --out FILE --config janitor.yaml" in refused.err
 
 
-def test_run_before_adoption_exits_3_with_json(kit: CommandKit) -> None:
-    refused = kit.janitor("run --once --format json")
-    assert refused.code == 3
-    assert refused.json["topics"] == []
-    assert [(note["guard"], note["tripped"]) for note in refused.json["guards"]] == [("adoption", True)]
-
-
 def test_given_a_store_never_adopted_when_a_plan_is_applied_then_3_and_with_adopt_0(kit: CommandKit) -> None:
     kit.janitor("plan --out plan.json")
     assert kit.janitor("apply plan.json").code == 3
     assert kit.janitor("apply plan.json --adopt").code == 0
-
-
-def test_given_another_store_at_the_place_when_run_then_3_until_it_is_adopted(kit: CommandKit) -> None:
-    kit.janitor("run --once --adopt")
-    shutil.copytree(kit.store, kit.folder / "copy")
-    shutil.rmtree(kit.store)
-    shutil.move(kit.folder / "copy", kit.store)
-    refused = kit.janitor("run --once")
-    assert refused.code == 3
-    assert "[TMS-GUARD-IDENTITY]" in refused.out
-    assert kit.janitor("adopt").code == 0
-    assert kit.janitor("run --once").code == 0
 
 
 HOLD = """
@@ -278,3 +239,19 @@ def test_error_has_message_code_and_hint_as_text_and_as_json(kit: CommandKit, li
     found = json.loads(kit.run(f"{line} --format json").err)["error"]
     assert f"error: {found['message']} [{found['code']}]" == error
     assert [f"hint: {text}" for name, text in found.items() if name == "hint"] == hint
+
+
+def test_command_beside_pyjanitor_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = tmp_path / "pyjanitor-1.0.dist-info" / "METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Metadata-Version: 2.1\nName: pyjanitor\nVersion: 1.0\n")
+    assert execute(["config", "show"]) == 0
+    monkeypatch.syspath_prepend(str(tmp_path))
+    capsys.readouterr()
+    assert execute(["config", "show"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "pyjanitor is installed in this environment" in err
+    assert "Install each of the two into a separate environment" in err

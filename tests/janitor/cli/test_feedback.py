@@ -1,4 +1,4 @@
-"""``janitor.boundary.feedback`` as an operator meets it: where it can be on, what it prints, what it refuses."""
+"""The janitor beside a transaction service: its snapshots, and ``janitor.boundary.feedback`` to its invalid list."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from janitor.app.options import Common
 from janitor.app.session import Session
+from tests.builders import HOUR
 from tests.janitor.cli.conftest import INVALID, SETTINGS, CommandKit
 from tests.transaction.managers import LeftBehind
 from tms_core.transaction.manager.manager import TransactionManager
@@ -45,6 +46,29 @@ def nobody() -> Iterator[str]:
 
 def settings(source: str, thrift: str, janitor: str = ON) -> str:
     return SETTINGS.replace("source: directory", f"source: {source}\n  thrift: '{thrift}'").replace(JANITOR, janitor)
+
+
+def test_inspect_snapshot_of_a_service_shows_its_state_of_now(kit: CommandKit, address: str) -> None:
+    kit.set(settings("thrift", address, JANITOR))
+    shown = kit.janitor("inspect snapshot")
+    assert shown.code == 0
+    assert f"source: the transaction service {address}" in shown.out
+    assert f"{INVALID}  invalid" in shown.out
+    kit.clock.advance(HOUR)
+    assert "problem" not in kit.janitor("inspect snapshot").out
+
+
+def test_plan_beside_a_service_inverts_what_is_invalid_there(kit: CommandKit, address: str) -> None:
+    kit.set(settings("thrift", address, JANITOR))
+    assert kit.janitor("plan --format json").json["totals"]["invalid_transaction"] == 1
+
+
+def test_plan_without_an_answer_of_the_service_inverts_nothing(kit: CommandKit, nobody: str) -> None:
+    kit.set(settings("thrift", nobody, JANITOR))
+    planned = kit.janitor("plan --format json")
+    assert (planned.code, planned.json["totals"]["invalid_transaction"]) == (0, 0)
+    missing = kit.janitor("inspect snapshot")
+    assert (missing.code, nobody in missing.err) == (1, True)
 
 
 @pytest.mark.parametrize("source", ["thrift", "manager"])

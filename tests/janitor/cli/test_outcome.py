@@ -19,12 +19,11 @@ from janitor.cli.history import status as run_status
 from janitor.cli.main import cli as janitor_cli
 from janitor.state.records import RunRecord
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import DAY, NOW_MS, SECOND, topic
+from tests.builders import DAY, NOW_MS, SECOND
 from tests.janitor.cli.conftest import CommandKit, Outcome
 from tms_core.cli.main import cli as tms_cli
 from tms_core.logs.printable import complete
 from tms_core.tables.lease import WALL_ALLOWANCE_MS, LeaseRecord
-from tms_core.tables.leveldb.store import LevelDBStore
 
 #: Where a text names a command: up to what cannot be part of one.
 _NAMED = re.compile(
@@ -65,8 +64,7 @@ def adopted(kit: CommandKit) -> None:
 
 def ttl_shortened(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
-    with LevelDBStore(kit.store) as store:
-        topic(store, "default:orders", ttl_seconds=30)
+    kit.set_ttl("default:orders", 30)
     kit.janitor("run --once")
 
 

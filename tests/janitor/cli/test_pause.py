@@ -9,9 +9,8 @@ import pytest
 
 from janitor.state.base import RunRecord, Strikes
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
 from tests.janitor.cli.conftest import SETTINGS, CommandKit
-from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 STATE = "data/janitor"
@@ -46,10 +45,6 @@ def test_given_no_store_when_paused_then_1_and_no_state_is_made(kit: CommandKit)
     refused = kit.janitor("pause")
     assert (refused.code, refused.out) == (1, "")
     assert not (kit.folder / STATE).exists()
-
-
-def test_given_no_topic_then_2(kit: CommandKit) -> None:
-    assert kit.janitor("pause orders").code == 2
 
 
 @pytest.mark.parametrize(
@@ -113,8 +108,7 @@ def test_given_a_store_nobody_has_swept_then_the_status_says_so_and_makes_no_sta
 
 def test_status_names_what_waits_with_its_command(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
-    with LevelDBStore(kit.store) as store:
-        topic(store, "default:orders", ttl_seconds=30)
+    kit.set_ttl("default:orders", 30)
     kit.clock.advance(MINUTE)
     kit.snapshot()
     kit.janitor("run --once")

@@ -21,12 +21,6 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 
-def test_given_adopt_then_the_topics_are_counted_and_the_next_run_deletes(kit: CommandKit) -> None:
-    done = kit.janitor("adopt")
-    assert done.out == "adopted, with 2 topics\nnext: janitor run --once --config janitor.yaml\n"
-    assert kit.janitor("run --once --format json").json["totals"]["expired"] == 2
-
-
 def test_given_held_topics_when_one_is_approved_then_that_one_goes(kit: CommandKit) -> None:
     with LevelDBStore(kit.store) as store:
         topic(store, "default:bills", ttl_seconds=86400).plain(NOW_MS - MINUTE)
@@ -50,8 +44,7 @@ def test_given_nothing_held_when_approved_then_that_is_said(kit: CommandKit) -> 
 
 def test_given_a_held_topic_and_a_clock_that_jumped_then_each_is_approved_by_itself(kit: CommandKit) -> None:
     kit.janitor("run --once --adopt")
-    with LevelDBStore(kit.store) as store:
-        topic(store, "default:orders", ttl_seconds=30)
+    kit.set_ttl("default:orders", 30)
     kit.clock.step(DAY)
     refused = kit.janitor("approve --all")
     assert refused.code == 3
@@ -61,15 +54,6 @@ def test_given_a_held_topic_and_a_clock_that_jumped_then_each_is_approved_by_its
     assert {entry["held"] for entry in held["topics"]} == {"frontier"}
     assert kit.janitor("approve --all --format json").json == {"approved": ["default:orders"], "clock": False}
     assert {entry["held"] for entry in kit.janitor("run --once --format json").json["topics"]} == {None}
-
-
-def test_given_messages_then_they_are_decoded_counted_and_not_consumed(kit: CommandKit) -> None:
-    for _ in range(2):
-        found = kit.janitor("inspect message --limit 1 --format json").json
-        assert found["counts"] == {"plain": 4, "transactional": 1, "invalid": 1}
-        assert found["min_transaction_ms"] == NOW_MS - 4 * HOUR
-        [row] = found["rows"]
-        assert (row["topic"], row["publish_ms"], row["kind"]) == ("default:orders", NOW_MS - 3 * DAY, "plain")
 
 
 def test_given_an_empty_table_then_that_is_said(kit: CommandKit) -> None:
@@ -83,13 +67,6 @@ def test_inspect_meta_of_an_unreadable_topic_escapes_its_text(kit: CommandKit) -
     assert "default:odd" in shown.out
     assert "\x1b" not in shown.out
     assert "1 deleted, 1 topics, 1 unreadable" in shown.out
-
-
-def test_given_a_snapshot_then_its_transactions_are_shown_with_their_times(kit: CommandKit) -> None:
-    shown = kit.janitor("inspect snapshot").out
-    assert "source: snapshot.1699999999000" in shown
-    assert "timestamp_ms: 1699999999000 (2023-11-14 22:13:19 UTC)" in shown
-    assert f"{INVALID}  invalid  2023-11-14 18:13:20 UTC" in shown
 
 
 def test_given_no_snapshot_when_inspected_then_1_and_why(kit: CommandKit) -> None:

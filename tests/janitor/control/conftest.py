@@ -106,6 +106,12 @@ class ControlKit:
     def connect(self) -> Client:
         return Client(self.folder)
 
+    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+        """Ask one question; returns its answer."""
+        with self.connect() as client:
+            client.ask(method, **params)
+            return client.answer()
+
 
 class Client:
     """A client that says what it likes."""
@@ -145,18 +151,21 @@ class Client:
             self._response.begin()
         return self._response
 
-    def hear(self) -> dict[str, Any] | None:
-        """The next message; None where the server has nothing more to say."""
+    def line(self) -> bytes:
+        """The next line; empty where the server has nothing more to say."""
         try:
-            line = self.response.readline()
+            return self.response.readline()
         except (ConnectionError, http.client.HTTPException):
-            return None
-        found: dict[str, Any] | None = json.loads(line) if line else None
+            return b""
+
+    def hear(self) -> dict[str, Any]:
+        """The next message."""
+        found: dict[str, Any] = json.loads(self.line())
         return found
 
-    def answer(self) -> dict[str, Any] | None:
+    def answer(self) -> dict[str, Any]:
         """The next message that is no progress."""
-        while (message := self.hear()) is not None and "progress" in message:
+        while "progress" in (message := self.hear()):
             continue
         return message
 

@@ -82,36 +82,6 @@ def days(text: str, count: int) -> list[str]:
     return [moment.strftime("%a %d") for moment in moments(Calendar(text), start, count)]
 
 
-@pytest.mark.parametrize(
-    ("weekdays", "expected"),
-    [
-        ("0", "Sun"),
-        ("7", "Sun"),
-        ("sun", "Sun"),
-        ("1", "Mon"),
-        ("5-7", "Fri Sat Sun"),
-        ("MON-fri", "Wed Thu Fri Mon Tue"),
-        ("*/2", "Thu Sat Sun Tue"),
-        ("1-7/2", "Wed Fri Sun Mon"),
-        ("5/2", "Fri Sun"),
-        ("*/7", "Sun"),
-    ],
-)
-def test_given_weekdays_when_a_line_fires_then_sunday_is_0_and_7(weekdays: str, expected: str) -> None:
-    names = expected.split()
-    assert [day[:3] for day in days(f"0 0 * * {weekdays}", 2 * len(names))] == names * 2
-
-
-def test_given_day_and_weekday_when_both_are_restricted_then_either_fires() -> None:
-    assert days("0 0 20,23 * 5", 5) == ["Fri 17", "Mon 20", "Thu 23", "Fri 24", "Fri 01"]
-    assert days("0 0 30 2 1", 1) == ["Mon 05"]
-
-
-def test_cron_with_an_asterisk_in_one_day_field_needs_both_to_fit() -> None:
-    assert days("0 0 */2 * 5", 3) == ["Fri 17", "Fri 01", "Fri 15"]
-    assert days("0 0 17,18,19 * */5", 2) == ["Fri 17", "Sun 19"]
-
-
 def test_cron_next_time_is_strictly_later_and_on_the_minute() -> None:
     line, noon = Calendar("0 12 * * *"), datetime(2024, 2, 28, 12, tzinfo=UTC)
     assert line.after(noon - timedelta(microseconds=1)) == noon

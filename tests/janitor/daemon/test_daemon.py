@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,11 +20,11 @@ from janitor.state.records import TopicCount
 from janitor.status.collect import Deployment
 from janitor.status.health import judge
 from janitor.sweep import sweep
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, janitor, pointer, topic, watch
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND, Call, Kit, Snapshots, janitor, pointer, topic, watch
 from tests.support import raising
 from tests.virtual import VirtualTime, virtual_time
 from tms_core.clock import ManualClock
-from tms_core.errors import StoreError
+from tms_core.errors import NoSnapshot, StoreError
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
 from tms_core.topic import TopicId
@@ -255,3 +256,21 @@ def test_sweep_now_leaves_no_topic_for_later() -> None:
         kit.daemon.sweep_now()
         kit.time.advance(2)
         assert orders.times() == []
+
+
+def test_snapshots_that_cannot_be_read_give_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    manager = Snapshots(ManualClock(NOW_MS), error=NoSnapshot("the folder is empty"))
+    source = CachedSource(manager)
+    with pytest.raises(NoSnapshot, match="the folder is empty"):
+        source.latest()
+    source.refresh()
+    manager.error = None
+    caplog.set_level(logging.INFO)
+    source.refresh()
+    assert source.latest().snapshot.timestamp_ms == NOW_MS
+    # Once, and not at every attempt; and that it is over.
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "the transaction snapshot could not be read: the folder is empty",
+        "transaction snapshots can be read again",
+    ]

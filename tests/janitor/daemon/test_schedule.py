@@ -81,16 +81,6 @@ def test_interval_with_the_clock_set_back_stays(time: VirtualTime, after_seconds
     assert job.at == [60, 120, 180, 240]
 
 
-def test_given_nobody_watching_when_the_clock_is_set_back_then_runs_are_put_off(clock: ManualClock) -> None:
-    """What the watch is for; if this fails, APScheduler has learnt it, and the watch can go."""
-    with virtual_time(clock, watch_seconds=None) as time:
-        job = started(time, 60, Job(clock))
-        time.advance(90)
-        clock.step(-HOUR)
-        time.advance(1800)
-        assert job.at == [60]
-
-
 @pytest.mark.parametrize("jump_ms", [HOUR, 50 * YEAR])
 def test_interval_with_the_clock_set_forward_makes_up_for_nothing(time: VirtualTime, jump_ms: int) -> None:
     job = started(time, 60, Job(time.clock))
@@ -281,6 +271,12 @@ class Threads:
         self.together = 0
         self.next_run_ms: int | None = 0
 
+    def start(self, seconds: float, *, at_once: bool = False) -> None:
+        """Start the schedule, and wait until its job runs."""
+        self.schedule.add("job", every(seconds), self.job, at_once=at_once)
+        self.schedule.start()
+        assert self.began.acquire(timeout=60)
+
     def job(self) -> None:
         self.runs += 1
         self.together += 1
@@ -299,9 +295,7 @@ def threads() -> Iterator[Threads]:
 
 
 def test_run_now_during_a_run_in_threads_runs_once_more(threads: Threads) -> None:
-    threads.schedule.add("job", every(3600), threads.job, at_once=True)
-    threads.schedule.start()
-    assert threads.began.acquire(timeout=60)
+    threads.start(3600, at_once=True)
     threads.schedule.run_now("job")
     threads.schedule.watch()
     threads.go.release()
@@ -312,18 +306,14 @@ def test_run_now_during_a_run_in_threads_runs_once_more(threads: Threads) -> Non
 
 def test_job_that_runs_on_is_not_run_beside_itself(threads: Threads) -> None:
     ticked = threading.Semaphore(0)
-    threads.schedule.add("job", every(0.01), threads.job)
     threads.schedule.add("other", every(0.01), ticked.release)
-    threads.schedule.start()
-    assert threads.began.acquire(timeout=60)
+    threads.start(0.01)
     assert all(ticked.acquire(timeout=60) for _ in range(5))
     assert threads.runs == 1
 
 
 def test_shutdown_waits_for_a_job_that_may_still_ask(threads: Threads) -> None:
-    threads.schedule.add("job", every(3600), threads.job, at_once=True)
-    threads.schedule.start()
-    assert threads.began.acquire(timeout=60)
+    threads.start(3600, at_once=True)
     threads.schedule.shutdown(wait=False)
     threads.go.release()
     threads.schedule.shutdown(wait=True)

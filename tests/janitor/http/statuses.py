@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from janitor.state.base import CounterKey, Pause, RunRecord, State
 from janitor.state.figures import BlockedReaders, GuardNote, StatisticsFigures
@@ -67,40 +68,33 @@ class StillViews:
         return self.not_ready
 
 
+def running(now_ms: int, **figures: Any) -> Status:
+    """A janitor that has the lease and sweeps every minute."""
+    status = Status("0.1.0", "leveldb data/messaging", "running", "apply", "every 60 s", now_ms)
+    return replace(status, leader=True, lease_holder="host-7:4711", **figures)
+
+
 def empty(now_ms: int) -> Status:
     """Started a moment ago on a store nobody has adopted, with no topic in it."""
-    return Status(
-        version="0.1.0",
-        store="leveldb data/messaging",
-        process="running",
-        mode="apply",
-        schedule="every 60 s",
-        now_ms=now_ms,
+    return running(
+        now_ms,
         started_ms=now_ms - 3 * SECOND,
         heartbeat_ms=now_ms,
         next_run_ms=now_ms + 57 * SECOND,
-        leader=True,
-        lease_holder="host-7:4711",
         snapshot=SnapshotFigures(problem="not_configured", message="No transaction snapshots are configured."),
     )
 
 
 def full(now_ms: int) -> Status:
     """All well, with something to see in every part, and a run under way."""
-    return Status(
-        version="0.1.0",
-        store="leveldb data/messaging",
-        process="running",
-        mode="apply",
-        schedule="every 60 s",
-        now_ms=now_ms,
+    still_open = "younger transactions could still write when the pass over all keys started"
+    return running(
+        now_ms,
         started_ms=now_ms - 11 * DAY - 4 * HOUR,
         heartbeat_ms=now_ms - SECOND,
         next_run_ms=now_ms + 42 * SECOND,
         history_since_ms=now_ms - 60 * DAY,
         adopted_ms=now_ms - 60 * DAY,
-        leader=True,
-        lease_holder="host-7:4711",
         running=Running("r-20481", now_ms - 6 * SECOND, now_ms - SECOND, "payload", "default:orders", 182_340),
         last_run=runs(now_ms)[0],
         last_success_ms={"message": now_ms - 64 * SECOND, "payload": now_ms - 62 * SECOND},
@@ -116,10 +110,7 @@ def full(now_ms: int) -> Status:
             now_ms - 5 * HOUR,
             "r-20180",
             (
-                (
-                    str(pointer(now_ms - 26 * HOUR)),
-                    "younger transactions could still write when the pass over all keys started",
-                ),
+                (str(pointer(now_ms - 26 * HOUR)), still_open),
                 (str(pointer(now_ms - 3 * HOUR)), f"snapshot {now_ms - 5 * HOUR}, used for all keys"),
             ),
         ),
@@ -136,13 +127,9 @@ def full(now_ms: int) -> Status:
 def wrong(now_ms: int) -> Status:
     """Everything wrong at once, told in names that try to get into the page."""
     hostile = f"default:{HOSTILE}"
+    hour_ago_ms, oldest_ms, old_ms = now_ms - HOUR, now_ms - 20 * DAY, now_ms - 9 * DAY
     return Status(
-        version="0.1.0",
-        store=f"leveldb data/{HOSTILE}",
-        process="down",
-        mode="plan_only",
-        schedule="every 60 s",
-        now_ms=now_ms,
+        *("0.1.0", f"leveldb data/{HOSTILE}", "down", "plan_only", "every 60 s", now_ms),
         heartbeat_ms=now_ms - 3 * HOUR,
         history_since_ms=now_ms - 2 * DAY,
         adopted_ms=now_ms - 2 * DAY,
@@ -165,19 +152,15 @@ def wrong(now_ms: int) -> Status:
             Quarantined("default:audit", now_ms - HOUR, 3, "no space left on device", now_ms + 25 * MINUTE),
         ),
         held=(
-            HeldTopic(
-                hostile, "frontier", 41_000, 9_300_000, now_ms - 20 * DAY, now_ms + 20 * MINUTE, _approve(hostile)
-            ),
+            HeldTopic(hostile, "frontier", 41_000, 9_300_000, oldest_ms, now_ms + 20 * MINUTE, _approve(hostile)),
             HeldTopic("default:orders", "frontier", 1, 29, now_ms - 3 * DAY, None, _approve("default:orders")),
-            HeldTopic(
-                "default:new", "first_contact", 12, 340, now_ms - DAY, now_ms + 5 * MINUTE, _approve("default:new")
-            ),
-            HeldTopic("default:audit", "quarantined", 70_000, 81_000_000, now_ms - 9 * DAY, None, ""),
+            HeldTopic("default:new", "first_contact", 12, 340, hour_ago_ms, now_ms + HOUR, _approve("default:new")),
+            HeldTopic("default:audit", "quarantined", 70_000, 81_000_000, old_ms, None, ""),
         ),
         overdue=(
-            Overdue("message", "expired", 111_013, now_ms - 20 * DAY),
+            Overdue("message", "expired", 111_013, oldest_ms),
             Overdue("payload", "old_generation", 8_100, now_ms - 30 * DAY),
-            Overdue("message", "invalid_transaction", 3, now_ms - HOUR),
+            Overdue("message", "invalid_transaction", 3, hour_ago_ms),
         ),
         kept={"unknown_topic": 9, "newer_generation": 4, "unrecognized": 2},
         guards=(
@@ -185,55 +168,21 @@ def wrong(now_ms: int) -> Status:
             GuardNote("identity", False, f"pointers of another system in {HOSTILE}"),
         ),
         snapshot=SnapshotFigures(
-            now_ms - 4 * HOUR,
-            HOSTILE,
-            "stale",
-            f"it is older than twice its interval: {HOSTILE}",
-            9,
-            1,
-            0,
-            _open(now_ms)[:1],
+            *(now_ms - 4 * HOUR, HOSTILE, "stale", f"it is older than twice its interval: {HOSTILE}"),
+            *(9, 1, 0, _open(now_ms)[:1]),
         ),
         boundary=BoundaryFigures(obstacles=("no complete pass has covered the message table yet", HOSTILE)),
         statistics=StatisticsFigures(now_ms, overdue={"expired": 0, "old_generation": 0}, missing=3),
         skew_seconds={HOSTILE: 7_200.0},
         late=(
             BlockedReaders(
-                "1699990000000000001",
-                f"import@{HOSTILE}",
-                now_ms - 2 * HOUR,
-                (hostile, "default:audit"),
-                3,
+                *("1699990000000000001", f"import@{HOSTILE}", now_ms - 2 * HOUR, (hostile, "default:audit"), 3),
                 "tms tx invalidate 1699990000000000001",
             ),
         ),
         topics=(
-            TopicFigures(
-                "default",
-                HOSTILE,
-                3,
-                3_600,
-                41_000,
-                9_300_000,
-                now_ms - 20 * DAY,
-                now_ms,
-                now_ms,
-                41_000,
-                now_ms - 20 * DAY,
-            ),
-            TopicFigures(
-                "default",
-                "audit",
-                -2,
-                86_400,
-                70_000,
-                81_000_000,
-                now_ms - 9 * DAY,
-                now_ms,
-                now_ms,
-                70_000,
-                now_ms - 9 * DAY,
-            ),
+            TopicFigures("default", HOSTILE, 3, 3600, 41_000, 9_300_000, oldest_ms, now_ms, now_ms, 41_000, oldest_ms),
+            TopicFigures("default", "audit", -2, 86_400, 70_000, 81_000_000, old_ms, now_ms, now_ms, 70_000, old_ms),
             TopicFigures("default", "orders", 1, 86_400),
         ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +14,18 @@ import pytest
 from janitor.report import DataTable, Entry, EntryKey, Report, Totals, in_order
 from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.run import plan_file as plan
-from janitor.run.plan_file import PlanFile, checksum, describe_terms
+from janitor.run.plan_file import PlanFile, WhatIf, changed, checksum, describe_terms, supposed
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.outcome import Outcome
-from janitor.sweep.run import PlanLimits, Run, Terms
+from janitor.sweep.run import PlanLimits, Run, Terms, parse_or_none
 from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, prepared, topic
 from tms_core.errors import ConfigurationError, PlanRefused
 from tms_core.rowkey import LONG_MAX, Cutoff, generation_prefix, time_prefix
-from tms_core.tables.base import KeyRange
+from tms_core.tables.base import KeyRange, Store
 from tms_core.tables.memory import MemoryStore
-from tms_core.topic import TopicId
+from tms_core.tables.read_only import read_only
+from tms_core.topic import TopicId, TopicMetadata
 
 ORDERS, RETURNS, LOST = TopicId("default", "orders"), TopicId("default", "returns"), TopicId("default", "lost")
 NOW = ClockAnchor(NOW_MS, 1000, "boot")
@@ -377,3 +378,46 @@ def test_plan_of_held_rows_alone_does_not_rest_on_the_topic(store: MemoryStore, 
     made = read(tmp_path / "plan", world_of(store), about(RETURNS, 1, held=Hold.FRONTIER))
     topic(store, str(RETURNS), ttl_seconds=1)
     made.check(MARK, TERMS, world_of(store))
+
+
+METADATA = TopicMetadata(TopicId("default", "orders"), 1, 60)
+
+
+@pytest.mark.parametrize(
+    ("text", "ttl_seconds"),
+    [
+        ("ttl=3d,topic=default:*", 259_200),
+        ("topic=default:orders, ttl=1d12h", 129_600),
+        ("ttl=90m", 5_400),
+        ("ttl=1d,topic=other:*", 60),
+        ("ttl=1d;ttl=2s,topic=default:orders", 2),
+        ("", 60),
+    ],
+)
+def test_given_a_policy_when_read_then_topics_it_names_have_its_ttl(text: str, ttl_seconds: int) -> None:
+    assert changed(METADATA, WhatIf.parse(text)).ttl_seconds == ttl_seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["ttl=3", "ttl=d", "topic=default:*", "ttl=1d,ttl=2d", "ttl=1d,topics=a:b", "ttl=1d,topic=orders", "ttl=0s"]
+)
+def test_given_no_policy_when_read_then_it_says_how_one_is_written(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        WhatIf.parse(text)
+
+
+@pytest.mark.parametrize("face", [lambda store: store, read_only], ids=["a store", "a daemon's store"])
+def test_supposed_changes_ttls_alone_and_writes_nothing(face: Callable[[MemoryStore], Store]) -> None:
+    store = MemoryStore()
+    topic(store, "default:orders", ttl_seconds=60)
+    topic(store, "other:orders", ttl_seconds=60)
+    store.metadata.compare_and_set(b"default:broken:", None, b"{")
+    before = store.metadata.rows()
+    then = supposed(face(store), WhatIf.parse("ttl=1d,topic=default:*"))
+    ttls = {key: found.ttl_seconds for key, value in then.metadata.rows() if (found := parse_or_none(key, value))}
+    assert ttls == {b"default:orders:": 86_400, b"other:orders:": 60}
+    assert then.metadata.get(b"default:broken:") == b"{"
+    assert then.metadata.get(b"default:orders:") == dict(then.metadata.rows())[b"default:orders:"]
+    assert then.metadata.get(b"nothing:here:") is None
+    assert store.metadata.rows() == before
+    assert not hasattr(then.metadata, "compare_and_set")

@@ -11,7 +11,7 @@ import pytest
 from janitor.cli.why import lines
 from janitor.report import Report
 from janitor.rules.policy import Hold, Rule
-from tests.builders import HOUR, watch
+from tests.builders import HOUR, Snapshots, watch
 from tests.janitor.run.served_store import ServedStore
 from tests.kit.messaging import GROUP, ORDERS, READ_NONE
 from tests.support import raising
@@ -51,6 +51,12 @@ class ProcessedKit(ServedStore):
     def process(self, name: str = GROUP, limit: int = 10) -> None:
         self.manager.commit(self.claim(name, limit).transaction_id)
 
+    def publish_processed(self, *payloads: bytes, limit: int = 10) -> None:
+        """Let the group register, and process as many of these messages."""
+        self.register()
+        self.publish(*payloads)
+        self.process(limit=limit)
+
     def sweep(self, after_ms: int = 2 * HOUR) -> Report:
         self.clock.advance(after_ms)
         return self.janitor.engine.run_once()
@@ -79,9 +85,7 @@ def kit() -> Iterator[ProcessedKit]:
 
 
 def test_processed_messages_of_an_idle_group_go_and_the_next_stays(kit: ProcessedKit) -> None:
-    kit.register()
-    kit.publish(b"a", b"b", b"c")
-    kit.process(limit=2)
+    kit.publish_processed(b"a", b"b", b"c", limit=2)
     planned = kit.janitor.engine.preview()
     assert planned.total(Rule.PROCESSED) == 0
     kit.clock.advance(2 * HOUR)
@@ -132,9 +136,7 @@ def test_slowest_of_several_consumers_counts_until_it_is_forgotten(kit: Processe
 
 
 def test_given_a_row_that_is_not_older_than_the_hold_then_it_stays(kit: ProcessedKit) -> None:
-    kit.register()
-    kit.publish(b"a")
-    kit.process()
+    kit.publish_processed(b"a")
     kit.sweep(HOUR - 1)  # of which one millisecond has passed
     assert kit.left() == [b"a"]
     kit.sweep(1)
@@ -155,17 +157,11 @@ def test_given_a_transaction_in_progress_then_rows_of_its_time_stay(kit: Process
 
 
 def test_given_no_usable_snapshot_then_nothing_goes(kit: ProcessedKit) -> None:
-    kit.register()
-    kit.publish(b"a")
-    kit.process()
+    kit.publish_processed(b"a")
     kit.clock.advance(2 * HOUR)
-    kit.janitor.restart(snapshots=_NoSnapshots()).engine.run_once()
+    unusable = Snapshots(kit.clock, error=OSError("none"))
+    kit.janitor.restart(snapshots=unusable).engine.run_once()
     assert kit.left() == [b"a"]
-
-
-class _NoSnapshots:
-    def latest(self) -> Any:
-        raise OSError("none")
 
 
 def test_given_stored_payloads_then_they_go_with_their_message(kit: ProcessedKit) -> None:
@@ -182,11 +178,7 @@ def test_given_stored_payloads_then_they_go_with_their_message(kit: ProcessedKit
     planned, report = kit.janitor.engine.preview(), kit.sweep(0)
     assert planned.total(Rule.PROCESSED) == report.total(Rule.PROCESSED) == 3
     assert len(kit.store.payload.read(KEYS, b"", None, 10).items) == 2
-    assert [message.payload for message in _read(kit)] == [b"x", b"y"]
-
-
-def _read(kit: ProcessedKit) -> list[Any]:
-    return [one for page in kit.service.fetch(ORDERS, FetchRequest(None)) for one in page]
+    assert kit.fetched() == [b"x", b"y"]
 
 
 def test_own_ttl_of_a_processed_message_is_forgotten_when_due(kit: ProcessedKit) -> None:
@@ -201,9 +193,7 @@ def test_own_ttl_of_a_processed_message_is_forgotten_when_due(kit: ProcessedKit)
 
 def test_s8_retention_set_on_a_topic_in_use_is_held(kit: ProcessedKit) -> None:
     kit.service.update_topic(ORDERS, {"ttl": "8640000"})
-    kit.register()
-    kit.publish(b"a")
-    kit.process()
+    kit.publish_processed(b"a")
     kit.sweep()
     kit.service.update_topic(ORDERS, CONSUMED)
     planned = kit.janitor.engine.preview()
@@ -219,9 +209,7 @@ def test_s8_retention_set_on_a_topic_in_use_is_held(kit: ProcessedKit) -> None:
 
 
 def test_protected_or_paused_topic_announces_nothing(kit: ProcessedKit) -> None:
-    kit.register()
-    kit.publish(b"a")
-    kit.process()
+    kit.publish_processed(b"a")
     kit.clock.advance(2 * HOUR)
     kit.janitor.restart(protect=("default:*",)).engine.run_once()
     kit.janitor.state.pause(str(ORDERS), kit.clock.now_ms())
@@ -230,9 +218,7 @@ def test_protected_or_paused_topic_announces_nothing(kit: ProcessedKit) -> None:
 
 
 def test_plan_announces_nothing_and_applies_what_it_showed(kit: ProcessedKit, tmp_path: Any) -> None:
-    kit.register()
-    kit.publish(b"a")
-    kit.process()
+    kit.publish_processed(b"a")
     kit.clock.advance(2 * HOUR)
     kit.publish(b"b")
     kit.janitor.engine.preview(out=tmp_path / "plan")
@@ -244,9 +230,7 @@ def test_plan_announces_nothing_and_applies_what_it_showed(kit: ProcessedKit, tm
 
 
 def test_given_consumers_that_cannot_be_read_then_all_stays_and_it_is_said(kit: ProcessedKit) -> None:
-    kit.register()
-    kit.publish(b"a")
-    kit.process()
+    kit.publish_processed(b"a")
     kit.side.put([(b"c" + ORDERS.prefix + b"\0\0\0\1broken", b"?")])
     report = kit.sweep()
     assert kit.left() == [b"a"]
@@ -327,9 +311,7 @@ def test_trap_f_consumer_registered_during_a_pass_loses_nothing(former: bool) ->
 
 
 def test_trap_f_consumer_registered_after_a_pass_starts_behind_it(kit: ProcessedKit) -> None:
-    kit.register()
-    kit.publish(b"a", b"b")
-    kit.process()
+    kit.publish_processed(b"a", b"b")
     last = kit.ids()[-1]
     kit.sweep()
     kit.register("new")
@@ -338,9 +320,7 @@ def test_trap_f_consumer_registered_after_a_pass_starts_behind_it(kit: Processed
 
 
 def test_announcement_that_fails_deletes_nothing(kit: ProcessedKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    kit.register()
-    kit.publish(b"a")
-    kit.process()
+    kit.publish_processed(b"a")
     with monkeypatch.context() as failing:
         failing.setattr(kit.side, "exchange", raising(StoreError("broken")))
         kit.sweep()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,14 @@ def state(kind: Memories) -> Iterator[State]:
     """An empty memory of each kind in turn."""
     with kind.new() as opened:
         yield opened
+
+
+@contextmanager
+def undone(state: State) -> Iterator[None]:
+    """A transaction that is undone at its end."""
+    with pytest.raises(KeyboardInterrupt), state.transaction():  # noqa: PT012 the block is the caller's
+        yield
+        raise KeyboardInterrupt
 
 
 def lasting_memories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LastingMemories:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from janitor.state import ids
 from janitor.state.base import State
+from janitor.state.documents import View
 from janitor.state.records import KnownIds, OpenIdRecord, StoreRecord
+from janitor.state.sqlite.state import SqliteState
 from tests.janitor.state.conftest import LastingMemories, Memories
 from tests.support import size
-from tms_core.errors import StateError
+from tms_core.errors import StateBusy, StateError
 from tms_core.transaction.model import TX_PER_MS, transaction_ms
 
 #: Later than every pass below, and a window that has ended for all of them.
@@ -152,3 +158,70 @@ def test_known_ids_after_any_changes_are_those_of_a_plain_list(
             assert state.open_ids() == model.open_ids()
             assert state.known_ids(now_ms, window_ms) == model.known_ids(now_ms, window_ms)
             assert state.lowest_open(2) == model.lowest_open(2)
+
+
+class Overtaken(tuple[Any, ...]):
+    """A list of leaves; when it is compared, another thread has just read those of another moment."""
+
+    state: SqliteState
+
+    def __ne__(self, other: object) -> bool:
+        self.state._known_closed = (), array("q", [3])
+        return super().__ne__(other)
+
+
+class Watched(SqliteState):
+    """A state that tells how often it has read closed ids."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.readings = 0
+        self.driver.connection.set_trace_callback(self._trace)
+
+    def _trace(self, statement: str) -> None:
+        self.readings += statement.startswith("SELECT") and "ids.closed." in statement
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    with Watched(tmp_path) as opened:
+        opened.save_open_ids([OTHER, OPEN, CLOSED])
+        yield opened
+
+
+def test_closed_ids_that_stay_are_not_read_again(watched: Watched) -> None:
+    known(watched)
+    for scanned_ms in (30, 31, 32):
+        with watched.transaction():
+            watched.pause("default:*", scanned_ms)
+            watched.save_open_ids([OpenIdRecord(5, 1, scanned_ms), OpenIdRecord(scanned_ms, 1)])
+            watched.forget_open_ids([scanned_ms])
+            watched.forget_closed_ids([7, 9], 21)
+            before = watched.readings
+            assert known(watched) == both(OpenIdRecord(5, 1, scanned_ms), closed=[7, 9])
+            assert watched.readings == before
+        known(watched)
+        assert watched.readings == before
+
+
+def test_id_closed_between_two_reads_is_of_one_moment(tmp_path: Path) -> None:
+    with SqliteState(tmp_path, busy_seconds=0) as other:
+        other.save_open_ids([OPEN, CLOSED])
+
+        class Interrupted(SqliteState):
+            def _closed_pointers(self, view: View) -> array[int]:
+                found = super()._closed_pointers(view)
+                with suppress(StateBusy):
+                    other.save_open_ids([OpenIdRecord(5, 1, 30, 31)])
+                return found
+
+        with Interrupted(tmp_path) as state:
+            assert known(state) == both(OPEN, closed=[7])
+
+
+def test_threads_of_other_moments_get_their_own_ids(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = watched.known_ids(NOW_MS, WINDOW_MS)
+    leaves = ids._leaves
+    monkeypatch.setattr(Overtaken, "state", watched, raising=False)
+    monkeypatch.setattr(ids, "_leaves", lambda kind, view: Overtaken(leaves(kind, view)))
+    assert watched.known_ids(NOW_MS, WINDOW_MS) == before

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from janitor.state.base import State
 from janitor.state.records import CounterKey, LedgerEntry, Note, RunRecord, TopicCount
-from tests.janitor.state.conftest import LastingMemories, Memories
+from tests.janitor.state.conftest import LastingMemories, Memories, undone
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import size
 from tms_core.errors import StateError
@@ -217,14 +217,9 @@ def test_given_a_run_that_has_booked_when_its_end_is_undone_then_it_still_counts
     state.begin_run(RunRecord("run", "apply", 1))
     state.book("run", {ROWS: 5})
 
-    def undone() -> None:
-        with state.transaction():
-            state.add_counters({ROWS: 6})
-            state.finish_run(RunRecord("run", "apply", 1, 2, "done"))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        undone()
+    with undone(state):
+        state.add_counters({ROWS: 6})
+        state.finish_run(RunRecord("run", "apply", 1, 2, "done"))
     assert state.counters() == {ROWS: 5}
 
 
@@ -304,11 +299,6 @@ def test_clear_intents_keeps_those_of_a_run_elsewhere(state: State) -> None:
 
 
 def test_intent_in_an_undone_transaction_stays(state: State) -> None:
-    def undone() -> None:
-        with state.transaction():
-            state.intend(entry())
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        undone()
+    with undone(state):
+        state.intend(entry())
     assert state.intents() == [entry()]

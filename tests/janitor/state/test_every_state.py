@@ -25,7 +25,7 @@ from janitor.state.records import (
     Strikes,
     TopicCount,
 )
-from tests.janitor.state.conftest import LastingMemories, Memories
+from tests.janitor.state.conftest import LastingMemories, Memories, undone
 from tests.janitor.state.entries import entry
 from tests.support import size
 from tms_core.errors import StateError
@@ -242,31 +242,21 @@ def test_begin_run_twice_or_finish_of_another_is_refused(state: State) -> None:
 
 
 def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: State) -> None:
-    def end_of_run() -> None:
-        with state.transaction():
-            state.save_frontiers({TOPIC: FRONTIER})
-            state.save_claim(Claim(1, 2, "r"))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        end_of_run()
+    with undone(state):
+        state.save_frontiers({TOPIC: FRONTIER})
+        state.save_claim(Claim(1, 2, "r"))
     assert (state.frontiers(), state.claim()) == ({}, None)
     state.save_claim(Claim(3, 4, "s"))
     assert state.claim() == Claim(3, 4, "s")
 
 
 def test_inner_transaction_that_raises_keeps_the_outer_changes(state: State) -> None:
-    def inner() -> None:
-        with state.transaction():
+    with state.transaction():
+        state.save_claim(Claim(1, 1, "outer"))
+        with undone(state):
             state.save_claim(Claim(2, 2, "inner"))
             state.save_last_full_pass_ms(7)
             state.add_ledger([entry()])
-            raise KeyboardInterrupt
-
-    with state.transaction():
-        state.save_claim(Claim(1, 1, "outer"))
-        with pytest.raises(KeyboardInterrupt):
-            inner()
         assert (state.claim(), state.last_full_pass_ms(), state.ledger(1)) == (Claim(1, 1, "outer"), None, [])
         state.add_ledger([entry(at_ms=5)])
     assert (state.claim(), state.last_full_pass_ms(), state.ledger(9)) == (Claim(1, 1, "outer"), None, [entry(at_ms=5)])
@@ -280,16 +270,10 @@ def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(
 
 def test_transaction_undone_keeps_what_another_thread_saved(state: State) -> None:
     other = threading.Thread(target=lambda: state.save_last_full_pass_ms(1))
-
-    def undone() -> None:
-        with state.transaction():
-            state.save_claim(Claim(1, 1, "r"))
-            other.start()
-            other.join(timeout=0.2)  # time enough to get in where it must not
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        undone()
+    with undone(state):
+        state.save_claim(Claim(1, 1, "r"))
+        other.start()
+        other.join(timeout=0.2)  # time enough to get in where it must not
     other.join()
     assert (state.claim(), state.last_full_pass_ms()) == (None, 1)
 

@@ -12,7 +12,6 @@ from janitor.report import HELD, Entry
 from janitor.rules.policy import Hold, Rule
 from janitor.run.prepare import IN_PROGRESS
 from janitor.state.figures import (
-    CONSUMERS,
     SNAPSHOT,
     STATISTICS,
     KeptFigures,
@@ -34,11 +33,6 @@ ROWS = Entry(TopicId("default", "orders"), 1, "message", Rule.EXPIRED, Hold.FRON
 def state() -> Iterator[SqliteState]:
     with SqliteState.in_memory() as made:
         yield made
-
-
-def test_figures_of_a_new_state_are_absent(state: SqliteState) -> None:
-    assert (HELD.read(state), CONSUMERS.read(state), STATISTICS.read(state)) == ([], [], None)
-    assert SNAPSHOT.read(state) == SnapshotRead()
 
 
 def test_figures_are_read_back_as_they_were_saved(state: SqliteState) -> None:

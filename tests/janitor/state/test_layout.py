@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import fields
+from pathlib import Path
+
+import pytest
 
 from janitor.metrics.catalogue import RESULTS
 from janitor.rules.policy import Hold, Reason, Rule
@@ -33,3 +37,24 @@ def test_names_of_stored_values_are_those_of_the_layouts() -> None:
     names = {*Note, *_OF_STORE, *Rule, *Reason, *Hold, *RESULTS, *pack(report()), *recorded}
     assert (SCHEMA_VERSION, LAYOUT) == LAYOUTS
     assert names == set(NAMES.split())
+
+
+MODULES = sorted((Path(__file__).parents[3] / "janitor").rglob("*.py"))
+
+
+def test_the_names_of_all_notes_are_named() -> None:
+    written = [
+        f"{module.name}:{call.lineno}"
+        for module in MODULES
+        for call in ast.walk(ast.parse(module.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("note", "save_note")
+        if call.args and isinstance(call.args[0], ast.Constant | ast.JoinedStr)
+    ]
+    assert written == []
+
+
+@pytest.mark.parametrize("name", ["decided", "lineage", "restored", "in_progress"])
+def test_notes_that_safety_rests_on_keep_their_names(name: str) -> None:
+    assert Note(name).value == name

@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,13 @@ TOPIC = TopicId("default", "orders")
 
 def file_of(folder: Path) -> Path:
     return folder / "state.sqlite3"
+
+
+def change(folder: Path, statement: str) -> bytes:
+    """Execute a statement in the file; returns what is in the file then."""
+    with closing(sqlite3.connect(file_of(folder))) as connection:
+        connection.execute(statement)
+    return file_of(folder).read_bytes()
 
 
 def test_given_open_ids_when_saved_again_unchanged_then_nothing_is_written(tmp_path: Path) -> None:
@@ -176,9 +184,7 @@ def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_pat
 
 def test_file_of_a_newer_layout_is_refused_with_both_numbers(tmp_path: Path) -> None:
     SqliteState(tmp_path).close()
-    with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
-    connection.close()
+    change(tmp_path, f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     with pytest.raises(StateError, match=rf"layout {SCHEMA_VERSION + 1}.* {SCHEMA_VERSION}"):
         SqliteState(tmp_path)
 
@@ -186,10 +192,7 @@ def test_file_of_a_newer_layout_is_refused_with_both_numbers(tmp_path: Path) -> 
 @pytest.mark.parametrize("layout", range(1, SCHEMA_VERSION))
 def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layout: int) -> None:
     SqliteState(tmp_path).close()
-    with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute(f"PRAGMA user_version = {layout}")
-    connection.close()
-    before = file_of(tmp_path).read_bytes()
+    before = change(tmp_path, f"PRAGMA user_version = {layout}")
     with pytest.raises(StateError, match=rf"layout {layout}.* {SCHEMA_VERSION}") as caught:
         SqliteState(tmp_path)
     assert "nothing is deleted until it is adopted" in caught.value.hint
@@ -197,10 +200,7 @@ def test_file_of_an_older_layout_is_refused_and_left_alone(tmp_path: Path, layou
 
 
 def test_given_another_programs_database_when_opened_then_nothing_is_written_into_it(tmp_path: Path) -> None:
-    with sqlite3.connect(file_of(tmp_path)) as connection:
-        connection.execute("CREATE TABLE theirs (a)")
-    connection.close()
-    before = file_of(tmp_path).read_bytes()
+    before = change(tmp_path, "CREATE TABLE theirs (a)")
     with pytest.raises(StateError, match="another program's database"):
         SqliteState(tmp_path)
     assert file_of(tmp_path).read_bytes() == before
