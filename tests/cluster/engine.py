@@ -38,14 +38,7 @@ LEFT_OUT = (
 
 
 class Engine:
-    """A container engine; it runs as long as the block.
-
-    Args:
-        folder: its own.
-
-    Attributes:
-        host: as ``DOCKER_HOST`` has it.
-    """
+    """A container engine; it runs as long as the block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -107,7 +100,6 @@ class Engine:
         )
 
     def docker(self, *words: object, timeout: float = PATIENCE_SECONDS) -> str:
-        """A command of the engine's that has to succeed; what it said."""
         done = self._docker(*words, timeout=timeout)
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
@@ -143,12 +135,7 @@ class Engine:
         return "python-base:local"
 
     def make(self, target: str, **variables: str) -> None:
-        """Have one of the project's images made, as somebody would type it.
-
-        Args:
-            target: of the Makefile.
-            variables: what stands behind it.
-        """
+        """Have one of the project's images made, as somebody would type it."""
         given = {"BASE_IMAGE": self.base(), "BUILD_OPTIONS": "--network=host", **variables}
         words = [f"{name}={value}" for name, value in given.items()]
         # Not what another make, which may have started the tests, was told.

@@ -35,7 +35,6 @@ class Life(Release):
         return "tms_messages_published" in said.stdout
 
     def live(self) -> None:
-        """All of it."""
         self.provide_volume("ReadWriteOnce")
         token = new_token()
         tokens = {"tokens": token_line("billing", token)}
@@ -71,7 +70,6 @@ class Life(Release):
 
 
 def main(folder: Path, images: Path) -> None:
-    """All of it."""
     with Node(folder, images) as node:
         life = Life(node, folder, "life")
         life.live()

@@ -54,11 +54,6 @@ def watch(module: str, folder: Path, images: Path, *words: object) -> dict[str, 
     """Run a module where a node may be started; returns what it saw, which is its last line.
 
     Leaves the test where that cannot be done.
-
-    Args:
-        folder: its own, and its first argument.
-        images: of its node, and its second argument; removed in the end.
-        words: its other arguments.
     """
     program("kubebox", "kubebox")
     program("helm")
@@ -187,11 +182,9 @@ class Node(ControlPlane):
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment in which the node's programs find each other."""
         return Engine(self._folder).environ | {"XTABLES_LIBDIR": f"{PACKAGES}/usr/lib/x86_64-linux-gnu/xtables"}
 
     def kubectl(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """A kubectl command."""
         command = [str(KUBEBOX), "kubectl", "--kubeconfig", str(self.kubeconfig), *words]
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 

@@ -35,7 +35,6 @@ def until(condition: Callable[[], bool], what: str, tell: Callable[[], str] = st
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in sockets]
     for each in sockets:
@@ -44,16 +43,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class ControlPlane:
-    """It runs as long as the block.
-
-    Args:
-        folder: its own.
-        address: where the API server listens.
-
-    Attributes:
-        kubeconfig: lets a program in as an administrator.
-        url: the API server's.
-    """
+    """It runs as long as the block."""
 
     def __init__(self, folder: Path, address: str = "127.0.0.1") -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,16 +60,13 @@ class ControlPlane:
 
     @property
     def authority(self) -> Path:
-        """The certificate that proves the API server."""
         return self._folder / "certs/apiserver.crt"
 
     @property
     def environ(self) -> dict[str, str]:
-        """The environment of its programs."""
         return dict(os.environ)
 
     def _start(self, *words: str) -> None:
-        """Start a part of Kubernetes."""
         self._spawn(words[0], str(KUBEBOX), *words)
 
     def _spawn(self, name: str, *command: str) -> None:
@@ -170,7 +157,6 @@ class ControlPlane:
             return False
 
     def said(self) -> str:
-        """The ends of the logs."""
         return "\n".join(path.read_text()[-2000:] for path in self._folder.glob("*.log"))
 
     def request(self, method: str, path: str, body: object = None, token: str | None = None) -> httpx2.Response:
@@ -180,17 +166,14 @@ class ControlPlane:
         return self._http.request(method, path, json=body, headers=headers)
 
     def get(self, path: str) -> Any:
-        """An object, or a list of them."""
         answer = self.request("GET", path)
         assert answer.status_code == 200, answer.text
         return json.loads(answer.content)
 
     def create(self, path: str, body: object) -> Any:
-        """Make an object."""
         answer = self.request("POST", path, body)
         assert answer.status_code == 201, answer.text
         return json.loads(answer.content)
 
     def named(self, path: str) -> list[str]:
-        """The names of the objects there are of a kind."""
         return [item["metadata"]["name"] for item in self.get(path)["items"]]

@@ -11,12 +11,7 @@ from typing import Self
 
 
 class Relay:
-    """Joins each connection that comes with one to somewhere else; it runs as long as the block.
-
-    Args:
-        listener: where they come; closed at the end.
-        connect: makes the other one.
-    """
+    """Joins each connection that comes with one to somewhere else; it runs as long as the block."""
 
     def __init__(self, listener: socket.socket, connect: Callable[[], socket.socket]) -> None:
         self._listener = listener
@@ -56,7 +51,6 @@ def _pass_on(source: socket.socket, target: socket.socket) -> None:
 
 
 def listen_at(path: Path) -> socket.socket:
-    """A listener that is a file."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     listener.listen(128)
@@ -64,7 +58,6 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def connect_to(path: Path) -> socket.socket:
-    """A connection to one."""
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.connect(str(path))

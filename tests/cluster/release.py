@@ -22,13 +22,7 @@ JOBS = "/apis/batch/v1/namespaces/apps/jobs"
 
 
 class Release:
-    """What is done, and what was seen.
-
-    Args:
-        node: where; the release's namespace is made.
-        folder: for volumes.
-        name: its name, and that of everything in it.
-    """
+    """What is done, and what was seen."""
 
     def __init__(self, node: Node, folder: Path, name: str) -> None:
         self.node = node
@@ -48,7 +42,6 @@ class Release:
         self.node.create("/api/v1/persistentvolumes", volume)
 
     def helm(self, *words: object) -> str:
-        """A helm command that has to succeed; what it said."""
         done = run("helm", *words, "--namespace", "apps", kubeconfig=self.node.kubeconfig)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.told()}"
         return done.stdout
@@ -70,12 +63,10 @@ class Release:
         return self.node.kubectl("-n", "apps", "exec", f"deploy/{deployment}", "--", *command)
 
     def pods(self, selector: str = "") -> list[dict[str, Any]]:
-        """The pods there are."""
         found: list[dict[str, Any]] = self.node.get(f"{NAMESPACE}/pods?labelSelector={selector}")["items"]
         return found
 
     def begin(self, cronjob: str, job: str) -> None:
-        """Start a run of a CronJob's."""
         made = self.node.kubectl("-n", "apps", "create", "job", "--from", f"cronjob/{cronjob}", job)
         assert made.returncode == 0, made.stderr
 

@@ -31,11 +31,7 @@ METRICS = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:9847/me
 
 
 class Runs(Release):
-    """Runs that fail and runs that delete.
-
-    Args:
-        hbase: how the store is reached, by pods and from here.
-    """
+    """Runs that fail and runs that delete."""
 
     def __init__(self, node: Node, folder: Path, name: str, hbase: HBaseSettings) -> None:
         super().__init__(node, folder, name)
@@ -49,18 +45,15 @@ class Runs(Release):
             yield topic(store, "default:orders", ttl_seconds=3600)
 
     def fill(self) -> None:
-        """Forty rows that are due, and another one that is not."""
         now_ms = SystemClock().now_ms()
         with self.orders() as orders:
             orders.plain(*range(now_ms - 2 * HOUR, now_ms - 2 * HOUR + 40), now_ms)
 
     def left(self) -> int:
-        """How many rows there are."""
         with self.orders() as orders:
             return len(orders.times())
 
     def change(self, *words: str) -> None:
-        """Other values."""
         self.helm("upgrade", self.name, CHART, "--reset-then-reuse-values", *WAITING, *words)
 
     def install(self) -> None:
@@ -140,7 +133,6 @@ class Runs(Release):
 
 
 def main(folder: Path, images: Path, through: Path, namespace: str, spark_image: str) -> None:
-    """All of it."""
     with Node(folder, images) as node:
         listener = socket.create_server((ADDRESS, 0), backlog=128)
         hbase = HBaseSettings(thrift=(f"{ADDRESS}:{listener.getsockname()[1]}",), namespace=namespace)

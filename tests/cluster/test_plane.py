@@ -43,14 +43,12 @@ def place(kind: str, namespace: str) -> str:
 
 
 def helm(plane: ControlPlane, *words: object, program: str = "helm") -> str:
-    """A helm command that has to succeed; what it said."""
     done = run(program, *words, "--namespace", "apps", kubeconfig=plane.kubeconfig)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def settings(plane: ControlPlane, name: str) -> dict[str, Any]:
-    """The settings file in a release's ConfigMap."""
     config = plane.get(f"/api/v1/namespaces/apps/configmaps/{name}")
     found: dict[str, Any] = json.loads(config["data"]["tms.yaml"])
     return found

@@ -25,7 +25,6 @@ APART = ("--insecure-ignore-tlog=true",)
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A registry, with a path in it."""
     [port] = free_ports(1)
     folder = tmp_path_factory.mktemp("registry")
     serve = [
@@ -64,19 +63,16 @@ class Published(NamedTuple):
     folder: Path
 
     def tool(self, name: str, *words: object) -> subprocess.CompletedProcess[str]:
-        """A command of crane's or cosign's."""
         environ = {**os.environ, "COSIGN_PASSWORD": "", "HOME": str(self.folder)}
         command = [program(name, "publisher"), *map(str, words)]
         return subprocess.run(command, env=environ, cwd=self.folder, capture_output=True, text=True, check=False)
 
     def name(self, what: str = f"tms-janitor:{VERSION}") -> str:
-        """Something's name with its digest."""
         found = self.tool("crane", "digest", f"{self.registry}/{what}")
         assert found.returncode == 0, found.stderr
         return f"{self.registry}/{what.partition(':')[0]}@{found.stdout.strip()}"
 
     def verify(self, name: str, key: str = "ours") -> bool:
-        """Whether it is signed with a key."""
         return self.tool("cosign", "verify", *APART, "--key", f"{key}.pub", name).returncode == 0
 
     def statement(self, kind: str, name: str) -> dict[str, Any]:
@@ -151,7 +147,6 @@ def test_its_contents_and_how_it_was_made_are_signed_statements(published: Publi
 
 
 def helm(published: Published, *words: str, kubeconfig: Path | None = None) -> str:
-    """A command of Helm's about the chart in the registry; what it said."""
     there = (f"oci://{published.registry}/charts/tms-janitor", "--plain-http", "--version", VERSION)
     done = run("helm", *words, *there, kubeconfig=kubeconfig)
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,6 @@ MakeStore = Callable[[], Store]
 
 @pytest.fixture(params=["memory", "leveldb"])
 def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeStore]:
-    """Makes empty stores; they are closed at the end."""
     made: list[Store] = []
     folders = (tmp_path / f"messaging{number}" for number in count())
 
@@ -38,5 +37,4 @@ def make_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MakeS
 
 @pytest.fixture
 def store(make_store: MakeStore) -> Store:
-    """An empty store, in memory and as LevelDB."""
     return make_store()

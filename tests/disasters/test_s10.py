@@ -53,7 +53,6 @@ def heartbeat_ms(kit: Kit) -> int:
 
 
 def beat(kit: Kit) -> int:
-    """How often the lease was renewed."""
     record = LeaseRecord.parse(kit.state.lease())
     assert record is not None
     return record.beat

@@ -35,7 +35,6 @@ def tmp_path() -> Iterator[Path]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A store with a row that is due, in a folder."""
     with LevelDBStore(tmp_path / "messaging", create=True) as store:
         topic(store, "default:orders", ttl_seconds=TTL_SECONDS).plain(NOW_MS - 2 * DAY)
     return tmp_path / "messaging"
@@ -178,14 +177,12 @@ def one_table_mirrored(backup: Path, folder: Path) -> None:
 
 @pytest.fixture(params=[copied_over, unpacked, mirrored, one_table_replaced, one_table_mirrored])
 def restore(request: pytest.FixtureRequest) -> Restore:
-    """A way to put a backup back in place."""
     way: Restore = request.param
     return way
 
 
 @pytest.fixture
 def backup(folder: Path) -> Path:
-    """A backup made before the janitor came."""
     return shutil.copytree(folder, folder.with_name("backup"))
 
 

@@ -20,7 +20,6 @@ INVALID = pointer(NOW_MS - 10 * HOUR)
 
 @pytest.fixture
 def case(store: Store) -> tuple[Kit, Topic]:
-    """Rows of every fate."""
     orders = topic(store, "default:orders", ttl_seconds=86400, generation=3)
     orders.plain(NOW_MS - 2 * DAY, NOW_MS - 2 * DAY + 1, NOW_MS).tx(INVALID, NOW_MS)
     orders.stored(pointer(NOW_MS - 2 * DAY), NOW_MS - 2 * DAY).stored(INVALID, NOW_MS)

@@ -14,6 +14,5 @@ from tms_core.tables.memory import MemoryStore
 
 @pytest.fixture(params=["memory", "leveldb"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """An empty store, in memory and as LevelDB."""
     with MemoryStore() if request.param == "memory" else LevelDBStore(tmp_path / "messaging", create=True) as made:
         yield made

@@ -63,7 +63,6 @@ def digest(value: bytes) -> str:
 
 
 def read(store: Store) -> dict[str, dict[str, str]]:
-    """Every row of both tables: the key in hex, and the digest of the value."""
     message = every(store.message, MESSAGES)
     payload = every(store.payload, PAYLOADS)
     return {
@@ -103,11 +102,7 @@ class Doom:
 
 
 def sweep(folder: Path, batch_rows: int, k: int) -> int:
-    """Adopt and sweep a store, and die on the way.
-
-    Returns:
-        How many changes were made, where it lived.
-    """
+    """Adopt and sweep a store, and die on the way."""
     doom = Doom(k)
     doom.on_files(folder / "messaging")
     with SqliteState(folder / "state") as state, LevelDBStore(folder / "messaging") as store:

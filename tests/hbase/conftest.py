@@ -24,7 +24,6 @@ def hbase(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HBaseServer]:
 
 @pytest.fixture(scope="session")
 def hbase_tables(hbase: HBaseServer) -> Iterator[Tables]:
-    """Makes tables and stores in it."""
     with Tables(hbase) as tables:
         yield tables
 

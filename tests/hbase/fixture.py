@@ -47,13 +47,7 @@ class Choice(NamedTuple):
 def choose(
     environment: Mapping[str, str], has_image: Callable[[str], bool], missing: Callable[[], str | None]
 ) -> Choice:
-    """Choose, by what there is.
-
-    Args:
-        environment: its variables.
-        has_image: whether a container can be made of an image here.
-        missing: why Maven's cannot be started here, if that is so.
-    """
+    """Choose, by what there is."""
     if address := environment.get("HBASE_TEST_ADDRESS"):
         return Choice("address", address)
     if (image := environment.get("HBASE_TEST_IMAGE")) and has_image(image):
@@ -64,11 +58,7 @@ def choose(
 
 @contextmanager
 def running(common: Path) -> Iterator[HBaseServer]:
-    """The HBase of this test run; the last process out stops what was started for it.
-
-    Args:
-        common: a folder that all processes of the run share, and no other run.
-    """
+    """The HBase of this test run; the last process out stops what was started for it."""
     source, detail = choose(os.environ, has_image, maven.missing)
     with ExitStack() as stack:
         match source:

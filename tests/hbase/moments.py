@@ -29,11 +29,7 @@ AnswerWatcher = Callable[[str, Any, Any], None]
 
 
 class Moments:
-    """A programme of events.
-
-    Args:
-        pool: whose calls count, from now on.
-    """
+    """A programme of events."""
 
     def __init__(self, pool: HBasePool) -> None:
         self._events: dict[tuple[str, int], Callable[[], object]] = {}
@@ -67,15 +63,7 @@ class Moments:
 
 
 class Opened:
-    """A programme of events that may concern the scanner at hand.
-
-    Args:
-        pool: whose calls count; one thread at a time makes them.
-
-    Attributes:
-        last: the scanner that was opened last.
-        start: the row it begins with.
-    """
+    """A programme of events that may concern the scanner at hand."""
 
     def __init__(self, pool: HBasePool) -> None:
         self.last, self.start = 0, b""

@@ -23,7 +23,6 @@ from tms_core.tables.hbase.store import HBaseStore
 
 
 def sweep(thrift: str, namespace: str, folder: Path, k: int) -> None:
-    """Sweep, and die on the way."""
     calls, lock = count(1), threading.Lock()
 
     def tick(*_: Any) -> None:

@@ -58,7 +58,6 @@ class Forgetful(httpx2.HTTPTransport):
 
 @contextmanager
 def plainly(client: Client, _: str) -> Iterator[Publish]:
-    """In a request of its own."""
     yield lambda orders: client.publish(ORDERS, orders)
 
 
@@ -76,7 +75,6 @@ def in_transactions(client: Client, _: str) -> Iterator[Publish]:
 
 @contextmanager
 def as_producer(client: Client, name: str) -> Iterator[Publish]:
-    """In a request that has a number."""
     with client.producer(f"{ORDERS}-0", name) as producer:
         yield producer.publish
 
@@ -138,7 +136,6 @@ class Publisher(threading.Thread):
             self._errors.append(error)
 
     def _fate(self, publish: Publish, orders: list[bytes]) -> list[bytes]:
-        """Publish orders; the list in which they belong."""
         try:
             publish(orders)
         except OutcomeUnknown:
@@ -152,12 +149,10 @@ class Publisher(threading.Thread):
         return self.acknowledged
 
     def check(self) -> None:
-        """See that it has met nothing that it may not meet."""
         for error in self._errors:
             raise error
 
     def stop(self) -> None:
-        """Return when it has ended."""
         self._enough.set()
         self.join(PATIENCE_SECONDS)
         assert not self.is_alive()

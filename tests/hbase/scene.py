@@ -26,8 +26,6 @@ STORED = range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40)
 
 @dataclass(frozen=True)
 class Scene:
-    """The topics of a store, and whoever sweeps it."""
-
     store: Store
     orders: Topic
     retired: Topic
@@ -35,7 +33,6 @@ class Scene:
 
     @classmethod
     def on(cls, store: Store) -> Scene:
-        """Fill an empty store."""
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*DUE, *LIVE).tx(DOOMED, *INVALID)
         orders.stored(KEPT, *STORED).ref(KEPT, NOW_MS - MINUTE - 1).stored(FREE, *STORED)
@@ -44,16 +41,11 @@ class Scene:
         return cls(store, orders, retired, stranger)
 
     def kit(self, store: Store | None = None, **options: Any) -> Kit:
-        """A janitor that has never met the store.
-
-        Args:
-            store: the same tables, seen in another way.
-        """
+        """A janitor that has never met the store."""
         return sweeper(store or self.store, **options)
 
     @property
     def due_is_gone(self) -> bool:
-        """Whether nothing is left to do."""
         times = [key.publish_ms for key, _ in self.orders.messages()]
         return (
             times == [NOW_MS - MINUTE - 1, *LIVE, *INVALID]

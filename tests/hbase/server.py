@@ -87,13 +87,7 @@ class Address(NamedTuple):
 
 
 class HBaseServer:
-    """A running server, as one of its users.
-
-    Args:
-        address: where it listens.
-        folder: where its data is; None when it is not ours.
-        pid: its process; None when it is not ours.
-    """
+    """A running server, as one of its users."""
 
     def __init__(self, address: Address, folder: Path | None = None, pid: int | None = None) -> None:
         self.address = address
@@ -103,12 +97,10 @@ class HBaseServer:
 
     @property
     def thrift(self) -> str:
-        """``HOST:PORT`` of its Thrift 1 server."""
         return f"{self.address.host}:{self.address.thrift}"
 
     @property
     def thrift2(self) -> str | None:
-        """``HOST:PORT`` of its Thrift 2 server."""
         return None if self.address.thrift2 is None else f"{self.address.host}:{self.address.thrift2}"
 
     @property
@@ -122,11 +114,7 @@ class HBaseServer:
         return port
 
     def command(self, *words: str | int | bytes) -> str:
-        """Have the server do something, or leave the test where it takes no commands; bytes are written in hex.
-
-        Raises:
-            ServerFailed: it could not.
-        """
+        """Have the server do something, or leave the test where it takes no commands; bytes are written in hex."""
         if self.address.control is None:
             require_or_skip(f"the HBase at {self.address} takes no commands, as one does that the tests start")
         line = " ".join((word.hex() or "-") if isinstance(word, bytes) else str(word) for word in words)
@@ -134,11 +122,7 @@ class HBaseServer:
             return _ask(connection, line)
 
     def join(self) -> None:
-        """Become one of its users: it stays while there is one.
-
-        Raises:
-            OSError, ServerFailed: it is not there any more.
-        """
+        """Become one of its users: it stays while there is one."""
         if self.address.control is None:
             return
         user = socket.create_connection((self.address.host, self.address.control), COMMAND_SECONDS)
@@ -180,17 +164,7 @@ class HBaseServer:
 
 
 def start(folder: Path, *, region_servers: int = 1, properties: Mapping[str, str] | None = None) -> HBaseServer:
-    """Start a server and become its user.
-
-    Args:
-        folder: for its data; made if missing.
-        region_servers: how many.
-        properties: HBase settings other than the fixture's.
-
-    Raises:
-        ServerFailed: it did not start.
-        tests.interop.java.JavaFailed: it could not be built.
-    """
+    """Start a server and become its user."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "ready").unlink(missing_ok=True)
     settings = [f"{name}={value}" for name, value in (properties or {}).items()]
@@ -210,23 +184,14 @@ def start(folder: Path, *, region_servers: int = 1, properties: Mapping[str, str
 
 
 def of_folder(folder: Path) -> HBaseServer:
-    """The server that was started on ``folder``, without becoming its user.
-
-    Raises:
-        FileNotFoundError: none was, or it never came up.
-    """
+    """The server that was started on ``folder``, without becoming its user."""
     ready = json.loads((folder / "ready").read_text())
     address = Address("127.0.0.1", ready["thrift"], ready["thrift2"], ready["control"])
     return HBaseServer(address, folder, ready["pid"])
 
 
 class ThriftProcess:
-    """A Thrift 1 server in a JVM of its own, to be killed, stopped and started again without harm to HBase.
-
-    Args:
-        server: the HBase it serves.
-        port: where it listens; 0: a free one.
-    """
+    """A Thrift 1 server in a JVM of its own, to be killed, stopped and started again without harm to HBase."""
 
     def __init__(self, server: HBaseServer, port: int = 0) -> None:
         if server.folder is None:
@@ -238,15 +203,10 @@ class ThriftProcess:
 
     @property
     def address(self) -> str:
-        """``HOST:PORT``."""
         return f"127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        """Start it, again or for the first time, on the same port; returns when it listens.
-
-        Raises:
-            ServerFailed: it did not start.
-        """
+        """Start it, again or for the first time, on the same port; returns when it listens."""
         words = ["org.apache.hadoop.hbase.thrift.ThriftServer", "-b", "127.0.0.1", "-p", str(self.port)]
         self.pid = _java([*words, "--infoport", "-1", "start"], self._log, first=[self._conf])
         deadline = time.monotonic() + START_SECONDS
@@ -257,7 +217,6 @@ class ThriftProcess:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """As a crash would; returns when it is gone."""
         _kill(self.pid)
 
     def pause(self) -> None:
@@ -265,7 +224,6 @@ class ThriftProcess:
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on."""
         os.kill(self.pid, signal.SIGCONT)
 
     def __enter__(self) -> Self:
@@ -341,14 +299,7 @@ def _tail(log: Path) -> str:
 def at_usual_ports(
     server: HBaseServer, thrift: int = THRIFT_PORT, thrift2: int = THRIFT2_PORT
 ) -> Iterator[HBaseServer]:
-    """Serve at ports that are the same each time, while the block runs.
-
-    Args:
-        thrift, thrift2: the ports; 0: a free one.
-
-    Raises:
-        ServerFailed: a port is taken.
-    """
+    """Serve at ports that are the same each time, while the block runs."""
     wanted = (("thrift", thrift), ("thrift2", thrift2))
     first, second = (int(server.command("start-thrift", kind, port)) for kind, port in wanted)
     address = Address(server.address.host, first, second, server.address.control)

@@ -28,11 +28,7 @@ FILLED_BUCKETS, TOPIC_ROWS, PUT_ROWS = 16, 50_000, 5_000
 
 
 class Tables:
-    """Makes tables for the tests of one process, each set in a namespace of its own.
-
-    Args:
-        server: where.
-    """
+    """Makes tables for the tests of one process, each set in a namespace of its own."""
 
     def __init__(self, server: HBaseServer) -> None:
         if server.thrift2 is None:
@@ -83,19 +79,11 @@ class Tables:
         return self._open.enter_context(self.open(self.shared(buckets=buckets), buckets=buckets))
 
     def open(self, namespace: str, *, buckets: int = 4) -> HBaseStore:
-        """A store on three tables."""
         return PatientStore([self.server.thrift], namespace=namespace, buckets=buckets)
 
 
 def fill_tables(server: HBaseServer, namespace: str, rows: int, now_ms: int | None = None) -> int:
-    """Make CDAP's tables and fill them with messages of the last two hours, of which half are past their ttl.
-
-    Args:
-        rows: about how many messages; spread over topics of up to 50,000.
-
-    Returns:
-        How many messages there are.
-    """
+    """Make CDAP's tables and fill them with messages of the last two hours, of which half are past their ttl."""
     assert server.thrift2 is not None
     now_ms = SystemClock().now_ms() if now_ms is None else now_ms
     with closing(HBasePool([server.thrift2], timeout_seconds=PATIENCE_SECONDS, service="HbaseAdmin")) as admin:
@@ -113,8 +101,6 @@ def fill_tables(server: HBaseServer, namespace: str, rows: int, now_ms: int | No
 
 @dataclass(frozen=True)
 class CutSpec(TableSpec):
-    """A table with regions of the test's choice."""
-
     cuts: tuple[bytes, ...] = ()
 
     @property
@@ -151,7 +137,6 @@ class PatientStore(HBaseStore):
 
 
 def empty(store: HBaseStore, namespace: str) -> None:
-    """Delete all rows of a store."""
     for part in store.parts():
         for table in (part.message, part.payload):
             while keys := table.read(KEYS, b"", None, 10_000).items:

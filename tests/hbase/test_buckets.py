@@ -32,13 +32,11 @@ ROW_KEYS = [b"k%04d" % number for number in range(300)]
 
 @pytest.fixture(scope="module")
 def namespace(hbase_tables: Tables) -> str:
-    """Tables of 16 buckets that say so, without rows."""
     return hbase_tables.make(buckets=BUCKETS)
 
 
 @pytest.fixture
 def message(witness: happybase.Connection, namespace: str) -> Iterator[happybase.Table]:
-    """The message table, as another client sees it; empty again afterwards."""
     table = witness.table(f"{namespace}:tms.message".encode())
     yield table
     for row, _ in table.scan():
@@ -46,7 +44,6 @@ def message(witness: happybase.Connection, namespace: str) -> Iterator[happybase
 
 
 def opened(hbase: HBaseServer, namespace: str, buckets: int, *, asks: bool = False) -> HBaseStore:
-    """A store for somebody who takes the tables to have so many buckets, and may ask them."""
     wanted = HBaseSettings(
         thrift=(hbase.thrift,), namespace=namespace, buckets=buckets, timeout_seconds=PATIENCE_SECONDS
     )

@@ -29,7 +29,6 @@ OPEN_LIMIT = 1 << 30
 
 @pytest.fixture
 def serve(hbase_tables: Tables, hbase: HBaseServer, tmp_path: Path) -> Iterator[Callable[[int], TopicClient]]:
-    """Start a server that assumes a limit, and give a topic of its store."""
     running: list[Serve | Client] = []
     wanted = {"thrift": [hbase.thrift], "namespace": hbase_tables.make(), "buckets": 4}
 

@@ -30,7 +30,6 @@ def namespace(hbase_tables: Tables) -> str:
 
 @pytest.fixture
 def run(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command and returns its exit code and its JSON."""
     config = tmp_path / "janitor.yaml"
     thrift2 = "null" if hbase.thrift2 is None else json.dumps([hbase.thrift2])
     config.write_text(

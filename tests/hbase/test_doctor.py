@@ -20,8 +20,6 @@ Ask = Callable[..., dict[str, tuple[str, str]]]
 
 @pytest.fixture
 def ask(hbase: HBaseServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
-    """Types the command; status and message by the name of the check."""
-
     def asked(namespace: str, *, thrift2: bool = True) -> dict[str, tuple[str, str]]:
         servers = [str(hbase.thrift2)] if thrift2 else None
         reached = {"thrift": [hbase.thrift], "thrift2": servers, "namespace": namespace, "timeout_seconds": 240}

@@ -36,7 +36,6 @@ def namespace(hbase_tables: Tables) -> str:
 
 @pytest.fixture
 def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
-    """A store of four salts, each with rows of an invalid transaction."""
     with hbase_tables.open(namespace) as opened:
         topic(opened, "default:orders", ttl_seconds=30 * 86400).tx(INVALID, *TIMES)
         yield opened

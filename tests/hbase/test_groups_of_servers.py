@@ -34,14 +34,7 @@ ROUNDS = size("TMS_TEST_HAND_OVERS", 1)
 
 
 class Servers:
-    """Two servers on the same tables, at ports that stay the same.
-
-    Args:
-        tables: where.
-        folder: for their settings.
-        transactions: the transaction service that they share; None: a manager of their own.
-        slots: how many.
-    """
+    """Two servers on the same tables, at ports that stay the same."""
 
     def __init__(self, tables: Tables, folder: Path, transactions: str | None, slots: int) -> None:
         self._folder, self._transactions, self._slots = folder, transactions, slots
@@ -86,7 +79,6 @@ class Servers:
         server.__exit__()
 
     def leads(self, ordinal: int) -> int:
-        """How many slots a server leads."""
         with Client(self.running[ordinal].port) as client:
             for line in client.ask("GET", "/metrics").text.splitlines():
                 if line.startswith("tms_server_slots "):
@@ -111,7 +103,6 @@ class Servers:
 
 @pytest.fixture
 def transactions() -> Iterator[str]:
-    """The transaction service that all servers share."""
     with TransactionManager(MemoryStorage(), SystemClock()) as manager:
         service = TransactionService(manager, "127.0.0.1:0")
         service.start()
@@ -121,7 +112,6 @@ def transactions() -> Iterator[str]:
 
 @contextmanager
 def working(servers: Servers) -> Iterator[None]:
-    """Workers of the group at both servers."""
     with ExitStack() as stack:
         for server in [*servers.running.values()] * 2:
             process = stack.enter_context(worker(server))
@@ -131,7 +121,6 @@ def working(servers: Servers) -> Iterator[None]:
 
 @contextmanager
 def publishing(servers: Servers) -> Iterator[dict[int, list[Publisher]]]:
-    """A publisher of each kind at each server."""
     publishers = {
         ordinal: [Publisher(server, kind) for kind in KINDS] for ordinal, server in sorted(servers.running.items())
     }

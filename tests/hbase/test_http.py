@@ -27,12 +27,7 @@ HTTP = "hbase.regionserver.thrift.http=true"
 
 
 class HttpsThrift:
-    """Thrift servers over HTTPS, both interfaces, whose certificate can be replaced.
-
-    Attributes:
-        ca_file: the certificate that clients trust.
-        ports: of Thrift 1 and Thrift 2.
-    """
+    """Thrift servers over HTTPS, both interfaces, whose certificate can be replaced."""
 
     def __init__(self, hbase: HBaseServer, folder: Path) -> None:
         self._hbase = hbase

@@ -57,7 +57,6 @@ def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
 
 @pytest.fixture
 def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
-    """The message table, as another client sees it."""
     return witness.table(f"{namespace}:tms.message".encode())
 
 
@@ -72,13 +71,7 @@ def invert(store: HBaseStore, **options: Any) -> int:
 
 @dataclass
 class Others:
-    """The other clients, who follow a script for each row.
-
-    Args:
-        message: the table.
-        scripts: by row.
-        behind: what happens to the table behind each step.
-    """
+    """The other clients, who follow a script for each row."""
 
     message: happybase.Table
     scripts: dict[bytes, tuple[Step, ...]]

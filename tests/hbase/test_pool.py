@@ -23,7 +23,6 @@ ROW_KEYS = [b"k%04d" % number for number in range(300)]
 
 @pytest.fixture
 def thrift(hbase: HBaseServer) -> Iterator[ThriftProcess]:
-    """A Thrift server that may be killed."""
     try:
         process = ThriftProcess(hbase)
     except ServerFailed as error:
@@ -34,7 +33,6 @@ def thrift(hbase: HBaseServer) -> Iterator[ThriftProcess]:
 
 @pytest.fixture
 def namespace(hbase_tables: Tables) -> str:
-    """Tables with rows."""
     namespace = hbase_tables.shared()
     with hbase_tables.open(namespace) as store:
         store.message.put([(key, MessageValue(POINTER, b"x")) for key in ROW_KEYS])

@@ -27,8 +27,6 @@ def scene(hbase_tables: Tables, namespace: str) -> Iterator[Scene]:
 
 @pytest.fixture
 def read_only(hbase: HBaseServer, namespace: str) -> Iterator[Callable[[str, bool], None]]:
-    """Makes a table read-only, or writable again."""
-
     def change(table: str, to: bool) -> None:
         hbase.command("set", f"{namespace}:{table}", "READONLY", str(to).lower())
 

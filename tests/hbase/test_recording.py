@@ -24,12 +24,7 @@ FREE_PORTS = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"
 
 
 class Deployment:
-    """A server's settings on tables of its own, with folders for transaction logs.
-
-    Attributes:
-        namespace: where the tables are.
-        config: the settings file.
-    """
+    """A server's settings on tables of its own, with folders for transaction logs."""
 
     def __init__(self, tables: Tables, folder: Path) -> None:
         self._tables = tables

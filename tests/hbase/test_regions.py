@@ -43,7 +43,6 @@ def cuts(regions: int) -> list[bytes]:
 
 @pytest.fixture(scope="module", params=[1, 16, 64], ids=lambda regions: f"{regions} regions")
 def namespace(request: pytest.FixtureRequest, hbase_tables: Tables) -> str:
-    """Tables of so many regions."""
     return hbase_tables.make(buckets=BUCKETS, cuts=cuts(request.param))
 
 
@@ -56,7 +55,6 @@ def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
 
 @pytest.fixture
 def scene(hbase_tables: Tables) -> Iterator[tuple[Scene, str]]:
-    """A scene on tables whose regions nobody touches, and their namespace."""
     namespace = hbase_tables.shared()
     with hbase_tables.open(namespace) as opened:
         yield Scene.on(opened), namespace
@@ -64,7 +62,6 @@ def scene(hbase_tables: Tables) -> Iterator[tuple[Scene, str]]:
 
 @pytest.fixture(scope="module")
 def second_server(hbase: HBaseServer) -> int:
-    """One more region server, to move regions to."""
     return int(hbase.command("start-server"))
 
 

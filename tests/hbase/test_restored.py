@@ -22,8 +22,6 @@ OLD = pointer(NOW_MS - 10 * HOUR)
 
 
 class Scene(NamedTuple):
-    """A store that was adopted and swept, with a snapshot from before that."""
-
     server: HBaseServer
     store: HBaseStore
     namespace: str
@@ -47,7 +45,6 @@ def scene(hbase: HBaseServer, hbase_tables: Tables) -> Iterator[Scene]:
 
 
 def meta(scene: Scene) -> dict[bytes, Any]:
-    """The rows of ``hbase:meta`` that speak of the message table."""
     name = scene.table.encode()
     # hbase:meta has an order of its own, by table, first key and time, in which fetch would miss the order of bytes.
     with scene.store.pool.connection() as connection:

@@ -51,7 +51,6 @@ class Worker:
         self._client.close()
 
     def more(self) -> None:
-        """Return when some more are committed."""
         wanted = len(self.committed) + SOME
         until(lambda: len(self.committed) >= wanted)
 

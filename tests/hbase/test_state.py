@@ -59,7 +59,6 @@ class Death(BaseException):
 
 @pytest.fixture
 def again(hbase: HBaseServer) -> Iterator[Open]:
-    """Opens one new memory, once for each process."""
     if hbase.thrift2 is None:
         require_or_skip(f"the HBase at {hbase.address} has no Thrift 2, with which tables are made")
     prefix, opened = secrets.token_bytes(4), []
@@ -99,7 +98,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[str], None
 
 
 def once(name: str, act: Callable[[], object]) -> Callable[[str], None]:
-    """Does something at the first call of that name."""
     left = [act]
 
     def at(called: str) -> None:

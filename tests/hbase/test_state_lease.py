@@ -146,7 +146,6 @@ class FirstJanitor:
 
 
 def main(thrift: str, namespace: str, prefix: str, moment: str) -> None:
-    """The first process."""
     first = FirstJanitor(moment)
     patches = [
         patch.object(HBaseTable, "delete", first.counted(HBaseTable.delete, "a batch is about to begin")),

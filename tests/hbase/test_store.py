@@ -36,7 +36,6 @@ def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
 
 @pytest.fixture
 def message(witness: happybase.Connection, namespace: str) -> happybase.Table:
-    """The message table, as another client sees it."""
     return witness.table(f"{namespace}:tms.message".encode())
 
 
@@ -45,7 +44,6 @@ def keys(number: int, prefix: bytes = b"k") -> list[bytes]:
 
 
 def wrong_salt(key: bytes) -> bytes:
-    """A salt within the buckets that is not the key's."""
     return bytes([(salt(key, BUCKETS)[0] + 1) % BUCKETS])
 
 

@@ -21,7 +21,6 @@ from tms_core.tables.read_only import read_only
 
 @pytest.fixture
 def store(hbase_tables: Tables) -> HBaseStore:
-    """An empty store of four salts."""
     return hbase_tables.store()
 
 

@@ -92,11 +92,7 @@ class TwoJanitorsKit:
 
     @contextmanager
     def janitor(self, role: str, *arguments: str, told: Path | None = None) -> Iterator[subprocess.Popen[str]]:
-        """A process that plays a role; it does not outlive the block.
-
-        Args:
-            told: the file that has what it says on stderr; None: a pipe.
-        """
+        """A process that plays a role; it does not outlive the block."""
         command = [
             sys.executable,
             "-m",
@@ -129,7 +125,6 @@ class TwoJanitorsKit:
 
 
 def until(condition: Callable[[], Any], process: subprocess.Popen[str]) -> None:
-    """Return when the condition holds."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert process.poll() is None, process.communicate()
@@ -225,7 +220,6 @@ def stop_at(owner: Any, name: str, is_it: Callable[[Any], bool]) -> None:
 
 
 def main(role: str, arguments: Sequence[str]) -> int:
-    """The command, in a role."""
     leases.STANDBY_SECONDS = LEASE_SECONDS / 4
     if role == "impatient":
         # Both processes have the same clock, so it can be believed at once.

@@ -47,16 +47,7 @@ STOPS_ITSELF = (sys.executable, "-m", "tests.hbase.test_two_servers")
 
 
 class Pair:
-    """Two servers on the same tables.
-
-    Args:
-        tables: where.
-        folder: for their settings.
-        source: of transactions.
-
-    Attributes:
-        leader: their settings under ``server.leader``.
-    """
+    """Two servers on the same tables."""
 
     def __init__(self, tables: Tables, folder: Path, source: str = "none", **leader: object) -> None:
         self.namespace = tables.make()
@@ -71,11 +62,9 @@ class Pair:
         }
 
     def server(self, name: str, *tms: str) -> Serve:
-        """One of them."""
         return Serve(self.configure(name), tms=tms or (str(TMS),))
 
     def configure(self, name: str) -> Path:
-        """The settings file of one of them."""
         path = self._folder / f"{name}.yaml"
         leader = {**self.leader, "ordinal": ORDINALS[name]}
         path.write_text(
@@ -101,7 +90,6 @@ def leads(server: Serve) -> bool:
 
 
 def until(condition: Callable[[], Any]) -> None:
-    """Return when the condition holds."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
@@ -109,7 +97,6 @@ def until(condition: Callable[[], Any]) -> None:
 
 
 def leader_of(one: Serve, other: Serve) -> tuple[Serve, Serve]:
-    """The server that leads, and the one that does not."""
     until(lambda: leads(one) or leads(other))
     return (one, other) if leads(one) else (other, one)
 
@@ -172,8 +159,6 @@ class Publisher(Worker):
 
 
 class Follower(Worker):
-    """Reads on and on from where it is."""
-
     def __init__(self, server: Serve) -> None:
         self.seen: list[tuple[str, str]] = []
         super().__init__(server)
@@ -192,8 +177,6 @@ def messages(answer: Answer) -> list[tuple[str, str]]:
 
 
 def everything(server: Serve) -> list[tuple[str, str]]:
-    """All messages of the topic, as somebody reads them who begins now."""
-
     def read() -> Answer:
         with Client(server.port) as client:
             return TopicClient(client, TOPIC).post("poll", {"limit": 1_000_000})
@@ -287,7 +270,6 @@ def test_leader_stopped_in_a_write_is_never_seen_late(hbase_tables: Tables, tmp_
 
 
 def publish(server: Serve, message: str) -> None:
-    """Publish a message, as soon as somebody leads."""
     with Client(server.port) as client:
         topic = TopicClient(client, TOPIC)
         until(lambda: topic.post("publish", {"messages": [message]}).status == 200)

@@ -19,7 +19,6 @@ VECTORS = Path(__file__).parents[1] / "vectors" / "cdap-leveldb"
 
 @pytest.fixture(scope="session")
 def java() -> Iterator[Interop]:
-    """CDAP's own classes, ready to be called."""
     interop = Resident()
     if reason := interop.available():
         require_or_skip(reason)
@@ -50,7 +49,6 @@ def vector(request: pytest.FixtureRequest, tmp_path: Path) -> Vector:
 
 @pytest.fixture
 def sample(tmp_path: Path) -> Vector:
-    """The ordinary one alone."""
     return unpack("sample", tmp_path)
 
 

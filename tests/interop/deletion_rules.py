@@ -16,13 +16,7 @@ from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 
 
 def left(store: Store, view: TransactionView, now_ms: int) -> tuple[dict[bytes, MessageValue], dict[bytes, bytes]]:
-    """The rows of the message and of the payload table that the rules leave, by key.
-
-    Args:
-        store: before the sweep.
-        view: what the sweep knows of transactions.
-        now_ms: when it begins.
-    """
+    """The rows of the message and of the payload table that the rules leave, by key."""
     topics = {key: TopicMetadata.parse(key, value) for key, value in store.metadata.rows()}
 
     def verdict(row: Row, referenced: bool) -> object:

@@ -82,11 +82,7 @@ class Interop:
         return None
 
     def build(self) -> None:
-        """Compile the program unless that is done; safe to call from several processes at once.
-
-        Raises:
-            JavaFailed: Maven could not (no network with an empty local repository, or a mistake in ``src/``).
-        """
+        """Compile the program unless that is done; safe to call from several processes at once."""
         TARGET.mkdir(exist_ok=True)
         with (TARGET / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -99,19 +95,7 @@ class Interop:
             stamp.write_text(digest)
 
     def run(self, command: str, *args: str | int | Path, stdin: str = "") -> list[dict[str, Any]]:
-        """Call one command of the program; :meth:`build` comes first.
-
-        Args:
-            command: one of the table above.
-            args: its words and options.
-            stdin: what it reads from standard input.
-
-        Returns:
-            The JSON lines it printed. 64-bit numbers are exact.
-
-        Raises:
-            JavaFailed: it ended with an error.
-        """
+        """Call one command of the program; :meth:`build` comes first."""
         call = [*self.command("interop.Main"), command, *map(str, args)]
         return [json.loads(line) for line in _call(call, stdin).splitlines()]
 
@@ -172,11 +156,7 @@ class Resident(Interop):
 
 
 def compile_project(project: Path) -> None:
-    """Have Maven compile what is in a folder, in a JVM for one that ends soon unless ``MAVEN_OPTS`` says otherwise.
-
-    Raises:
-        JavaFailed: Maven could not.
-    """
+    """Have Maven compile what is in a folder, in a JVM for one that ends soon unless ``MAVEN_OPTS`` says otherwise."""
     _call(["mvn", "-q", "-B", "-f", str(project / "pom.xml"), "compile"], env={"MAVEN_OPTS": _LITTLE, **os.environ})
 
 

@@ -26,12 +26,7 @@ class Refused(Exception):
 
 
 class Program:
-    """The JVM.
-
-    Args:
-        java: built classes.
-        place: the ports where a server listens, for messages and for transactions; or the place of a store.
-    """
+    """The JVM."""
 
     def __init__(self, java: Interop, *place: int | str) -> None:
         command = [*java.command("interop.Program"), *map(str, place)]
@@ -44,11 +39,7 @@ class Program:
         self._process.communicate(timeout=_END_SECONDS)
 
     def call(self, name: str, topic: str = "none", **fields: Any) -> Any:
-        """Do one call.
-
-        Raises:
-            Refused: CDAP's client threw.
-        """
+        """Do one call."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"call": name, "topic": topic, **fields}) + "\n")
@@ -65,9 +56,7 @@ class Program:
         return self.call("publish", topic, messages=[message.hex() for message in messages], **fields)
 
     def fetch(self, topic: str, **fields: Any) -> list[bytes]:
-        """The payloads."""
         return [bytes.fromhex(message["payload"]) for message in self.call("fetch", topic, **fields)]
 
     def ids(self, topic: str, **fields: Any) -> list[str]:
-        """The ids, in hex."""
         return [message["id"] for message in self.call("fetch", topic, **fields)]

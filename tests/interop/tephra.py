@@ -32,11 +32,7 @@ class TephraSession:
         self._process.communicate()
 
     def call(self, name: str, *args: object) -> Any:
-        """Have it done.
-
-        Raises:
-            JavaRaised: Tephra raised an exception.
-        """
+        """Have it done."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"call": name, "args": args}) + "\n")

@@ -20,7 +20,6 @@ from tms_core.topic import TopicId
 
 @pytest.fixture(scope="module")
 def program(java: Interop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    """One server and one JVM for all of these tests."""
     config = configure(tmp_path_factory.mktemp("serve"), default_ttl_seconds=3600)
     with Serve(config) as server:
         with Program(java, server.port, server.transactions_port) as running:
@@ -30,7 +29,6 @@ def program(java: Interop, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def topic(program: Program, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
     name: str = request.node.name[:200]
     program.call("create", name)
     return name

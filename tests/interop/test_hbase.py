@@ -40,13 +40,11 @@ Line = dict[str, Any]
 
 @pytest.fixture
 def prefix() -> str:
-    """A CDAP of the test's own: its ``dataset.table.prefix``."""
     return f"cdap{secrets.token_hex(4)}"
 
 
 @pytest.fixture
 def place(hbase: HBaseServer, prefix: str) -> str:
-    """Where CDAP's classes find that CDAP's tables, or make them."""
     return f"hbase:{hbase.zookeeper}:{prefix}"
 
 
@@ -67,7 +65,6 @@ def start(java: Interop, our_tables: str, hbase: HBaseServer) -> Callable[[], Pr
 
 @pytest.fixture
 def kit(hbase_tables: Tables, our_tables: str) -> Iterator[Kit]:
-    """Our messaging service on the same."""
     clock = ManualClock(SystemClock().now_ms(), monotonic_ms=SECOND)
     pool = HBasePool([hbase_tables.server.thrift], connections=2, timeout_seconds=PATIENCE_SECONDS)
     made = Kit(hbase_tables.open(our_tables, buckets=OUR_BUCKETS), HBaseSide(pool, our_tables), clock)
@@ -231,7 +228,6 @@ def published_ms(line: Line) -> int:
 
 
 def is_live(line: Line, lines: list[Line], now_ms: int) -> bool:
-    """Whether a line of ``dump`` has to be there after a sweep."""
     if line["kind"] == "topic":
         return True
     [lifetime] = [

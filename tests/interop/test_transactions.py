@@ -47,7 +47,6 @@ def manager(tmp_path: Path, clock: ManualClock) -> Iterator[TransactionManager]:
 
 @pytest.fixture
 def client(tephra: TephraSession, manager: TransactionManager) -> Iterator[TephraSession]:
-    """Tephra's client, connected to a service of ours."""
     service = TransactionService(manager, "127.0.0.1:0")
     service.start()
     try:

@@ -36,15 +36,7 @@ def clock(shift: str) -> dict[str, str]:
 
 
 class Realm:
-    """A KDC and its principals.
-
-    Args:
-        folder: for its data.
-        max_life: how long its tickets live at most, as ``kdc.conf`` writes it.
-
-    Attributes:
-        config: the realm's ``krb5.conf``.
-    """
+    """A KDC and its principals."""
 
     def __init__(self, folder: Path, max_life: str = "1d") -> None:
         folder.mkdir(exist_ok=True)
@@ -74,7 +66,6 @@ class Realm:
         self.start()
 
     def start(self, environ: Mapping[str, str] | None = None) -> None:
-        """Start the KDC, with more variables of the environment; returns when it answers."""
         self._kdc = subprocess.Popen(
             [_ROOT / "sbin/krb5kdc", "-n"],
             env={**self.environ, **(environ or {})},
@@ -90,14 +81,12 @@ class Realm:
             time.sleep(0.02)
 
     def stop(self) -> None:
-        """Stop the KDC; stopping twice is not an error."""
         if self._kdc is not None:
             self._kdc.terminate()
             self._kdc.wait()
             self._kdc = None
 
     def admin(self, query: str) -> None:
-        """Run a query of ``kadmin.local``."""
         self._run("sbin/kadmin.local", "-q", query)
 
     def keytab(self, *principals: str, options: str = "") -> Path:

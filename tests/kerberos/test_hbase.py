@@ -74,7 +74,6 @@ def keytab(realm: Realm) -> Path:
 
 @pytest.fixture
 def settings(hbase: HBaseServer, keytab: Path, request: pytest.FixtureRequest) -> HBaseSettings:
-    """Of tables of the test's own."""
     wanted = HBaseSettings(
         thrift=(f"localhost:{hbase.address.thrift}",),
         thrift2=(f"localhost:{hbase.address.thrift2}",),
@@ -90,7 +89,6 @@ def settings(hbase: HBaseServer, keytab: Path, request: pytest.FixtureRequest) -
 
 @pytest.fixture
 def run(settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any]]:
-    """Runs a command and returns its exit code and its JSON."""
     snapshots, config = tmp_path / "snapshots", tmp_path / "janitor.yaml"
     snapshots.mkdir()
     stream = BytesIO()

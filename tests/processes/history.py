@@ -71,12 +71,7 @@ WEIGHTS: dict[str, float] = {
 
 
 class Follower(threading.Thread):
-    """A reader that follows the bills of a group from the first one on.
-
-    Attributes:
-        seen: the ids and payloads of what it was given.
-        violation: the first payload that was given twice; empty: none.
-    """
+    """A reader that follows the bills of a group from the first one on."""
 
     def __init__(self, client: Client, topic: str) -> None:
         super().__init__(name=f"follower of {topic}")
@@ -103,8 +98,6 @@ class Follower(threading.Thread):
 
 @dataclass
 class Program:
-    """A running program, and the file with its errors."""
-
     name: str
     process: subprocess.Popen[bytes]
     log: Path
@@ -328,11 +321,7 @@ class History:
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Repair everything, have the producers stop, and check what has become of all orders.
-
-        Raises:
-            Violation: an invariant does not hold.
-        """
+        """Repair everything, have the producers stop, and check what has become of all orders."""
         self._machine.limit_disk(None)
         self._machine.set_clock(0)
         while self._undo:
@@ -453,15 +442,7 @@ class History:
 
 
 def check_order(bills: list[Order], labeled: dict[str, int]) -> None:
-    """Check the bills of a group that keeps the order of each producer.
-
-    Args:
-        bills: all of them.
-        labeled: how many labeled orders each producer has published.
-
-    Raises:
-        Violation: one is missing, there twice or out of order, or comes from an instance that was fenced.
-    """
+    """Check the bills of a group that keeps the order of each producer."""
     for name, number in labeled.items():
         found = [order for order in bills if order.name == name]
         generations = [order.generation for order in found]
@@ -476,11 +457,7 @@ def check_order(bills: list[Order], labeled: dict[str, int]) -> None:
 
 
 def check_sharing(strict: list[Order], sharing: list[Order], dead: list[Order]) -> None:
-    """Check the bills and the dead letters of a group whose workers share the orders in any order.
-
-    Raises:
-        Violation: they are not, each once, the orders that the other group has billed.
-    """
+    """Check the bills and the dead letters of a group whose workers share the orders in any order."""
     if poisonous := [order for order in sharing if order.is_poisonous]:
         raise Violation(f"R1: {poisonous} are billed, and the program fails with them")
     found = Counter(sharing) + Counter(dead)

@@ -122,12 +122,7 @@ WEIGHTS = {
 
 
 class Chance:
-    """Draws operations.
-
-    Args:
-        random: where chance comes from.
-        world: what is looked at.
-    """
+    """Draws operations."""
 
     def __init__(self, random: Random, world: World) -> None:
         self.random = random
@@ -136,14 +131,12 @@ class Chance:
     # -- choices -------------------------------------------------------------------------------------------------
 
     def luck(self, share: float) -> bool:
-        """True that often."""
         return self.random.random() < share
 
     def pick(self, choices: Sequence[T]) -> T:
         return self.random.choice(choices)
 
     def up_to(self, number: int) -> int:
-        """A number from 1."""
         return self.random.randint(1, number)
 
     def topic(self) -> str:

@@ -27,8 +27,6 @@ from tms_core.tables.base import MESSAGES
 
 
 class Trouble(StrEnum):
-    """What can go wrong inside a run."""
-
     CRASH = "crash"
     ERROR = "error"
     HALT = "halt"
@@ -149,8 +147,6 @@ def _failed(name: str, report: Report) -> bool:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Operation):
-    """Preview, into a plan file."""
-
     slot: int
 
     def on(self, world: World) -> None:
@@ -164,8 +160,6 @@ class Plan(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Apply(Operation):
-    """Carry out a plan file."""
-
     slot: int
     adopt: bool = False
 
@@ -336,8 +330,6 @@ class BackUp(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Restore(Operation):
-    """Put a backup in the store's place."""
-
     slot: int
     in_place: bool
 
@@ -378,8 +370,6 @@ class BringBack(Operation):
 
 @dataclass(frozen=True, repr=False)
 class LoseState(Operation):
-    """Remove the janitor's memory."""
-
     def on(self, world: World) -> None:
         world.lose_state()
         world.read_claims()

@@ -380,7 +380,6 @@ class GroupWorld:
                 self._count(worker)
 
     def _rows(self) -> dict[bytes, bytes]:
-        """The ends of the keys of the topic's rows, and their payloads."""
         rows = self.store.message.read(MESSAGES, ORDERS.prefix, ORDERS.prefix + b"\xff", 10_000).items
         return {key[-10:]: value.payload or b"" for key, value in rows}
 
@@ -424,7 +423,6 @@ class GroupWorld:
             self.last = worker.ids[-1]
 
     def _fail(self, worker: Worker) -> None:
-        """A worker's program has failed, or was too slow."""
         if not worker.failed:
             worker.failed = True
             self.failed[worker.group].update(worker.payloads)
@@ -457,7 +455,6 @@ class GroupWorld:
                 self.service.rollback(topic, pointer)
 
     def _visible(self, topic: TopicId) -> list[bytes]:
-        """What is visible of a topic, also behind what is not decided."""
         reader = self.manager.visibility().dummy_transaction()
         rows = self.store.message.read(MESSAGES, topic.prefix, topic.prefix + b"\xff", 10_000).items
         found = [(value.pointer or 0, value.payload or b"") for _, value in rows]
@@ -484,8 +481,6 @@ WEIGHTS: dict[str, float] = {
 
 
 class Played(Protocol):
-    """What a history is played on."""
-
     reached: Counter[str]
 
     def check(self) -> None: ...
@@ -498,11 +493,7 @@ class Played(Protocol):
 def play(
     seed: int, steps: int = 60, make: Callable[[Random], Played] = GroupWorld, weights: Mapping[str, float] = WEIGHTS
 ) -> Counter[str]:
-    """Play the history of a seed on a world of that kind; returns what was reached.
-
-    Raises:
-        Violation: an invariant does not hold; its note has the steps that led there.
-    """
+    """Play the history of a seed on a world of that kind; returns what was reached."""
     random = Random(seed)
     world = make(random)
     names: list[str] = []

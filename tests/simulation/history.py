@@ -62,18 +62,7 @@ class Failed(Exception):
 
 
 def play(operations: Iterable[Operation], *, orderly_end: bool = True) -> Counter[str]:
-    """Play a history.
-
-    Args:
-        operations: what happens.
-        orderly_end: put everything in order at the end, and look whether everything was done.
-
-    Returns:
-        What was reached on the way.
-
-    Raises:
-        Failed: an invariant does not hold.
-    """
+    """Play a history."""
     with tempfile.TemporaryDirectory(prefix="tms-simulation-") as folder:
         return _play(World(Path(folder)), lambda _: iter(operations), orderly_end=orderly_end)
 
@@ -81,9 +70,6 @@ def play(operations: Iterable[Operation], *, orderly_end: bool = True) -> Counte
 def play_seed(seed: int, steps: int = STEPS) -> Counter[str]:
     """Play the random history of a seed; in every other one the janitor has the invalid list
     truncated itself, and in half of them it archives what it deletes.
-
-    Raises:
-        Failed: an invariant does not hold.
     """
     with tempfile.TemporaryDirectory(prefix="tms-simulation-") as folder:
         first = [*([FeedBack()] if seed % 2 else []), *([KeepRows()] if seed % 4 < 2 else [])]
@@ -141,7 +127,6 @@ def put_in_order(world: World) -> None:
 
 
 def draw(random: Random, world: World, steps: int) -> Iterator[Operation]:
-    """What happens by chance."""
     chance = Chance(random, world)
     story: deque[Operation] = deque()
     for name in TOPICS[: chance.up_to(len(TOPICS))]:

@@ -34,12 +34,7 @@ from tms_core.transaction.model import TX_PER_MS
 
 
 class Violation(AssertionError):
-    """An invariant does not hold.
-
-    Args:
-        invariant: its name, as in this module's docstring.
-        detail: what was found.
-    """
+    """An invariant does not hold."""
 
     def __init__(self, invariant: str, detail: str) -> None:
         super().__init__(f"{invariant}: {detail}")
@@ -109,12 +104,10 @@ class Watch:
         self._on_the_way = batch_rows if call in ("get", "delete", "invert") else 0
 
     def ended(self) -> None:
-        """The run shall end now."""
         self._ended = True
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """The topics as they were."""
         return self._topics
 
     def judge(self) -> None:
@@ -188,12 +181,7 @@ class Watch:
 
 
 def check_ledger(world: World, run_id: str | None, changes: int) -> None:
-    """All that went until now is in the ledger.
-
-    Args:
-        run_id: of the run that has just ended in good order; None of one whose process died.
-        changes: how many rows it took.
-    """
+    """All that went until now is in the ledger."""
     for row, rules in world.unrecorded:
         if run_id is None and "invalid_transaction" in rules:
             continue  # Inversions are not announced: the row itself tells of them.
@@ -301,11 +289,7 @@ def check_complete(world: World) -> None:
 
 
 def check_claim_reached(world: World, prune_bound: int) -> None:
-    """After such a pass, long after everything was decided: the claim goes as far as it may.
-
-    Args:
-        prune_bound: the transaction service's, when the pass began.
-    """
+    """After such a pass, long after everything was decided: the claim goes as far as it may."""
     if world.feeds_back and any(row.readable and row.lost_cause for row in world.rows.values()):
         return  # An audit has refuted it, if there was one: the row's id was on the list once.
     writable = (world.wall_ms - LIFETIME_MS - GRACE_MS) * TX_PER_MS - 1

@@ -34,8 +34,6 @@ _SETTLED = 12
 
 
 class LeadWorld(ProducerWorld):
-    """Two servers."""
-
     write_faults = ("before", "after", "late", "late", "late", "slow", "slow")
 
     def __init__(self, random: Random) -> None:
@@ -149,5 +147,4 @@ LEAD_WEIGHTS = WEIGHTS | {"load": 5, "register": 5, "together": 2, "take_over": 
 
 
 def play(seed: int) -> Any:
-    """Play the history of a seed, as :func:`tests.simulation.group_world.play` does."""
     return group_world.play(seed, make=LeadWorld, weights=LEAD_WEIGHTS)

@@ -60,11 +60,7 @@ def flip(written: Written, percent: int) -> None:
 
 
 def keys_left(written: Written) -> frozenset[bytes]:
-    """The keys that are there when the folder is opened.
-
-    Raises:
-        StoreError: it is refused.
-    """
+    """The keys that are there when the folder is opened."""
     with LevelDBStore(written.folder) as store:
         return frozenset(store.message.read(KEYS, b"", None, ALL).items)
 

@@ -27,11 +27,7 @@ from tms_core.transaction.source.source import Loaded
 
 
 class Manager:
-    """The transaction service of the simulated world.
-
-    Args:
-        now_ms: the server's wall time at its very first start.
-    """
+    """The transaction service of the simulated world."""
 
     def __init__(self, now_ms: int) -> None:
         self.write_pointer = now_ms * TX_PER_MS
@@ -40,7 +36,6 @@ class Manager:
         self.in_progress: dict[int, InProgress] = {}
 
     def start(self, now_ms: int, timeout_ms: int, *, long: bool) -> int:
-        """Begin a transaction; returns its id."""
         bound = self.reader().visibility_upper_bound()
         kind = InProgressType.LONG if long else InProgressType.SHORT
         return self._enter(now_ms, InProgress(0, now_ms + timeout_ms, bound, kind))
@@ -55,7 +50,6 @@ class Manager:
         return new
 
     def commit(self, pointer: int) -> bool:
-        """Commit; False when the transaction is not in progress (any more)."""
         entry = self._leave(pointer)
         if entry is None:
             return False
@@ -80,7 +74,6 @@ class Manager:
                 self._read_up_to(max(pointer, *entry.checkpoints, pointer))
 
     def expire(self, now_ms: int) -> None:
-        """Time out: what is past its expiration becomes invalid. The read pointer stays."""
         late = {pointer for pointer, entry in self.in_progress.items() if now_ms > entry.expiration_ms}
         self.invalid |= late
         for pointer in late:
@@ -113,7 +106,6 @@ class Manager:
         )
 
     def snapshot(self, now_ms: int) -> bytes:
-        """The state as the bytes of a snapshot file."""
         stream = io.BytesIO()
         write_snapshot(stream, Snapshot(self._state(now_ms)))
         return stream.getvalue()

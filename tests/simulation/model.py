@@ -140,5 +140,4 @@ class Client:
 
 
 def topic_id(name: str) -> TopicId:
-    """Topics of the simulation live in one namespace."""
     return TopicId("sim", name)

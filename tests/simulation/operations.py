@@ -16,14 +16,8 @@ from tms_core.rowkey import MessageKey, PayloadKey
 
 @dataclass(frozen=True)
 class Operation:
-    """Something that happens."""
-
     def on(self, world: World) -> None:
-        """Let it happen.
-
-        Raises:
-            Violation: the janitor did what it must not.
-        """
+        """Let it happen."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -42,8 +36,6 @@ def _code(value: object) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Create(Operation):
-    """Create a topic, for the first time or again."""
-
     topic: str
     ttl_seconds: int
 
@@ -128,8 +120,6 @@ class FillDisk(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Publish(Operation):
-    """Publish without a transaction."""
-
     topic: str
     rows: int = 1
 

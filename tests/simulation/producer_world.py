@@ -67,13 +67,10 @@ class Instance:
     unanswered: list[tuple[TopicId, bytes]] = field(default_factory=list)
 
     def end(self) -> None:
-        """Its transaction is over."""
         self.tx, self.sent, self.stored = None, [], []
 
 
 class ProducerWorld:
-    """A server, instances of one producer, a plain client, and what must have come of it."""
-
     #: How a write of messages or payloads may fail.
     write_faults: tuple[str, ...] = ("before", "after")
 
@@ -257,7 +254,6 @@ class ProducerWorld:
         raise Violation("Q9: a request was never answered")
 
     def _at_once(self, requests: Sequence[tuple[Sent, list[bytes]]]) -> list[Answer[RollbackRange | None]]:
-        """Publish in one batch."""
         batches: list[Batch] = []
         self.service.workers.run = batches.append  # type: ignore[assignment,method-assign]
         answers = [self.service.submit_publish(BILLS, payloads, sent=sent) for sent, payloads in requests]
@@ -419,7 +415,6 @@ class ProducerWorld:
             instance.unanswered += these
 
     def _note(self, instance: Instance, topic: TopicId, kind: str, these: list[tuple[TopicId, bytes]]) -> None:
-        """What an instance has sent in its transaction."""
         if kind == "publish":
             instance.sent += these
         elif kind == "store":
@@ -540,5 +535,4 @@ WEIGHTS: dict[str, float] = {
 
 
 def play(seed: int) -> Counter[str]:
-    """Play the history of a seed, as :func:`tests.simulation.group_world.play` does."""
     return group_world.play(seed, make=ProducerWorld, weights=WEIGHTS)

@@ -20,7 +20,6 @@ Pair = tuple[int, int]
 
 
 def is_old(generation: int, current: int) -> bool:
-    """L2."""
     return generation < _kept_from(current)
 
 

@@ -30,8 +30,6 @@ _SETTLED = 12
 
 
 class Shared(Protocol):
-    """What servers share."""
-
     leases: MemorySide
     side: FaultySide
     names: Iterator[int]
@@ -73,8 +71,6 @@ class Asked:
 
 @dataclass
 class SlotWorld(GroupWorld):
-    """Two servers."""
-
     leases: MemorySide = field(default_factory=MemorySide)
     servers: list[SlotServer] = field(default_factory=list)
 
@@ -90,7 +86,6 @@ class SlotWorld(GroupWorld):
         return Asked(self)
 
     def leader(self, topic: TopicId) -> SlotServer:
-        """The server that leads a topic, as soon as there is one."""
         for _ in range(_SETTLED):
             for server in self.servers:
                 if server.assignment.slots.of(topic.prefix).leads:

@@ -100,7 +100,6 @@ def follow(world: World, *operations: Operation) -> None:
 
 
 def pointers(world: World) -> list[int]:
-    """Of all transactional message rows, in the order they were published."""
     return [
         -row.pointer if row.negated else row.pointer
         for row in world.rows.values()

@@ -139,7 +139,6 @@ class World:
 
     @property
     def wall_ms(self) -> int:
-        """The janitor's clock."""
         return self.now_ms + self.error_ms
 
     @property
@@ -180,7 +179,6 @@ class World:
         self.set_clock(error_ms)
 
     def clock_was_accepted(self) -> None:
-        """An operator has vouched for the clock."""
         self._anchor = _Anchor(self._boots, self.wall_ms, self.now_ms)
 
     def clock_was_remembered(self) -> None:
@@ -225,7 +223,6 @@ class World:
             self._add(Row("payload", key, name, topic.generation, time_ms, pointer))
 
     def write_unrecognized(self, row: Row) -> None:
-        """Put a row into a table that no server of ours would write."""
         if row.table == "message":
             self.store.message.put([(row.key, MessageValue(None, b"f"))])
         else:
@@ -432,7 +429,6 @@ class World:
         return f"{self._tokens:0{2 * size}x}"
 
     def lose_state(self) -> None:
-        """Somebody removed the state folder."""
         self.state.close()
         self.state = SqliteState.in_memory()
         self.reference.forget()
@@ -447,14 +443,7 @@ class World:
         return self._accepted is not None
 
     def notice_adoption(self, *, anyway: bool = False) -> bool:
-        """Take note if the store, the transaction system and the clock have just been accepted as they are.
-
-        Args:
-            anyway: it was done whether or not there was anything new.
-
-        Returns:
-            Whether they have been.
-        """
+        """Take note if the store, the transaction system and the clock have just been accepted as they are."""
         record = self.state.store()
         accepted = (record.mark, record.adopted_ms) if record and record.adopted_ms is not None else None
         if accepted is None or (not anyway and accepted == self._accepted):
@@ -467,7 +456,6 @@ class World:
         return True
 
     def read_claims(self) -> None:
-        """Ask what the janitor claims now."""
         self.claims = []
         if self.state.store() is not None:
             claim, would_be = self.engine().boundary()

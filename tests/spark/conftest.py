@@ -65,5 +65,4 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Where a LevelDB store of a test is."""
     return tmp_path / "messaging"

@@ -61,7 +61,6 @@ def copy(
     folder: Path,
     changed: Callable[[BatchFunction], BatchFunction] = lambda publish: publish,
 ) -> None:
-    """Copy all there is, each batch by what ``changed`` makes of publishing it."""
     register(spark)
     options = {"url": url, "topic": "default:orders", "transactions": transactions}
     stream = spark.readStream.format("tms").options(**options, maxMessagesPerBatch=str(MOST), partitions="2").load()

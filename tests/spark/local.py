@@ -38,8 +38,6 @@ def _nothing(*_: object) -> None:
 
 @dataclass
 class MemoryEnvironment:
-    """A store and a memory of this process."""
-
     store: Store
     state: State
     clock: Clock
@@ -94,7 +92,6 @@ class LocalSender:
 
 
 def salted(run: Run) -> list[tuple[Part, Reads]]:
-    """One part of the run for each of the store."""
     return [(Part(run, number, number), part) for number, part in enumerate(run.store.parts())]
 
 
@@ -105,8 +102,6 @@ def on_spark(*arguments: Any, sender: Any, cut: Any, looking: Any = None, **opti
 
 @dataclass
 class LocalKit:
-    """A janitor on a store in memory whose passes are walked by tasks."""
-
     engine: Engine
     store: Store
     state: State
@@ -115,12 +110,7 @@ class LocalKit:
 
 
 def local_kit(store: Store, source: Any, *, terms: Terms, **options: Any) -> LocalKit:
-    """Return a janitor on a store in memory whose passes tasks do.
-
-    Args:
-        source: of snapshots; None for none.
-        options: ``clock``, ``state``, ``environment``, and the engine's own.
-    """
+    """Return a janitor on a store in memory whose passes tasks do."""
     clock = options.pop("clock", None) or ManualClock(NOW_MS, monotonic_ms=DAY)
     state = options.pop("state", None) or SqliteState.in_memory()
     sender = LocalSender(options.pop("environment", None) or MemoryEnvironment(store, state, clock))

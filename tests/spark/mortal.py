@@ -141,8 +141,6 @@ class MortalStoring:
 
 
 def parent(pid: int, name: str) -> int:
-    """The parent of a process, which is of that name."""
-
     def ask(what: str, of: int) -> str:
         asked = ["ps", "-o", f"{what}=", "-p", str(of)]
         return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()

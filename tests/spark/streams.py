@@ -35,13 +35,7 @@ TTL_SECONDS = 3600
 
 @dataclass
 class Query:
-    """A query with its checkpoint, as Spark makes one.
-
-    Attributes:
-        options: of the stream.
-        offsets: the ends of its batches, as they are in the checkpoint.
-        reader: what plans them; lost when it is killed.
-    """
+    """A query with its checkpoint, as Spark makes one."""
 
     server: InProcess
     clock: ManualClock
@@ -50,7 +44,6 @@ class Query:
     reader: StreamReader | None = None
 
     def plan(self, limit: ReadLimit | None = None) -> bool:
-        """Plan a batch and write its end down; whether there is one."""
         self.reader = self.reader or self.new_reader()
         start = self._start(len(self.offsets))
         end = self.reader.latestOffset(start, limit or self.reader.getDefaultReadLimit())
@@ -64,7 +57,6 @@ class Query:
         return [row for part in self.parts(number) for row in part]
 
     def parts(self, number: int) -> list[list[dict[str, Any]]]:
-        """The same, by partition."""
         reader = self.reader or self.new_reader()
         parts = reader.partitions(self._start(number), json.loads(self.offsets[number]))
         found = []
@@ -77,7 +69,6 @@ class Query:
         return [row["payload"] for row in self.rows(number)]
 
     def all(self) -> list[bytes]:
-        """What it has read so far, from all its batches."""
         return [payload for number in range(len(self.offsets)) for payload in self.payloads(number)]
 
     def drain(self) -> list[bytes]:
@@ -104,15 +95,12 @@ class Query:
 
 @dataclass
 class Scene:
-    """A server, its clock, a client of it, and queries."""
-
     server: InProcess
     clock: ManualClock
     client: Client
     queries: list[Query] = field(default_factory=list)
 
     def query(self, **options: object) -> Query:
-        """A query that has no checkpoint yet."""
         found = Query(self.server, self.clock, {name: str(value) for name, value in options.items()})
         self.queries.append(found)
         return found
@@ -124,7 +112,6 @@ class Scene:
             self.client.publish(ORDERS, [_bytes(payload)])
 
     def begin(self, *payloads: bytes | str | int, long: bool = False) -> Transaction:
-        """A transaction that has published, and is open."""
         found = self.server.manager.start_long() if long else self.server.manager.start_short()
         self.clock.advance(1)
         self.client.publish(ORDERS, [_bytes(payload) for payload in payloads], transaction=found)

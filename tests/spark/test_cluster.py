@@ -51,13 +51,10 @@ def spark_home() -> Path:
 
 @dataclass(frozen=True)
 class Daemon:
-    """A process and its log."""
-
     log: Path
     process: subprocess.Popen[bytes]
 
     def wait_for(self, pattern: str) -> str:
-        """Return what it says, once it has said it."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             text = self.log.read_text("utf-8", "replace")
@@ -70,7 +67,6 @@ class Daemon:
 
 @contextmanager
 def daemon(folder: Path, name: str, *arguments: str) -> Iterator[Daemon]:
-    """One of Spark's own processes."""
     log = folder / f"{name}.log"
     environment = {**os.environ, "SPARK_DAEMON_MEMORY": "512m", "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["SPARK_DAEMON_JAVA_OPTS"] = LITTLE

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 def kit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spark: SparkSession
 ) -> Iterator[CommandKit]:
-    """A store with something of everything, its settings, and Spark."""
     assert array("q", [INVALID])
     assert spark.version
     monkeypatch.chdir(tmp_path)
@@ -65,7 +64,6 @@ ORDERS = TopicId("default", "orders")
 
 
 def exported(kit: CommandKit) -> str:
-    """What an exporter of the state shows."""
     memory = kit.folder / "data" / "janitor"
     deployment = Shown("store", "apply", "", Terms(3600, (), LIFETIME, True, 60))
     exporter = Exporter(LevelDBPlace(memory, memory), deployment, Metrics("top", 10), kit.clock)

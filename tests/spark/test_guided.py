@@ -85,7 +85,6 @@ def guided(store: Store, state: State, source: Any, clock: ManualClock, terms: T
 
 
 def left_behind(store: Store, state: State) -> dict[str, Any]:
-    """Everything that a run leaves in store and memory."""
     return {
         "rows": rows_of(store),
         "frontiers": state.frontiers(),
@@ -168,7 +167,6 @@ def swept(
 
 
 def fill(store: Store) -> None:
-    """Put in something of everything."""
     orders = topic(store, "default:orders", ttl_seconds=3600)
     orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 200), *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 90))
     orders.tx(DEAD, *range(NOW_MS - MINUTE, NOW_MS - MINUTE + 20))
@@ -182,7 +180,6 @@ def fill(store: Store) -> None:
 
 @contextmanager
 def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any, Store, State, ManualClock]]:
-    """A janitor on a store in LevelDB that has something of everything in it."""
     place, clock = folder / "messaging", ManualClock(NOW_MS, monotonic_ms=DAY)
     with LevelDBStore(place, create=True) as store:
         fill(store)

@@ -61,7 +61,6 @@ USUAL = Terms(0, (), LIFETIME, True, 60)
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tables]:
-    """The HBase of the test run."""
     own = tmp_path_factory.getbasetemp()
     with running(own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) as server, Tables(server) as found:
         yield found
@@ -95,7 +94,6 @@ def cluster(tables: Tables) -> Cluster:
 
 
 def archiving(settings: AllSettings, folder: Path) -> AllSettings:
-    """The same settings, with an archive."""
     archive = settings.janitor.archive.model_copy(update={"enabled": True, "path": str(folder)})
     return settings.model_copy(update={"janitor": settings.janitor.model_copy(update={"archive": archive})})
 

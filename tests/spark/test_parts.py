@@ -39,7 +39,6 @@ TINIES = [f"default:tiny{number:02}" for number in range(TINY)]
 
 
 def fill(store: Store, name: str, rows: int, body: Body) -> None:
-    """A topic with one message in each millisecond, and as many payloads."""
     made = topic(store, name, ttl_seconds=3600)
     for first in range(0, rows, 5000):
         times = range(NOW_MS + first, NOW_MS + min(rows, first + 5000))
@@ -76,7 +75,6 @@ def salts(store: Store) -> Parts:
 
 
 def rows_of(parts: Parts, piece: Piece, wanted: RowSelection) -> list[bytes]:
-    """The keys of the wanted rows of a piece."""
     [part] = [part for salt, part in parts if salt == piece.salt]
     found: list[bytes] = []
     table = part.message if wanted.table == "message" else part.payload
@@ -196,7 +194,6 @@ def test_given_a_piece_of_several_ranges_when_named_then_its_ends_are_told() -> 
 
 
 def counted(store: Store) -> tuple[dict[TopicId, TopicCount], list[TopicMetadata]]:
-    """The counts and the topics of a store."""
     topics = [TopicMetadata.parse(*row) for row in store.metadata.rows()]
     rows = {one.topic: HUGE_ROWS if one.topic.topic == "huge" else TINY_ROWS for one in topics}
     return {one: TopicCount(number, 0, NOW_MS, NOW_MS + number - 1, 0) for one, number in rows.items()}, topics

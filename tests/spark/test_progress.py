@@ -25,8 +25,6 @@ class Tracker:
 
 
 class Classic:
-    """A session with a context."""
-
     def __init__(self) -> None:
         self.described: list[str] = []
         self.sparkContext = SimpleNamespace(setJobDescription=self.described.append, statusTracker=Tracker)

@@ -139,8 +139,6 @@ def _attempt(sent: bytes, at: int, part: Sequence[bytes | None]) -> list[dict[st
 
 @dataclass
 class PublishKit:
-    """A server, and a query with its checkpoint."""
-
     at: Scene
     checkpoint: Path
     patch: pytest.MonkeyPatch
@@ -295,12 +293,7 @@ class Killed(BaseException):
 
 
 class Deadly(Faults):
-    """A driver that dies at a step, and does nothing any more.
-
-    Args:
-        at: at which of its calls.
-        done: whether that call is done all the same.
-    """
+    """A driver that dies at a step, and does nothing any more."""
 
     def __init__(self, at: int, *, done: bool) -> None:
         super().__init__()

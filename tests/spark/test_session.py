@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 
 def java(folder: Path, says: str) -> Path:
-    """A Java that says its version."""
     program = folder / "bin" / "java"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho '{says}' >&2\n", encoding="utf-8")

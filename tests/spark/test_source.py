@@ -55,8 +55,6 @@ Filled = Callable[[Callable[[Store], None]], Path]
 
 @pytest.fixture
 def filled(place: Path) -> Filled:
-    """Fills a store and closes it."""
-
     def fill(with_rows: Callable[[Store], None]) -> Path:
         with LevelDBStore(place, create=True) as store:
             with_rows(store)
@@ -77,7 +75,6 @@ def sample(store: Store) -> None:
 
 
 def reader(place: Path, **options: Any) -> RowReader:
-    """A reader in this process."""
     given = {"leveldb": str(place), "now": str(NOW_MS), **{name: str(value) for name, value in options.items()}}
     return FilteringReader(SourceOptions.parse(given, {}))
 

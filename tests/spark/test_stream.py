@@ -190,8 +190,6 @@ def test_given_latest_of_an_empty_topic_when_streamed_then_all_that_comes_is_rea
 
 
 class History:
-    """What happens to a topic and to a query that reads it."""
-
     def __init__(self, at: Scene, query: Query, chance: random.Random) -> None:
         self.at = at
         self.query = query

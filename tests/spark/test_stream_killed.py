@@ -39,13 +39,7 @@ def numbers(*given: int) -> list[bytes]:
 
 
 class Driver:
-    """A program that is killed in the midst of its work; started at once, so that several start Spark side by side.
-
-    Args:
-        server: which one it works on.
-        folder: for what Spark keeps.
-        moment, at: when it dies (:func:`tests.spark.copier.main`).
-    """
+    """A program that is killed in the midst of its work; started at once, so that several start Spark side by side."""
 
     def __init__(self, server: Serve, folder: Path, moment: str, at: int) -> None:
         self._arguments = [server.url, server.transactions, str(folder), moment, str(at)]
@@ -60,7 +54,6 @@ class Driver:
         self._process.communicate()
 
     def work(self) -> None:
-        """Have it work until it is killed."""
         for _ in range(_ATTEMPTS):
             said = self._process.communicate("go\n", PATIENCE_SECONDS)[1]
             if self._process.returncode == -signal.SIGKILL or TOO_BUSY not in said:

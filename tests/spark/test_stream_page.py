@@ -33,7 +33,6 @@ SECTION = PAGE[PAGE.index("## Stream a topic with Spark") :]
 
 @pytest.fixture
 def addresses() -> Iterator[tuple[str, str]]:
-    """A server and a transaction service on free ports."""
     with ExitStack() as stack:
         server = stack.enter_context(serving())
         manager = stack.enter_context(TransactionManager(MemoryStorage(), SystemClock()))

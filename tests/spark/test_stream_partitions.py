@@ -51,7 +51,6 @@ def publish_in(at: Scene, transaction: Transaction, key: str, payload: str | int
 
 
 def topics_of(query: Query, number: int) -> list[list[str]]:
-    """The topics that each task of a batch reads."""
     return [sorted({row["topic"] for row in part}) for part in query.parts(number)]
 
 

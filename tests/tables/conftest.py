@@ -79,7 +79,6 @@ class Child:
         return self.process.pid
 
     def kill(self) -> None:
-        """As ``kill -9``: nothing is closed in good order."""
         self.process.kill()
         self.process.communicate()
 
@@ -112,5 +111,4 @@ sys.stdin.read()
 
 @pytest.fixture
 def hold(child: Callable[..., Child]) -> Callable[[Path], Child]:
-    """Let another process hold one LevelDB folder, or try to."""
     return lambda folder: child(HOLD, folder)

@@ -21,8 +21,6 @@ _CALL, _REPLY, _EXCEPTION = 1, 2, 3
 
 
 class Request:
-    """A call as it arrived, and the means to answer it."""
-
     def __init__(self, server: FakeThrift, connection: socket.socket, name: str, number: int, arguments: Any) -> None:
         self.server = server
         self.connection = connection
@@ -55,14 +53,12 @@ class Request:
         return self._message(self.name, _EXCEPTION, self.number, _Text(text, kind))
 
     def send(self, data: bytes) -> None:
-        """Put bytes on the wire; nobody may be there any more."""
         try:
             self.connection.sendall(data)
         except OSError:
             self.server.unheard.set()
 
     def cut(self) -> None:
-        """Close the connection."""
         self.connection.close()
 
     @staticmethod
@@ -107,11 +103,9 @@ class FakeThrift:
 
     @property
     def address(self) -> str:
-        """``HOST:PORT``."""
         return f"127.0.0.1:{self.port}"
 
     def cut_all(self) -> None:
-        """Close every connection, as a restart would."""
         for connection in self._open:
             _shut(connection)
 

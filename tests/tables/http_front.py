@@ -13,23 +13,13 @@ Respond = Callable[[socket.socket, bytes], None]
 
 
 def respond(connection: socket.socket, answer: bytes) -> None:
-    """Respond in chunks, as HBase does."""
     middle = len(answer) // 2
     chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in (answer[:middle], answer[middle:]) if part]
     connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"".join(chunks) + b"0\r\n\r\n")
 
 
 class HttpFront(Front):
-    """Takes calls by POST, one in each request.
-
-    Args:
-        backend: ``HOST:PORT`` of the Thrift server.
-        respond: sends the responses.
-
-    Attributes:
-        connections: how many were accepted.
-        heads: of all requests.
-    """
+    """Takes calls by POST, one in each request."""
 
     def __init__(self, backend: str, respond: Respond = respond) -> None:
         super().__init__(backend)

@@ -54,7 +54,6 @@ Pools = Callable[..., HBasePool]
 
 
 def get(pool: HBasePool, row: bytes) -> bytes:
-    """The key of the row that the server answers with."""
     [found] = pool.call("getRow", b"table", row, {})
     key: bytes = found.row
     return key

@@ -33,12 +33,7 @@ COLUMN, OLD, NEW = b"d:\x00\x00\x00t", b"\x00" * 7 + b"\x01", b"\xff" * 8
 
 
 class Table:
-    """One row on a server, as a conduct.
-
-    Args:
-        value: of its cell; None: there is no row.
-        timestamp_ms: of its cell.
-    """
+    """One row on a server, as a conduct."""
 
     def __init__(self, value: bytes | None, timestamp_ms: int = NOW_MS) -> None:
         self.value = value
@@ -300,8 +295,6 @@ def test_identity_of_an_old_server_is_the_time_of_the_namespace() -> None:
 
 
 def scanning(rows: list[Any], start: bytes = b"\x01", stop: bytes | None = b"\x03") -> None:
-    """Scan a range of a server that has these rows for any scan."""
-
     def conduct(request: Request) -> None:
         request.reply({"scannerOpenWithScan": 1, "scannerGetList": rows, "scannerClose": None}[request.name])
 

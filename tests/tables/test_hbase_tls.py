@@ -29,13 +29,11 @@ from tms_core.tables.hbase.wire.socket import TimedSocket
 
 @pytest.fixture
 def tls(tmp_path: Path) -> TlsSettings:
-    """A certificate for ``localhost``, which is its own authority."""
     return make_certificate(tmp_path / "server.pem", tmp_path / "server.key")
 
 
 @pytest.fixture
 def other(tmp_path: Path) -> TlsSettings:
-    """Another one."""
     return make_certificate(tmp_path / "other.pem", tmp_path / "other.key")
 
 

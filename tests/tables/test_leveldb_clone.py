@@ -21,7 +21,6 @@ EVERYTHING = (b"", None, 1_000_000)
 
 
 def fingerprint(path: Path) -> dict[str, tuple[str, int]]:
-    """Names, contents and times of everything in a folder."""
     return {
         str(entry.relative_to(path)): (
             hashlib.sha256(entry.read_bytes()).hexdigest() if entry.is_file() else "folder",

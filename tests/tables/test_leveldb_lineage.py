@@ -37,7 +37,6 @@ def write(folder: Path, *, batches: int = 1, rows: int = 1, row_bytes: int = 10)
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A store with some rows, closed."""
     with LevelDBStore(tmp_path / "messaging", create=True):
         pass
     write(tmp_path / "messaging" / MESSAGE, rows=3)

@@ -97,7 +97,6 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(crashed: Path, tmp_path: Path) -> Path:
-    """A copy of it, to spoil."""
     return shutil.copytree(crashed, tmp_path / "messaging")
 
 
@@ -151,7 +150,6 @@ def test_open_with_a_cut_last_record_has_all_others(folder: Path, left: int) -> 
 
 
 def files(*folders: Path) -> dict[str, bytes]:
-    """The content of all files but locks."""
     found = (file for folder in folders for file in folder.rglob("*") if file.is_file() and file.name != "LOCK")
     return {str(file): file.read_bytes() for file in found}
 

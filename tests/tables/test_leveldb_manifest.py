@@ -225,7 +225,6 @@ def test_given_any_damage_to_a_manifest_when_we_refuse_it_then_leveldb_does(samp
 
 
 def stale(folder: Path, table: str) -> None:
-    """The unfinished table of a process that crashed."""
     (folder / table).write_bytes(b"unfinished" * 100)
 
 

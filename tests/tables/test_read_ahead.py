@@ -36,8 +36,6 @@ class DearMessages(MemoryMessageTable):
 
 
 class DearPayloads(MemoryPayloadTable):
-    """The same for payloads."""
-
     keys_per_call = KEYS_PER_CALL
 
 
@@ -64,7 +62,6 @@ def filled(keys: list[bytes]) -> DearStore:
 
 
 def all_of(read: Any, start: bytes, stop: bytes | None, limit: int) -> list[Any]:
-    """All items of a range, page by page."""
     found: list[Any] = []
     resume: bytes | None = start
     while resume is not None and (stop is None or resume < stop):

@@ -23,7 +23,6 @@ ORDERS = b"default:orders:"
 
 @pytest.fixture(params=["memory", "leveldb"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    """A topic with rows of every kind."""
     made: Store = MemoryStore() if request.param == "memory" else LevelDBStore(tmp_path, create=True)
     with made:
         orders = topic(made, "default:orders", ttl_seconds=60)
@@ -130,7 +129,6 @@ def test_read_only_store_of_one_part_is_that_part() -> None:
 
 
 def damage(folder: Path) -> None:
-    """Add a message row whose pointer is cut short."""
     database = plyvel.DB(str(folder / FOLDERS["message"]))
     database.put(ORDERS + b"\x00\x00\x00\x01" + b"\x00" * 10, b"\x01")
     database.close()

@@ -11,16 +11,7 @@ from tms_core.settings.models import TlsSettings
 
 
 class TlsFront(Front):
-    """Ends TLS on a port of its own and passes the bytes on.
-
-    Args:
-        backend: ``HOST:PORT`` of the server.
-        tls: the certificate that is shown.
-        clients: the authority whose certificates clients must show; None: they need none.
-
-    Attributes:
-        connections: how many handshakes succeeded.
-    """
+    """Ends TLS on a port of its own and passes the bytes on."""
 
     def __init__(self, backend: str, tls: TlsSettings, clients: Path | None = None) -> None:
         super().__init__(backend)

@@ -30,7 +30,6 @@ def timeless(snapshot: Snapshot) -> Snapshot:
 
 
 def recovered(directory: Path, clock: ManualClock | None = None) -> Snapshot:
-    """What a new manager finds in a directory."""
     with TransactionManager(DirectoryStorage(directory), clock or ManualClock(NOW_MS)) as manager:
         return state(manager)
 
@@ -49,11 +48,7 @@ class LookingStorage(MemoryStorage):
 
 
 class LeftBehindList(MemoryStorage):
-    """What a manager left that had invalid transactions, the last of which was its last.
-
-    Args:
-        invalid: the transactions, ascending.
-    """
+    """What a manager left that had invalid transactions, the last of which was its last."""
 
     def __init__(self, invalid: array[int]) -> None:
         self._state = VisibilityState(0, invalid[-1], invalid[-1], invalid)

@@ -132,11 +132,7 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
 
 
 class Misbehaving:
-    """A service that does with each call what it is told to.
-
-    Attributes:
-        calls: the names of the calls it got.
-    """
+    """A service that does with each call what it is told to."""
 
     def __init__(self, conduct: Callable[[RpcMessage], bytes | None]) -> None:
         self.calls: list[str] = []
@@ -147,7 +143,6 @@ class Misbehaving:
         self._thread.start()
 
     def close(self) -> None:
-        """No more connections; returns when what has come is dealt with. Closing twice is no error."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

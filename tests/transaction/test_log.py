@@ -148,7 +148,6 @@ def test_given_zeros_with_something_behind_them_when_read_then_it_is_refused(tmp
 
 
 def numbered(number: int) -> bytes:
-    """A record of a log on one machine."""
     return struct.pack(">q", number) + encode_edit(EDITS[number])
 
 

@@ -52,7 +52,6 @@ def in_progress(manager: TransactionManager) -> list[int]:
 
 
 def committed(manager: TransactionManager, *changes: bytes) -> Transaction:
-    """A transaction that began and committed."""
     one = manager.start_short()
     manager.can_commit(one.transaction_id, changes)
     manager.commit(one.transaction_id)

@@ -100,8 +100,6 @@ class Tx:
 
 
 class Model:
-    """What must be so."""
-
     def __init__(self) -> None:
         self.write = self.read = BASE
         #: The read pointer that the log would lead to: timeouts move it there, but not here.
@@ -156,8 +154,6 @@ class Model:
 
 
 class Histories(RuleBasedStateMachine):
-    """Everything that clients, operators and the machine may do."""
-
     begun = Bundle("begun")
 
     @initialize()
@@ -174,7 +170,6 @@ class Histories(RuleBasedStateMachine):
         )
 
     def _start(self, start: Callable[[], Transaction], long: bool, seconds: int) -> Transaction:
-        """Have both begin one, and compare what it sees."""
         invalid, in_progress = sorted(self.model.invalid), self.model.pointers
         first_short, read = self.model.first_short(), self.model.read
         timeout_ms = LONG_MS if long else seconds * 1000

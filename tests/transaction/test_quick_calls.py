@@ -53,13 +53,11 @@ class Doers:
         return answer(manager, frame)
 
     def last(self, connection: socket.socket, name: str = "startShort", *fields: bytes) -> str:
-        """Have a call done; returns who did it."""
         self.send(connection, name, *fields)
         self.receive(connection)
         return self.threads[-1]
 
     def until_loop(self, connection: socket.socket) -> None:
-        """Have calls done until the loop does them."""
         while self.last(connection) != LOOP:
             pass
 

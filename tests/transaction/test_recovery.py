@@ -32,7 +32,6 @@ LOG_BYTES = 2_048
 
 
 def replayed(snapshot: Snapshot, *history: Edit) -> Snapshot:
-    """What the rules make of some edits."""
     found = ManagerState(snapshot, LONG_TIMEOUT_MS)
     for edit in history:
         found.apply(edit)
@@ -49,7 +48,6 @@ def found_in(files: dict[str, bytes], directory: Path) -> Snapshot:
 
 
 def worked(directory: Path, clock: ManualClock) -> TransactionManager:
-    """A manager that did something of everything."""
     manager = TransactionManager(DirectoryStorage(directory), clock)
     one, two = manager.start_short(), manager.start_short()
     manager.can_commit(one.transaction_id, [b"a", b"\x00\xff"])

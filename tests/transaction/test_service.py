@@ -61,7 +61,6 @@ def manager(clock: ManualClock) -> Iterator[TransactionManager]:
 
 @pytest.fixture
 def client(service: TransactionService) -> Iterator[Any]:
-    """thriftpy2's client of the interface."""
     client = make_client(
         interface().TTransactionServer,
         "127.0.0.1",
@@ -88,7 +87,6 @@ def received(connection: socket.socket, size: int) -> bytes:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the service has closed it; waits for that."""
     try:
         return connection.recv(1) == b""
     except ConnectionResetError:
@@ -340,7 +338,6 @@ def large_call() -> bytes:
 
 
 def asked(connection: socket.socket, data: bytes = STATUS) -> wire.RpcMessage:
-    """The answer to a call."""
     connection.sendall(data)
     return wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
 
@@ -660,7 +657,6 @@ def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(
 
 @pytest.fixture
 def guarded(manager: TransactionManager, tmp_path: Path) -> Iterator[TransactionService]:
-    """A service that demands the token in the file ``token``."""
     (tmp_path / "token").write_bytes(b" secret\n")
     service = TransactionService(
         manager, "127.0.0.1:0", tokens={Level.CLIENT: lambda: read_token("token_file", tmp_path / "token", 1)}
@@ -691,8 +687,6 @@ def test_call_without_a_token_does_nothing(guarded: TransactionService, manager:
 
 
 class Counted(FailedAttempts):
-    """Counts what it would slow down."""
-
     async def delay(self, address: str) -> None:
         self.note(address)
 

@@ -52,7 +52,6 @@ def with_invalid(ids: list[int]) -> VisibilityState:
 
 @st.composite
 def snapshots(draw: st.DrawFn, version: int) -> Snapshot:
-    """Any snapshot that the version can hold."""
     entries = st.builds(
         InProgress,
         LONGS,

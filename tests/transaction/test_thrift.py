@@ -52,7 +52,6 @@ class _Bytes:
 
 
 def witness_writes(struct: Any) -> bytes:
-    """A struct as thriftpy2 writes it."""
     out = _Bytes()
     protocol = TCyBinaryProtocol(TCyBufferedTransport(out))
     protocol.write_struct(struct)
@@ -61,7 +60,6 @@ def witness_writes(struct: Any) -> bytes:
 
 
 def witness_reads(data: bytes) -> Any:
-    """A ``TTransaction`` as thriftpy2 reads it."""
     found = interface().TTransaction()
     TCyBinaryProtocol(TCyBufferedTransport(_Bytes(data))).read_struct(found)
     return found

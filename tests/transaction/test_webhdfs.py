@@ -108,7 +108,6 @@ def hdfs() -> Hdfs:
 
 @pytest.fixture
 def namenode(hdfs: Hdfs) -> Iterator[str]:
-    """A NameNode's address; a DataNode is behind it."""
     servers = []
     for kind in (DataNode, NameNode):
         handler = type(kind.__name__, (kind,), {"hdfs": hdfs})

@@ -17,7 +17,6 @@ BASE = TIME_MS * 1_000_000
 
 
 def load(path: str) -> Any:
-    """A vector's JSON."""
     return json.loads((TEPHRA / path).read_text(encoding="utf-8"))
 
 
@@ -29,7 +28,6 @@ def names(folder: str, pattern: str = "*") -> list[str]:
 
 
 def state_of(expected: dict[str, Any]) -> VisibilityState:
-    """What Tephra read, as our value."""
     return VisibilityState(
         timestamp_ms=expected["timestamp"],
         read_pointer=expected["readPointer"],
@@ -40,7 +38,6 @@ def state_of(expected: dict[str, Any]) -> VisibilityState:
 
 
 def snapshot_of(expected: dict[str, Any]) -> Snapshot:
-    """What Tephra read of a whole snapshot, as our value."""
     committing, committed = (
         {int(pointer): frozenset(map(bytes.fromhex, keys)) for pointer, keys in expected[name].items()}
         for name in ("committing", "committed")
