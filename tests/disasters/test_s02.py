@@ -200,8 +200,6 @@ def test_given_leveldb_when_a_topic_moves_in_the_middle_then_it_is_as_in_memory(
             assert set(LIVE_MS) <= set(orders.times())
 
 
-# --- an operator's pause is asked for just as often -------------------------------------------------------------------
-
 INVALID = pointer(NOW_MS - 10 * HOUR)
 
 

@@ -323,9 +323,6 @@ def test_topic_that_failed_keeps_its_frontier_and_holds_nothing(store: Store) ->
     assert kit.janitor.state.frontiers()[kit.bad.id].cutoff_ms == kit.janitor.clock.now_ms() - TTL_SECONDS * 1000
 
 
-# --- a topic whose very first row cannot be read ----------------------------------------------------------------------
-
-
 def damaged(store: MemoryStore, described: Topic) -> Callable[[Call], None]:
     """Fails every read that comes upon a row of the topic, wherever it began."""
 

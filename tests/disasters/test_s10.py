@@ -164,9 +164,6 @@ def test_stop_in_a_wait_for_the_rate_ends_within_a_second(store: Store) -> None:
     assert kit.state.runs(1)[0].result == "interrupted"
 
 
-# --- a run that died -------------------------------------------------------------------------------------------------
-
-
 class Death(BaseException):
     """The process is gone."""
 
@@ -226,9 +223,6 @@ def test_run_with_a_bug_is_closed_as_failed(store: Store) -> None:
     [run] = kit.state.runs(10)
     assert (run.result, kit.state.unfinished_runs()) == ("failed", [])
     assert [entry.rows for entry in kit.state.ledger(10)] == [10]
-
-
-# --- a run that hangs ------------------------------------------------------------------------------------------------
 
 
 class Hang:

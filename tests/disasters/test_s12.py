@@ -142,9 +142,6 @@ def test_topic_given_more_time_keeps_its_rows_from_the_loser() -> None:
     assert at_call > 40
 
 
-# --- taking turns ----------------------------------------------------------------------------------------------------
-
-
 def test_holder_excludes_another_until_it_gives_the_lease_back() -> None:
     pair = Pair(MemoryStore())
     first, second = pair.leases
@@ -289,9 +286,6 @@ def test_heartbeat_that_is_refused_means_a_lost_lease() -> None:
     assert (report.guards[-1].guard, pair.first.state.runs(1)[0].result) == ("lease", "interrupted")
 
 
-# --- one memory for both ---------------------------------------------------------------------------------------------
-
-
 class Death(BaseException):
     """The process is gone."""
 
@@ -329,9 +323,6 @@ def test_announcement_of_the_new_holder_survives_the_loser() -> None:
     pair.first.engine.run_once()
     assert taken.at is not None
     assert len(pair.cell.intents()) == announced[0] > 0
-
-
-# --- the command -----------------------------------------------------------------------------------------------------
 
 
 def test_command_under_anothers_lease_exits_with_4(

@@ -55,9 +55,6 @@ def visible(orders: Topic, snapshot: VisibilityState) -> list[int]:
     ]
 
 
-# --- verdicts --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("stored", "back"),
     [
@@ -116,9 +113,6 @@ def test_given_a_reference_when_restored_then_its_payloads_keep_their_keys(undo:
     undo.restore(orders, snapshot=TRUNCATED)
     assert orders.pointers() == [-INVALID]
     assert keys_of(orders, undo.store.payload) == before
-
-
-# --- earlier generations ---------------------------------------------------------------------------------------------
 
 
 def published_and_rolled_back(store: Store, clock: ManualClock, *, by_cdap: bool) -> Topic:
@@ -188,9 +182,6 @@ def test_live_message_stays_what_it_is_beside_restored_rows(undo: Undo, orders: 
     assert found.stored_times() == [BEGUN]
 
 
-# --- where to --------------------------------------------------------------------------------------------------------
-
-
 def test_restore_to_a_topic_not_paused_names_the_command(undo: Undo, orders: Topic) -> None:
     undo.sweep(orders.plain(BEGUN))
     undo.state.resume("default:orders")
@@ -224,9 +215,6 @@ def test_restore_to_a_deleted_topic_is_refused_until_it_exists(undo: Undo, order
     orders.describe(ttl_seconds=86_400, generation=2)
     undo.restore(orders, snapshot=THEN)
     assert orders.at(2).pointers() == [None, COMMITTED]
-
-
-# --- crashes ---------------------------------------------------------------------------------------------------------
 
 
 def test_crash_between_archive_and_delete_restores_each_row_once(undo: Undo, orders: Topic) -> None:

@@ -71,9 +71,6 @@ def read(store: Store) -> dict[str, dict[str, str]]:
     }
 
 
-# --- dying -----------------------------------------------------------------------------------------------------------
-
-
 class Doom:
     """Counts what is changed and kills this very process at the k-th change; 0 never does."""
 
@@ -122,9 +119,6 @@ def run(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> list
 def janitor(folder: Path, store: Store, state: SqliteState, batch_rows: int) -> Engine:
     source, clock = DirectorySource(folder / "tx"), ManualClock(NOW_MS)
     return Engine(Deps(store, state, source, clock, replace(TERMS, batch_rows=batch_rows), token_hex=secrets.token_hex))
-
-
-# --- looking at what is left -----------------------------------------------------------------------------------------
 
 
 def inspect(folder: Path, batch_rows: int, fates: dict[str, Fates]) -> Iterator[str]:
@@ -204,9 +198,6 @@ def wrong_names(store: Path) -> Iterator[str]:
     for file in store.glob("*/*"):
         if not LEVELDB_FILE.fullmatch(file.name):
             yield f"{file.parent.name} holds {file.name}"
-
-
-# --- the parent ------------------------------------------------------------------------------------------------------
 
 
 def forked(work: Callable[[], object], answer: Path) -> int:

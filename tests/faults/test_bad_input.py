@@ -40,9 +40,6 @@ def assert_done(orders: Topic) -> None:
     assert orders.at(1).times() == []
 
 
-# --- rows ------------------------------------------------------------------------------------------------------------
-
-
 def strangers(key: bytes) -> list[bytes]:
     """Keys that look like this one and are none: cut short anywhere, too long, without their separators."""
     head = b"default:orders:"
@@ -140,9 +137,6 @@ def test_metadata_under_a_strange_key_is_told_and_the_rest_done(store: Store) ->
     assert [note.guard for note in report.guards] == ["metadata"] * 3
 
 
-# --- snapshots -------------------------------------------------------------------------------------------------------
-
-
 def encoded() -> bytes:
     stream = BytesIO()
     state = visibility(NOW_MS, [OLD, OLD + 1], [pointer(NOW_MS - 2), pointer(NOW_MS - 1)])
@@ -189,9 +183,6 @@ def test_given_a_snapshot_source_that_fails_when_swept_then_ttls_go_on(store: St
     assert (orders.times(), orders.pointers()) == ([NOW_MS], [OLD])
 
 
-# --- clocks ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("now_ms", [-DAY, -1, 0, 1, HOUR])
 def test_given_a_clock_around_1970_when_swept_then_nothing_is_old_enough_to_expire(store: Store, now_ms: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=86400).plain(0, 1, NOW_MS, 2**63 - 1).stored(1, 0, NOW_MS)
@@ -229,9 +220,6 @@ def test_given_a_clock_that_leaps_into_the_future_when_swept_then_no_row_goes(st
     kit.clock.step(ahead_ms)
     assert kit.engine.run_once().tripped
     assert orders.times() == [NOW_MS]
-
-
-# --- the state's folder ----------------------------------------------------------------------------------------------
 
 
 def test_state_folder_that_vanishes_leaves_nothing_claimed(store: Store, tmp_path: Path) -> None:

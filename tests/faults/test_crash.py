@@ -49,9 +49,6 @@ def deaths(case: Path, batch_rows: int, choose: Callable[[int], list[int]]) -> t
     return moments, [json.loads(line) for line in said.splitlines()]
 
 
-# --- a small store, and dying at every moment of it ------------------------------------------------------------------
-
-
 def fill_small(store: Store) -> None:
     """Rows of every fate, a dozen of each."""
     dozen = range(12)
@@ -128,9 +125,6 @@ def test_death_at_every_moment_in_a_small_store_loses_nothing(small: Path, share
     # How often files are looked at depends on how far the compaction beside the pass is, so a sweep may do a bit less.
     assert all(outcome["died"] for outcome in outcomes if outcome["k"] < 0.95 * moments)
     assert [outcome["k"] for outcome in outcomes] == list(range(1 + share, moments + 1, SHARES))
-
-
-# --- a large store that CDAP wrote, and dying at some moments of it --------------------------------------------------
 
 
 @pytest.fixture(scope="session")

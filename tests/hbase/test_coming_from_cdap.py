@@ -86,9 +86,6 @@ def pruning(witness: happybase.Connection, pool: HBasePool, namespace: str) -> P
     return Pruning(witness.table(name), HBaseRows(pool, name, SystemClock()))
 
 
-# --- pruning ---------------------------------------------------------------------------------------------------------
-
-
 def test_given_no_state_table_then_nothing_was_pruned(pool: HBasePool, namespace: str) -> None:
     assert last_pruned_ms(HBaseRows(pool, f"{namespace}:tephra.state".encode(), SystemClock()), 0) is None
 
@@ -121,9 +118,6 @@ def test_fresh_row_behind_many_old_ones_is_seen(pruning: Pruning, kind: str) -> 
             batch.put(row, {column: value})
     pruning.write(kind, FRESH_MS)
     assert pruning.last_ms() == FRESH_MS
-
-
-# --- what is said ----------------------------------------------------------------------------------------------------
 
 
 def test_observer_and_pruning_are_named_and_believed_for_an_hour(
@@ -177,9 +171,6 @@ def test_thrift_2_that_is_silent_is_an_obstacle(pool: HBasePool, admin: HBasePoo
     vars(watch)["_admin"] = admin
     assert watch.obstacles() == ()
     nobody.close()
-
-
-# --- what becomes of it ----------------------------------------------------------------------------------------------
 
 
 def test_observer_lets_a_sweep_delete_and_claim_nothing(hbase: HBaseServer, namespace: str) -> None:

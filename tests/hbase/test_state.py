@@ -127,9 +127,6 @@ def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
         state.prune_ledger(0, 3)
 
 
-# --- two at once -----------------------------------------------------------------------------------------------------
-
-
 def test_transaction_overtaken_keeps_nothing(again: Open) -> None:
     one, two = again(), again()
     one.save_frontiers(frontier(1))
@@ -175,9 +172,6 @@ def test_reader_overtaken_reads_what_replaced_it(again: Open, calls: list[Callab
     writer.save_frontiers(many)
     calls[0] = once("getRowsWithColumns", lambda: writer.save_frontiers(frontier(2)))
     assert reader.frontiers() == {**many, **frontier(2)}
-
-
-# --- who has lost the lease ------------------------------------------------------------------------------------------
 
 
 def test_former_holder_writes_what_it_did_and_nothing_it_learned(again: Open) -> None:
@@ -230,9 +224,6 @@ def test_transaction_with_a_renewed_lease_is_written(again: Open) -> None:
             thread.start()
             thread.join()
         assert state.claim() == Claim(number, 1, "run")
-
-
-# --- death and trouble -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after", [0, 1], ids=["before", "after"])
@@ -344,9 +335,6 @@ def test_silent_server_is_not_asked_twice(again: Open, calls: list[Callable[[str
     assert state.counters() == {ONE: 2}
 
 
-# --- the table -------------------------------------------------------------------------------------------------------
-
-
 def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_named(hbase: HBaseServer) -> None:
     with pytest.raises(StateError, match=r"nowhere:tms\.janitor") as caught:
         HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace="nowhere"))
@@ -373,9 +361,6 @@ def test_given_a_value_larger_than_a_row_may_be_then_it_is_kept_in_parts(again: 
     state.save_note("large", text)
     assert len(state.driver.root().blocks["note.large"]) > 1
     assert (again().note("large"), state.note("large")) == (text, text)
-
-
-# --- what it costs ---------------------------------------------------------------------------------------------------
 
 
 def cost(state: HBaseState, act: Callable[[], object]) -> dict[str, int]:
@@ -410,9 +395,6 @@ def test_end_of_run_with_many_topics_takes_few_calls(again: Open) -> None:
         taken.append(sum(cost(state, end).values()))
     assert taken[0] <= 8
     assert taken[1] <= taken[0] + 3, "a second batch of rows; and reading and removing the block that is replaced"
-
-
-# --- what is written down about it -----------------------------------------------------------------------------------
 
 
 def test_given_a_memory_with_everything_in_it_then_the_page_names_each_value_and_row(again: Open) -> None:
@@ -456,9 +438,6 @@ def fill(state: HBaseState) -> None:
     state.save_counts({TOPIC: TopicCount(1, 1, None, None, 1)})
     state.pause("default:*", 1)
     state.save_note("one", 1)
-
-
-# --- the servers' clock ----------------------------------------------------------------------------------------------
 
 
 def test_clock_of_the_cluster_is_the_servers(again: Open, witness: happybase.Connection) -> None:

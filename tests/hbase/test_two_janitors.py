@@ -196,9 +196,6 @@ def test_daemon_that_was_killed_is_followed_by_a_standby(hbase_tables: Tables, t
             assert (held.holder, held.fence) == (taken.holder, taken.fence)
 
 
-# --- the processes ---------------------------------------------------------------------------------------------------
-
-
 def stop_at(owner: Any, name: str, is_it: Callable[[Any], bool]) -> None:
     """Stop the whole process when a certain call is about to be made, and say of each batch from then on that it is."""
     lock, stopped = threading.Lock(), [False]

@@ -297,9 +297,6 @@ def test_server_beside_one_that_stands_alone_is_refused(hbase_tables: Tables, tm
         until(lambda: leads(one))
 
 
-# --- the process -----------------------------------------------------------------------------------------------------
-
-
 def main(arguments: list[str]) -> int:
     """The command, which stops in the middle of sending the fatal message."""
     write, fatal = vars(hbase_wire.TimedSocket)["write"], [FATAL]

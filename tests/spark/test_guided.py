@@ -99,9 +99,6 @@ def left_behind(store: Store, state: State) -> dict[str, Any]:
     }
 
 
-# --- the same as one process -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.no_cover
 @given(scenes(), st.integers(1, 7), st.data())
 def test_guided_sweeps_leave_all_as_one_process_does(scene: Scene, batch_rows: int, data: st.DataObject) -> None:
@@ -217,9 +214,6 @@ def test_guided_sweep_of_leveldb_leaves_the_next_run_nothing(tmp_path: Path) -> 
     assert outcomes[0] == outcomes[1]
 
 
-# --- what may go wrong -----------------------------------------------------------------------------------------------
-
-
 def filled() -> MemoryStore:
     store = MemoryStore()
     fill(store)
@@ -291,9 +285,6 @@ def test_guided_sweep_that_is_stopped_keeps_what_it_did() -> None:
     report = engine.run_once(adopt=True)
     assert [note.guard for note in report.guards] == ["interrupted"]
     assert (asked, state.runs(1)[0].result) == (["invert"], "interrupted")
-
-
-# --- a copy at rest --------------------------------------------------------------------------------------------------
 
 
 def test_still_copy_of_an_open_store_can_be_cloned(tmp_path: Path) -> None:

@@ -40,9 +40,6 @@ AWAY_MS = 7 * 86_400_000
 SMALL = Limits(transaction_bytes=6)
 
 
-# --- a batch without Spark -------------------------------------------------------------------------------------------
-
-
 class Session:
     """Reads a checkpoint's files as Spark does, which has planned a batch long ago unless a test says when."""
 
@@ -186,9 +183,6 @@ def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PublishKit]
         made = PublishKit(at, tmp_path, monkeypatch)
         made.served_by(Faults())
         yield made
-
-
-# --- once ------------------------------------------------------------------------------------------------------------
 
 
 def test_publish_keeps_batches_in_order_as_a_producer(kit: PublishKit) -> None:
@@ -361,9 +355,6 @@ def test_publish_without_an_answer_is_once(step: str, when: Any, kit: PublishKit
     assert kit.bills == texts("zero", "one", "two", "three", "four")
 
 
-# --- what others leave -----------------------------------------------------------------------------------------------
-
-
 def leave_open(kit: PublishKit, batch_id: int, *payloads: str | int) -> int:
     """What a driver leaves that dies just before its commit; the transaction's id."""
     with kit.at.client.producer(BILLS, "query-1") as producer:
@@ -431,9 +422,6 @@ def test_given_another_query_when_published_then_it_counts_its_own_batches(kit: 
     kit.publish(0, 0)
     kit.publish(1, 1)
     assert kit.bills == texts(0, "other", 1)
-
-
-# --- what is refused -------------------------------------------------------------------------------------------------
 
 
 def test_publish_of_a_forgotten_query_is_refused_until_accepted(kit: PublishKit) -> None:

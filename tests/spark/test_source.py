@@ -87,9 +87,6 @@ def read(place: Path, **options: Any) -> list[dict[str, Any]]:
     return rows_of(reader(place, **options))
 
 
-# --- what comes ------------------------------------------------------------------------------------------------------
-
-
 def test_source_of_messages_has_their_numbers_and_verdicts(filled: Filled) -> None:
     found = read(filled(sample), sizes="true", payload="true")
     short = [
@@ -267,9 +264,6 @@ def test_ranged_store_sees_nothing_outside() -> None:
     part.close()
 
 
-# --- a ttl of a message's own ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("links", [True, False])
 def test_given_messages_with_a_ttl_of_their_own_when_read_then_it_takes_them(
     filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, links: bool
@@ -295,9 +289,6 @@ def test_given_messages_with_a_ttl_of_their_own_when_read_then_it_takes_them(
     assert {row["rule"] for row in read(place, table="payload")} == {"unrecognized", "live"}
     assert {path.name: path.read_bytes() for path in side.iterdir()} == files
     assert list((tmp_path / "messaging.janitor").iterdir()) == []
-
-
-# --- consumer groups --------------------------------------------------------------------------------------------------
 
 
 def with_groups(place: Path, folder: Path) -> dict[str, str]:
@@ -414,14 +405,8 @@ def test_given_a_random_store_when_read_then_each_rows_verdict_is_the_laws(scene
         }
 
 
-# --- how it is cut ---------------------------------------------------------------------------------------------------
-
-
 def test_given_a_small_table_when_cut_then_it_stays_in_one_piece(filled: Filled) -> None:
     assert len(reader(filled(sample), partitions=50).partitions()) == 1
-
-
-# --- how it is narrowed ----------------------------------------------------------------------------------------------
 
 
 def many(store: Store) -> None:
@@ -529,9 +514,6 @@ def test_given_a_filter_on_a_topic_when_it_is_pushed_then_other_topics_are_not_r
     assert len(rows_of(found)) == 300
 
 
-# --- on Spark --------------------------------------------------------------------------------------------------------
-
-
 def on_spark(spark: SparkSession, source: type[TmsSource], place: Path, **options: str) -> DataFrame:
     spark.dataSource.register(source)
     return spark.read.format("tms").options(leveldb=str(place), now=str(NOW_MS), **options).load()
@@ -591,9 +573,6 @@ def test_source_in_a_worker_imports_no_client() -> None:
     program = "import sys, janitor.spark.source; print({'happybase', 'httpx2', 'tms_core.client'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
-
-
-# --- options ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,6 @@ def at(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
         yield made
 
 
-# --- what comes ------------------------------------------------------------------------------------------------------
-
-
 def test_given_messages_when_streamed_then_each_has_its_columns(at: Scene) -> None:
     at.clock.advance(17)
     at.client.publish(ORDERS, [b"one", b"two"])
@@ -111,9 +108,6 @@ def test_given_large_messages_when_read_then_they_come_in_several_arrow_batches(
     reader.stop()
 
 
-# --- what may be seen ------------------------------------------------------------------------------------------------
-
-
 def test_stream_of_all_kinds_has_committed_messages_only(at: Scene) -> None:
     query = at.query()
     at.publish(1)
@@ -146,9 +140,6 @@ def test_given_no_transaction_service_wanted_when_streamed_then_everything_comes
     at.publish("plain")
     assert query.drain() == texts("open", "invalid", "plain")
     assert query.payloads(0) == texts("open", "invalid")
-
-
-# --- again -----------------------------------------------------------------------------------------------------------
 
 
 def test_stream_batch_is_the_same_after_everything_changed(at: Scene) -> None:
@@ -257,9 +248,6 @@ def test_stream_of_a_random_history_is_what_is_committed(
         assert {number: query.rows(number) for number in history.read} == history.read
 
 
-# --- where it begins -------------------------------------------------------------------------------------------------
-
-
 def test_given_a_place_when_streamed_then_it_begins_there(at: Scene) -> None:
     at.publish(*range(6), pause_ms=1000)
     third = list(at.client.poll(ORDERS))[3].id
@@ -308,9 +296,6 @@ def test_given_an_empty_topic_when_the_last_message_is_looked_for_then_there_is_
     assert newest(at.client, TopicId.parse(ORDERS), at.clock.now_ms()) is None
 
 
-# --- a query that ends -----------------------------------------------------------------------------------------------
-
-
 def test_given_a_query_that_ends_when_more_comes_then_it_ends_all_the_same(at: Scene) -> None:
     query = at.query(maxMessagesPerBatch=2)
     at.publish(*range(5))
@@ -350,9 +335,6 @@ def test_stream_without_news_waits_longer_and_longer(at: Scene) -> None:
         assert not query.plan()
     assert 0 < min(slept) < 0.05
     assert 0.5 <= slept[-1] <= 1
-
-
-# --- what is lost ----------------------------------------------------------------------------------------------------
 
 
 def test_stream_with_expired_messages_names_the_first(at: Scene, caplog: pytest.LogCaptureFixture) -> None:
@@ -482,9 +464,6 @@ def test_stream_batch_with_late_rows_is_an_error(at: Scene) -> None:
         query.rows(0)
 
 
-# --- what breaks off -------------------------------------------------------------------------------------------------
-
-
 class Breaking:
     """A client whose answers break off after some messages."""
 
@@ -526,8 +505,6 @@ def test_given_answers_without_any_message_when_read_then_it_gives_up() -> None:
         list(messages(client, TopicId("a", "b"), EARLIEST, view=None))
     assert len(client.asked) == 1
 
-
-# --- options and checkpoints -----------------------------------------------------------------------------------------
 
 GIVEN = {"url": "http://127.0.0.1:1", "topic": ORDERS}
 

@@ -70,9 +70,6 @@ def adopted(scene: Scene) -> tuple[SaltedStore, SqliteState]:
     return store, state
 
 
-# --- the same as one process -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.no_cover
 @given(scenes(), st.integers(1, 7))
 @settings(max_examples=settings().max_examples // 2)
@@ -164,9 +161,6 @@ def without_bytes(report: dict[str, Any]) -> dict[str, Any]:
     """Return a report without sizes and their sum: they are estimated per batch, and batches end where pieces do."""
     topics = [{name: value for name, value in entry.items() if name != "bytes"} for entry in report["topics"]]
     return {name: value for name, value in report.items() if name != "deleted_bytes"} | {"topics": topics}
-
-
-# --- what may become of tasks ----------------------------------------------------------------------------------------
 
 
 def filled() -> SaltedStore:
@@ -343,9 +337,6 @@ def test_task_without_the_state_ends_the_run_without_a_proof() -> None:
     assert [run.result for run in kit.state.runs(10)] == ["failed"]
 
 
-# --- leases and zombies ----------------------------------------------------------------------------------------------
-
-
 def test_task_that_loses_the_lease_ends_the_run() -> None:
     store, state, clock = filled(), SqliteState.in_memory(), ManualClock(NOW_MS, monotonic_ms=DAY)
     lease = Lease(state, "first", 60, clock)
@@ -416,9 +407,6 @@ def test_tasks_of_a_driver_that_stops_are_ended(spark: SparkSession, tmp_path: P
     assert spark.range(3).count() == 3
 
 
-# --- rate and archive ------------------------------------------------------------------------------------------------
-
-
 def test_given_a_rate_when_swept_by_tasks_then_each_has_its_share() -> None:
     kit = kit_on(filled(), rows_per_second=400)
     started_ms = kit.clock.monotonic_ms()
@@ -476,9 +464,6 @@ def test_tasks_without_room_in_the_archive_delete_nothing() -> None:
     report = kit.engine.run_once(adopt=True)
     assert {key for table in rows_of(kit.store) for key, _ in table} == before
     assert any("could not be archived" in error for error in report.errors)
-
-
-# --- cutting ---------------------------------------------------------------------------------------------------------
 
 
 def test_given_a_leveldb_store_when_cut_then_its_shares_cover_it_once(place: Path) -> None:

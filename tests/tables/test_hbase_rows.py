@@ -291,9 +291,6 @@ def test_identity_of_an_old_server_is_the_time_of_the_namespace() -> None:
             assert store.identity() == "hbase:unknown:other"
 
 
-# --- answers that no HBase gives --------------------------------------------------------------------------------------
-
-
 def scanning(rows: list[Any], start: bytes = b"\x01", stop: bytes | None = b"\x03") -> None:
     def conduct(request: Request) -> None:
         request.reply({"scannerOpenWithScan": 1, "scannerGetList": rows, "scannerClose": None}[request.name])

@@ -38,9 +38,6 @@ def holding(cell: LeaseCell, holder: str = "a") -> Lease:
     return made
 
 
-# --- taking it -------------------------------------------------------------------------------------------------------
-
-
 def test_given_a_free_lease_when_two_take_it_at_once_then_one_gets_it(cell: LeaseCell) -> None:
     first, second = lease(cell), lease(cell, "b")
     cell.before_swap = second.acquire
@@ -67,9 +64,6 @@ def test_given_many_holders_one_after_the_other_then_each_has_a_higher_fence(cel
         mine.release()  # The next one need not wait.
         assert (mine.fence, cell.record.holder) == (0, "")
     assert fences == [1, 2, 3, 4, 5, 6]
-
-
-# --- taking it over --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("watched_ms", "taken"), [(60_000, False), (60_001, True)])
@@ -119,9 +113,6 @@ def test_lease_under_a_clock_far_ahead_is_taken_and_fenced(cell: LeaseCell, extr
     with pytest.raises(LeaseLost, match="b has it now"):
         mine.check()
     assert (mine.held, mine.fence, challenger.fence) == (False, 0, 2)
-
-
-# --- holding it ------------------------------------------------------------------------------------------------------
 
 
 def test_holder_reads_at_each_look_and_writes_after_a_third(cell: LeaseCell) -> None:
@@ -211,9 +202,6 @@ def test_holder_that_slept_alone_still_has_the_lease(cell: LeaseCell) -> None:
     assert (mine.held, cell.record.beat) == (True, 1)
 
 
-# --- relying on it without looking -----------------------------------------------------------------------------------
-
-
 def test_holder_knows_how_long_the_lease_is_its_own(cell: LeaseCell) -> None:
     mine = lease(cell)
     assert mine.left_ms == 0
@@ -282,9 +270,6 @@ def test_given_an_address_when_held_then_others_see_who_has_it_and_where(cell: L
     assert other.seen is not None
     assert other.seen.holder == ""
     assert b"address" not in (cell.value or b"")
-
-
-# --- in the janitor's memory -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

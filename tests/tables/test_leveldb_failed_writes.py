@@ -362,9 +362,6 @@ def broken(folder: Path, disk: Disk) -> WritableDatabase:
     return database
 
 
-# --- what a failed delete costs ---------------------------------------------------------------------------------------
-
-
 def test_reopening_after_a_failed_delete_keeps_no_large_value(tmp_path: Path, disk: Disk) -> None:
     with LevelDBStore(tmp_path, create=True) as store:
         keys = [b"%04d" % number for number in range(50)]
@@ -409,9 +406,6 @@ def test_reopening_without_room_for_undoing_stays_readable(
     database.put([(b"b", b"2")])
     assert database.get(b"a") == b"v" * 20_000
     database.close()
-
-
-# --- what is durable --------------------------------------------------------------------------------------------------
 
 
 def test_sync_after_deletes_syncs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

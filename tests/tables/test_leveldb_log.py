@@ -78,9 +78,6 @@ def test_flipped_bit_is_damage_but_in_the_last_record(padding: int) -> None:
             assert damage.offset <= bit // 8 < damage.stop <= len(log)
 
 
-# --- stores ----------------------------------------------------------------------------------------------------------
-
-
 def key(number: int) -> bytes:
     return b"%08d" % number
 

@@ -50,9 +50,6 @@ def client(service: TransactionService) -> Iterator[TransactionClient]:
         yield client
 
 
-# --- with our service ------------------------------------------------------------------------------------------------
-
-
 def test_given_a_service_then_the_client_does_what_the_manager_does(
     client: TransactionClient, manager: TransactionManager, clock: ManualClock
 ) -> None:
@@ -126,9 +123,6 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
         client.latest()
     with pytest.raises(ServiceUnavailable, match="startShortClientId"):
         client.start_short()
-
-
-# --- with one that misbehaves ----------------------------------------------------------------------------------------
 
 
 class Misbehaving:
@@ -349,9 +343,6 @@ def test_given_an_answer_without_what_was_asked_for_then_the_outcome_is_unknown(
             client.invalid_size,
             client.clients,
         )
-
-
-# --- several services ------------------------------------------------------------------------------------------------
 
 
 def free_address() -> str:

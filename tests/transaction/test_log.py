@@ -59,9 +59,6 @@ def log(path: Path, data: bytes) -> Path:
     return file
 
 
-# --- Tephra's files --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", [LOCAL, SEQUENCE_FILE])
 def test_given_tephras_log_when_read_then_all_edits_come_in_order(path: Path) -> None:
     assert list(read_log(path)) == EDITS
@@ -88,9 +85,6 @@ def test_given_the_log_of_a_halted_manager_when_read_then_every_record_is_there(
     assert len(found) == count
     assert sum(len(encode_edit(edit)) for edit in found) <= (TEPHRA / path).stat().st_size
     assert EditState.MOVE_WATERMARK not in {edit.state for edit in found}
-
-
-# --- torn ends -------------------------------------------------------------------------------------------------------
 
 
 def test_local_log_cut_anywhere_has_its_whole_records(tmp_path: Path) -> None:
@@ -151,9 +145,6 @@ def numbered(number: int) -> bytes:
     return struct.pack(">q", number) + encode_edit(EDITS[number])
 
 
-# --- other kinds -----------------------------------------------------------------------------------------------------
-
-
 def test_log_of_version_1_has_no_markers(tmp_path: Path) -> None:
     data = header(value=OLD_TRANSACTION_EDIT) + edits(0, 3)
     assert list(read_log(log(tmp_path, data))) == EDITS[:3]
@@ -169,9 +160,6 @@ def test_given_sync_bytes_between_any_two_records_when_read_then_they_are_skippe
     data = header(VERSION_3) + ESCAPE + marker(2) + ESCAPE + edits(0, 1) + ESCAPE + ESCAPE + edits(1, 2) + ESCAPE
     assert list(read_log(log(tmp_path, data))) == EDITS[:2]
     assert list(read_log(log(tmp_path, data[:-1]))) == EDITS[:2]
-
-
-# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,6 @@ def short(pointer: int, *, bound: int = 0, checkpoints: tuple[int, ...] = ()) ->
     return InProgress(pointer, 5, bound, InProgressType.SHORT, checkpoints)
 
 
-# --- a transaction ---------------------------------------------------------------------------------------------------
-
-
 def test_the_matrix_has_the_three_hundred_answers() -> None:
     assert sum(len(expected["isVisible"]) for expected in MATRIX) == 300
 
@@ -75,9 +72,6 @@ def test_given_a_version_when_asked_what_it_is_then_each_list_answers_for_itself
     assert [v for v in versions if asked.is_excluded(v)] == [90, 95, 110, 150]
     assert [v for v in versions if asked.is_checkpoint(v)] == [220, 250]
     assert [v for v in versions if asked.is_current_write(v)] == [200, 220, 250]
-
-
-# --- a snapshot ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", names("snapshots"))
@@ -145,9 +139,6 @@ def test_given_an_entry_when_it_has_no_type_then_a_negative_expiration_makes_it_
     kind: InProgressType | None, expiration_ms: int, is_long: bool
 ) -> None:
     assert InProgress(80, expiration_ms, 0, kind).is_long is is_long
-
-
-# --- ids -------------------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(LONGS | st.integers(0, 9)))

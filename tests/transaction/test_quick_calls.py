@@ -202,9 +202,6 @@ def test_connection_answered_at_once_is_not_the_most_silent(doers: Doers, servic
     assert latest[0] is latest[2] is not latest[1]
 
 
-# --- a connection by itself ------------------------------------------------------------------------------------------
-
-
 class Alone:
     """A connection without a socket, on which calls have come one by one; each is answered with its bytes."""
 

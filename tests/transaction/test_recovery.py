@@ -65,9 +65,6 @@ def worked(directory: Path, clock: ManualClock) -> TransactionManager:
     return manager
 
 
-# --- directories that Tephra left ------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["recovery-local", "recovery-sequencefile"])
 def test_recovery_of_tephras_directory_is_tephras_state(tmp_path: Path, name: str) -> None:
     directory = tmp_path / "tx"
@@ -99,8 +96,6 @@ def test_recovery_of_a_snapshot_of_any_version_fills_gaps(tmp_path: Path, name: 
     }
     assert all(one.type is not None for one in seen.in_progress)
 
-
-# --- edits of old and of odd logs ------------------------------------------------------------------------------------
 
 NOTHING = Snapshot(VisibilityState(0, BASE, BASE))
 
@@ -157,9 +152,6 @@ def test_replay_of_an_abort_never_issued_shows_nothing_to_come() -> None:
 def test_replay_of_an_edit_no_manager_writes_is_refused() -> None:
     with pytest.raises(FormatError, match="MOVE_WATERMARK"):
         replayed(NOTHING, Edit(1, EditState.MOVE_WATERMARK))
-
-
-# --- crashes ---------------------------------------------------------------------------------------------------------
 
 
 def test_recovery_keeps_a_timed_out_checkpoint_invalid(tmp_path: Path) -> None:

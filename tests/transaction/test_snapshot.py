@@ -66,9 +66,6 @@ def snapshots(draw: st.DrawFn, version: int) -> Snapshot:
     return Snapshot(visibility, draw(CHANGE_SETS), draw(CHANGE_SETS))
 
 
-# --- Tephra's bytes --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", names("snapshots"))
 def test_given_tephras_file_when_read_then_it_says_what_tephra_says(name: str) -> None:
     expected, data = load(f"snapshots/{name}.json"), vector(f"snapshots/{name}")
@@ -144,9 +141,6 @@ def test_given_a_number_when_written_then_it_is_zig_zag_in_groups_of_seven_bits(
     assert varint(value).hex() == expected
 
 
-# --- any snapshot ----------------------------------------------------------------------------------------------------
-
-
 @given(st.data(), st.integers(1, 4), st.lists(st.integers(1, 30), min_size=1, max_size=4))
 def test_given_any_snapshot_when_written_and_read_in_any_pieces_then_it_is_the_same(
     data: st.DataObject, version: int, sizes: list[int]
@@ -204,9 +198,6 @@ def test_given_a_large_list_when_written_then_it_is_written_in_pieces() -> None:
 
     write_snapshot(Sink(), Snapshot(with_invalid([BASE + n for n in range(50_000)])))
     assert max(sizes) <= 2 * CHUNK_BYTES
-
-
-# --- what is wrong with it, and where --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", [1, 2, 3, 4])

@@ -49,9 +49,6 @@ def after_each_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[]
     return install
 
 
-# --- which file ------------------------------------------------------------------------------------------------------
-
-
 def test_given_other_names_when_asked_then_they_are_ignored_and_counted(tmp_path: Path) -> None:
     put(tmp_path, 7)
     others = ["snapshot.8.bak", "snapshot.", "snapshot.-9", "snapshot.+9", "snapshot.9x", "snapshot.٩", "xsnapshot.9"]
@@ -78,9 +75,6 @@ def test_given_a_single_file_when_asked_then_it_is_used_whatever_its_name(tmp_pa
     assert (loaded.name, loaded.snapshot.timestamp_ms, loaded.notes) == ("saved-for-the-case", 7, ())
 
 
-# --- files that cannot be used ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("data", "reason", "detail"),
     [
@@ -100,9 +94,6 @@ def test_unusable_newest_snapshot_leaves_the_one_before(
     assert loaded.name == "snapshot.8"
     assert (rejected.name, rejected.reason) == ("snapshot.9", reason)
     assert detail in rejected.detail
-
-
-# --- a directory that changes meanwhile ------------------------------------------------------------------------------
 
 
 def test_snapshot_replaced_meanwhile_is_listed_again(
@@ -137,9 +128,6 @@ def test_given_a_directory_that_never_stands_still_when_asked_then_it_is_given_u
     with pytest.raises(NoUsableSnapshot, match=r"snapshot\.3"):
         DirectorySource(tmp_path).latest()
     assert listings == [1, 2, 3]
-
-
-# --- nothing to use --------------------------------------------------------------------------------------------------
 
 
 def test_given_no_directory_when_asked_then_the_error_names_it_and_the_setting(tmp_path: Path) -> None:

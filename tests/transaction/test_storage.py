@@ -38,9 +38,6 @@ def numbers(directory: Path, kind: str) -> list[int]:
     return sorted(int(path.suffix[1:]) for path in directory.glob(f"{kind}.*"))
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
 def test_given_a_manager_when_it_works_then_the_janitor_reads_its_snapshots(tmp_path: Path) -> None:
     with opened(tmp_path) as manager:
         manager.invalidate(manager.start_short().transaction_id)
@@ -84,9 +81,6 @@ def test_given_names_that_are_no_snapshots_when_recovered_then_they_are_left_alo
         manager.start_short()
     assert set(strange) <= {path.name for path in tmp_path.iterdir()}
     assert len(recovered(tmp_path).visibility.in_progress) == 1
-
-
-# --- damage ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("data", [b"", b"\x08\x02", b"\xff" * 40, b"\x0a" + bytes(30)])
@@ -146,9 +140,6 @@ def test_snapshot_that_cannot_be_written_leaves_the_manager_working(tmp_path: Pa
         (tmp_path / ".in-progress.1").mkdir()
         manager.take_snapshot()
     assert recovered(tmp_path) == left
-
-
-# --- durability ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -440,9 +431,6 @@ def test_recovery_after_a_kill_has_all_that_was_acknowledged(tmp_path: Path) -> 
         assert begun <= entries.keys()
         assert set(entries.values()) == {InProgressType.LONG}
         assert begun <= found.committing.keys()
-
-
-# --- whose it is -----------------------------------------------------------------------------------------------------
 
 
 def test_given_a_manager_when_another_one_wants_its_directory_then_it_is_refused(tmp_path: Path) -> None:

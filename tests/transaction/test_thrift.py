@@ -149,9 +149,6 @@ def test_given_fields_of_a_later_version_then_they_are_stepped_over() -> None:
     assert read_struct(data) == {1: 5, 2: 3, 20: [b"a", b"b"], 30: True}
 
 
-# --- bytes from anybody ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -222,9 +219,6 @@ def test_given_a_transaction_cut_at_any_byte_then_that_is_found() -> None:
     for size in range(len(data)):
         with pytest.raises(FormatError):
             decode_transaction(data[:size])
-
-
-# --- messages --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("vector", FRAMES, ids=lambda vector: f"{vector['direction']} {vector['call']}")
