@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.transaction.managers import NOW_MS
+from tests.transaction.managers import NOW_MS, served
 from tms_core.clock import ManualClock
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.rpc.service import TransactionService
@@ -19,7 +19,5 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def service(manager: TransactionManager) -> Iterator[TransactionService]:
-    service = TransactionService(manager, "127.0.0.1:0")
-    service.start()
-    yield service
-    service.stop()
+    with served(manager) as service:
+        yield service

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tms_core.clock import ManualClock
 from tms_core.transaction.codec.snapshot import read_snapshot, write_snapshot
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, Log, MemoryStorage, RecoveredLog
 from tms_core.transaction.model import Snapshot, VisibilityState
+from tms_core.transaction.rpc.service import TransactionService
 
 NOW_MS = 1_795_000_000_000
 #: The first pointer of that millisecond.
@@ -34,6 +38,17 @@ def recovered(directory: Path, clock: ManualClock | None = None) -> Snapshot:
         return state(manager)
 
 
+@contextmanager
+def served(manager: TransactionManager, **options: Any) -> Iterator[TransactionService]:
+    """Run a transaction service of the manager at a free port."""
+    service = TransactionService(manager, "127.0.0.1:0", **options)
+    service.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+
+
 class LookingStorage(MemoryStorage):
     """Recovers from a directory and leaves it as it is, so that it can be done again and again."""
 
@@ -47,28 +62,17 @@ class LookingStorage(MemoryStorage):
         self._storage.close()
 
 
-class LeftBehindList(MemoryStorage):
+class LeftBehind(MemoryStorage):
     """What a manager left that had invalid transactions, the last of which was its last."""
 
-    def __init__(self, invalid: array[int]) -> None:
-        self._state = VisibilityState(0, invalid[-1], invalid[-1], invalid)
+    def __init__(self, *invalid: int) -> None:
+        self._state = VisibilityState(0, invalid[-1], invalid[-1], array("q", invalid))
 
     def recover(self) -> RecoveredLog:
         stream = io.BytesIO()
         write_snapshot(stream, Snapshot(self._state))
         stream.seek(0)
         return RecoveredLog(read_snapshot(stream), iter(()), 0)
-
-
-class LeftBehind(LeftBehindList):
-    """What a manager left that had one invalid transaction, its last.
-
-    Args:
-        invalid: the transaction.
-    """
-
-    def __init__(self, invalid: int) -> None:
-        super().__init__(array("q", [invalid]))
 
 
 class SpyStorage(MemoryStorage):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support import each_raises
+from tests.support import each_raises, raising
 from tests.transaction.managers import BASE, NOW_MS, SpyStorage, state
 from tms_core.clock import ManualClock
 from tms_core.errors import (
@@ -24,7 +25,7 @@ from tms_core.errors import (
 from tms_core.transaction.manager import writes
 from tms_core.transaction.manager.conflicts import ChangeLimits
 from tms_core.transaction.manager.durable import ManagerStopped
-from tms_core.transaction.manager.journal import LogFailed, LogFile
+from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.manager import MAX_CHECKPOINTS, TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, RecoveredLog
 from tms_core.transaction.model import NO_TX_IN_PROGRESS, Transaction, TransactionType
@@ -333,21 +334,7 @@ def test_log_that_cannot_be_written_silences_the_manager(clock: ManualClock) -> 
     with pytest.raises(LogFailed):
         manager.start_short()
     storage.failure, storage.save_failure = None, StoreError("the disk is full.")
-    calls: list[Callable[[], object]] = [
-        manager.start_short,
-        manager.visibility,
-        manager.take_snapshot,
-        manager.reset,
-        manager.expire,
-    ]
-    for call in calls:
-        with pytest.raises(StoreError, match="disk is full"):
-            call()
-    with pytest.raises(CannotSnapshot, match="disk is full"):
-        manager.encoded_snapshot()
-    with pytest.raises(NoSnapshot, match="disk is full"):
-        manager.latest()
-    assert not manager.running
+    assert_unusable(manager, StoreError, "disk is full")
     storage.save_failure = None
     storage.happened.clear()
     manager.start_short()
@@ -358,16 +345,13 @@ def test_log_that_cannot_be_written_silences_the_manager(clock: ManualClock) -> 
 def test_abort_after_a_commit_that_did_not_reach_the_disk_invalidates(
     tmp_path: Path, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def put(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with TransactionManager(DirectoryStorage(tmp_path), clock) as manager:
         transaction = manager.start_short()
         pointer = transaction.transaction_id
         manager.can_commit(pointer, [])
         manager.note_written(pointer, "default:orders")
         with monkeypatch.context() as full:
-            full.setattr(LogFile, "_put", put)
+            full.setattr(os, "write", raising(OSError(errno.ENOSPC, "No space left on device")))
             with pytest.raises(LogFailed):
                 manager.commit(pointer)
         assert manager.status(pointer) == "in progress"
@@ -429,15 +413,16 @@ def test_given_a_manager_that_was_closed_when_called_then_it_says_so(clock: Manu
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.close()
-    assert not manager.running
-    each_raises(
-        ManagerStopped, manager.start_short, manager.visibility, manager.take_snapshot, manager.reset, manager.expire
-    )
-    with pytest.raises(CannotSnapshot):
-        manager.encoded_snapshot()
-    with pytest.raises(NoSnapshot, match="has stopped"):
-        manager.latest()
+    assert_unusable(manager, ManagerStopped, "has stopped")
     assert storage.happened[-1] == "close"
+
+
+def assert_unusable(manager: TransactionManager, error: type[Exception], reason: str) -> None:
+    calls = (manager.start_short, manager.visibility, manager.take_snapshot, manager.reset, manager.expire)
+    each_raises(error, *calls, match=reason)
+    each_raises(CannotSnapshot, manager.encoded_snapshot, match=reason)
+    each_raises(NoSnapshot, manager.latest, match=reason)
+    assert not manager.running
 
 
 def test_given_a_snapshot_that_cannot_be_written_then_the_manager_goes_on(clock: ManualClock) -> None:

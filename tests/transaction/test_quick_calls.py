@@ -13,7 +13,8 @@ from typing import cast
 import pytest
 
 from tests.support import PATIENCE_SECONDS, in_event_loop, wait_until
-from tests.transaction.test_service import connected, is_closed, received
+from tests.transaction.managers import served
+from tests.transaction.test_service import answered, asked, call, connected, is_closed
 from tms_core.clock import ManualClock
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.wire import MessageKind
@@ -33,9 +34,7 @@ def manager(clock: ManualClock) -> Iterator[TransactionManager]:
         yield manager
 
 
-def call(name: str = "startShort", *fields: bytes, number: int = 1) -> bytes:
-    data = wire.message(MessageKind.CALL, name, number, *fields)
-    return LENGTH.pack(len(data)) + data
+START = call("startShort")
 
 
 class Doers:
@@ -53,21 +52,12 @@ class Doers:
         return answer(manager, frame)
 
     def last(self, connection: socket.socket, name: str = "startShort", *fields: bytes) -> str:
-        self.send(connection, name, *fields)
-        self.receive(connection)
+        asked(connection, call(name, *fields))
         return self.threads[-1]
 
     def until_loop(self, connection: socket.socket) -> None:
         while self.last(connection) != LOOP:
             pass
-
-    @staticmethod
-    def send(connection: socket.socket, name: str, *fields: bytes) -> None:
-        connection.sendall(call(name, *fields))
-
-    @staticmethod
-    def receive(connection: socket.socket) -> None:
-        received(connection, int.from_bytes(received(connection, 4)))
 
 
 @contextmanager
@@ -146,10 +136,10 @@ def test_given_calls_that_come_at_once_then_workers_do_them_and_share_a_sync(
         while LOOP not in (doers.last(first), doers.last(second)):
             pass
         with one_turn(service):
-            for connection, name in ((first, "startShort"), (second, other)):
-                doers.send(connection, name)
+            first.sendall(START)
+            second.sendall(call(other))
         for connection in (first, second):
-            doers.receive(connection)
+            answered(connection)
     assert doers.threads[-2:] == [WORKER, WORKER]
 
 
@@ -164,18 +154,17 @@ def test_given_a_new_connection_then_its_first_call_is_read_from_the_stream(
 
 
 def test_quick_call_before_the_token_is_not_done(doers: Doers, manager: TransactionManager) -> None:
-    service = TransactionService(manager, "127.0.0.1:0", tokens={Level.CLIENT: lambda: b"secret"})
-    service.start()
-    with connected(service) as friend, connected(service) as foe:
-        doers.send(friend, "authenticate", wire.string(1, "secret"))
-        doers.receive(friend)
+    with (
+        served(manager, tokens={Level.CLIENT: lambda: b"secret"}) as service,
+        connected(service) as friend,
+        connected(service) as foe,
+    ):
+        asked(friend, call("authenticate", wire.string(1, "secret")))
         doers.until_loop(friend)
         done = len(doers.threads)
-        doers.send(foe, "startShort")
-        doers.receive(foe)
+        asked(foe, START)
         assert is_closed(foe)
         assert len(doers.threads) == done
-    service.stop()
 
 
 def test_given_what_begins_like_a_quick_call_and_is_none_then_it_is_cut_off(
@@ -183,7 +172,7 @@ def test_given_what_begins_like_a_quick_call_and_is_none_then_it_is_cut_off(
 ) -> None:
     with connected(service) as connection:
         doers.until_loop(connection)
-        broken = call()[LENGTH.size : -1]
+        broken = START[LENGTH.size : -1]
         connection.sendall(LENGTH.pack(len(broken)) + broken)
         assert is_closed(connection)
         wait_until(lambda: not service._connections)
@@ -237,8 +226,6 @@ class Alone:
         self.connection.eof_received()
         return (await self.reader.read()).removeprefix(b"first")
 
-    # --- the transport
-
     def write(self, data: bytes) -> None:
         self.sent.append(data)
 
@@ -262,8 +249,8 @@ async def test_given_an_answer_that_is_not_read_then_the_next_call_is_read_from_
 ) -> None:
     alone = Alone(manager)
     alone.unread = 1
-    alone.connection.data_received(call())
-    assert await alone.read() == call()
+    alone.connection.data_received(START)
+    assert await alone.read() == START
     assert not alone.done
 
 
@@ -272,21 +259,22 @@ async def test_given_more_bytes_while_a_call_is_held_then_both_are_read_from_the
     manager: TransactionManager,
 ) -> None:
     alone = Alone(manager)
-    alone.connection.data_received(call(number=1))
-    alone.connection.data_received(call(number=2))
-    assert await alone.read() == call(number=1) + call(number=2)
+    second = call("startShort", number=2)
+    for data in (START, second):
+        alone.connection.data_received(data)
+    assert await alone.read() == START + second
     assert (alone.done, alone.quick.under_way) == ([], 0)
 
 
 @in_event_loop
 async def test_bytes_behind_a_call_that_began_go_to_the_stream(manager: TransactionManager) -> None:
     alone = Alone(manager)
-    for data in (b"whole", call()):
+    for data in (b"whole", START):
         alone.connection.data_received(data)
     await asyncio.sleep(0)
     alone.connection.answered(len(b"whole"))
-    alone.connection.data_received(call())
-    assert await alone.read() == b"whole" + 2 * call()
+    alone.connection.data_received(START)
+    assert await alone.read() == b"whole" + 2 * START
     assert not alone.done
 
 
@@ -295,9 +283,9 @@ async def test_given_the_end_of_a_stream_while_a_call_is_held_then_that_is_read_
     manager: TransactionManager,
 ) -> None:
     alone = Alone(manager)
-    alone.connection.data_received(call())
+    alone.connection.data_received(START)
     alone.connection.eof_received()
-    assert await alone.reader.read() == b"first" + call()
+    assert await alone.reader.read() == b"first" + START
     await asyncio.sleep(0)
     assert not alone.done
 
@@ -307,7 +295,7 @@ async def test_given_a_connection_that_is_lost_while_a_call_is_held_then_it_coun
     manager: TransactionManager,
 ) -> None:
     alone = Alone(manager)
-    alone.connection.data_received(call())
+    alone.connection.data_received(START)
     alone.connection.connection_lost(None)
     assert alone.quick.under_way == 0
     await asyncio.sleep(0)
@@ -318,7 +306,7 @@ async def test_given_a_connection_that_is_lost_while_a_call_is_held_then_it_coun
 async def test_call_that_fails_closes_its_connection_and_is_not_repeated(manager: TransactionManager) -> None:
     alone = Alone(manager)
     alone.failure = MemoryError()
-    alone.connection.data_received(call())
+    alone.connection.data_received(START)
     assert await alone.read() == b""
     assert alone.aborted
     assert (len(alone.done), alone.quick.under_way) == (1, 0)

@@ -9,10 +9,9 @@ import select
 import socket
 import threading
 import tracemalloc
-from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,8 +25,8 @@ from thriftpy2.rpc import make_client
 from thriftpy2.thrift import TApplicationException
 from thriftpy2.transport import TFramedTransportFactory
 
-from tests.support import PATIENCE_SECONDS, wait_until
-from tests.transaction.managers import BASE, NOW_MS, LeftBehindList, SpyStorage
+from tests.support import PATIENCE_SECONDS, each_raises, wait_until
+from tests.transaction.managers import BASE, NOW_MS, LeftBehind, SpyStorage, served
 from tests.transaction.test_thrift import interface
 from tests.transaction.vectors import load
 from tms_core.clock import ManualClock
@@ -45,7 +44,7 @@ from tms_core.transaction.manager.storage import Log, MemoryStorage
 from tms_core.transaction.rpc import service as module
 from tms_core.transaction.rpc.calls import METHODS, answer
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.line import ServiceUnavailable, as_text
+from tms_core.transaction.rpc.line import LENGTH, ServiceUnavailable, as_text
 from tms_core.transaction.rpc.service import MAX_FRAME_BYTES, Level, TransactionService
 from tms_core.web.failed_attempts import FailedAttempts
 
@@ -59,9 +58,8 @@ def manager(clock: ManualClock) -> Iterator[TransactionManager]:
         yield manager
 
 
-@pytest.fixture
-def client(service: TransactionService) -> Iterator[Any]:
-    client = make_client(
+def thrift_client(service: TransactionService) -> Any:
+    return make_client(
         interface().TTransactionServer,
         "127.0.0.1",
         service.port,
@@ -69,12 +67,33 @@ def client(service: TransactionService) -> Iterator[Any]:
         trans_factory=TFramedTransportFactory(),
         proto_factory=TBinaryProtocolFactory(),
     )
-    yield client
-    client.close()
+
+
+@pytest.fixture
+def client(service: TransactionService) -> Iterator[Any]:
+    with closing(thrift_client(service)) as client:
+        yield client
 
 
 def connected(service: TransactionService) -> socket.socket:
     return socket.create_connection(("127.0.0.1", service.port), PATIENCE_SECONDS)
+
+
+def call(name: str, *fields: bytes, number: int = 1) -> bytes:
+    data = wire.message(MessageKind.CALL, name, number, *fields)
+    return LENGTH.pack(len(data)) + data
+
+
+STATUS = call("status")
+
+
+def answered(connection: socket.socket) -> wire.RpcMessage:
+    return wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
+
+
+def asked(connection: socket.socket, data: bytes = STATUS) -> wire.RpcMessage:
+    connection.sendall(data)
+    return answered(connection)
 
 
 def received(connection: socket.socket, size: int) -> bytes:
@@ -254,8 +273,8 @@ VALUES = st.one_of(
 def test_given_any_arguments_then_every_method_answers(method: str, values: dict[int, Callable[[int], bytes]]) -> None:
     with TransactionManager(MemoryStorage(), ManualClock(NOW_MS)) as manager:
         manager.start_short()
-        call = wire.message(MessageKind.CALL, method, 7, *(make(number) for number, make in values.items()))
-        found = wire.read_message(answer(manager, call))
+        data = wire.message(MessageKind.CALL, method, 7, *(make(number) for number, make in values.items()))
+        found = wire.read_message(answer(manager, data))
         assert (found.name, found.number) == (method, 7)
         assert found.kind in (MessageKind.REPLY, MessageKind.EXCEPTION)
         assert manager.running
@@ -264,9 +283,7 @@ def test_given_any_arguments_then_every_method_answers(method: str, values: dict
 def test_method_that_does_not_exist_is_answered(service: TransactionService) -> None:
     with connected(service) as connection:
         for name, kind in (("tidyUp", 1), ("commitTx", 7), ("invalidateTx", 7), ("truncateInvalidTx", 2)):
-            data = wire.message(MessageKind.CALL, name, 9)
-            connection.sendall(len(data).to_bytes(4) + data)
-            found = wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
+            found = asked(connection, call(name, number=9))
             assert (found.name, found.number) == (name, 9)
             assert found.fields.get(2) == (None if found.kind == MessageKind.REPLY else kind)
 
@@ -326,20 +343,12 @@ def test_connections_are_bounded_by_open_files(monkeypatch: pytest.MonkeyPatch, 
     assert module._most_connections() == most
 
 
-STATUS = len(wire.message(MessageKind.CALL, "status", 1)).to_bytes(4) + wire.message(MessageKind.CALL, "status", 1)
-
-
 def large_call() -> bytes:
     """A call that is larger than several may be at a time, with its length."""
     changes = [b"%d" % number for number in range(20_000)]
-    call = wire.message(MessageKind.CALL, "canCommitOrThrow", 1, wire.i64(1, 7), wire.strings(2, changes, Kind.SET))
-    assert len(call) > 2 * module.LARGE_BYTES
-    return len(call).to_bytes(4) + call
-
-
-def asked(connection: socket.socket, data: bytes = STATUS) -> wire.RpcMessage:
-    connection.sendall(data)
-    return wire.read_message(received(connection, int.from_bytes(received(connection, 4))))
+    large = call("canCommitOrThrow", wire.i64(1, 7), wire.strings(2, changes, Kind.SET))
+    assert len(large) > 2 * module.LARGE_BYTES + LENGTH.size
+    return large
 
 
 def test_connection_without_a_whole_call_is_closed(
@@ -369,7 +378,7 @@ def test_large_calls_that_do_not_come_whole_block_large_ones_only(service: Trans
         assert asked(small).fields == {0: b"OK"}
         assert select.select([late], [], [], 0) == ([], [], [])
         begun[0].close()
-        assert wire.read_message(received(late, int.from_bytes(received(late, 4)))).name == "canCommitOrThrow"
+        assert answered(late).name == "canCommitOrThrow"
         assert asked(begun[1], large[begins:]).name == "canCommitOrThrow"
 
 
@@ -444,31 +453,28 @@ def test_given_a_port_in_use_when_started_then_the_error_names_the_setting(
 
 def test_stop_answers_a_call_under_way_and_closes_silent_ones(clock: ManualClock) -> None:
     storage = SlowStorage()
-    manager = TransactionManager(storage, clock)
-    service = TransactionService(manager, "127.0.0.1:0")
-    service.start()
-    with connected(service) as silent, connected(service) as busy, ThreadPoolExecutor(1) as stopper:
-        data = wire.message(MessageKind.CALL, "startShort", 1)
-        busy.sendall(len(data).to_bytes(4) + data)
+    with (
+        served(TransactionManager(storage, clock)) as service,
+        connected(service) as silent,
+        connected(service) as busy,
+        ThreadPoolExecutor(1) as stopper,
+    ):
+        busy.sendall(call("startShort"))
         assert storage.in_sync.wait(PATIENCE_SECONDS)
         stopped = stopper.submit(service.stop)
         assert is_closed(silent)
         storage.go_on.set()
-        found = wire.read_message(received(busy, int.from_bytes(received(busy, 4))))
-        assert found.fields[0][1] == BASE + 1
+        assert answered(busy).fields[0][1] == BASE + 1
         assert is_closed(busy)
         stopped.result(PATIENCE_SECONDS)
-    service.stop()
 
 
 def test_stop_closes_a_call_that_does_not_end(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STOP_SECONDS", 0.01)
     storage = SlowStorage()
-    service = TransactionService(TransactionManager(storage, clock), "127.0.0.1:0")
-    service.start()
-    with connected(service) as busy, ThreadPoolExecutor(1) as stopper:
-        data = wire.message(MessageKind.CALL, "startShort", 1)
-        busy.sendall(len(data).to_bytes(4) + data)
+    manager = TransactionManager(storage, clock)
+    with served(manager) as service, connected(service) as busy, ThreadPoolExecutor(1) as stopper:
+        busy.sendall(call("startShort"))
         assert storage.in_sync.wait(PATIENCE_SECONDS)
         stopped = stopper.submit(service.stop)
         assert is_closed(busy)
@@ -501,13 +507,11 @@ def test_given_time_then_the_service_has_transactions_expire_and_takes_snapshots
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     manager.start_short(1)
-    service = TransactionService(manager, "127.0.0.1:0", cleanup_seconds=0.01, snapshot_seconds=0.01)
-    service.start()
-    clock.advance(2_000)
-    wait_until(lambda: manager.invalid_size() == 1)
-    before = storage.happened.count("save")
-    wait_until(lambda: storage.happened.count("save") > before)
-    service.stop()
+    with served(manager, cleanup_seconds=0.01, snapshot_seconds=0.01):
+        clock.advance(2_000)
+        wait_until(lambda: manager.invalid_size() == 1)
+        before = storage.happened.count("save")
+        wait_until(lambda: storage.happened.count("save") > before)
 
 
 def test_given_no_other_wish_then_what_has_timed_out_is_looked_for_each_second(
@@ -520,10 +524,8 @@ def test_given_no_other_wish_then_what_has_timed_out_is_looked_for_each_second(
         await asyncio.Event().wait()
 
     monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
-    service = TransactionService(manager, "127.0.0.1:0")
-    service.start()
-    wait_until(lambda: len(asked) == 2)
-    service.stop()
+    with served(manager):
+        wait_until(lambda: len(asked) == 2)
     assert sorted(asked) == [1, 60]
 
 
@@ -533,14 +535,11 @@ def test_given_a_snapshot_that_fails_then_that_is_logged_and_the_next_one_is_tri
     storage = SpyStorage()
     manager = TransactionManager(storage, clock)
     storage.save_failure = LogFailed("the disk is full.")
-    service = TransactionService(manager, "127.0.0.1:0", cleanup_seconds=60, snapshot_seconds=0.01)
-    with caplog.at_level(logging.ERROR):
-        service.start()
+    with caplog.at_level(logging.ERROR), served(manager, cleanup_seconds=60, snapshot_seconds=0.01):
         wait_until(lambda: "the disk is full" in caplog.text)
-    storage.save_failure = None
-    before = storage.happened.count("save")
-    wait_until(lambda: storage.happened.count("save") > before)
-    service.stop()
+        storage.save_failure = None
+        before = storage.happened.count("save")
+        wait_until(lambda: storage.happened.count("save") > before)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -556,10 +555,10 @@ def test_change_set_of_too_many_keys_is_refused_before_it_is_read(manager: Trans
     )
     # Empty strings: 1 MB on the wire, and more than 30 MB as objects.
     keys = [b""] * (wire.MOST_STRINGS + 1)
-    call = wire.message(MessageKind.CALL, name, 7, first, wire.strings(2, keys, Kind.SET))
+    data = wire.message(MessageKind.CALL, name, 7, first, wire.strings(2, keys, Kind.SET))
     tracemalloc.start()
     try:
-        found = wire.read_message(answer(manager, call))
+        found = wire.read_message(answer(manager, data))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -588,8 +587,7 @@ def test_large_call_takes_memory_of_the_server_and_waits_until_there_is_some(ser
         with connected(service) as connection, connected(service) as small:
             connection.sendall(large[:begins])
             wait_until(lambda: memory.waiting == 1)
-            name = wire.message(MessageKind.CALL, "status", 1)
-            assert asked(small, len(name).to_bytes(4) + name).name == "status"
+            assert asked(small).name == "status"
             loop.call_soon_threadsafe(other.close)
             wait_until(lambda: 3 * (len(large) - 4) < memory.used_bytes < lasting - 1000)
             assert asked(connection, large[begins:]).name == "canCommitOrThrow"
@@ -611,12 +609,11 @@ def test_large_call_without_memory_is_answered_and_the_connection_goes_on(servic
         yield abort
 
     service.room = no_room
-    status = wire.message(MessageKind.CALL, "status", 2)
     with connected(service) as connection:
         refused = asked(connection, large_call())
         assert (refused.kind, refused.fields[2]) == (MessageKind.EXCEPTION, Failure.PROTOCOL_ERROR)
         assert as_text(refused.fields, 1) == module.NO_MEMORY
-        assert asked(connection, len(status).to_bytes(4) + status).name == "status"
+        assert asked(connection).name == "status"
 
 
 def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(
@@ -624,32 +621,26 @@ def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(
 ) -> None:
     # 22,000 invalid ids take 176 kB, above the limit of this test; 17 MB above the real limit take too long to send.
     monkeypatch.setattr(module, "MAX_FRAME_BYTES", 128 << 10)
-    storage = LeftBehindList(array("q", range(1, 22_001)))
-    with TransactionManager(storage, clock) as manager:
-        service = TransactionService(manager, "127.0.0.1:0")
-        service.start()
-        try:
-            with TransactionClient(service.address, PATIENCE_SECONDS) as client:
-                one, two = client.start_short(), client.start_long()
-                assert len(one.invalids) == 22_000
-                more = client.checkpoint(one)
-                assert more.checkpoint_write_pointers[-1] == more.write_pointer > one.write_pointer
-                assert more.invalids is one.invalids
-                client.abort(more)
-                client.abort(two)
-                assert manager.status(one.transaction_id) == "ended"
-                # A long one becomes invalid, so its type has come with the id.
-                assert manager.status(two.transaction_id) == "invalid"
-                # As Tephra's own client does it.
-                client._takes_ids = False
-                client.abort(client.checkpoint(client.start_short()))
-                assert client.truncate_invalid(one.invalids)
-                assert client.invalid_size() == 1
-            with connected(service) as connection:
-                connection.sendall((module.MAX_FRAME_BYTES + 1).to_bytes(4))
-                assert is_closed(connection)
-        finally:
-            service.stop()
+    with TransactionManager(LeftBehind(*range(1, 22_001)), clock) as manager, served(manager) as service:
+        with TransactionClient(service.address, PATIENCE_SECONDS) as client:
+            one, two = client.start_short(), client.start_long()
+            assert len(one.invalids) == 22_000
+            more = client.checkpoint(one)
+            assert more.checkpoint_write_pointers[-1] == more.write_pointer > one.write_pointer
+            assert more.invalids is one.invalids
+            client.abort(more)
+            client.abort(two)
+            assert manager.status(one.transaction_id) == "ended"
+            # A long one becomes invalid, so its type has come with the id.
+            assert manager.status(two.transaction_id) == "invalid"
+            # As Tephra's own client does it.
+            client._takes_ids = False
+            client.abort(client.checkpoint(client.start_short()))
+            assert client.truncate_invalid(one.invalids)
+            assert client.invalid_size() == 1
+        with connected(service) as connection:
+            connection.sendall((module.MAX_FRAME_BYTES + 1).to_bytes(4))
+            assert is_closed(connection)
 
 
 # --- a token ---------------------------------------------------------------------------------------------------------
@@ -658,12 +649,8 @@ def test_list_longer_than_a_frame_does_not_keep_transactions_from_ending(
 @pytest.fixture
 def guarded(manager: TransactionManager, tmp_path: Path) -> Iterator[TransactionService]:
     (tmp_path / "token").write_bytes(b" secret\n")
-    service = TransactionService(
-        manager, "127.0.0.1:0", tokens={Level.CLIENT: lambda: read_token("token_file", tmp_path / "token", 1)}
-    )
-    service.start()
-    yield service
-    service.stop()
+    with served(manager, tokens={Level.CLIENT: lambda: read_token("token_file", tmp_path / "token", 1)}) as service:
+        yield service
 
 
 @pytest.mark.parametrize("token", [b"wrong", b"secre", b"secret2"])
@@ -722,24 +709,21 @@ def test_administrative_call_without_the_administrative_token_does_nothing(
     admin_token.write_bytes(b"of operators")
     files = {Level.ADMIN: admin_token} | ({Level.CLIENT: client_token} if for_clients else {})
     tokens = {level: partial(read_token, "token_file", file, 1) for level, file in files.items()}
-    service = TransactionService(manager, "127.0.0.1:0", tokens=tokens)
-    service.start()
-    try:
+    with served(manager, tokens=tokens) as service:
         invalid = manager.start_short().transaction_id
         manager.invalidate(invalid)
         wanted = TransactionSettings(thrift=service.address, token_file=client_token if for_clients else None)
         with TransactionClient.configured(wanted) as client:
             client.commit(client.start_short().transaction_id)
             client.invalidate(client.start_short().transaction_id)
-            calls = [
+            each_raises(
+                ServiceUnavailable,
                 lambda: client.truncate_invalid([invalid]),
                 lambda: client.truncate_invalid_before(2**62),
                 client.reset,
                 client.encoded_snapshot,
-            ]
-            for call in calls:
-                with pytest.raises(ServiceUnavailable, match="administrative token"):
-                    call()
+                match="administrative token",
+            )
         assert manager.invalid_size() == 2
         admin = wanted.model_copy(update={"admin_token_file": admin_token})
         with TransactionClient.configured(admin) as operator:
@@ -747,38 +731,33 @@ def test_administrative_call_without_the_administrative_token_does_nothing(
             assert operator.encoded_snapshot()
             assert operator.truncate_invalid([invalid])
         assert manager.invalid_size() == 1
-    finally:
-        service.stop()
 
 
 def test_administrative_call_of_an_old_message_without_version_needs_the_token(manager: TransactionManager) -> None:
-    service = TransactionService(manager, "127.0.0.1:0", tokens={Level.ADMIN: lambda: b"of operators"})
-    service.start()
-    try:
-        manager.invalidate(manager.start_short().transaction_id)
-        with connected(service) as connection:
-            name = b"resetState"
-            frame = len(name).to_bytes(4) + name + b"\1" + (1).to_bytes(4) + b"\0"
-            connection.sendall(len(frame).to_bytes(4) + frame)
-            assert b"administrative token" in connection.recv(1000)
-        assert manager.invalid_size() == 1
-    finally:
-        service.stop()
+    manager.invalidate(manager.start_short().transaction_id)
+    with served(manager, tokens={Level.ADMIN: lambda: b"of operators"}) as service, connected(service) as connection:
+        name = b"resetState"
+        frame = len(name).to_bytes(4) + name + b"\1" + (1).to_bytes(4) + b"\0"
+        connection.sendall(len(frame).to_bytes(4) + frame)
+        assert b"administrative token" in connection.recv(1000)
+    assert manager.invalid_size() == 1
 
 
 def test_given_a_token_file_that_is_gone_or_empty_then_that_is_said(
     guarded: TransactionService, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = TransactionSettings(thrift=guarded.address, token_file=tmp_path / "none")
-    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="cannot be read"):
-        client.start_short()
+
+    def assert_refused(reason: str) -> None:
+        with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match=reason):
+            client.start_short()
+
+    assert_refused("cannot be read")
     (tmp_path / "none").write_bytes(b"\n")
-    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="is empty"):
-        client.start_short()
+    assert_refused("is empty")
     (tmp_path / "none").write_bytes(b"secret")
     (tmp_path / "token").unlink()
-    with TransactionClient.configured(settings) as client, pytest.raises(ServiceUnavailable, match="refuses the token"):
-        client.start_short()
+    assert_refused("refuses the token")
     assert "cannot be read" in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import random
@@ -14,9 +15,11 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support import raising
 from tests.transaction.managers import BASE, NOW_MS, recovered, state
 from tests.transaction.vectors import TEPHRA
 from tms_core.clock import ManualClock
@@ -28,6 +31,8 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryBusy, DirectoryFailed, DirectoryStorage
 from tms_core.transaction.model import InProgressType
 from tms_core.transaction.source.source import DirectorySource
+
+fails = raising(OSError(errno.ENOSPC, "No space left on device"))
 
 
 def opened(directory: Path, **options: int) -> TransactionManager:
@@ -276,7 +281,7 @@ def test_log_write_without_memory_makes_nothing_safe(tmp_path: Path, monkeypatch
     log.sync(log.append(Edit(1, EditState.INVALID)))
     lost = log.append(Edit(2, EditState.INVALID))
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", runs_out)
+        patched.setattr(os, "write", raising(MemoryError))
         with pytest.raises(MemoryError):
             log.sync(lost)
     for position in (lost, log.append(Edit(3, EditState.INVALID))):
@@ -284,14 +289,6 @@ def test_log_write_without_memory_makes_nothing_safe(tmp_path: Path, monkeypatch
             log.sync(position)
     assert list(read_log(tmp_path / "txlog.1")) == [Edit(1, EditState.INVALID)]
     log.close()
-
-
-def runs_out(*_: object) -> int:
-    raise MemoryError
-
-
-def fails(_: int) -> None:
-    raise OSError(28, "No space left on device")
 
 
 def test_given_a_disk_that_writes_in_pieces_then_all_of_it_is_there(
@@ -312,7 +309,7 @@ def test_given_a_full_disk_when_the_manager_stops_then_what_it_answered_is_recov
     manager.start_short()
     left = state(manager)
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", lambda *_: fails(0))
+        patched.setattr(os, "write", fails)
         with pytest.raises(LogFailed):
             manager.start_short()
     manager.close()
@@ -324,20 +321,15 @@ WRITE = os.write
 
 def torn(file: int, data: bytes) -> int:
     WRITE(file, data[:40])
-    raise OSError(28, "No space left on device")
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize(
     ("name", "failure", "first", "is_there"),
-    [("write", torn, False, False), ("fdatasync", fails, False, True), ("open", lambda *_: fails(0), True, False)],
+    [("write", torn, False, False), ("fdatasync", fails, False, True), ("open", fails, True, False)],
 )
 def test_log_that_failed_goes_on_from_what_is_there(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    failure: Callable[..., object],
-    first: bool,
-    is_there: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, failure: Any, first: bool, is_there: bool
 ) -> None:
     manager = opened(tmp_path / "tx")
     kept, other = manager.start_short(), manager.start_short(client="me")
@@ -349,7 +341,7 @@ def test_log_that_failed_goes_on_from_what_is_there(
         patched.setattr(os, name, failure)
         with pytest.raises(LogFailed):
             manager.commit(kept.transaction_id)
-        patched.setattr(Path, "open", lambda *_: fails(0))
+        patched.setattr(Path, "open", fails)
         for _ in range(3):
             with pytest.raises(DirectoryFailed):
                 manager.commit(kept.transaction_id)

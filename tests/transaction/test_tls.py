@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
+import contextlib
 import ssl
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,15 +12,13 @@ from unittest.mock import Mock
 
 import pytest
 import yaml
-from thriftpy2.protocol import TBinaryProtocolFactory
-from thriftpy2.rpc import make_client
 from thriftpy2.thrift import TApplicationException
-from thriftpy2.transport import TFramedTransportFactory
 
 import tms_core.client
 from tests.server.test_protocol import make_certificate, shown
-from tests.support import PATIENCE_SECONDS
-from tests.transaction.test_thrift import interface
+from tests.support import PATIENCE_SECONDS, wait_until
+from tests.transaction.managers import served
+from tests.transaction.test_service import connected, is_closed, thrift_client
 from tms_core.cli.main import execute
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError
@@ -54,21 +51,12 @@ def of(tls: TlsSettings) -> ServerCertificate:
 
 @pytest.fixture
 def service(manager: TransactionManager, tls: TlsSettings) -> Iterator[TransactionService]:
-    service = TransactionService(manager, "127.0.0.1:0", certificate=of(tls))
-    service.start()
-    yield service
-    service.stop()
+    with served(manager, certificate=of(tls)) as service:
+        yield service
 
 
 def settings_for(service: TransactionService, ca_file: Path, host: str = "localhost") -> TransactionSettings:
     return TransactionSettings(source="thrift", thrift=f"{host}:{service.port}", ca_file=ca_file)
-
-
-def is_closed(connection: socket.socket) -> bool:
-    try:
-        return connection.recv(1) == b""
-    except ConnectionResetError:
-        return True
 
 
 def test_client_that_trusts_the_authority_has_calls_of_every_size_done(
@@ -131,22 +119,16 @@ def test_plain_client_of_a_service_with_tls_learns_that_it_needs_tls(
 
 
 def test_client_of_tephra_at_a_service_with_tls_learns_that_it_needs_tls(service: TransactionService) -> None:
-    client = make_client(
-        interface().TTransactionServer,
-        "127.0.0.1",
-        service.port,
-        proto_factory=TBinaryProtocolFactory(),
-        trans_factory=TFramedTransportFactory(),
-        timeout=PATIENCE_SECONDS * 1000,
-    )
-    with pytest.raises(TApplicationException, match="speaks TLS only"):
+    with (
+        contextlib.closing(thrift_client(service)) as client,
+        pytest.raises(TApplicationException, match="speaks TLS only"),
+    ):
         client.startShort()
-    client.close()
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1x", b"\x16nothing of TLS", b"\xff\xff\xff\xff"])
 def test_garbage_at_a_service_with_tls_is_cut_off(service: TransactionService, data: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", service.port), PATIENCE_SECONDS) as connection:
+    with connected(service) as connection:
         connection.sendall(data)
         assert is_closed(connection) or is_closed(connection)
 
@@ -154,17 +136,13 @@ def test_garbage_at_a_service_with_tls_is_cut_off(service: TransactionService, d
 def test_client_over_tls_of_a_plain_service_learns_what_is_missing(
     manager: TransactionManager, tls: TlsSettings
 ) -> None:
-    plain = TransactionService(manager, "127.0.0.1:0")
-    plain.start()
-    try:
-        with (
-            TransactionClient.configured(settings_for(plain, tls.certificate)) as client,
-            pytest.raises(ServiceUnavailable, match="over TLS") as error,
-        ):
-            client.start_short()
-        assert "transactions.tls" in error.value.hint
-    finally:
-        plain.stop()
+    with (
+        served(manager) as plain,
+        TransactionClient.configured(settings_for(plain, tls.certificate)) as client,
+        pytest.raises(ServiceUnavailable, match="over TLS") as error,
+    ):
+        client.start_short()
+    assert "transactions.tls" in error.value.hint
 
 
 def test_silent_connection_without_a_handshake_is_cut_off(
@@ -172,7 +150,7 @@ def test_silent_connection_without_a_handshake_is_cut_off(
 ) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 0.1)
     for begins in (b"", b"\x16", b"\0\0"):
-        with socket.create_connection(("127.0.0.1", service.port), PATIENCE_SECONDS) as connection:
+        with connected(service) as connection:
             connection.sendall(begins)
             assert is_closed(connection)
 
@@ -183,10 +161,7 @@ def test_many_connections_without_a_handshake_do_not_keep_others_out(
     monkeypatch.setattr(module, "MAX_CONNECTIONS", 3)
     monkeypatch.setattr(module, "HANDSHAKE_SECONDS", 2 * PATIENCE_SECONDS)
     with ExitStack() as stack:
-        silent = [
-            stack.enter_context(socket.create_connection(("127.0.0.1", service.port), PATIENCE_SECONDS))
-            for _ in range(3)
-        ]
+        silent = [stack.enter_context(connected(service)) for _ in range(3)]
         with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
             assert client.status() == "OK"
         silent[0].settimeout(10)
@@ -198,25 +173,19 @@ def test_certificate_that_is_renewed_is_shown_to_new_connections_and_open_ones_g
 ) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0.01)
     new = make_certificate(tls.key.with_name("new.pem"), tls.key.with_name("new.key"))
-    service = TransactionService(manager, "127.0.0.1:0", certificate=of(tls))
-    service.start()
-    try:
+    with served(manager, certificate=of(tls)) as service:
         with TransactionClient.configured(settings_for(service, tls.certificate)) as client:
             client.start_short()
             former = shown(service.port)
             tls.certificate.write_bytes(new.certificate.read_bytes())
-            while "transactions.tls.certificate " not in caplog.text:
-                time.sleep(0.01)
+            wait_until(lambda: "transactions.tls.certificate " in caplog.text)
             assert shown(service.port) == former
             tls.key.write_bytes(new.key.read_bytes())
-            while shown(service.port) == former:
-                time.sleep(0.01)
+            wait_until(lambda: shown(service.port) != former)
             client.start_short()
         assert shown(service.port) == new.certificate.read_bytes().strip()
         with TransactionClient.configured(settings_for(service, new.certificate)) as client:
             client.start_short()
-    finally:
-        service.stop()
     assert len(manager.visibility().in_progress) == 3
 
 
@@ -255,10 +224,9 @@ def test_key_that_others_can_read_later_is_reported_once_and_stays_in_force(
 
 def test_ca_file_that_is_missing_names_the_setting(tmp_path: Path) -> None:
     settings = TransactionSettings(source="thrift", ca_file=tmp_path / "nothing.pem")
-    with pytest.raises(ConfigurationError, match=r"transactions\.ca_file"):
-        TransactionClient.configured(settings)
-    with pytest.raises(ConfigurationError, match=r"transactions\.ca_file"):
-        source_of(settings)
+    for use in (TransactionClient.configured, source_of):
+        with pytest.raises(ConfigurationError, match=r"transactions\.ca_file"):
+            use(settings)
 
 
 def test_server_with_tls_for_transactions_serves_clients_and_commands(
