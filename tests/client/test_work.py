@@ -23,6 +23,7 @@ from tms_core.client import (
     Participant,
     PostCommitFailed,
     Retry,
+    ServiceUnavailable,
     TopicNotFound,
     Transaction,
     TransactionClient,
@@ -229,6 +230,29 @@ def test_work_while_the_server_does_not_answer_counts_no_delivery(
     assert committed(client) == [b"0", b"1", b"2", b"3"]
     assert set(given) == {b"0", b"1", b"2", b"3"}
     assert "orders-dead" not in [topic.topic for topic in client.topics("default")]
+
+
+def test_work_on_a_stopped_server_raises_when_the_idle_time_is_over() -> None:
+    with (
+        Client("http://127.0.0.1:1", transactions="127.0.0.1:1") as client,
+        pytest.raises(ServiceUnavailable, match=r"127\.0\.0\.1:1 cannot be reached"),
+    ):
+        list(client.work(ORDERS, "billing", idle_seconds=IDLE))
+
+
+@pytest.mark.parametrize("topic", [ORDERS, "default:ord*"])
+def test_work_whose_server_stops_after_the_last_batch_raises(
+    server: InProcess, client: Client, faults: Faults, topic: str
+) -> None:
+    def bill_and_stop(work: GroupWork) -> None:
+        for tx, batch in work:
+            faults.at("poll", "before")
+            tx.publish(BILLS, [order.payload for order in batch])
+
+    client.publish(ORDERS, [b"1"])
+    with faulty_client(server, faults) as faulty, pytest.raises(Unanswered):
+        bill_and_stop(faulty.work(topic, "billing", idle_seconds=IDLE))
+    assert committed(client) == [b"1"]
 
 
 def test_work_after_a_cut_that_hides_the_roll_back_too_counts_no_delivery(

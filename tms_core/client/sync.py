@@ -349,7 +349,8 @@ class Client(Topics):
                 ``TOPIC-dead``, which the client creates. None: no limit.
             timeout_seconds: the timeout of a batch, from the commit of the previous batch on; None: the default of the
                 transaction service (30).
-            idle_seconds: the time without messages after which the loop stops; None: never.
+            idle_seconds: the time without messages after which the loop stops, with an error if no server responds
+                then; None: never.
 
         Returns:
             An iterable. Temporary errors (a server that is down, a transaction that timed out) are logged and retried.

@@ -66,7 +66,8 @@ class WorkOptions:
         max_deliveries: the highest number of deliveries of a message to the program; after that, the worker moves it to
             ``TOPIC-dead``. None: no limit.
         timeout_seconds: the timeout of a batch; None: the default of the transaction service.
-        idle_seconds: the time without messages after which the worker stops; None: never.
+        idle_seconds: the time without messages after which the worker stops, with an error if no server responds then;
+            None: never.
     """
 
     batch: int
@@ -108,6 +109,8 @@ class Worker:
         self._pauses = 0
         self._paused: Retry | None = None
         self._idle_since = core.monotonic()
+        #: Whether the last request got no response, so that it is not known whether there are messages.
+        self._is_cut_off = False
         self.stop = core.wire.stop()
         if self.stop.is_set():
             raise ClientClosed("The client is closed.", "Make another one.")
@@ -116,20 +119,27 @@ class Worker:
         """Commit the last batch, and claim the next one; None after a stop, or after ``idle_seconds`` without messages.
 
         Raises:
-            TmsError: a permanent error.
+            TmsError: a permanent error, or no server responds when the idle time is over.
         """
         found: list[Message] = []
         while True:
             try:
                 await self._finish(goes_on=True)
-                if self.stop.is_set() or self._is_over():
+                # A server that does not respond is not an idle topic: the program must not take it for the end of its
+                # work. Therefore one more attempt decides.
+                if self.stop.is_set() or (self._is_over() and not self._is_cut_off):
                     await self.give_back()
                     return None
                 found = await self._claim()
+                # After a failed poll, the rest of a round may have no topic left to poll.
+                self._is_cut_off = self._is_cut_off and not self._topics.has_answer
             except ClientClosed:
                 return None
             except _COMES_AGAIN as error:
                 await self.give_back()
+                self._is_cut_off = isinstance(error, PASSING)
+                if self._is_cut_off and self._is_over():
+                    raise
                 await self._wait(FAILED, error)
             except BaseException:
                 await self.give_back()
@@ -281,7 +291,7 @@ class Worker:
         self._paused = pauses
         seconds = pauses.pause_seconds(self._pauses, self.core.random)
         if error is not None:
-            logger.warning("a batch of %s for %s comes again in %.1f s: %s", self._topic, self._group, seconds, error)
+            logger.warning("group %s reads %s again in %.1f s: %s", self._group, self._topic, seconds, error)
         await self.stop.wait(seconds)
 
 

@@ -157,6 +157,7 @@ class Rotation:
     Attributes:
         positions: the next possible position of each topic polled since the last messages; None: unknown.
         is_complete: whether all topics have been polled since the last messages.
+        has_answer: whether a server has responded in this round.
         retry_seconds: the time until the server delivers failed messages again; None: no failed messages wait.
     """
 
@@ -176,6 +177,7 @@ class Rotation:
         self._blocked: set[TopicId] = set()
         self.positions: dict[TopicId, MessageId | None] = {}
         self.is_complete = True
+        self.has_answer = False
         self.retry_seconds: float | None = None
 
     async def round(self, most: int | None = None) -> AsyncIterator[TopicId]:
@@ -187,7 +189,7 @@ class Rotation:
         if self.is_complete or most is None:
             self.positions, self.retry_seconds = {}, None
             self._blocked.clear()
-        self.is_complete = False
+        self.is_complete = self.has_answer = False
         await self._list()
         for _ in count() if most is None else range(most):
             topic = await self._next()
@@ -204,6 +206,7 @@ class Rotation:
     def learn(self, topic: TopicId, batch: ClaimedBatch) -> None:
         """Record the response of a topic."""
         whole = self.whole(topic)
+        self.has_answer = True
         self.positions[topic] = batch.position
         if batch.retry_seconds is not None:
             self.retry_seconds = min(batch.retry_seconds, self.retry_seconds or batch.retry_seconds)
@@ -245,6 +248,7 @@ class Rotation:
             self._listed = now
             namespace = self._pattern.partition(":")[0]
             found = await self._core.ask(calls.list_topics(namespace))
+            self.has_answer = True
             self._tops = [one for one in found if fnmatchcase(str(one), self._pattern)]
 
     async def _next(self) -> TopicId | None:
