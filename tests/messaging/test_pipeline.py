@@ -55,7 +55,7 @@ def topic(context: WriterContext) -> TopicMetadata:
 @pytest.fixture
 def batch(context: WriterContext, topic: TopicMetadata) -> MessageWriteBatch:
     batch = MessageWriteBatch(context, topic)
-    batch.now_ms = NOW_MS
+    batch.now_ms, batch.is_transactional = NOW_MS, True
     return batch
 
 

@@ -11,9 +11,10 @@ would count as rows of a producer after a crash.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import TypeAlias
 
 from tms_core.messaging.ids import milliseconds, position
 from tms_core.messaging.producers.last_request import LANE_ROWS, LANES, LastRequest, RememberedRequest
@@ -30,6 +31,9 @@ _ALONE = 1
 #: batch uses a new millisecond, ids run ahead of the clock by at most this time; then requests start at the next free
 #: position until the clock has caught up.
 AHEAD_MS = 250
+
+#: Entries with their admissions, by the keys of their last requests.
+_Pairs: TypeAlias = dict[bytes, tuple[PublishEntry, Admission]]
 
 
 @dataclass(slots=True)
@@ -69,27 +73,29 @@ class Announcements:
             entries: the whole batch, with and without producers.
             at: the first free position.
         """
-        admissions = [entry.admission for entry in entries if entry.admission is not None]
+        pairs: _Pairs = {
+            admission.keys.request: (entry, admission)
+            for entry in entries
+            if (admission := entry.admission) is not None and entry.ttl_ms is None
+        }
         # Rows must outlive the producer: after a crash, deleted rows could not show the last request, nor that a
         # request is new. A producer without requests for IDLE_MS is forgotten, so such a TTL is long enough.
         is_lasting = topic.ttl_seconds * 1000 >= IDLE_MS and not topic.consumed
         is_near = milliseconds(at) < now_ms + AHEAD_MS
-        is_alone = len(admissions) == len(entries) and not [entry for entry in entries if entry.ttl_ms]
-        is_shared = is_lasting and is_near and is_alone
-        keys = [admission.keys.request for admission in admissions] if is_shared else []
-        _note(ahead, keys, is_small=max([entry.rows for entry in entries]) <= LANE_ROWS)
-        if not keys:
+        if not (is_lasting and is_near and len(pairs) == len(entries)):
+            pairs = {}
+        _note(ahead, pairs, is_small=max([entry.rows for entry in entries]) <= LANE_ROWS)
+        if not pairs:
             return entries
-        pairs = list(zip(entries, admissions, strict=True))
         if len(ahead.lanes) > 1:
-            pairs = [pair for _, pair in sorted(zip(map(ahead.lanes.__getitem__, keys), pairs, strict=True))]
+            pairs = {key: pairs[key] for key in ahead.lanes if key in pairs}
         if requests := self._covered(ahead, pairs, at):
-            for (entry, _), request in zip(pairs, requests, strict=True):
+            for (entry, _), request in zip(pairs.values(), requests, strict=True):
                 entry.announced = request
         elif len(ahead.lanes) > 1 and self._announces_ahead(ahead):
-            for entry, admission in pairs:
-                entry.lane = ahead.lanes[admission.keys.request]
-        return [entry for entry, _ in pairs]
+            for key, (entry, _) in pairs.items():
+                entry.lane = ahead.lanes[key]
+        return [entry for entry, _ in pairs.values()]
 
     def withdraw(self, ahead: AnnouncedAhead, entries: Iterable[PublishEntry], at: int) -> None:
         """Reduce announcements to requests that may be written already, before other entries are written.
@@ -140,12 +146,11 @@ class Announcements:
         for entry in entries:
             if (admission := entry.admission) is None:
                 continue
-            if entry.announced is None or ahead is None:
+            if (announced := entry.announced) is None or (last := admission.last) is None:
                 changes.append((admission.sent.name, self._change(ahead, entry, admission)))
             else:
                 # Before the write, because the rows may exist even if the write fails.
-                _, last = ahead.windows[admission.keys.request]
-                last.request, last.is_written = entry.announced, False
+                last.request, last.is_written = announced, False
         if not changes:
             return entries
         requests.change(*changes)
@@ -166,9 +171,7 @@ class Announcements:
     def note_written(self, entries: Iterable[PublishEntry]) -> None:
         """Note that the rows of entries exist, so that a repetition needs no search."""
         for entry in entries:
-            if (admission := entry.admission) is not None and (
-                last := self._requests.last.get(admission.keys.request)
-            ) is not None:
+            if (admission := entry.admission) is not None and (last := admission.last) is not None:
                 last.is_written = True
 
     def _change(self, ahead: AnnouncedAhead | None, entry: PublishEntry, admission: Admission) -> SideChange:
@@ -181,6 +184,7 @@ class Announcements:
         if ahead is not None and announced.until:
             # Before the write, because the row may exist even if the write fails.
             ahead.windows[key] = announced, last
+        entry.admission = admission._replace(last=last)
         puts, deletes = self._requests.begin_change(admission, entry.pointer)
         return SideChange(key, admission.previous, last.value, puts, deletes)
 
@@ -188,33 +192,32 @@ class Announcements:
         """Return whether announcements cover the next requests: the same producers have been alone for long enough."""
         return ahead.batches > _ALONE and self._requests.is_alone
 
-    def _covered(
-        self, ahead: AnnouncedAhead, pairs: Iterable[tuple[PublishEntry, Admission]], at: int
-    ) -> list[LastRequest]:
+    def _covered(self, ahead: AnnouncedAhead, pairs: _Pairs, at: int) -> list[LastRequest]:
         """Return the requests of a batch, from a position on; empty: earlier announcements do not cover all of them."""
         requests: list[LastRequest] = []
         if ahead.is_stale:
             return requests
-        for entry, admission in pairs:
-            window = ahead.windows.get(admission.keys.request)
-            # A repeated request needs an announcement of its own.
-            if window is None or admission.repeated is not None or admission.previous != window[1].value:
+        windows = ahead.windows
+        for key, (entry, admission) in pairs.items():
+            if (window := windows.get(key)) is None:
                 return []
-            # Another process may have written since, so that the last request was forgotten.
-            if self._requests.last.get(admission.keys.request) is not window[1]:
+            announced, last = window
+            # A repeated request needs an announcement of its own. And another process may have written since the
+            # announcement, so that the last request was read again.
+            if admission.repeated is not None or admission.last is not last:
                 return []
             # The first request of a transaction also stores the transaction, so it cannot skip the announcement.
             if entry.pointer is not None and not self._requests.has_begun(admission, entry.pointer):
                 return []
-            request = window[0].next(admission.sent.generation, admission.sent.sequence, at, entry.rows)
+            request = announced.next(admission.sent.generation, admission.sent.sequence, at, entry.rows)
             if request is None:
                 return []
             requests.append(request)
-            at = request.first + request.number
+            at = request.first + entry.rows
         return requests
 
 
-def _note(ahead: AnnouncedAhead, keys: Sequence[bytes], *, is_small: bool) -> None:
+def _note(ahead: AnnouncedAhead, keys: Collection[bytes], *, is_small: bool) -> None:
     """Note the producers of the next batch; mark the announcements as stale if they do not share the topic.
 
     Args:
@@ -223,13 +226,15 @@ def _note(ahead: AnnouncedAhead, keys: Sequence[bytes], *, is_small: bool) -> No
     """
     if not _shares(ahead, keys, is_small=is_small):
         ahead.batches, ahead.lanes, ahead.is_stale = 0, {}, bool(ahead.windows)
-    if _shares(ahead, keys, is_small=is_small):
-        ahead.batches += 1
-        for key in keys:
-            ahead.lanes.setdefault(key, len(ahead.lanes) + 1)
+        if not _shares(ahead, keys, is_small=is_small):
+            return
+    ahead.batches += 1
+    for key in keys:
+        if key not in ahead.lanes:
+            ahead.lanes[key] = len(ahead.lanes) + 1
 
 
-def _shares(ahead: AnnouncedAhead, keys: Sequence[bytes], *, is_small: bool) -> bool:
+def _shares(ahead: AnnouncedAhead, keys: Collection[bytes], *, is_small: bool) -> bool:
     """Return whether a batch may be written without a withdrawal: one producer is alone, or all have lanes."""
     if len(ahead.lanes) == 1:
         return list(keys) == list(ahead.lanes)

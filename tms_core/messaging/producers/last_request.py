@@ -90,10 +90,14 @@ class LastRequest(NamedTuple):
 
     def next(self, generation: int, sequence: int, at: int, number: int) -> LastRequest | None:
         """Return a later request at the first possible position from ``at`` on; None: this does not cover it."""
-        if not self.announces(generation, sequence) or number > (LANE_ROWS if self.lane else 1 << _PLACE_BITS):
+        # Unpacked, because each request of a producer comes this way.
+        announced_generation, announced_sequence, _, _, until, lane = self
+        if generation != announced_generation or not 0 < sequence - announced_sequence < _PLACES:
             return None
-        first = placed(self.lane, sequence, at)
-        return _request((generation, sequence, first, number, 0, 0)) if first + number <= self.until else None
+        if number > (LANE_ROWS if lane else 1 << _PLACE_BITS):
+            return None
+        first = placed(lane, sequence, at)
+        return _request((generation, sequence, first, number, 0, 0)) if first + number <= until else None
 
     def found(self, positions: Sequence[int]) -> LastRequest:
         """Return the last written request, by the positions of the rows after this one."""

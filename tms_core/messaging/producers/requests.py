@@ -91,16 +91,16 @@ class Admission(NamedTuple):
         keys: the keys of its producer, and of its last request to the topic.
         sent: the producer headers of the request.
         previous: the stored last request; None: no request is stored.
+        last: the same, as it is remembered.
         repeated: the last request, if this is a repetition of it.
-        is_written: whether the rows of the repeated request are known to exist.
         since: the position from which its rows would exist if it was written before; None: it was not.
     """
 
     keys: _Keys
     sent: Sent
     previous: bytes | None
-    repeated: LastRequest | None = None
-    is_written: bool = False
+    last: RememberedRequest | None = None
+    repeated: RememberedRequest | None = None
     since: int | None = None
 
 
@@ -172,15 +172,45 @@ class Requests:
                 the home of the producer.
             TmsError: the home does not exist, or the store failed.
         """
-        home = topic if sent.home == topic.topic else self._topics.get(sent.home)
-        messages = topic.rows_prefix
-        keys = _keys(sent.home.namespace, sent.home.topic, home.generation, sent.name, messages)
+        own, home = topic.topic, sent.home
+        # Compared by their names, because the comparison of the topics is a call, and each request comes this way.
+        is_own = home.topic == own.topic and home.namespace == own.namespace
+        generation = topic.generation if is_own else self._topics.get(home).generation
+        keys = _keys(home.namespace, home.topic, generation, sent.name, topic.rows_prefix)
         # Before the check of the generation: a registration stores its generation and then waits for noted requests. In
         # the other order, it could miss this request, which then writes after the registration.
         if not self.in_flight.begin(keys.request, keys.registered, sent.generation):
             raise Unavailable(f"A request of producer {sent.name} to this topic is under way.", "Try again.")
         try:
-            return self._admit(keys, sent, pointer, rows)
+            # A registration waits only for requests of its own server, so one server must lead both topics.
+            if not (self._side.private or self._side.have_one_leader(keys.registered, keys.request)):
+                raise _of_other_slots(sent)
+            check(sent)
+            # A cached registration may admit a request: where another server may change it, it is read again after the
+            # announcement. It must not fence an instance, because it may be outdated.
+            registered = self.rows[keys.registered]
+            if (registered is None or counting(registered) != sent.generation) and (
+                error := self._refusal(keys.producer, keys.registered, sent.generation)
+            ):
+                raise error
+            if pointer is not None and self.is_void(keys.producer, pointer):
+                raise TransactionEnded(
+                    f"Transaction {pointer} was rolled back, so it writes nothing.", "Start another transaction."
+                )
+            raw = self.rows[keys.request]
+            if raw is None:
+                return Admission(keys, sent, None)
+            last = self.last.get(keys.request)
+            if last is None or last.value != raw:
+                self.last[keys.request] = last = self._found(raw, keys)
+            former = last.request
+            if former.generation == sent.generation and former.sequence >= sent.sequence:
+                _check_repeated(sent, rows, former)
+                return Admission(keys, sent, raw, last, last)
+            since = last.since
+            if since is not None and not LastRequest.parse(raw).announces(sent.generation, sent.sequence):
+                since = None
+            return _admission((keys, sent, raw, last, None, since))
         except BaseException:
             self.in_flight.end([keys.request])
             raise
@@ -294,50 +324,6 @@ class Requests:
             "Another instance has taken over; end this one.",
         )
 
-    def _admit(self, keys: _Keys, sent: Sent, pointer: int | None, number: int) -> Admission:
-        """Return the state of the producer for its newest instance; raises as :meth:`admit`."""
-        # A registration waits only for requests of its own server, so one server must lead both topics.
-        if not (self._side.private or self._side.have_one_leader(keys.registered, keys.request)):
-            raise BadRequest(
-                f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
-                "Register a producer at the topic or partition that it publishes to, or set server.leader.slots to 1.",
-            )
-        check(sent)
-        # A cached registration may admit a request: where another server may change it, it is read again after the
-        # announcement. It must not fence an instance, because it may be outdated.
-        registered = self.rows[keys.registered]
-        if (registered is None or counting(registered) != sent.generation) and (
-            error := self._refusal(keys.producer, keys.registered, sent.generation)
-        ):
-            raise error
-        if pointer is not None and self.is_void(keys.producer, pointer):
-            raise TransactionEnded(
-                f"Transaction {pointer} was rolled back, so it writes nothing.", "Start another transaction."
-            )
-        raw = self.rows[keys.request]
-        if raw is None:
-            return Admission(keys, sent, None)
-        last = self.last.get(keys.request)
-        if last is None or last.value != raw:
-            self.last[keys.request] = last = self._found(raw, keys)
-        former = last.request
-        if former.generation != sent.generation or former.sequence < sent.sequence:
-            since = last.since
-            if since is not None and not LastRequest.parse(raw).announces(sent.generation, sent.sequence):
-                since = None
-            return _admission((keys, sent, raw, None, False, since))
-        if former.sequence > sent.sequence:
-            raise BadRequest(
-                f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
-                "Number requests upwards, and repeat only the last one.",
-            )
-        if former.number != number:
-            raise BadRequest(
-                f"Request {sent.sequence} of producer {sent.name} was sent before with another number of messages.",
-                "Repeat a request unchanged, or give the new request the next number.",
-            )
-        return Admission(keys, sent, raw, former, last.is_written)
-
     def _found(self, raw: bytes, keys: _Keys) -> RememberedRequest:
         """Return the last request by its row; if that covers more requests, also by the rows of messages."""
         announced = LastRequest.parse(raw)
@@ -348,3 +334,28 @@ class Requests:
         tails = (key[len(keys.messages) :][:MESSAGE_TAIL_BYTES] for key in found)
         # A repetition checks these rows again: a failed write of a transaction may have left inverted rows.
         return RememberedRequest(raw, announced.found([int.from_bytes(one, "big") for one in tails]), since=since)
+
+
+def _check_repeated(sent: Sent, rows: int, former: LastRequest) -> None:
+    """Check that a request repeats the last one.
+
+    Raises:
+        BadRequest: a later request was written, or a different one with the same number.
+    """
+    if former.sequence > sent.sequence:
+        raise BadRequest(
+            f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
+            "Number requests upwards, and repeat only the last one.",
+        )
+    if former.number != rows:
+        raise BadRequest(
+            f"Request {sent.sequence} of producer {sent.name} was sent before with another number of messages.",
+            "Repeat a request unchanged, or give the new request the next number.",
+        )
+
+
+def _of_other_slots(sent: Sent) -> BadRequest:
+    return BadRequest(
+        f"Producer {sent.name} of {sent.home} cannot publish to this topic: they are of different slots.",
+        "Register a producer at the topic or partition that it publishes to, or set server.leader.slots to 1.",
+    )

@@ -26,12 +26,10 @@ from tms_core.transaction.model import transaction_ms
 
 
 def admit_by_topic(topic: TopicMetadata, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
-    """Reject entries that violate the topic's property ``transactions``, and entries without a payload."""
+    """Reject entries that violate the topic's property ``transactions``."""
     wanted = topic.properties.get(TRANSACTIONS)
     for entry in entries:
-        if entry.pointer is None and not entry.messages:
-            entry.drop(BadRequest("A message outside a transaction needs a payload.", "Send at least one."))
-        elif wanted == REQUIRED and entry.pointer is None:
+        if wanted == REQUIRED and entry.pointer is None:
             entry.drop(
                 BadRequest(f"Topic {topic.topic} takes messages in transactions only.", "Publish in a transaction.")
             )
@@ -76,29 +74,30 @@ def admit_producers(
 
     Newer instances of the producers wait until :func:`release` is called.
     """
-    context.requests.rows.forget_old(now_ms)
+    requests = context.requests
+    requests.rows.forget_old(now_ms)
     for entry in entries:
-        if entry.sent is None:
+        if (sent := entry.sent) is None:
             continue
         try:
-            admission = context.requests.admit(topic, entry.sent, entry.pointer, entry.rows)
-            entry.admission = admission
-            if (last := admission.repeated) is not None:
+            entry.admission = admission = requests.admit(topic, sent, entry.pointer, entry.rows)
+            if (repeated := admission.repeated) is not None:
+                last = repeated.request
                 # If rows of the first attempt may be deleted, a part of them does not prove a failed write: keep it.
                 may_be_gone = _may_be_gone(context, topic, entry, last.first, now_ms)
-                if admission.is_written or rows.has_all(entry, last, keeps=may_be_gone):
+                if repeated.is_written or rows.has_all(entry, last, keeps=may_be_gone):
                     entry.first = last.first
                     rows.conclude(entry)
                     entry.is_dropped = True
                 elif may_be_gone:
-                    entry.drop(_not_known(entry.sent))
+                    entry.drop(_not_known(sent))
             elif (
                 # A request with a TTL is never covered by an announcement of an earlier request.
                 admission.since is not None
                 and entry.ttl_ms is None
                 and _may_be_gone(context, topic, entry, admission.since, now_ms)
             ):
-                entry.drop(_not_known(entry.sent))
+                entry.drop(_not_known(sent))
         except TmsError as error:
             entry.drop(error)
     return remaining(entries)

@@ -85,7 +85,7 @@ class WriteBatch(ABC):
         # batches with transactions.
         self.is_plain = all(map(_IS_PLAIN, entries))
         self.is_transactional = bool([entry for entry in entries if entry.pointer is not None])
-        if not self.is_plain or TRANSACTIONS in self.topic.properties:
+        if TRANSACTIONS in self.topic.properties:
             entries = admit_by_topic(self.topic, entries)
             if not entries:
                 return
@@ -194,7 +194,7 @@ class MessageWriteBatch(WriteBatch):
                 at = placed(entry.lane, entry.sent.sequence, at)
             if entry.pointer is None or (is_in_time(context, entry, at) and shows_all(context, self.topic, entry)):
                 entry.first, at = at, at + entry.rows
-        return remaining(entries)
+        return remaining(entries) if self.is_transactional else entries
 
     def announce(self, open_topic: OpenTopic, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
         """Store the positions of producers' rows, the TTLs of messages, and the transactions that have rows here."""
@@ -256,4 +256,4 @@ def announced_position(entry: PublishEntry, at: int) -> int:
     A late write of a former leader then writes the same rows again, and changes nothing.
     """
     admission = entry.admission
-    return at if admission is None or admission.repeated is None else admission.repeated.first
+    return at if admission is None or admission.repeated is None else admission.repeated.request.first

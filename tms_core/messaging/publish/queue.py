@@ -64,7 +64,9 @@ class Queue:
     def settle(self) -> None:
         """Wait until all earlier requests are written, or have failed."""
         with suppress(MessagingError):
-            self.submit(PublishEntry(())).result()
+            entry = PublishEntry(())
+            entry.drop(None)
+            self.submit(entry).result()
 
     def _run(self) -> None:
         """Write and answer the next batch, and schedule this again for remaining requests."""

@@ -18,6 +18,8 @@ from tms_core.web.protocol import HttpProtocol
 
 #: The most cached heads: a client has one for each topic, token and body size.
 KNOWN_HEADS = 2048
+#: Makes a Sent without a call of its constructor, because every request of a producer needs one.
+_sent = partial(tuple.__new__, Sent)
 
 
 class KnownPublish:
@@ -60,7 +62,8 @@ class KnownPublish:
         if pointer is not None or ttl_seconds is not None:
             return False
         if sent is not None:
-            sent = Sent(sent.home, sent.name, sent.generation, int(number), sent.label, sent.oldest_open)
+            home, name, generation, _, label, oldest_open = sent
+            sent = _sent((home, name, generation, int(number), label, oldest_open))
         began = time.perf_counter()
         try:
             written = context.service.submit_publish(topic, messages, sent=sent)
