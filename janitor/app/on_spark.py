@@ -47,5 +47,5 @@ class SessionOnSpark(Session):
 
     def preview(self, patterns: tuple[str, ...]) -> Report:
         """Return the plan of a run, from an engine that cannot write."""
-        with self._cloned() as engine:
+        with self._open_clone() as engine:
             return engine.plan(patterns=patterns).report

@@ -80,7 +80,7 @@ def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = 
             waiting.enter_context(_http(current, make_waiting_app(WAITING)))
         try:
             with ending(stop.set):
-                daemon, _ = _begun(
+                daemon, _ = _open_when_reachable(
                     lambda: stack.enter_context(
                         opened(current, adopt=adopt, patterns=patterns, stop=stop, standby=standby, waiting=waiting)
                     ),
@@ -97,7 +97,7 @@ def serve(current: Session, *, adopt: bool = False, patterns: tuple[str, ...] = 
     return 0
 
 
-def _begun(begin: Callable[[], Opened], stop: Event) -> Opened:
+def _open_when_reachable(begin: Callable[[], Opened], stop: Event) -> Opened:
     """Open everything as soon as the store answers.
 
     Raises:

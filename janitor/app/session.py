@@ -229,7 +229,7 @@ class Session:
             records: write to the side table itself, which records an adoption.
         """
         with ExitStack() as stack:
-            yield self._engine_for(partial(self._cloned, records=records), stack)
+            yield self._engine_for(partial(self._open_clone, records=records), stack)
 
     @contextmanager
     def deciding(self) -> Iterator[AnyEngine]:
@@ -308,7 +308,7 @@ class Session:
             return holder
 
     @contextmanager
-    def _cloned(self, *, records: bool = False) -> Iterator[Engine]:
+    def _open_clone(self, *, records: bool = False) -> Iterator[Engine]:
         # The store first, so that no state is created without a store.
         with (
             self.place.readable() as store,

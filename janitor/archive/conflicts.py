@@ -155,9 +155,13 @@ class Conflicts:
         if self._foreign:
             found.append(f"{len(self._foreign)} rows would lie where a producer has announced its own")
         if mixed := sorted(pointer for pointer in self._stored & self._referred if self._mixes(pointer)):
-            found.append(f"{len(mixed)} transactions have other payloads there than in the archive: {_named(mixed)}")
+            found.append(
+                f"{len(mixed)} transactions have other payloads there than in the archive: {_describe_pointers(mixed)}"
+            )
         if writing := sorted(self._writing()):
-            found.append(f"{len(writing)} transactions are not over and may still write there: {_named(writing)}")
+            found.append(
+                f"{len(writing)} transactions are not over and may still write there: {_describe_pointers(writing)}"
+            )
         if found:
             raise Refused(
                 f"Nothing is restored to {self._topic.topic}: {'; '.join(found)}.",
@@ -226,7 +230,7 @@ class Conflicts:
             self._heartbeat(len(page.items))
 
 
-def _named(pointers: list[int]) -> str:
+def _describe_pointers(pointers: list[int]) -> str:
     return ", ".join(map(str, pointers[:_NAMED])) + (", …" if len(pointers) > _NAMED else "")
 
 

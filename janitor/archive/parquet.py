@@ -134,7 +134,7 @@ def summarise(path: Path) -> Summary:
     Raises:
         ArchiveError: it is damaged, unrecognized, or from a newer janitor.
     """
-    with _opened(path) as file:
+    with _open_file(path) as file:
         footer, metadata = file.metadata, file.metadata.metadata
         table = _span(footer, "table")[0]
         oldest_ms, newest_ms = _span(footer, "publish_ms" if table == "message" else "write_ms")
@@ -158,7 +158,7 @@ def read(path: Path, columns: Sequence[str]) -> Iterator[list[tuple[Any, ...]]]:
     Raises:
         ArchiveError: as :func:`summarise`, or a checksum is wrong.
     """
-    with _opened(path) as file:
+    with _open_file(path) as file:
         for batch in file.iter_batches(_READ_ROWS, columns=list(columns), use_threads=False):
             found = batch.to_pydict()
             yield list(zip(*(found[name] for name in columns), strict=True))
@@ -172,7 +172,7 @@ def _load_pyarrow() -> ModuleType:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_file(path: Path) -> Iterator[Any]:
     """Open a file of the archive, and convert pyarrow's errors."""
     pa = _load_pyarrow()
     try:

@@ -328,7 +328,9 @@ class _Restore:
         for key, pointer, payload, recorded in rows:
             parts = self._parts(file, key)
             if self._is_meant(file, parts):
-                yield _Row(self._new_key(parts), parts.time_ms, self._signed(file, pointer, recorded), payload)
+                yield _Row(
+                    self._new_key(parts), parts.time_ms, self._restored_pointer(file, pointer, recorded), payload
+                )
 
     def _is_meant(self, file: ArchivedFile, parts: MessageKey | PayloadKey) -> bool:
         """Return whether a row is selected, or a returning message refers to it."""
@@ -347,7 +349,7 @@ class _Restore:
         start = pointer_prefix(self._topic.topic.prefix, self._topic.generation, pointer)
         return self._store.payload.first(start, stop_key(start)) is not None
 
-    def _signed(self, file: ArchivedFile, pointer: int | None, recorded: str) -> int | None:
+    def _restored_pointer(self, file: ArchivedFile, pointer: int | None, recorded: str) -> int | None:
         """Return the pointer of a restored message: positive only if the message is known to be visible."""
         if pointer is None or pointer <= 0:
             return pointer

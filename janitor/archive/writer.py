@@ -112,7 +112,7 @@ class SavedFile:
         try:
             self.path.unlink(missing_ok=True)
         except OSError as error:
-            raise _failed(self.path, error) from error
+            raise _archive_error(self.path, error) from error
 
 
 class ParquetArchive:
@@ -206,7 +206,7 @@ class RunArchive:
             path = self._next_path(day)
             archive_folder.create(path, lambda stream: parquet.write(stream, topic, chain([first], groups)))
         except OSError as error:
-            raise _failed(day, error) from error
+            raise _archive_error(day, error) from error
         return SavedFile(path, saved)
 
     def _rows(
@@ -324,5 +324,5 @@ def _number(data: bytes) -> int:
     return int.from_bytes(data, "big")
 
 
-def _failed(path: Path, error: OSError) -> ArchiveError:
+def _archive_error(path: Path, error: OSError) -> ArchiveError:
     return ArchiveError(f"{path} cannot be written: {error}.", _HINTS.get(error.errno or 0, _LOOK))

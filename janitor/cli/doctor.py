@@ -82,44 +82,44 @@ def examine(current: Session) -> Iterator[Finding]:
         ("lifetime", _lifetime),
         ("disk", _disk),
     ):
-        yield _guarded(name, partial(check, current))
-    yield from _configured(current)
+        yield _run_check(name, partial(check, current))
+    yield from _check_optional(current)
     yield _spark()
     if current.place.exclusive:
         yield _leveldb()
     else:
-        yield _guarded("cdap", partial(_cdap, current.place))
-        yield _guarded("tables", partial(_tables, current.place))
-        yield _guarded("regions", partial(_regions, current.place))
+        yield _run_check("cdap", partial(_cdap, current.place))
+        yield _run_check("tables", partial(_tables, current.place))
+        yield _run_check("regions", partial(_regions, current.place))
 
 
-def _configured(current: Session) -> Iterator[Finding]:
+def _check_optional(current: Session) -> Iterator[Finding]:
     """Check the requirements of settings that are off by default, for a run or for its server."""
     settings = current.settings
     hbase, transactions, auth = settings.storage.hbase, settings.transactions, settings.server.auth
     is_on_hbase = settings.storage.kind == "hbase"
     if settings.janitor.archive.enabled:
-        yield _guarded("archive", partial(_archive, current))
+        yield _run_check("archive", partial(_archive, current))
     if settings.janitor.boundary.feedback:
-        yield _guarded("feedback", partial(_feedback, current))
+        yield _run_check("feedback", partial(_feedback, current))
     if is_on_hbase and hbase.tls is not None:
-        yield _guarded("hbase tls", partial(_hbase_tls, hbase, hbase.tls))
+        yield _run_check("hbase tls", partial(_hbase_tls, hbase, hbase.tls))
     if is_on_hbase and hbase.kerberos is not None:
-        yield _guarded("hbase kerberos", partial(_login, "hbase kerberos", "storage.hbase.kerberos", hbase.kerberos))
+        yield _run_check("hbase kerberos", partial(_login, "hbase kerberos", "storage.hbase.kerberos", hbase.kerberos))
     if transactions.kerberos is not None:
-        yield _guarded(
+        yield _run_check(
             "hdfs kerberos", partial(_login, "hdfs kerberos", "transactions.kerberos", transactions.kerberos)
         )
     if transactions.token_file is not None:
-        yield _guarded("transaction token", partial(_transaction_token, transactions.token_file))
+        yield _run_check("transaction token", partial(_transaction_token, transactions.token_file))
     if settings.server.tls is not None:
-        yield _guarded("tls", partial(_certificate, "tls", "server.tls", settings.server.tls))
+        yield _run_check("tls", partial(_certificate, "tls", "server.tls", settings.server.tls))
     if transactions.tls is not None:
-        yield _guarded(
+        yield _run_check(
             "transaction tls", partial(_certificate, "transaction tls", "transactions.tls", transactions.tls)
         )
     if auth.kind != "none":
-        yield _guarded("auth", partial(_auth, auth, current.clock))
+        yield _run_check("auth", partial(_auth, auth, current.clock))
 
 
 def _archive(current: Session) -> Finding:
@@ -191,7 +191,7 @@ def _spark() -> Finding:
     return Finding("spark", "ok", "pyspark, pyarrow and Java are there")
 
 
-def _guarded(name: str, check: Callable[[], Finding]) -> Finding:
+def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
     try:
         return check()
     except TmsError as error:
@@ -229,7 +229,7 @@ def _look_inside(current: Session) -> tuple[int, str, str]:
 
 
 def _state(current: Session) -> Finding:
-    record, last = _remembered(current)
+    record, last = _read_state(current)
     if record is None or record.adopted_ms is None:
         ways = "look at janitor plan, then: janitor adopt"
         return Finding("state", "warn", f"{current.place.state_name}: not adopted yet; {ways}")
@@ -337,7 +337,7 @@ def _of(check: str, found: list[str], advice: str, fine: str) -> Finding:
     return Finding(check, "warn", "; ".join(found) + advice) if found else Finding(check, "ok", fine)
 
 
-def _remembered(current: Session) -> tuple[StoreRecord | None, RunRecord | None]:
+def _read_state(current: Session) -> tuple[StoreRecord | None, RunRecord | None]:
     """Report the store and the last run from the state; do not create a missing state."""
     if not current.place.has_state():
         return None, None

@@ -50,14 +50,14 @@ def for_held(current: Session, report: Report, holds: set[Hold]) -> str:
         topic = min(topic for topic, hold in topics.items() if hold is Hold.FRONTIER)
         return f"{typed(current, f'approve {topic}')}\nor wait: the janitor releases it later"
     if Hold.PAUSED in holds:
-        return typed(current, f"resume{_paused(current)}")
+        return typed(current, f"resume{_paused_pattern(current)}")
     if Hold.QUARANTINED in holds:
         topic = min(topic for topic, hold in topics.items() if hold is Hold.QUARANTINED)
         return typed(current, f"resume {topic}")
     return ""
 
 
-def _paused(current: Session) -> str:
+def _paused_pattern(current: Session) -> str:
     """Return the paused pattern for ``janitor resume``; empty if everything or several patterns are paused."""
     with open_state(current) as state:
         patterns = [pause.pattern for pause in state.pauses()] if state else []

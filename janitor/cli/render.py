@@ -59,17 +59,17 @@ class _PlainConsole(Console):
     """A console that shows control characters of stored data instead of executing them."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(_shown(each) for each in objects), **options)
+        super().print(*(_printable(each) for each in objects), **options)
 
 
 class _PlainTable(Table):
     """A table that shows control characters in its cells."""
 
     def add_row(self, *renderables: Any, **options: Any) -> None:
-        super().add_row(*(_shown(each) for each in renderables), **options)
+        super().add_row(*(_printable(each) for each in renderables), **options)
 
 
-def _shown(content: Any) -> Any:
+def _printable(content: Any) -> Any:
     """Return a line or a cell as it may reach a terminal; the parts of a table went through here one by one."""
     if isinstance(content, str):
         return printable.printable(content)
@@ -125,7 +125,7 @@ def print_report(
     if report.topics_omitted:
         out.print(f"and {report.topics_omitted:,} smaller entries, which were not recorded")
     out.print(_totals(report))
-    for line in [*_gained(report), *_kept(report), *_held_before(report)]:
+    for line in [*_gain_lines(report), *_kept_lines(report), *_held_before(report)]:
         out.print(line)
     if report.boundary is not None:
         out.print(f"proven clean up to transaction {report.boundary} ({moment(report.boundary // 10**6)})")
@@ -276,7 +276,7 @@ def _totals(report: Report) -> Text:
     return Text(f"rows: {', '.join(parts)}", style="bold")
 
 
-def _gained(report: Report) -> Iterator[str]:
+def _gain_lines(report: Report) -> Iterator[str]:
     """Yield the number of deleted messages, of all messages, and the freed space if it is known."""
     if left := messages(report.mode, report.messages, report.started_ms):
         yield f"messages: {left}"
@@ -287,7 +287,7 @@ def _gained(report: Report) -> Iterator[str]:
             yield gained
 
 
-def _kept(report: Report) -> Iterator[str]:
+def _kept_lines(report: Report) -> Iterator[str]:
     """Yield the line about rows that stayed, if there are any."""
     counts = ((_REASONS[reason], rows) for reason, rows in report.totals.kept.items() if rows)
     if shown := ", ".join(f"{rows:,} {words}" for words, rows in counts):

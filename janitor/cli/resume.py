@@ -38,7 +38,7 @@ def command(topic: str | None) -> int:
         resumed, retried = _resume(state, pattern) if state else ([], [])
         pauses = state.pauses() if state else []
     current.refresh_status()
-    over = [pause for pause in pauses if _within(pattern, pause.pattern)]
+    over = [pause for pause in pauses if _is_within(pattern, pause.pattern)]
     if current.as_json:
         render.print_json({"resumed": resumed, "retried": retried, "paused": pauses})
     else:
@@ -52,7 +52,7 @@ def command(topic: str | None) -> int:
 def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
     """Remove pauses within the pattern; return the removed pauses, and the topics that are tried again."""
     with state.transaction():
-        resumed = [pause.pattern for pause in state.pauses() if _within(pause.pattern, pattern)]
+        resumed = [pause.pattern for pause in state.pauses() if _is_within(pause.pattern, pattern)]
         for taken_back in resumed:
             state.resume(taken_back)
         aside = [topic for topic, strikes in state.strikes().items() if strikes.quarantined_ms is not None]
@@ -61,7 +61,7 @@ def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
     return resumed, [str(topic) for topic in retried]
 
 
-def _within(pattern: str, wider: str) -> bool:
+def _is_within(pattern: str, wider: str) -> bool:
     """Return whether one pattern equals the other or is clearly contained in it."""
     return pattern == wider or fnmatchcase(pattern, wider)
 

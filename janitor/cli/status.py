@@ -163,7 +163,7 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
         running = f"{holder} has the lease" if holder else "no daemon"
         yield render.line("running", f"{running}; shown from the saved state")
     yield from _runs(status)
-    yield from _aside(status)
+    yield from _inactive_topics(status)
     yield from _transactions(status)
     yield from _overdue(status)
     yield from _consumers(status)
@@ -252,7 +252,7 @@ def _command(status: Status, about: str) -> str:
     return f"janitor {words[about]}" if about in words else ""
 
 
-def _aside(status: Status) -> Iterator[Text]:
+def _inactive_topics(status: Status) -> Iterator[Text]:
     """Return paused, held and quarantined topics."""
     for pause in status.paused[:_NAMED]:
         what = "everything" if pause.pattern == EVERYTHING else pause.pattern

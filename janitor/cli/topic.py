@@ -77,7 +77,7 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
             f"behind; else read the messages, then: {way_out}",
             style="yellow",
         )
-    yield from _held(found["held"], now_ms)
+    yield from _hold_lines(found["held"], now_ms)
     if found["quarantined"]:
         entry = found["quarantined"]
         again = f"tried again {render.when(entry['probe_ms'], now_ms)}"
@@ -86,7 +86,7 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
         claims = claimed(consumer["open_claims"], consumer["redelivered"])
         yield render.line("consumer", f"{consumer['consumer']}: {lag(consumer, now_ms)}", claims)
     for change in found["changes"]:
-        yield render.line("changed", f"{_changed(change)}, seen {render.when(change['seen_ms'], now_ms)}")
+        yield render.line("changed", f"{_describe_change(change)}, seen {render.when(change['seen_ms'], now_ms)}")
     for entry in found["ledger"]:
         rows = "rows" if entry["rows"] is None else f"{entry['rows']:,} rows"
         rule = entry["rule"].replace("_", " ")
@@ -138,7 +138,7 @@ def _curve(figures: Sequence[int]) -> tuple[str, int]:
     return "".join(_BLOCKS[figure * (len(_BLOCKS) - 1) // (most or 1)] for figure in figures), most
 
 
-def _held(held: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
+def _hold_lines(held: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
     if held is None:
         return
     until = "" if held["until_ms"] is None else f", until {render.when(held['until_ms'], now_ms)}"
@@ -153,7 +153,7 @@ def _held(held: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
         yield render.line("keep it", command_)
 
 
-def _changed(change: Mapping[str, Any]) -> str:
+def _describe_change(change: Mapping[str, Any]) -> str:
     if change["generation"] != change["generation_before"]:
         return f"generation {change['generation_before']} → {change['generation']}"
     before, after = (duration(change[name] * 1000) for name in ("ttl_before", "ttl_seconds"))

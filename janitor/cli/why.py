@@ -61,11 +61,11 @@ def command(topic: TopicId, message_id: MessageId) -> None:
         render.print_json(answer.to_json())
         return
     out = render.console()
-    for line in (*lines(answer, current.arguments()), *_archived(current, answer)):
+    for line in (*lines(answer, current.arguments()), *_restore_commands(current, answer)):
         out.print(line)
 
 
-def _archived(current: Session, answer: Why) -> Iterator[str]:
+def _restore_commands(current: Session, answer: Why) -> Iterator[str]:
     """Yield the commands that restore a deleted message from the archive."""
     place, at_ms = current.settings.janitor.archive.path, answer.message_id.publish_ms
     if "://" in place or not Path(place).is_dir() or all(one.table != "message" for one in answer.missing):

@@ -119,7 +119,7 @@ class Caller:
         begun = False
         try:
             with (
-                self._reached(answer_seconds) as uds,
+                self._connect(answer_seconds) as uds,
                 httpx2.HTTPTransport(uds=uds) as transport,
                 httpx2.Client(transport=transport, timeout=answer_seconds, base_url="http://localhost") as client,
                 client.stream("POST", f"/control/{method}", content=request) as answer,
@@ -138,7 +138,7 @@ class Caller:
             raise ConnectionResetError("the other side closed the connection") from error
 
     @contextmanager
-    def _reached(self, answer_seconds: float) -> Iterator[str]:
+    def _connect(self, answer_seconds: float) -> Iterator[str]:
         """Yield the address of the socket, if a process listens on it.
 
         It connects once itself, because the HTTP library does not close a socket that it could not connect.

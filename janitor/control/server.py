@@ -186,7 +186,7 @@ class ControlServer:
                     verb=scope["path"].rpartition("/")[2],
                     result="refused",
                 )
-                refusal = _refused(
+                refusal = _rejection(
                     403, StoreBusy("The janitor that holds the store runs as another user.", "Ask as that user.")
                 )
                 await refusal(scope, receive, send)
@@ -202,17 +202,17 @@ class ControlServer:
         except ClientDisconnect:
             return Response()
         except ValueError as error:
-            return _refused(413, api.not_understood(str(error)))
+            return _rejection(413, api.not_understood(str(error)))
         exchange = _RunningCall(abort_of(request.scope))
         work = (exchange, request.path_params["method"], body, request.scope["client"][1])
         thread = Thread(target=self._work, args=work, name="control-client", daemon=True)
         with self._lock:
             if self._stopping.is_set():
-                return _refused(
+                return _rejection(
                     503, StopRequested("Nothing was done: the janitor is stopping.", "Try again after its restart.")
                 )
             if len(self._under_way) >= MAX_CLIENTS:
-                return _refused(
+                return _rejection(
                     503,
                     StoreBusy(
                         f"The janitor that holds the store already serves {MAX_CLIENTS} commands.", "Try again later."
@@ -280,7 +280,7 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _refused(status: int, error: TmsError) -> Response:
+def _rejection(status: int, error: TmsError) -> Response:
     return Response(wire.encode_error(error), status, media_type="application/x-ndjson")
 
 

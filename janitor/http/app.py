@@ -113,9 +113,9 @@ def make_app(views: StatusViews, host: str = "127.0.0.1", arguments: str = "") -
         middleware=[
             Middleware(SecurityHeaders, policy=content_security_policy(page), loopback=is_loopback(host)),
             # Here and not as Starlette's own handler of errors, which answers and then raises them all the same.
-            Middleware(ExceptionMiddleware, handlers={Exception: _failed}),
+            Middleware(ExceptionMiddleware, handlers={Exception: _report_failure}),
         ],
-        exception_handlers={HTTPException: _refused},
+        exception_handlers={HTTPException: _reject},
     )
     app.router.redirect_slashes = False
     return app
@@ -163,7 +163,7 @@ class _Routes:
     def run(self, request: Request) -> Response:
         with self._views.past() as state:
             found = past.run_detail(state, request.path_params["run_id"]) if state else None
-        return _found(self._completed(found), "run")
+        return _response_or_404(self._complete_texts(found), "run")
 
     def history(self, request: Request) -> Response:
         name = request.query_params.get("range", "24h")
@@ -171,7 +171,7 @@ class _Routes:
             raise HTTPException(400, f"range has to be one of {', '.join(past.RANGES)}")
         with self._views.past() as state:
             found = self._history.range(state, name, self._views.status().now_ms) if state else None
-        return _found(found, "history")
+        return _response_or_404(found, "history")
 
     def topic(self, request: Request) -> Response:
         try:
@@ -182,7 +182,7 @@ class _Routes:
             found = past.topic_detail(state, self._views.status(), topic) if state else None
         if found is not None:
             found["why_command"] = self._command("why", str(topic))
-        return _found(found, "topic")
+        return _response_or_404(found, "topic")
 
     def metrics(self, request: Request) -> Response:
         body, content_type = self._views.metrics(request.headers.get("accept"))
@@ -209,19 +209,19 @@ class _Routes:
         document |= {"alive": alive, "ready": ready, "health": pack(judge(status, alive, ready))}
         document["adopt_command"] = self._command("adopt")
         for name in ("guards", "health", "last_run"):
-            document[name] = self._completed(document[name])
+            document[name] = self._complete_texts(document[name])
         for entry in document["paused"]:
             entry["command"] = self._command("resume", entry["pattern"])
         for entry in document["quarantined"]:
             entry["command"] = self._command("resume", entry["topic"])
         return document
 
-    def _completed(self, value: Any) -> Any:
+    def _complete_texts(self, value: Any) -> Any:
         """Return the texts of a run or guard, with the options added to their commands."""
         if isinstance(value, dict):
-            return {name: self._completed(inner) for name, inner in value.items()}
+            return {name: self._complete_texts(inner) for name, inner in value.items()}
         if isinstance(value, list | tuple):
-            return [self._completed(inner) for inner in value]
+            return [self._complete_texts(inner) for inner in value]
         return complete(value, self._arguments) if isinstance(value, str) else value
 
     def _command(self, verb: str, topic: str = EVERYTHING) -> str:
@@ -229,7 +229,7 @@ class _Routes:
         return complete_command(" ".join(words), self._arguments)
 
 
-def _found(document: Mapping[str, Any] | None, what: str) -> Response:
+def _response_or_404(document: Mapping[str, Any] | None, what: str) -> Response:
     if document is None:
         raise HTTPException(404, f"this {what} does not exist, or is no longer kept")
     return JSONResponse(document)
@@ -254,7 +254,7 @@ def _probe(reason: str) -> Response:
     return PlainTextResponse(reason or "ok", status_code=503 if reason else 200)
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _reject(_: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     known = {"Not Found": "this page does not exist", "Method Not Allowed": "this page is read-only: use GET"}
@@ -262,7 +262,7 @@ async def _refused(_: Request, error: Exception) -> Response:
     return problem.response(error.status_code, code_of_status(error.status_code), sentence, error.headers)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _report_failure(request: Request, error: Exception) -> Response:
     logger.error("no response to %s: %s", request.url.path, error, exc_info=error)
     return problem.response(500, INTERNAL, "this could not be made; the janitor's log has the reason")
 

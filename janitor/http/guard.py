@@ -48,7 +48,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
     async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in _PROBES:
             try:
-                is_known = compare_digest(_shown(scope), read())
+                is_known = compare_digest(_token_of(scope), read())
             except ConfigurationError as error:
                 # A client without a token must not get a path of this machine.
                 seldom.log(logging.ERROR, "%s", error)
@@ -69,7 +69,7 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
     return answer
 
 
-def _shown(scope: Scope) -> bytes:
+def _token_of(scope: Scope) -> bytes:
     """Return the token that a request shows; empty: none."""
     given = [value for name, value in scope["headers"] if name == b"authorization"]
     scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")

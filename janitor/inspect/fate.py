@@ -66,8 +66,8 @@ def judge(
     work = run.topics.get(key.topic.prefix)
     topic, frontier = (work.topic, work.frontier) if work else (None, None)
     verdict = decide(row, topic, frontier, run.transactions, referenced, None)
-    stopped = _stopped(run, key.topic)
-    fate = _now(verdict, stopped, _inverts(run, row))
+    stopped = _standing_hold(run, key.topic)
+    fate = _present_fate(verdict, stopped, _inverts(run, row))
     rule = _rule_in_time(run, key, work) if work else None
     if rule is None or work is None:
         return replace(fate, hold=stopped if fate.invert else None)
@@ -82,14 +82,14 @@ def judge(
     return _with_message(run, key, fate, message) if isinstance(key, PayloadKey) else fate
 
 
-def _now(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
+def _present_fate(verdict: Verdict, stopped: Hold | None, invert: bool) -> Fate:
     if isinstance(verdict, Delete):
         return Fate("keep", Reason.HELD, invert=invert) if stopped else Fate("delete", None, invert=invert)
     action: Literal["invert", "keep"] = "invert" if isinstance(verdict, Invert) and not stopped else "keep"
     return Fate(action, verdict.reason, invert=invert)
 
 
-def _stopped(run: Run, topic: TopicId) -> Hold | None:
+def _standing_hold(run: Run, topic: TopicId) -> Hold | None:
     """Return the hold that forbids all changes in a topic; None if it does not exist."""
     if run.is_paused(topic.prefix):
         return Hold.PAUSED

@@ -142,11 +142,11 @@ class _Question:
             transaction=pointer_state(pointer, self.run.transactions.snapshot) if value else "unreadable",
             refers=pointer is not None and value is not None and value.payload is None,
             fate=fate,
-            unprocessed=self._unprocessed(key) if fate.rule is Rule.EXPIRED and fate.action != "delete" else "",
+            unprocessed=self._unmet_condition(key) if fate.rule is Rule.EXPIRED and fate.action != "delete" else "",
             inverted=self._traces([key], {Rule.INVALID_TRANSACTION}) if pointer is not None and pointer < 0 else (),
         )
 
-    def _unprocessed(self, key: MessageKey) -> str:
+    def _unmet_condition(self, key: MessageKey) -> str:
         """Return the condition of L7 that a message does not meet; empty if L7 does not apply."""
         work, rows = self.run.topics[self.topic.prefix], self.run.processed
         if not work.topic.consumed or key.generation != work.topic.generation:
@@ -206,10 +206,13 @@ class _Question:
 
     def _candidates(self) -> list[MessageKey]:
         """Return the possible keys of the message in all generations that the ledger and the announcements name."""
-        known = {*self.state.ledger_generations(self.topic), *(entry.generation for entry in self._announced())}
+        known = {
+            *self.state.ledger_generations(self.topic),
+            *(entry.generation for entry in self._read_announcements()),
+        }
         return [MessageKey(self.topic, generation, *self.message_id[:2]) for generation in sorted(known)]
 
-    def _announced(self) -> list[LedgerEntry]:
+    def _read_announcements(self) -> list[LedgerEntry]:
         """Return the announcements of unfinished runs in the topic."""
         going_on = {run.id for run in self.state.unfinished_runs()}
         return [entry for entry in self.state.intents() if entry.topic == self.topic and entry.run_id in going_on]
@@ -217,7 +220,7 @@ class _Question:
     def _traces(self, keys: Sequence[MessageKey | PayloadKey], rules: Collection[Rule]) -> tuple[Trace, ...]:
         """Return the entries of these rules that may be about one of the keys, newest first."""
         table = "payload" if any(isinstance(key, PayloadKey) for key in keys) else "message"
-        announced = self._announced()
+        announced = self._read_announcements()
         traces = []
         for key in keys:
             raw = key.pack()

@@ -106,11 +106,13 @@ def _counters(counters: Mapping[CounterKey, float]) -> Iterator[Metric]:
     out.
     """
     for definition in COUNTERS:
-        yield definition.family({"": _counted(definition, "", counters)})
-    yield PHASE_DURATION.family({suffix: _counted(PHASE_DURATION, suffix, counters) for suffix in ("_count", "_sum")})
+        yield definition.family({"": _counter_values(definition, "", counters)})
+    yield PHASE_DURATION.family(
+        {suffix: _counter_values(PHASE_DURATION, suffix, counters) for suffix in ("_count", "_sum")}
+    )
 
 
-def _counted(definition: Definition, suffix: str, counters: Mapping[CounterKey, float]) -> dict[Labels, float]:
+def _counter_values(definition: Definition, suffix: str, counters: Mapping[CounterKey, float]) -> dict[Labels, float]:
     """Return a counter's values; known label values without an event are 0."""
     name = definition.name.removeprefix(PREFIX) + suffix
     values = dict.fromkeys(definition.known or (), 0.0)

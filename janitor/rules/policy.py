@@ -187,13 +187,13 @@ def decide(
     """
     if row.key is None:
         return Keep(Reason.UNRECOGNIZED)
-    rule, reason = _claim(row.key, topic, frontier, expires_ms)
+    rule, reason = _rule_without_holds(row.key, topic, frontier, expires_ms)
     if rule is not None and topic is not None and frontier is not None:
-        if not _within_reach(row.key, topic, frontier, expires_ms):
+        if not _is_released(row.key, topic, frontier, expires_ms):
             rule, reason = None, Reason.HELD
         # L5 does not apply to old generations: no reader reaches a message that refers to the payload.
-        elif row.table == "payload" and not _old_either_way(row.key, topic, frontier):
-            rule, reason = _payload_needed(row.key, rule, transactions, referenced)
+        elif row.table == "payload" and not _is_old_by_both(row.key, topic, frontier):
+            rule, reason = _apply_l5(row.key, rule, transactions, referenced)
     if rule is not None:
         return Delete(rule)
     # L4 covers every row that stays, also held and unrecognized ones: a proven boundary is about the whole table (S4).
@@ -207,7 +207,7 @@ def is_unrecognized(key: MessageKey | PayloadKey | None) -> bool:
     return key is None or key.generation <= 0 or key.time_ms < 0
 
 
-def _claim(
+def _rule_without_holds(
     key: MessageKey | PayloadKey, topic: TopicMetadata | None, frontier: Frontier | None, expires_ms: int | None
 ) -> tuple[Rule | None, Reason]:
     """Return the verdict of L0 to L3, L6 and L7 without any hold."""
@@ -219,32 +219,32 @@ def _claim(
         return Rule.OLD_GENERATION, Reason.LIVE
     if key.generation != topic.generation:
         return None, Reason.NEWER_GENERATION
-    if frontier.due.expires(key.time_ms) or _past(expires_ms, frontier):
+    if frontier.due.expires(key.time_ms) or _has_expired(expires_ms, frontier):
         return Rule.EXPIRED, Reason.LIVE
     return (Rule.PROCESSED if frontier.is_processed(key) else None), Reason.LIVE
 
 
-def _within_reach(
+def _is_released(
     key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier, expires_ms: int | None
 ) -> bool:
     """Return whether this run's frontier releases a row that the rules delete (S8)."""
-    if _old_either_way(key, topic, frontier):
+    if _is_old_by_both(key, topic, frontier):
         return True
     # S8: the generations between these two became old by the jump itself, so all their rows are held.
     if key.generation not in (frontier.generation, topic.generation):
         return False
     if frontier.cutoff.expires(key.time_ms):
         return True
-    early = _past(expires_ms, frontier) and key.time_ms < frontier.decided_ms
+    early = _has_expired(expires_ms, frontier) and key.time_ms < frontier.decided_ms
     return frontier.hold is None and (early or frontier.is_processed(key))
 
 
-def _old_either_way(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:
+def _is_old_by_both(key: MessageKey | PayloadKey, topic: TopicMetadata, frontier: Frontier) -> bool:
     """Return whether the rules and the frontier delete the row because of its generation; then L5 does not apply."""
     return key.generation < min(frontier.old_below, topic.old_below)
 
 
-def _payload_needed(
+def _apply_l5(
     key: MessageKey | PayloadKey, rule: Rule, transactions: Transactions, referenced: bool
 ) -> tuple[Rule | None, Reason]:
     """Apply L5: a payload stays while its transaction may commit or a remaining message refers to it."""
@@ -255,7 +255,7 @@ def _payload_needed(
     return rule, Reason.LIVE
 
 
-def _past(expires_ms: int | None, frontier: Frontier) -> bool:
+def _has_expired(expires_ms: int | None, frontier: Frontier) -> bool:
     return expires_ms is not None and expires_ms <= frontier.now_ms
 
 
@@ -278,12 +278,12 @@ def elapsed_ms(since: ClockAnchor, now: ClockAnchor) -> int:
 
 def admit(topic: TopicMetadata, now: ClockAnchor) -> FrontierRecord:
     """Return a record that releases everything that is due now."""
-    return _applied(_unseen(now), topic, Cutoff.at(now.wall_ms, topic.ttl_seconds), now)
+    return _apply_to_record(_new_record(now), topic, Cutoff.at(now.wall_ms, topic.ttl_seconds), now)
 
 
 def freeze(record: FrontierRecord | None, now: ClockAnchor) -> FrontierRecord:
     """Return the record of a skipped topic: its cutoff does not move, so rows that come due are a jump afterwards."""
-    return replace(record or _unseen(now), at=now, pending=None, approved=None)
+    return replace(record or _new_record(now), at=now, pending=None, approved=None)
 
 
 def approve(record: FrontierRecord, topic: TopicMetadata) -> FrontierRecord:
@@ -310,29 +310,29 @@ def advance(
         allowance_ms: how much further than the passed time a cutoff may move.
         now_ms: the time that rows are judged by, if it differs from ``now``.
     """
-    known = record or _unseen(now)
+    known = record or _new_record(now)
     target = _target(topic)
     opened = Frontier.open(now.wall_ms if now_ms is None else now_ms, topic)
-    if not _jumps(record, topic, opened.due, now, allowance_ms) or known.approved == target:
-        return opened, _applied(known, topic, opened.due, now)
+    if not _is_jump(record, topic, opened.due, now, allowance_ms) or known.approved == target:
+        return opened, _apply_to_record(known, topic, opened.due, now)
     pending = known.pending
-    if pending is None or pending.target != target or _lies_ahead(pending.since, now):
+    if pending is None or pending.target != target or _is_in_future(pending.since, now):
         # S8: the hold of another jump, or of a clock that was set back, does not count: nobody has seen this jump yet.
         pending = PendingJump(topic.generation, topic.ttl_seconds, now, topic.consumed)
     if elapsed_ms(pending.since, now) >= hold_seconds * 1000:
-        return opened, _applied(known, topic, opened.due, now)
+        return opened, _apply_to_record(known, topic, opened.due, now)
     # Rows that are due by time alone are deleted during a hold. A topic without a record has no such rows.
     cutoff_ms = min(opened.due.ms, known.cutoff_ms + elapsed_ms(known.at, now)) if record else 0
     held = replace(opened, cutoff=Cutoff(cutoff_ms), generation=known.generation, hold=Hold.FRONTIER)
     return held, replace(known, cutoff_ms=cutoff_ms, at=now, pending=pending, approved=None)
 
 
-def _lies_ahead(since: ClockAnchor, now: ClockAnchor) -> bool:
+def _is_in_future(since: ClockAnchor, now: ClockAnchor) -> bool:
     """Return whether a reading cannot be compared with the present, so that a hold starts again."""
     return not since.comparable(now) or (since.boot_id != now.boot_id and since.wall_ms > now.wall_ms)
 
 
-def _jumps(
+def _is_jump(
     record: FrontierRecord | None, topic: TopicMetadata, due: Cutoff, now: ClockAnchor, allowance_ms: int
 ) -> bool:
     if record is None:
@@ -347,11 +347,11 @@ def _jumps(
     return not topic.deleted and due.ms > allowed_ms
 
 
-def _unseen(now: ClockAnchor) -> FrontierRecord:
+def _new_record(now: ClockAnchor) -> FrontierRecord:
     return FrontierRecord(generation=0, cutoff_ms=0, at=now, first_seen_ms=now.wall_ms)
 
 
-def _applied(known: FrontierRecord, topic: TopicMetadata, due: Cutoff, now: ClockAnchor) -> FrontierRecord:
+def _apply_to_record(known: FrontierRecord, topic: TopicMetadata, due: Cutoff, now: ClockAnchor) -> FrontierRecord:
     applied = replace(known, generation=topic.generation, cutoff_ms=due.ms, at=now, consumed=topic.consumed)
     return replace(applied, pending=None, approved=None)
 

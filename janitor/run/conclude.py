@@ -185,11 +185,11 @@ def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchab
     newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, run.id) for interval in covered]
     with state.transaction():
         # In the same transaction as the write: a verification may refute the claim between two statements.
-        if not _refuted_meanwhile(run, state):
+        if not _was_refuted_since(run, state):
             state.replace_evidence(boundary.with_newer(state.evidence(), newer))
 
 
-def _refuted_meanwhile(run: Run, state: State) -> bool:
+def _was_refuted_since(run: Run, state: State) -> bool:
     """Return whether a claim was refuted since the run was prepared: its earlier coverage may be wrong too."""
     return boundary.refutation(state) != run.ready.refutation
 
@@ -212,13 +212,13 @@ def conclude_run(
         stoppable: as for :func:`begin_round`.
     """
     ready, started_ms, finished_ms = run.ready, run.ready.now.wall_ms, clocks.wall_ms
-    _save_sight(ready, state, clocks)
+    _save_observations(ready, state, clocks)
     done = {key: work for key, work in run.topics.items() if _is_done(run, outcome, key)}
     reached = [work for work in done.values() if not work.waits]
-    state.save_frontiers(_applied(state, run, reached))
+    state.save_frontiers(_frontier_records(state, run, reached))
     state.save_strikes(_strikes(run, outcome, state, [work.topic.topic for work in reached]))
     open_ids = ready.ids.open_ids()
-    refuted = _refuted_meanwhile(run, state)
+    refuted = _was_refuted_since(run, state)
     is_complete = passes.is_complete(run, outcome)
     proven = is_complete and progress is not None and not refuted
     evidence = state.evidence()
@@ -237,7 +237,7 @@ def conclude_run(
         boundary.save_searched(state, boundary.refutation(state))
         state.save_last_full_pass_ms(progress.began_ms if progress else started_ms)
         _stop_wanting(state, started_ms, finished_ms)
-    _forget_the_future(state, started_ms)
+    _withdraw_future_evidence(state, started_ms)
 
 
 def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
@@ -264,7 +264,7 @@ def _is_done(run: Run, outcome: Outcome, key: bytes) -> bool:
     return run.in_scope(key) and not undone
 
 
-def _applied(state: State, run: Run, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
+def _frontier_records(state: State, run: Run, done: Iterable[TopicWork]) -> dict[TopicId, FrontierRecord]:
     """Return the frontiers of a run, with approvals that arrived during the run."""
     present = state.frontiers()
     records = {}
@@ -278,7 +278,7 @@ def _applied(state: State, run: Run, done: Iterable[TopicWork]) -> dict[TopicId,
     return records
 
 
-def _forget_the_future(state: State, now_ms: int) -> None:
+def _withdraw_future_evidence(state: State, now_ms: int) -> None:
     """Withdraw evidence and claims that were dated by a clock that was set back since."""
     claim, evidence = state.claim(), state.evidence()
     # S7: an id seen after the clock was set back would look as if it had been known when that pass started.
@@ -291,11 +291,11 @@ def _forget_the_future(state: State, now_ms: int) -> None:
 
 def conclude_apply(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable) -> None:
     """Save clocks and transaction system of an applied plan file; it moves no frontier and publishes no boundary."""
-    _save_sight(run.ready, state, clocks)
+    _save_observations(run.ready, state, clocks)
     state.save_open_ids(stoppable(run.ready.ids.open_ids()))
 
 
-def _save_sight(ready: Preparation, state: State, clocks: ClockAnchor) -> None:
+def _save_observations(ready: Preparation, state: State, clocks: ClockAnchor) -> None:
     state.save_anchor(guards.next_anchor(state.anchor(), clocks))
     state.save_store(seen(ready.record, ready.tx))
     remember_snapshot(state, ready)

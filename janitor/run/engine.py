@@ -66,7 +66,7 @@ class Engine(OperatorDecisions):
         """
         with self._turn:
             with record.preparing(self.deps, "apply"):
-                ready = self._adopted(prepare(self.deps), wanted=adopt)
+                ready = self._adopt_if_unknown(prepare(self.deps), wanted=adopt)
                 due: PassKind = "incremental" if incremental else "frequent"
                 kind = "full" if self._is_full_due(ready) else due
                 run = make_run(self.deps, ready, kind=kind, patterns=patterns, mode="apply")
@@ -85,7 +85,7 @@ class Engine(OperatorDecisions):
                 present = make_run(self.deps, ready, kind="full")
                 present.load_topics()
             wanted.check(ready.record.mark, self.deps.terms, present)
-            ready = self._adopted(ready, wanted=adopt)
+            ready = self._adopt_if_unknown(ready, wanted=adopt)
             # The time of the plan counts, so that rows that came due since then stay.
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
@@ -115,7 +115,7 @@ class Engine(OperatorDecisions):
             record.close(self.deps, run, outcome, result, report)
             return report
 
-    def _adopted(self, ready: Preparation, *, wanted: bool) -> Preparation:
+    def _adopt_if_unknown(self, ready: Preparation, *, wanted: bool) -> Preparation:
         """Return the preparation, repeated after an unknown store was adopted."""
         if not wanted or not ready.unknown:
             return ready

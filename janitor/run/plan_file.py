@@ -59,22 +59,22 @@ class PlanFile:
             PlanRefused: the store, a setting, or a topic's generation, TTL or protection has changed.
         """
         if store_id != self.store_id:
-            raise _refused("it was made for another store, or for this store before the store was copied or restored")
+            raise _refusal("it was made for another store, or for this store before the store was copied or restored")
         present = describe_terms(terms)
         moved = sorted(name for name in present if self.terms.get(name) != present[name])
         if moved:
-            raise _refused(f"these settings have changed since the plan was made: {', '.join(moved)}")
+            raise _refusal(f"these settings have changed since the plan was made: {', '.join(moved)}")
         for topic, (generation, ttl_seconds) in self.topics.items():
             self._check_topic(topic, generation, ttl_seconds, run)
 
     def _check_topic(self, topic: TopicId, generation: int, ttl_seconds: int, run: Run) -> None:
         work = run.topics.get(topic.prefix)
         if work is None:
-            raise _refused(f"topic {topic} no longer has readable metadata")
+            raise _refusal(f"topic {topic} no longer has readable metadata")
         if work.topic.generation != generation:
-            raise _refused(f"topic {topic} is at generation {work.topic.generation}, the plan at {generation}")
+            raise _refusal(f"topic {topic} is at generation {work.topic.generation}, the plan at {generation}")
         if work.topic.ttl_seconds != ttl_seconds:
-            raise _refused(f"topic {topic} has a ttl of {work.topic.ttl_seconds} s, the plan says {ttl_seconds} s")
+            raise _refusal(f"topic {topic} has a ttl of {work.topic.ttl_seconds} s, the plan says {ttl_seconds} s")
 
 
 def document(
@@ -87,7 +87,7 @@ def document(
         item["metadata"] = work and {"generation": work.topic.generation, "ttl_seconds": work.topic.ttl_seconds}
         ranges = [*_ranges(entry, work), *_early(entry, outcome)]
         item["ranges"] = [{"start": start.hex(), "stop": stop.hex()} for start, stop in ranges]
-        item["frontier"] = work and _reach(work.frontier)
+        item["frontier"] = work and _frontier_values(work.frontier)
         inverted = entry.rule is Rule.INVALID_TRANSACTION
         item["pointers"] = [str(p) for p in sorted(outcome.pointers.get(entry.topic, ()))] if inverted else []
     found["format"] = FORMAT
@@ -229,7 +229,7 @@ def _text(value: Any) -> str:
     return value
 
 
-def _reach(frontier: Frontier) -> dict[str, Any]:
+def _frontier_values(frontier: Frontier) -> dict[str, Any]:
     """Return the extent of a frontier as JSON values; numbers above 53 bits are strings."""
     return {
         "generation": frontier.generation,
@@ -274,7 +274,7 @@ def _early(entry: Entry, outcome: Outcome) -> list[tuple[bytes, bytes]]:
     return [(ends[0], ends[1] + b"\x00")]
 
 
-def _refused(reason: str) -> PlanRefused:
+def _refusal(reason: str) -> PlanRefused:
     return PlanRefused(f"the plan was not applied: {reason}.", "Make a new one: janitor plan --out FILE")
 
 
@@ -348,13 +348,13 @@ class SupposedMetadata(MetadataReads):
         self._changes = changes
 
     def rows(self) -> list[tuple[bytes, bytes]]:
-        return [(key, self._supposed(key, value)) for key, value in self._table.rows()]
+        return [(key, self._suppose_ttl(key, value)) for key, value in self._table.rows()]
 
     def get(self, key: bytes) -> bytes | None:
         value = self._table.get(key)
-        return None if value is None else self._supposed(key, value)
+        return None if value is None else self._suppose_ttl(key, value)
 
-    def _supposed(self, key: bytes, value: bytes) -> bytes:
+    def _suppose_ttl(self, key: bytes, value: bytes) -> bytes:
         topic = parse_or_none(key, value)
         if topic is None:
             return value

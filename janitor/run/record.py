@@ -96,7 +96,7 @@ def close(deps: Deps, run: Run, outcome: Outcome, result: str, report: Report | 
         else:
             held = _save_reported(state, run, outcome, report, result)
             state.finish_run(*report.to_history(ended, held))
-        state.add_ledger(_taken_entries(state, run, outcome))
+        state.add_ledger(_ledger_entries(state, run, outcome))
         if not run.ready.is_blocked:
             # A guard may doubt the clock; then the history may not be as old as it looks.
             state.prune_runs(run.record.started_ms - deps.terms.history_ms)
@@ -191,7 +191,7 @@ def taken(entries: Iterable[Entry]) -> Counter[CounterKey]:
     amounts: Counter[CounterKey] = Counter()
     for entry in entries:
         if entry.held is None:
-            amounts.update(_taken(entry.table, entry.rule, entry.rows, entry.bytes))
+            amounts.update(_change_amounts(entry.table, entry.rule, entry.rows, entry.bytes))
     return amounts
 
 
@@ -214,7 +214,7 @@ class RunningCounters:
     def add(self, taken: DeletionCount) -> None:
         """Add deletions, and save the counters if that is due."""
         with self._lock:
-            self._amounts.update(_taken(*taken))
+            self._amounts.update(_change_amounts(*taken))
             now_ms = self._clock.monotonic_ms()
             if now_ms - self._saved_ms < BOOK_MS:
                 return
@@ -237,7 +237,7 @@ def _save_unreported(state: State, outcome: Outcome, result: str) -> None:
     state.add_counters({**_results(result, 1), **known})
 
 
-def _taken(table: DataTable, rule: Rule, rows: int, size_bytes: int) -> dict[CounterKey, int]:
+def _change_amounts(table: DataTable, rule: Rule, rows: int, size_bytes: int) -> dict[CounterKey, int]:
     if rule is Rule.INVALID_TRANSACTION:
         return {CounterKey("rows_inverted_total"): rows}
     labels = (("table", str(table)), ("rule", str(rule)))
@@ -271,7 +271,7 @@ def _was_seen(run: Run, outcome: Outcome, key: bytes) -> bool:
     return run.in_scope(key) and not left and (run.full or not run.is_paused(key))
 
 
-def _taken_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry]:
+def _ledger_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry]:
     """Return the deletions of a run; announcements without a result have no number of rows."""
     if run.mode == "plan":
         return []

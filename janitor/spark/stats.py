@@ -110,7 +110,7 @@ def count(
     """
     with translated():
         messages, payloads = (_rows(spark, options, now_ms, table) for table in ("message", "payload"))
-        rows = _counted(messages, payloads, now_ms, transactions).collect()
+        rows = _count_frame(messages, payloads, now_ms, transactions).collect()
     # Sorted here, because Spark would do most of the query twice to see where to divide the few rows of its answer.
     return [_of_row(row.asDict()) for row in sorted(rows, key=lambda row: [row[name] for name in _GROUP])]
 
@@ -193,7 +193,7 @@ def _rows(spark: SparkSession, options: Mapping[str, str], now_ms: int, table: s
     return source.load().where(F.col("topic").isNotNull() & (F.col("generation") > 0))
 
 
-def _counted(messages: DataFrame, payloads: DataFrame, now_ms: int, transactions: TransactionView) -> DataFrame:
+def _count_frame(messages: DataFrame, payloads: DataFrame, now_ms: int, transactions: TransactionView) -> DataFrame:
     messages = messages.where("publish_ms >= 0")
     payloads = payloads.where("write_ms >= 0")
     refers = F.col("payload_bytes").isNull() & F.col("write_pointer").isNotNull()
@@ -205,17 +205,17 @@ def _counted(messages: DataFrame, payloads: DataFrame, now_ms: int, transactions
         F.min("publish_ms").alias("oldest_ms"),
         F.max("publish_ms").alias("newest_ms"),
         *(_number(condition).alias(name) for name, condition in bars),
-        *(_ruled("delete", rule).alias(f"message_{rule}") for rule in _OVERDUE),
-        _ruled("invert", Rule.INVALID_TRANSACTION).alias("invalid"),
-        F.min(F.when(_undecided(transactions), F.col("write_pointer"))).alias("blocking"),
+        *(_count_verdict("delete", rule).alias(f"message_{rule}") for rule in _OVERDUE),
+        _count_verdict("invert", Rule.INVALID_TRANSACTION).alias("invalid"),
+        F.min(F.when(_is_undecided(transactions), F.col("write_pointer"))).alias("blocking"),
         _number(refers).alias("references"),
         F.max(refers & (F.col("action") != "delete")).alias("stays"),
     )
     stored = payloads.groupBy(*_GROUP, "write_pointer").agg(
         F.count("*").alias("payload_rows"),
         F.sum(_size(pointer=False)).alias("payload_size"),
-        *(_ruled("delete", rule).alias(f"delete_{rule}") for rule in _OVERDUE),
-        *(_ruled("candidate", rule).alias(f"candidate_{rule}") for rule in _OVERDUE),
+        *(_count_verdict("delete", rule).alias(f"delete_{rule}") for rule in _OVERDUE),
+        *(_count_verdict("candidate", rule).alias(f"candidate_{rule}") for rule in _OVERDUE),
     )
     judged = [f"{action}_{rule}" for action in ("delete", "candidate") for rule in _OVERDUE]
     joined = stored.join(sent, [*_GROUP, "write_pointer"], "full").na.fill(False, ["stays"])
@@ -247,7 +247,7 @@ def _number(condition: Column) -> Column:
     return F.sum(F.when(condition, 1).otherwise(0))
 
 
-def _ruled(action: str, rule: Rule) -> Column:
+def _count_verdict(action: str, rule: Rule) -> Column:
     """Return the number of rows with this verdict."""
     return _number((F.col("action") == action) & (F.col("rule") == str(rule)))
 
@@ -262,7 +262,7 @@ def _bars(now_ms: int) -> list[tuple[str, Column]]:
     return [*bars, (OLDEST, age >= low)]
 
 
-def _undecided(transactions: TransactionView) -> Column:
+def _is_undecided(transactions: TransactionView) -> Column:
     """Return which messages no transactional reader may pass."""
     pointer, snapshot = F.col("write_pointer"), transactions.snapshot
     if snapshot is None:

@@ -90,14 +90,14 @@ class IdColumns:
             raise ValueError(f"{len(packed)} bytes")
         size = len(packed) // 33 * 8
         pointers, seen, scanned, closed = (
-            _swapped(array("q", packed[at : at + size])) for at in range(0, 4 * size, size)
+            _to_little_endian(array("q", packed[at : at + size])) for at in range(0, 4 * size, size)
         )
         return cls(pointers, seen, scanned, closed, bytearray(packed[4 * size :]))
 
     def pack(self) -> bytes:
         """Return the columns as stored bytes."""
         numbers = (self.pointers, self.seen, self.scanned, self.closed)
-        return zlib.compress(b"".join([*(_swapped(column) for column in numbers), self.known]), 1)
+        return zlib.compress(b"".join([*(_to_little_endian(column) for column in numbers), self.known]), 1)
 
     def take(self, other: IdColumns, at: int) -> None:
         """Append one of the other ids."""
@@ -225,7 +225,7 @@ class InvalidIds(Documents):
 
     def save_open_ids(self, records: Iterable[OpenIdRecord]) -> None:
         """Save these ids; unchanged records cost no write, and other pointers are unchanged."""
-        batches: Iterable[tuple[IdColumns, IdColumns]] = map(_apart, _batches(records))
+        batches: Iterable[tuple[IdColumns, IdColumns]] = map(_separate, _batches(records))
         if self._inside != get_ident():
             # ``_write`` may repeat the change after a lost race.
             batches = list(batches)
@@ -238,12 +238,12 @@ class InvalidIds(Documents):
 
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
         """Drop pointers that left the invalid list; unknown ones are not an error."""
-        gone = _sorted(pointers)
+        gone = _sort_pointers(pointers)
         self._write(lambda: self._change_ids(IdColumns(), IdColumns(), gone))
 
     def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
         """Delete the given pointers that were closed before a time; ignore all others."""
-        gone = _sorted(pointers)
+        gone = _sort_pointers(pointers)
         self._write(lambda: self._change(_CLOSED_IDS, IdColumns(), gone, before_ms))
 
     def _change_ids(self, opened: IdColumns, closed: IdColumns, gone: array[int]) -> None:
@@ -304,7 +304,7 @@ class InvalidIds(Documents):
         return known[1]
 
 
-def _apart(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
+def _separate(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
     """Return open and closed ids separately; of several records of a pointer, the last one."""
     given, opened, closed = IdColumns.of(records), IdColumns(), IdColumns()
     closings = given.known.count(_CLOSED) + given.known.count(_CLOSED | _SCANNED)
@@ -324,7 +324,7 @@ def _batches(records: Iterable[OpenIdRecord]) -> Iterator[list[OpenIdRecord]]:
         yield batch
 
 
-def _sorted(pointers: Iterable[int]) -> array[int]:
+def _sort_pointers(pointers: Iterable[int]) -> array[int]:
     """Return pointers in order; a sorted array is returned unchanged, because a million objects would be slow."""
     given = array("q", pointers)
     return given if all(map(le, given, islice(given, 1, None))) else array("q", sorted(given))
@@ -333,11 +333,11 @@ def _sorted(pointers: Iterable[int]) -> array[int]:
 def _leaves(kind: str, view: View) -> tuple[Leaf, ...]:
     value = view.value(kind)
     with undamaged(kind):
-        return () if value is None else _parsed(value)
+        return () if value is None else _parse_leaves(value)
 
 
 @lru_cache(maxsize=4)
-def _parsed(value: bytes) -> tuple[Leaf, ...]:
+def _parse_leaves(value: bytes) -> tuple[Leaf, ...]:
     """Return a list of leaves, which may have a thousand entries; it is the same for hours, and read several times
     a minute.
     """
@@ -370,7 +370,7 @@ def _counts(record: OpenIdRecord, now_ms: int, window_ms: int) -> bool:
     return scanned_ms is not None and transaction_ms(record.pointer) + window_ms <= scanned_ms <= now_ms
 
 
-def _swapped(column: array[int]) -> array[int]:
+def _to_little_endian(column: array[int]) -> array[int]:
     """Return a column of this machine as one of little-endian numbers, or the other way round."""
     if sys.byteorder == "little":
         return column

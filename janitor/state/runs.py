@@ -67,14 +67,14 @@ class RecordedRuns(Documents):
         """
 
         def begin() -> None:
-            number, going = self._going()
+            number, going = self._unfinished()
             if run.id in going or self._row(_run_key(run.id)) is not None:
                 raise StateError(f"{self.driver.name}: there is a run {run.id} already.")
             if run.finished_ms is not None:
                 self._put_finished(run, number)
             else:
                 going[run.id] = _UnfinishedRun(run.id, run.mode, run.started_ms, run.heartbeat_ms, number)
-            self._save_going(number + 1, going)
+            self._save_unfinished(number + 1, going)
 
         self._write(begin)
 
@@ -88,8 +88,8 @@ class RecordedRuns(Documents):
         """
 
         def finish() -> None:
-            number, going = self._going()
-            known, order = self._found(run.id, going)
+            number, going = self._unfinished()
+            known, order = self._find_run(run.id, going)
             if known is None:
                 raise StateError(f"{self.driver.name}: no run {run.id} began here.")
             ended = replace(run, mode=known.mode, started_ms=known.started_ms, heartbeat_ms=known.heartbeat_ms)
@@ -98,7 +98,7 @@ class RecordedRuns(Documents):
                 self._put_row(REPORT + run.id.encode(), packed(pack(report)))
             if going.pop(run.id, None) is not None:
                 self._changing().loose |= {_beat_key(run.id), _booked_key(run.id)}
-                self._save_going(number, going)
+                self._save_unfinished(number, going)
 
         self._write(finish)
 
@@ -109,15 +109,15 @@ class RecordedRuns(Documents):
             before_ms: only runs that started before; None: all.
             before_run: only runs recorded before this one; None: all.
         """
-        _, going = self._going()
-        stop = None if before_run is None else self._found(before_run, going)[1]
+        _, going = self._unfinished()
+        stop = None if before_run is None else self._find_run(before_run, going)[1]
         begin = b"" if stop is None else RUN_BY_NUMBER + newest_first(stop - 1)
-        keys = (key for key in self._keys(RUN_BY_NUMBER, begin) if before_ms is None or _began_ms(key) < before_ms)
+        keys = (key for key in self._keys(RUN_BY_NUMBER, begin) if before_ms is None or _start_ms(key) < before_ms)
         ids = [key[_ID_AT:].decode() for key in islice(keys, limit + len(going))]
         rows = self._rows_of([_run_key(run_id) for run_id in ids if run_id not in going])
         found = [parsed(_Finished, key, row) for key, row in rows.items()] + [
             (run, number)
-            for run, number in self._alive(going)
+            for run, number in self._with_heartbeats(going)
             if (before_ms is None or run.started_ms < before_ms) and (stop is None or number < stop)
         ]
         found.sort(key=itemgetter(1), reverse=True)
@@ -125,8 +125,8 @@ class RecordedRuns(Documents):
 
     def run(self, run_id: str) -> RunRecord | None:
         """Return one run; None: it is unknown or deleted."""
-        _, going = self._going()
-        return self._found(run_id, going)[0]
+        _, going = self._unfinished()
+        return self._find_run(run_id, going)[0]
 
     def report(self, run_id: str, kind: type[T]) -> T | None:
         """Return the report of a run; None: the run has none.
@@ -140,12 +140,12 @@ class RecordedRuns(Documents):
 
     def unfinished_runs(self) -> list[RunRecord]:
         """Return unfinished runs, the first recorded first."""
-        _, going = self._going()
-        return [run for run, _ in sorted(self._alive(going), key=itemgetter(1))]
+        _, going = self._unfinished()
+        return [run for run, _ in sorted(self._with_heartbeats(going), key=itemgetter(1))]
 
     def beat(self, run_id: str, heartbeat_ms: int) -> None:
         """Save a heartbeat of a run; ignore an unknown or finished run."""
-        _, going = self._going()
+        _, going = self._unfinished()
         if run_id in going:
             self.driver.loose.put([(_beat_key(run_id), packed(heartbeat_ms))])
 
@@ -153,17 +153,17 @@ class RecordedRuns(Documents):
         """Delete runs that started before; return their number."""
 
         def prune() -> int:
-            number, going = self._going()
+            number, going = self._unfinished()
             lost = [run_id for run_id, run in going.items() if run.started_ms < before_ms]
             for run_id in lost:
                 del going[run_id]
                 self._changing().loose |= {_beat_key(run_id), _booked_key(run_id)}
-            old = list(self._keys(RUN_BY_TIME, _older(before_ms)))
+            old = list(self._keys(RUN_BY_TIME, _first_older_key(before_ms)))
             for key in old:
                 started, recorded, name = key[1:9], key[9:_ID_AT], key[_ID_AT:]
                 for row in (key, RUN_BY_NUMBER + recorded + started + name, RUN + name, REPORT + name):
                     self._delete_row(row)
-            self._save_going(number, going)
+            self._save_unfinished(number, going)
             return len(lost) + len(old)
 
         return self._write(prune)
@@ -186,7 +186,7 @@ class RecordedRuns(Documents):
         """Delete announcements of finished runs, which are in the ledger."""
         announced = self._announcements()
         # After the announcements: if the lease was lost, another process may have started a run and announced since.
-        _, going = self._going()
+        _, going = self._unfinished()
         self.driver.loose.delete([key for key, entry in announced if entry.run_id not in going])
 
     def _announcements(self) -> list[tuple[bytes, LedgerEntry]]:
@@ -195,7 +195,7 @@ class RecordedRuns(Documents):
 
     def counters(self) -> dict[CounterKey, float]:
         """Return every counter since this state started, including running runs."""
-        booked = self._booked_of(self._going()[1])
+        booked = self._booked_of(self._unfinished()[1])
         # One view of both, read after the progress: a run that finishes in between is then counted once.
         saved, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
         sums = parsed(_Sums, "counters", saved) if saved else {}
@@ -222,13 +222,13 @@ class RecordedRuns(Documents):
         Cheap, and in no transaction. It survives the death of the process. Without effect on a run that is unknown or
         finished: the record of its result makes it obsolete in the same transaction, which adds the final amounts.
         """
-        _, going = self._going()
+        _, going = self._unfinished()
         if run_id in going:
             self.driver.loose.put([(_booked_key(run_id), packed(pack(amounts)))])
 
     def booked(self, run_id: str) -> dict[CounterKey, float]:
         """Return the progress of a running run; empty for other runs."""
-        _, going = self._going()
+        _, going = self._unfinished()
         return self._booked_of([run_id]).get(run_id, {}) if run_id in going else {}
 
     def _booked_of(self, run_ids: Iterable[str]) -> dict[str, dict[CounterKey, float]]:
@@ -236,15 +236,15 @@ class RecordedRuns(Documents):
         found = self.driver.loose.get_many(list(keys)) if keys else {}
         return {keys[key]: parsed(_Sums, key, row) for key, row in found.items()}
 
-    def _going(self) -> tuple[int, dict[str, _UnfinishedRun]]:
+    def _unfinished(self) -> tuple[int, dict[str, _UnfinishedRun]]:
         """Return the number of the next run, and the unfinished runs."""
         number, going = self._value(_Going, "runs") or (1, [])
         return number, {run.id: run for run in going}
 
-    def _save_going(self, number: int, going: dict[str, _UnfinishedRun]) -> None:
+    def _save_unfinished(self, number: int, going: dict[str, _UnfinishedRun]) -> None:
         self._save("runs", (number, list(going.values())))
 
-    def _alive(self, going: dict[str, _UnfinishedRun]) -> list[tuple[RunRecord, int]]:
+    def _with_heartbeats(self, going: dict[str, _UnfinishedRun]) -> list[tuple[RunRecord, int]]:
         beats = self.driver.loose.get_many([_beat_key(run_id) for run_id in going])
         found = []
         for run in going.values():
@@ -254,10 +254,10 @@ class RecordedRuns(Documents):
             found.append((record, run.number))
         return found
 
-    def _found(self, run_id: str, going: dict[str, _UnfinishedRun]) -> tuple[RunRecord | None, int]:
+    def _find_run(self, run_id: str, going: dict[str, _UnfinishedRun]) -> tuple[RunRecord | None, int]:
         """Return a run and its number."""
         if run_id in going:
-            return self._alive({run_id: going[run_id]})[0]
+            return self._with_heartbeats({run_id: going[run_id]})[0]
         key = _run_key(run_id)
         row = self._row(key)
         return (None, 0) if row is None else parsed(_Finished, key, row)
@@ -269,12 +269,12 @@ class RecordedRuns(Documents):
         self._put_row(RUN_BY_NUMBER + recorded + started + name, b"")
 
 
-def _older(before_ms: int) -> bytes:
+def _first_older_key(before_ms: int) -> bytes:
     """Return the first key of runs that started before."""
     return RUN_BY_TIME + newest_first(before_ms) + b"\xff" * 8
 
 
-def _began_ms(key: bytes) -> int:
+def _start_ms(key: bytes) -> int:
     """Return when a run started, out of its key by number."""
     return 2**63 - 1 - int.from_bytes(key[9:_ID_AT], "big")
 

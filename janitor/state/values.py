@@ -116,11 +116,11 @@ def _reader(kind: Any) -> Convert:
     if origin is not None:
         return _generic_reader(kind, origin, typing.get_args(kind))
     if kind is types.NoneType or kind in _PLAIN:
-        return lambda value: _checked(kind, value)
+        return lambda value: _require_type(kind, value)
     if kind is bytes:
         return bytes.fromhex
     if kind is Pointer:
-        return lambda value: Pointer(_checked(str, value))
+        return lambda value: Pointer(_require_type(str, value))
     if issubclass(kind, (Enum, Path)):
         return typing.cast(Convert, kind)
     if hasattr(kind, "_fields"):
@@ -137,7 +137,7 @@ def _reader(kind: Any) -> Convert:
 def _make(kind: Any, fields: Mapping[str, Convert], of_row: Convert, given: Any) -> Any:
     if type(given) is list:
         return of_row(given)
-    given = _checked(dict, given)
+    given = _require_type(dict, given)
     if _NAMESPACE in given and _NAMESPACE not in fields:
         given = {**given, _TOPIC: [given[_NAMESPACE], given.get(_TOPIC)]}
     return kind(**{name: read(given[name]) for name, read in fields.items() if name in given})
@@ -145,7 +145,7 @@ def _make(kind: Any, fields: Mapping[str, Convert], of_row: Convert, given: Any)
 
 def _row_reader(make: Callable[..., Any], readers: Sequence[Convert]) -> Convert:
     """Return the function that reads a value from an array of its fields; trailing fields may be missing."""
-    return lambda row: make(*(read(item) for read, item in zip(readers, _checked(list, row), strict=False)))
+    return lambda row: make(*(read(item) for read, item in zip(readers, _require_type(list, row), strict=False)))
 
 
 def _generic_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Convert:
@@ -160,21 +160,21 @@ def _generic_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Conve
         return lambda value: None if value is None else of_value(value)
     if origin is tuple and arguments[1:] != (...,):
         items = [_reader(argument) for argument in arguments]
-        return lambda value: tuple(read(item) for read, item in zip(items, _checked(list, value), strict=True))
+        return lambda value: tuple(read(item) for read, item in zip(items, _require_type(list, value), strict=True))
     if origin in (dict, collections.abc.Mapping, collections.Counter):
         return _mapping_reader(collections.Counter if origin is collections.Counter else dict, *arguments)
     make = tuple if origin is tuple else _COLLECTIONS.get(origin)
     if make is None:
         return lambda _: _refuse(kind)
     of_item = _reader(arguments[0])
-    return lambda value: make([of_item(item) for item in _checked(list, value)])
+    return lambda value: make([of_item(item) for item in _require_type(list, value)])
 
 
 def _mapping_reader(make: Callable[[dict[Any, Any]], Any], key_kind: Any, item_kind: Any = int) -> Convert:
     of_key, of_item = _reader(key_kind), _reader(item_kind)
 
     def read(value: Any) -> Any:
-        pairs = value.items() if isinstance(value, dict) else _checked(list, value)
+        pairs = value.items() if isinstance(value, dict) else _require_type(list, value)
         return make({of_key(key): of_item(item) for key, item in pairs})
 
     return read
@@ -184,7 +184,7 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _checked(kind: type, value: Any) -> Any:
+def _require_type(kind: type, value: Any) -> Any:
     """Return the value if it has exactly this type; an int also counts as a float."""
     if type(value) is kind or (kind is float and type(value) is int):
         return value

@@ -125,8 +125,8 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
         last_run=last,
         last_success_ms={table: ms for table, ms in succeeded.items() if ms <= latest_ms},
         paused=state.pauses(),
-        quarantined=_quarantined(state),
-        held=_held(state, deployment, overdue, counts),
+        quarantined=_quarantined_topics(state),
+        held=_held_topics(state, deployment, overdue, counts),
         overdue=_overdue(overdue),
         kept=state.note(Note.KEPT, dict[str, int]) or {},
         guards=report.guards if report else (),
@@ -180,7 +180,7 @@ def _last_sign(state: State, runs: Sequence[RunRecord], latest_ms: int) -> int |
     return max((ms for ms in signs if ms is not None and ms <= latest_ms), default=None)
 
 
-def _quarantined(state: State) -> list[Quarantined]:
+def _quarantined_topics(state: State) -> list[Quarantined]:
     return [
         Quarantined(str(topic), record.quarantined_ms, record.count, record.error, record.probe_ms)
         for topic, record in state.strikes().items()
@@ -188,7 +188,7 @@ def _quarantined(state: State) -> list[Quarantined]:
     ]
 
 
-def _held(
+def _held_topics(
     state: State, deployment: Deployment, overdue: Sequence[Entry], counts: Mapping[TopicId, TopicCount]
 ) -> list[HeldTopic]:
     """Return the topics with held deletions: by a frontier, or with rows that a run found held."""

@@ -136,7 +136,7 @@ def find_problems(status: Status) -> Iterator[HealthReason]:
     yield from _topics("has messages with future timestamps", "queues", Condition.MESSAGES_AHEAD, ahead)
     held = (held.topic for held in status.held if _waits(status, held.reason))
     yield from _topics("is held", "held", Condition.TOPIC_HELD, held)
-    yield from _paused(status)
+    yield from _pause_reasons(status)
 
 
 def _waits(status: Status, reason: str) -> bool:
@@ -186,7 +186,7 @@ def _topics(state: str, about: str, condition: Condition, names: Iterable[str]) 
         yield HealthReason(f"{len(found):,} topics {states}.", about, condition)
 
 
-def _paused(status: Status) -> Iterator[HealthReason]:
+def _pause_reasons(status: Status) -> Iterator[HealthReason]:
     patterns = [pause.pattern for pause in status.paused]
     if EVERYTHING in patterns:
         yield HealthReason("Everything is paused.", "aside", Condition.PAUSED)

@@ -98,7 +98,7 @@ class RunHistory:
     def _read(self, state: State, now_ms: int) -> None:
         """Add the runs that have finished since, and remove runs that are too old."""
         oldest_ms = now_ms - RANGES["30d"].length_ms
-        found = list(_recorded(state, oldest_ms, self._counted))
+        found = list(_runs_since(state, oldest_ms, self._counted))
         newest = next((number for number, run in enumerate(found) if run.finished_ms is not None), len(found))
         known = [run for run in map(state.run, self._unfinished) if run is not None]
         runs = [*known, *reversed(found[newest:])]
@@ -117,7 +117,7 @@ class RunHistory:
                 del steps[at_ms]
 
 
-def _recorded(state: State, from_ms: int, counted: str | None) -> Iterator[RunRecord]:
+def _runs_since(state: State, from_ms: int, counted: str | None) -> Iterator[RunRecord]:
     """Yield runs, the last recorded first.
 
     Args:

@@ -92,7 +92,7 @@ class ProcessedRows:
         # Never past the oldest open transaction: it may still publish there, or give back what it has claimed.
         limit_ms = max(0, min(frontier.now_ms - self.hold_seconds * 1000, oldest_open_ms(self.snapshot)))
         try:
-            upto = min(limit_ms << 16, self._processed(topic))
+            upto = min(limit_ms << 16, self._processed_position(topic))
             if upto <= frontier.due.ms << 16:
                 return frontier, False
             is_more = upto > announced(self.side, topic)
@@ -100,12 +100,12 @@ class ProcessedRows:
                 # L7: announce, then read the consumers again. A consumer that registers in between either is in the
                 # second reading, or reads the announcement and starts after it.
                 announce(self.side, topic, upto)
-                upto = min(upto, self._processed(topic))
+                upto = min(upto, self._processed_position(topic))
         except (StoreError, FormatError) as error:
             # L7: unknown positions count as unread.
             self.unknown[topic.topic] = str(error)
             return frontier, False
         return replace(frontier, processed=upto), is_more
 
-    def _processed(self, topic: TopicMetadata) -> int:
+    def _processed_position(self, topic: TopicMetadata) -> int:
         return processed(self.side, topic, self.snapshot.dummy_transaction())

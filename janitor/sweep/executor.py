@@ -290,7 +290,7 @@ class StoreExecutor:
             return self._invert(finding)
         if not isinstance(finding, Due) or finding.hold is not None:
             return NOTHING_DONE
-        if (stopped := self._stopped(finding.work)) is not None:
+        if (stopped := self._reason_to_stop(finding.work)) is not None:
             return stopped
         table, batch = finding.table, finding.batch
         allowed = batch.keys if self._keeper is None else self._archive(self._keeper, finding)
@@ -311,7 +311,7 @@ class StoreExecutor:
             return Done(entry=entry, stop="unsure", error=error)
         return Done(allowed, entry=entry)
 
-    def _stopped(self, work: TopicWork) -> Done | None:
+    def _reason_to_stop(self, work: TopicWork) -> Done | None:
         """Return the reason why nothing may be deleted in this topic now; None: deletions are allowed."""
         if not self._permission.allows(work.topic.topic):
             return WITHHELD
@@ -334,7 +334,7 @@ class StoreExecutor:
             return WITHHELD._replace(error=error)
         try:
             # During the archiving, the topic may have changed (S2) or the lease may be lost (S12).
-            stopped = self._stopped(due.work)
+            stopped = self._reason_to_stop(due.work)
         except Exception:
             saved.discard()
             raise

@@ -217,7 +217,7 @@ class Outcome:
     def _take(self, entry: LedgerEntry) -> None:
         subject = subject_of(entry)
         known = self.taken.get(subject)
-        self.taken[subject] = entry if known is None else _joined(known, entry)
+        self.taken[subject] = entry if known is None else _join(known, entry)
 
     def _entry(self, key: EntryKey) -> Entry:
         entry = self.entries.get(key)
@@ -298,7 +298,7 @@ def subject_of(entry: LedgerEntry) -> Subject:
     return entry.topic, entry.generation, entry.table, entry.rule, *policy
 
 
-def _joined(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
+def _join(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
     """Return one entry for the counted rows of two with the same subject."""
     return replace(
         one,
@@ -364,7 +364,7 @@ class Ledger:
             table=table,
             rule=str(rule),
             start=first,
-            stop=_furthest(finding),
+            stop=_range_stop(finding),
             rows=None,
             oldest_ms=None,
             newest_ms=None,
@@ -375,7 +375,7 @@ class Ledger:
         )
 
 
-def _furthest(finding: Due | Invalid) -> bytes:
+def _range_stop(finding: Due | Invalid) -> bytes:
     """Return the end of the range in which the rule of a finding may change rows."""
     if isinstance(finding, Invalid):
         return cast(bytes, stop_key(generation_prefix(finding.topic.prefix, finding.generation)))

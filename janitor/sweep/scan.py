@@ -267,10 +267,10 @@ def first(part: Part, name: DataTable, undone: Collection[bytes], start: bytes) 
         return part.keys(name).first(start)
     except StoreError as error:
         prefix = topic_prefix(start)
-        return (yield from _first_behind(part, name, undone, start if prefix is None else topic_stop(prefix), error))
+        return (yield from _first_after(part, name, undone, start if prefix is None else topic_stop(prefix), error))
 
 
-def _first_behind(part: Part, name: DataTable, undone: Collection[bytes], start: bytes, error: StoreError) -> Jump:
+def _first_after(part: Part, name: DataTable, undone: Collection[bytes], start: bytes, error: StoreError) -> Jump:
     """Return the first key of the next known topic; report unreadable topics on the way as failed."""
     culprit, table = False, part.table(name)
     # S9: an unreadable block must not hide the topics after it.

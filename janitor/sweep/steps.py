@@ -153,10 +153,10 @@ def _ttl_due(
 
 def payloads(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
     """Yield the events of the step that deletes payloads. It comes last: deleted messages free payloads."""
-    return topics(part, "payload", undone, _payload_findings, _beyond)
+    return topics(part, "payload", undone, _payload_findings, _stop_of_spans)
 
 
-def _beyond(work: TopicWork) -> bytes:
+def _stop_of_spans(work: TopicWork) -> bytes:
     return generation_prefix(work.topic.topic.prefix, max(work.topic.old_below, work.topic.generation + 1))
 
 
@@ -325,7 +325,7 @@ def _cells(part: Part, wanted: Projection[list[TxCell]], begin: bytes, stop: byt
         invalid = set(filter(is_invalid, {cell[1] for cell in page.items}))
         new = [cell for cell in page.items if cell[1] in invalid]
         if found and (len(found) + len(new) > part.run.terms.batch_rows or pages >= PAGES_TOGETHER):
-            yield from _judged(part, found)
+            yield from _judge_cells(part, found)
             # S4: only after these cells are inverted. The evidence for a boundary is saved up to this key.
             yield ReachedKey(start)
             found = []
@@ -336,10 +336,10 @@ def _cells(part: Part, wanted: Projection[list[TxCell]], begin: bytes, stop: byt
         if start is not None and not found:
             yield ReachedKey(start)
     if found:
-        yield from _judged(part, found)
+        yield from _judge_cells(part, found)
 
 
-def _judged(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
+def _judge_cells(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
     """Yield the cells that the rules invert. All cells are of one topic and generation, or under unrecognized keys."""
     if (key := _all_invert(part, cells)) is not None:
         yield _invalid(part, key, cells)

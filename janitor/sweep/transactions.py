@@ -197,7 +197,9 @@ def observe(known: KnownIds, invalid: array[int], now_ms: int) -> InvalidListCha
     left.extend(pointer for pointer in absent if known.open_ids[pointer].closed_ms is not None)
     gone = [pointer for pointer in absent if known.open_ids[pointer].closed_ms is None]
     unlisted = set(absent)
-    still = [_now(record, now_ms) for pointer, record in known.open_ids.items() if pointer not in unlisted]
+    still = [
+        _without_future_times(record, now_ms) for pointer, record in known.open_ids.items() if pointer not in unlisted
+    ]
     return InvalidListChange(now_ms, still, new, gone, left)
 
 
@@ -258,7 +260,7 @@ def covered(
             yield OpenIdRecord(record.pointer, record.first_seen_ms, started_ms)
 
 
-def _now(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
+def _without_future_times(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
     """Return the record without times that are in the future because the clock was set back; it then counts as seen
     now, and not searched.
     """

@@ -85,7 +85,7 @@ def whatever_is_in_progress_is_invalid(patch: pytest.MonkeyPatch) -> None:
 
 def nothing_jumps(patch: pytest.MonkeyPatch) -> None:
     """S8: every frontier advances as far as the rules."""
-    patch.setattr(policy, "_jumps", lambda *_: False)
+    patch.setattr(policy, "_is_jump", lambda *_: False)
 
 
 def a_hold_is_over_at_once(patch: pytest.MonkeyPatch) -> None:
@@ -151,12 +151,12 @@ def inversion_is_only_counted(patch: pytest.MonkeyPatch) -> None:
 
 def unknown_topics_are_passed_by(patch: pytest.MonkeyPatch) -> None:
     """L4: rows of topics nobody knows are left as they are."""
-    judged = steps._judged
+    judged = steps._judge_cells
 
     def only_known(part: Part, cells: Any) -> Iterator[Any]:
         return (found for found in judged(part, cells) if not isinstance(found, Invalid) or found.work is not None)
 
-    patch.setattr(steps, "_judged", only_known)
+    patch.setattr(steps, "_judge_cells", only_known)
 
 
 def unreadable_topics_get_a_ttl(patch: pytest.MonkeyPatch) -> None:
@@ -204,17 +204,17 @@ def nothing_is_announced(patch: pytest.MonkeyPatch) -> None:
 
 
 def announced_as_far_as_the_first_batch(patch: pytest.MonkeyPatch) -> None:
-    furthest = outcome._furthest
+    furthest = outcome._range_stop
 
     def not_further(finding: Any) -> bytes:
         return finding.batch.keys[-1] + b"\x00" if isinstance(finding, Due) else furthest(finding)
 
-    patch.setattr(outcome, "_furthest", not_further)
+    patch.setattr(outcome, "_range_stop", not_further)
 
 
 def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
     """An entry is written over by the next batch."""
-    patch.setattr(outcome, "_joined", lambda _, entry: entry)
+    patch.setattr(outcome, "_join", lambda _, entry: entry)
 
 
 def full_passes_are_incremental(patch: pytest.MonkeyPatch) -> None:
@@ -235,7 +235,7 @@ def old_generations_are_judged_by_the_snapshot(patch: pytest.MonkeyPatch) -> Non
         return pointer if plain or (known == CommitState.COMMITTED and not work._is_void(pointer)) else -(pointer or 0)
 
     patch.setattr(writer, "commit_state", lambda pointer, snapshot, _: commit_state(pointer, snapshot, Rule.EXPIRED))
-    patch.setattr(restore._Restore, "_signed", signed)
+    patch.setattr(restore._Restore, "_restored_pointer", signed)
 
 
 def whatever_is_in_the_way_is_written_beside(patch: pytest.MonkeyPatch) -> None:

@@ -215,7 +215,7 @@ def test_a_row_that_vanishes_while_it_is_held_is_an_overrun(world: World) -> Non
 
 def test_a_failing_history_is_cut_down_to_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a janitor that holds nothing, and a long history in which a ttl is shortened by mistake,
-    monkeypatch.setattr("janitor.rules.policy._jumps", lambda *_: False)
+    monkeypatch.setattr("janitor.rules.policy._is_jump", lambda *_: False)
     history: History = [
         *(Create("a", 864_000), Create("b", 600), Adopt(), Publish("b", 2), Start(1), PublishIn(1, "b"), Commit(1)),
         *(Publish("a", 3), Wait(2 * HOUR_MS), Run(batch_rows=5), BackUp(1), SetTtl("a", 3600), Wait(MINUTE_MS), Run()),

@@ -70,17 +70,17 @@ def main(master: str, url: str, transactions: str, folder: Path, moments: list[s
 @contextmanager
 def dying(moment: str, folder: Path) -> Iterator[None]:
     """Have the executor die that does a batch's first task."""
-    own = publishing._stored
+    own = publishing._store_rows
 
     def stored(rows: DataFrame, storing: Any) -> list[int]:
         mortal: Any = MortalStoring(storing, moment, folder / moment)
         return own(rows, mortal)
 
-    publishing._stored = stored
+    publishing._store_rows = stored
     try:
         yield
     finally:
-        publishing._stored = own
+        publishing._store_rows = own
 
 
 @dataclass(frozen=True)

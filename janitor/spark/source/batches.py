@@ -115,13 +115,13 @@ def _names(names: Sequence[str], codes: NDArray[Any]) -> Any:
     """Return the words of codes; null for a negative code."""
     if codes.min() == codes.max():
         word = names[int(codes[0])] if codes[0] >= 0 else None
-        return _repeated(word, len(codes))
+        return _repeat_value(word, len(codes))
     indices = pa.array(codes.astype(np.int32), mask=codes < 0)
     return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
 
 
 @lru_cache(_KEPT)
-def _repeated(word: str | None, number: int) -> Any:
+def _repeat_value(word: str | None, number: int) -> Any:
     """Return a column that says the same in every row, as most do in most pages; never changed, so it is made once."""
     return pa.repeat(pa.scalar(word, pa.string()), number)
 

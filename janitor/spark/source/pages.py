@@ -141,14 +141,14 @@ def _of_cells(table: MessageReads, page: Page[list[bytes]]) -> tuple[Rows, bytes
 
 def _of_values(items: Sequence[tuple[bytes, MessageValue]], ask: RowFields) -> Rows:
     payloads = [value.payload for _, value in items]
-    return Rows([key for key, _ in items], _pointers([value.pointer for _, value in items]), *_measured(payloads, ask))
+    return Rows([key for key, _ in items], _pointers([value.pointer for _, value in items]), *_measure(payloads, ask))
 
 
 def _of_payloads(items: Sequence[tuple[bytes, bytes]], ask: RowFields) -> Rows:
-    return Rows([key for key, _ in items], None, *_measured([value for _, value in items], ask))
+    return Rows([key for key, _ in items], None, *_measure([value for _, value in items], ask))
 
 
-def _measured(
+def _measure(
     payloads: Sequence[bytes | None], ask: RowFields
 ) -> tuple[tuple[Longs, Flags] | None, Sequence[bytes | None] | None]:
     lengths = [-1 if payload is None else len(payload) for payload in payloads]

@@ -56,8 +56,8 @@ class Piece(NamedTuple):
         first, last = self.ranges[0].start, self.ranges[-1].stop
         several = f", in {len(self.ranges)} ranges" if len(self.ranges) > 1 else ""
         times = "" if self.times_ms is None else ", from {} until {} ms".format(*self.times_ms)
-        end = "the last" if last is None else _shown(last)
-        return f"{salt}keys {_shown(first) or 'from the first'} to {end}{several}{times}"
+        end = "the last" if last is None else _describe_key(last)
+        return f"{salt}keys {_describe_key(first) or 'from the first'} to {end}{several}{times}"
 
     def of(self, wanted: RowSelection) -> RowSelection:
         """Return the wanted rows within this piece."""
@@ -213,7 +213,7 @@ class _MeasuredRanges:
         return max(start, _key(high))
 
 
-def _shown(key: bytes) -> str:
+def _describe_key(key: bytes) -> str:
     return key[:32].hex()
 
 

@@ -149,7 +149,11 @@ class RowReader(DataSourceReader):
         if not piece.ranges:
             return
         beside = access.expiries if self.wanted.table == "message" else nullcontext
-        with _named(f"{self.wanted.table} rows of {piece}"), access.part(piece.salt) as part, beside() as expiries:
+        with (
+            _name_piece_in_errors(f"{self.wanted.table} rows of {piece}"),
+            access.part(piece.salt) as part,
+            beside() as expiries,
+        ):
             yield from self.batches(part, piece, expiries)
         spare_collections()
 
@@ -194,7 +198,7 @@ class MetadataReader(_SmallReader):
     """A reader of the metadata table."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        with _named("metadata rows"), self._asked.access.reading() as store:
+        with _name_piece_in_errors("metadata rows"), self._asked.access.reading() as store:
             found = [row for row in self._rows(store.metadata) if row is not None]
         yield from _batch(METADATA_COLUMNS, found)
 
@@ -221,7 +225,7 @@ class ClaimReader(_SmallReader):
         now_ms = SystemClock().now_ms() if self._asked.now_ms is None else self._asked.now_ms
         snapshot = self._asked.access.transactions(now_ms).snapshot
         view = None if snapshot is None else snapshot.dummy_transaction()
-        with _named("claims"), self._asked.access.side() as side:
+        with _name_piece_in_errors("claims"), self._asked.access.side() as side:
             found = [] if side is None else list(self._rows(side, view))
         yield from _batch(CLAIM_COLUMNS, found)
 
@@ -253,7 +257,7 @@ def _batch(columns: tuple[StructField, ...], rows: list[tuple[Any, ...]]) -> Ite
 
 
 @contextmanager
-def _named(what: str) -> Iterator[None]:
+def _name_piece_in_errors(what: str) -> Iterator[None]:
     """Add the part that a task was reading to its error."""
     try:
         yield

@@ -256,24 +256,26 @@ class Planner:
         following, first = before.following, read.first
         if following is not None:
             if first is None or first > following:
-                self._lost(f"Messages of {before.topic} from {following} on have expired before the query read them.")
+                self._report_loss(
+                    f"Messages of {before.topic} from {following} on have expired before the query read them."
+                )
             return
         cutoff = Cutoff.at(self._clock.now_ms(), ttl_seconds)
         if cutoff.expires(before.checked_ms):
             since, until = time_at(before.checked_ms), time_at(cutoff.ms)
-            self._lost(
+            self._report_loss(
                 f"What was published in {before.topic} between {since:%Y-%m-%d %H:%M:%S} and {until:%Y-%m-%d %H:%M:%S} "
                 "UTC has expired before the query read it, if there was something: it did not run, or an open "
                 "transaction held it back."
             )
 
     def _made_again(self, begun: Offset | StreamOffset) -> None:
-        self._lost(
+        self._report_loss(
             f"{begun.topic} was deleted and created again: messages that the query had not read of generation "
             f"{begun.generation} are gone."
         )
 
-    def _lost(self, what: str) -> None:
+    def _report_loss(self, what: str) -> None:
         lost(self._feed, what)
 
 

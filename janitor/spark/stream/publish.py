@@ -182,7 +182,9 @@ class BatchPublisher:
                         transaction.roll_back()
                         return
                     rows = batch.select(batch[self.column].cast("binary"))
-                    pointers = _stored(rows, _Storing(self.server, self.topic, self.column, transaction.transaction))
+                    pointers = _store_rows(
+                        rows, _Storing(self.server, self.topic, self.column, transaction.transaction)
+                    )
                     transaction.publish_stored(self.topic, pointers, self.ttl_seconds)
         except NotInProgress as error:
             raise NotInProgress(
@@ -243,7 +245,7 @@ class _Storing:
         yield pa.RecordBatch.from_pydict({"at": [at], "pointer": [own.write_pointer]})
 
 
-def _stored(rows: DataFrame, storing: _Storing) -> list[int]:
+def _store_rows(rows: DataFrame, storing: _Storing) -> list[int]:
     """Store a batch with tasks; return the pointers of successful attempts, in the order of the partitions."""
     found = rows.mapInArrow(storing, "at long, pointer long").collect()
     return [pointer for _, pointer in sorted((row[0], row[1]) for row in found)]

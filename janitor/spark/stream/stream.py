@@ -157,7 +157,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         stretch, count, last = part.stretch, 0, None
         for page in self._pages(part):
             count, last = count + len(page), page[-1].id
-            yield self._arrow(page, part)
+            yield self._to_arrow(page, part)
         if (count, last) != (stretch.messages, stretch.last):
             lost(
                 self._feed,
@@ -190,7 +190,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if page:
             yield page
 
-    def _arrow(self, page: list[Message], part: StretchPartition) -> Any:
+    def _to_arrow(self, page: list[Message], part: StretchPartition) -> Any:
         topic, rows = part.topic, len(page)
         ids = [message.id for message in page]
         columns = {

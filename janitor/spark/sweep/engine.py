@@ -177,19 +177,19 @@ class _TaskWorkers:
 
     def _send(self, parts: Sequence[Part]) -> list[Outcome]:
         run = self.parts[0].run
-        known = self._announced(run)
+        known = self._read_announcements(run)
         found = self._sender.send(parts, self.parts[0].executor.alive)
         for outcome in found:
             run.store.calls.update(outcome.calls)
         answered = {_range_of(entry) for outcome in found for entry in (*outcome.taken.values(), *outcome.unsure)}
         # Also if no task has reported an earlier attempt: Spark may have killed one of two concurrent attempts.
-        lost = [entry for about, entry in self._announced(run).items() if about not in known.keys() | answered]
+        lost = [entry for about, entry in self._read_announcements(run).items() if about not in known.keys() | answered]
         if lost:
             logger.warning("%d announcements of attempts that were lost go into the ledger without a count", len(lost))
             found[0].unsure += lost
         return found
 
-    def _announced(self, run: Run) -> Mapping[tuple[object, ...], LedgerEntry]:
+    def _read_announcements(self, run: Run) -> Mapping[tuple[object, ...], LedgerEntry]:
         """Return the deletions that a run has announced."""
         own = [entry for entry in self._state.intents() if entry.run_id == run.id] if run.mode == "apply" else []
         return {_range_of(entry): entry for entry in own}

@@ -83,7 +83,7 @@ class _Ranges(Hook):
 
     def read(self, table: KeyReads, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         """Return the rows of the first range that has some."""
-        for first, last in self._within(start, stop):
+        for first, last in self._intersect(start, stop):
             # The first key after a range is not one of these rows.
             page = table.read(want, first, last, limit)._replace(gap=None)
             if page.resume is not None:
@@ -93,9 +93,9 @@ class _Ranges(Hook):
         return want.empty_page()
 
     def estimate_bytes(self, table: KeyReads, start: bytes, stop: bytes | None) -> int:
-        return sum(table.estimate_bytes(*reach) for reach in self._within(start, stop))
+        return sum(table.estimate_bytes(*reach) for reach in self._intersect(start, stop))
 
-    def _within(self, start: bytes, stop: bytes | None) -> Iterator[KeyRange]:
+    def _intersect(self, start: bytes, stop: bytes | None) -> Iterator[KeyRange]:
         """Yield the parts of the ranges between two keys."""
         at = max(0, bisect_right(self._starts, start) - 1)
         for reach in islice(self._reaches, at, None):

@@ -80,12 +80,12 @@ class HBaseDocuments:
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the existing rows of history."""
-        return {key: _loaded(key, value) for key, value in self.table.get_many(keys).items()}
+        return {key: _decompress(key, value) for key, value in self.table.get_many(keys).items()}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Yield rows of history of ``[start, stop)``."""
         for key, value in self.table.scan(start, stop, keys_only=keys_only):
-            yield key, value if keys_only else _loaded(key, value)
+            yield key, value if keys_only else _decompress(key, value)
 
     @contextmanager
     def present(self) -> Iterator[View]:
@@ -162,7 +162,7 @@ class HBaseDocuments:
                 with self._replacing:
                     # S12: the root has the lease, so a compare-and-set of the root also checks the lease.
                     if self._is_fenced_off(base, changes):
-                        base = self._rebased(base, changes)
+                        base = self._rebase(base, changes)
                     root, blocks = with_changes(base, changes.values, secrets.token_hex(_TOKEN_BYTES))
                     self.table.put(blocks.items())
                     # From here on an error leaves open whether the root names the rows, so they must not be removed.
@@ -173,7 +173,7 @@ class HBaseDocuments:
                     break
                 # Other processes have never seen these blocks; the next attempt writes blocks of a newer version.
                 self.table.delete(blocks)
-                base = self._rebased(base, changes)
+                base = self._rebase(base, changes)
             else:
                 raise crowded(self.name)
         except StateError:
@@ -185,14 +185,14 @@ class HBaseDocuments:
             keys = root.blocks[name]
             self._remember(name, keys, b"".join(blocks[bytes.fromhex(key)] for key in keys))
         gone = [key for key, value in changes.rows.items() if value is None]
-        self._remove_what_went(base, root, [*gone, *changes.loose])
+        self._remove_unnamed(base, root, [*gone, *changes.loose])
 
     def _is_fenced_off(self, root: Root, changes: Changes) -> bool:
         """Return whether the changes need the lease, and the root has another holder."""
         fenced = any(name.partition(".")[0] in _FENCED for name in changes.values)
         return fenced and self._mine is not None and root.lease != self._mine
 
-    def _rebased(self, base: Root, changes: Changes) -> Root:
+    def _rebase(self, base: Root, changes: Changes) -> Root:
         """Return the present root, if the changes can be applied to it.
 
         Raises:
@@ -232,7 +232,7 @@ class HBaseDocuments:
             )
         return False
 
-    def _remove_what_went(self, base: Root, root: Root, rows: Iterable[bytes]) -> None:
+    def _remove_unnamed(self, base: Root, root: Root, rows: Iterable[bytes]) -> None:
         """Delete blocks and rows that the root does not name. A failure does no harm; the next commit tries again."""
         went = [*rows, *map(bytes.fromhex, base.named() - root.named())]
         tidy, self._tidy = self._tidy, False
@@ -245,7 +245,7 @@ class HBaseDocuments:
             self._tidy = True
 
 
-def _loaded(key: bytes, value: bytes) -> bytes:
+def _decompress(key: bytes, value: bytes) -> bytes:
     with undamaged(key):
         return zlib.decompress(value)
 

@@ -194,7 +194,7 @@ class SqliteDocuments:
             with self._border:
                 self.connection.execute("PRAGMA synchronous = EXTRA")
                 if is_new(self.connection, self.name):
-                    with self._begun("IMMEDIATE"):
+                    with self._begin("IMMEDIATE"):
                         make_tables(self.connection, self.name)
         except StateError:
             self.connection.close()
@@ -207,10 +207,10 @@ class SqliteDocuments:
     @contextmanager
     def transaction(self) -> Iterator[Changes]:
         changes = Changes(self)
-        with self._begun("IMMEDIATE"):
+        with self._begin("IMMEDIATE"):
             yield changes
             self._write(_PUT_DOCUMENT, "DELETE FROM documents WHERE key = ?", changes.values)
-            rows = {key: value and _stored(value) for key, value in changes.rows.items()}
+            rows = {key: value and _compress(value) for key, value in changes.rows.items()}
             self._write(_PUT_ROW, "DELETE FROM history WHERE key = ?", rows)
         with suppress(StateError):
             # Leftover rows are harmless: they belong to a finished run.
@@ -219,7 +219,7 @@ class SqliteDocuments:
 
     @contextmanager
     def present(self) -> Iterator[View]:
-        with self._begun("DEFERRED"):
+        with self._begin("DEFERRED"):
             yield self
 
     def value(self, name: str) -> bytes | None:
@@ -234,7 +234,7 @@ class SqliteDocuments:
 
     def swap_lease(self, expected: bytes | None, value: bytes) -> bool:
         """Write the lease if it still has the expected value."""
-        with self._begun("IMMEDIATE"):
+        with self._begin("IMMEDIATE"):
             if self.lease() != expected:
                 return False
             self.connection.execute(_PUT_DOCUMENT, [_LEASE, value])
@@ -250,7 +250,7 @@ class SqliteDocuments:
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the existing rows of history."""
         found = ((key, self._value("SELECT value FROM history WHERE key = ?", key)) for key in keys)
-        return {key: _loaded(key, value) for key, value in found if value is not None}
+        return {key: _decompress(key, value) for key, value in found if value is not None}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Yield rows of history of ``[start, stop)`` without blocking a writer between two of them."""
@@ -259,7 +259,7 @@ class SqliteDocuments:
             with self._lock, self._border:
                 rows = self.connection.execute(query, (start, stop, page)).fetchall()
             for key, value in rows:
-                yield key, _loaded(key, value)
+                yield key, _decompress(key, value)
             if len(rows) < page:
                 return
             start, page = rows[-1][0] + b"\x00", min(page * 4, _LAST_PAGE)
@@ -277,7 +277,7 @@ class SqliteDocuments:
         self.connection.executemany(delete, ((key,) for key in keys if rows[key] is None))
 
     @contextmanager
-    def _begun(self, kind: str) -> Iterator[None]:
+    def _begin(self, kind: str) -> Iterator[None]:
         """Run a transaction of SQLite, or a part of this thread's current one."""
         with self._lock, self._border:
             if self.connection.in_transaction:
@@ -293,11 +293,11 @@ class SqliteDocuments:
                 raise
 
 
-def _stored(value: bytes) -> bytes:
+def _compress(value: bytes) -> bytes:
     return zlib.compress(value, 1) if len(value) > _LARGE else value
 
 
-def _loaded(key: bytes, value: bytes) -> bytes:
+def _decompress(key: bytes, value: bytes) -> bytes:
     if not value.startswith(_COMPRESSED):
         return value
     with undamaged(key):

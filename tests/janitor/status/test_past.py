@@ -59,14 +59,14 @@ def test_given_more_runs_later_then_only_those_are_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(past, "PAGE_RUNS", 2)
     history = RunHistory()
     read: list[str] = []
-    recorded = past._recorded
+    recorded = past._runs_since
 
     def noting(*asked: Any) -> Iterator[RunRecord]:
         for run in recorded(*asked):
             read.append(run.id)
             yield run
 
-    monkeypatch.setattr(past, "_recorded", noting)
+    monkeypatch.setattr(past, "_runs_since", noting)
     with SqliteState.in_memory() as state:
         first = [ran(state, NOW_MS - number * HOUR) for number in range(5)]
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 5
