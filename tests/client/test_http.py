@@ -22,6 +22,7 @@ from tms_core.client import (
     Limits,
     Options,
     Timeouts,
+    TopicNotFound,
     Unanswered,
     Unauthorized,
     Unavailable,
@@ -92,6 +93,31 @@ def test_given_nobody_who_listens_when_asked_then_nothing_was_done() -> None:
         pytest.raises(Unavailable, match="cannot be reached"),
     ):
         client.publish(TOPIC, [b"x"])
+
+
+def test_answer_of_another_http_server_names_the_request_and_what_to_check() -> None:
+    other = b"HTTP/1.1 404 Not Found\r\ncontent-type: text/plain\r\ncontent-length: 7\r\n\r\nno page"
+    with peer(other) as server, Client(url(server.port)) as client, pytest.raises(TopicNotFound) as refused:
+        client.topic(TOPIC)
+    assert refused.value.message == "GET /v1/namespaces/default/topics/orders was answered with 404: no page"
+    assert refused.value.hint == "Check that the URL is the address of tms serve."
+
+
+def test_https_to_a_server_without_tls_says_so() -> None:
+    with (
+        serving() as server,
+        Client(f"https://127.0.0.1:{server.port}", options=Options(retry=SOON)) as client,
+        pytest.raises(Unavailable) as refused,
+    ):
+        client.topic(TOPIC)
+    assert refused.value.hint == "The server may not use TLS: try http:// in the URL."
+
+
+def test_closed_connection_is_described_in_one_sentence() -> None:
+    with peer(b"") as server, Client(url(server.port)) as client, pytest.raises(Unanswered) as refused:
+        client.publish(TOPIC, [b"x"])
+    assert refused.value.message.endswith("without sending a response.")
+    assert ".." not in refused.value.message
 
 
 def test_given_an_answer_that_is_cut_short_when_read_then_that_is_told() -> None:

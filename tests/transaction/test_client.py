@@ -229,6 +229,16 @@ def test_given_no_answer_in_time_then_nothing_is_repeated() -> None:
         assert service.calls == ["status"]
 
 
+def test_address_of_an_http_server_is_no_transaction_service() -> None:
+    with (
+        misbehaving(lambda _: b"HTTP/1.1 400 Bad Request\r\n\r\n") as (_, client),
+        pytest.raises(ServiceUnavailable) as refused,
+    ):
+        client.encoded_snapshot()
+    assert "answers in HTTP" in refused.value.message
+    assert "transactions.thrift" in refused.value.hint
+
+
 def test_given_nobody_at_the_address_then_nothing_was_done() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

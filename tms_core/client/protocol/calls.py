@@ -291,6 +291,9 @@ def check(call: Call[object], status: int, body: bytes, headers: Mapping[str, st
     by_status = {_MISSING: call.missing, _CONFLICT: call.conflict, **_REFUSED}
     kind = _BY_CODE.get(headers.get(CODE, "")) or by_status.get(status)
     text, hint = _reason(body, headers)
+    if status == _MISSING and CODE not in headers:
+        # Another HTTP server has this address: every 404 of tms serve has a code.
+        text, hint = f"{call} was answered with {status}: {text}", _WRONG_SERVER
     if kind is not None and issubclass(kind, Unavailable):
         raise kind(text, hint, retry_after_seconds=retry_after_seconds(headers))
     if kind is not None:

@@ -38,6 +38,8 @@ _ADDRESS = re.compile(r"[^:\[\]]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.ProxyError)
 #: Errors raised before anything is sent, because the request is invalid.
 _NOT_WRITTEN = (httpx2.LocalProtocolError, UnicodeEncodeError)
+#: OpenSSL reports a response without TLS as one of another version.
+_NO_TLS_HINT = "The server may not use TLS: try http:// in the URL."
 #: What may follow ``Bearer`` (RFC 6750).
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 
@@ -227,10 +229,9 @@ class Endpoint:
             yield
         except _NOT_SENT as error:
             reason = str(error) or type(error).__name__
+            hint = _NO_TLS_HINT if "WRONG_VERSION_NUMBER" in reason else "Start it (tms serve), or correct the URL."
             # Omit the library's tracebacks: the reason has the same information.
-            raise Unavailable(
-                f"{url} cannot be reached: {reason}.", "Start it (tms serve), or correct the URL."
-            ) from None
+            raise Unavailable(f"{url} cannot be reached: {reason}.", hint) from None
         except _NOT_WRITTEN as error:
             raise BadRequest(
                 f"{call} was not sent: {error}.", "Correct the header, which a hook may have added."
@@ -238,7 +239,7 @@ class Endpoint:
         except (httpx2.TimeoutException, TimeoutError) as error:
             raise Unanswered(f"{url} did not answer {call} in time.", _UNKNOWN) from error
         except (httpx2.RequestError, httpx2.StreamError) as error:
-            reason = str(error) or type(error).__name__
+            reason = str(error).removesuffix(".") or type(error).__name__
             raise Unanswered(f"{url} did not answer {call}: {reason}.", _UNKNOWN) from error
         except RuntimeError as error:
             if not stopped.is_set():

@@ -200,7 +200,14 @@ class SocketConnection:
         ends = time.monotonic() + seconds
         self._socket.settimeout(seconds)
         self._socket.sendall(LENGTH.pack(len(frame)) + frame)
-        (size,) = LENGTH.unpack(self._read(LENGTH.size, ends))
+        head = self._read(LENGTH.size, ends)
+        if head == b"HTTP":
+            # An HTTP server takes the call for a bad request, so nothing was done.
+            raise ServiceUnavailable(
+                "The address of the transaction service answers in HTTP.",
+                "Give the port of the transaction service, not of REST or the status page: transactions.thrift.",
+            )
+        (size,) = LENGTH.unpack(head)
         if not 0 <= size <= MAX_ANSWER_BYTES:
             raise FormatError(f"an answer of {size} bytes")
         return self._read(size, ends)
