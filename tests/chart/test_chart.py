@@ -28,7 +28,6 @@ EXAMPLES = sorted((CHART / "ci").glob("*.yaml"))
 
 
 def objects(*words: object) -> list[dict[str, Any]]:
-    """The chart's objects, parsed."""
     made = template(*words)
     assert made.returncode == 0, made.stderr
     return [document for document in yaml.safe_load_all(made.stdout) if document]
@@ -44,13 +43,11 @@ def settings_of(documents: list[dict[str, Any]], folder: Path, environ: dict[str
 
 @pytest.fixture(params=EXAMPLES, ids=lambda path: path.stem)
 def example(request: pytest.FixtureRequest) -> Path:
-    """Each example of values in turn."""
     path: Path = request.param
     return path
 
 
 def pods(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The pods that the objects lead to."""
     found = []
     for document in documents:
         spec = document.get("spec", {})
@@ -426,7 +423,6 @@ def test_every_pod_of_every_example_may_do_as_little_as_the_first(example: Path)
 
 
 def executor(*words: object) -> dict[str, Any]:
-    """What Spark makes its executors of."""
     [config] = [d for d in objects(*words) if d["kind"] == "ConfigMap" and "executor.yaml" in d["data"]]
     found: dict[str, Any] = yaml.safe_load(config["data"]["executor.yaml"])
     return found

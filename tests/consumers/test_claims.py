@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from tests.kit.messaging import named
 from tms_core.consumers import claims
-from tms_core.consumers.claim_rows import (
-    all_claims,
-    claims_of,
-    drained_in,
-    drained_key,
-    free_void,
-    pack,
-    pack_drained,
-)
+from tms_core.consumers.claim_rows import all_claims, claims_of, drained_in, drained_key, free_void, pack, pack_drained
 from tms_core.consumers.claims import (
     ClaimOutcome,
     ConsumerGroup,

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from janitor.state.sqlite.state import SqliteState
 from tms_core.tables.memory import MemoryStore
+
+
+@pytest.fixture
+def state() -> Iterator[SqliteState]:
+    """Return an empty state in memory."""
+    with SqliteState.in_memory() as opened:
+        yield opened
 
 
 @pytest.fixture

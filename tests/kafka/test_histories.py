@@ -89,8 +89,6 @@ class Kafka:
 
 
 class Here:
-    """A server of ours, in memory."""
-
     def __init__(self, client: Client) -> None:
         self._client = client
         self._instances: dict[int, Producer] = {}

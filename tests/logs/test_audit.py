@@ -34,7 +34,6 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 @pytest.fixture
 def lines() -> Lines:
-    """The lines of the audit log so far."""
     stream = io.StringIO()
     configure("text", stream)
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines() if '"tms.audit"' in line]

@@ -121,9 +121,7 @@ def test_example_that_ships_is_valid_and_names_our_loggers() -> None:
     assert not logging.getLogger("urllib3").isEnabledFor(logging.INFO)
 
 
-def test_logger_writes_each_kind_once_a_minute(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logger_writes_a_kind_once_a_minute(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(loggers, "time", SimpleNamespace(monotonic=lambda: now))
     seldom = SeldomLogger(get_logger("janitor.x"))

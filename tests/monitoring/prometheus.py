@@ -83,7 +83,6 @@ class Prometheus:
         return found
 
     def firing(self, alert: str) -> bool:
-        """Whether an alert fires."""
         return bool(self.query(f'ALERTS{{alertname="{alert}",alertstate="firing"}}'))
 
     def _listens(self) -> bool:

@@ -30,7 +30,6 @@ def rows(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def panels(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """All panels, those of folded rows too."""
     inside = [panel for row in rows(document) for panel in row["panels"]]
     return [panel for panel in document["panels"] if panel["type"] != "row"] + inside
 

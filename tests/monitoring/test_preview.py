@@ -32,7 +32,6 @@ def source(ask: Callable[[str], Sequence[Mapping[str, Any]]]) -> Source:
 
 
 def drawn(html: str, title: str) -> str:
-    """The panel of that title."""
     [found] = re.findall(f"<section[^>]*><h3>{re.escape(title)}</h3>.*?</section>", html)
     return str(found)
 

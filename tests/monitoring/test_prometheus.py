@@ -88,7 +88,6 @@ def customer(server: Serve) -> Iterator[library.Client]:
 
 
 def janitor(line: str) -> None:
-    """A command, as a person types it."""
     assert execute(line.split()) == 0
 
 

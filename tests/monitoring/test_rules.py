@@ -39,7 +39,6 @@ def promtool(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rules of a file."""
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 

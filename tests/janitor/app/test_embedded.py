@@ -114,9 +114,7 @@ def test_embedded_janitor_on_a_new_store_deletes_and_inverts(tmp_path: Path, sta
 
 
 @pytest.mark.parametrize("participants", ["messaging", "messaging, datasets"])
-def test_feedback_inside_the_server_empties_its_invalid_list(
-    tmp_path: Path, stack: ExitStack, participants: str
-) -> None:
+def test_feedback_in_the_server_empties_its_invalid_list(tmp_path: Path, stack: ExitStack, participants: str) -> None:
     server = Server(tmp_path, stack)
     limits = "transactions: {directory: tx, max_lifetime_seconds: 1, grace_seconds: 0}"
     told = f"clock_allowance_seconds: 0, boundary: {{feedback: on, participants: [{participants}]}}, history_days"
@@ -160,9 +158,7 @@ def test_server_with_a_wrong_janitor_setting_names_it(tmp_path: Path, stack: Exi
 
 
 @pytest.mark.parametrize(("apply", "hold_seconds"), [("true", 3600), ("false", None)])
-def test_embedded_janitor_shows_its_hold_seconds(
-    tmp_path: Path, stack: ExitStack, apply: str, hold_seconds: int | None
-) -> None:
+def test_embedded_shows_hold_seconds(tmp_path: Path, stack: ExitStack, apply: str, hold_seconds: int | None) -> None:
     server = Server(tmp_path, stack, kind="memory")
     server.config.write_text(server.config.read_text().replace("janitor: {", f"janitor: {{apply: {apply}, "))
     assert server.start().hold_seconds == hold_seconds

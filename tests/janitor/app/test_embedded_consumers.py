@@ -109,9 +109,7 @@ def test_group_with_an_open_claim_is_counted_like_the_api(tmp_path: Path) -> Non
         assert [one.lag_messages for one in found] == [one["lagMessages"] for one in said] == [2, 3]
 
 
-def test_consumer_that_registers_between_counts_is_shown_after_the_next_deletion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_consumer_between_two_counts_is_shown_after_a_deletion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "COUNT_SECONDS", 86_400)
     monkeypatch.setattr(daemon, "AFTER_SWEEP_SECONDS", 0)
     config = tmp_path / "tms.yaml"

@@ -60,7 +60,6 @@ def undo(store: MemoryStore, tmp_path: Path) -> Undo:
 
 
 def everything(folder: Path) -> list[str]:
-    """Every file and folder below one."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 

@@ -468,7 +468,6 @@ class Budget:
         self.kit.clock.advance(PROGRESS_MS)
 
     def run(self) -> Report | None:
-        """A run; None where it was killed."""
         self.left = self.calls
         try:
             return self.kit.engine.run_once()

@@ -79,7 +79,6 @@ class CommandKit:
             topic(store, name, ttl_seconds=seconds)
 
     def snapshot(self, invalid: Iterable[int] = (INVALID,), *, age_ms: int = 1000, name: str = "") -> None:
-        """Let the transaction manager write a snapshot."""
         taken_ms = self.clock.now_ms() - age_ms
         newest = pointer(taken_ms)
         state = VisibilityState(taken_ms, newest, newest, array("q", invalid))

@@ -26,8 +26,6 @@ ORDERS = {"tms_namespace": "default", "topic": "orders"}
 
 
 class Shown(NamedTuple):
-    """The surfaces of one state."""
-
     status: Any
     api: Any
     detail: Any
@@ -38,7 +36,6 @@ class Shown(NamedTuple):
     metrics: dict[str, list[tuple[dict[str, str], float]]]
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of the series with these labels among theirs."""
         found = self.metrics[f"tms_{name}"]
         return sum(value for given, value in found if labels.items() <= given.items())
 

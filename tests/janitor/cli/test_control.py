@@ -38,8 +38,6 @@ LIVE = MessageId(NOW_MS - MINUTE, 2)
 
 
 class Holder:
-    """The second process."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
@@ -55,11 +53,9 @@ class Holder:
         assert said == word
 
     def wait(self) -> None:
-        """Wait until it is dead."""
         self._process.wait()
 
     def go_on_until(self, word: str) -> None:
-        """Let it go on past everything it waits at."""
         self.tell("go")
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -140,7 +136,6 @@ def typed(line: str) -> Verb:
 
 
 def applied(kit: CommandKit) -> Outcome:
-    """A plan and its apply, one after the other."""
     planned = kit.janitor("plan --out plan.json")
     done = kit.janitor("apply plan.json --format json")
     return Outcome(done.code, planned.out + done.out, planned.err + done.err)
@@ -223,14 +218,6 @@ def plan_by_other_settings(kit: CommandKit) -> None:
     kit.set(SETTINGS.replace("janitor: {", "janitor: {hold_seconds: 60, "))
 
 
-def no_snapshots(kit: CommandKit) -> None:
-    shutil.rmtree(kit.folder / "data" / "tx")
-
-
-def clock_in_doubt(kit: CommandKit) -> None:
-    kit.clock.step(DAY)
-
-
 def state_lost(kit: CommandKit) -> None:
     kit.janitor("plan --out plan.json")
     shutil.rmtree(kit.folder / "data" / "janitor")
@@ -248,8 +235,8 @@ FAILURES: dict[str, tuple[Callable[[CommandKit], None], str, int]] = {
     "other settings": (plan_by_other_settings, "apply plan.json", 3),
     "another store's plan": (state_lost, "apply plan.json", 3),
     "not adopted": (state_lost, "approve --all", 3),
-    "clock": (clock_in_doubt, "approve default:orders", 3),
-    "no snapshot": (no_snapshots, "inspect snapshot", 1),
+    "clock": (lambda kit: kit.clock.step(DAY), "approve default:orders", 3),
+    "no snapshot": (lambda kit: shutil.rmtree(kit.folder / "data" / "tx"), "inspect snapshot", 1),
     "refuted": (row_damaged, "verify --format json", 1),
 }
 

@@ -44,7 +44,6 @@ def exporter(kit: CommandKit, memory: Path) -> Exporter:
 
 
 def results(exporter: Exporter) -> list[str]:
-    """How the runs ended that it knows of."""
     with exporter.past() as state:
         return [run.result for run in state.runs(10)] if state else []
 

@@ -29,7 +29,6 @@ def manager(kit: CommandKit) -> Iterator[TransactionManager]:
 
 @pytest.fixture
 def address(manager: TransactionManager) -> Iterator[str]:
-    """Where that manager's service is."""
     service = TransactionService(manager, "127.0.0.1:0")
     service.start()
     yield service.address
@@ -38,7 +37,6 @@ def address(manager: TransactionManager) -> Iterator[str]:
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """An address at which nobody answers."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"

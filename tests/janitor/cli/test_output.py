@@ -28,12 +28,6 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 
-def plain(text: str) -> list[str]:
-    """The lines without ids and sizes on disk, and without the spaces that fill a table."""
-    lines = (re.sub(r"^(plan|run) \S+", r"\1 …", line).rstrip() for line in text.splitlines())
-    return [re.sub(r"[\d.]+ kB", "… kB", line) for line in lines]
-
-
 def test_summary_has_a_line_for_each_topic_by_size(kit: CommandKit) -> None:
     lines = kit.janitor("plan --summary").out.splitlines()
     table = lines[1 : next(at for at, line in enumerate(lines) if line.startswith("rows:"))]

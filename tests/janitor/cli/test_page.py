@@ -21,7 +21,6 @@ TEXT = without_help(PAGE.read_text(encoding="utf-8"))
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that the page describes."""
     (tmp_path / "data").mkdir()
     unpack("sample", tmp_path / "data")
     (tmp_path / "janitor.yaml").write_text(settings_of(PAGE), encoding="utf-8")
@@ -30,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("folder")
-def test_every_command_prints_what_the_page_shows_and_exits_as_it_says(
+def test_commands_print_what_the_page_shows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with Terminal(StillClock(NOW_MS, monotonic_ms=DAY), capsys, monkeypatch) as terminal:

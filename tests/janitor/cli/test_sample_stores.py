@@ -36,7 +36,6 @@ KEPT = {"unknown_topic", "newer_generation", "unrecognized", "undecided", "refer
 
 @pytest.fixture(params=["sample", "edge"])
 def vector(request: pytest.FixtureRequest, tmp_path: Path) -> Vector:
-    """Each of the two stores."""
     (tmp_path / "data").mkdir()
     return unpack(request.param, tmp_path / "data")
 
@@ -53,7 +52,6 @@ def cdap(
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Every file by its content."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 

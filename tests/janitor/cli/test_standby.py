@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from threading import Event
 from typing import cast
@@ -16,6 +15,7 @@ from janitor.app.options import Common
 from janitor.app.place import Place
 from janitor.app.session import Session
 from janitor.state.sqlite.state import SqliteState
+from tests.builders import NOW_MS
 from tests.support import free_port
 from tms_core.clock import ManualClock
 from tms_core.errors import ConfigurationError, LeaseHeld, StoreUnavailable
@@ -52,8 +52,8 @@ class SharedPlace:
 
 
 @pytest.fixture
-def clock(now_ms: int) -> ManualClock:
-    return ManualClock(now_ms)
+def clock() -> ManualClock:
+    return ManualClock(NOW_MS)
 
 
 @pytest.fixture
@@ -61,17 +61,6 @@ def current(clock: ManualClock) -> Session:
     found = Session(Common(hbase="127.0.0.1:9"), clock, {"TMS_JANITOR__HTTP__PORT": str(free_port())})
     found.place = cast(Place, SharedPlace())
     return found
-
-
-@pytest.fixture
-def now_ms() -> int:
-    return 1_700_000_000_000
-
-
-@pytest.fixture
-def state() -> Iterator[SqliteState]:
-    with SqliteState(None) as opened:
-        yield opened
 
 
 def test_standby_behind_a_dead_holder_gets_its_lease(
@@ -121,9 +110,7 @@ class PlaceThatIsDown(SharedPlace):
         raise ConfigurationError("It answers.", "")
 
 
-def test_daemon_without_a_store_waits_for_it(
-    clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_daemon_without_a_store_waits(clock: ManualClock, current: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     current.place = cast(Place, PlaceThatIsDown(3))
     waiting = Patience(clock)
     monkeypatch.setattr(serving, "Event", lambda: waiting)

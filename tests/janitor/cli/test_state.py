@@ -28,7 +28,6 @@ from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix
 
 @pytest.fixture
 def state(kit: CommandKit) -> SqliteState:
-    """The state of the kit, created now."""
     made = SqliteState(kit.folder / "data" / "janitor")
     made.save_created_ms(NOW_MS - HOUR)
     return made

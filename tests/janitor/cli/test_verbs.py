@@ -130,36 +130,33 @@ def test_given_all_in_place_then_every_check_is_ok(kit: CommandKit, monkeypatch:
     assert "last run done at 2023-11-14 22:13:20 UTC" in found["state"][1]
 
 
+ARCHIVED = SETTINGS.replace("janitor: {", "janitor: {archive: {enabled: true, path: PATH}, ")
+TLS = "tls: {certificate: nowhere.pem, key: nowhere.key}"
+
+
 @pytest.mark.parametrize(
-    ("check", "settings", "said"),
+    ("check", "settings", "status", "said"),
     [
+        ("archive", ARCHIVED.replace("PATH", "file.txt/below"), "fail", "cannot be written"),
+        ("archive", ARCHIVED.replace("PATH", "'s3://bucket'"), "fail", "archives only to local folders"),
+        ("tls", SETTINGS + "server: {" + TLS + "}", "fail", "server.tls."),
+        ("auth", SETTINGS + "server: {auth: {kind: tokens, tokens_file: nope}}", "fail", "nope"),
+        ("auth", SETTINGS + "server: {auth: {kind: jwt, key_file: nope, audience: a, issuer: i}}", "fail", "nope"),
+        ("transaction tls", SETTINGS.replace("source:", TLS + "\n  source:"), "fail", "transactions.tls."),
         (
-            "archive",
-            "janitor: {state: data/janitor, archive: {enabled: true, path: file.txt/below}}",
-            "cannot be written",
+            "snapshots",
+            SETTINGS.replace("source: directory", "source: manager").replace("data/tx", "data/nowhere"),
+            "warn",
+            "transactions.directory",
         ),
-        (
-            "archive",
-            "janitor: {state: data/janitor, archive: {enabled: true, path: 's3://bucket'}}",
-            "archives only to local folders",
-        ),
-        ("tls", "server: {tls: {certificate: nowhere.pem, key: nowhere.key}}", "server.tls."),
-        ("auth", "server: {auth: {kind: tokens, tokens_file: nowhere}}", "nowhere"),
-        ("auth", "server: {auth: {kind: jwt, key_file: nowhere, audience: a, issuer: i}}", "nowhere"),
+        ("state", SETTINGS, "warn", "janitor adopt"),
     ],
 )
-def test_doctor_finds_what_a_run_cannot_use(kit: CommandKit, check: str, settings: str, said: str) -> None:
+def test_doctor_finds_what_a_run_cannot_use(kit: CommandKit, check: str, settings: str, status: str, said: str) -> None:
     (kit.folder / "file.txt").write_text("not a folder", encoding="utf-8")
-    before = SETTINGS if not settings.startswith("janitor") else SETTINGS.partition("janitor:")[0]
-    kit.set(before + settings)
-    status, message = checks(kit)[check]
-    assert (status, said in message) == ("fail", True), message
-
-
-def test_doctor_certificate_of_the_transaction_service_that_cannot_be_used_fails(kit: CommandKit) -> None:
-    kit.set(SETTINGS.replace("transactions:\n", "transactions:\n  tls: {certificate: nowhere.pem, key: nowhere.key}\n"))
-    status, message = checks(kit)["transaction tls"]
-    assert (status, "transactions.tls." in message) == ("fail", True), message
+    kit.set(settings)
+    found, message = checks(kit)[check]
+    assert (found, said in message) == (status, True), message
 
 
 def test_doctor_archive_without_pyarrow_names_the_extra(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,12 +174,6 @@ def test_doctor_without_spark_says_who_needs_it(kit: CommandKit, monkeypatch: py
     assert (status, "janitor spark needs pyspark, which is not installed" in message) == ("ok", True)
 
 
-def test_given_a_store_never_adopted_then_a_warning_says_what_to_do(kit: CommandKit) -> None:
-    status, message = checks(kit)["state"]
-    assert status == "warn"
-    assert "janitor adopt" in message
-
-
 def test_given_no_store_then_the_check_fails_with_the_next_step_and_nothing_is_made(kit: CommandKit) -> None:
     before = sorted(kit.folder.rglob("*"))
     status, message = checks(kit, "doctor --leveldb nowhere/at/all")["store"]
@@ -197,13 +188,6 @@ def test_doctor_store_that_cannot_be_written_fails(kit: CommandKit, monkeypatch:
     status, message = checks(kit)["store"]
     assert status == "fail"
     assert "system.tms.payload cannot be written; run as its owner" in message
-
-
-def test_doctor_without_a_source_of_snapshots_names_the_setting(kit: CommandKit) -> None:
-    kit.set(SETTINGS.replace("source: directory", "source: manager").replace("data/tx", "data/nowhere"))
-    status, message = checks(kit)["snapshots"]
-    assert status == "warn"
-    assert "transactions.directory" in message
 
 
 def test_source_none_is_a_choice_and_nothing_warns_about_it(kit: CommandKit) -> None:

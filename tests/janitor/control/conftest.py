@@ -50,8 +50,6 @@ class Views:
 
 
 class Auditing(Engine):
-    """An engine whose audits are the test's."""
-
     act: Act
     is_stopping: Callable[[], bool]
     observer: Observer
@@ -114,8 +112,6 @@ class ControlKit:
 
 
 class Client:
-    """A client that says what it likes."""
-
     def __init__(self, folder: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(60)
@@ -159,7 +155,6 @@ class Client:
             return b""
 
     def hear(self) -> dict[str, Any]:
-        """The next message."""
         found: dict[str, Any] = json.loads(self.line())
         return found
 

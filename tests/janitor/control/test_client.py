@@ -60,9 +60,8 @@ def end(connection: socket.socket) -> None:
         pass
 
 
-def answering(lines: bytes) -> Callable[[socket.socket], None]:
-    """Says lines, in an answer that a whole one would go on from."""
-    return saying(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n" + lines)
+#: The head of a response that more lines could follow than a test sends.
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n"
 
 
 def test_given_nobody_then_nobody_answers(tmp_path: Path) -> None:
@@ -84,43 +83,35 @@ def test_given_a_silent_server_then_it_is_not_waited_for_for_ever(tmp_path: Path
         remote.verify()
 
 
-@pytest.mark.parametrize("said", [b"", b'{"progress": {}}\n', b'{"result": {"cells"'])
-def test_given_a_server_that_dies_before_its_answer_is_whole_then_that_is_said(tmp_path: Path, said: bytes) -> None:
-    with server(tmp_path, answering(said)) as remote, pytest.raises(StoreError, match="stopped before it responded"):
-        remote.verify()
+ENDED, UNREADABLE = "stopped before it responded", "cannot be read"
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "error"),
     [
-        b"no json\n",
-        b"[]\n",
-        b'{"result": 5}\n',
-        b'{"result": {"cells": "many"}}\n',
-        b'{"progress": {"phase": "read", "topic": "no topic", "rows": 1}}\n',
+        (b"", ENDED),
+        (b"HTTP/1.1 20", ENDED),
+        (b"SSH-2.0-OpenSSH\r\n\r\n", UNREADABLE),
+        (b'{"error": {"kind": "TmsError"}}\n\n', UNREADABLE),
+        (HEAD, ENDED),
+        (HEAD + b'{"progress": {}}\n', ENDED),
+        (HEAD + b'{"result": {"cells"', ENDED),
+        (HEAD + b"no json\n", UNREADABLE),
+        (HEAD + b"[]\n", UNREADABLE),
+        (HEAD + b'{"result": 5}\n', UNREADABLE),
+        (HEAD + b'{"result": {"cells": "many"}}\n', UNREADABLE),
+        (HEAD + b'{"progress": {"phase": "read", "topic": "no topic", "rows": 1}}\n', UNREADABLE),
     ],
 )
-def test_given_an_answer_that_is_none_then_that_is_said(tmp_path: Path, said: bytes) -> None:
-    with server(tmp_path, answering(said)) as remote, pytest.raises(StoreError, match="cannot be read"):
-        remote.verify()
-
-
-@pytest.mark.parametrize("said", [b"SSH-2.0-OpenSSH\r\n\r\n", b'{"error": {"kind": "TmsError"}}\n\n'])
-def test_given_what_is_no_http_then_it_is_not_understood(tmp_path: Path, said: bytes) -> None:
-    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match="cannot be read"):
-        remote.verify()
-
-
-@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 20"])
-def test_given_a_server_that_dies_within_the_head_then_that_is_said(tmp_path: Path, said: bytes) -> None:
-    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match="stopped before"):
+def test_client_of_a_server_that_ends_or_says_nonsense_fails(tmp_path: Path, said: bytes, error: str) -> None:
+    with server(tmp_path, saying(said)) as remote, pytest.raises(StoreError, match=error):
         remote.verify()
 
 
 @pytest.mark.parametrize(("kind", "raised"), [(name, kind) for name, kind in wire.KINDS.items()])
 def test_given_an_error_then_it_is_raised_as_what_it_was(tmp_path: Path, kind: str, raised: type[TmsError]) -> None:
     said = json.dumps({"error": {"kind": kind, "message": "No.", "hint": "Try."}}).encode() + b"\n"
-    with server(tmp_path, answering(said)) as remote, pytest.raises(TmsError) as found:
+    with server(tmp_path, saying(HEAD + said)) as remote, pytest.raises(TmsError) as found:
         remote.verify()
     assert (type(found.value), found.value.message, found.value.hint) == (raised, "No.", "Try.")
 
@@ -128,7 +119,7 @@ def test_given_an_error_then_it_is_raised_as_what_it_was(tmp_path: Path, kind: s
 @pytest.mark.parametrize("error", [{"kind": "SystemExit", "message": "No."}, {"kind": 5}, None])
 def test_given_an_error_of_no_known_kind_then_it_is_one_of_ours(tmp_path: Path, error: object) -> None:
     said = json.dumps({"error": error}).encode() + b"\n"
-    with server(tmp_path, answering(said)) as remote, pytest.raises(TmsError) as found:
+    with server(tmp_path, saying(HEAD + said)) as remote, pytest.raises(TmsError) as found:
         remote.verify()
     assert type(found.value) is TmsError
 

@@ -62,7 +62,6 @@ RECORDED = [
 
 
 def moments(line: Calendar, moment: datetime, count: int) -> list[datetime]:
-    """The next times a line fires."""
     found = []
     for _ in range(count):
         moment = line.after(moment)
@@ -74,12 +73,6 @@ def moments(line: Calendar, moment: datetime, count: int) -> list[datetime]:
 def test_given_a_recorded_line_then_it_fires_when_it_did(text: str, start: str, expected: str) -> None:
     found = moments(Calendar(text), datetime.fromisoformat(start).replace(tzinfo=UTC), 3)
     assert [moment.strftime("%Y-%m-%dT%H:%M") for moment in found] == expected.split()
-
-
-def days(text: str, count: int) -> list[str]:
-    """The next days, from Wednesday the 15th of November 2023 on."""
-    start = datetime(2023, 11, 14, 23, 59, tzinfo=UTC)
-    return [moment.strftime("%a %d") for moment in moments(Calendar(text), start, count)]
 
 
 def test_cron_next_time_is_strictly_later_and_on_the_minute() -> None:

@@ -44,7 +44,6 @@ class DaemonKit:
 
     @property
     def results(self) -> list[str]:
-        """How the runs ended, oldest first."""
         return [run.result for run in reversed(self.janitor.state.runs(1000))]
 
 

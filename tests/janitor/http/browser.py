@@ -132,7 +132,6 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def press(self, key: str) -> None:
-        """One key, down and up."""
         codes = {"Tab": 9, "Enter": 13}
         for kind in ("rawKeyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=codes[key])
@@ -156,7 +155,6 @@ class Page:
             self.browser.wait()
 
     def close(self) -> None:
-        """Close the tab."""
         self.browser.close(self)
 
     def note(self, method: str, params: dict[str, Any]) -> None:
@@ -247,7 +245,6 @@ class Browser:
         return message
 
     def close(self, page: Page) -> None:
-        """Close a tab, and forget what it knew."""
         self._pages.pop(page.session)
         self.call("Target.disposeBrowserContext", browserContextId=page.context)
 

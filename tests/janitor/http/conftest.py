@@ -17,8 +17,6 @@ ARGUMENTS = "--config janitor.yaml"
 
 
 class Answer(NamedTuple):
-    """What came back."""
-
     status: int
     headers: dict[str, str]
     body: bytes
@@ -37,8 +35,6 @@ class Recorder:
 
 
 class Direct:
-    """The application without a server before it."""
-
     def __init__(self, views: StatusViews, host: str = "127.0.0.1") -> None:
         self._app = make_app(views, host, ARGUMENTS)
 
@@ -70,8 +66,6 @@ class Direct:
 
 
 class HttpKit:
-    """The application behind its server."""
-
     def __init__(self, views: StatusViews, port: int = 0) -> None:
         self.recorder = Recorder(make_app(views, arguments=ARGUMENTS))
         self.server = HttpServer(self.recorder, "127.0.0.1", port)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -54,12 +54,6 @@ SNAPSHOT = visibility(NOW_MS, [INVALID], [OPEN])
 @pytest.fixture
 def orders(store: MemoryStore) -> Topic:
     return topic(store, "default:orders", ttl_seconds=TTL_SECONDS)
-
-
-@pytest.fixture
-def state() -> Iterator[SqliteState]:
-    with SqliteState.in_memory() as opened:
-        yield opened
 
 
 def at(now_ms: int) -> ClockAnchor:
@@ -118,7 +112,6 @@ def ask(
 
 
 def only(answer: Why) -> FoundRow:
-    """The one row that was found."""
     assert answer.missing == ()
     [found] = answer.found
     return found
@@ -285,7 +278,6 @@ def payload_of(answer: Why) -> FoundRow:
 
 
 def stored(orders: Topic, write_pointer: int, publish_ms: int) -> tuple[int, int, tuple[int, int]]:
-    """A payload row and the message that refers to it; what to ask for the two."""
     orders.stored(write_pointer, STORED_MS).ref(write_pointer, publish_ms)
     return publish_ms, 1, (STORED_MS, 0)
 

@@ -34,17 +34,14 @@ def due(now: ClockAnchor, ttl_seconds: int = TTL_SECONDS) -> int:
 
 
 def later(now: ClockAnchor, milliseconds: int) -> ClockAnchor:
-    """Honest time passed."""
     return ClockAnchor(now.wall_ms + milliseconds, now.monotonic_ms + milliseconds, now.boot_id)
 
 
 def stepped(now: ClockAnchor, milliseconds: int) -> ClockAnchor:
-    """The wall clock was set."""
     return replace(now, wall_ms=now.wall_ms + milliseconds)
 
 
 def rebooted(now: ClockAnchor, off_ms: int) -> ClockAnchor:
-    """The machine was off for a while."""
     return ClockAnchor(now.wall_ms + off_ms, 10, "another boot")
 
 

@@ -28,8 +28,6 @@ UNDECIDED, REFERENCED = Keep(Reason.UNDECIDED), Keep(Reason.REFERENCED)
 
 @dataclass(frozen=True)
 class Known:
-    """Transactions of which two sets are known."""
-
     invalid: frozenset[int] = frozenset()
     undecided: frozenset[int] = frozenset()
 
@@ -77,7 +75,6 @@ def judge(
 
 
 def judge_unknown(row: Row, transactions: Known | None = None) -> Verdict:
-    """The verdict when the topic has no readable metadata."""
     return decide(row, None, None, transactions or Known(), False, None)
 
 
@@ -239,9 +236,7 @@ def test_l5_held_payload_that_is_needed_counts_as_held() -> None:
 @pytest.mark.parametrize(
     ("transactions", "referenced", "verdict"), [(OPEN, False, UNDECIDED), (None, True, REFERENCED), (None, False, OLD)]
 )
-def test_l5_payload_of_a_held_end_must_not_be_needed(
-    transactions: Known | None, referenced: bool, verdict: Verdict
-) -> None:
+def test_l5_needed_payload_of_a_held_end_stays(transactions: Known | None, referenced: bool, verdict: Verdict) -> None:
     frontier = held(metadata(2), cutoff_ms=DUE_MS, generation=1)
     assert judge(payload(DUE_MS - 1), 2, frontier, transactions, referenced=referenced) == verdict
 

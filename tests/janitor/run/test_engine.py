@@ -223,9 +223,7 @@ def test_run_whose_end_was_not_written_is_in_the_ledger(store: MemoryStore) -> N
     assert (entry.rows, entry.rule) == (None, "expired")
 
 
-def test_compaction_of_messages_starts_before_payloads_are_read(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compaction_of_messages_starts_before_payloads(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.tables.compaction.WORTHWHILE_ROWS", 1)
     monkeypatch.setattr(MemoryMessageTable, "can_compact_concurrently", True)
     topic(store, "default:orders", ttl_seconds=60).plain(1).stored(pointer(1), 1)

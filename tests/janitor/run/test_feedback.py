@@ -93,7 +93,6 @@ class FeedbackKit:
         self.clock.advance(1000)
 
     def feed_back(self, manager: Truncator | None = None, *participants: str, **options: Any) -> Kit:
-        """The janitor, from now on with feedback."""
         told = Feedback(manager or self.manager, participants or ("messaging",))
         self.janitor = self.janitor.restart(feedback=told, **options)
         return self.janitor
@@ -187,7 +186,6 @@ class Told:
 
 
 def said(report: Report) -> list[str]:
-    """What the run says of feedback."""
     return [note.message for note in report.guards if note.guard == "feedback" and not note.tripped]
 
 

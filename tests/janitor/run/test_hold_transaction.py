@@ -31,7 +31,6 @@ class HoldKit(ServedStore):
         self.pass_time(30 * MINUTE)
 
     def pass_time(self, ms: int) -> None:
-        """Time passes, with a sweep every minute."""
         while ms > 0:
             self.clock.advance(min(ms, MINUTE))
             self.janitor.engine.run_once(incremental=True)

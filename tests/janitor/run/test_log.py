@@ -11,7 +11,6 @@ from janitor.report import Entry, Report, Totals, UnrecognizedKey
 from janitor.rules.policy import Hold, Rule
 from janitor.run import prepare
 from janitor.run.log import RunLog
-from janitor.run.passes import NOT_ADOPTED
 from janitor.state.figures import GuardNote
 from janitor.sweep.outcome import Outcome
 from tests.builders import HOUR, NOW_MS, Call, Kit, janitor, topic, unknown_topic, watch
@@ -106,11 +105,6 @@ def test_given_an_error_that_repeats_when_written_then_it_is_said_once(caplog: p
     assert said(caplog, logging.ERROR) == ["topic default:orders: it is broken"]
     log.write(failing)
     assert said(caplog, logging.ERROR) == []
-
-
-def test_log_of_a_guard_has_a_command_that_can_be_typed(caplog: pytest.LogCaptureFixture) -> None:
-    RunLog("--config a.yaml").write(replace(report_of(), guards=[NOT_ADOPTED]))
-    assert caplog.messages[-1].endswith("look at janitor plan --config a.yaml, then: janitor adopt --config a.yaml")
 
 
 def left_alone(unknown_row_log: int) -> Kit:

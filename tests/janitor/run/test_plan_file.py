@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from janitor.report import DataTable, Entry, EntryKey, Report, Totals, in_order
+from janitor.report import DataTable, Entry, EntryKey
 from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile, WhatIf, changed, checksum, describe_terms, supposed
@@ -20,6 +20,7 @@ from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import PlanLimits, Run, Terms, parse_or_none
 from janitor.sweep.transactions import TransactionView
 from tests.builders import LIFETIME, NOW_MS, prepared, topic
+from tests.janitor.test_report import report
 from tms_core.errors import ConfigurationError, PlanRefused
 from tms_core.rowkey import LONG_MAX, Cutoff, generation_prefix, time_prefix
 from tms_core.tables.base import KeyRange, Store
@@ -83,25 +84,8 @@ def write(path: Path, context: Run, *keys: EntryKey, what_if: bool = False, poin
         outcome.entries.setdefault(key, Entry(*key)).add([b"key"], 10, 1, 2)
         if key.rule is Rule.INVALID_TRANSACTION:
             outcome.pointers.setdefault(key.topic, set()).update(pointers)
-    topics = in_order(outcome.entries.values())
-    report = Report(
-        id="1-ab",
-        mode="plan",
-        started_ms=NOW_MS,
-        effective_now_ms=NOW_MS - 5,
-        snapshot=None,
-        topics=topics,
-        totals=Totals.of("plan", topics, outcome.kept),
-        deleted_bytes=0,
-        boundary=None,
-        guards=[],
-        errors=[],
-        store_calls=0,
-        duration_seconds=0.0,
-        phase_seconds={},
-        full=True,
-    )
-    plan.save(path, plan.document(report, outcome, context, store_id=MARK, digest="digest", what_if=what_if))
+    told = report(*outcome.entries.values(), mode="plan", id="1-ab", effective_now_ms=NOW_MS - 5)
+    plan.save(path, plan.document(told, outcome, context, store_id=MARK, digest="digest", what_if=what_if))
     return path
 
 
@@ -300,7 +284,6 @@ def test_plan_file_with_forged_values_is_refused_or_harmless(store: MemoryStore,
 
 
 def places(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each value of a JSON document."""
     children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for name, child in children:
         yield (*at, name)

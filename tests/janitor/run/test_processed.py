@@ -66,7 +66,6 @@ class ProcessedKit(ServedStore):
         return [value.payload or b"stored" for _, value in rows]
 
     def fetched(self, start: MessageId | None = None) -> list[bytes]:
-        """What a reader without a transaction gets."""
         request = FetchRequest(start, inclusive=False)
         return [message.payload for page in self.service.fetch(ORDERS, request) for message in page]
 

@@ -22,8 +22,6 @@ __all__ = ["hbase"]
 
 
 class Memories(ABC):
-    """Makes memories of one kind."""
-
     @abstractmethod
     def new(self) -> State:
         """An empty memory."""
@@ -98,7 +96,6 @@ def undone(state: State) -> Iterator[None]:
 
 
 def lasting_memories(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LastingMemories:
-    """Memories of the kind that the fixture's parameter names."""
     if request.param == "file":
         return InFiles(tmp_path_factory.mktemp("state"))
     return InHBase(request.getfixturevalue("hbase"))

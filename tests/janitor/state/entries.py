@@ -10,23 +10,8 @@ from tms_core.topic import TopicId
 
 TOPIC = TopicId("default", "orders")
 
-ENTRY = LedgerEntry(
-    run_id="run",
-    at_ms=1_000,
-    topic=TOPIC,
-    generation=1,
-    table="message",
-    rule="expired",
-    start=b"b",
-    stop=b"d",
-    rows=7,
-    oldest_ms=1,
-    newest_ms=9,
-    metadata_generation=1,
-    ttl_seconds=60,
-    cutoff_ms=10,
-    snapshot_timestamp_ms=900,
-)
+#: Of seven rows, published at 1 to 9, by a TTL of 60 s, a cut-off of 10 and a snapshot of 900.
+ENTRY = LedgerEntry("run", 1_000, TOPIC, 1, "message", "expired", b"b", b"d", 7, 1, 9, 1, 60, 10, 900)
 
 
 def entry(**changes: Any) -> LedgerEntry:

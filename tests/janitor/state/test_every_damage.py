@@ -121,9 +121,7 @@ def test_read_of_a_damaged_value_names_it_and_no_change_replaces_it(full: State,
 
 @pytest.mark.parametrize("content", [b"odd", b'{"odd":[]}', b'[["odd"]]'])
 @pytest.mark.parametrize("letter", [*ROWS, *LOOSE])
-def test_read_of_a_damaged_row_names_its_key_and_no_other_row_is_lost(
-    full: State, letter: bytes, content: bytes
-) -> None:
+def test_read_of_a_damaged_row_names_its_key_and_loses_no_other(full: State, letter: bytes, content: bytes) -> None:
     rows = full.driver.loose if letter in LOOSE else full.driver.history
     [(key, before)] = rows.scan(letter, stop_of(letter))
     put(full, key, content, loose=letter in LOOSE)

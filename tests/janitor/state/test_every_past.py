@@ -22,23 +22,13 @@ OTHER = TopicId("default", "other")
 longs = st.integers(-(2**63), 2**63 - 1)
 words = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 topics = st.sampled_from([TOPIC, OTHER, TopicId("system", "orders")])
+optional = st.none() | longs
+tables = st.sampled_from(["message", "payload"])
+key_bytes = st.binary(max_size=9)
 entries = st.builds(
     LedgerEntry,
-    words,
-    longs,
-    topics,
-    longs,
-    st.sampled_from(["message", "payload"]),
-    words,
-    st.binary(max_size=9),
-    st.binary(max_size=9),
-    st.none() | longs,
-    st.none() | longs,
-    st.none() | longs,
-    longs,
-    longs,
-    longs,
-    st.none() | longs,
+    *(words, longs, topics, longs, tables, words, key_bytes, key_bytes),
+    *(optional, optional, optional, longs, longs, longs, optional),
 )
 keys = st.builds(CounterKey, words, st.lists(st.tuples(words, words), max_size=3).map(tuple))
 # Sums of small numbers are exact, so that the test may add in another order.
@@ -246,7 +236,6 @@ def test_given_notes_then_each_name_keeps_its_last_value_until_it_is_none(state:
 
 
 def end_of_run(state: State) -> None:
-    """What is written when a run ends."""
     with state.transaction():
         state.finish_run(RunRecord("run", "apply", 1, 2, "done"))
         state.add_ledger([entry(), entry()])

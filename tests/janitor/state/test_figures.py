@@ -11,13 +11,7 @@ from janitor.boundary.claim import REFUTED, ROUND
 from janitor.report import HELD, Entry
 from janitor.rules.policy import Hold, Rule
 from janitor.run.prepare import IN_PROGRESS
-from janitor.state.figures import (
-    SNAPSHOT,
-    STATISTICS,
-    KeptFigures,
-    SnapshotRead,
-    StatisticsFigures,
-)
+from janitor.state.figures import SNAPSHOT, STATISTICS, KeptFigures, SnapshotRead, StatisticsFigures
 from janitor.state.records import Note
 from janitor.state.sqlite.state import SqliteState
 from janitor.state.topic_history import CHANGES, SIZES, TOPICS

@@ -23,7 +23,6 @@ class Place:
         self.clock = ManualClock(NOW_MS, monotonic_ms=DAY)
 
     def topic(self, name: str, *, ttl_seconds: int = 60, **given: Any) -> Topic:
-        """A topic of the default namespace."""
         return topic(self.store, f"default:{name}", ttl_seconds=ttl_seconds, **given)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections import Counter
 
 import pytest
 
@@ -12,7 +11,7 @@ from janitor.state.sqlite.state import SqliteState
 from janitor.state.topic_history import save_sizes
 from janitor.status import collect, past
 from janitor.status.past import RANGES, RunHistory, run_detail, runs_between
-from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, topic
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, janitor, topic, watch_state
 from tms_core.tables.memory import MemoryStore
 
 
@@ -55,27 +54,19 @@ def test_given_runs_in_and_before_a_range_then_its_steps_hold_those_within_each_
     assert NOW_MS - step_ms < times[-1] <= NOW_MS
 
 
-def test_given_more_runs_later_then_only_those_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_more_runs_later_then_only_their_page_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past, "PAGE_RUNS", 2)
-    history = RunHistory()
-    read: list[str] = []
-    recorded = past._runs_since
-
-    def noting(*asked: Any) -> Iterator[RunRecord]:
-        for run in recorded(*asked):
-            read.append(run.id)
-            yield run
-
-    monkeypatch.setattr(past, "_runs_since", noting)
+    history, calls = RunHistory(), Counter[str]()
     with SqliteState.in_memory() as state:
-        first = [ran(state, NOW_MS - number * HOUR) for number in range(5)]
+        watch_state(state, before=lambda call: calls.update([call.name]))
+        for number in range(5):
+            ran(state, NOW_MS - number * HOUR)
         assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 5
-        assert sorted(read) == sorted(first)
-        read.clear()
-        second = ran(state, NOW_MS + MINUTE)
+        assert calls["state.runs"] == 3
+        ran(state, NOW_MS + MINUTE)
         found = history.range(state, "24h", NOW_MS + 2 * MINUTE)
     assert sum(step["runs"] for step in found["steps"]) == 6
-    assert read == [second]
+    assert calls["state.runs"] == 4
 
 
 def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:

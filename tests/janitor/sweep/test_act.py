@@ -15,8 +15,6 @@ from tms_core.tables.memory import MemoryStore
 
 
 class Kept:
-    """What a keeper says of one batch."""
-
     def __init__(self, keys: Sequence[bytes]) -> None:
         self.keys = keys
         self.discarded = False

@@ -46,7 +46,6 @@ def make(
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """A store with the topic of orders, whose rows live a minute."""
     store = MemoryStore()
     topic(store, str(ORDERS), ttl_seconds=60)
     return store

@@ -26,27 +26,34 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
         yield opened
 
 
+class OwnExpiries(Expiries):
+    """The expiries of a side table of their own."""
+
+    def __init__(self) -> None:
+        self.side = MemorySide()
+        super().__init__(self.side)
+
+
 @pytest.fixture
-def expiries() -> Expiries:
-    return Expiries(MemorySide())
+def expiries() -> OwnExpiries:
+    return OwnExpiries()
 
 
-def early(orders: Topic, expiries: Expiries, expires_ms: int, *times_ms: int) -> None:
-    """Messages with a ttl of their own."""
+def early(orders: Topic, expiries: OwnExpiries, expires_ms: int, *times_ms: int) -> None:
     before = {key for key, _ in orders.messages()}
     orders.plain(*times_ms)
     new = [key for key, _ in orders.messages() if key not in before]
     expiries.put([(key.pack(), expires_ms) for key in new])
 
 
-def adopted(store: Store, expiries: Expiries, **options: Any) -> Kit:
-    kit = janitor(store, side=expiries._table, batch_rows=3, **options)
+def adopted(store: Store, expiries: OwnExpiries, **options: Any) -> Kit:
+    kit = janitor(store, side=expiries.side, batch_rows=3, **options)
     kit.engine.run_once(adopt=True)
     return kit
 
 
 @pytest.mark.parametrize("page_rows", [1, 3, 1000])
-def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: Expiries, page_rows: int) -> None:
+def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: OwnExpiries, page_rows: int) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     times = [NOW_MS - AGE + number for number in range(40)]
     early(orders, expiries, NOW_MS, *times)
@@ -54,7 +61,7 @@ def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: Expiries, pa
     kept = [key for key, _ in orders.messages()]
     lost = {number for number in range(40) if number % 5 == 0 or 10 < number < 25}
     store.message.delete([kept[number].pack() for number in sorted(lost)])
-    kit = janitor(store, side=expiries._table, batch_rows=page_rows)
+    kit = janitor(store, side=expiries.side, batch_rows=page_rows)
     kit.engine.adopt()
     planned, report = kit.engine.preview(), kit.engine.run_once()
     assert planned.total(Rule.EXPIRED) == report.total(Rule.EXPIRED) == 40 - len(lost)
@@ -63,9 +70,9 @@ def test_ttl_of_a_lost_message_is_forgotten(store: Store, expiries: Expiries, pa
     assert expiries.due(NOW_MS + DAY, 100) == []
 
 
-def test_ttl_of_a_lost_message_stays_while_paused(store: Store, expiries: Expiries) -> None:
+def test_ttl_of_a_lost_message_stays_while_paused(store: Store, expiries: OwnExpiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
-    kit = janitor(store, side=expiries._table)
+    kit = janitor(store, side=expiries.side)
     kit.engine.run_once(adopt=True)
     expiries.put([(MessageKey(orders.id, 1, NOW_MS - AGE, 0).pack(), NOW_MS)])
     kit.state.pause("default:orders", NOW_MS)
@@ -75,7 +82,7 @@ def test_ttl_of_a_lost_message_stays_while_paused(store: Store, expiries: Expiri
 
 
 @pytest.mark.parametrize("case", ["paused", "protected", "unknown", "newer"])
-def test_due_message_of_a_closed_topic_stays_and_is_noted(store: Store, expiries: Expiries, case: str) -> None:
+def test_due_message_of_a_closed_topic_stays_and_is_noted(store: Store, expiries: OwnExpiries, case: str) -> None:
     name = "default:orders"
     orders = unknown_topic(store, name) if case == "unknown" else topic(store, name, ttl_seconds=3600)
     if case == "newer":
@@ -91,28 +98,28 @@ def test_due_message_of_a_closed_topic_stays_and_is_noted(store: Store, expiries
     assert len(expiries.due(NOW_MS + DAY, 10)) == 1
 
 
-def test_due_message_in_a_range_counts_once(store: Store, expiries: Expiries) -> None:
+def test_due_message_in_a_range_counts_once(store: Store, expiries: OwnExpiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     early(orders, expiries, NOW_MS - HOUR, NOW_MS - 2 * HOUR)
     retired = topic(store, "default:retired", ttl_seconds=3600, generation=-1)
     early(retired, expiries, NOW_MS - HOUR, NOW_MS - MINUTE)
-    report = janitor(store, side=expiries._table).engine.run_once(adopt=True)
+    report = janitor(store, side=expiries.side).engine.run_once(adopt=True)
     assert (report.total(Rule.EXPIRED), report.total(Rule.OLD_GENERATION)) == (1, 1)
     assert expiries.due(NOW_MS + DAY, 10) == []
 
 
-def test_due_message_of_an_invalid_transaction_is_not_inverted(store: Store, expiries: Expiries) -> None:
+def test_due_message_of_an_invalid_transaction_is_not_inverted(store: Store, expiries: OwnExpiries) -> None:
     invalid = pointer(NOW_MS - AGE)
     orders = topic(store, "default:orders", ttl_seconds=3600).tx(invalid, NOW_MS - AGE)
     expiries.put([(key.pack(), NOW_MS) for key, _ in orders.messages()])
-    kit = janitor(store, side=expiries._table)
+    kit = janitor(store, side=expiries.side)
     kit.engine.adopt()
     kit.snapshots.invalid = [invalid]
     for report in (kit.engine.preview(), kit.engine.run_once()):
         assert (report.total(Rule.EXPIRED), report.total(Rule.INVALID_TRANSACTION)) == (1, 0)
 
 
-def test_plan_applied_later_deletes_what_was_due_then(store: Store, expiries: Expiries, tmp_path: Path) -> None:
+def test_plan_applied_later_deletes_what_was_due_then(store: Store, expiries: OwnExpiries, tmp_path: Path) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     times = [NOW_MS - AGE + number for number in range(5)]
     orders.plain(*times)
@@ -131,7 +138,7 @@ def test_plan_applied_later_deletes_what_was_due_then(store: Store, expiries: Ex
 
 
 @pytest.mark.parametrize("case", ["goes", "lives", "held", "invalid"])
-def test_plan_of_a_due_message_with_an_old_payload_is_right(store: Store, expiries: Expiries, case: str) -> None:
+def test_plan_of_a_due_message_with_an_old_payload_is_right(store: Store, expiries: OwnExpiries, case: str) -> None:
     begun_ms = NOW_MS - HOUR // 2
     written = pointer(begun_ms, 1)
     orders = topic(store, "default:orders", ttl_seconds=3600).stored(written, begun_ms, begun_ms + 1)
@@ -153,7 +160,7 @@ def rows_of(report: Report) -> dict[EntryKey, int]:
     return {EntryKey(e.topic, e.generation, e.table, e.rule, e.held): e.rows for e in report.topics}
 
 
-def test_ttl_that_grows_during_a_sweep_deletes_nothing(store: Store, expiries: Expiries) -> None:
+def test_ttl_that_grows_during_a_sweep_deletes_nothing(store: Store, expiries: OwnExpiries) -> None:
     orders = topic(store, "default:orders", ttl_seconds=3600)
     early(orders, expiries, NOW_MS + 1, NOW_MS - AGE)
     kit = adopted(store, expiries)

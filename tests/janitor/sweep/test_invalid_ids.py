@@ -7,20 +7,7 @@ import pytest
 from janitor.rules.policy import Rule
 from janitor.state.records import OpenIdRecord
 from janitor.sweep.steps import PAGES_TOGETHER
-from tests.builders import (
-    DAY,
-    HOUR,
-    MINUTE,
-    NOW_MS,
-    Kit,
-    Topic,
-    fail_at,
-    janitor,
-    pointer,
-    topic,
-    unknown_topic,
-    watch,
-)
+from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, fail_at, janitor, pointer, topic, unknown_topic, watch
 from tms_core.errors import StoreError
 from tms_core.tables.memory import MemoryStore
 

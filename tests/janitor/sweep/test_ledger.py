@@ -49,8 +49,6 @@ class Crash(BaseException):
 
 
 class About(NamedTuple):
-    """What an entry is about."""
-
     topic: str
     generation: int
     table: str
