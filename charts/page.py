@@ -13,14 +13,15 @@ from tools.monitoring.rules import THRESHOLDS
 _HEAD = """\
 # tms-janitor
 
-This chart cleans CDAP's Transactional Messaging System in HBase, or serves and cleans its own store in a volume.
-`docs/how-to/kubernetes.md` describes installation, upgrades and rollbacks, and `docs/operate/alerts.md` the alerts.
-`make generate` writes this page from `values.yaml` and the code.
+This chart cleans CDAP's Transactional Messaging System in HBase, or serves and cleans a store in a volume. This page lists
+all values. `docs/how-to/kubernetes.md` describes installation, upgrades and rollbacks, and `docs/operate/alerts.md` the
+alerts. `make generate` writes this page from `values.yaml` and the code.
+
+This command installs a daemon that only plans:
 
     helm install janitor charts/tms-janitor --set 'storage.hbase.thrift={thrift-1:9090,thrift-2:9090}'
 
-installs a daemon that only plans. `helm test janitor` checks its health. `ci/` has examples of values; a test installs
-each of them.
+`helm test janitor` checks its health. `ci/` has examples of values; a test installs each of them.
 
 ## Values
 
