@@ -17,7 +17,7 @@ from janitor.run import guards
 from janitor.state.base import RunRecord, StoreRecord
 from janitor.sweep import transactions as txstate
 from tms_core.cli.help import Command
-from tms_core.errors import TmsError
+from tms_core.errors import StoreUnavailable, TmsError
 from tms_core.logs.printable import complete, duration
 from tms_core.security.files import read_token
 
@@ -74,23 +74,29 @@ def examine(current: Session) -> Iterator[Finding]:
     """Look at everything a run needs, one after the other."""
     sources = sorted(set(current.loaded.origins.values()))
     yield Finding("settings", "ok", f"from {', '.join(sources)}" if sources else "all defaults")
+    is_down = False
+    try:
+        yield _store(current)
+    except TmsError as error:
+        # Each further check would wait for HBase as long as this one.
+        is_down = isinstance(error, StoreUnavailable) and not current.place.exclusive
+        yield Finding("store", "fail", str(error))
     for name, check in (
-        ("store", _store),
         ("state", _state),
         ("snapshots", _snapshots),
         ("clock", _clock),
         ("lifetime", _lifetime),
         ("disk", _disk),
     ):
-        yield _run_check(name, partial(check, current))
+        is_skipped = is_down and name in ("state", "clock")
+        yield _skip_check(name) if is_skipped else _run_check(name, partial(check, current))
     yield from _check_optional(current)
     yield _spark()
     if current.place.exclusive:
         yield _leveldb()
-    else:
-        yield _run_check("cdap", partial(_cdap, current.place))
-        yield _run_check("tables", partial(_tables, current.place))
-        yield _run_check("regions", partial(_regions, current.place))
+        return
+    for name, look in (("cdap", _cdap), ("tables", _tables), ("regions", _regions)):
+        yield _skip_check(name) if is_down else _run_check(name, partial(look, current.place))
 
 
 def _check_optional(current: Session) -> Iterator[Finding]:
@@ -196,6 +202,10 @@ def _run_check(name: str, check: Callable[[], Finding]) -> Finding:
         return check()
     except TmsError as error:
         return Finding(name, "fail", str(error))
+
+
+def _skip_check(name: str) -> Finding:
+    return Finding(name, "fail", "not checked, because the store cannot be reached")
 
 
 def _store(current: Session) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from janitor.app.options import Common
-from tms_core.cli.help import LOG_FORMAT, shared, together
+from tms_core.cli.help import CONFIG_ENV, LOG_FORMAT, shared, together
 from tms_core.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -38,11 +39,13 @@ class PatternType(click.ParamType[str]):
 
 
 _COMMON = together(
-    shared("--config", type=click.Path(path_type=Path), metavar="FILE", help="Settings file (YAML)."),
+    # An envvar of click would override a file that is given before the verb.
+    shared("--config", type=click.Path(path_type=Path), metavar="FILE", env=CONFIG_ENV, help="Settings file (YAML)."),
     shared(
         "--leveldb",
         metavar="DIR",
         env="TMS_STORAGE__LEVELDB__PATH",
+        shown="data/messaging",
         help="LevelDB store; its state is in DIR.janitor, its transactions in DIR.tx.",
     ),
     shared("--hbase", metavar="HOST:PORT[,…]", env="TMS_STORAGE__HBASE__THRIFT", help="HBase Thrift servers."),
@@ -95,6 +98,8 @@ def session() -> Session:
 
     found = cast(dict[str, Any], click.get_current_context().ensure_object(dict))
     common = cast(Common, found["common"])
+    if common.config is None and (named := os.environ.get(CONFIG_ENV)):
+        common.config = Path(named)
     _refuse_namesake()
     configure(common.log_format, sys.stderr, common.arguments(), daemon=_is_daemon())
     return Session(common, found.get("clock") or SystemClock())

@@ -36,7 +36,7 @@ _FLAGS: Mapping[str, Callable[[str], Mapping[str, object]]] = {
 
 
 @click.command("create-tables", cls=Command)
-@click.option("--config", **CONFIG_FILE)
+@shared("--config", **CONFIG_FILE)
 @click.option("--thrift2", metavar="HOST:PORT[,…]", help="HBase Thrift 2 servers (storage.hbase.thrift2).")
 @click.option("--namespace", help="The HBase namespace (storage.hbase.namespace, cdap_system by default).")
 @click.option(
@@ -205,7 +205,7 @@ def release_store(folder: Path) -> None:
 
 
 @admin.command("accept")
-@click.option("--config", **CONFIG_FILE)
+@shared("--config", **CONFIG_FILE)
 @shared("--leveldb", metavar="DIR", help="LevelDB store.")
 @shared("--hbase", metavar="HOST:PORT[,…]", help="HBase Thrift servers.")
 def accept_store(config: Path | None, leveldb: str | None, hbase: str | None) -> None:

@@ -37,8 +37,11 @@ class GlobalOption(click.Option):
 
 
 shared = partial(click.option, cls=GlobalOption)
+#: The environment variable that names the settings file of both programs.
+CONFIG_ENV = "TMS_CONFIG"
 #: The settings of an option ``--config`` for an existing file.
 CONFIG_FILE: dict[str, Any] = {
+    "envvar": CONFIG_ENV,
     "type": click.Path(exists=True, dir_okay=False, path_type=Path),
     "metavar": "FILE",
     "help": "Settings file (YAML).",

@@ -35,7 +35,7 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 nothing is bo
 _SECONDS = 2.0
 
 
-config_option = shared("--config", envvar="TMS_CONFIG", **CONFIG_FILE)
+config_option = shared("--config", **CONFIG_FILE)
 format_option = shared(
     "--format",
     type=click.Choice(["table", "json"]),

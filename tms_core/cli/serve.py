@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
     "--leveldb",
     metavar="DIR",
     env="TMS_STORAGE__LEVELDB__PATH",
+    shown="data/messaging",
     help="LevelDB store, created if it does not exist; its transactions are in DIR.tx.",
 )
 @shared("--hbase", metavar="HOST:PORT[,…]", env="TMS_STORAGE__HBASE__THRIFT", help="HBase Thrift servers.")

@@ -22,7 +22,7 @@ This page lists each setting of `janitor` and `tms` with its default and the rea
 page from the code.
 
 Settings come from four sources. The first source with a value counts: **options**, **environment**, **file** (`--config
-FILE`), **defaults**. `janitor config show` prints all settings with their sources. Without a file, the settings are
+FILE`, or `TMS_CONFIG`), **defaults**. `janitor config show` prints all settings with their sources. Without a file, the settings are
 those of `conf/standalone.yaml`; `conf/hbase.yaml` is a template for a cluster.
 
 * **File.** YAML with the sections below. An unknown or repeated setting is an error. Relative paths, including the

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from janitor.app.options import Common
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, SECOND
 from tests.janitor.cli.conftest import CommandKit
+from tests.support import free_port
 from tms_core.cli.typed import Moment, parse_time
 
 
@@ -79,3 +80,25 @@ def test_options_of_a_daemon_lead_to_its_store_from_any_folder() -> None:
     here = Path.cwd()
     whole = f"--config {here}/janitor.yaml --leveldb {here}/data --hbase hbase-1:9090 --snapshots hdfs://name/tx"
     assert common.arguments(anywhere=True) == whole
+
+
+def test_settings_file_of_the_environment_is_used_and_named_in_hints(
+    kit: CommandKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMS_CONFIG", "janitor.yaml")
+    planned = kit.run("plan")
+    assert planned.code == 0
+    assert "janitor run --once --adopt --config janitor.yaml" in planned.out
+    monkeypatch.setenv("TMS_CONFIG", "missing.yaml")
+    assert "missing.yaml cannot be read" in kit.run("plan").err
+    for line in ("--config janitor.yaml plan", "plan --config janitor.yaml"):
+        assert kit.run(line).code == 0
+
+
+def test_doctor_on_an_unreachable_hbase_connects_once(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = kit.run(f"doctor --hbase 127.0.0.1:{free_port()} --format json")
+    assert found.code == 1
+    failed = {row["check"]: row["message"] for row in found.json if row["status"] == "fail"}
+    assert "cannot be reached" in failed.pop("store")
+    assert set(failed.values()) == {"not checked, because the store cannot be reached"}
+    assert {"state", "clock", "cdap", "tables", "regions"} == set(failed)
