@@ -22,8 +22,8 @@ This page lists each setting of `janitor` and `tms` with its default and the rea
 page from the code.
 
 Settings come from four sources. The first source with a value counts: **options**, **environment**, **file** (`--config
-FILE`, or `TMS_CONFIG`), **defaults**. `janitor config show` prints all settings with their sources. Without a file, the settings are
-those of `conf/standalone.yaml`; `conf/hbase.yaml` is a template for a cluster.
+FILE`, or `TMS_CONFIG`), **defaults**. `janitor config show` prints all settings with their sources. Without a file, the
+settings are those of `conf/standalone.yaml`; `conf/hbase.yaml` is a template for a cluster.
 
 * **File.** YAML with the sections below. An unknown or repeated setting is an error. Relative paths, including the
   default ones, start at the folder of the file, or without a file at the working directory. A path may not start with

@@ -95,7 +95,7 @@ def test_settings_file_of_the_environment_is_used_and_named_in_hints(
         assert kit.run(line).code == 0
 
 
-def test_doctor_on_an_unreachable_hbase_connects_once(kit: CommandKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_on_an_unreachable_hbase_connects_once(kit: CommandKit) -> None:
     found = kit.run(f"doctor --hbase 127.0.0.1:{free_port()} --format json")
     assert found.code == 1
     failed = {row["check"]: row["message"] for row in found.json if row["status"] == "fail"}
