@@ -73,9 +73,7 @@ def test_given_docstrings_comments_and_code_when_counted_then_only_code_is_code(
     assert (scan.lines, scan.code_lines()) == (12, 6)
 
 
-def test_given_a_missed_bar_when_checked_then_the_exit_code_is_one(
-    tree: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missed_bar_is_exit_code_1(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check", "--no-trace"], tree) == 1
     assert main(["--no-trace"], tree) == 0
     missed = [line for line in capsys.readouterr().out.splitlines() if "missed" in line]

@@ -229,17 +229,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return words
 
 
-def test_given_a_command_line_then_it_is_the_janitors(
-    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_line_is_the_janitors(started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["spark_start.py", "spark", "stats"])
     spark_start.main()
     assert started == [["janitor", "spark", "stats"]]
 
 
-def test_given_that_spark_wants_an_executor_then_it_is_one(
-    started: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entrypoint_of_spark_is_an_executor(started: list[list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TOLD.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("sys.argv", ["spark_start.py", "executor"])

@@ -80,9 +80,7 @@ def test_given_rows_that_were_read_when_changed_then_they_are_read_as_they_are(s
 
 
 @pytest.mark.parametrize("read_at", ["before the write", "behind the write"])
-def test_read_of_a_row_written_meanwhile_gives_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_at: str
-) -> None:
+def test_read_during_a_write_gives_the_new_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_at: str) -> None:
     with LevelDBSide(tmp_path) as side:
         side.put([(b"k", b"old")])
         get, change = WritableDatabase.get, WritableDatabase.change
@@ -108,9 +106,7 @@ def test_read_of_a_row_written_meanwhile_gives_the_new_one(
         assert side.get(b"k") == b"new"
 
 
-def test_given_a_write_that_failed_when_read_again_then_the_table_says_what_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_after_a_failed_write_asks_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LevelDBSide(tmp_path) as side:
         side.put([(b"k", b"old")])
         with monkeypatch.context() as patched:

@@ -222,9 +222,7 @@ def test_topic_created_again_is_a_conflict_for_every_caller(caller: Caller) -> N
 
 
 @pytest.mark.parametrize("operation", ["set_position", "delete_position"])
-def test_change_of_a_group_with_open_claims_is_a_conflict_for_every_caller(
-    caller: Caller, server: RunningServer, operation: str
-) -> None:
+def test_change_of_a_claimed_group_is_a_conflict(caller: Caller, server: RunningServer, operation: str) -> None:
     with Client(server.url, transactions=server.transactions or "") as client:
         client.publish(THERE, [b"a"])
         with client.transaction() as tx:

@@ -46,9 +46,7 @@ def test_given_a_store_that_is_in_order_when_released_then_nothing_is_lost(folde
         assert len(store.message.read(KEYS, b"", None, 10).items) == 1
 
 
-def test_given_no_store_when_released_then_1_with_the_next_step_and_none_is_made(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_release_of_a_missing_store_is_1_and_makes_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["admin", "release", str(tmp_path / "nowhere")]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -64,9 +62,7 @@ def test_given_a_layout_of_cdap_6_when_released_then_2(folder: Path, capsys: pyt
     assert "CDAP 6" in capsys.readouterr().err
 
 
-def test_given_a_store_that_is_open_when_released_then_4_and_its_files_stay(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_release_of_an_open_store_is_4_and_changes_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with LevelDBStore(folder):
         before = sorted(path.name for path in (folder / MESSAGES).iterdir())
         assert execute(["admin", "release", str(folder)]) == 4
@@ -81,9 +77,7 @@ def test_given_a_damaged_store_when_released_then_1(folder: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("arguments", [["admin"], ["release"], ["admin", "release"], ["admin", "release", "--force"]])
-def test_given_wrong_usage_then_2_and_nothing_on_standard_output(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_usage_is_2_without_output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -91,9 +85,7 @@ def test_given_wrong_usage_then_2_and_nothing_on_standard_output(
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["admin", "-h"], ["admin", "release", "--help"], ["--version"]])
-def test_given_a_question_about_the_command_then_it_is_answered_on_standard_output(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_and_version_are_on_standard_output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(arguments) == 0
     captured = capsys.readouterr()
     assert "tms" in captured.out
@@ -138,9 +130,7 @@ def test_given_a_command_that_asks_a_server_then_its_settings_are_loaded_once(mo
 
 
 @pytest.mark.parametrize("command", ["backup", "restore"])
-def test_help_of_a_command_of_the_janitor_names_tms_in_its_examples(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_of_a_janitor_command_shows_tms_in_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["admin", command, "--help"])
     shown = capsys.readouterr().out.partition("Example")[2]

@@ -197,9 +197,7 @@ def test_given_a_large_file_when_published_then_every_line_arrives_once_in_order
 
 
 @pytest.mark.usefixtures("here")
-def test_publish_from_an_open_pipe_does_not_wait_for_more(
-    topic: str, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_from_an_open_pipe_does_not_wait(topic: str, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     steps, seen = iter([b"first\nhal", b"f\n", b""]), []
 
     class Pipe(io.RawIOBase):
@@ -409,9 +407,7 @@ def test_given_a_reader_that_has_gone_when_polled_then_it_ends_quietly(topic: st
 
 
 @pytest.mark.usefixtures("here")
-def test_given_follow_when_messages_are_published_then_they_are_printed_as_they_come(
-    topic: str, client: Client
-) -> None:
+def test_poll_with_follow_prints_messages_as_they_come(topic: str, client: Client) -> None:
     client.publish(topic, [b"one"])
 
     class Screen(io.StringIO):
@@ -499,9 +495,7 @@ def test_poll_from_the_latest_calendar_time_reads_nothing(typed: Type, since: st
     assert typed("poll", typed.topic, "--consumer", "billing") == (0, "", "")
 
 
-def test_consumer_list_after_a_large_transaction_counts_its_payloads(
-    typed: Type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_consumer_list_counts_payloads_of_transactions(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
     typed.client.set_position(typed.topic, "billing", MessageId(0, 0))
     with typed.client.transaction() as transaction:
         typed.client.store(typed.topic, [b"one", b"two"], transaction=transaction.transaction)
@@ -543,9 +537,7 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("guarded")
-def test_list_by_a_pattern_leaves_topics_without_permission_out(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_list_by_a_pattern_needs_permissions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def listed(pattern: str) -> tuple[int, list[str], str]:
         code = execute(["consumer", "list", pattern, "--token-file", str(tmp_path / "ada")])
         out, err = capsys.readouterr()
@@ -667,9 +659,7 @@ def test_given_a_shell_then_its_completion_script_names_the_command(typed: Type,
     assert "_TMS_COMPLETE" in out
 
 
-def test_given_the_beginning_of_a_verb_then_the_shell_can_complete_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shell_completes_a_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COMP_WORDS", "tms p")
     monkeypatch.setenv("COMP_CWORD", "1")
     assert shell_complete(cli, {}, "tms", "_TMS_COMPLETE", "bash_complete") == 0

@@ -58,9 +58,7 @@ def as_json(typed: Type, *words: object) -> Any:
     return json.loads(out)
 
 
-def test_given_transactions_when_listed_then_it_says_who_holds_what_and_for_how_long(
-    typed: Type, manager: TransactionManager, clock: ManualClock
-) -> None:
+def test_list_shows_holders_and_durations(typed: Type, manager: TransactionManager, clock: ManualClock) -> None:
     manager.checkpoint(manager.checkpoint(manager.start_long("import@host-7")))
     clock.advance(2 * 3_600_000 + 5 * 60_000)
     mine = manager.start_short(90, "me").transaction_id
@@ -79,9 +77,7 @@ def test_given_transactions_when_listed_then_it_says_who_holds_what_and_for_how_
     ]
 
 
-def test_given_transactions_when_listed_as_json_then_ids_are_text(
-    typed: Type, manager: TransactionManager, clock: ManualClock
-) -> None:
+def test_list_in_json_has_ids_as_text(typed: Type, manager: TransactionManager, clock: ManualClock) -> None:
     one = manager.checkpoint(manager.start_short(30, "me"))
     manager.note_published(one.write_pointer, "default:orders", NOW_MS + 1)
     clock.advance(1_000)
@@ -108,9 +104,7 @@ def test_given_nothing_when_listed_then_there_is_one_line(typed: Type) -> None:
     assert typed("list")[:2] == (0, f"0 in progress, 0 invalid; read pointer {BASE}\n")
 
 
-def test_given_an_invalid_list_when_listed_then_each_stands_there_with_when_it_began(
-    typed: Type, manager: TransactionManager
-) -> None:
+def test_list_shows_invalid_ids_with_their_start(typed: Type, manager: TransactionManager) -> None:
     one = manager.start_short().transaction_id
     manager.invalidate(one)
     assert as_json(typed, "list", "--invalid")["invalid_transactions"] == [{"id": str(one), "began_ms": NOW_MS}]
@@ -143,9 +137,7 @@ def test_given_a_checkpoint_when_shown_then_its_transaction_is(typed: Type, mana
     ]
 
 
-def test_given_ids_when_invalidated_then_those_that_were_in_progress_are_invalid(
-    typed: Type, manager: TransactionManager
-) -> None:
+def test_invalidate_counts_those_in_progress(typed: Type, manager: TransactionManager) -> None:
     one, two = manager.start_short().transaction_id, manager.start_long().transaction_id
     assert typed("invalidate", one, two)[:2] == (0, f"{one}: invalid now\n{two}: invalid now\n")
     code, out, err = typed("invalidate", one)
@@ -155,9 +147,7 @@ def test_given_ids_when_invalidated_then_those_that_were_in_progress_are_invalid
 
 
 @pytest.mark.parametrize(("long", "said"), [(False, "aborted"), (True, "invalid now")])
-def test_given_one_in_progress_when_aborted_then_it_ends_with_its_checkpoints(
-    typed: Type, manager: TransactionManager, *, long: bool, said: str
-) -> None:
+def test_abort_ends_with_checkpoints(typed: Type, manager: TransactionManager, *, long: bool, said: str) -> None:
     one = manager.checkpoint(manager.start_long() if long else manager.start_short())
     assert typed("abort", one.transaction_id, "--yes")[:2] == (0, f"{one.transaction_id}: {said}\n")
     seen = manager.visibility()

@@ -213,9 +213,7 @@ def test_given_what_is_held_when_approved_from_another_terminal_then_it_goes(sta
     assert running.ended() == 0
 
 
-def test_given_a_tour_under_way_when_run_again_then_the_first_one_is_left_alone(
-    start: Start, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_second_tour_leaves_the_first_alone(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
     running = start()
     running.hear("swept: ")
     assert tour.main(running.folder) == 1
@@ -258,9 +256,7 @@ def status(run: str = "", *, expired: int = 0, held: int = 0) -> Status:
         ),
     ],
 )
-def test_given_statuses_one_after_the_other_then_each_thing_is_told_once(
-    statuses: list[Status], told: list[str]
-) -> None:
+def test_statuses_tell_each_thing_once(statuses: list[Status], told: list[str]) -> None:
     said: list[str] = []
     narrator = tour.Narrator(said.append)
     for seen in statuses:

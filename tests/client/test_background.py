@@ -174,9 +174,7 @@ def hold(faults: Faults) -> tuple[threading.Event, threading.Event]:
     return held, go_on
 
 
-def test_given_no_room_when_it_blocks_then_it_goes_on_with_the_server(
-    server: InProcess, client: Client, faults: Faults
-) -> None:
+def test_buffer_without_room_blocks_until_the_server_answers(server: InProcess, client: Client, faults: Faults) -> None:
     held, go_on = hold(faults)
     with faulty_client(server, faults, buffer=Buffer(messages=2, batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1"])
@@ -194,9 +192,7 @@ def test_given_no_room_when_it_blocks_then_it_goes_on_with_the_server(
     assert payloads(client, ORDERS) == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_close_ends_a_waiter_for_room_and_publishes_what_was_taken(
-    server: InProcess, client: Client, faults: Faults
-) -> None:
+def test_close_ends_a_waiter_and_publishes_what_was_taken(server: InProcess, client: Client, faults: Faults) -> None:
     held, go_on = hold(faults)
     told: list[str] = []
 
@@ -304,9 +300,7 @@ def test_close_with_a_hanging_server_reports_what_is_left(server: InProcess, fau
     assert producer.publish_figures == PublishFigures(failed=3)
 
 
-def test_given_another_process_when_it_publishes_then_it_begins_with_nothing(
-    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_process_starts_with_nothing(server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     with server.client() as producer:
         producer.publish_async(ORDERS, [b"parent"])
         producer.flush()
@@ -327,9 +321,7 @@ def exits(_: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_given_a_thread_that_fails_when_closed_then_what_it_did_not_publish_is_told(
-    server: InProcess, faults: Faults
-) -> None:
+def test_close_after_a_failed_thread_reports_what_is_unpublished(server: InProcess, faults: Faults) -> None:
     faults.meanwhile = exits
     with faulty_client(server, faults, buffer=Buffer(batch_messages=1)) as producer:
         producer.publish_async(ORDERS, [b"1", b"2"])
@@ -356,18 +348,14 @@ def in_loop(server: InProcess, faults: Faults, **options: object) -> Callable[[]
     return lambda: asyncio.run(main())
 
 
-def test_given_an_event_loop_when_closed_then_all_is_there_in_order(
-    server: InProcess, client: Client, faults: Faults
-) -> None:
+def test_async_close_publishes_all_in_order(server: InProcess, client: Client, faults: Faults) -> None:
     faults.at("publish", "before", times=1)
     in_loop(server, faults, buffer=Buffer(messages=3, batch_messages=2, retry=SOON), limits=Limits(request_bytes=3))()
     assert payloads(client, ORDERS) == [*(b"%d" % number for number in range(20)), b"last"]
 
 
 @in_event_loop
-async def test_given_an_event_loop_when_a_flush_takes_too_long_then_that_is_told(
-    server: InProcess, faults: Faults
-) -> None:
+async def test_async_flush_that_takes_too_long_is_an_error(server: InProcess, faults: Faults) -> None:
     faults.at("publish", "before", times=1)
     stuck = asyncio.Event()
 

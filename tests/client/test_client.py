@@ -120,9 +120,7 @@ def test_publish_without_an_answer_is_not_sent_again(server: InProcess, faults: 
         assert payloads(client.poll(TOPIC)) == ([b"x"] if when == "after" else [])
 
 
-def test_given_a_poll_that_is_not_answered_when_it_fails_then_it_is_sent_again(
-    server: InProcess, faults: Faults, client: Client
-) -> None:
+def test_poll_without_an_answer_is_sent_again(server: InProcess, faults: Faults, client: Client) -> None:
     client.publish(TOPIC, [b"x"])
     faults.at("poll", "after", times=2)
     with faulty_client(server, faults) as faulty:

@@ -72,9 +72,7 @@ def test_consume_gives_messages_that_come_while_it_waits(server: InProcess, clie
         assert take(messages, 4) == [b"1", b"2", b"3", b"4"]
 
 
-def test_given_nothing_when_it_waits_then_pauses_grow_and_begin_anew_after_a_message(
-    server: InProcess, client: Client
-) -> None:
+def test_consume_pauses_grow_until_a_message_comes(server: InProcess, client: Client) -> None:
     idle = Retry(first_seconds=1, factor=4, longest_seconds=10)
     publish = lambda: client.publish(ORDERS, [b"x"])  # noqa: E731 it is one of several happenings
     happenings = Happenings(nothing, nothing, nothing, publish, publish)
@@ -85,9 +83,7 @@ def test_given_nothing_when_it_waits_then_pauses_grow_and_begin_anew_after_a_mes
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_consume_goes_on_after_a_server_that_did_not_answer(
-    server: InProcess, client: Client, faults: Faults, when: When
-) -> None:
+def test_consume_goes_on_after_a_failed_poll(server: InProcess, client: Client, faults: Faults, when: When) -> None:
     client.publish(ORDERS, [b"1"])
     happenings = Happenings(nothing, nothing, faults.heal, lambda: client.publish(ORDERS, [b"2"]))
     with faulty_client(server, faults, pause=happenings) as reader, reader.consume(ORDERS) as messages:
@@ -196,9 +192,7 @@ def test_consume_stores_the_position_before_the_next_batch(server: InProcess, cl
     assert stored == [True]
 
 
-def test_given_a_position_that_cannot_be_stored_when_it_goes_on_then_a_later_one_is(
-    server: InProcess, client: Client, faults: Faults
-) -> None:
+def test_position_that_cannot_be_stored_is_stored_later(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
     faults.at("PUT billing", "before", times=ATTEMPTS)
     happenings = Happenings(nothing, nothing, lambda: client.publish(ORDERS, [b"2"]))
@@ -241,9 +235,7 @@ def test_consume_of_committed_messages_keeps_their_order(server: InProcess, clie
         assert take(messages, 2) == [b"open", b"plain"]
 
 
-def test_given_a_transaction_service_that_is_away_when_it_is_back_then_it_goes_on(
-    server: InProcess, client: Client, faults: Faults
-) -> None:
+def test_consume_goes_on_when_the_service_is_back(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
     faults.at("start", "before")
     happenings = Happenings(nothing, faults.heal)
@@ -263,9 +255,7 @@ async def take_async(consumption: AsyncConsumption, count: int) -> list[bytes]:
 
 
 @in_event_loop
-async def test_async_consume_waits_goes_on_and_keeps_its_position(
-    server: InProcess, client: Client, faults: Faults
-) -> None:
+async def test_async_consume_waits_and_keeps_its_position(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
     publish = lambda: client.publish(ORDERS, [b"2"])  # noqa: E731 it is one of several happenings
     happenings = Happenings(nothing, publish, faults.heal)

@@ -196,9 +196,7 @@ def test_given_a_program_that_fails_when_told_then_the_others_are_told_and_publi
     assert "the function on_delivery failed" in caplog.text
 
 
-def test_given_a_program_that_publishes_when_told_then_it_may_but_not_wait(
-    server: InProcess, client: Client, network: Network
-) -> None:
+def test_on_delivery_may_publish_but_not_wait(server: InProcess, client: Client, network: Network) -> None:
     refused: list[TmsError] = []
     with client_of(server, network, buffer=Buffer(messages=2)) as producer:
 
@@ -218,9 +216,7 @@ def test_given_a_program_that_publishes_when_told_then_it_may_but_not_wait(
 # --- who is asked, and when ------------------------------------------------------------------------------------------
 
 
-def test_given_a_server_that_says_when_to_ask_again_then_no_request_comes_earlier(
-    server: InProcess, network: Network
-) -> None:
+def test_no_request_comes_before_retry_after(server: InProcess, network: Network) -> None:
     network.refuses = lambda _: (
         httpx2.Response(503, headers={"retry-after": "7"}, text="No server leads.") if network.seconds < 10 else None
     )
@@ -252,9 +248,7 @@ def test_when_a_server_wants_to_be_asked_again(headers: dict[str, str], seconds:
     assert retry_after_seconds(headers) == seconds
 
 
-def test_given_several_servers_when_one_is_away_then_the_next_is_asked_and_stays(
-    server: InProcess, client: Client, network: Network
-) -> None:
+def test_client_of_several_servers_stays_at_a_good_one(server: InProcess, client: Client, network: Network) -> None:
     network.away = lambda host, _: host == "server-1"
     network.refuses = lambda host: httpx2.Response(503, text="It does not lead.") if host == "server-2" else None
     with client_of(server, network, url=[FIRST, SECOND, THIRD]) as several:
@@ -310,9 +304,7 @@ class Hangs(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
 
 @in_event_loop
-async def test_given_a_limit_when_nothing_is_answered_then_no_wait_is_longer(
-    server: InProcess, network: Network
-) -> None:
+async def test_unanswered_call_waits_no_longer_than_its_limit(server: InProcess, network: Network) -> None:
     with (
         client_of(server, network, transport=Hangs()) as client,
         pytest.raises(Unanswered, match="did not answer") as caught,

@@ -73,9 +73,7 @@ def test_a_program_that_imports_the_client_does_not_import_the_server() -> None:
     assert done.stdout == "False False\n"
 
 
-def test_open_leaves_the_log_of_a_program_to_warnings_and_the_programs_own_lines(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_open_adds_only_warnings_to_the_log_of_a_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), tms_core.client.open(tmp_path) as client:
         client.create_topic(ORDERS, ttl="7d")
         client.publish(ORDERS, [b"one"])

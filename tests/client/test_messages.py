@@ -84,9 +84,7 @@ def test_given_an_answer_in_json_that_is_none_when_read_then_it_is_refused(body:
 
 
 @given(st.lists(st.lists(st.tuples(IDS, st.binary(max_size=300)), max_size=10), max_size=4), st.data())
-def test_given_any_pieces_when_decoded_then_the_messages_are_those_that_were_sent(
-    pages: list[list[tuple[MessageId, bytes]]], data: st.DataObject
-) -> None:
+def test_decode_of_any_pieces_gives_messages(pages: list[list[tuple[MessageId, bytes]]], data: st.DataObject) -> None:
     body = b"".join(AVRO.write_messages([[Row(id_.pack(), payload) for id_, payload in page] for page in pages]))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=30)))
     decoder, found = MessageDecoder(), list[Message]()

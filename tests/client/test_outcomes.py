@@ -207,9 +207,7 @@ def test_given_a_write_that_arrives_when_all_is_over_then_nobody_sees_it(case: C
 
 
 @pytest.mark.parametrize("forgotten", ["begun", "asked"])
-def test_manager_that_forgot_the_changes_is_asked_again(
-    case: Case, monkeypatch: pytest.MonkeyPatch, forgotten: str
-) -> None:
+def test_manager_without_the_changes_is_asked(case: Case, monkeypatch: pytest.MonkeyPatch, forgotten: str) -> None:
     commit = case.server.manager.commit
 
     def restarted(pointer: int) -> None:

@@ -75,9 +75,7 @@ def test_publish_to_former_partitions_goes_to_the_present(server: InProcess, cli
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["published at the commit", "stored ahead"])
-def test_publish_in_a_transaction_goes_to_the_present_partitions(
-    server: InProcess, client: Client, ahead: bool
-) -> None:
+def test_publish_in_a_transaction_uses_present_partitions(server: InProcess, client: Client, ahead: bool) -> None:
     with_partitions(client, 2)
     assert consumed(client) == []
     with server.client() as other:
@@ -129,9 +127,7 @@ def test_given_a_key_that_is_none_then_nothing_is_published(client: Client) -> N
 
 
 @pytest.mark.parametrize("order", ["partition", "none"])
-def test_given_partitions_that_others_hold_then_a_consumer_takes_those_that_are_free(
-    client: Client, order: str
-) -> None:
+def test_consumer_takes_partitions_that_nobody_holds(client: Client, order: str) -> None:
     with_partitions(client, 3)
     for number in range(3):
         client.publish(EVENTS, [b"%d" % number])

@@ -84,9 +84,7 @@ def manage_elsewhere(server: InProcess) -> None:
 
 
 @pytest.mark.parametrize("managed", [True, False])
-def test_older_instance_that_only_reads_is_fenced_at_the_commit(
-    server: InProcess, client: Client, managed: bool
-) -> None:
+def test_older_instance_that_only_reads_is_fenced_at_commit(server: InProcess, client: Client, managed: bool) -> None:
     client.publish(ORDERS, [b"1", b"2"])
     if not managed:
         manage_elsewhere(server)
@@ -140,9 +138,7 @@ async def test_newer_instance_ends_a_transaction_that_only_reads(
 
 
 @pytest.mark.parametrize("limits", [Limits(), SMALL])
-def test_given_a_transaction_that_publishes_then_nothing_else_is_sent_for_it(
-    server: InProcess, faults: Faults, limits: Limits
-) -> None:
+def test_transaction_that_publishes_sends_nothing_else(server: InProcess, faults: Faults, limits: Limits) -> None:
     with faulty_client(server, faults, limits=limits) as client, client.producer(BILLS, "importer") as producer:
         client.publish(ORDERS, [b"12"])
         before = faults.seen["publish"]
@@ -190,9 +186,7 @@ def test_given_a_label_of_any_characters_then_the_next_instance_is_told_it_as_it
 
 
 @pytest.mark.parametrize("label", ["\ud800", b"x", 17, None])
-def test_given_what_is_no_label_then_that_is_said_before_anything_is_done(
-    server: InProcess, client: Client, label: str
-) -> None:
+def test_label_of_another_type_is_refused_first(server: InProcess, client: Client, label: str) -> None:
     with client.producer(BILLS, "importer") as producer, pytest.raises(BadRequest, match="cannot be a label"):
         producer.transaction(label)
     assert server.manager.clients() == {}
@@ -329,9 +323,7 @@ def test_transactions_that_ended_elsewhere_do_not_pile_up(server: InProcess, cli
 
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 @pytest.mark.parametrize("step", ["importer", "publish", "store", "commit"])
-def test_given_an_answer_that_is_lost_then_everything_is_there_once(
-    server: InProcess, faults: Faults, step: str, when: When
-) -> None:
+def test_lost_answer_leaves_everything_there_once(server: InProcess, faults: Faults, step: str, when: When) -> None:
     faults.at(step, when, times=1)
     with faulty_client(server, faults, limits=SMALL) as client:
         with client.producer(BILLS, "importer") as producer:

@@ -71,9 +71,7 @@ class Recorder(Participant):
 
 
 @pytest.mark.parametrize("ends", ["error", "roll back"])
-def test_publish_of_the_client_in_a_failed_transaction_is_taken_back(
-    client: Client, server: InProcess, ends: str
-) -> None:
+def test_client_publish_in_a_failed_transaction_is_taken_back(client: Client, server: InProcess, ends: str) -> None:
     def work() -> None:
         with client.transaction() as tx:
             client.publish(ORDERS, [b"never seen"], transaction=tx.transaction)
@@ -104,9 +102,7 @@ def test_publish_of_the_client_without_an_answer_cannot_be_committed(server: InP
     assert visible(server) == []
 
 
-def test_publish_of_the_client_that_is_not_answered_invalidates_the_transaction(
-    server: InProcess, faults: Faults
-) -> None:
+def test_unanswered_client_publish_invalidates_the_transaction(server: InProcess, faults: Faults) -> None:
     faults.at("publish", "after")
     with faulty_client(server, faults) as client:
         tx = client.transaction()
@@ -614,18 +610,14 @@ def test_given_a_transaction_when_it_is_entered_again_then_that_is_refused(clien
 
 
 @pytest.mark.parametrize("messages", [b"one", "two", ["three"], [None], 5])
-def test_given_what_is_no_payload_when_published_then_it_is_refused(
-    client: Client, server: InProcess, messages: list[bytes]
-) -> None:
+def test_publish_of_no_payload_is_refused(client: Client, server: InProcess, messages: list[bytes]) -> None:
     with pytest.raises(BadRequest), client.transaction() as tx:
         tx.publish(ORDERS, messages)
     assert visible(server) == []
     assert server.manager.invalid_size() == 0
 
 
-def test_given_a_store_that_failed_when_the_program_goes_on_then_it_cannot_commit(
-    server: InProcess, faults: Faults
-) -> None:
+def test_transaction_with_a_failed_store_cannot_commit(server: InProcess, faults: Faults) -> None:
     faults.at("store", "before", times=1)
     with faulty_client(server, faults, limits=Limits(transaction_bytes=1)) as client:
 
@@ -668,9 +660,7 @@ def test_rollback_by_pointer_hides_all_of_it_in_the_topic(server: InProcess, cli
 
 
 @pytest.mark.parametrize("transaction_bytes", [1, 4, 1000])
-def test_publish_with_ttls_in_a_transaction_keeps_the_order(
-    server: InProcess, clock: ManualClock, transaction_bytes: int
-) -> None:
+def test_transaction_with_ttls_keeps_the_order(server: InProcess, clock: ManualClock, transaction_bytes: int) -> None:
     with server.client(limits=Limits(transaction_bytes=transaction_bytes)) as other:
         with other.transaction() as tx:
             tx.publish(ORDERS, [b"1", b"2"])

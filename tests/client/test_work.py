@@ -255,9 +255,7 @@ def test_work_whose_server_stops_after_the_last_batch_raises(
     assert committed(client) == [b"1"]
 
 
-def test_work_after_a_cut_that_hides_the_roll_back_too_counts_no_delivery(
-    server: InProcess, client: Client, faults: Faults
-) -> None:
+def test_work_after_a_cut_counts_no_delivery(server: InProcess, client: Client, faults: Faults) -> None:
     client.publish(ORDERS, [b"1"])
 
     def is_back(step: str) -> None:
@@ -292,9 +290,7 @@ def test_work_on_a_topic_without_room_for_dead_letters_is_refused(client: Client
     assert committed(client, f"{long}-dead") == [b"bad"]
 
 
-def test_given_nothing_to_do_then_no_transaction_is_begun_until_a_message_comes(
-    server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_work_starts_few_transactions(server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.publish(ORDERS, [b"1"])
     began: list[int] = []
     begun = server.manager._begun
@@ -550,9 +546,7 @@ def test_work_of_a_closed_client_commits_its_batch_and_ends(
 
 
 @in_event_loop
-async def test_given_an_event_loop_when_the_loop_fails_then_the_batch_comes_again(
-    server: InProcess, client: Client
-) -> None:
+async def test_async_work_that_fails_gets_its_batch_again(server: InProcess, client: Client) -> None:
     client.publish(ORDERS, [b"1"])
 
     async def fails(loop: AsyncClient) -> None:

@@ -60,9 +60,7 @@ def test_given_a_limit_when_read_then_so_much_comes_and_at_least_one() -> None:
 
 
 @pytest.mark.parametrize(("prefix", "at", "oldest"), [(A, 9, 0), (B, 10, 0), (A, 10, 11)])
-def test_given_what_it_does_not_know_when_read_then_the_store_is_to_be_asked(
-    prefix: bytes, at: int, oldest: int
-) -> None:
+def test_read_of_an_unknown_range_asks_for_the_store(prefix: bytes, at: int, oldest: int) -> None:
     cache = filled()
     assert cache.read(prefix, at, 100, 1 << 20, oldest) is None
     assert cache.figures[:2] == (0, 1)
@@ -144,9 +142,7 @@ def test_given_part_of_a_run_when_rolled_back_then_the_store_is_to_be_asked(firs
 
 
 @given(st.lists(st.integers(1, 5), max_size=30), st.integers(0, 3000), st.data())
-def test_given_any_room_when_read_then_it_is_all_that_was_added_from_there_on(
-    sizes: list[int], limit_bytes: int, data: st.DataObject
-) -> None:
+def test_read_in_any_room_is_complete_from_there_on(sizes: list[int], limit_bytes: int, data: st.DataObject) -> None:
     cache = MessageCache(limit_bytes)
     cache.open(A, Ids(3))
     added: list[CachedRun] = []
@@ -323,9 +319,7 @@ def test_given_two_consumers_when_they_read_the_same_tail_then_it_is_encoded_onc
 
 @pytest.mark.parametrize("limit", [1, 31, 468, 469, 470, 999, 1000])
 @pytest.mark.parametrize("first", [0, 1, 468, 469, 999])
-def test_given_a_start_or_an_end_inside_a_part_then_only_what_is_asked_for_comes(
-    kit: Kit, encoded: list[int], first: int, limit: int
-) -> None:
+def test_read_inside_a_shared_part_gives_only_its_range(kit: Kit, encoded: list[int], first: int, limit: int) -> None:
     kit.publish("orders", *MANY)
     start = MessageId(NOW_MS, first)
     expected = MANY[first : first + limit]
@@ -340,9 +334,7 @@ def test_given_a_start_or_an_end_inside_a_part_then_only_what_is_asked_for_comes
     assert encoded == [468]
 
 
-def test_given_a_run_that_was_shared_when_a_reader_must_not_see_it_then_it_does_not(
-    kit: Kit, encoded: list[int]
-) -> None:
+def test_shared_run_hides_what_a_reader_must_not_see(kit: Kit, encoded: list[int]) -> None:
     published = kit.publish("orders", *MANY, pointer=P)
     kit.publish("orders", *MANY[:100])
     assert answer(kit) == answer(kit, NOW_MS, transaction=reader()) == MANY + MANY[:100]

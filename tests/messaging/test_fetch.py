@@ -74,9 +74,7 @@ def test_given_a_time_when_fetched_then_messages_from_then_on_come(kit: Kit, sta
         (MessageId(2**63 - 1, 65_535), False, b""),
     ],
 )
-def test_given_an_id_when_fetched_then_messages_from_it_or_behind_it_come(
-    kit: Kit, start: MessageId, inclusive: bool, expected: bytes
-) -> None:
+def test_fetch_starts_at_an_id_or_after_it(kit: Kit, start: MessageId, inclusive: bool, expected: bytes) -> None:
     spread(kit)
     assert b"".join(kit.payloads(start=start, inclusive=inclusive)) == expected
 
@@ -231,9 +229,7 @@ def test_given_no_transaction_when_fetched_then_everything_comes(kit: Kit) -> No
         (reader(read_pointer=P - 1, write_pointer=Q, invalid=[P]), [b"plain", b"more", b"q", b"last"]),
     ],
 )
-def test_fetch_in_a_transaction_skips_failed_and_stops_at_undecided(
-    kit: Kit, transaction: Transaction, expected: list[bytes]
-) -> None:
+def test_transactional_fetch_stops_at_undecided(kit: Kit, transaction: Transaction, expected: list[bytes]) -> None:
     mixed(kit)
     assert kit.payloads(start=NOW_MS, transaction=transaction) == expected
     assert kit.payloads(start=NOW_MS, transaction=transaction, limit=2) == expected[:2]

@@ -96,9 +96,7 @@ def test_poll_after_a_restart_goes_on_if_the_group_did_not_move(kit: GroupKit) -
     assert kit.poll(reader) == [b"a"]
 
 
-def test_poll_of_an_old_transaction_is_held_if_its_group_is_forgotten(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poll_of_an_old_transaction_of_a_forgotten_group_waits(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups, "KNOWN_GROUPS", 1)
     kit.publish(b"a", b"b")
     early, one = kit.begin(), kit.begin()
@@ -512,9 +510,7 @@ def test_an_outage_in_which_all_batches_fail_leaves_few_marks(kit: GroupKit) -> 
     assert len(kit.claims()) <= 4
 
 
-def test_failed_messages_are_named_in_the_log_and_shown_with_their_count(
-    kit: GroupKit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_messages_are_logged_and_shown_with_their_count(kit: GroupKit, caplog: pytest.LogCaptureFixture) -> None:
     kit.restart(retry_seconds=10)
     kit.publish(b"good", b"bad", b"other")
     [_, bad, other] = kit.ids()
@@ -542,9 +538,7 @@ def test_failed_messages_are_named_in_the_log_and_shown_with_their_count(
     assert all(one.mark.retry_ms > kit.clock.now_ms() for one in kit.service.groups.failed(ORDERS, GROUP))
 
 
-def test_roll_back_of_a_message_that_was_given_alone_logs_its_failure(
-    kit: GroupKit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_roll_back_of_a_message_given_alone_logs_its_failure(kit: GroupKit, caplog: pytest.LogCaptureFixture) -> None:
     kit.publish(b"bad")
     for _ in range(2):
         tx = kit.begin()
@@ -557,9 +551,7 @@ def test_roll_back_of_a_message_that_was_given_alone_logs_its_failure(
 
 
 @pytest.mark.parametrize("end", ["commit", "roll_back"])
-def test_turn_with_400_open_claims_touches_no_more_rows_than_with_10(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_turn_with_400_claims_touches_few_rows(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     kit.publish(*(b"%d" % number for number in range(5000)))
     touched: list[int] = []
     rows, get, exchange = kit.side.rows, kit.side.get, kit.side.exchange
@@ -734,9 +726,7 @@ def test_trap_e_poll_of_an_ended_or_too_old_transaction_claims_nothing(kit: Grou
     assert [claim.pointer for claim in kit.claims()] == [0]
 
 
-def test_poll_of_a_transaction_that_ends_meanwhile_takes_its_claim_back(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_poll_of_a_transaction_that_ends_takes_its_claim_back(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.publish(b"a")
     one = kit.begin()
     exchange = kit.side.exchange
@@ -753,9 +743,7 @@ def test_poll_of_a_transaction_that_ends_meanwhile_takes_its_claim_back(
 
 
 @pytest.mark.parametrize("end", ["abort", "commit"])
-def test_poll_whose_answer_is_lost_loses_and_doubles_no_message(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
+def test_poll_without_an_answer_keeps_messages_once(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     kit.publish(b"a", b"b", b"c")
     one = kit.begin()
     assert kit.poll(one, 1) == [b"a"]
@@ -834,9 +822,7 @@ def test_given_a_store_that_fails_then_nothing_is_given_out(kit: GroupKit, monke
         *(({"group": "a\0b"}, "cannot be a consumer"), ({"group": "x" * 10_240}, "cannot be a consumer")),
     ],
 )
-def test_given_bad_input_then_it_is_refused_and_nothing_is_claimed(
-    kit: GroupKit, options: dict[str, Any], reason: str
-) -> None:
+def test_poll_with_bad_input_claims_nothing(kit: GroupKit, options: dict[str, Any], reason: str) -> None:
     kit.publish(b"a")
     with pytest.raises(BadRequest, match=reason):
         kit.poll(kit.begin(), **options)

@@ -316,9 +316,7 @@ class LevelDBHistory(History):
 
 @pytest.mark.no_cover
 @pytest.mark.parametrize(("history", "examples"), [(History, 60), (LevelDBHistory, 15)])
-def test_given_any_history_then_the_service_answers_as_the_reference_does(
-    history: type[RuleBasedStateMachine], examples: int
-) -> None:
+def test_service_answers_any_history_as_the_reference(history: type[RuleBasedStateMachine], examples: int) -> None:
     run_state_machine_as_test(
         history,
         settings=settings(

@@ -144,9 +144,7 @@ def test_given_a_drifting_clock_that_is_put_right_every_day_then_that_never_adds
 @pytest.mark.parametrize(
     ("off_ms", "right"), [(-1001, False), (-1000, True), (HOUR, True), (OFF_MS, True), (OFF_MS + 1, False)]
 )
-def test_honest_clock_that_started_behind_believes_the_way_to_what_had_passed(
-    behind_ms: int, off_ms: int, right: bool
-) -> None:
+def test_honest_clock_that_started_late_accepts_the_way_to_now(behind_ms: int, off_ms: int, right: bool) -> None:
     clock = ManualClock(NOW_MS - behind_ms, monotonic_ms=DAY)
     honest = HonestClock(clock, 1000)
     honest.note_past(NOW_MS)

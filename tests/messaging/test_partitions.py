@@ -103,9 +103,7 @@ def polled(service: MessagingService, topic: str, group: str = GROUP, *, commit:
     ],
     ids=str,
 )
-def test_topic_with_bad_partitions_or_routes_is_refused_and_unchanged(
-    service: MessagingService, properties: dict[str, str]
-) -> None:
+def test_bad_partitions_or_routes_change_no_topic(service: MessagingService, properties: dict[str, str]) -> None:
     with pytest.raises(BadRequest):
         service.create_topic(ORDERS, properties)
     assert seen(service) == {}
@@ -148,9 +146,7 @@ def test_given_a_topic_with_the_name_of_a_part_then_nothing_is_made_and_it_stays
 
 
 @pytest.mark.parametrize("properties", [{"partitions": "2"}, {"routes": ROUTES}], ids=str)
-def test_given_a_part_then_it_is_changed_and_deleted_with_its_whole_only(
-    service: MessagingService, properties: dict[str, str]
-) -> None:
+def test_part_is_changed_and_deleted_with_its_whole_only(service: MessagingService, properties: dict[str, str]) -> None:
     service.create_topic(ORDERS, properties)
     before = seen(service)
     for topic in [topic for topic in before if topic != "orders"]:
@@ -217,9 +213,7 @@ def test_update_of_a_topic_changes_its_parts_and_keeps_their_number(service: Mes
 
 
 @pytest.mark.parametrize("asked", ["create", "update", "delete"])
-def test_change_of_a_topic_that_is_cut_off_is_finished_when_repeated(
-    store: Cut, service: MessagingService, asked: str
-) -> None:
+def test_interrupted_topic_change_is_finished_by_a_repeat(store: Cut, service: MessagingService, asked: str) -> None:
     def ask() -> None:
         if asked == "create":
             service.create_topic(ORDERS, {"partitions": "2"})
@@ -387,9 +381,7 @@ def payloads(given: Any) -> list[bytes]:
     return [message.payload for message in given.messages]
 
 
-def test_groups_that_drain_a_sealed_partition_at_once_both_go_on(
-    service: MessagingService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_groups_that_drain_a_partition_both_go_on(service: MessagingService, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(service, "billing", "audit")
     for group in ("billing", "audit"):
         assert payloads(polled(service, "orders-0", group)) == [b"old"]
@@ -481,9 +473,7 @@ def test_group_that_is_set_back_reads_the_sealed_partition_first(service: Messag
     assert payloads(polled(service, "orders-f2-0")) == [b"new"]
 
 
-def test_position_set_during_a_poll_is_not_taken_for_drained(
-    service: MessagingService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_position_set_during_a_poll_is_not_drained(service: MessagingService, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(service, GROUP)
     read_to_the_end(service)
     drained = service._families.drained

@@ -94,9 +94,7 @@ def test_admit_transactions_after_end_drops_entry(kit: GroupKit, context: Writer
 
 
 @pytest.mark.parametrize("is_released", [False, True])
-def test_release_after_admission_lets_abort_be_an_abort(
-    kit: GroupKit, context: WriterContext, is_released: bool
-) -> None:
+def test_release_after_admission_allows_an_abort(kit: GroupKit, context: WriterContext, is_released: bool) -> None:
     tx = kit.begin()
     entries = admit_transactions(context, [entry(kit, pointer=tx.write_pointer)], NOW_MS)
     if is_released:
@@ -133,9 +131,7 @@ def test_place_of_plain_entries_gives_consecutive_positions(context: WriterConte
     assert [(one.first, one.stop) for one in entries] == [(AT, AT + 2), (AT + 2, AT + 3)]
 
 
-def test_place_of_expired_transaction_drops_entry_without_gap(
-    kit: GroupKit, context: WriterContext, batch: MessageWriteBatch
-) -> None:
+def test_place_of_expired_entry_leaves_no_gap(kit: GroupKit, context: WriterContext, batch: MessageWriteBatch) -> None:
     expired = entry(kit, rows=5, pointer=(NOW_MS - HOUR) * TX_PER_MS)
     others = [entry(kit), entry(kit)]
     assert batch.place(context.open_topics.messages(batch.topic), [others[0], expired, others[1]], AT) == others
@@ -143,9 +139,7 @@ def test_place_of_expired_transaction_drops_entry_without_gap(
     assert isinstance(expired.outcome, TransactionExpired)
 
 
-def test_place_beside_hidden_payloads_drops_entry(
-    kit: GroupKit, context: WriterContext, batch: MessageWriteBatch
-) -> None:
+def test_place_near_hidden_payloads_fails(kit: GroupKit, context: WriterContext, batch: MessageWriteBatch) -> None:
     tx = kit.begin()
     kit.service.store(ORDERS, [b"stored"], pointer=tx.write_pointer)
     hiding = entry(kit, pointer=tx.write_pointer)

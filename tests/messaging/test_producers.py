@@ -261,9 +261,7 @@ def test_number_that_skips_is_taken_and_what_it_skipped_is_refused(kit: GroupKit
 
 
 @pytest.mark.parametrize("managed", [True, False])
-def test_register_during_a_note_refuses_or_ends_the_transaction(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, managed: bool
-) -> None:
+def test_register_during_a_note_ends_its_work(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, managed: bool) -> None:
     one, tx = Instance(kit), kit.begin()
     if not managed:
         kit.service.producers._transactions = kit.service.producers._requests._transactions = None
@@ -361,9 +359,7 @@ def test_given_a_producer_when_listed_shown_and_deleted_then_its_instance_is_fen
 
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("at", [1, 2])
-def test_given_a_deletion_that_is_cut_off_when_it_is_repeated_then_it_is_finished(
-    kit: GroupKit, at: int, *, behind: bool
-) -> None:
+def test_interrupted_deletion_is_finished_by_a_repeat(kit: GroupKit, at: int, *, behind: bool) -> None:
     one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx)
     with pytest.MonkeyPatch.context() as patched:
@@ -384,9 +380,7 @@ def test_given_a_deletion_that_is_cut_off_when_it_is_repeated_then_it_is_finishe
     assert Instance(kit).generation > one.generation + 1
 
 
-def test_producer_beyond_the_most_names_is_refused_until_one_is_forgotten(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_producer_beyond_the_most_names_is_refused(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remembered, "MOST_NAMES", 3)
     for name in ("a", "b", "c"):
         kit.service.producers.register(BILLS, name, uuid4())
@@ -437,9 +431,7 @@ def test_given_what_is_no_producer_then_it_is_refused(kit: GroupKit) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
-def test_given_a_request_when_repeated_then_it_is_there_once_and_answered_alike(
-    kit: GroupKit, *, restarted: bool, inside: bool
-) -> None:
+def test_repeat_of_a_request_has_its_answer_and_no_effect(kit: GroupKit, *, restarted: bool, inside: bool) -> None:
     one, tx = Instance(kit), kit.begin() if inside else None
     for number in range(3):
         first = one.publish(b"%d" % number, b"x", tx=tx)
@@ -468,9 +460,7 @@ def test_given_payloads_that_are_stored_twice_then_they_are_published_once(kit: 
 
 
 @pytest.mark.parametrize("kind", ["store", "publish what was stored"])
-def test_repeat_of_a_request_that_failed_behind_its_rows_counts_once(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_repeat_after_failed_rows_counts_once(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     one, before = Instance(kit), kit.begin()
     one.publish(b"0", tx=before)
     kit.commit(before)
@@ -674,9 +664,7 @@ def test_kill_after_announcements_of_several_keeps_each_request_once(kit: GroupK
 
 
 @pytest.mark.parametrize("then", ["others", "a larger request", "more than have lanes", "one of them in a ttl"])
-def test_other_writes_are_not_taken_for_announced_ones_of_several(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_other_writes_are_not_those_of_several(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
     one, other = Instance(kit, "a"), Instance(kit, "b")
     one.sequence = other.sequence = 30
@@ -705,9 +693,7 @@ def test_other_writes_are_not_taken_for_announced_ones_of_several(
 
 
 @pytest.mark.parametrize("how", ["by turns", "together", "each in the place before"])
-def test_ids_of_many_batches_in_a_millisecond_stay_near_the_clock(
-    kit: GroupKit, announcements: list[bytes], how: str
-) -> None:
+def test_ids_of_many_batches_stay_near_the_clock(kit: GroupKit, announcements: list[bytes], how: str) -> None:
     one, other = Instance(kit, "a"), Instance(kit, "b")
     sent = 0
 
@@ -746,7 +732,7 @@ def test_ids_of_many_batches_in_a_millisecond_stay_near_the_clock(
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_negated_rows_of_an_announced_request_are_not_done(
+def test_inverted_announced_rows_are_not_done(
     kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, together: bool
 ) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
@@ -790,9 +776,7 @@ def test_kill_after_announcements_keeps_each_request_once(kit: GroupKit, number:
 
 
 @pytest.mark.parametrize("then", ["others", "another producer", "a larger request", "payloads", "a newer instance"])
-def test_other_writes_are_not_taken_for_announced_ones(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_other_writes_are_not_announced_ones(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, then: str) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
     one, other, tx = Instance(kit), Instance(kit, "other"), kit.begin()
     one.sequence = 30
@@ -836,9 +820,7 @@ def test_register_after_announcements_reports_the_open_transaction(kit: GroupKit
     assert seen(kit) == [b"a"] * 10
 
 
-def test_restore_during_a_write_is_not_taken_for_an_announced_request(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restore_during_a_write_is_no_announced_request(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", 0)
     one, placed = Instance(kit), MessageWriteBatch.place
     one.sequence = 30
@@ -858,9 +840,7 @@ def test_restore_during_a_write_is_not_taken_for_an_announced_request(
     assert everything(kit) == [b"31", b"x", b"32"]
 
 
-def test_repeat_of_a_negated_request_in_a_live_transaction_is_written(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeat_of_an_inverted_request_is_written(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     one, tx = Instance(kit), kit.begin()
     # Its time was over, and the manager could not write that down.
     monkeypatch.setattr(pipeline, "is_late", lambda *_: True)
@@ -1018,9 +998,7 @@ def played(at: int, error: type[Exception], *, behind: bool) -> tuple[list[bytes
 
 @pytest.mark.parametrize("error", [Died, StoreError])
 @pytest.mark.parametrize("alone", [0, 4])
-def test_repeat_after_any_failed_durable_write_is_done_once(
-    monkeypatch: pytest.MonkeyPatch, alone: int, error: type[Exception]
-) -> None:
+def test_repeat_after_failed_write_counts(monkeypatch: pytest.MonkeyPatch, alone: int, error: type[Exception]) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.announcements._ALONE", alone)
     expected, writes = played(0, error, behind=False)
     assert expected == [b"0", b"1", b"2", b"3", b"4", b"5", b"6"]
@@ -1043,9 +1021,7 @@ def test_given_rows_that_came_in_part_when_repeated_then_each_is_there_once(kit:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_large_request_whose_announcement_fails_writes_nothing(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, inside: bool
-) -> None:
+def test_large_request_without_its_announcement(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
     one, payloads = Instance(kit), [b"%d" % number for number in range(250)]
     tx = kit.begin() if inside else None
     with monkeypatch.context() as patched:
@@ -1060,9 +1036,7 @@ def test_large_request_whose_announcement_fails_writes_nothing(
     assert seen(kit) == payloads
 
 
-def test_large_request_of_a_fenced_producer_leaves_the_other_written(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_request_of_a_fenced_producer_stops_no_other(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit.side, "private", False)
     one, other = Instance(kit), Instance(kit, "other")
     payloads = [b"%d" % number for number in range(250)]
@@ -1150,9 +1124,7 @@ def test_write_in_a_transaction_that_ends_meanwhile_is_not_seen(
     assert seen(kit) == ([b"stored"] if end == "commit" else [])
 
 
-def test_write_in_an_aborted_transaction_of_a_dead_server_is_not_seen(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_write_of_a_dead_server_is_not_seen(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     tx = kit.begin()
     put = kit.store.message.put
 
@@ -1174,9 +1146,7 @@ def test_write_in_an_aborted_transaction_of_a_dead_server_is_not_seen(
     assert kit.manager.status(other.transaction_id) == "ended"
 
 
-def test_request_during_the_roll_back_of_its_producer_is_not_seen(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_during_its_roll_back_is_not_seen(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     one, tx = Instance(kit), kit.begin()
     one.publish(b"a", tx=tx)
     meanwhile(kit, monkeypatch, lambda: one.roll_back(tx))
@@ -1253,9 +1223,7 @@ def test_pending_former_is_reported_as_it_ended_after_truncation(kit: GroupKit, 
     assert Instance(kit).former == former._replace(outcome=outcome)
 
 
-def test_tidy_marks_a_former_of_a_producer_that_changes_meanwhile(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tidy_marks_a_former_of_a_changing_producer(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     tx = kit.begin()
     kit.time_out(tx)
     key = ProducerName(BILLS, 1, "importer").key
@@ -1276,9 +1244,7 @@ def test_tidy_marks_a_former_of_a_producer_that_changes_meanwhile(
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_tidy_forgets_no_producer_that_is_registered_meanwhile(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, inside: bool
-) -> None:
+def test_tidy_keeps_a_new_registration(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, inside: bool) -> None:
     made: list[Instance] = []
     rows = kit.side.rows
 
@@ -1363,9 +1329,7 @@ def test_register_after_its_topic_was_made_again_hides_older_requests(kit: Group
     assert seen(kit, ORDERS) == []
 
 
-def test_register_after_its_topic_was_made_again_waits_for_requests(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_register_in_a_topic_made_again_waits_for_requests(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", 0.01)
     one, tx = Instance(kit), kit.begin()
 
@@ -1382,9 +1346,7 @@ def test_register_after_its_topic_was_made_again_waits_for_requests(
         kit.commit(tx)
 
 
-def test_request_of_an_instance_registered_at_another_server_is_written(
-    kit: GroupKit,
-) -> None:
+def test_request_of_an_instance_registered_at_another_server_is_written(kit: GroupKit) -> None:
     Instance(kit).publish(b"a")
     with kit.serve() as other:
         known = other.producers.register(BILLS, "importer", uuid4())
@@ -1392,9 +1354,7 @@ def test_request_of_an_instance_registered_at_another_server_is_written(
     assert everything(kit) == [b"a", b"b"]
 
 
-def test_request_fenced_by_another_server_before_its_announcement_is_refused(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_request_fenced_before_its_announcement_is_refused(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kit.side, "private", False)
     one, exchange = Instance(kit), kit.side.exchange_each
     one.publish(b"a")
@@ -1437,9 +1397,7 @@ def test_given_the_moment_of_the_test_then_generations_begin_with_it(kit: GroupK
     assert Instance(kit).generation == NOW_MS
 
 
-def test_client_that_goes_on_at_once_meets_nothing_of_its_request(
-    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_that_goes_on_at_once_meets_no_request(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     one, tx, settle = Instance(kit), kit.begin(), Answer.settle
 
     def give_up() -> None:

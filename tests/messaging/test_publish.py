@@ -115,9 +115,7 @@ def test_publish_to_a_closed_service_is_unavailable(kit: Kit) -> None:
 
 
 @pytest.mark.parametrize(("age_ms", "late"), [(HOUR - 1, False), (HOUR, True), (HOUR + 1, True)])
-def test_given_a_transaction_of_some_age_when_it_writes_then_its_lifetime_decides(
-    kit: Kit, age_ms: int, late: bool
-) -> None:
+def test_write_in_an_old_transaction_is_judged_by_the_lifetime(kit: Kit, age_ms: int, late: bool) -> None:
     old = pointer(NOW_MS - age_ms)
     uses: list[Callable[[], object]] = [
         lambda: kit.publish("orders", b"a", pointer=old),

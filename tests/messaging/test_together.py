@@ -184,9 +184,7 @@ def test_publish_while_a_topic_is_opened_waits(kit: Kit) -> None:
     assert kit.payloads() == [b"a", b"theirs", b"b"]
 
 
-def test_store_of_more_transactions_than_remembered_overwrites_nothing(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_store_of_many_transactions_overwrites_nothing(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_topics, "_KNOWN_POINTERS", 2)
     for round_number in range(3):
         for number in range(4):

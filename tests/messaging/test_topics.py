@@ -288,9 +288,7 @@ def test_given_what_cdap_wrote_longer_when_used_then_it_is_read_changed_and_dele
     assert kit.service.topics("default") == ["orders"]
 
 
-def test_given_messages_of_several_ages_then_a_shorter_ttl_is_told_what_it_hides(
-    kit: Kit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shorter_ttl_reports_how_many_messages_it_hides(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     orders = topic_of(kit.store, "default:orders", ttl_seconds=100)
     for age in (150, 90, 60, 50, 10):
         orders.plain(NOW_MS - age * 1000)

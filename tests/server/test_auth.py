@@ -166,9 +166,7 @@ def test_the_page_says_who_may_ask_for_what() -> None:
     assert said == WHO
 
 
-def test_route_without_a_needed_permission_is_refused_at_the_start(
-    monkeypatch: pytest.MonkeyPatch, server: Serving
-) -> None:
+def test_route_without_its_permission_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, server: Serving) -> None:
     async def endpoint(scope: Scope, receive: Receive, send: Send) -> None:
         """Never reached."""
 
@@ -252,9 +250,7 @@ def test_topic_creation_without_permission_on_a_part_is_refused(
     assert server.service.topics("default") == []
 
 
-def test_topic_change_without_permission_on_a_new_part_is_refused(
-    orders_admin: tuple[Serving, Client, dict[str, str]],
-) -> None:
+def test_topic_change_without_a_new_parts_permission(orders_admin: tuple[Serving, Client, dict[str, str]]) -> None:
     server, client, known = orders_admin
     path = TOPIC.format(namespace="default", topic="orders")
     assert client.ask("PUT", path, b'{"partitions": "1"}', **known).status == 200

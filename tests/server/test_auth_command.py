@@ -13,9 +13,7 @@ from tms_core.clock import ManualClock
 from tms_core.server.auth.tokens import Tokens
 
 
-def test_admin_token_shows_the_token_and_a_line_for_the_server(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_admin_token_shows_the_token_and_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert execute(["admin", "token", "ada"]) == 0
     out, err = capsys.readouterr()
     token, line = out.splitlines()

@@ -89,9 +89,7 @@ def segment(value: object) -> str:
         (ED, "EdDSA"),
     ],
 )
-def test_given_a_key_of_any_kind_when_a_token_is_signed_with_it_then_it_is_good(
-    tmp_path: Path, key: PrivateKey, algorithm: str
-) -> None:
+def test_jwt_signed_with_any_kind_of_key_is_good(tmp_path: Path, key: PrivateKey, algorithm: str) -> None:
     for contents in (pem(key), jwks(jwk(key)), jwks(jwk(key, alg=algorithm, use="sig", kid="1"))):
         known = issuer(tmp_path, contents)
         principal, expires_ms = known.identify(sign(key, algorithm).encode())
@@ -180,9 +178,7 @@ def test_settings_with_an_unsafe_algorithm_are_refused(algorithm: str) -> None:
         ({"aud": ["another"]}, "InvalidAudienceError"),
     ],
 )
-def test_given_claims_that_are_not_right_when_read_then_the_token_is_refused(
-    tmp_path: Path, claims: dict[str, Any], said: str
-) -> None:
+def test_jwt_with_wrong_claims_is_refused(tmp_path: Path, claims: dict[str, Any], said: str) -> None:
     assert said in refused(issuer(tmp_path), sign(**claims))
 
 
@@ -311,9 +307,7 @@ def test_given_any_members_of_a_key_when_read_then_it_is_used_or_left_out(
 
 
 @given(_JSON)
-def test_given_any_json_as_a_jwks_when_read_then_it_is_refused_in_a_sentence(
-    tmp_path_factory: pytest.TempPathFactory, keys: object
-) -> None:
+def test_jwks_of_any_json_is_refused_in_a_sentence(tmp_path_factory: pytest.TempPathFactory, keys: object) -> None:
     folder = tmp_path_factory.mktemp("keys")
     for contents in ({"keys": keys}, {"keys": [keys]}):
         with pytest.raises(ConfigurationError):
@@ -355,9 +349,7 @@ def test_given_a_token_that_is_remembered_when_it_expires_then_it_is_refused(tmp
 # --- which kind ------------------------------------------------------------------------------------------------------
 
 
-def test_given_no_pyjwt_when_jwt_is_wanted_then_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jwt_without_pyjwt_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tms_core.server.auth.jwt")
     monkeypatch.setitem(sys.modules, "jwt", None)
     settings = AuthSettings(kind="jwt", key_file=tmp_path / "keys")

@@ -55,9 +55,7 @@ def test_debug_log_and_answers_contain_no_token(
     assert not [token for token in tokens for answer in said if token in f"{answer.headers} {answer.text}"]
 
 
-def test_given_the_access_log_when_somebody_is_let_in_then_it_says_who(
-    identities: Identities, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_access_log_names_the_principal(identities: Identities, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tms_core.access")
     with serving(gate=identities.gate, access_log=True) as server, Client(server.port) as client:
         client.ask("GET", "/metrics", b"", authorization=f"Bearer {identities.good('observer')}")
@@ -67,9 +65,7 @@ def test_given_the_access_log_when_somebody_is_let_in_then_it_says_who(
     assert ends == [" observer", " observer", ""]
 
 
-def test_given_a_tokens_file_when_settings_are_shown_then_only_its_path_is_there(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_shown_settings_have_only_the_path_of_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     token = new_token()
     line = token_line("ada", token)
     (tmp_path / "secret-tokens").write_text(line)
@@ -100,9 +96,7 @@ TOKENS = {"kind": "tokens", "tokens_file": "t", "rules": RULES}
         ({"auth": TOKENS}, "tx-1:1", ["set transactions.admin_token_file"]),
     ],
 )
-def test_given_settings_when_served_then_what_they_leave_open_is_said(
-    server: dict[str, object], thrift: str, said: list[str]
-) -> None:
+def test_serve_logs_what_settings_leave_open(server: dict[str, object], thrift: str, said: list[str]) -> None:
     settings = Settings.model_validate({"server": server, "transactions": {"thrift": thrift}})
     sentences = list(exposed(settings))
     assert len(sentences) == len(said)

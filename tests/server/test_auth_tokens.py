@@ -72,9 +72,7 @@ def test_given_a_name_nobody_can_have_when_a_line_is_made_then_it_is_refused(pri
 
 
 @given(st.text().filter(is_principal))
-def test_given_any_name_when_its_line_is_read_then_it_is_that_principals(
-    tmp_path_factory: pytest.TempPathFactory, principal: str
-) -> None:
+def test_line_of_any_name_is_read_as_its_principal(tmp_path_factory: pytest.TempPathFactory, principal: str) -> None:
     path = tmp_path_factory.mktemp("tokens") / "tokens"
     path.write_text(token_line(principal, ADA), encoding="utf-8")
     assert Tokens(path, ManualClock(NOW_MS)).identify(ADA.encode()) == Identity(principal, None)
@@ -125,9 +123,7 @@ def test_token_lookup_compares_as_much_whichever_it_is(file: Path, monkeypatch: 
         (f"{token_line('ada', ADA)}\n{token_line('bob', ADA)}", "line 2 is the token of line 1 again"),
     ],
 )
-def test_given_a_file_that_is_none_when_read_then_the_line_is_named_and_not_quoted(
-    file: Path, contents: str, said: str
-) -> None:
+def test_bad_tokens_file_is_refused_by_line_and_not_quoted(file: Path, contents: str, said: str) -> None:
     file.write_bytes(contents.encode("utf-8", "surrogateescape"))
     message = refused(file)
     assert message.startswith(f"server.auth.tokens_file {file}")

@@ -86,9 +86,7 @@ def decoded(answer: bytes) -> list[tuple[bytes, bytes]]:
         (f"{WRITE_POINTER} 00", W, []),
     ],
 )
-def test_given_an_example_of_a_publish_when_read_then_it_says_what_cdap_meant(
-    body: str, pointer: int | None, messages: list[bytes]
-) -> None:
+def test_avro_publish_is_read_as_cdap_writes_it(body: str, pointer: int | None, messages: list[bytes]) -> None:
     assert AVRO.read_publish(bytes.fromhex(body)) == (pointer, messages, None)
 
 
@@ -130,9 +128,7 @@ def test_given_the_example_of_one_message_when_written_then_it_is_cdaps() -> Non
 
 @given(st.none() | LONGS, st.lists(st.tuples(st.lists(st.binary(max_size=300), min_size=1), st.booleans()), max_size=4))
 @example(None, [([b"x" * length for length in (0, 63, 64, 8191, 8192, 20_000)], False)])
-def test_given_any_blocks_when_read_then_every_message_is_there(
-    pointer: int | None, blocks: list[tuple[list[bytes], bool]]
-) -> None:
+def test_avro_publish_of_any_blocks_is_complete(pointer: int | None, blocks: list[tuple[list[bytes], bool]]) -> None:
     head = b"\x02" if pointer is None else b"\x00" + long(pointer)
     body = head + b"".join(block(items, sized=sized) for items, sized in blocks) + b"\0"
     assert AVRO.read_publish(body) == (pointer, [item for items, _ in blocks for item in items], None)

@@ -45,9 +45,7 @@ def test_position_that_is_put_is_shown_and_replaced_by_a_later_one(topic: TopicC
         assert (found.status, found.json) == (200, {"position": id_.lower()})
 
 
-def test_given_consumers_when_listed_then_each_has_its_lag_and_nothing_moves(
-    server: Serving, clock: ManualClock
-) -> None:
+def test_list_of_consumers_has_lags_and_moves_nothing(server: Serving, clock: ManualClock) -> None:
     with Client(server.port) as client:
         topic = TopicClient(client, "orders").create(ttl="60")
         for text in "abc":
@@ -97,9 +95,7 @@ def test_given_a_name_that_is_none_then_400(topic: TopicClient, method: str, nam
         b'{"position": "%s", "name": "x"}' % START.encode(),
     ],
 )
-def test_given_a_position_that_is_none_when_put_then_400_and_nobody_is_registered(
-    topic: TopicClient, body: bytes
-) -> None:
+def test_put_of_a_bad_position_is_400_and_registers_nobody(topic: TopicClient, body: bytes) -> None:
     answer = topic.client.ask("PUT", f"{topic.path}/consumers/billing", body)
     assert answer.status == 400
     assert topic.client.ask("GET", f"{topic.path}/consumers").json == []

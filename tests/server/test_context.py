@@ -28,9 +28,7 @@ ZIPPED = {b"content-encoding": b"gzip"}
     ],
     ids=["small", "large", "packed", "packed and large"],
 )
-def test_given_a_body_that_may_be_large_then_the_loop_does_not_take_it_apart(
-    headers: dict[bytes, bytes], body: bytes, elsewhere: bool
-) -> None:
+def test_loop_does_not_parse_a_large_body(headers: dict[bytes, bytes], body: bytes, elsewhere: bool) -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": body, "more_body": False}
 

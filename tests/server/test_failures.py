@@ -95,9 +95,7 @@ def test_poll_that_fails_in_the_middle_is_cut_short(caplog: pytest.LogCaptureFix
     assert "RuntimeError" not in caplog.text
 
 
-def test_given_a_mistake_of_ours_when_asked_then_500_says_nothing_and_the_log_all(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_defect_is_500_and_shown_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with serving() as server, Client(server.port) as client:
         monkeypatch.setattr(server.service, "topics", raising(ZeroDivisionError("secret")))
         answer = client.ask("GET", "/v1/namespaces/default/topics")

@@ -74,9 +74,7 @@ def test_leader_that_resigns_leaves_no_gaps(two: TwoServers) -> None:
         (FRAME_ROWS, slice(FRAME_ROWS - 1, FRAME_ROWS), [b"first", b"%d" % (FRAME_ROWS - 1), b"after"]),
     ],
 )
-def test_late_rows_of_a_former_leader_are_never_seen(
-    two: TwoServers, messages: int, done: slice, seen: list[bytes]
-) -> None:
+def test_late_rows_of_an_old_leader_are_hidden(two: TwoServers, messages: int, done: slice, seen: list[bytes]) -> None:
     two.one.service.publish(TOPIC, [b"first"])
     read: list[list[bytes]] = []
 
@@ -161,9 +159,7 @@ def registered(two: TwoServers) -> Sent:
 
 
 @pytest.mark.parametrize("moment", ["after it is read", "after the next write", "after it is repeated"])
-def test_given_a_write_that_failed_when_its_rows_come_late_then_no_reader_sees_them(
-    two: TwoServers, moment: str
-) -> None:
+def test_late_rows_of_a_failed_write_are_seen_by_no_reader(two: TwoServers, moment: str) -> None:
     sent = registered(two)
     arrive = failing(two.one, lambda rows: rows[1:2])
     with pytest.raises(StoreUnavailable):
@@ -276,9 +272,7 @@ def test_failed_write_is_known_to_the_next_leader_after_a_hand_back(two: TwoServ
     assert two.other.payloads() == [again]
 
 
-def test_given_a_write_that_fails_as_the_lead_is_handed_back_then_it_is_not(
-    two: TwoServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_that_fails_at_the_hand_back_keeps_the_lease(two: TwoServers, monkeypatch: pytest.MonkeyPatch) -> None:
     writes, fails, put = Event(), Event(), two.one.message.put
     held = vars(two.one.leadership)
     held["failed"] = held.pop("_failed_ms")

@@ -256,9 +256,7 @@ def test_forward_between_two_followers_ends(following: Following) -> None:
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\ncontent-le", b"nonsense\r\n\r\n"])
-def test_forward_to_a_leader_that_dies_unanswered_has_no_known_outcome(
-    following: Following, client: Client, said: bytes
-) -> None:
+def test_forward_to_a_leader_that_dies_is_unanswered(following: Following, client: Client, said: bytes) -> None:
     def behave(connection: socket.socket) -> None:
         head_of(connection)
         connection.sendall(said)
@@ -270,9 +268,7 @@ def test_forward_to_a_leader_that_dies_unanswered_has_no_known_outcome(
 
 
 @pytest.mark.parametrize("length", [b"content-length: 20", b"transfer-encoding: chunked"])
-def test_forward_of_an_answer_that_is_cut_short_is_cut_short(
-    following: Following, client: Client, length: bytes
-) -> None:
+def test_forward_of_a_cut_answer_is_cut_short(following: Following, client: Client, length: bytes) -> None:
     def behave(connection: socket.socket) -> None:
         head_of(connection)
         connection.sendall(b"HTTP/1.1 200 OK\r\n%s\r\n\r\n5\r\nhello\r\n" % length)
@@ -361,9 +357,7 @@ def test_forward_leaves_the_leader_with_the_client(following: Following, body: b
         (False, "127.0.0.1", "localhost", 503),
     ],
 )
-def test_request_passed_on_over_tls_needs_the_configured_authority_and_name(
-    tmp_path: Path, trusts: bool, host: str, name: str, status: int
-) -> None:
+def test_forward_over_tls_checks_the_authority(tmp_path: Path, trusts: bool, host: str, name: str, status: int) -> None:
     tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
     with ExitStack() as stack:
         client = follow_over_tls(stack, tls, (tls if trusts else other).certificate, host, name)
@@ -385,9 +379,7 @@ def follow_over_tls(
     return stack.enter_context(Client(following.port))
 
 
-def test_forwarder_after_its_ca_file_was_replaced_trusts_the_new_authorities_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_forwarder_with_a_new_ca_file_trusts_it_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tms_core.security.files.LOOK_SECONDS", 0)
     tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
     trusted, distrusted = tls.certificate.read_bytes(), other.certificate.read_bytes()

@@ -48,9 +48,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_register_producer_with_a_full_log_disk_is_503_until_there_is_room(
-    disk: Disk, code: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_register_with_a_full_log_disk_is_503(disk: Disk, code: int, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
     with serving(transactions=disk.manager, clock=clock) as server, Client(server.port) as client:
         topic = TopicClient(client, "t").create()

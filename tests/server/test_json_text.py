@@ -126,9 +126,7 @@ def test_given_a_poll_that_is_none_when_read_then_the_reason_is_said(given_: Any
         ),
     ],
 )
-def test_given_properties_when_read_then_values_are_the_text_they_were_written_in(
-    data: bytes, properties: dict[str, str]
-) -> None:
+def test_properties_are_read_as_the_text_they_were_written_in(data: bytes, properties: dict[str, str]) -> None:
     assert read_properties(data) == properties
 
 

@@ -337,9 +337,7 @@ def stored(server: Serving, topic: str) -> tuple[list[tuple[bytes, MessageValue]
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(streams, lasts)
-def test_answers_and_rows_of_any_stream_are_the_same_both_ways(
-    both: list[Serving], stream: list[Step], last: bytes
-) -> None:
+def test_answers_and_rows_are_the_same_both_ways(both: list[Serving], stream: list[Step], last: bytes) -> None:
     topic = f"any{next(_numbers)}"
     knowing, parsing = ((played(server, topic, stream, last), stored(server, topic)) for server in both)
     assert knowing == parsing
@@ -517,9 +515,7 @@ def held() -> Iterator[tuple[Serving, Connection, bytes, Event]]:
         may.set()
 
 
-def test_requests_that_come_meanwhile_are_answered_in_their_turn(
-    served: list[bytes], held: tuple[Serving, Connection, bytes, Event]
-) -> None:
+def test_later_requests_wait_their_turn(served: list[bytes], held: tuple[Serving, Connection, bytes, Event]) -> None:
     server, connection, data, may = held
     path = f"{TOPICS}/{data.split(b'/')[5].decode()}"
     for part in (data, request("GET", "/ping", b"", "Host: localhost"), data[:20]):
@@ -598,9 +594,7 @@ def test_silence_meanwhile_does_not_end_the_connection(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("error", "code"), [(StoreError("It failed.", "Look."), 500), (Unavailable("Not now.", "Later."), 503)]
 )
-def test_write_that_fails_is_answered_as_one_that_was_parsed_and_is_not_repeated(
-    served: list[bytes], error: TmsError, code: int
-) -> None:
+def test_failed_write_is_answered_alike_and_not_repeated(served: list[bytes], error: TmsError, code: int) -> None:
     answers, written = [], []
     for knows_heads in (True, False):
         failing: list[bool] = []
@@ -657,9 +651,7 @@ def test_check_that_fails_unexpectedly_is_answered_500_and_no_other_publish_fail
     assert len(server.store.message.read(MESSAGES, b"", b"\xff", 10).items) == 4
 
 
-def test_error_after_acceptance_is_answered_500_and_not_repeated(
-    monkeypatch: pytest.MonkeyPatch, served: list[bytes]
-) -> None:
+def test_error_after_acceptance_is_500_and_final(monkeypatch: pytest.MonkeyPatch, served: list[bytes]) -> None:
     submit, defects = MessagingService.submit_publish, [False, True]
 
     def submitted(service: MessagingService, *given: Any, **named: Any) -> object:
@@ -738,9 +730,7 @@ def test_fenced_producer_is_refused_though_its_head_is_known(served: list[bytes]
     assert len(served) == 2
 
 
-def test_permission_for_the_home_of_a_producer_is_checked_though_the_head_is_known(
-    tmp_path: Path, served: list[bytes]
-) -> None:
+def test_permission_for_the_home_of_a_producer_is_checked(tmp_path: Path, served: list[bytes]) -> None:
     jwt = JwtIdentities(tmp_path)
     bearer = f"Authorization: Bearer {jwt.good('publisher')}"
     with serving(gate=jwt.gate) as server, Connection(server.port) as connection:

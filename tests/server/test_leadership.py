@@ -45,9 +45,7 @@ def node() -> Nodes:
         (SECONDS * SECOND + 1, DELAY_SECONDS * SECOND, True),
     ],
 )
-def test_follower_leads_after_lease_and_delay_and_not_before(
-    node: Nodes, watched_ms: int, waited_ms: int, leads: bool
-) -> None:
+def test_follower_leads_only_after_lease_and_delay(node: Nodes, watched_ms: int, waited_ms: int, leads: bool) -> None:
     first, second = node("a"), node("b")
     first.step()
     second.step()
@@ -139,9 +137,7 @@ def test_leader_whose_renewal_was_not_answered_keeps_its_term(node: Nodes) -> No
 
 
 @pytest.mark.parametrize(("since_ms", "given_back"), [(DELAY_SECONDS * SECOND - 1, False), (5 * SECOND, True)])
-def test_leader_after_a_failed_write_resigns_only_when_it_cannot_arrive(
-    node: Nodes, since_ms: int, given_back: bool
-) -> None:
+def test_leader_resigns_after_its_failed_write_cannot_arrive(node: Nodes, since_ms: int, given_back: bool) -> None:
     first = node("a")
     first.step()
     first.leadership.doubt()

@@ -283,9 +283,7 @@ def test_crash_at_any_change_keeps_what_was_answered(clock: ManualClock, does_it
 
 
 @pytest.mark.parametrize("does_it", [False, True])
-def test_change_without_an_answer_is_found_out_when_asked_again(
-    side: MemorySide, clock: ManualClock, does_it: bool
-) -> None:
+def test_unanswered_change_is_found_by_the_next_ask(side: MemorySide, clock: ManualClock, does_it: bool) -> None:
     late = Late(side)
     manager = TransactionManager(SideStorage(late, lambda: lambda: True), clock)
     begun = manager.start_short().transaction_id
@@ -386,9 +384,7 @@ def test_edits_larger_than_a_row_are_whole_or_count_for_nothing(
     assert set(keys) in [set(changes) for changes in found.committed.values()]
 
 
-def test_given_snapshots_when_taken_then_only_the_last_one_and_ends_of_logs_are_kept(
-    side: MemorySide, clock: ManualClock
-) -> None:
+def test_new_snapshot_deletes_the_older_and_edits_before_it(side: MemorySide, clock: ManualClock) -> None:
     managers = 3
     for _ in range(managers):
         manager = manager_of(side, clock)

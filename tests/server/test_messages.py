@@ -63,9 +63,7 @@ def reading(read_pointer: int, *, own: int, invalid: tuple[int, ...] = (), open_
         ("rollback", {"transactionWritePointer": "5", "rollbackRange": []}, "rollbackRange"),
     ],
 )
-def test_given_a_request_that_makes_no_sense_then_400_with_a_sentence(
-    topic: TopicClient, verb: str, body: object, reason: str
-) -> None:
+def test_bad_request_is_400_with_a_sentence(topic: TopicClient, verb: str, body: object, reason: str) -> None:
     answer = topic.post(verb, body)
     assert (answer.status, answer.headers["content-type"]) == (400, "text/plain; charset=utf-8")
     assert reason in answer.text
@@ -112,9 +110,7 @@ MOST_MESSAGES = MAX_REQUEST_BYTES // MESSAGE_BYTES
 
 @pytest.mark.parametrize("verb", ["publish", "store"])
 @pytest.mark.parametrize("parts", [[MOST_MESSAGES + 1], [MOST_MESSAGES, 1], [2_000_000]])
-def test_given_more_messages_than_a_request_may_have_when_published_then_413(
-    topic: TopicClient, verb: str, parts: list[int]
-) -> None:
+def test_publish_of_too_many_messages_is_413(topic: TopicClient, verb: str, parts: list[int]) -> None:
     blocks = b"".join(block([b""] * count) for count in parts)
     body = gzip.compress(b"\0" + long(NOW_POINTER) + blocks + b"\0")
     answer = topic.post(verb, body, content_type=AVRO, content_encoding="gzip")
@@ -234,9 +230,7 @@ def test_poll_before_an_undecided_message_says_its_position(topic: TopicClient) 
 
 
 @pytest.mark.parametrize("language", ["avro", "json"])
-def test_given_a_poll_that_waits_when_a_message_comes_then_it_is_answered_with_it(
-    shared: Serving, topic: TopicClient, language: str
-) -> None:
+def test_waiting_poll_is_answered_with_a_new_message(shared: Serving, topic: TopicClient, language: str) -> None:
     with Client(shared.port) as waiting:
         if language == "avro":
             headers = {"content_type": AVRO, "x_tms_wait_seconds": "60"}

@@ -67,9 +67,7 @@ def server() -> Iterator[Serving]:
 
 
 @given(st.sampled_from(CALLS), st.sampled_from(["there", "gone", "a.b"]), BODIES | VALUES)
-def test_given_any_json_when_sent_then_the_answer_is_one_of_those_promised(
-    server: Serving, call: tuple[str, str], topic: str, body: Any
-) -> None:
+def test_any_json_gets_a_documented_answer(server: Serving, call: tuple[str, str], topic: str, body: Any) -> None:
     method, path = call
     with Client(server.port) as client:
         url = path.format(namespace="default", topic=topic, name="billing")

@@ -45,9 +45,7 @@ async def test_outcome_of_a_waiter_that_stops_is_not_cancelled() -> None:
     assert wanted.result() == "written"
 
 
-def test_given_a_loop_that_has_ended_when_it_is_done_later_then_nobody_is_told(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_outcome_after_the_end_of_the_loop_calls_nobody(caplog: pytest.LogCaptureFixture) -> None:
     wanted: Answer[str] = Answer()
     asyncio.run(give_up(wanted))
     wanted.settle("written")

@@ -106,9 +106,7 @@ def test_register_ends_an_announced_transaction_without_messages(producer: Produ
         {"x_tms_producer": "default:bills/i", "x_tms_generation": "1", "x_tms_sequence": "1", "x_tms_label": "%ff"},
     ],
 )
-def test_given_headers_that_are_wrong_then_400_and_nothing_is_published(
-    producer: ProducerClient, headers: dict[str, str]
-) -> None:
+def test_wrong_headers_are_400_and_publish_nothing(producer: ProducerClient, headers: dict[str, str]) -> None:
     assert producer.ask("POST", f"{producer.topic.path}/publish", b'{"messages":["a"]}', **headers).status == 400
     assert producer.topic.post("poll").json == []
     for instance in ("", "no", uuid4().hex[:30]):

@@ -149,9 +149,7 @@ def rest(client: Client) -> bytes:
 
 
 @pytest.mark.parametrize("upgrade", [UPGRADE, "Connection: upgrade\r\nUpgrade: websocket\r\n"])
-def test_given_a_proposal_with_a_body_in_the_same_segment_then_the_body_is_read(
-    echo: Echo, port: int, upgrade: str
-) -> None:
+def test_upgrade_with_a_body_in_the_same_segment_is_read(echo: Echo, port: int, upgrade: str) -> None:
     with Client(port) as client:
         client.socket.sendall(request("POST", "/a", SMUGGLED, upgrade) + request("GET", "/b"))
         assert client.answer().body == SMUGGLED
@@ -196,9 +194,7 @@ def test_given_a_proposal_with_a_body_in_chunks_then_the_body_is_read(echo: Echo
         b"GET /\xff HTTP/1.1\r\n\r\n",
     ],
 )
-def test_given_what_is_no_request_then_it_is_refused_and_nothing_after_it_is_read(
-    echo: Echo, port: int, said: bytes
-) -> None:
+def test_nonsense_is_refused_and_nothing_after_it_is_read(echo: Echo, port: int, said: bytes) -> None:
     with Client(port) as client:
         client.socket.sendall(said + SMUGGLED)
         refusal = client.answer()
@@ -228,9 +224,7 @@ def test_given_trailers_then_they_are_no_headers(echo: Echo, port: int) -> None:
     assert [name for name, _ in echo.headers] == [b"host", b"transfer-encoding"]
 
 
-def test_given_curl_that_would_rather_speak_http_2_then_it_is_answered(
-    echo: Echo, port: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_curl_that_prefers_http_2_is_answered(echo: Echo, port: int, caplog: pytest.LogCaptureFixture) -> None:
     curl = require_tool("curl", "apt-get install curl")
     url = f"http://127.0.0.1:{port}/a"
     command = [curl, "--silent", "--show-error", "--http2", "--max-time", str(PATIENCE_SECONDS)]
@@ -284,9 +278,7 @@ def test_given_silence_then_the_connection_ends(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(("wait", "size"), [("may_answer", 1), ("may_read", 4_000_000)])
-def test_given_a_wait_that_is_not_the_clients_then_the_connection_stays(
-    monkeypatch: pytest.MonkeyPatch, echo: Echo, wait: str, size: int
-) -> None:
+def test_wait_of_the_server_ends_no_client(monkeypatch: pytest.MonkeyPatch, echo: Echo, wait: str, size: int) -> None:
     monkeypatch.setattr(listener_module, "_IDLE_SECONDS", 0.1)
     event: Event = getattr(echo, wait)
     event.clear()
@@ -304,9 +296,7 @@ def test_given_a_wait_that_is_not_the_clients_then_the_connection_stays(
         assert client.answer().body == body
 
 
-def test_given_too_many_connections_then_one_more_is_refused_until_another_goes(
-    echo: Echo, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_one_connection_too_many_is_refused_until_another_ends(echo: Echo, caplog: pytest.LogCaptureFixture) -> None:
     with listening(echo, max_connections=3) as port, ExitStack() as stack:
         _, _, first = all_ = [stack.enter_context(Client(port)) for _ in range(3)]
         assert [one.ask("GET", "/").status for one in all_] == [200] * 3
@@ -332,9 +322,7 @@ def test_given_too_many_connections_then_a_probe_is_answered_and_nothing_else(ec
     assert [path for _, path, _ in echo.asked] == ["/", "/ping"]
 
 
-def test_given_too_many_connections_when_one_more_says_nothing_then_it_does_not_stay(
-    monkeypatch: pytest.MonkeyPatch, echo: Echo
-) -> None:
+def test_silent_connection_beyond_the_limit_is_closed(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
     monkeypatch.setattr(protocol, "_PING_SECONDS", 0.05)
     with listening(echo, max_connections=1) as port, Client(port) as client:
         assert client.ask("GET", "/").status == 200
@@ -345,9 +333,7 @@ def test_given_too_many_connections_when_one_more_says_nothing_then_it_does_not_
 @pytest.mark.parametrize(
     "owed", [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab"]
 )
-def test_new_connection_replaces_the_slowest_that_owes_a_request(
-    monkeypatch: pytest.MonkeyPatch, echo: Echo, owed: bytes
-) -> None:
+def test_new_connection_replaces_the_slowest_request(monkeypatch: pytest.MonkeyPatch, echo: Echo, owed: bytes) -> None:
     monkeypatch.setattr(protocol, "_OWED_SECONDS", 0.0)
     with listening(echo, max_connections=3) as port, ExitStack() as stack:
         idle = stack.enter_context(Client(port))
@@ -398,9 +384,7 @@ def test_head_that_comes_byte_by_byte_is_408(monkeypatch: pytest.MonkeyPatch, ec
     assert [path for _, path, _ in echo.asked] == ["/"]
 
 
-def test_given_a_body_that_comes_too_slowly_then_it_is_refused_and_nothing_is_done(
-    monkeypatch: pytest.MonkeyPatch, echo: Echo
-) -> None:
+def test_body_that_comes_too_slowly_is_408(monkeypatch: pytest.MonkeyPatch, echo: Echo) -> None:
     monkeypatch.setattr(protocol.HttpProtocol, "body_seconds", 0.1)
     monkeypatch.setattr(protocol.HttpProtocol, "body_bytes", 1000)
     with listening(echo) as port, Client(port) as client:
@@ -466,9 +450,7 @@ def _gets_in(port: int) -> bool:
             return False
 
 
-def test_given_few_files_then_connections_take_half_of_them_and_a_warning_says_so(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_connections_take_half_of_few_files(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (128, 128))
     assert bounded(64).most == 64
     assert caplog.text == ""
@@ -554,9 +536,7 @@ def test_private_key_that_others_may_read_is_refused(echo: Echo, tls: TlsSetting
         raise AssertionError
 
 
-def test_given_tls_when_a_client_closes_in_the_middle_then_the_server_goes_on(
-    echo: Echo, tls: TlsSettings, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_server_goes_on_after_a_closed_tls_one(echo: Echo, tls: TlsSettings, caplog: pytest.LogCaptureFixture) -> None:
     with listening(echo, tls) as port:
         for _ in range(2):
             with wrapped(tls, port) as connection:
@@ -621,9 +601,7 @@ LARGE = bytes(protocol._JOINED_BYTES + 1)
     ],
     ids=["no body", "pieces", "interim", "large", "cut short"],
 )
-def test_head_of_an_answer_is_written_with_the_first_piece(
-    said: list[bytes | None], written: list[bytes | None]
-) -> None:
+def test_head_is_written_with_the_first_piece(said: list[bytes | None], written: list[bytes | None]) -> None:
     transport = Written()
     joining = protocol._Joining(transport)  # type: ignore[arg-type]
     for piece in said:

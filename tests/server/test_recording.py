@@ -157,9 +157,7 @@ def test_server_on_a_copy_without_log_and_side_table_warns_once(folder: Path, ca
         caplog.clear()
 
 
-def test_server_on_a_store_without_transactions_starts_its_log_without_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_store_without_transactions_starts_a_log_unwarned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with served(tmp_path) as client:
         client.create_topic(ORDERS)
         client.publish(ORDERS, [b"first"])

@@ -133,9 +133,7 @@ def test_given_a_port_in_use_when_served_then_2_and_the_setting_is_named(tmp_pat
         ({"ports": 5}, "server.ports"),
     ],
 )
-def test_given_a_wrong_setting_when_served_then_2_and_it_is_named(
-    tmp_path: Path, setting: dict[str, object], said: str
-) -> None:
+def test_wrong_setting_ends_serve_with_2_and_is_named(tmp_path: Path, setting: dict[str, object], said: str) -> None:
     code, text = refused("--config", configure(tmp_path, **setting))
     assert code == 2
     assert said in text

@@ -152,9 +152,7 @@ def test_companion_that_refuses_ends_the_start(guest: Guest, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("value", ["no_such_module_anywhere:start", "json:no_such_name"])
-def test_companion_that_cannot_be_loaded_names_the_way_out(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str
-) -> None:
+def test_unloadable_companion_names_the_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str) -> None:
     install(monkeypatch, value)
     with pytest.raises(ConfigurationError, match=r"tms serve --no-janitor"), serving(memory(tmp_path), {}, {}):
         pass
@@ -299,9 +297,7 @@ def test_key_file_that_is_missing_ends_the_start(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [config]
 
 
-def test_given_settings_that_let_nobody_in_when_served_then_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_settings_that_let_nobody_in_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "tokens").write_text(token_line("ada", new_token()))
     config = memory(tmp_path, auth={"kind": "tokens", "tokens_file": "tokens"})
     with serving(config, {}, {}, janitor=False):
@@ -335,9 +331,7 @@ def test_given_the_command_when_it_is_up_then_it_prints_where_and_ends_when_aske
     assert all("time" in line for line in logged)
 
 
-def test_given_a_signal_when_it_comes_then_it_asks_and_the_second_ends_the_process(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_second_signal_ends_the_process(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     asked, ended = threading.Event(), list[int]()
     monkeypatch.setattr(os, "_exit", ended.append)
     before = signal.getsignal(signal.SIGTERM)
@@ -433,9 +427,7 @@ def test_given_a_port_in_use_when_started_then_the_setting_is_named() -> None:
             Listener(nobody, "127.0.0.1", port).start()
 
 
-def test_given_a_server_that_gives_up_when_started_then_the_error_says_where_to_look(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_server_that_gives_up_at_the_start_names_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     async def giving_up(*_: object, **__: object) -> None:
         raise SystemExit(3)
 
@@ -452,9 +444,7 @@ def test_the_url_is_one_that_a_client_on_this_machine_can_use(host: str, url: st
     assert Listener(nobody, host, 5).url == url
 
 
-def test_token_of_transactions_is_demanded_and_shown_by_commands(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_token_of_transactions_is_demanded_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").touch(0o600)
     (tmp_path / "token").write_text(f"{'secret' * 6}\n")
     config = memory(tmp_path)
@@ -475,9 +465,7 @@ def test_token_of_transactions_is_demanded_and_shown_by_commands(
     ("token", "mode", "message"),
     [("x" * 31, 0o600, "fewer than 32 characters"), ("x" * 32, 0o644, "can be read or written by other users")],
 )
-def test_token_of_transactions_that_is_short_or_readable_by_others_is_refused(
-    tmp_path: Path, token: str, mode: int, message: str
-) -> None:
+def test_weak_or_readable_token_of_transactions_is_refused(tmp_path: Path, token: str, mode: int, message: str) -> None:
     file = tmp_path / "token"
     file.write_text(token)
     file.chmod(mode)

@@ -219,9 +219,7 @@ def test_server_that_took_over_in_a_former_tenure_takes_over_again(servers: Serv
     assert not servers.first.shared.manager.is_in_progress(transaction.transaction_id)
 
 
-def test_given_a_damaged_log_when_a_server_is_asked_or_is_to_lead_then_it_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_damaged_log_is_reported_to_callers_and_at_the_start(caplog: pytest.LogCaptureFixture) -> None:
     side = MemorySide()
     side.put([(b"xr", b"{}")])
     node = Node(side, "a", ManualClock(NOW_MS))
@@ -273,9 +271,7 @@ def test_call_that_is_cut_off_at_the_leader_has_an_unknown_outcome(servers: Serv
 
 
 @pytest.mark.parametrize("leads", ["this", "another"])
-def test_call_to_a_paused_leader_ends_when_another_leads(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch, leads: str
-) -> None:
+def test_call_to_a_paused_leader_is_answered(servers: Servers, monkeypatch: pytest.MonkeyPatch, leads: str) -> None:
     asked, goes_on = Event(), Event()
 
     def paused(*_: object) -> bytes:
@@ -309,9 +305,7 @@ def test_call_to_a_paused_leader_ends_when_another_leads(
         known.ask(b"")
 
 
-def test_server_that_leads_answers_while_calls_wait_for_the_former(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_leader_answers_while_calls_wait_for_the_former(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on, waiting = Event(), Semaphore(0)
 
     def paused(_: bytes) -> bytes:
@@ -398,9 +392,7 @@ def made(
 
 @pytest.mark.parametrize("trusts", [True, False])
 @pytest.mark.parametrize("name", ["", "localhost"])
-def test_servers_over_tls_ask_each_other_and_themselves_by_a_certificate(
-    tmp_path: Path, trusts: bool, name: str
-) -> None:
+def test_servers_over_tls_ask_each_other_by_certificate(tmp_path: Path, trusts: bool, name: str) -> None:
     tls, other = (make_certificate(tmp_path / f"{name}.pem", tmp_path / f"{name}.key") for name in ("one", "other"))
     found, side = settings_of(tmp_path), MemorySide()
     host = "127.0.0.1" if name else "localhost"
@@ -597,9 +589,7 @@ def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path)
         ).shared
 
 
-def test_server_that_waited_does_not_lead_over_unknown_transactions(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_waiting_server_leads_no_unknown_transactions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings, side, store, clock = settings_of(tmp_path), MemorySide(), MemoryStore(), ManualClock(NOW_MS)
     member = HaMember(store, side, side, settings.server.leader, clock)
     with ExitStack() as stack:

@@ -176,9 +176,7 @@ def test_late_rows_of_a_former_slot_leader_are_never_seen(cluster: SlotServers, 
 # --- producers -------------------------------------------------------------------------------------------------------
 
 
-def test_producer_publishes_to_topics_of_its_slot_only(
-    pair: Pair,
-) -> None:
+def test_producer_publishes_to_topics_of_its_slot_only(pair: Pair) -> None:
     one, other = pair
     known = one.service.producers.register(TOPICS[0], "importer", UUID(int=7))
     sent = Sent(TOPICS[0], "importer", known.generation, 1)
@@ -276,9 +274,7 @@ def test_another_number_of_slots_counts_after_the_servers_ended(cluster: SlotSer
     assert (old.led, new.led) == ([], all_new)
 
 
-def test_another_number_of_slots_waits_for_a_killed_server(
-    cluster: SlotServers, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_new_number_of_slots_waits_for_a_dead_server(cluster: SlotServers, caplog: pytest.LogCaptureFixture) -> None:
     old, new = cluster.start(0, wanted(1, 1)), cluster.start(0, wanted(4, 1))
     cluster.look(old)
     with caplog.at_level(logging.WARNING):
@@ -288,9 +284,7 @@ def test_another_number_of_slots_waits_for_a_killed_server(
     assert changed(cluster, new) == [0, 1, 2, 3]
 
 
-def test_change_of_slots_that_was_not_finished_is_settled_first(
-    cluster: SlotServers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unfinished_change_of_slots_is_settled_first(cluster: SlotServers, monkeypatch: pytest.MonkeyPatch) -> None:
     old = cluster.start(0, wanted(4, 1))
     cluster.look(old)
     old.assignment.resign()

@@ -42,9 +42,7 @@ SEVERAL = {
         ({"TMS_SERVER__LEADER__SLOTS": "2", "TMS_SERVER__LEADER__SERVERS": "3"}, r"servers.*2 slots"),
     ],
 )
-def test_given_several_servers_that_cannot_be_when_loaded_then_the_setting_is_named(
-    changed: dict[str, str], setting: str
-) -> None:
+def test_impossible_settings_of_several_servers_are_named(changed: dict[str, str], setting: str) -> None:
     with pytest.raises(ConfigurationError, match=setting):
         load(None, SEVERAL | changed, {})
 
@@ -105,9 +103,7 @@ class Janitor:
 HELD = LeaseHeld("another one has the lease.", "Wait.")
 
 
-def test_given_another_server_s_janitor_when_started_then_it_waits_and_can_be_ended(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_standby_janitor_waits_and_can_be_stopped(caplog: pytest.LogCaptureFixture) -> None:
     janitor = Janitor(HELD)
     with caplog.at_level(logging.INFO):
         waiting = started("janitor", janitor)
