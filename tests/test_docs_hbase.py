@@ -14,11 +14,7 @@ from tms_core.tables.hbase.cdap import STATE_TABLE
 from tms_core.tables.hbase.described import NEEDED
 from tms_core.tables.hbase.schema import SPLIT_POLICY, janitor_table_spec, table_specs
 
-NAMES = (
-    "how-to/hbase",
-    "how-to/hbase-servers",
-    "how-to/adopt",
-)
+NAMES = ("how-to/hbase", "how-to/hbase-servers", "how-to/adopt")
 PAGE = "\n".join(
     (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in (*NAMES, "reference/messages/hbase")
 )

@@ -14,15 +14,7 @@ from prometheus_client import CollectorRegistry
 from tests.client.faults import ATTEMPTS, Faults, ToServer, When, faulty_async_client, faulty_client
 from tests.client.test_outcomes import ORDERS
 from tests.support import PATIENCE_SECONDS, in_event_loop
-from tms_core.client import (
-    AsyncClient,
-    AsyncConsumption,
-    Client,
-    ConsumerNotFound,
-    Message,
-    Retry,
-    TopicNotFound,
-)
+from tms_core.client import AsyncClient, AsyncConsumption, Client, ConsumerNotFound, Message, Retry, TopicNotFound
 from tms_core.client.consume import consuming
 from tms_core.client.testing import InProcess
 from tms_core.server.metrics import ServerMetrics

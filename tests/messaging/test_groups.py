@@ -531,10 +531,7 @@ def test_failed_messages_are_logged_and_shown_with_their_count(kit: GroupKit, ca
     assert kit.any(four, 1) == [b"other"]
     kit.roll_back(four)
     assert f"message {bad} of default:orders has failed 2 times for consumer billing" in caplog.text
-    assert [(one.message, one.mark.tries) for one in kit.service.groups.failed(ORDERS, GROUP)] == [
-        (bad, 2),
-        (other, 2),
-    ]
+    assert [(one.message, one.mark.tries) for one in kit.service.groups.failed(ORDERS, GROUP)] == [(bad, 2), (other, 2)]
     assert all(one.mark.retry_ms > kit.clock.now_ms() for one in kit.service.groups.failed(ORDERS, GROUP))
 
 

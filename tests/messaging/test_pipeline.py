@@ -16,13 +16,7 @@ from tms_core.messaging.ids import position
 from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish import pipeline
-from tms_core.messaging.publish.admission import (
-    admit_by_topic,
-    admit_producers,
-    admit_transactions,
-    ended,
-    release,
-)
+from tms_core.messaging.publish.admission import admit_by_topic, admit_producers, admit_transactions, ended, release
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry
 from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch

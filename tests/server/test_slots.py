@@ -101,10 +101,7 @@ def test_two_servers_lead_and_answer_for_their_own_slots(pair: Pair) -> None:
 
 
 def test_leases_that_cannot_be_read_are_renewed(
-    cluster: SlotServers,
-    pair: Pair,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    cluster: SlotServers, pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = pair
     monkeypatch.setattr(cluster.leases, "rows", raising(StoreError("HBase is away.")))
