@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -52,47 +54,31 @@ TOPICS = st.builds(
 
 
 @pytest.mark.parametrize(
-    ("key", "text"),
+    ("key", "time_ms", "text"),
     [
-        (FIRST, PREFIX + "00000001" + "0000015d3ef79800" + "0000"),
-        (LAST, PREFIX + "00000001" + "0000015d3ef79800" + "ffff"),
-        (MessageKey(TOPIC, 255, PUBLISH_MS, 32768), PREFIX + "000000ff" + "0000015d3ef79800" + "8000"),
-        (MessageKey(TOPIC, -1, -1, 1), PREFIX + "ffffffff" + "ffffffffffffffff" + "0001"),
-    ],
-)
-def test_given_a_message_key_when_packed_or_parsed_then_the_bytes_are_cdaps(key: MessageKey, text: str) -> None:
-    assert key.pack().hex() == text
-    assert MessageKey.parse(bytes.fromhex(text)) == key
-    assert key.time_ms == key.publish_ms
-
-
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        (STORED, PREFIX + "00000001" + "14d1120d7b160007" + "0000015d3ef79800" + "0002"),
+        (FIRST, PUBLISH_MS, PREFIX + "00000001" + "0000015d3ef79800" + "0000"),
+        (LAST, PUBLISH_MS, PREFIX + "00000001" + "0000015d3ef79800" + "ffff"),
+        (MessageKey(TOPIC, 255, PUBLISH_MS, 32768), PUBLISH_MS, PREFIX + "000000ff" + "0000015d3ef79800" + "8000"),
+        (MessageKey(TOPIC, -1, -1, 1), -1, PREFIX + "ffffffff" + "ffffffffffffffff" + "0001"),
+        (STORED, PUBLISH_MS, PREFIX + "00000001" + "14d1120d7b160007" + "0000015d3ef79800" + "0002"),
         (
             PayloadKey(TOPIC, 2, -POINTER, PUBLISH_MS, 65535),
+            PUBLISH_MS,
             PREFIX + "00000002" + "eb2eedf284e9fff9" + "0000015d3ef79800" + "ffff",
         ),
     ],
 )
-def test_given_a_payload_key_when_packed_or_parsed_then_the_bytes_are_cdaps(key: PayloadKey, text: str) -> None:
+def test_key_is_packed_and_parsed_as_by_cdap(key: MessageKey | PayloadKey, time_ms: int, text: str) -> None:
     assert key.pack().hex() == text
-    assert PayloadKey.parse(bytes.fromhex(text)) == key
+    assert type(key).parse(bytes.fromhex(text)) == key
+    assert key.time_ms == time_ms
 
 
-def test_payload_key_has_the_time_of_its_write() -> None:
-    assert PayloadKey(TOPIC, 1, POINTER, 5, 0).time_ms == 5
-
-
-@given(st.builds(MessageKey, TOPICS, INTS, LONGS, SEQUENCES))
-def test_given_any_message_key_when_packed_and_parsed_then_it_is_the_same(key: MessageKey) -> None:
-    assert MessageKey.parse(key.pack()) == key
-
-
-@given(st.builds(PayloadKey, TOPICS, INTS, LONGS, LONGS, SEQUENCES))
-def test_given_any_payload_key_when_packed_and_parsed_then_it_is_the_same(key: PayloadKey) -> None:
-    assert PayloadKey.parse(key.pack()) == key
+@given(
+    st.builds(MessageKey, TOPICS, INTS, LONGS, SEQUENCES) | st.builds(PayloadKey, TOPICS, INTS, LONGS, LONGS, SEQUENCES)
+)
+def test_any_key_is_parsed_as_it_was_packed(key: MessageKey | PayloadKey) -> None:
+    assert type(key).parse(key.pack()) == key
 
 
 @given(st.binary(max_size=60) | st.builds(lambda tail: TOPIC.prefix + tail, st.binary(max_size=30)))
@@ -124,16 +110,11 @@ def test_given_another_prefix_when_parsed_then_the_key_is_unrecognized(prefix: b
     assert PayloadKey.parse(prefix + bytes(22)) is None
 
 
-@pytest.mark.parametrize("key", [FIRST.pack(), STORED.pack()])
-def test_parse_of_a_key_too_short_or_too_long_is_unrecognized(key: bytes) -> None:
-    parse = MessageKey.parse if key == FIRST.pack() else PayloadKey.parse
+@pytest.mark.parametrize(("parse", "key"), [(MessageKey.parse, FIRST.pack()), (PayloadKey.parse, STORED.pack())])
+def test_parse_of_a_key_of_another_length_or_table_is_unrecognized(parse: Callable[..., object], key: bytes) -> None:
     assert parse(key) is not None
-    assert [parse(key[:-1]), parse(key + b"\x00"), parse(key[1:12]), parse(b"")] == [None] * 4
-
-
-def test_given_a_key_of_one_table_when_parsed_as_the_others_then_it_is_unrecognized() -> None:
-    assert MessageKey.parse(STORED.pack()) is None
-    assert PayloadKey.parse(FIRST.pack()) is None
+    [other] = {FIRST.pack(), STORED.pack()} - {key}
+    assert [parse(key[:-1]), parse(key + b"\x00"), parse(key[1:12]), parse(b""), parse(other)] == [None] * 5
 
 
 @pytest.mark.parametrize(
@@ -188,13 +169,10 @@ def test_given_the_parts_when_a_prefix_is_made_then_keys_start_with_it(prefix: b
     assert prefix.hex() == text
 
 
-def test_generation_after_the_last_sorts_before_negative_ones() -> None:
+def test_negative_generations_and_times_sort_after_positive_ones() -> None:
     after = generation_prefix(TOPIC.prefix, 2**31)
     last = MessageKey(TOPIC, INT_MAX, LONG_MAX, 65535).pack()
     assert last < after <= MessageKey(TOPIC, INT_MIN, 0, 0).pack()
-
-
-def test_given_a_negative_time_when_sorted_then_it_comes_after_every_positive_one() -> None:
     edge = generation_prefix(TOPIC.prefix, 1) + NEGATIVE
     assert MessageKey(TOPIC, 1, LONG_MAX, 65535).pack() < edge <= MessageKey(TOPIC, 1, LONG_MIN, 0).pack()
 
@@ -220,15 +198,11 @@ def test_prefix_of_a_key_without_a_topic_is_none(key: bytes) -> None:
         (PREFIX + "00000001" + "0000015d3ef79800" + "0001", PREFIX + "00000001" + "0000015d3ef79800" + "0002"),
         (PREFIX + "00000001" + "0000015d3ef79800" + "ffff", PREFIX + "00000001" + "0000015d3ef79801"),
         ("ff00ffff", "ff01"),
+        *((prefix, None) for prefix in ("", "ff", "ffffff")),
     ],
 )
-def test_stop_of_a_prefix_raises_the_last_byte_that_can(prefix: str, stop: str) -> None:
-    assert stop_key(bytes.fromhex(prefix)) == bytes.fromhex(stop)
-
-
-@pytest.mark.parametrize("prefix", [b"", b"\xff", b"\xff\xff\xff"])
-def test_given_a_prefix_of_ff_when_asked_for_its_stop_key_then_nothing_stops_it(prefix: bytes) -> None:
-    assert stop_key(prefix) is None
+def test_stop_of_a_prefix_raises_the_last_byte_that_can(prefix: str, stop: str | None) -> None:
+    assert stop_key(bytes.fromhex(prefix)) == (None if stop is None else bytes.fromhex(stop))
 
 
 @given(
@@ -282,27 +256,20 @@ def test_given_other_text_when_parsed_as_a_message_id_then_it_is_refused(text: s
 
 
 @pytest.mark.parametrize(("age_ms", "expired"), [(59_999, False), (60_000, False), (60_001, True)])
-def test_given_a_ttl_of_a_minute_when_a_row_is_older_strictly_then_it_is_expired(age_ms: int, expired: bool) -> None:
+def test_row_older_than_its_ttl_is_expired(age_ms: int, expired: bool) -> None:
     assert Cutoff.at(PUBLISH_MS, 60).expires(PUBLISH_MS - age_ms) is expired
 
 
 @pytest.mark.parametrize(("now_ms", "cutoff_ms"), [(0, 0), (59_999, 0), (60_000, 0), (60_001, 1)])
-def test_cutoff_of_a_ttl_longer_than_time_is_zero(now_ms: int, cutoff_ms: int) -> None:
-    assert Cutoff.at(now_ms, 60) == Cutoff(cutoff_ms)
-
-
-def test_given_a_cutoff_of_zero_when_asked_then_a_row_of_the_first_millisecond_lives() -> None:
-    assert not Cutoff.at(0, INT_MAX).expires(0)
+def test_cutoff_of_a_ttl_longer_than_time_is_zero_and_expires_nothing(now_ms: int, cutoff_ms: int) -> None:
+    assert Cutoff.at(now_ms, 60) == Cutoff(cutoff_ms) < Cutoff(2) <= Cutoff(LONG_MAX)
+    assert not Cutoff.at(now_ms, INT_MAX).expires(0)
 
 
 @pytest.mark.parametrize("cutoff_ms", [-1, 2**63])
 def test_given_a_moment_no_key_can_hold_when_a_cutoff_is_made_then_it_is_refused(cutoff_ms: int) -> None:
     with pytest.raises(ValueError, match="between 0 and 2"):
         Cutoff(cutoff_ms)
-
-
-def test_given_two_cutoffs_when_compared_then_the_later_is_greater() -> None:
-    assert Cutoff(1) < Cutoff(2) <= Cutoff(LONG_MAX)
 
 
 # --- Java's arithmetic -----------------------------------------------------------------------------------------------
@@ -323,16 +290,12 @@ def test_given_a_pointer_when_its_absolute_value_is_taken_then_it_is_javas(point
         (FIRST._replace(sequence=1).pack(), -2125096030, "0e"),
         (LAST.pack(), -2125096063, "0f"),
         (STORED.pack(), 1806618781, "0d"),
+        *((b"", 1, "01"), (b"\0", 31, "0f"), (b"\x7f", 158, "0e"), (b"\x80", -97, "01"), (b"\xff", 30, "0e")),
     ],
 )
-def test_given_a_key_when_salted_then_the_hash_of_all_its_bytes_decides(key: bytes, digest: int, bucket: str) -> None:
+def test_hash_of_all_signed_bytes_of_a_key_decides_its_salt(key: bytes, digest: int, bucket: str) -> None:
     assert java_hash(key) == digest
     assert salt(key, 16) == bytes.fromhex(bucket)
-
-
-@pytest.mark.parametrize(("key", "digest"), [("", 1), ("00", 31), ("7f", 158), ("80", -97), ("ff", 30)])
-def test_given_a_byte_when_hashed_then_it_counts_as_signed(key: str, digest: int) -> None:
-    assert java_hash(bytes.fromhex(key)) == digest
 
 
 @pytest.mark.parametrize(("buckets", "bucket"), [(16, "00"), (10, "f8")])

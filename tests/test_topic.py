@@ -29,14 +29,11 @@ def stored(generation: str, ttl: str) -> bytes:
 # --- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_given_a_topic_when_asked_for_its_prefix_then_it_is_cdaps_metadata_row_key() -> None:
-    assert TopicId("default", "t1").prefix.hex() == "64656661756c743a74313a"
-
-
 @pytest.mark.parametrize("text", ["default:t1", "a:b", "N_1:T-x_2", "_:-", "0:0"])
-def test_given_a_name_when_parsed_and_written_then_it_is_the_same(text: str) -> None:
+def test_name_is_parsed_and_written_as_in_cdap(text: str) -> None:
     topic = TopicId.parse(text)
     assert str(topic) == text
+    assert topic.prefix == f"{text}:".encode()
     assert TopicId.from_prefix(topic.prefix) == topic
 
 
@@ -154,25 +151,22 @@ def test_given_properties_of_others_when_parsed_then_they_are_kept() -> None:
 
 
 @pytest.mark.parametrize("generation", [str(-INT_MAX), "-1", "1", str(INT_MAX)])
-def test_given_a_generation_at_the_edge_when_parsed_then_it_is_known(generation: str) -> None:
-    assert TopicMetadata.parse(KEY, stored(generation, "1")).generation == int(generation)
-
-
-@pytest.mark.parametrize("generation", ["0", "-0", str(INT_MIN), str(INT_MAX + 1), "", "one"])
-def test_impossible_generation_names_topic_and_value(generation: str) -> None:
-    with pytest.raises(MetadataError, match=f"default:t1: generation '{generation}'"):
-        TopicMetadata.parse(KEY, stored(generation, "1"))
-
-
 @pytest.mark.parametrize("ttl", ["1", str(INT_MAX)])
-def test_given_a_ttl_at_the_edge_when_parsed_then_it_is_known(ttl: str) -> None:
-    assert TopicMetadata.parse(KEY, stored("1", ttl)).ttl_seconds == int(ttl)
+def test_generation_and_ttl_at_their_edges_are_parsed(generation: str, ttl: str) -> None:
+    found = TopicMetadata.parse(KEY, stored(generation, ttl))
+    assert (found.generation, found.ttl_seconds) == (int(generation), int(ttl))
 
 
-@pytest.mark.parametrize("ttl", ["0", "-1", str(INT_MAX + 1), "", "1.5", "1h"])
-def test_given_an_impossible_ttl_when_parsed_then_the_topic_and_the_value_are_named(ttl: str) -> None:
-    with pytest.raises(MetadataError, match=f"default:t1: ttl '{ttl}'"):
-        TopicMetadata.parse(KEY, stored("1", ttl))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("generation", value) for value in ("0", "-0", str(INT_MIN), str(INT_MAX + 1), "", "one")),
+        *(("ttl", value) for value in ("0", "-1", str(INT_MAX + 1), "", "1.5", "1h")),
+    ],
+)
+def test_impossible_generation_or_ttl_names_topic_and_value(name: str, value: str) -> None:
+    with pytest.raises(MetadataError, match=f"default:t1: {name} '{value}'"):
+        TopicMetadata.parse(KEY, encode_properties({"generation": "1", "ttl": "1", name: value}))
 
 
 @pytest.mark.parametrize(

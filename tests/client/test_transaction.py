@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Collection
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -138,9 +138,7 @@ def test_everything_after_a_roll_back_is_refused(client: Client, server: InProce
             lambda: client.store(ORDERS, [b"c"], transaction=tx.transaction),
             tx.checkpoint,
         ]
-        for call in calls:
-            with pytest.raises(NotInProgress, match="is to be rolled back"):
-                call()
+        each_raises(NotInProgress, *calls, match="is to be rolled back")
     assert (visible(server), server.manager.invalid_size()) == ([], 0)
 
 
@@ -211,13 +209,9 @@ def test_given_the_end_when_more_is_asked_of_it_then_it_is_refused(client: Clien
     )
 
 
-def test_given_a_long_one_when_it_fails_then_it_is_invalidated(client: Client, server: InProcess) -> None:
-    def work() -> None:
-        with client.transaction(long=True):
-            raise ZeroDivisionError
-
+def test_long_transaction_that_fails_is_invalidated(client: Client, server: InProcess) -> None:
     with pytest.raises(ZeroDivisionError):
-        work()
+        transact(client, long=True, fail=ZeroDivisionError)
     assert server.manager.invalid_size() == 1
 
 
@@ -235,33 +229,31 @@ def test_participants_are_told_in_order_and_messages_are_published_last(server: 
     assert steps == ["start after []", "publish after ['commit']", "commit after ['commit']"]
 
 
+def transact(
+    client: Client, *participants: Participant, long: bool = False, fail: type[Exception] | None = None
+) -> None:
+    """Publish ``a`` in a transaction of some participants, which may fail at its end."""
+    with client.transaction(long=long) as tx:
+        tx.publish(ORDERS, [b"a"])
+        for participant in participants:
+            tx.register(participant)
+        if fail is not None:
+            raise fail
+
+
 @pytest.mark.parametrize("where", ["start", "changes", "commit"])
 def test_participant_that_fails_rolls_all_back(client: Client, server: InProcess, where: str) -> None:
     first, failing = Recorder(), Recorder(where)
-
-    def work() -> None:
-        with client.transaction() as tx:
-            tx.publish(ORDERS, [b"a"])
-            tx.register(first)
-            tx.register(failing)
-
     with pytest.raises(LookupError, match=where):
-        work()
+        transact(client, first, failing)
     assert first.names[-1] == failing.names[-1] == "rollback"
     assert visible(server) == []
 
 
 def test_participant_that_cannot_roll_back_leaves_it_invalid(client: Client, server: InProcess) -> None:
     first, failing, last = Recorder(), Recorder("rollback"), Recorder()
-
-    def work() -> None:
-        with client.transaction() as tx:
-            for participant in (first, failing, last):
-                tx.register(participant)
-            raise ZeroDivisionError
-
     with pytest.raises(LookupError, match="rollback") as caught:
-        work()
+        transact(client, first, failing, last, fail=ZeroDivisionError)
     assert isinstance(caught.value.__context__, ZeroDivisionError)
     assert first.names[-1] == last.names[-1] == "rollback"
     assert server.manager.invalid_size() == 1
@@ -269,15 +261,8 @@ def test_participant_that_cannot_roll_back_leaves_it_invalid(client: Client, ser
 
 def test_participant_that_fails_after_the_commit_leaves_it_committed(client: Client, server: InProcess) -> None:
     last = Recorder()
-
-    def work() -> None:
-        with client.transaction() as tx:
-            tx.register(Recorder("post"))
-            tx.register(last)
-            tx.publish(ORDERS, [b"a"])
-
     with pytest.raises(PostCommitFailed, match="post") as caught:
-        work()
+        transact(client, Recorder("post"), last)
     assert isinstance(caught.value.__cause__, LookupError)
     assert last.names[-1] == "post"
     assert visible(server) == [b"a"]
@@ -331,14 +316,8 @@ async def test_given_coroutines_when_they_take_part_in_a_loop_then_they_are_wait
 
 def test_participant_that_waits_without_a_loop_is_refused(client: Client, server: InProcess) -> None:
     slow = Slow()
-
-    def work() -> None:
-        with client.transaction() as tx:
-            tx.publish(ORDERS, [b"a"])
-            tx.register(slow)
-
     with pytest.raises(TypeError, match="use an AsyncClient"):
-        work()
+        transact(client, slow)
     assert slow.told == ["rollback"]
     assert visible(server) == []
 
@@ -483,15 +462,8 @@ class Interrupts(Recorder):
 @pytest.mark.parametrize("long", [False, True])
 def test_interrupt_in_a_roll_back_leaves_it_invalid(client: Client, server: InProcess, long: bool) -> None:
     failing, interrupted, last = Recorder("rollback"), Interrupts("rollback"), Recorder()
-
-    def work() -> None:
-        with client.transaction(long=long) as tx:
-            for participant in (failing, interrupted, last):
-                tx.register(participant)
-            raise ZeroDivisionError
-
     with pytest.raises(KeyboardInterrupt):
-        work()
+        transact(client, failing, interrupted, last, long=long, fail=ZeroDivisionError)
     assert last.names[-1] == "rollback"
     assert len(server.manager.visibility().in_progress) == 0
     assert server.manager.invalid_size() == 1
@@ -499,15 +471,8 @@ def test_interrupt_in_a_roll_back_leaves_it_invalid(client: Client, server: InPr
 
 def test_interrupt_after_the_commit_leaves_it_committed(client: Client, server: InProcess) -> None:
     last = Recorder()
-
-    def work() -> None:
-        with client.transaction() as tx:
-            tx.register(Interrupts("post"))
-            tx.register(last)
-            tx.publish(ORDERS, [b"a"])
-
     with pytest.raises(KeyboardInterrupt):
-        work()
+        transact(client, Interrupts("post"), last)
     assert last.names[-1] == "post"
     assert visible(server) == [b"a"]
 
@@ -575,20 +540,14 @@ async def test_task_cancelled_while_it_is_taken_back_invalidates(server: InProce
     assert visible(server) == []
 
 
-def test_given_thousands_that_take_part_when_it_ends_then_all_are_told(client: Client, server: InProcess) -> None:
-    def work(fail: type[Exception] | None) -> Recorder:
-        last = Recorder()
-        with client.transaction() as tx:
-            for _ in range(3000):
-                tx.register(Participant())
-            tx.register(last)
-            if fail is not None:
-                raise fail
-        return last
-
-    assert work(None).names[-1] == "post"
-    with pytest.raises(ZeroDivisionError):
-        work(ZeroDivisionError)
+@pytest.mark.parametrize(("fail", "end"), [(None, "post"), (ZeroDivisionError, "rollback")])
+def test_thousands_of_participants_are_all_told(
+    client: Client, server: InProcess, fail: type[Exception] | None, end: str
+) -> None:
+    last = Recorder()
+    with nullcontext() if fail is None else pytest.raises(fail):
+        transact(client, *[Participant()] * 3000, last, fail=fail)
+    assert last.names[-1] == end
     assert server.manager.invalid_size() == 0
 
 
@@ -631,20 +590,6 @@ def test_transaction_with_a_failed_store_cannot_commit(server: InProcess, faults
             work()
     assert visible(server) == []
     assert server.manager.invalid_size() == 1
-
-
-# --- read, process, write --------------------------------------------------------------------------------------------
-
-
-def bill(client: Client, *, limit: int | None = None) -> None:
-    """Orders become bills, and the position moves."""
-    with client.transaction() as tx:
-        for order in tx.consume(ORDERS, "billing", limit=limit):
-            tx.publish(BILLS, [b"bill of " + order.payload])
-
-
-def bills(client: Client) -> list[bytes]:
-    return [message.payload for message in client.poll(BILLS)]
 
 
 def test_rollback_by_pointer_hides_all_of_it_in_the_topic(server: InProcess, client: Client) -> None:
