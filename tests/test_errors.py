@@ -27,15 +27,7 @@ def test_error_that_is_printed_ends_with_its_hint() -> None:
     error = PlanRefused("The topic has moved.", "Make a new plan.")
     assert (error.message, error.hint) == ("The topic has moved.", "Make a new plan.")
     assert str(error) == "The topic has moved. Make a new plan."
-
-
-def test_given_no_hint_when_an_error_is_printed_then_nothing_follows() -> None:
     assert str(TmsError("It failed.")) == "It failed."
-
-
-def test_error_of_another_process_arrives_with_its_hint() -> None:
-    error = pickle.loads(pickle.dumps(PlanRefused("It moved.", "Look again.")))  # noqa: S301
-    assert str(error) == "It moved. Look again."
 
 
 @pytest.mark.parametrize("family", [SnapshotError, FormatError, TmsError])

@@ -78,16 +78,16 @@ def test_no_tracked_file_names_a_folder_of_somebodys_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b'open("/%s/x")' % b"root", b"cd /home/me", b"(/%s/main)" % b"work", b"x = /Users/me", b"in `/%s`" % b"work"],
+    ("text", "found"),
+    [
+        *((text % b"root", True) for text in (b'open("/%s/x")', b"(/%s/main)")),
+        *((text % b"work", True) for text in (b"cd /home/me %s", b"x = /Users/me %s", b"in `/%s`")),
+        *((text, False) for text in (b"/v1/home", b"src/work/x", b"a/root b", b"root /workers/a")),
+        (b"${X}/%s/y" % b"work", False),
+    ],
 )
-def test_given_such_a_folder_when_text_names_it_then_it_is_found(text: bytes) -> None:
-    assert MACHINE_PATH.search(text)
-
-
-@pytest.mark.parametrize("text", [b"/v1/home", b"src/work/x", b"a/root b", b"${X}/%s/y" % b"work", b"root /workers/a"])
-def test_given_another_path_when_text_names_it_then_it_is_let_be(text: bytes) -> None:
-    assert not MACHINE_PATH.search(text)
+def test_pattern_finds_folders_of_machines_alone(text: bytes, found: bool) -> None:
+    assert bool(MACHINE_PATH.search(text)) is found
 
 
 def test_every_skip_of_a_test_goes_through_the_helper_that_fails_in_ci() -> None:

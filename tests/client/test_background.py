@@ -283,12 +283,7 @@ def test_given_a_buffer_that_its_owner_changes_when_published_then_it_is_as_it_w
 
 
 def test_close_with_a_hanging_server_reports_what_is_left(server: InProcess, faults: Faults) -> None:
-    go_on = threading.Event()
-
-    def hang(_: str) -> None:
-        assert go_on.wait(PATIENCE_SECONDS)
-
-    faults.meanwhile = hang
+    _, go_on = hold(faults)
     timeouts = Timeouts(close_seconds=0.01)
     with faulty_client(server, faults, buffer=Buffer(batch_messages=1), timeouts=timeouts) as producer:
         producer.publish_async(ORDERS, [b"1", b"2", b"3"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -68,16 +69,18 @@ def test_what_a_publish_answers_is_sent_back_as_it_came(published: RollbackRange
     assert decode_published_json(JSON.write_published(published)) == published
 
 
-@pytest.mark.parametrize("body", [b"", b"\2", b"\0\2", b"\0" + b"\2" * 6, b"\0" + b"\xff" * 11, b"\2" + b"\2" * 5])
-def test_given_an_answer_that_is_none_when_read_then_it_is_refused(body: bytes) -> None:
+@pytest.mark.parametrize(
+    ("decode", "body"),
+    [
+        *((decode_published, body) for body in (b"", b"\2", b"\0\2", b"\0" + b"\2" * 6, b"\0" + b"\xff" * 11)),
+        (decode_published, b"\2" + b"\2" * 5),
+        *((decode_published_json, body) for body in (b"", b"[]", b"{}")),
+        (decode_published_json, b'{"transactionWritePointer": "x", "rollbackRange": {}}'),
+    ],
+)
+def test_decode_of_no_answer_to_a_publish_is_refused(decode: Callable[[bytes], object], body: bytes) -> None:
     with pytest.raises(FormatError):
-        decode_published(body)
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"transactionWritePointer": "x", "rollbackRange": {}}'])
-def test_given_an_answer_in_json_that_is_none_when_read_then_it_is_refused(body: bytes) -> None:
-    with pytest.raises(FormatError):
-        decode_published_json(body)
+        decode(body)
 
 
 # --- messages in pieces ----------------------------------------------------------------------------------------------
@@ -134,14 +137,16 @@ def test_a_message_says_when_it_was_published() -> None:
     assert Message(MessageId(NOW_MS, 0), b"").time == datetime.fromtimestamp(NOW_MS / 1000, UTC)
 
 
-def test_given_a_time_without_a_zone_when_used_then_it_is_refused() -> None:
-    with pytest.raises(BadRequest, match="time zone"):
-        milliseconds(datetime(2026, 1, 1))  # noqa: DTZ001 that is the point
-
-
-def test_given_a_time_before_1970_when_used_then_it_is_refused() -> None:
-    with pytest.raises(BadRequest, match="before 1970"):
-        milliseconds(datetime(1969, 12, 31, tzinfo=UTC))
+@pytest.mark.parametrize(
+    ("time", "said"),
+    [
+        (datetime(2026, 1, 1), "time zone"),  # noqa: DTZ001 that is the point
+        (datetime(1969, 12, 31, tzinfo=UTC), "before 1970"),
+    ],
+)
+def test_time_without_a_zone_or_before_1970_is_refused(time: datetime, said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        milliseconds(time)
 
 
 def test_given_part_of_a_millisecond_when_used_then_nothing_is_missed() -> None:
