@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
-from tests.support import PATIENCE_SECONDS
 from tms_core.messaging.publish.workers import Answer
-
-
-def test_given_many_who_wait_when_it_comes_then_all_have_it() -> None:
-    answer: Answer[str] = Answer()
-    with ThreadPoolExecutor(4) as threads:
-        waiting = [threads.submit(answer.result, PATIENCE_SECONDS) for _ in range(4)]
-        assert not answer.done()
-        answer.settle("written")
-        assert [future.result(PATIENCE_SECONDS) for future in waiting] == ["written"] * 4
-    assert answer.done()
-    assert answer.result() == "written"
 
 
 def test_answer_that_settles_calls_each_waiter_once_and_late_ones_at_once() -> None:
@@ -42,14 +28,6 @@ def test_answer_with_a_callback_that_fails_is_settled_and_calls_the_others(capfd
     answer.when_done(lambda: told.append(3 // 0))
     assert (told, answer.result()) == ([2], "written")
     assert capfd.readouterr().err.count("ZeroDivisionError") == 2
-
-
-def test_given_an_error_when_asked_then_each_gets_it() -> None:
-    answer: Answer[str] = Answer()
-    answer.settle(ZeroDivisionError("a bug"))
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError, match="a bug"):
-            answer.result()
 
 
 def test_given_somebody_without_patience_when_it_does_not_come_then_he_goes() -> None:

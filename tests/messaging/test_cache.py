@@ -35,30 +35,6 @@ def filled(limit_bytes: int = 1 << 20) -> MessageCache:
 # --- what it answers -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("at", "stop", "firsts"),
-    [
-        (10, 100, [10, 20]),
-        (11, 100, [10, 20]),
-        (12, 100, [20]),
-        (20, 100, [20]),
-        (21, 100, []),
-        (10, 20, [10]),
-        (10, 10, []),
-    ],
-)
-def test_given_runs_when_read_then_those_of_the_range_come(at: int, stop: int, firsts: list[int]) -> None:
-    found = filled().read(A, at, stop, 1 << 20, 0)
-    assert found is not None
-    assert [item.first for item in found] == firsts
-
-
-def test_given_a_limit_when_read_then_so_much_comes_and_at_least_one() -> None:
-    found = filled().read(A, 10, 100, 1, 0)
-    assert found is not None
-    assert len(found) == 1
-
-
 @pytest.mark.parametrize(("prefix", "at", "oldest"), [(A, 9, 0), (B, 10, 0), (A, 10, 11)])
 def test_read_of_an_unknown_range_asks_for_the_store(prefix: bytes, at: int, oldest: int) -> None:
     cache = filled()
@@ -118,17 +94,6 @@ def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
     cache.drop(A)
     assert cache.read(A, 5, 100, 1 << 20, 0) is None
     assert cache.figures.weight == one
-
-
-def test_given_a_range_when_rolled_back_then_only_rows_of_its_pointer_are() -> None:
-    cache = MessageCache(1 << 20)
-    cache.open(A, Ids(0))
-    cache.add(A, [run(0, b"x", pointer=7), run(1, b"x", pointer=8), run(2, b"x"), run(3, b"x", b"y", pointer=7)])
-    cache.roll_back(A, 0, 4, 7)
-    cache.roll_back(B, 0, 4, 7)
-    found = cache.read(A, 0, 100, 1 << 20, 0)
-    assert found is not None
-    assert [item.pointer for item in found] == [-7, 8, None, -7]
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 2), (0, 1), (1, 1)])

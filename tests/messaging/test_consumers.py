@@ -47,14 +47,6 @@ def test_position_in_the_future_is_dated_now_and_reserves_no_ids(kit: Kit) -> No
     assert [one.publish_ms for one in kit.ids()] == [NOW_MS]
 
 
-def test_position_ahead_of_the_clock_within_the_allowance_is_before_the_next_message(kit: Kit) -> None:
-    last = MessageId(NOW_MS + CLOCK_ALLOWANCE_MS - 1, 5)
-    put(kit, last)
-    assert kit.service.consumers.get(ORDERS, "billing").updated_ms == last.publish_ms
-    kit.publish("orders", b"a")
-    assert kit.ids() == [last._replace(sequence=6)]
-
-
 # --- what is visible -------------------------------------------------------------------------------------------------
 
 

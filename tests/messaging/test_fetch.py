@@ -36,16 +36,6 @@ def spread(kit: Kit) -> None:
 # --- where it begins -------------------------------------------------------------------------------------------------
 
 
-def test_given_no_messages_when_fetched_then_there_are_none_and_no_page(kit: Kit) -> None:
-    assert list(kit.service.fetch(named("orders"), FetchRequest())) == []
-
-
-def test_given_messages_when_fetched_then_ids_are_those_of_cdap(kit: Kit) -> None:
-    kit.publish("orders", b"a", b"b")
-    head = NOW_MS.to_bytes(8, "big")
-    assert kit.fetch("orders") == [(head + bytes(12), b"a"), (head + b"\0\1" + bytes(10), b"b")]
-
-
 @pytest.mark.parametrize(
     ("start_ms", "expected"),
     [
@@ -101,13 +91,6 @@ def test_fetch_behind_an_expired_id_skips_no_message(kit: Kit) -> None:
 # --- limits and pages ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limit", [1, 2, 5, 6])
-def test_given_a_limit_when_fetched_page_by_page_then_every_message_comes_once(kit: Kit, limit: int) -> None:
-    spread(kit)
-    assert kit.payloads(limit=limit) == [b"a", b"b", b"c", b"d", b"e"][:limit]
-    assert in_steps(kit, limit) == [b"a", b"b", b"c", b"d", b"e"]
-
-
 def in_steps(kit: Kit, limit: int, **options: Transaction) -> list[bytes]:
     """Read as a consumer does: each time exclusively behind the last message."""
     found: list[bytes] = []
@@ -143,15 +126,6 @@ def test_given_many_bytes_when_fetched_then_pages_are_bounded(kit: Kit, size: in
     assert [message.payload for page in pages for message in page] == expected
     sizes = [sum(len(message.payload) for message in page) for page in pages]
     assert max(sizes) <= 2 * PAGE_BYTES
-
-
-def test_fetch_while_messages_come_ends_with_those_of_the_start(kit: Kit) -> None:
-    spread(kit)
-    pages = kit.service.fetch(named("orders"), FetchRequest())
-    kit.publish("orders", b"later")
-    found = [message.payload for page in pages for message in page]
-    assert found == [b"a", b"b", b"c", b"d", b"e"]
-    assert kit.payloads()[-1] == b"later"
 
 
 def test_fetch_while_a_batch_is_written_shows_nothing_of_it(kit: Kit) -> None:
@@ -209,11 +183,6 @@ def mixed(kit: Kit) -> RollbackRange:
     return rolled
 
 
-def test_given_no_transaction_when_fetched_then_everything_comes(kit: Kit) -> None:
-    mixed(kit)
-    assert kit.payloads() == [b"plain", b"p", b"rolled back", b"more", b"q", b"last"]
-
-
 @pytest.mark.parametrize(
     ("transaction", "expected"),
     [
@@ -242,13 +211,6 @@ def test_fetch_in_a_transaction_without_its_writes_stops_at_them(kit: Kit) -> No
     assert kit.payloads(start=NOW_MS, transaction=own) == [b"plain"]
 
 
-def test_fetch_behind_many_failed_rows_finds_the_messages(kit: Kit) -> None:
-    for _ in range(5):
-        kit.publish("orders", *[b"x"] * 500, pointer=P)
-    kit.publish("orders", b"a", b"b")
-    assert kit.payloads(start=NOW_MS, transaction=reader(invalid=[P]), limit=1) == [b"a"]
-
-
 # --- payloads in the other table -------------------------------------------------------------------------------------
 
 
@@ -271,57 +233,12 @@ def referring(kit: Kit) -> Kit:
 ALL = [b"first", *[b"p%d" % number for number in range(11)], b"q0", b"last"]
 
 
-def test_fetch_of_references_gives_payloads_in_stored_order(referring: Kit) -> None:
-    assert referring.payloads() == ALL
-    assert referring.payloads(start=NOW_MS, transaction=reader()) == ALL
-    ids = referring.ids()
-    assert ids[1] == MessageId(NOW_MS + 2 * SECOND, 0, NOW_MS + SECOND, 0)
-    assert ids[11] == MessageId(NOW_MS + 2 * SECOND, 0, NOW_MS + 2 * SECOND, 0)
-    assert ids[12] == MessageId(NOW_MS + 2 * SECOND, 1, NOW_MS + 2 * SECOND, 1)
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 7, 11, 12, 13, 14, 100])
-def test_given_references_when_fetched_in_steps_of_any_size_then_nothing_is_lost(referring: Kit, limit: int) -> None:
-    assert in_steps(referring, limit) == ALL
-    assert referring.payloads(limit=limit) == ALL[:limit]
-
-
 @pytest.mark.parametrize("index", range(len(ALL)))
 def test_given_any_id_when_fetched_from_it_or_behind_it_then_exactly_the_rest_comes(referring: Kit, index: int) -> None:
     start = referring.ids()[index]
     assert referring.payloads(start=start) == ALL[index:]
     assert referring.payloads(start=start, inclusive=False) == ALL[index + 1 :]
     assert referring.payloads(start=start, inclusive=False, limit=1) == ALL[index + 1 : index + 2]
-
-
-def test_fetch_behind_an_id_between_two_payloads_drops_none(referring: Kit) -> None:
-    between = MessageId(NOW_MS + 2 * SECOND, 0, NOW_MS + SECOND + 1, 0)
-    assert referring.payloads(start=between, inclusive=False) == ALL[11:]
-    assert referring.payloads(start=between) == ALL[11:]
-
-
-def test_fetch_from_the_bare_id_of_a_reference_gives_all_its_payloads(referring: Kit) -> None:
-    bare = MessageId(NOW_MS + 2 * SECOND, 0)
-    assert referring.payloads(start=bare) == ALL[1:]
-    assert referring.payloads(start=bare, inclusive=False) == ALL[12:]
-
-
-def test_fetch_from_a_payload_part_without_payloads_gives_the_next_reference(referring: Kit) -> None:
-    assert referring.payloads(start=MessageId(NOW_MS, 0, NOW_MS + HOUR, 3), inclusive=False) == ALL
-    assert referring.payloads(start=MessageId(NOW_MS, 7, NOW_MS + HOUR, 3), inclusive=False) == ALL[1:]
-
-
-def test_fetch_of_a_reference_without_payloads_uses_no_limit(kit: Kit) -> None:
-    kit.publish("orders", pointer=P)
-    kit.publish("orders", b"a")
-    assert kit.payloads(limit=1) == [b"a"]
-
-
-def test_fetch_of_a_rolled_back_reference_shows_it_to_plain_readers_only(kit: Kit) -> None:
-    kit.put("orders", P, b"a", b"b")
-    kit.service.rollback(named("orders"), kit.publish("orders", pointer=P))
-    assert kit.payloads() == [b"a", b"b"]
-    assert kit.payloads(start=NOW_MS, transaction=reader()) == []
 
 
 def test_given_stored_payloads_of_several_pages_when_fetched_then_all_come(kit: Kit) -> None:
@@ -337,32 +254,10 @@ def test_given_stored_payloads_of_several_pages_when_fetched_then_all_come(kit: 
 # --- rolling back ----------------------------------------------------------------------------------------------------
 
 
-def test_given_a_range_with_others_rows_in_it_when_rolled_back_then_only_its_own_are(kit: Kit) -> None:
-    first = kit.publish("orders", b"a", pointer=P)
-    kit.publish("orders", b"q", pointer=Q)
-    kit.publish("orders", b"plain")
-    last = kit.publish("orders", b"b", pointer=P)
-    kit.service.rollback(
-        named("orders"), RollbackRange(P, first.start_ms, first.start_sequence, last.end_ms, last.end_sequence)
-    )
-    assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"q", b"plain"]
-    values = [value.pointer for _, value in kit.store.message.read(MESSAGES, b"", None, 10).items]
-    assert values == [-P, Q, None, -P]
-
-
 def test_given_part_of_what_was_published_when_rolled_back_then_the_rest_stays(kit: Kit) -> None:
     published = kit.publish("orders", b"a", b"b", b"c", pointer=P)
     kit.service.rollback(named("orders"), published._replace(start_sequence=1, end_sequence=1))
     assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"a", b"c"]
-
-
-def test_given_a_rollback_when_done_twice_or_of_nothing_then_it_changes_no_more(kit: Kit) -> None:
-    published = kit.publish("orders", b"a", pointer=P)
-    for _ in range(2):
-        kit.service.rollback(named("orders"), published)
-    kit.service.rollback(named("orders"), published._replace(pointer=Q))
-    kit.service.rollback(named("orders"), published._replace(start_ms=5, end_ms=4))
-    assert kit.store.message.read(MESSAGES, b"", None, 10).items[0][1].pointer == -P
 
 
 def test_given_many_rows_when_rolled_back_then_all_are(kit: Kit) -> None:
@@ -407,24 +302,6 @@ def test_given_no_topic_when_rolled_back_then_that_is_said(kit: Kit) -> None:
 
 
 # --- a ttl of their own ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("age_ms", "lives"), [(SECOND, True), (SECOND + 1, False)])
-def test_fetch_after_the_own_ttl_of_a_message_hides_it(kit: Kit, age_ms: int, lives: bool) -> None:
-    kit.publish("orders", b"a")
-    kit.publish("orders", b"b", b"c", ttl=1)
-    kit.publish("orders", b"d")
-    kit.clock.advance(age_ms)
-    assert kit.payloads() == ([b"a", b"b", b"c", b"d"] if lives else [b"a", b"d"])
-    kit.restart()
-    assert kit.payloads() == ([b"a", b"b", b"c", b"d"] if lives else [b"a", b"d"])
-
-
-def test_given_a_ttl_longer_than_the_topics_when_fetched_then_the_topics_counts(kit: Kit) -> None:
-    kit.create("short", ttl="1")
-    kit.publish("short", b"a", ttl=100)
-    kit.clock.advance(SECOND + 1)
-    assert kit.payloads("short") == []
 
 
 def test_fetch_after_the_own_ttl_of_a_reference_hides_its_payloads(kit: Kit) -> None:

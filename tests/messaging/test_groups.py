@@ -33,19 +33,6 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupKit]:
 # --- in order --------------------------------------------------------------------------------------------------------
 
 
-def test_poll_after_a_commit_goes_on_behind_the_claim(kit: GroupKit) -> None:
-    kit.publish(b"a", b"b", b"c")
-    one = kit.begin()
-    assert kit.poll(one, 2) == [b"a", b"b"]
-    kit.commit(one)
-    two = kit.begin()
-    assert kit.poll(two, 2) == [b"c"]
-    kit.commit(two)
-    assert kit.poll(kit.begin()) == []
-    assert kit.claims() == []
-    assert kit.base() == kit.ids()[-1]
-
-
 def test_poll_in_order_beside_an_open_claim_names_its_holder(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     one, two = kit.begin(), kit.begin()
@@ -189,13 +176,6 @@ def test_poll_of_a_message_that_always_fails_gives_it_alone_at_last(kit: GroupKi
     assert processed == [b"%d" % number for number in range(8) if number != 5]
 
 
-def test_given_groups_of_one_topic_then_each_gets_every_message(kit: GroupKit) -> None:
-    kit.publish(b"a")
-    kit.service.consumers.put(ORDERS, "mail", READ_NONE)
-    one, two = kit.begin(), kit.begin()
-    assert kit.poll(one) == kit.poll(two, group="mail") == [b"a"]
-
-
 def test_poll_in_order_waits_for_a_transaction_in_progress(kit: GroupKit) -> None:
     producer = kit.begin()
     kit.publish(b"a")
@@ -229,17 +209,6 @@ def test_poll_of_stored_payloads_goes_on_inside_after_a_limit(kit: GroupKit) -> 
         tx = kit.begin()
         assert kit.poll(tx, 2) == expected
         kit.commit(tx)
-
-
-def test_given_a_group_that_is_served_anew_then_nothing_is_forgotten(kit: GroupKit) -> None:
-    kit.publish(b"a", b"b", b"c")
-    one = kit.begin()
-    assert kit.poll(one, 1) == [b"a"]
-    kit.restart()
-    assert kit.ask(kit.begin()).held == one.transaction_id
-    kit.commit(one)
-    kit.restart()
-    assert kit.poll(kit.begin()) == [b"b", b"c"]
 
 
 # --- without an order ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.builders import DAY, HOUR, NOW_MS
 from tms_core.clock import OFF_MS, HonestClock, ManualClock
 from tms_core.errors import ClockJumped, Unavailable
-from tms_core.messaging.ids import POSITIONS, Ids, expires_ms, first_free, id_parts, milliseconds, position, tail
+from tms_core.messaging.ids import POSITIONS, Ids, first_free, id_parts, milliseconds, position, tail
 from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix
 from tms_core.tables.base import Page
 from tms_core.topic import TopicId
@@ -26,25 +26,6 @@ def test_given_an_id_then_its_position_is_the_end_of_its_key(ms: int, sequence: 
     assert PREFIX + tail(at) == MessageKey(TOPIC, 1, ms, sequence).pack()
     assert id_parts(at) == (ms, sequence)
     assert milliseconds(at) == ms
-
-
-def test_given_a_ttl_then_a_row_of_exactly_that_age_lives() -> None:
-    assert expires_ms(position(1000, 7), 50) == 1051
-
-
-def test_given_a_line_when_taken_from_then_readers_go_up_to_what_is_in_flight() -> None:
-    ids = Ids(5)
-    assert ids.end == 5
-    first = ids.first(1)
-    assert first == position(1)
-    ids.take(first, first + 3)
-    assert (ids.end, ids.free) == (first, first + 3)
-    ids.release()
-    assert ids.end == first + 3
-    assert ids.first(1) == first + 3
-    assert ids.first(0) == first + 3
-    ids.skip(first)
-    assert ids.free == first + 3
 
 
 def test_take_of_ids_without_any_left_is_unavailable() -> None:
@@ -269,13 +250,3 @@ def test_given_a_long_topic_when_looked_for_then_few_reads_do() -> None:
 def test_given_a_foreign_key_at_the_end_when_looked_for_then_ids_begin_behind_it(foreign: bytes) -> None:
     keys = Keys([PREFIX + foreign])
     assert PREFIX + tail(first_free(keys.read, PREFIX, NOW_MS)) > PREFIX + foreign
-
-
-def test_given_pages_without_keys_when_looked_for_then_the_next_ones_are_read() -> None:
-    full = Keys([PREFIX + tail(position(NOW_MS, 3))])
-
-    def read(start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
-        page = full.read(start, stop, limit)
-        return Page([], start + b"\0") if len(start) == len(PREFIX) + 10 else page
-
-    assert first_free(read, PREFIX, NOW_MS) == position(NOW_MS, 4)

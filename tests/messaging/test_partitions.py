@@ -156,14 +156,6 @@ def test_part_is_changed_and_deleted_with_its_whole_only(service: MessagingServi
     assert seen(service) == before
 
 
-def test_given_properties_that_only_the_server_notes_then_they_do_not_count(service: MessagingService) -> None:
-    own = {"families": "1:9", "part_of": "orders", "sealed": "1"}
-    service.create_topic(ORDERS, own)
-    service.update_topic(ORDERS, own)
-    assert set(service.topic(ORDERS)) == {"generation", "ttl"}
-    service.publish(ORDERS, [b"1"])
-
-
 def test_given_routes_then_they_are_added_and_changed_and_none_is_taken_away(service: MessagingService) -> None:
     service.create_topic(ORDERS, {"routes": '{"users": 2}', "ttl": "60"})
     service.update_topic(ORDERS, {"routes": ROUTES, "ttl": "90"})

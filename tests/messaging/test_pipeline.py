@@ -8,14 +8,12 @@ from uuid import uuid4
 
 import pytest
 
-from tests.builders import HOUR, MINUTE, NOW_MS
+from tests.builders import HOUR, NOW_MS
 from tests.kit.messaging import ORDERS, GroupKit
 from tests.support import raising
 from tms_core.errors import BadRequest, ProducerFenced, StoreError, TransactionEnded, TransactionExpired
 from tms_core.messaging.ids import position
-from tms_core.messaging.model import RollbackRange
 from tms_core.messaging.producers.requests import Sent
-from tms_core.messaging.publish import pipeline
 from tms_core.messaging.publish.admission import admit_by_topic, admit_producers, admit_transactions, ended, release
 from tms_core.messaging.publish.context import WriterContext
 from tms_core.messaging.publish.entry import PublishEntry
@@ -108,47 +106,12 @@ def test_admit_producers_with_fenced_and_newest_drops_fenced(
     assert newest.admission is not None
 
 
-def test_admit_producers_with_repeated_request_gives_former_outcome(
-    context: WriterContext, topic: TopicMetadata, batch: MessageWriteBatch, kit: GroupKit
-) -> None:
-    tx, said = kit.begin(), sent(kit)
-    written = kit.service.publish(ORDERS, [b"x"], pointer=tx.write_pointer, sent=said)
-    again = entry(kit, pointer=tx.write_pointer, sent=said)
-    assert admit_producers(context, topic, batch.rows, [again], NOW_MS) == []
-    assert again.outcome == written
-
-
-def test_place_of_plain_entries_gives_consecutive_positions(context: WriterContext, batch: MessageWriteBatch) -> None:
-    batch.is_plain = True
-    entries = [PublishEntry([b"a", b"b"]), PublishEntry([b"c"])]
-    assert batch.place(context.open_topics.messages(batch.topic), entries, AT) == entries
-    assert [(one.first, one.stop) for one in entries] == [(AT, AT + 2), (AT + 2, AT + 3)]
-
-
 def test_place_of_expired_entry_leaves_no_gap(kit: GroupKit, context: WriterContext, batch: MessageWriteBatch) -> None:
     expired = entry(kit, rows=5, pointer=(NOW_MS - HOUR) * TX_PER_MS)
     others = [entry(kit), entry(kit)]
     assert batch.place(context.open_topics.messages(batch.topic), [others[0], expired, others[1]], AT) == others
     assert [one.first for one in others] == [AT, AT + 1]
     assert isinstance(expired.outcome, TransactionExpired)
-
-
-def test_place_near_hidden_payloads_fails(kit: GroupKit, context: WriterContext, batch: MessageWriteBatch) -> None:
-    tx = kit.begin()
-    kit.service.store(ORDERS, [b"stored"], pointer=tx.write_pointer)
-    hiding = entry(kit, pointer=tx.write_pointer)
-    assert batch.place(context.open_topics.messages(batch.topic), [hiding], AT) == []
-    assert isinstance(hiding.outcome, BadRequest)
-
-
-def test_announce_writes_own_ttl_before_rows(kit: GroupKit, context: WriterContext, batch: MessageWriteBatch) -> None:
-    open_topic = context.open_topics.messages(batch.topic)
-    mortal, other = entry(kit, pointer=None, ttl_ms=MINUTE), entry(kit)
-    entries = batch.place(open_topic, [mortal, other], AT)
-    assert batch.announce(open_topic, entries) == entries
-    assert context.expiries.keys(open_topic.prefix, None, 10).items == mortal.keys(open_topic.prefix)
-    assert open_topic.mortal
-    assert pointers(kit) == []
 
 
 def test_announce_of_fenced_producer_drops_entry(
@@ -171,24 +134,6 @@ def raising_for(key: bytes) -> Any:
     return lambda admission: error if admission.keys.registered == key else None
 
 
-def test_write_that_fails_takes_back_transactions_but_no_producer(
-    kit: GroupKit, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put = kit.store.message.put
-
-    def fails(rows: Any) -> None:
-        put(rows)
-        raise StoreError("The disk is full.")
-
-    monkeypatch.setattr(kit.store.message, "put", fails)
-    plain, alone, repeated = entry(kit, pointer=None), entry(kit), entry(kit, sent=sent(kit))
-    for at, one in enumerate([plain, alone, repeated]):
-        one.first = AT + at
-    with pytest.raises(StoreError):
-        batch.rows.write([plain, alone, repeated])
-    assert pointers(kit) == [None, -(alone.pointer or 0), repeated.pointer]
-
-
 @pytest.mark.parametrize("can_negate", [True, False])
 def test_recheck_after_end_takes_back_and_drops(
     kit: GroupKit, batch: MessageWriteBatch, monkeypatch: pytest.MonkeyPatch, can_negate: bool
@@ -204,25 +149,6 @@ def test_recheck_after_end_takes_back_and_drops(
     assert isinstance(late.outcome, TransactionEnded)
     assert (late.row_pointer, other.row_pointer) == (-tx.write_pointer, other.pointer)
     assert pointers(kit) == [-tx.write_pointer if can_negate else tx.write_pointer, other.pointer]
-
-
-def test_publish_gives_rows_of_transactions_as_outcome(kit: GroupKit, batch: MessageWriteBatch) -> None:
-    inside, outside = entry(kit, rows=2), entry(kit, pointer=None)
-    inside.first, outside.first = AT, AT + 2
-    batch.publish([inside, outside])
-    assert inside.outcome == RollbackRange(inside.pointer or 0, NOW_MS, 0, NOW_MS, 1)
-    assert outside.outcome is None
-
-
-def test_process_of_plain_batch_enters_no_stage_of_transactions(
-    batch: MessageWriteBatch, kit: GroupKit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for stage in ("admit", "announce", "recheck", "publish"):
-        monkeypatch.setattr(batch, stage, raising(AssertionError(stage)))
-    for stage in ("admit_by_topic", "is_in_time", "is_late", "release", "shows_all"):
-        monkeypatch.setattr(pipeline, stage, raising(AssertionError(stage)))
-    batch.process([PublishEntry([b"a"]), PublishEntry([b"b"])])
-    assert pointers(kit) == [None, None]
 
 
 def test_process_that_fails_after_refusal_keeps_its_error(

@@ -853,17 +853,6 @@ def test_repeat_of_an_inverted_request_is_written(kit: GroupKit, monkeypatch: py
     assert seen(kit) == [b"a"]
 
 
-def test_slow_producer_of_short_messages_goes_on_after_a_restart(kit: GroupKit) -> None:
-    short, one = named("short"), Instance(kit)
-    kit.service.create_topic(short, {"ttl": "60"})
-    for _ in range(10):
-        one.publish(b"a", topic=short)
-        kit.clock.advance(61 * SECOND)
-    kit.restart()
-    one.publish(b"b", topic=short)
-    assert everything(kit, short) == [b"b"]
-
-
 @pytest.mark.parametrize(
     "why", ["others write to the table", "it goes when it was processed", "it has a ttl of its own"]
 )
@@ -1391,10 +1380,6 @@ def test_is_of_producer_of_other_rows_is_false() -> None:
     assert is_of_producer(producer.begun_key(7))
     others = [producer.request_key(BILLS.prefix), group.prefix, drained_key(group), b"t", b"tp", b"m" + BILLS.prefix]
     assert [key for key in others if is_of_producer(key)] == []
-
-
-def test_given_the_moment_of_the_test_then_generations_begin_with_it(kit: GroupKit) -> None:
-    assert Instance(kit).generation == NOW_MS
 
 
 def test_client_that_goes_on_at_once_meets_no_request(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:

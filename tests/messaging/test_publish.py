@@ -71,13 +71,6 @@ def test_store_writes_the_rows_of_cdap_and_shows_nothing(kit: Kit) -> None:
     assert kit.fetch("orders") == []
 
 
-def test_given_a_list_that_changes_after_publishing_then_what_was_published_does_not(kit: Kit) -> None:
-    messages = [b"a"]
-    kit.service.publish(named("orders"), messages)
-    messages[0] = b"b"
-    assert kit.payloads() == [b"a"]
-
-
 def test_given_nothing_to_write_when_published_or_stored_then_it_is_a_bad_request(kit: Kit) -> None:
     each_raises(
         BadRequest,
@@ -140,41 +133,7 @@ def test_publish_with_ids_ahead_of_the_clock_checks_the_lifetime_by_rows(kit: Ki
     kit.publish("orders", b"b", pointer=pointer(NOW_MS - HOUR + 1))
 
 
-def test_given_one_expired_transaction_in_a_batch_then_the_others_are_written(kit: Kit) -> None:
-    answers = held_back(
-        kit,
-        lambda: [
-            kit.service.submit_publish(named("orders"), [b"a"], pointer=P),
-            kit.service.submit_publish(named("orders"), [b"b"], pointer=1),
-            kit.service.submit_publish(named("orders"), [b"c"], pointer=P),
-        ],
-    )
-    with pytest.raises(TransactionExpired):
-        answers[1].result(PATIENCE_SECONDS)
-    assert answers[0].result(PATIENCE_SECONDS) is not None
-    assert answers[2].result(PATIENCE_SECONDS) is not None
-    assert kit.payloads() == [b"first", b"a", b"c"]
-
-
 # --- ids -------------------------------------------------------------------------------------------------------------
-
-
-def test_given_a_clock_that_stands_still_or_steps_back_when_published_then_ids_go_on(kit: Kit) -> None:
-    kit.publish("orders", b"a")
-    kit.clock.step(-HOUR)
-    kit.publish("orders", b"b")
-    kit.clock.advance(1)
-    kit.publish("orders", b"c", b"d")
-    kit.clock.advance(HOUR)
-    kit.publish("orders", b"e")
-    assert kit.ids() == [
-        MessageId(NOW_MS, 0),
-        MessageId(NOW_MS, 1),
-        MessageId(NOW_MS, 2),
-        MessageId(NOW_MS, 3),
-        MessageId(NOW_MS + 1, 0),
-    ]
-    assert kit.payloads() == [b"a", b"b", b"c", b"d", b"e"]
 
 
 def test_given_more_messages_than_a_millisecond_has_ids_then_they_go_on_in_the_next(kit: Kit) -> None:
@@ -187,17 +146,6 @@ def test_given_more_messages_than_a_millisecond_has_ids_then_they_go_on_in_the_n
     # In memory it is known where the next request begins; a restart has to find it.
     kit.restart()
     assert kit.publish("orders", b"z", pointer=P) == RollbackRange(P, NOW_MS + 1, 2, NOW_MS + 1, 2)
-
-
-def test_given_requests_in_one_batch_when_ids_overflow_then_each_stays_in_one_piece(kit: Kit) -> None:
-    answers = held_back(
-        kit, lambda: [kit.service.submit_publish(named("orders"), [b"x"] * 43_690, pointer=P) for _ in range(3)]
-    )
-    assert [answer.result(PATIENCE_SECONDS) for answer in answers] == [
-        RollbackRange(P, NOW_MS, 1, NOW_MS, 43_690),
-        RollbackRange(P, NOW_MS, 43_691, NOW_MS + 1, 21_844),
-        RollbackRange(P, NOW_MS + 1, 21_845, NOW_MS + 1, 65_534),
-    ]
 
 
 @pytest.mark.parametrize("step_ms", [-HOUR, 0, 1])
@@ -219,15 +167,6 @@ def test_store_after_a_restart_overwrites_nothing(kit: Kit) -> None:
     kit.put("orders", P + 2, b"d")
     kit.publish("orders", pointer=P)
     assert kit.payloads() == [b"a", b"b", b"c"]
-
-
-def test_given_a_topic_made_again_when_published_then_its_ids_begin_with_the_clock(kit: Kit) -> None:
-    kit.publish("orders", b"a", b"b")
-    kit.service.delete_topic(named("orders"))
-    kit.create("orders")
-    kit.clock.advance(5)
-    kit.publish("orders", b"c")
-    assert kit.ids() == [MessageId(NOW_MS + 5, 0)]
 
 
 @pytest.mark.parametrize("step_ms", [5, MINUTE, 10 * HOUR])
@@ -269,13 +208,6 @@ def test_publish_after_a_clock_jump_is_refused_until_it_is_right(kit: Kit) -> No
     kit.clock.step(-5 * MINUTE)
     kit.publish("orders", b"b")
     assert kit.payloads() == [b"within the allowance", b"b"]
-
-
-def test_given_a_clock_that_is_right_after_all_when_restarted_then_it_is_followed(kit: Kit) -> None:
-    kit.clock.step(HOUR)
-    kit.restart()
-    kit.publish("orders", b"a")
-    assert kit.ids() == [MessageId(NOW_MS + HOUR, 0)]
 
 
 def test_given_a_clock_that_jumped_when_fetched_then_nothing_looks_old(kit: Kit) -> None:
@@ -507,15 +439,6 @@ def test_publish_in_a_transaction_after_the_start_asks_no_payloads(kit: Kit, mon
         kit.put("orders", new + 2 + stored, b"c")
     with pytest.raises(BadRequest, match="are not published"):
         kit.publish("orders", b"d", pointer=new + 2)
-
-
-def test_publish_of_stored_payloads_with_a_ttl_hides_them_after_it(kit: Kit) -> None:
-    kit.put("orders", P, b"a", b"b")
-    kit.publish("orders", pointer=P, ttl=60)
-    kit.clock.advance(60_000)
-    assert kit.payloads("orders") == [b"a", b"b"]
-    kit.clock.advance(1)
-    assert kit.payloads("orders") == []
 
 
 # --- all of a transaction taken back ---------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,10 +16,9 @@ from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, janito
 from tests.kit.messaging import HOUR_SECONDS, Kit, P, named, reader
 from tests.support import PATIENCE_SECONDS
 from tms_core.clock import SystemClock
-from tms_core.errors import TopicNotFound, Unavailable
+from tms_core.errors import Unavailable
 from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.messaging.publish import open_topics
-from tms_core.messaging.publish.queue import Queue
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, MessageKey
 from tms_core.tables.base import KEYS, MessageValue, Page
@@ -95,23 +93,6 @@ def test_many_producers_and_consumers_see_each_message_once_in_order(service: Me
 def request_of(message: FetchedMessage) -> bytes:
     producer, request, _ = message.payload.split()
     return producer + b" " + request
-
-
-def test_many_transactions_that_store_find_their_own_payloads(service: MessagingService) -> None:
-    base = SystemClock().now_ms() * 1_000_000
-
-    def produce(number: int) -> None:
-        for round_number in range(5):
-            service.store(named("orders"), [b"%d %d" % (number, round_number)] * 3, pointer=base + number)
-        service.publish(named("orders"), [], pointer=base + number)
-
-    all_at_once([partial(produce, number) for number in range(PRODUCERS)])
-    payloads = [message.payload for message in fetch(service, "orders")]
-    transactions = [list(group) for _, group in groupby(payloads, key=lambda payload: payload.split()[0])]
-    assert sorted(transactions) == [
-        [b"%d %d" % (number, round_number) for round_number in range(5) for _ in range(3)]
-        for number in range(PRODUCERS)
-    ]
 
 
 def test_given_requests_that_queue_up_when_written_then_one_batch_has_them_all(kit: Kit) -> None:
@@ -200,18 +181,6 @@ def test_given_a_service_when_its_block_ends_then_it_is_closed(kit: Kit) -> None
         service.publish(named("orders"), [b"a"])
     with pytest.raises(Unavailable):
         service.publish(named("orders"), [b"b"])
-
-
-def test_given_names_of_no_topic_when_published_to_then_nothing_is_left_of_them(kit: Kit) -> None:
-    for number in range(20):
-        with pytest.raises(TopicNotFound):
-            kit.publish(f"none{number}", b"a")
-        with pytest.raises(TopicNotFound):
-            kit.put(f"none{number}", P, b"a")
-    kit.service.close()
-    gc.collect()
-    left = [item for item in gc.get_objects() if isinstance(item, Queue) and item.topic.topic.startswith("none")]
-    assert left == []
 
 
 # --- the janitor -----------------------------------------------------------------------------------------------------

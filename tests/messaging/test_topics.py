@@ -18,7 +18,6 @@ from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Store
 from tms_core.tables.leveldb.store import LevelDBStore
-from tms_core.tables.memory import MemoryStore
 from tms_core.topic import INT_MAX, TopicId, TopicMetadata
 
 WEEK = str(7 * 24 * 3600)
@@ -35,11 +34,6 @@ def write(kit: Kit, value: bytes, name: str = "orders") -> None:
 def test_given_no_properties_when_created_then_the_bytes_are_those_of_cdap(kit: Kit) -> None:
     assert raw(kit) == b'{"generation":"1","ttl":"604800"}'
     assert kit.service.topic(named("orders")) == {"generation": "1", "ttl": WEEK}
-
-
-def test_create_puts_properties_over_defaults_and_escapes_them(kit: Kit) -> None:
-    kit.create("other", ttl="60", generation="17", zeta="a<b", alpha="x=y")
-    assert raw(kit, "other") == b'{"alpha":"x\\u003dy","generation":"1","ttl":"60","zeta":"a\\u003cb"}'
 
 
 @pytest.mark.parametrize(
@@ -328,13 +322,6 @@ def test_topic_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> No
         assert registry.get(topic).generation == 1
         with pytest.raises(TopicNotFound):
             registry.get(topic)
-
-
-def test_topic_in_a_table_without_versions_is_read_each_time() -> None:
-    store = MemoryStore()
-    registry = TopicRegistry(store.metadata, 60)
-    registry.create(named("orders"), {})
-    assert [_reads(store, registry, named("orders")) for _ in range(3)] == [1, 1, 1]
 
 
 def _reads(store: Store, registry: TopicRegistry, topic: TopicId) -> int:
