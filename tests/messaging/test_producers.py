@@ -1078,14 +1078,17 @@ def meanwhile(
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
-def test_write_in_an_ended_transaction_is_refused(kit: GroupKit, end: str) -> None:
+def test_write_in_an_ended_transaction_is_refused(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     tx = kit.begin()
     kit.manager.abort(tx) if end == "abort" else getattr(kit.manager, end)(tx.transaction_id)
+    with held(kit, monkeypatch):
+        pointers = (None, tx.write_pointer, None)
+        answers = [kit.service.submit_publish(BILLS, [b"a"], pointer=pointer) for pointer in pointers]
     with pytest.raises(TransactionEnded, match=f"{tx.write_pointer} is not in progress"):
-        kit.service.publish(BILLS, [b"late"], pointer=tx.write_pointer)
+        answers[1].result()
     with pytest.raises(TransactionEnded):
         kit.service.store(BILLS, [b"late"], pointer=tx.write_pointer)
-    assert everything(kit) == []
+    assert everything(kit) == [b"a", b"a"]
 
 
 @pytest.mark.parametrize("end", ["commit", "abort", "invalidate"])
