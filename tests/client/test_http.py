@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,8 +164,9 @@ def test_request_without_a_free_connection_does_nothing() -> None:
     ],
 )
 def test_bad_url_or_address_is_refused_with_a_good_one(argument: str, wrong: str, shown: str) -> None:
+    given: dict[str, Any] = {argument: wrong}
     with pytest.raises(ConfigurationError, match=shown):
-        Client(**{argument: wrong})
+        Client(**given)
 
 
 def test_given_a_password_in_the_url_when_made_then_it_is_refused_and_not_shown() -> None:

@@ -17,14 +17,13 @@ import pytest
 from tests.builders import NOW_MS
 from tests.client.faults import SOON
 from tests.client.test_outcomes import BILLS, ORDERS, visible
-from tests.support import in_event_loop, raising
-from tms_core.client import Client, TopicNotFound, Unanswered, Unavailable
+from tests.support import raising
+from tms_core.client import Client, Unanswered, Unavailable
 from tms_core.client.testing import InProcess, in_process
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.messaging.fetcher import Fetch
 from tms_core.messaging.model import FetchedMessage as Stored
-from tms_core.tables.memory import MemoryStore
 
 
 def test_in_process_server_leaves_no_thread_and_no_port() -> None:
@@ -56,13 +55,6 @@ def test_clock_of_a_test_expires_messages_and_transactions() -> None:
         assert list(client.poll(ORDERS)) == []
         assert server.manager.expire() == 1
         assert server.manager.visibility().is_invalid(tx.transaction_id)
-
-
-def test_given_a_store_of_the_tests_when_the_block_ends_then_it_is_still_open() -> None:
-    store = MemoryStore()
-    with in_process(store=store) as server, server.client() as client:
-        client.create_topic(ORDERS)
-    assert len(store.metadata.rows()) == 1
 
 
 def test_reader_that_left_early_does_not_hold_the_server() -> None:
@@ -101,20 +93,6 @@ def test_answer_of_a_crashing_server_is_cut_short(
     found = client.poll(ORDERS)
     with pytest.raises(Unanswered):
         list(found)
-
-
-@in_event_loop
-async def test_cancelled_request_leaves_the_server_working(server: InProcess) -> None:
-    async with server.async_client() as client:
-        task = asyncio.create_task(client.topics())
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert len(await client.topics()) == 2
-        with pytest.raises(TopicNotFound):
-            await client.topic("default:missing")
 
 
 def test_fixture_tms_server_gives_each_test_a_server_with_a_clock_to_advance(tmp_path: Path) -> None:

@@ -315,16 +315,6 @@ def test_idle_work_starts_few_transactions(server: InProcess, client: Client, mo
     assert len(began) <= 4
 
 
-def test_work_commits_and_begins_in_one_call(server: InProcess, client: Client, faults: Faults) -> None:
-    client.publish(ORDERS, [b"%d" % number for number in range(6)])
-    with faulty_client(server, faults) as counting:
-        for tx, batch in counting.work(ORDERS, "billing", batch=2, idle_seconds=IDLE):
-            tx.publish(BILLS, [order.payload for order in batch])
-        assert len(committed(client)) == 6
-        assert (faults.seen["commitAndStart"], faults.seen["commit"]) == (3, 0)
-    assert server.manager.clients() == {}
-
-
 @pytest.mark.parametrize("when", ["before", "after", "late"])
 def test_work_without_an_answer_to_a_commit_bills_each_order_once(
     server: InProcess, client: Client, faults: Faults, clock: ManualClock, when: When

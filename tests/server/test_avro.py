@@ -9,10 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
+from tms_core.messaging.model import FetchedMessage, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec.avro import AvroCodec
-from tms_core.topic import INT_MAX
 from tms_core.transaction.codec.thrift import decode_transaction, encode_transaction
 from tms_core.transaction.model import Transaction
 
@@ -78,49 +77,12 @@ def decoded(answer: bytes) -> list[tuple[bytes, bytes]]:
 # --- worked examples -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "pointer", "messages"),
-    [
-        ("02 04 02 61 04 62 63 00", None, [b"a", b"bc"]),
-        (f"{WRITE_POINTER} 02 02 61 00", W, [b"a"]),
-        (f"{WRITE_POINTER} 00", W, []),
-    ],
-)
-def test_avro_publish_is_read_as_cdap_writes_it(body: str, pointer: int | None, messages: list[bytes]) -> None:
-    assert AVRO.read_publish(bytes.fromhex(body)) == (pointer, messages, None)
-
-
-def test_avro_answer_to_publish_is_cdaps_example() -> None:
-    data = bytes.fromhex(f"{WRITE_POINTER} 80 e0 bc ef a7 57 00 80 e0 bc ef a7 57 02")
-    written = RollbackRange(W, T, 0, T, 1)
-    assert AVRO.write_published(written) == data
-    assert AVRO.read_rollback(data) == written
-
-
-@pytest.mark.parametrize(
-    ("body", "request_"),
-    [
-        ("04 01 00 fe ff ff ff 0f 02", FetchRequest(None, True, INT_MAX)),
-        (f"00 28 {ID.pack().hex()} 00 00 14 02", FetchRequest(ID, False, 10)),
-        ("02 80 e0 bc ef a7 57 01 00 14 02", FetchRequest(T, True, 10)),
-        ("04 01 02 02", FetchRequest(None, True, INT_MAX)),
-    ],
-)
-def test_given_an_example_of_a_poll_when_read_then_it_says_what_cdap_meant(body: str, request_: FetchRequest) -> None:
-    assert AVRO.read_poll(bytes.fromhex(body)) == request_
-
-
 def test_avro_poll_in_a_transaction_is_cdaps_example() -> None:
     data = bytes.fromhex(TRANSACTION_HEX)
     assert data == encode_transaction(TRANSACTION)
     found = AVRO.read_poll(b"\x04\x01\x02\x00" + long(len(data)) + data).transaction
     assert found is not None
     assert encode_transaction(found) == data
-
-
-def test_given_the_example_of_one_message_when_written_then_it_is_cdaps() -> None:
-    expected = bytes.fromhex(f"02 28 {ID.pack().hex()} 04 68 69 00")
-    assert list(AVRO.write_messages([[FetchedMessage(ID.pack(), b"hi")]])) == [expected]
 
 
 # --- there and back --------------------------------------------------------------------------------------------------
@@ -151,15 +113,6 @@ def test_given_any_messages_when_written_then_each_is_there_in_order(payloads: l
     ]
     expected = [message for page in pages for message in page]
     assert decoded(b"".join(AVRO.write_messages(pages))) == expected
-
-
-def test_avro_messages_are_written_in_blocks_of_60000_bytes() -> None:
-    # id, payload and 8 make 1,000 bytes a message, so 60 of them close a block
-    message = FetchedMessage(ID.pack(), b"x" * 972)
-    pieces = list(AVRO.write_messages([[message] * 100, [message] * 30]))
-    assert [len(decoded(piece.removesuffix(b"\0") + b"\0")) for piece in pieces] == [60, 60, 10]
-    assert pieces[-1].endswith(b"\0")
-    assert len(decoded(b"".join(pieces))) == 130
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -79,11 +79,6 @@ def test_given_another_content_type_then_400_names_both(topic: TopicClient, verb
     assert "avro/binary or application/json" in answer.text
 
 
-@pytest.mark.parametrize("content_type", ["application/json", "application/json; charset=utf-8", "Application/JSON"])
-def test_given_json_by_any_of_its_names_then_it_is_read(topic: TopicClient, content_type: str) -> None:
-    assert topic.post("publish", {"messages": ["a"]}, content_type=content_type).status == 200
-
-
 ZIPPED = gzip.compress(avro(b"a"))
 
 # --- sizes and compression -------------------------------------------------------------------------------------------

@@ -20,21 +20,6 @@ async def give_up(wanted: Answer[str]) -> None:
         await waiting
 
 
-def test_given_a_result_that_is_there_when_waited_for_then_it_comes_at_once() -> None:
-    wanted: Answer[str] = Answer()
-    wanted.settle("written")
-    assert asyncio.run(outcome(wanted)) == "written"
-
-
-def test_given_a_result_that_comes_from_a_thread_when_waited_for_then_it_comes() -> None:
-    async def wait() -> str:
-        wanted: Answer[str] = Answer()
-        asyncio.get_running_loop().run_in_executor(None, wanted.settle, "written")
-        return await outcome(wanted)
-
-    assert asyncio.run(wait()) == "written"
-
-
 @in_event_loop
 async def test_outcome_of_a_waiter_that_stops_is_not_cancelled() -> None:
     wanted: Answer[str] = Answer()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from tests.server.client import Client
@@ -37,8 +35,3 @@ def test_error_is_a_problem_if_json_is_accepted(
     assert answer.headers["content-type"] == "application/problem+json"
     assert (problem["status"], problem["code"], answer.headers["x-tms-error"]) == (status, code, code)
     assert " ".join(filter(None, (problem["detail"], problem.get("hint")))) == text
-
-
-def test_wrong_method_has_the_methods_of_the_path(client: Client) -> None:
-    allowed = client.ask("PATCH", MISSING).headers["allow"]
-    assert set(re.split(r", ", allowed)) == {"GET", "PUT", "DELETE"}

@@ -259,12 +259,6 @@ def _send_without_end(client: Client) -> None:
         client.socket.sendall(b"a" * 10_000)
 
 
-def test_given_a_body_larger_than_any_head_then_it_is_read(port: int) -> None:
-    body = bytes(range(256)) * 4000
-    with Client(port) as client:
-        assert client.ask("POST", "/a", body).body == body
-
-
 @pytest.mark.parametrize(
     "said",
     [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab", request("GET", "/")],
@@ -405,41 +399,6 @@ def test_body_that_the_server_does_not_take_is_not_too_slow(monkeypatch: pytest.
         echo.may_read.set()
         sender.join()
         assert client.answer().body == body
-
-
-def test_request_that_is_confirmed_before_its_function_returns_is_not_waited_for() -> None:
-    echo = Echo(knows_heads=True)
-    assert echo.heads is not None
-    echo.heads.at_once = True
-    listener = Listener(echo, "127.0.0.1", 0, options=ListenerOptions(), heads=echo.heads)
-    listener.start()
-    try:
-        with Client(listener.port) as client:
-            for _ in range(2):
-                client.socket.sendall(request("POST", "/a", b"b"))
-                assert client.answer().status == 200
-            client.socket.sendall(request("GET", "/c"))
-            assert client.answer().status == 200
-            wait_until(lambda: listener.alone(0))
-    finally:
-        listener.stop()
-    assert (echo.heads.served, len(echo.asked)) == (2, 1)
-
-
-def test_echo_that_knows_heads_serves_whole_requests_by_them_and_no_parts(echo: Echo, port: int) -> None:
-    said = request("POST", "/a", SMUGGLED)
-    with Client(port) as client:
-        for part in (said, said[:-1], said[-1:] + said[:40], said[40:]):
-            client.socket.sendall(part)
-            if part in (said, said[40:]):
-                assert client.answer().body == SMUGGLED
-            else:
-                time.sleep(0.01)
-        assert client.answer().body == SMUGGLED
-        client.socket.sendall(said + said)
-        assert [client.answer().body for _ in range(2)] == [SMUGGLED] * 2
-    assert echo.asked == [("POST", "/a", SMUGGLED)] * 5
-    assert echo.heads is None or echo.heads.served == 1
 
 
 def _gets_in(port: int) -> bool:
@@ -635,19 +594,3 @@ def test_given_any_answer_on_a_connection_that_stays_then_it_comes_whole(port: i
             client.send(method, "/", body)
             found = client.answer(head=method == "HEAD")
             assert (found.status, found.body) == (200, b"" if method == "HEAD" else body)
-
-
-def test_given_a_small_answer_then_the_server_writes_once(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
-    seen: list[Written] = []
-    joining = protocol._Joining
-
-    def spied(transport: asyncio.Transport) -> object:
-        seen.append(Written(transport))
-        return joining(seen[-1])  # type: ignore[arg-type]
-
-    monkeypatch.setattr(protocol, "_Joining", spied)
-    with Client(port) as client:
-        assert client.ask("POST", "/", b"body").body == b"body"
-    ((piece,),) = (transport.pieces for transport in seen)
-    assert piece is not None
-    assert piece.endswith(b"\r\n\r\nbody")

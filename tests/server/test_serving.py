@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -86,12 +85,13 @@ def install(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setattr(companions, "installed", lambda: [entry])
 
 
-def memory(folder: Path, **server: object) -> Path:
+def memory(folder: Path, transactions: dict[str, str] | None = None, **server: object) -> Path:
     """Settings of a server whose store is in memory."""
     path = folder / "tms.yaml"
-    transactions = {"thrift": "127.0.0.1:0"}
-    settings = {"storage": {"kind": "memory"}, "transactions": transactions, "server": {"port": 0, **server}}
-    path.write_text(yaml.safe_dump(settings))
+    given = {"thrift": "127.0.0.1:0", **(transactions or {})}
+    path.write_text(
+        yaml.safe_dump({"storage": {"kind": "memory"}, "transactions": given, "server": {"port": 0, **server}})
+    )
     return path
 
 
@@ -420,13 +420,6 @@ def test_given_an_address_of_another_machine_when_started_then_the_setting_is_na
         Listener(nobody, "192.0.2.1", 0).start()
 
 
-def test_given_a_port_in_use_when_started_then_the_setting_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=f"server.port is {port}"):
-            Listener(nobody, "127.0.0.1", port).start()
-
-
 def test_server_that_gives_up_at_the_start_names_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     async def giving_up(*_: object, **__: object) -> None:
         raise SystemExit(3)
@@ -447,10 +440,7 @@ def test_the_url_is_one_that_a_client_on_this_machine_can_use(host: str, url: st
 def test_token_of_transactions_is_demanded_of_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").touch(0o600)
     (tmp_path / "token").write_text(f"{'secret' * 6}\n")
-    config = memory(tmp_path)
-    settings = yaml.safe_load(config.read_text())
-    settings.setdefault("transactions", {}).update(token_file=str(tmp_path / "token"))
-    config.write_text(yaml.safe_dump(settings))
+    config = memory(tmp_path, {"token_file": str(tmp_path / "token")})
     with serving(config, {}, {}, janitor=False) as started:
         assert started.transactions is not None
         assert execute(["tx", "list", "--tx-server", started.transactions]) == 1
@@ -469,9 +459,6 @@ def test_weak_or_readable_token_of_transactions_is_refused(tmp_path: Path, token
     file = tmp_path / "token"
     file.write_text(token)
     file.chmod(mode)
-    config = memory(tmp_path)
-    settings = yaml.safe_load(config.read_text())
-    settings.setdefault("transactions", {}).update(token_file=str(file))
-    config.write_text(yaml.safe_dump(settings))
+    config = memory(tmp_path, {"token_file": str(file)})
     with pytest.raises(TmsError, match=message), serving(config, {}, {}, janitor=False):
         raise AssertionError
