@@ -321,9 +321,9 @@ SPEAKING = {
     "LeaseLost",
     "ProducerFenced",
     "TmsError",
-    "_refused",
+    "_refusal",
+    "_rejection",
     "_not_understood",
-    "_ended",
 }
 #: What no command can reach in this version, by the names of its modules.
 UNREACHED = {"hbase"}

@@ -29,7 +29,7 @@ from tms_core.server.ha.manager_log import SideStorage, root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import OtherService, SharedManager
 from tms_core.server.ha.slot_assignment import SideCell
-from tms_core.server.managing import ServerTransactions, _reached, managed, show
+from tms_core.server.managing import ServerTransactions, _advertised_address, managed, show
 from tms_core.server.serving import _OpenResources
 from tms_core.settings.models import LeaderSettings, Settings, load
 from tms_core.tables.base import MessageValue
@@ -551,7 +551,7 @@ def test_administrative_token_that_is_refused_is_named_by_its_setting(tmp_path: 
     ],
 )
 def test_manager_is_reached_where_it_listens_or_its_server_is(listens: str, advertise: str, reached: str) -> None:
-    assert _reached(advertise, cast(TransactionService, SimpleNamespace(address=listens))) == reached
+    assert _advertised_address(advertise, cast(TransactionService, SimpleNamespace(address=listens))) == reached
 
 
 # --- the first log ---------------------------------------------------------------------------------------------------

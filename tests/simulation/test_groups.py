@@ -103,7 +103,7 @@ def written_behind_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def second_claim_while_one_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Groups, "_held", lambda *_: None)
+    monkeypatch.setattr(Groups, "_blocking_transaction", lambda *_: None)
 
 
 def no_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +124,8 @@ def truncated_with_claims(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def least_base_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    behind = retention._behind
-    monkeypatch.setattr(retention, "_behind", lambda base: behind(base) + 1)
+    behind = retention._position_after
+    monkeypatch.setattr(retention, "_position_after", lambda base: behind(base) + 1)
 
 
 def announced_to_no_consumer(monkeypatch: pytest.MonkeyPatch) -> None:

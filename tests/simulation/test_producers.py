@@ -239,7 +239,7 @@ def sealed_behind_the_first_read(monkeypatch: pytest.MonkeyPatch) -> None:
             return read_page(self, table, want, start, stop, limit)
         page = table.read(KEYS, start, stop, limit)
         with self._reading(start) as term:
-            is_shown = self._shown(term, start)
+            is_shown = self._visible_keys(term, start)
         return Page(list(filter(is_shown, page.items)), page.resume)
 
     monkeypatch.setattr(MessageFence, "read", read)

@@ -371,13 +371,13 @@ def test_client_of_several_services_leaves_those_that_fail_within_the_time_limit
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     limits: list[float] = []
-    ask = TransactionClient._asked
+    ask = TransactionClient._call_service
 
     def noting(client: TransactionClient, address: str, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
         limits.append(seconds)
         return ask(client, address, name, fields, seconds)
 
-    monkeypatch.setattr(TransactionClient, "_asked", noting)
+    monkeypatch.setattr(TransactionClient, "_call_service", noting)
     begun = wire.structure(0, *transaction_fields(Transaction(9, 9, 9)))
     with (
         misbehaving(lambda call: reply(call, begun) if call.name.startswith("start") else reply(call)) as (service, _),

@@ -100,7 +100,7 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
         "position": str(position),
         "time_ms": position.publish_ms,
         "claims": [_claim(claim) for claim in claims],
-        "failed": [_failed(one) for one in failed],
+        "failed": [_failed_fields(one) for one in failed],
     }
 
     def lines() -> Iterator[str]:
@@ -110,7 +110,7 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
             yield from columns([["transaction", "behind", "up to", "deliveries"], *rows])
         if failed:
             head = ["failed message", "behind", "up to", "deliveries", "comes again"]
-            yield from columns([head, *([str(cell or "") for cell in _failed(one).values()] for one in failed)])
+            yield from columns([head, *([str(cell or "") for cell in _failed_fields(one).values()] for one in failed)])
 
     options.print(value, lines)
 
@@ -264,7 +264,7 @@ def _claim(claim: OpenClaim) -> dict[str, Any]:
     }
 
 
-def _failed(one: FailedMessages) -> dict[str, Any]:
+def _failed_fields(one: FailedMessages) -> dict[str, Any]:
     return {
         "message": None if one.message is None else str(one.message),
         "after": str(one.after),

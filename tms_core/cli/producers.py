@@ -41,7 +41,14 @@ def list_producers(options: Remote, pattern: str) -> None:
             yield f"no topic that matches {pattern} has a producer"
             return
         rows = [
-            [str(topic), one.name, str(one.generation), _time(one), str(len(one.open)), _said(one.previous)]
+            [
+                str(topic),
+                one.name,
+                str(one.generation),
+                _time(one),
+                str(len(one.open)),
+                _describe_previous(one.previous),
+            ]
             for topic, one in found
         ]
         yield from columns([["topic", "producer", "generation", "registered", "open", "previous"], *rows])
@@ -68,7 +75,7 @@ def show(options: Remote, topic: TopicId, name: str) -> None:
     def lines() -> Iterator[str]:
         yield f"{name} of {topic}: generation {found.generation}, registered {_time(found)}"
         if found.previous is not None:
-            yield f"the last transaction before it: {_said(found.previous)}"
+            yield f"the last transaction before it: {_describe_previous(found.previous)}"
         if found.open:
             rows = [[str(pointer), label] for pointer, label in found.open.items()]
             yield from columns([["open transaction", "label"], *rows])
@@ -95,7 +102,7 @@ def fence(options: Remote, topic: TopicId, name: str) -> None:
         with client.producer(topic, name) as fencing:
             generation, previous = fencing.generation, fencing.previous
     value = {"topic": str(topic), "name": name, "generation": str(generation), "previous": _previous(previous)}
-    told = f"; the last transaction: {_said(previous)}" if previous is not None else ""
+    told = f"; the last transaction: {_describe_previous(previous)}" if previous is not None else ""
     options.print(value, lambda: [f"instances of {name} before generation {generation} are refused{told}"])
 
 
@@ -121,7 +128,7 @@ def _time(one: ProducerState) -> str:
     return f"{one.updated:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def _said(previous: PreviousTransaction | None) -> str:
+def _describe_previous(previous: PreviousTransaction | None) -> str:
     if previous is None:
         return ""
     label = f" ({previous.label})" if previous.label else ""

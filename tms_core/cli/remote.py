@@ -181,11 +181,11 @@ def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list
         return []
     for url in urls:
         with suppress(OSError, ValueError):
-            return [name for name in _asked(url, namespace, token, tls) if name.startswith(incomplete)]
+            return [name for name in _fetch_topics(url, namespace, token, tls) if name.startswith(incomplete)]
     return []
 
 
-def _asked(url: str, namespace: str, token_file: Path | None, tls: ssl.SSLContext | None) -> list[str]:
+def _fetch_topics(url: str, namespace: str, token_file: Path | None, tls: ssl.SSLContext | None) -> list[str]:
     """Return a namespace's topics without the client, whose import takes too long for shell completion."""
     from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415
     from urllib.parse import quote, urlsplit  # noqa: PLC0415

@@ -107,7 +107,7 @@ def list_transactions(options: CommandOptions, *, invalid: bool) -> None:
         _print_invalid(options, state)
         return
     held = [
-        {**_held(entry, state, clients), "topics": published.get(entry.write_pointer, {})}
+        {**_in_progress_fields(entry, state, clients), "topics": published.get(entry.write_pointer, {})}
         for entry in _transactions(state)
     ]
 
@@ -115,7 +115,14 @@ def list_transactions(options: CommandOptions, *, invalid: bool) -> None:
         yield f"{len(held)} in progress, {len(state.invalid)} invalid; read pointer {state.read_pointer}"
         if held:
             rows = [
-                [one["id"], one["type"], printable(one["client"] or "?"), *_times(one), _count(one), _blocked(one)]
+                [
+                    one["id"],
+                    one["type"],
+                    printable(one["client"] or "?"),
+                    *_times(one),
+                    _count(one),
+                    _blocked_topics(one),
+                ]
                 for one in held
             ]
             yield from columns([["id", "type", "client", "held for", "expires", "checkpoints", "blocks"], *rows])
@@ -138,7 +145,7 @@ def show(options: CommandOptions, transaction_id: int) -> None:
     entry = _entry(state, transaction_id)
     found: dict[str, Any] = {"id": str(transaction_id), "began_ms": transaction_ms(transaction_id)}
     if entry is not None:
-        found |= {"state": "in_progress", **_held(entry, state, clients)}
+        found |= {"state": "in_progress", **_in_progress_fields(entry, state, clients)}
     else:
         found |= {"state": _fate(state, transaction_id)}
 
@@ -297,7 +304,7 @@ def _summary(state: VisibilityState) -> dict[str, Any]:
     }
 
 
-def _held(entry: InProgress, state: VisibilityState, clients: dict[int, str]) -> dict[str, Any]:
+def _in_progress_fields(entry: InProgress, state: VisibilityState, clients: dict[int, str]) -> dict[str, Any]:
     """Return one in progress; times are by the service's clock."""
     return {
         "id": str(entry.write_pointer),
@@ -314,7 +321,7 @@ def _times(held: dict[str, Any]) -> tuple[str, str]:
     return duration(held["held_ms"]), f"in {duration(left_ms)}" if left_ms >= 0 else f"{duration(-left_ms)} ago"
 
 
-def _blocked(held: dict[str, Any]) -> str:
+def _blocked_topics(held: dict[str, Any]) -> str:
     """Return the topics whose readers in transactions wait for a transaction, the longest wait first."""
     topics = sorted(held["topics"], key=lambda name: (held["topics"][name], name))
     more = f" and {len(topics) - _NAMED_TOPICS:,} more" if len(topics) > _NAMED_TOPICS else ""

@@ -54,7 +54,7 @@ class SinceType(TimeType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
         span_ms = None if isinstance(value, Moment) else parse_span(str(value))
-        since = None if span_ms is None else _within(Moment(-span_ms, relative=True))
+        since = None if span_ms is None else _in_calendar(Moment(-span_ms, relative=True))
         return since or super().convert(value, param, ctx)
 
 
@@ -74,22 +74,24 @@ class TtlType(click.ParamType[int]):
 def parse_time(text: str) -> Moment | None:
     """Parse a time in any of its three forms; None: the text is not a time, or outside the range of a calendar."""
     if re.fullmatch(r"[0-9]{1,19}", text):
-        return _within(Moment(int(text), relative=False))
+        return _in_calendar(Moment(int(text), relative=False))
     if match := _RELATIVE.fullmatch(text):
-        return _within(Moment(sum(_signed(sign, span) for sign, span in _TERM.findall(match[1])), relative=True))
+        return _in_calendar(
+            Moment(sum(_apply_sign(sign, span) for sign, span in _TERM.findall(match[1])), relative=True)
+        )
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
     moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return _within(Moment(round(moment.timestamp() * 1000), relative=False))
+    return _in_calendar(Moment(round(moment.timestamp() * 1000), relative=False))
 
 
-def _within(moment: Moment) -> Moment | None:
+def _in_calendar(moment: Moment) -> Moment | None:
     return moment if abs(moment.ms) <= (_REACH_MS if moment.relative else _LAST_MS) else None
 
 
-def _signed(sign: str, span: str) -> int:
+def _apply_sign(sign: str, span: str) -> int:
     milliseconds = parse_span(span) or 0
     return -milliseconds if sign == "-" else milliseconds
 

@@ -72,13 +72,13 @@ class InProcess:
 
     def client(self, **options: Any) -> Client:
         """Return a client of this server; the options are those of ``Client`` and the fields of ``Options``."""
-        return Client(**self._given(options))
+        return Client(**self._client_arguments(options))
 
     def async_client(self, **options: Any) -> AsyncClient:
         """Return an asynchronous client of this server, as :meth:`client`."""
-        return AsyncClient(**self._given(options))
+        return AsyncClient(**self._client_arguments(options))
 
-    def _given(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _client_arguments(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a client; single fields of ``Options`` are merged into it."""
         single = {name: options.pop(name) for name in _OPTIONS & options.keys()}
         given = replace(options.pop("options", Options()), **single)

@@ -263,7 +263,7 @@ def look(
             opened.append(claim)
         elif is_ is own:
             own_to = max(own_to, claim.stop)
-    covered = _joined(kept)
+    covered = _join(kept)
     return GroupView(base, merged, tuple(_segments(base, covered, free)), covered, opened, own_to, gone, free)
 
 
@@ -336,10 +336,10 @@ def runs(
 ) -> list[tuple[MessageId, MessageId]]:
     """Return a range of ids without some others in it; the first id of each is exclusive."""
     covered = sorted((GroupClaim(first, last, 0, 0) for first, last in holes), key=_start)
-    return [(first, last) for first, last in _without(after, until, covered) if last is not None]
+    return [(first, last) for first, last in _parts_without(after, until, covered) if last is not None]
 
 
-def _joined(claims: Iterable[GroupClaim]) -> list[GroupClaim]:
+def _join(claims: Iterable[GroupClaim]) -> list[GroupClaim]:
     """Join claims, which come in the order of their beginnings, to ranges that neither touch nor overlap."""
     spans, stop = list[list[MessageId]](), LOWEST
     for claim in claims:
@@ -360,12 +360,12 @@ def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupC
         kept: claims in the order of their first messages.
     """
     if not free:
-        for after, until in _without(base, None, kept):
+        for after, until in _parts_without(base, None, kept):
             yield Segment(after, until, 0)
         return
     free, above = sorted(free, key=_start), rank(base)
     ends = {end for claim in free for end in (claim.first, claim.last) if rank(end) > above}
-    gaps = list(_without(base, None, kept))
+    gaps = list(_parts_without(base, None, kept))
     cuts = sorted({*ends, *(after for after, _ in gaps)}, key=rank)
     begun, at, over, found = 0, 0, list[tuple[int, int, int, Rank]](), None
     for after, until in gaps:
@@ -389,7 +389,7 @@ def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupC
         yield found
 
 
-def _without(
+def _parts_without(
     after: MessageId, until: MessageId | None, covered: Iterable[GroupClaim]
 ) -> Iterator[tuple[MessageId, MessageId | None]]:
     """Yield the parts of a range without claims; the claims are in the order of their first messages."""

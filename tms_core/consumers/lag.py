@@ -161,7 +161,7 @@ class _RangeCount:
         resume: bytes | None = start
         while resume is not None and resume < stop:
             page, stored = self._page(resume, stop, self._limit)
-            there = self._there(page.items)
+            there = self._unexpired(page.items)
             oldest = oldest or (there[0] if there else None)
             self.messages += len(there)
             resume = self._resume(page)
@@ -219,7 +219,7 @@ class _RangeCount:
     def _payloads_of(self, pointer: int) -> bytes:
         return pointer_prefix(self._topic.topic.prefix, self._topic.generation, java_abs(pointer))
 
-    def _there(self, keys: list[bytes]) -> list[bytes]:
+    def _unexpired(self, keys: list[bytes]) -> list[bytes]:
         """Return the keys of unexpired messages among some keys, in order."""
         keys = [key for key in keys if len(key) == self._key_bytes]
         moments = self._expiries.moments(keys)

@@ -44,7 +44,7 @@ def processed_by(side: SideTable, topic: TopicMetadata, reader: Transaction) -> 
     found = {}
     for position in Positions(side).of(topic):
         claims = [claim for _, claim in claims_of(side, ConsumerGroup.of(topic, position.name))]
-        found[position.name] = _behind(look(position.id, claims, reader).base)
+        found[position.name] = _position_after(look(position.id, claims, reader).base)
     return found
 
 
@@ -79,7 +79,7 @@ def begin(side: SideTable, topic: TopicMetadata, message: MessageId) -> MessageI
     return max(message, MessageId(first - 1 >> 16, first - 1 & 0xFFFF), key=rank) if first else message
 
 
-def _behind(base: MessageId) -> int:
+def _position_after(base: MessageId) -> int:
     """Return the first position after the processed messages; of a row with several payloads all must be."""
     at = base.publish_ms << 16 | base.sequence
     return at if base.in_payload_table or not at else at + 1

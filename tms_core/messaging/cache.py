@@ -206,12 +206,12 @@ class MessageCache:
             begin = first - (first - run.first) % step
             end = min(begin + step, stop)
             if first == begin and end == min(begin + step, run.stop):
-                yield parts.get(first) or self._made(run, parts, first, end)
+                yield parts.get(first) or self._make_messages(run, parts, first, end)
             else:
                 yield run.messages(first, end)
             first = end
 
-    def _made(self, run: CachedRun, parts: dict[int, SharedList], first: int, stop: int) -> MessageList:
+    def _make_messages(self, run: CachedRun, parts: dict[int, SharedList], first: int, stop: int) -> MessageList:
         messages = run.messages(first, stop)
         shared = SharedList(messages)
         return shared if self.share(parts, first, shared) else messages

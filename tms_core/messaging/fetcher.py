@@ -206,7 +206,7 @@ class Fetch:
     def _lists(self) -> Iterator[MessageList]:
         """Yield the messages in the lists in which they are read; an empty list follows each read."""
         while self._at < self._end and not self._is_full:
-            runs = self._cached()
+            runs = self._cached_runs()
             yield from filter(None, self._from_store() if runs is None else self._from_cache(runs))
             yield _NONE
 
@@ -217,7 +217,7 @@ class Fetch:
 
     # -- the cache ----------------------------------------------------------------------------------------------------
 
-    def _cached(self) -> list[CachedRun] | None:
+    def _cached_runs(self) -> list[CachedRun] | None:
         oldest = 0
         if self._transaction is not None:
             oldest = position(max(0, self._read_path.clock.now_ms() - self._read_path.cached_ms))
@@ -244,7 +244,7 @@ class Fetch:
                     # An encoded list was measured before.
                     if not (isinstance(messages, SharedList) and messages.encoded):
                         self._learn_largest(messages.payloads)
-                    yield self._limited(messages)
+                    yield self._limit_messages(messages)
             elif visible and run.pointer is not None:
                 yield from self._reference(run.first, run.pointer)
             behind = run.stop
@@ -266,26 +266,28 @@ class Fetch:
         prefix = self._open_topic.prefix
         first, stop = prefix + tail(self._at), prefix + tail(self._end)
         page = self._read_path.store.message.read(_COLUMNS, first, stop, self._rows())
-        rows = self._shown(page.items)
+        rows = self._visible_messages(page.items)
         # Only rows with a pointer can be references to the payload table.
-        payloads = cast(list[bytes], rows.payloads) if rows.pointers is None else list(filter(_is_there, rows.payloads))
+        payloads = (
+            cast(list[bytes], rows.payloads) if rows.pointers is None else list(filter(_is_payload, rows.payloads))
+        )
         self._learn_largest(payloads)
         if len(payloads) < len(rows.keys):
             yield from self._with_references(rows)
         else:
             ids = list(map(add, map(_tail_in, rows.keys), repeat(INLINE)))
-            yield self._limited(MessageList(ids, payloads))
+            yield self._limit_messages(MessageList(ids, payloads))
         self._open_topic.row_bytes = self._learn(sum(map(len, payloads)), len(rows.keys))
         self._at = self._end if page.resume is None else _position(page.resume, len(prefix))
         if page.items.keys and self._end:
             self._note_read(_position(page.items.keys[-1] + b"\0", len(prefix)))
 
-    def _shown(self, rows: MessageColumns) -> MessageColumns:
+    def _visible_messages(self, rows: MessageColumns) -> MessageColumns:
         """Return the rows that are messages and visible to the reader, up to the first undecided row."""
         keys, size = rows.keys, len(self._open_topic.prefix) + MESSAGE_TAIL_BYTES
         if not set(map(len, keys)) <= {size}:
             rows = rows.only([len(key) == size for key in keys])
-        if self._open_topic.mortal and (gone := self._gone(keys)):
+        if self._open_topic.mortal and (gone := self._expired_keys(keys)):
             rows = rows.only([key not in gone for key in rows.keys])
         if self._transaction is None or rows.pointers is None:
             return rows
@@ -312,7 +314,7 @@ class Fetch:
     def _with_references(self, rows: MessageColumns) -> Iterator[MessageList]:
         for key, pointer, payload in zip(rows.keys, rows.pointers or (), rows.payloads, strict=True):
             if payload is not None:
-                yield self._limited(MessageList([key[-MESSAGE_TAIL_BYTES:] + INLINE], [payload]))
+                yield self._limit_messages(MessageList([key[-MESSAGE_TAIL_BYTES:] + INLINE], [payload]))
             elif pointer is not None:
                 yield from self._reference(_position(key, len(self._open_topic.prefix)), pointer)
 
@@ -331,7 +333,7 @@ class Fetch:
             self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
             self._learn_largest(map(_payload, page.items))
             ours = [row for row in page.items if len(row[0]) == size]
-            yield self._limited(
+            yield self._limit_messages(
                 MessageList([head + key[-MESSAGE_TAIL_BYTES:] for key, _ in ours], [payload for _, payload in ours])
             )
             start = page.resume
@@ -350,7 +352,7 @@ class Fetch:
     def _learn_largest(self, payloads: Iterable[bytes]) -> None:
         self._open_topic.largest_bytes = max(self._open_topic.largest_bytes, max(map(len, payloads), default=0))
 
-    def _gone(self, keys: list[bytes]) -> frozenset[bytes]:
+    def _expired_keys(self, keys: list[bytes]) -> frozenset[bytes]:
         """Return the keys of messages that have expired by their own TTL (rule L6)."""
         now_ms = self._expiring_ms()
         return frozenset(
@@ -361,7 +363,7 @@ class Fetch:
         """Return the time for TTLs of single messages; with ``hold: transaction``, earlier by a lifetime."""
         return self._read_path.clock.now_ms() - (self._read_path.lifetime_ms if self._topic.holds_transactions else 0)
 
-    def _limited(self, messages: MessageList) -> MessageList:
+    def _limit_messages(self, messages: MessageList) -> MessageList:
         """Return the messages within the limit."""
         if len(messages) > self._left:
             messages = messages[: self._left]
@@ -408,7 +410,7 @@ def _see(transaction: Transaction | None, pointer: int | None) -> bool | None:
     return False if index < len(invalids) and invalids[index] == pointer else None
 
 
-def _is_there(payload: bytes | None) -> TypeGuard[bytes]:
+def _is_payload(payload: bytes | None) -> TypeGuard[bytes]:
     return payload is not None
 
 

@@ -52,7 +52,7 @@ class RememberedRows(RecentlySet[bytes, bytes | None]):
 
     def change(self, changes: Sequence[SideChange]) -> list[bool]:
         """Change rows as :meth:`SideTable.exchange_each`; cache the new values if no other thread changed rows."""
-        keys = [key for change in changes for key in _changed(change)]
+        keys = [key for change in changes for key in _changed_keys(change)]
         before = self._drop(keys)
         made: list[bool] = []
         try:
@@ -125,7 +125,7 @@ class CountedNames:
         self._numbers.clear()
 
 
-def _changed(change: SideChange) -> Sequence[bytes]:
+def _changed_keys(change: SideChange) -> Sequence[bytes]:
     """Return the keys of the changed rows."""
     if not change.puts and not change.deletes:
         return (change.key,)

@@ -188,7 +188,7 @@ def _among_several(
         SharedManager(manager, storage, leadership, side, clock, opens=opens, on_takeover=begun)
     )
     service = _service(shared.manager, wanted, stack, shared)
-    reached = _reached(server.leader.advertise or "", service)
+    reached = _advertised_address(server.leader.advertise or "", service)
     shared.at(reached)
     # This server's own address may be 0.0.0.0, which no certificate names.
     opens = connecting(wanted, server.leader.certificate_name or split_address(reached)[0])
@@ -291,7 +291,7 @@ def _is_folder(directory: str) -> bool:
     return "://" not in directory and Path(directory).is_dir()
 
 
-def _reached(advertise: str, service: TransactionService) -> str:
+def _advertised_address(advertise: str, service: TransactionService) -> str:
     """Return the address at which other servers reach a service: its host, or the advertised host of this server."""
     host, port = split_address(service.address)
     if host in _ALL or is_loopback(host):

@@ -49,7 +49,7 @@ class RecordedStorage:
     def recover(self) -> RecoveredLog:
         """Return the data of the previous manager; see :class:`~tms_core.transaction.manager.storage.Storage`."""
         found = self._storage.recover()
-        return replace(found, edits=self._checked(found))
+        return replace(found, edits=self._check_edits(found))
 
     def log(self, timestamp_ms: int) -> Log:
         """Return a new log."""
@@ -69,7 +69,7 @@ class RecordedStorage:
         """Release the directory."""
         self._storage.close()
 
-    def _checked(self, found: RecoveredLog) -> Iterator[Edit]:
+    def _check_edits(self, found: RecoveredLog) -> Iterator[Edit]:
         """Yield the edits, then compare the highest pointer with the record, before anything is written.
 
         Raises:
@@ -82,7 +82,7 @@ class RecordedStorage:
             yield edit
         recorded = recorded_transactions(self._side)
         if recorded is not None and (difference := recorded.differs("", highest)):
-            raise _refused(f"The transaction log in {self._path} is {difference}", str(self._path), recorded)
+            raise _rejection(f"The transaction log in {self._path} is {difference}", str(self._path), recorded)
 
 
 def check_directory(directory: str, side: SideTable, *, created: bool = False) -> None:
@@ -105,7 +105,7 @@ def check_directory(directory: str, side: SideTable, *, created: bool = False) -
         what = "a transaction log that is not known to be this store's"
     else:
         what = "no transaction log"
-    raise _refused(f"{directory} has {what}", directory, recorded)
+    raise _rejection(f"{directory} has {what}", directory, recorded)
 
 
 def check_snapshots(directory: str, side: SideTable) -> None:
@@ -122,7 +122,7 @@ def check_snapshots(directory: str, side: SideTable) -> None:
     if recorded is None:
         record_transactions(side, SystemRecord(found.system, directory, pointer, found.snapshot.timestamp_ms))
     elif difference := recorded.differs(found.system, pointer):
-        raise _refused(f"The transaction snapshots in {directory} are {difference}", directory, recorded)
+        raise _rejection(f"The transaction snapshots in {directory} are {difference}", directory, recorded)
 
 
 def lost_side(what: str, directory: str) -> ConfigurationError:
@@ -134,7 +134,7 @@ def lost_side(what: str, directory: str) -> ConfigurationError:
     )
 
 
-def _refused(found: str, directory: str, recorded: SystemRecord) -> ConfigurationError:
+def _rejection(found: str, directory: str, recorded: SystemRecord) -> ConfigurationError:
     is_there = Path(directory).resolve() == Path(recorded.place).resolve()
     return ConfigurationError(
         f"{found}; the transactions of this store are in {recorded.place}, up to write pointer {recorded.pointer}.",

@@ -81,10 +81,10 @@ def load_as(
     given |= _from_environment(model, known, environ, folder)
     given |= _from_flags(flags, known_flags)
     origins = {path: value.origin for path, value in given.items() if value.origin != DEFAULT}
-    values = {path: _placed(path, known[path], value) for path, value in given.items()}
+    values = {path: _resolve_path(path, known[path], value) for path, value in given.items()}
     values |= _derived_folders(known, values, origins)
     try:
-        return LoadedSettings(model.model_validate(_nested(values)), origins)
+        return LoadedSettings(model.model_validate(_nest(values)), origins)
     except ValidationError as error:
         raise explained(error.errors(include_url=False), known, origins) from error
 
@@ -168,7 +168,7 @@ def _has_place(field: FieldInfo) -> bool:
     return extra(field, "place") is True and field.default not in (None, PydanticUndefined)
 
 
-def _placed(path: str, field: FieldInfo, given: _SourcedValue) -> object:
+def _resolve_path(path: str, field: FieldInfo, given: _SourcedValue) -> object:
     if not extra(field, "place") or not isinstance(given.value, str | Path):
         return given.value
     place = str(given.value)
@@ -197,7 +197,7 @@ def _derived_folders(
     return {path: f"{folder}{suffix}" for path, suffix in suffixes.items() if suffix}
 
 
-def _nested(values: Mapping[str, object]) -> dict[str, Any]:
+def _nest(values: Mapping[str, object]) -> dict[str, Any]:
     root: dict[str, Any] = {}
     for path, value in values.items():
         *sections, name = path.split(".")

@@ -221,7 +221,7 @@ class Lease:
         with self._lock:
             # S12: read the cell, because another process may have taken the lease while this one slept.
             if self._mine is None:
-                raise _lost(self.seen)
+                raise _lease_lost(self.seen)
             self._adopt(self._cell.lease())
             self.renew_if_due()
 
@@ -238,7 +238,7 @@ class Lease:
         if not self._is_own(record, fence):
             if fence == self.fence:
                 self._mine, self.fence, self.seen = None, 0, record
-            raise _lost(record)
+            raise _lease_lost(record)
 
     def release(self, former: LeaseRecord | None = None) -> None:
         """Release the lease; do nothing if it is not held.
@@ -266,7 +266,7 @@ class Lease:
         """Replace the last known record by the next one; return whether the cell still had it."""
         present, mine = self._mine, self.own
         if mine is None:
-            raise _lost(self.seen)
+            raise _lease_lost(self.seen)
         renewed = replace(mine, beat=mine.beat + 1, renewed_ms=self._clock.now_ms()).pack()
         # Compare-and-set: a renewal must not overwrite the record of another holder.
         if not self._cell.swap_lease(present, renewed):
@@ -304,9 +304,9 @@ class Lease:
 
     def _lose(self, record: LeaseRecord | None) -> NoReturn:
         self._mine, self.fence, self.seen = None, 0, record
-        raise _lost(record)
+        raise _lease_lost(record)
 
 
-def _lost(record: LeaseRecord | None) -> LeaseLost:
+def _lease_lost(record: LeaseRecord | None) -> LeaseLost:
     holder = f"{record.holder} has it now" if record and record.holder else "no process has it now"
     return LeaseLost(f"the lease was lost, {holder}; the run stops here, the next holder continues from there.")

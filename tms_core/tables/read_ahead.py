@@ -82,14 +82,14 @@ class Ahead(KeyReads):
         if self._gap.start < start and (self._gap.stop is None or start <= self._gap.stop):
             # The last answer shows that there is nothing before its key.
             return _page_of(self._gap.stop)
-        page = self._known(start, None, 1) or self._read_on(start)
+        page = self._known_page(start, None, 1) or self._read_on(start)
         if page.items or page.resume is None:
             self._gap = KeyRange(start, page.items[0] if page.items else None)
             return _page_of(self._gap.stop, page)
         return page
 
     def _read_keys(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
-        page = self._known(start, stop, limit)
+        page = self._known_page(start, stop, limit)
         if page is not None:
             self._served += len(page.items)
             return page
@@ -118,7 +118,7 @@ class Ahead(KeyReads):
                 self.forget()
                 return searched(self._table.read(CELLS, start, stop, limit), pointers)
         else:
-            self._spared()
+            self._count_spared()
         cells = self._cells or []
         found_at = _between(cells, start, stop, attrgetter("key"))
         return searched(Page(cells[found_at.start : found_at.stop], None), pointers)
@@ -132,7 +132,7 @@ class Ahead(KeyReads):
             resume = page.resume
         return cells
 
-    def _known(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]] | None:
+    def _known_page(self, start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]] | None:
         """Return the page if all of it was read ahead, else None."""
         if not self._holds(start):
             return None
@@ -140,7 +140,7 @@ class Ahead(KeyReads):
         whole = len(found) <= limit and self._reaches(stop)
         if len(found) < limit and not whole:
             return None
-        self._spared()
+        self._count_spared()
         items = self._keys[found.start : found.start + min(limit, len(found))]
         return Page(items, None if whole else items[-1] + b"\x00", self._origin)
 
@@ -173,7 +173,7 @@ class Ahead(KeyReads):
         self._answered, self._served, self._wanted = 0, 0, 0
         self._cells = None
 
-    def _spared(self) -> None:
+    def _count_spared(self) -> None:
         self._answered += 1
         self._calls_spared += 1
 

@@ -98,7 +98,7 @@ def claims(topic: Topic, consumer: str) -> Call[list[OpenClaim]]:
 
 def failed(topic: Topic, consumer: str) -> Call[list[FailedMessages]]:
     def read(body: bytes) -> list[FailedMessages]:
-        return [_failed(given) for given in json.loads(body).get("failed", ())]
+        return [_parse_failed(given) for given in json.loads(body).get("failed", ())]
 
     return Call("GET", _consumer(topic, consumer), read, again=True, missing=ConsumerNotFound)
 
@@ -163,7 +163,7 @@ def group_rollback(topic: Topic, group: str, pointer: int, after: MessageId | No
 
 def positions(topic: Topic) -> Call[list[ConsumerPosition]]:
     def read(body: bytes) -> list[ConsumerPosition]:
-        return [_described(given) for given in array(body)]
+        return [_parse_position(given) for given in array(body)]
 
     return Call("GET", path_of(topic, "consumers"), read, again=True)
 
@@ -178,7 +178,7 @@ def _position(given: Mapping[str, str]) -> MessageId:
     return MessageId.from_hex(given["position"])
 
 
-def _described(given: Mapping[str, Any]) -> ConsumerPosition:
+def _parse_position(given: Mapping[str, Any]) -> ConsumerPosition:
     return ConsumerPosition(
         given["name"],
         _position(given),
@@ -195,7 +195,7 @@ def _claim(given: Mapping[str, Any]) -> OpenClaim:
     return OpenClaim(int(given["transaction"]), first, last, int(given["deliveries"]))
 
 
-def _failed(given: Mapping[str, Any]) -> FailedMessages:
+def _parse_failed(given: Mapping[str, Any]) -> FailedMessages:
     message, retry_ms = given["message"], given["retryMs"]
     return FailedMessages(
         None if message is None else MessageId.from_hex(message),

@@ -217,7 +217,7 @@ class LoopWire:
 
     async def blocking(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self.settle()
-        return await asyncio.wrap_future(self._submitted(partial(function, *args, **kwargs)))
+        return await asyncio.wrap_future(self._submit(partial(function, *args, **kwargs)))
 
     async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
         self.settle()
@@ -236,7 +236,7 @@ class LoopWire:
                 if not is_over:
                     ends(found)
 
-        call = self._submitted(begun)
+        call = self._submit(begun)
         try:
             found, _ = await asyncio.wrap_future(call)
         except asyncio.CancelledError:
@@ -249,7 +249,7 @@ class LoopWire:
             raise
         return found
 
-    def _submitted(self, function: Callable[[], T]) -> Future[T]:
+    def _submit(self, function: Callable[[], T]) -> Future[T]:
         try:
             return self._threads.submit(function)
         except RuntimeError as error:

@@ -146,7 +146,7 @@ class BackgroundThread(_Background):
         with self._here():
             mark = self._waiting.mark()
             if not self._changed.wait_for(lambda: self._waiting.settled(mark), timeout_seconds):
-                raise _still(self._waiting.figures)
+                raise _unpublished_error(self._waiting.figures)
             self._waiting.tell()
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class BackgroundTask(_Background):
                 async with asyncio.timeout(timeout_seconds):
                     await self._changed.wait_for(lambda: self._waiting.settled(mark))
             except TimeoutError as error:
-                raise _still(self._waiting.figures) from error
+                raise _unpublished_error(self._waiting.figures) from error
             self._waiting.tell()
 
     async def close(self) -> None:
@@ -346,5 +346,5 @@ def _flush_at_exit(found: weakref.ref[BackgroundThread]) -> None:
         background.flush_at_exit()
 
 
-def _still(figures: PublishFigures) -> NotPublished:
+def _unpublished_error(figures: PublishFigures) -> NotPublished:
     return NotPublished(f"{figures.waiting} messages still wait.", "Flush again.", figures.waiting)

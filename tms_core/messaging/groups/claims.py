@@ -243,7 +243,7 @@ class Groups:
             settle = partial(settled, interrupted=self._interrupted, backoff=self._backoff, now_ms=now_ms)
             seen = look(former.id, claims, reader, settle)
             self._log_failed(metadata, name, _failed_since(seen.free, seen.gone), reader)
-            held = self._held(group, former, seen, request)
+            held = self._blocking_transaction(group, former, seen, request)
             self._remember(group, seen.merged)
             found = _Choice(GroupBatch([], held=held), [], seen.base)
             if held is None:
@@ -267,7 +267,7 @@ class Groups:
                 former = self._consumers.found(metadata, name)
                 rows = self._rows_of(group, former)
                 self._free(metadata, former, rows, pointer, never_given([claim for _, claim in rows], found.taken))
-                raise _ended(pointer)
+                raise _not_in_progress(pointer)
         return found.batch._replace(sealed=sealed, drained=drained)
 
     def roll_back(
@@ -366,7 +366,9 @@ class Groups:
 
     # -- the messages to deliver --------------------------------------------------------------------------------------
 
-    def _held(self, group: ConsumerGroup, former: Position, seen: GroupView, request: GroupPoll) -> int | None:
+    def _blocking_transaction(
+        self, group: ConsumerGroup, former: Position, seen: GroupView, request: GroupPoll
+    ) -> int | None:
         """Return the transaction that must be decided before a group in order continues; it may be the reader's own."""
         if request.order is Order.NONE:
             return None
@@ -479,7 +481,7 @@ class Groups:
             transaction=request.transaction,
         )
         fetch = Fetch(self._read_path, metadata, asked, steps_over=request.order is Order.NONE)
-        messages, end = _collected(fetch, segment)
+        messages, end = _collect(fetch, segment)
         share = share_of(segment, len(messages))
         if share < len(messages):
             messages, end = messages[:share], MessageId.parse(messages[share - 1].id)
@@ -594,7 +596,7 @@ class Groups:
                 "Start another transaction.",
             )
         if not self._is_open(pointer) or not self._belongs_to(pointer, principal):
-            raise _ended(pointer)
+            raise _not_in_progress(pointer)
 
     @contextmanager
     def _claiming(self, pointer: int, principal: str | None) -> Iterator[None]:
@@ -606,7 +608,7 @@ class Groups:
             ConsumerConflict: the transaction is not in progress.
         """
         if self._transactions is not None and not self._transactions.begin_write(pointer, principal):
-            raise _ended(pointer)
+            raise _not_in_progress(pointer)
         try:
             yield
         finally:
@@ -631,13 +633,13 @@ def _failed_since(free: Iterable[GroupClaim], rows: Iterable[GroupClaim]) -> lis
     return [claim for claim in free if claim.tries > 1 and (claim.first, claim.tries) not in known]
 
 
-def _ended(pointer: int) -> ConsumerConflict:
+def _not_in_progress(pointer: int) -> ConsumerConflict:
     return ConsumerConflict(
         f"Transaction {pointer} is not in progress, so it claims nothing.", "Start another transaction."
     )
 
 
-def _collected(fetch: Fetch, segment: Segment) -> tuple[list[FetchedMessage], MessageId | None]:
+def _collect(fetch: Fetch, segment: Segment) -> tuple[list[FetchedMessage], MessageId | None]:
     """Return the messages of a segment, and the id up to which all rows were read; None: no row was read."""
     messages = [message for page in fetch.pages() for message in page]
     read_to = None if fetch.position is None else _before(position(fetch.position.publish_ms, fetch.position.sequence))

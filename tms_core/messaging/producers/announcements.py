@@ -89,7 +89,7 @@ class Announcements:
             return entries
         if len(ahead.lanes) > 1:
             pairs = {key: pairs[key] for key in ahead.lanes if key in pairs}
-        if requests := self._covered(ahead, pairs, at):
+        if requests := self._find_covered(ahead, pairs, at):
             for (entry, _), request in zip(pairs.values(), requests, strict=True):
                 entry.announced = request
         elif len(ahead.lanes) > 1 and self._announces_ahead(ahead):
@@ -192,7 +192,7 @@ class Announcements:
         """Return whether announcements cover the next requests: the same producers have been alone for long enough."""
         return ahead.batches > _ALONE and self._requests.is_alone
 
-    def _covered(self, ahead: AnnouncedAhead, pairs: _Pairs, at: int) -> list[LastRequest]:
+    def _find_covered(self, ahead: AnnouncedAhead, pairs: _Pairs, at: int) -> list[LastRequest]:
         """Return the requests of a batch, from a position on; empty: earlier announcements do not cover all of them."""
         requests: list[LastRequest] = []
         if ahead.is_stale:

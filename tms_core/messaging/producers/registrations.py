@@ -142,7 +142,7 @@ class Producers:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`register`.
         """
         producer = self._requests.named(home, name)
-        return self._known(producer), self._open(producer)
+        return self._read_registration(producer), self._open(producer)
 
     def delete(self, home: TopicId, name: str, principal: str | None = None) -> None:
         """Delete a producer: invalidate its open transactions, and reject its instance from now on.
@@ -154,7 +154,7 @@ class Producers:
         """
         producer = self._requests.named(home, name)
         with self._requests.in_flight.only(producer.key):
-            self._known(producer, deleting=True)
+            self._read_registration(producer, deleting=True)
             gone = self._fence(producer)
             older = self._older(producer, gone, _NOTHING, principal)
             # Rows of undecided transactions stay, so that a later instance of the name invalidates them.
@@ -229,7 +229,7 @@ class Producers:
 
     # -- how ----------------------------------------------------------------------------------------------------------
 
-    def _known(self, producer: ProducerName, *, deleting: bool = False) -> Registration:
+    def _read_registration(self, producer: ProducerName, *, deleting: bool = False) -> Registration:
         """Return a producer; with ``deleting``, also a producer whose deletion was interrupted."""
         raw = self._side.get(producer.key)
         known = None if raw is None else registration(raw)

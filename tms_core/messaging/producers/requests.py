@@ -202,7 +202,7 @@ class Requests:
                 return Admission(keys, sent, None)
             last = self.last.get(keys.request)
             if last is None or last.value != raw:
-                self.last[keys.request] = last = self._found(raw, keys)
+                self.last[keys.request] = last = self._find_last_request(raw, keys)
             former = last.request
             if former.generation == sent.generation and former.sequence >= sent.sequence:
                 _check_repeated(sent, rows, former)
@@ -324,7 +324,7 @@ class Requests:
             "Another instance has taken over; end this one.",
         )
 
-    def _found(self, raw: bytes, keys: _Keys) -> RememberedRequest:
+    def _find_last_request(self, raw: bytes, keys: _Keys) -> RememberedRequest:
         """Return the last request by its row; if that covers more requests, also by the rows of messages."""
         announced = LastRequest.parse(raw)
         if not announced.until:

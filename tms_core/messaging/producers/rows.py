@@ -267,7 +267,7 @@ def earlier_homes(side: SideTable, producer: ProducerName) -> list[ProducerName]
 
 def requests_by(side: SideTable, producer: ProducerName) -> list[bytes]:
     """Return the keys of a producer's last requests, of all topics."""
-    return [key for key, _ in _rows(side, _REQUEST) if _requested(key) == (producer.home, producer.name)]
+    return [key for key, _ in _rows(side, _REQUEST) if _home_and_name(key) == (producer.home, producer.name)]
 
 
 def topics_requested(side: SideTable, home: TopicId) -> set[bytes]:
@@ -276,7 +276,7 @@ def topics_requested(side: SideTable, home: TopicId) -> set[bytes]:
     """
     found = set()
     for key, _ in _rows(side, _REQUEST):
-        if _requested(key)[0] == home and (topic := topic_prefix(key[1:])) is not None:
+        if _home_and_name(key)[0] == home and (topic := topic_prefix(key[1:])) is not None:
             found.add(key[1 : 1 + len(topic) + GENERATION_BYTES])
     return found
 
@@ -343,7 +343,7 @@ def tidy(
     requests: dict[bytes, list[bytes]] = {}
     gone: list[bytes] = []
     for key, value in requested:
-        home, topic = homes.get(_requested(key)), _producer(key)
+        home, topic = homes.get(_home_and_name(key)), _producer(key)
         if home is None or topic is None or is_gone(topic.home, topic.home_generation):
             gone.append(key)
         else:
@@ -452,7 +452,7 @@ def _beginner(key: bytes) -> ProducerName | None:
     return found._replace(name=name) if found and kind == "p" and found.name.endswith("\0") else None
 
 
-def _requested(key: bytes) -> tuple[TopicId | None, str]:
+def _home_and_name(key: bytes) -> tuple[TopicId | None, str]:
     """Return home and name of the producer whose last request has this key."""
     topic = topic_prefix(key[1:]) or b""
     home, zero, name = key[1 + len(topic) + GENERATION_BYTES :].partition(b"\0")

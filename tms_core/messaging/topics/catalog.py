@@ -135,7 +135,7 @@ class TopicRegistry:
             MetadataError: its row is damaged.
             Unavailable: other processes keep changing it.
         """
-        wanted = self._completed(properties)
+        wanted = self._with_defaults(properties)
         check_length(topic)
         for _ in range(_ATTEMPTS):
             row = self._row(topic)
@@ -149,7 +149,7 @@ class TopicRegistry:
                 raise BadRequest(f"Topic {topic} was created too often.", "Choose another name.")
             if made := self._write(topic, row, wanted, generation):
                 return made
-        raise _contended(topic)
+        raise _contention_error(topic)
 
     def update(self, topic: TopicId, properties: Mapping[str, str], *, former: TopicMetadata | None = None) -> None:
         """Replace all properties except the generation; an omitted property returns to its default.
@@ -163,14 +163,14 @@ class TopicRegistry:
             MetadataError: its row is damaged.
             Unavailable: other processes keep changing it.
         """
-        wanted = self._completed(properties)
+        wanted = self._with_defaults(properties)
         for _ in range(_ATTEMPTS):
             row = self._living(topic)
             if former is not None and row.topic is not None and dict(row.topic.properties) != dict(former.properties):
-                raise _contended(topic)
+                raise _contention_error(topic)
             if self._write(topic, row, wanted, row.topic.generation if row.topic else 1):
                 return
-        raise _contended(topic)
+        raise _contention_error(topic)
 
     def delete(self, topic: TopicId) -> None:
         """Delete a topic: negate its generation; the row and all other properties stay.
@@ -182,7 +182,7 @@ class TopicRegistry:
             row = self._living(topic)
             if row.topic and self._write(topic, row, row.topic.properties, -row.topic.generation):
                 return
-        raise _contended(topic)
+        raise _contention_error(topic)
 
     def check(self, properties: Mapping[str, str]) -> None:
         """Check the properties of a topic.
@@ -190,7 +190,7 @@ class TopicRegistry:
         Raises:
             BadRequest: a property is invalid, or the properties are too large.
         """
-        self._completed(properties)
+        self._with_defaults(properties)
 
     def all(self, namespace: str | None = None) -> list[TopicId]:
         """Return the topics of a namespace, or of all, in key order, without deleted topics and damaged rows."""
@@ -225,7 +225,7 @@ class TopicRegistry:
         self._parsed[topic] = (raw, parsed)
         return parsed
 
-    def _completed(self, properties: Mapping[str, str]) -> dict[str, str]:
+    def _with_defaults(self, properties: Mapping[str, str]) -> dict[str, str]:
         """Return properties with defaults; a generation is checked and ignored, as in ``CoreMessagingService``."""
         wanted = self._defaults | dict(properties)
         ttl = parse_java_int(wanted[_TTL])
@@ -320,5 +320,5 @@ def check_length(topic: TopicId) -> None:
             )
 
 
-def _contended(topic: TopicId) -> Unavailable:
+def _contention_error(topic: TopicId) -> Unavailable:
     return Unavailable(f"Topic {topic} kept changing during the request.", "Try again.")

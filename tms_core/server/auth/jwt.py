@@ -81,11 +81,11 @@ class Jwt:
             claims = self._claims(token)
         except jwt.PyJWTError as error:
             # PyJWT's messages may contain parts of the token; only the kind of error does not.
-            raise _refused(type(error).__name__) from error
+            raise _rejection(type(error).__name__) from error
         expires_ms = self._in_time(claims)
         principal = claims.get(self._settings.principal_claim)
         if not isinstance(principal, str) or not is_principal(principal):
-            raise _refused(f"its claim {self._settings.principal_claim} holds no name of a principal")
+            raise _rejection(f"its claim {self._settings.principal_claim} holds no name of a principal")
         return Identity(principal, expires_ms)
 
     def _claims(self, token: bytes) -> Mapping[str, object]:
@@ -97,7 +97,7 @@ class Jwt:
             if algorithm in key.algorithms and (name is None or key.name in (None, name))
         ]
         if len(fitting) != 1:
-            raise _refused("no key here, or more than one, is the one it names")
+            raise _rejection("no key here, or more than one, is the one it names")
         [key] = fitting
         claims: dict[str, object] = jwt.decode(
             token,
@@ -118,20 +118,20 @@ class Jwt:
         now_ms, leeway_ms = self._clock.now_ms(), LEEWAY_SECONDS * 1000
         expires_ms = _milliseconds(claims["exp"]) + leeway_ms
         if expires_ms <= now_ms:
-            raise _refused("it has expired")
+            raise _rejection("it has expired")
         if "nbf" in claims and _milliseconds(claims["nbf"]) - leeway_ms > now_ms:
-            raise _refused("it is not good yet")
+            raise _rejection("it is not good yet")
         return expires_ms
 
 
-def _refused(why: str) -> Unauthorized:
+def _rejection(why: str) -> Unauthorized:
     return Unauthorized(f"This token is not valid here: {why}.", "Ask its issuer for another.")
 
 
 def _milliseconds(seconds: object) -> int:
     if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= _LAST_SECOND:
         return int(seconds * 1000)
-    raise _refused("its times are not numbers of seconds")
+    raise _rejection("its times are not numbers of seconds")
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ class AvroCodec:
                 yield b""
                 continue
             if isinstance(page, SharedList):
-                encoded = _encoded(page)
+                encoded = _encode_items(page)
                 if count and size + len(encoded) > CHUNK_BYTES:
                     yield b"".join([varint(count), *block])
                     block.clear()
@@ -135,7 +135,7 @@ def _weights(lengths: list[int], size: int) -> Sequence[int]:
     return list(accumulate(map(add, lengths, repeat(_MESSAGE_BYTES)), initial=size))
 
 
-def _encoded(messages: SharedList) -> bytes:
+def _encode_items(messages: SharedList) -> bytes:
     """Return the items of messages that readers share, made for the first of them."""
     if messages.encoded is None:
         lengths = list(map(len, messages.payloads))

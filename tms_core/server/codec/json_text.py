@@ -75,7 +75,7 @@ class JsonCodec:
         rows = given["rollbackRange"]
         if not isinstance(rows, dict):
             raise BadRequest("rollbackRange: this is not an object. Send the answer of publish as it is.")
-        _known(rows, set(_RANGE), "rollbackRange.")
+        _require_known_fields(rows, set(_RANGE), "rollbackRange.")
         start_ms, start_sequence, end_ms, end_sequence = (
             _number(f"rollbackRange.{name}", rows.get(name), _INT if name.endswith("Id") else _LONG) for name in _RANGE
         )
@@ -170,7 +170,7 @@ def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]
 
 def _object(body: bytes, fields: set[str]) -> dict[str, Any]:
     given = _parse(body)
-    _known(given, fields)
+    _require_known_fields(given, fields)
     return given
 
 
@@ -197,7 +197,7 @@ def _no_number(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 
-def _known(given: Mapping[str, Any], fields: set[str], prefix: str = "") -> None:
+def _require_known_fields(given: Mapping[str, Any], fields: set[str], prefix: str = "") -> None:
     if unknown := sorted(given.keys() - fields):
         raise BadRequest(f"{prefix}{unknown[0]}: there is no such field. Write one of {', '.join(sorted(fields))}.")
 

@@ -169,7 +169,7 @@ class MessageFence(TableFence):
         with self._reading(start) as term:
             # Settle the gaps before the read. A row that appears between a read and a later settlement would be visible
             # to one reader and hidden from another.
-            is_shown = self._shown(term, start)
+            is_shown = self._visible_keys(term, start)
             page = table.read(want, start, stop, limit)
         if is_shown is None or want.part == "cells":
             # Cells include hidden rows, because hidden rows are inverted like all others.
@@ -243,7 +243,7 @@ class MessageFence(TableFence):
                 leadership.doubt()
                 raise
 
-    def _shown(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
+    def _visible_keys(self, term: Term, start: bytes) -> Callable[[bytes], bool] | None:
         """Return the predicate of the keys of a generation that readers see; None: they see all keys."""
         prefix = _generation(start)
         if prefix is None:

@@ -185,7 +185,7 @@ class SideStorage:
         """Close the log of a root, and return its snapshot and edits, and the number of the first own cell."""
         if value is None:
             self.name = secrets.token_hex(_NAME_BYTES)
-            cells, free = self._ended(0)
+            cells, free = self._close_log(0)
             if any(cell.startswith(_EDITS) for cell in cells):
                 raise FormatError(
                     "the root of the transaction log beside the store is missing, and its cells are there"
@@ -193,10 +193,10 @@ class SideStorage:
             return self._former(), free
         root = LogRoot.parse(value)
         self.name = root.log
-        cells, free = self._ended(root.first)
+        cells, free = self._close_log(root.first)
         return RecoveredLog(self._snapshot(root), _edits(cells), root.taken_ms), free
 
-    def _ended(self, first: int) -> tuple[list[bytes], int]:
+    def _close_log(self, first: int) -> tuple[list[bytes], int]:
         """Close a log, and return its cells, and the number after the closing cell."""
         cells: list[bytes] = []
         ours = _TAKEN_OVER + secrets.token_bytes(_NAME_BYTES)

@@ -211,10 +211,10 @@ class SealedRanges:
         gaps = Gaps.parse(raw)
         if term.former is None:
             return gaps
-        kept = self._needed(prefix, gaps.spans, _KEPT_MS)
+        kept = self._gaps_to_keep(prefix, gaps.spans, _KEPT_MS)
         # The former leader assigned ids after all gaps, and after all positions of consumers, which may be ahead.
         end = max(gaps.end, first_unread(self._side, prefix))
-        return self._written(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former, end)]))
+        return self._replace_gaps(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former, end)]))
 
     def _decide(
         self, sealed: _SealedRange, failed: FailedWrite, prefix: bytes, confirm: Callable[[Term], None]
@@ -238,9 +238,9 @@ class SealedRanges:
         raw = self._read(term, prefix, confirm)
         gaps = Gaps.of([*Gaps.parse(raw).spans, span])
         if len(gaps.spans) >= 2 * sealed.kept:
-            gaps = Gaps(tuple(self._needed(prefix, gaps.spans, REACH_MS + _CLOCKS_MS)))
+            gaps = Gaps(tuple(self._gaps_to_keep(prefix, gaps.spans, REACH_MS + _CLOCKS_MS)))
             sealed.kept = max(_MANY_SPANS, len(gaps.spans))
-        sealed.gaps = self._written(prefix, raw, gaps)
+        sealed.gaps = self._replace_gaps(prefix, raw, gaps)
 
     def _read(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> bytes | None:
         """Return the stored gaps of a generation; no later leader had changed them."""
@@ -250,7 +250,7 @@ class SealedRanges:
         confirm(term)
         return raw
 
-    def _written(self, prefix: bytes, raw: bytes | None, gaps: Gaps) -> Gaps:
+    def _replace_gaps(self, prefix: bytes, raw: bytes | None, gaps: Gaps) -> Gaps:
         """Replace the stored gaps by compare-and-set, and return the new ones.
 
         Raises:
@@ -280,7 +280,7 @@ class SealedRanges:
         keys = every(partial(self._table.read, KEYS), prefix + tail(first), prefix + tail(stop), FRAME_ROWS)
         return positions(prefix, list(keys))
 
-    def _needed(self, prefix: bytes, spans: Iterable[PositionRange], kept_ms: int) -> list[PositionRange]:
+    def _gaps_to_keep(self, prefix: bytes, spans: Iterable[PositionRange], kept_ms: int) -> list[PositionRange]:
         """Return the gaps that are younger than so many milliseconds, or have rows."""
         since = position(max(0, self._clock.now_ms() - kept_ms))
         table = self._table

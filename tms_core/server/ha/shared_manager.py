@@ -116,7 +116,7 @@ class SharedManager:
 
     def pass_on(self, frame: bytes) -> bytes:
         """Forward a call to the leader's manager; see :class:`~tms_core.transaction.rpc.service.ManagerOfSeveral`."""
-        other = self._found()
+        other = self._find_service()
         try:
             return other.ask(frame)
         except ServiceUnavailable:
@@ -144,7 +144,7 @@ class SharedManager:
             self._replace(None)
         return still
 
-    def _found(self) -> OtherService:
+    def _find_service(self) -> OtherService:
         """Return the service of the leader; look for it again after ``LOOK_SECONDS``."""
         with self._lock:
             now_ms = self._clock.monotonic_ms()
@@ -191,7 +191,7 @@ class OtherService:
         self.address = address
         self._log = log
         self._opens = opens
-        self._lines = IdleConnections(self._opened)
+        self._lines = IdleConnections(self._open_connection)
         self._asked: set[SocketConnection] = set()
         self._is_over = False
 
@@ -225,7 +225,7 @@ class OtherService:
         for line in list(self._asked):
             line.break_off()
 
-    def _opened(self) -> SocketConnection:
+    def _open_connection(self) -> SocketConnection:
         try:
             line = self._opens(self.address, _CONNECT_SECONDS)
         except OSError as error:

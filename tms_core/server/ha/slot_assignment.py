@@ -229,7 +229,7 @@ class Agreement:
 
     def holds(self) -> bool:
         """Return whether the stored number of slots is the configured one."""
-        slots, changes = _said(self._cell.lease())
+        slots, changes = _parse_slots(self._cell.lease())
         return (slots, changes) == (self._wanted.slots, False)
 
     def reached(self) -> bool:
@@ -239,7 +239,7 @@ class Agreement:
             StoreError: the store failed.
         """
         value = self._cell.lease()
-        slots, changes = _said(value)
+        slots, changes = _parse_slots(value)
         if (slots, changes) == (self._wanted.slots, False):
             return True
         if reason := self._obstacle(slots):
@@ -322,7 +322,7 @@ def _lease(side: SideTable, slots: int, slot: int, holder: str, seconds: int, cl
     return Lease(SideCell(side, _row(slots, slot)), holder, seconds, clock, wall_clocks=False)
 
 
-def _said(value: bytes | None) -> tuple[int, bool]:
+def _parse_slots(value: bytes | None) -> tuple[int, bool]:
     """Return the number of slots, and whether it is being changed."""
     record = LeaseRecord.parse(value)
     said = None if record is None else _SLOTS_VALUE.fullmatch(record.holder)

@@ -255,10 +255,10 @@ class _GuardedRoute(_Route):
             return
         with gate.quotas.request(principal):
             scope[SPENDS] = partial(gate.quotas.spend, principal)
-            await super().handle(scope, *_counted(gate.quotas, principal, receive, send))
+            await super().handle(scope, *_count_bytes(gate.quotas, principal, receive, send))
 
 
-def _counted(quotas: Quotas, principal: str, receive: Receive, send: Send) -> tuple[Receive, Send]:
+def _count_bytes(quotas: Quotas, principal: str, receive: Receive, send: Send) -> tuple[Receive, Send]:
     """Return receive and send functions that count bytes for a principal."""
 
     async def received() -> Message:

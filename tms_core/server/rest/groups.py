@@ -59,7 +59,7 @@ class PollGroup(ContextRoute):
                 harmless(context.metrics.redelivered.inc, len(batch.messages))
             if batch.deliveries > (request.max_deliveries or INT_MAX):
                 harmless(context.metrics.dead_letters.inc, len(batch.messages))
-            await answer(send, 200, body, codec.content_type, *_described(batch))
+            await answer(send, 200, body, codec.content_type, *_batch_headers(batch))
 
     def _request(self, headers: Headers, asked: FetchRequest, principal: str | None) -> GroupPoll:
         """Return the limits of a poll, within the server's own limits.
@@ -98,7 +98,7 @@ class RollBackGroup(ContextRoute):
         await answer(send, 200)
 
 
-def _described(batch: GroupBatch) -> list[tuple[bytes, bytes]]:
+def _batch_headers(batch: GroupBatch) -> list[tuple[bytes, bytes]]:
     """Return the headers of the response that describe a batch."""
     headers: list[tuple[bytes, bytes]] = []
     if batch.messages:

@@ -449,7 +449,7 @@ def _messages() -> Document:
     }
 
 
-def _secured(paths: Document) -> Document:
+def _require_tokens(paths: Document) -> Document:
     """Return the paths of a server that requires tokens everywhere except at ``/ping``."""
     refusals = {str(code): _error(description) for code, description in _REFUSALS.items()}
     return {
@@ -486,7 +486,7 @@ def openapi(*, secured: bool = False) -> Document:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Transactional messaging", "version": version("tms-janitor")},
-        "paths": _secured(paths) if secured else paths,
+        "paths": _require_tokens(paths) if secured else paths,
         "components": {"schemas": _SCHEMAS, "headers": {"Error": {"schema": _CODE}}}
         | ({"securitySchemes": _SCHEMES} if secured else {}),
     }

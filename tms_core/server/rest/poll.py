@@ -66,7 +66,7 @@ class Poll(ContextRoute):
         with context.memory.share(abort_of(scope)) as share:
             asked = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
             share.close()
-            request = self._limited(_waits(headers, asked))
+            request = self._limit_request(_waits(headers, asked))
             answer_headers = [(b"content-type", codec.content_type)]
             if request is not asked and (request.limit, request.limit_bytes) != (asked.limit, asked.limit_bytes):
                 answer_headers.append((LIMITED, b"true"))
@@ -83,7 +83,7 @@ class Poll(ContextRoute):
                     await polling.stream(made, receive, send)
                 spend(scope, polling.saved_bytes)
 
-    def _limited(self, request: FetchRequest) -> FetchRequest:
+    def _limit_request(self, request: FetchRequest) -> FetchRequest:
         """Return a request within the server's own limits (``server.poll_limit``)."""
         most = self._context.poll_limit
         messages = min(request.limit, most.messages or request.limit)
@@ -136,7 +136,7 @@ class _Polling:
             Disconnected: the client has disconnected.
             Unavailable: the poll has to wait, but the principal has too many waiting polls.
         """
-        await self._room()
+        await self._reserve_step()
         made = await self._context.in_poll_thread(self._first)
         if self.ended and (self._found or not self._request.wait_seconds):
             return made
@@ -155,8 +155,8 @@ class _Polling:
                     self.waited = left <= 0 < self._request.wait_seconds
                     return made
                 _look(scope, gone)
-                await self._room()
-                made = await self._context.in_poll_thread(self._again)
+                await self._reserve_step()
+                made = await self._context.in_poll_thread(self._read_again)
 
     async def stream(self, made: list[bytes], receive: Receive, send: Send) -> None:
         """Send each piece and produce the next one, until there are no more or the client has disconnected."""
@@ -165,7 +165,7 @@ class _Polling:
             while not (self.ended or gone.done()):
                 await self.send(made, send)
                 if not gone.done():
-                    await self._room()
+                    await self._reserve_step()
                 if not gone.done():
                     made = await self._context.in_poll_thread(self._step)
             await self.send(made, send)
@@ -185,7 +185,7 @@ class _Polling:
             await send({"type": "http.response.body", "body": b"", "more_body": not self.ended})
         self._share.end_waiting()
 
-    async def _room(self) -> None:
+    async def _reserve_step(self) -> None:
         """Reserve memory for a step, enough for the largest possible message."""
         known = self._context.sizes.of(self._topic)
         largest = self._context.max_request_bytes if known is None else known
@@ -222,7 +222,7 @@ class _Polling:
         self.ended = False
         return self._step()
 
-    def _again(self) -> list[bytes]:
+    def _read_again(self) -> list[bytes]:
         """Read again after the rows that were already read."""
         position = self._fetch.position if self._fetch is not None else None
         if position is not None:

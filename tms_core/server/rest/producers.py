@@ -36,7 +36,7 @@ class ProducerRoutes(ContextRoute):
         """``GET …/topics/{topic}/producers``."""
         context, topic = self._context, topic_of(request.scope)
         found = await context.in_thread(context.service.producers.of, topic)
-        return JSONResponse([{"name": name, **_described(known, open_)} for name, known, open_ in found])
+        return JSONResponse([{"name": name, **_registration_fields(known, open_)} for name, known, open_ in found])
 
     async def producer(self, request: Request) -> Response:
         """``POST``, ``GET`` and ``DELETE …/topics/{topic}/producers/{name}``."""
@@ -51,7 +51,7 @@ class ProducerRoutes(ContextRoute):
         if request.method == "DELETE":
             await context.in_thread(producers.delete, topic, name, principal)
             return Response()
-        return JSONResponse(_described(*await context.in_thread(producers.get, topic, name)))
+        return JSONResponse(_registration_fields(*await context.in_thread(producers.get, topic, name)))
 
 
 def sent_by(context: ServerContext, principal: str | None, headers: Headers, *, numbered: bool = True) -> Sent | None:
@@ -107,7 +107,7 @@ def _former(former: LastTransaction | None) -> dict[str, str] | None:
     return {"transaction": str(former.transaction), "label": former.label, "outcome": former.outcome.value}
 
 
-def _described(known: Registration, open_: list[StartedTransaction]) -> dict[str, Any]:
+def _registration_fields(known: Registration, open_: list[StartedTransaction]) -> dict[str, Any]:
     return {
         "generation": str(known.generation),
         "updatedMs": str(known.updated_ms),

@@ -40,9 +40,9 @@ class TopicRoutes(ContextRoute):
     async def topics(self, request: Request) -> Response:
         """Answer ``GET …/topics``: the topics that the client may see."""
         namespace = named_topic(request.path_params["namespace"], "topics").namespace
-        return JSONResponse(await self._context.in_thread(self._listed, namespace, request.scope.get("principal")))
+        return JSONResponse(await self._context.in_thread(self._list_topics, namespace, request.scope.get("principal")))
 
-    def _listed(self, namespace: str, principal: str | None) -> list[str]:
+    def _list_topics(self, namespace: str, principal: str | None) -> list[str]:
         found = [TopicId(namespace, name) for name in self._context.service.topics(namespace)]
         return [topic.topic for topic in self._visible(principal, found)]
 
@@ -127,7 +127,7 @@ class Consumers(ContextRoute):
         """``GET …/topics/{topic}/consumers``."""
         context, topic = self._context, topic_of(request.scope)
         lags, now_ms = await context.in_thread(context.service.consumers.lags, topic)
-        return JSONResponse([_described(lag, now_ms) for lag in lags])
+        return JSONResponse([_lag_fields(lag, now_ms) for lag in lags])
 
     async def consumer(self, request: Request) -> Response:
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}/consumers/{name}``."""
@@ -142,10 +142,10 @@ class Consumers(ContextRoute):
             delete = partial(context.service.consumers.delete, force=_forces(request), principal=principal)
             await context.in_thread(delete, topic, name)
         else:
-            return JSONResponse(await context.in_thread(self._shown, topic, name))
+            return JSONResponse(await context.in_thread(self._consumer_fields, topic, name))
         return Response()
 
-    def _shown(self, topic: TopicId, name: str) -> dict[str, Any]:
+    def _consumer_fields(self, topic: TopicId, name: str) -> dict[str, Any]:
         """Return a consumer's position, the claims it has open, and its messages and has not processed."""
         consumers = self._context.service.consumers
         found, claims = consumers.get(topic, name), consumers.claims(topic, name)
@@ -182,7 +182,7 @@ def _forces(request: Request) -> bool:
     return said == "true"
 
 
-def _described(lag: Lag, now_ms: int) -> dict[str, Any]:
+def _lag_fields(lag: Lag, now_ms: int) -> dict[str, Any]:
     position = lag.position
     return {
         "name": position.name,

@@ -162,7 +162,7 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         self._calls.count("invert")
         places = self._salts.places([cell.key for cell in cells], origin)
         changes = [
-            (row, _packed(cell.pointer), _packed(-cell.pointer))
+            (row, _pack_pointer(cell.pointer), _pack_pointer(-cell.pointer))
             for cell, rows in zip(cells, places, strict=True)
             for row in rows
         ]
@@ -282,9 +282,9 @@ def _cells(value: MessageValue) -> dict[bytes, bytes | None]:
         raise ValueError("a message has a write pointer, a payload or both")
     return {
         PAYLOAD_COLUMN: value.payload,
-        POINTER_COLUMN: None if value.pointer is None else _packed(value.pointer),
+        POINTER_COLUMN: None if value.pointer is None else _pack_pointer(value.pointer),
     }
 
 
-def _packed(pointer: int) -> bytes:
+def _pack_pointer(pointer: int) -> bytes:
     return pointer.to_bytes(_POINTER_BYTES, "big", signed=True)

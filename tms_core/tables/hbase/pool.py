@@ -157,7 +157,7 @@ class HBasePool:
                 "Raise storage.hbase.connections.",
             )
         try:
-            server, wire = self._reused() or self._opened()
+            server, wire = self._reuse_connection() or self._open_connection()
             try:
                 yield wire
             except BaseException as error:
@@ -181,7 +181,7 @@ class HBasePool:
         for entry in idle:
             self._drop(entry.server, entry.wire)
 
-    def _reused(self) -> tuple[_ThriftServer, ThriftConnection] | None:
+    def _reuse_connection(self) -> tuple[_ThriftServer, ThriftConnection] | None:
         """Return an intact idle connection; close failed connections on the way."""
         while True:
             now_ms = self._clock.monotonic_ms()
@@ -194,7 +194,7 @@ class HBasePool:
                 return entry.server, entry.wire
             self._drop(entry.server, entry.wire)
 
-    def _opened(self) -> tuple[_ThriftServer, ThriftConnection]:
+    def _open_connection(self) -> tuple[_ThriftServer, ThriftConnection]:
         """Return a new connection to the server that has the fewest, or to the next one if that cannot be reached."""
         failure: StoreUnavailable | None = None
         for server in self._by_preference():

@@ -307,7 +307,7 @@ class HBaseRows:
 
     def _make_sure(self, rows: Sequence[bytes], newest_ms: int) -> None:
         """Read deleted rows, and delete remaining ones again."""
-        left = self._left(rows)
+        left = self._remaining(rows)
         for _ in range(_ATTEMPTS):
             newest_ms = max([newest_ms, *left.values()])
             with self._lock:
@@ -316,14 +316,14 @@ class HBaseRows:
                 return
             # HBase keeps a cell that is newer than its marker, so mark with the highest timestamp that was read.
             self.mark(list(left), newest_ms)
-            left = self._left(list(left))
+            left = self._remaining(list(left))
         raise StoreError(
             f"{len(left)} rows of {self.name.decode()} are still there after {_ATTEMPTS} deletes, "
             f"the first one {next(iter(left)).hex()}.",
             "See whether something writes them, and whether the clocks of HBase's servers agree.",
         )
 
-    def _left(self, rows: Sequence[bytes]) -> dict[bytes, int]:
+    def _remaining(self, rows: Sequence[bytes]) -> dict[bytes, int]:
         """Return the rows that are there, each with the highest timestamp of its cells."""
         found = [one for some in batches(rows, BATCH_ROWS) for one in self.get_many(some)]
         return {row: newest_of(cells) for row, cells in found}

@@ -246,7 +246,7 @@ class Buckets:
         return self._number
 
     def _check(self, number: int) -> None:
-        said = self._said()
+        said = self._numbers_in_attributes()
         for table, own in said.items():
             if own != number:
                 raise StoreError(
@@ -265,7 +265,7 @@ class Buckets:
                 self._namespace,
             )
 
-    def _said(self) -> dict[TableName, int]:
+    def _numbers_in_attributes(self) -> dict[TableName, int]:
         """Return the numbers of buckets in the attributes of the tables, by table; tables without it are missing."""
         if self._admin is None:
             return {}

@@ -188,7 +188,7 @@ class ThriftConnection:
             self._socket.finish()
         except BaseException as error:
             self.close()
-            translated = self._translated(name, error)
+            translated = self._translate(name, error)
             if translated is None:
                 raise
             raise translated from error
@@ -203,7 +203,7 @@ class ThriftConnection:
         self.broken = True
         self._socket.close()
 
-    def _translated(self, name: str, error: BaseException) -> StoreError | None:
+    def _translate(self, name: str, error: BaseException) -> StoreError | None:
         """Return the converted error; None: it is neither a failure of the connection nor of HBase."""
         if isinstance(error, TimeoutError):
             return ThriftTimeout(
@@ -213,18 +213,18 @@ class ThriftConnection:
             )
         if isinstance(error, _BROKEN):
             return ConnectionLost(
-                f"The connection to HBase's Thrift server {self.address} broke during {name}: {_said(error)}.",
+                f"The connection to HBase's Thrift server {self.address} broke during {name}: {_error_text(error)}.",
                 "See whether the server still runs, speaks the binary protocol over a buffered transport (over HTTP "
                 "with storage.hbase.transport: http), and what its log says.",
             )
         if isinstance(error, LoginFailed):
             return _not_logged_in(self.address, error)
         if isinstance(error, TApplicationException):
-            return _unserved(self.address, name, error)
+            return _server_error(self.address, name, error)
         if isinstance(error, HBASE.IllegalArgument) and b"scanner ID is invalid" in (error.message or b""):
             return ScannerLost(f"HBase's Thrift server {self.address} has closed a scanner.", "Try again.")
         if isinstance(error, (HBASE.IOError, HBASE.IllegalArgument, interface().IOError2)):
-            return _refused(name, error.message or b"")
+            return _hbase_error(name, error.message or b"")
         if isinstance(error, TException):
             return StoreError(f"HBase could not do {name}: {error!r}.", "Look into the Thrift server's log.")
         return None
@@ -321,7 +321,7 @@ def _unreachable(address: str, service: Service, error: OSError) -> StoreUnavail
         )
     name = "thrift" if service == "Hbase" else "thrift2"
     return ConnectionLost(
-        f"HBase's Thrift server {address} cannot be reached: {_said(error)}.",
+        f"HBase's Thrift server {address} cannot be reached: {_error_text(error)}.",
         f"Start it there (hbase {name} start), or correct storage.hbase.{name}.",
     )
 
@@ -330,7 +330,7 @@ def _not_logged_in(address: str, error: LoginFailed) -> StoreUnavailable:
     return StoreUnavailable(f"HBase's Thrift server {address} cannot be used: {error.message}", error.hint)
 
 
-def _unserved(address: str, name: str, error: TApplicationException) -> StoreError:
+def _server_error(address: str, name: str, error: TApplicationException) -> StoreError:
     """Thrift's own errors; the server gives no reason, only its log has it."""
     if error.type == TApplicationException.UNKNOWN_METHOD:
         return NotServed(
@@ -341,7 +341,7 @@ def _unserved(address: str, name: str, error: TApplicationException) -> StoreErr
     return StoreError(f"HBase's Thrift server {address} failed: {said}.", "Its log has the reason.")
 
 
-def _refused(name: str, message: bytes) -> StoreError:
+def _hbase_error(name: str, message: bytes) -> StoreError:
     """Return the error of HBase: usually ``java.class.Name: text``; omit Java's stack, which does not help a user."""
     first, *rest = message.decode(errors="replace").strip().split("\n")
     reason = _PACKAGE.sub("", first).rstrip(".: ")
@@ -366,5 +366,5 @@ def _refused(name: str, message: bytes) -> StoreError:
     return StoreError(text, "The log of HBase's Thrift server has more.")
 
 
-def _said(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return str(error) or type(error).__name__

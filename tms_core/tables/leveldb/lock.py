@@ -65,9 +65,9 @@ class translated:  # noqa: N801 a block is written with it, as with a function
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, (plyvel.Error, OSError)):
-            raise self._named(_store_error(self._folder, error)) from error
+            raise self._lock_error(_store_error(self._folder, error)) from error
 
-    def _named(self, error: StoreError) -> StoreError:
+    def _lock_error(self, error: StoreError) -> StoreError:
         return error
 
 
@@ -83,7 +83,7 @@ class writing(translated):  # noqa: N801
 
     __slots__ = ()
 
-    def _named(self, error: StoreError) -> StoreError:
+    def _lock_error(self, error: StoreError) -> StoreError:
         return (
             error
             if isinstance(error, (StoreBusy, WriteRefused))

@@ -255,7 +255,7 @@ def find_damage(log: bytes) -> Damage | None:
             at += left
             continue
         if problem := _problem(log, at):
-            return _judge(log, at, problem)
+            return _find_damage(log, at, problem)
         _, length, kind = HEADER.unpack_from(log, at)
         stop = at + HEADER.size + length
         # An empty first fragment may be followed by another first fragment: old writers left it at the end of a block.
@@ -304,7 +304,7 @@ def _problem(log: bytes, at: int) -> str:
     return "" if kind in (FULL, FIRST, MIDDLE, LAST) else f"a record is of the unknown kind {kind}"
 
 
-def _judge(log: bytes, at: int, problem: str) -> Damage | None:
+def _find_damage(log: bytes, at: int, problem: str) -> Damage | None:
     """Return whether what cannot be read is damage; None if it is the torn last record of the log."""
     behind = _next_beginning(log, at + 1)
     if behind is None:

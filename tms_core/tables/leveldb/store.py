@@ -213,7 +213,7 @@ class LevelDBMessageReads(LevelDBReads, MessageReads):
             return super()._page(want, start, stop, limit)
         page = self._database.columns(start, stop, limit, want.most_bytes or PAGE_BYTES)
         if want.part == "rows":
-            return Page(self._decoded(page.items), page.resume)
+            return Page(self._decode_rows(page.items), page.resume)
         return Page(self._columns(page.items), page.resume)
 
     def _cells(self, start: bytes, stop: bytes | None, limit: int, pointers: PointerSet | None) -> Page[list[TxCell]]:
@@ -234,9 +234,9 @@ class LevelDBMessageReads(LevelDBReads, MessageReads):
         if tags == _TX_ONLY and min(map(len, values)) >= _TX_BYTES:
             pointers = list(struct.unpack(f">{len(values)}q", b"".join(map(_pointer_in, values))))
             return MessageColumns(keys, pointers, list(map(_tx_payload, values)))
-        return MessageColumns.of(self._decoded(stored))
+        return MessageColumns.of(self._decode_rows(stored))
 
-    def _decoded(self, stored: StoredColumns) -> list[tuple[bytes, MessageValue]]:
+    def _decode_rows(self, stored: StoredColumns) -> list[tuple[bytes, MessageValue]]:
         """Return the readable rows; count the others."""
         rows = [
             (key, value)

@@ -67,7 +67,7 @@ def answer(manager: TransactionManager, frame: bytes, address: str = "") -> byte
         return failure(request, Failure.UNKNOWN_METHOD, f"Invalid method name: '{request.name}'")
     result = "failed"
     try:
-        fields, result = _done(call, manager, request.fields)
+        fields, result = _execute(call, manager, request.fields)
     except FormatError as error:
         result = "refused"
         return failure(request, Failure.PROTOCOL_ERROR, f"{request.name}: {error}")
@@ -92,7 +92,7 @@ def _object(arguments: Fields) -> str:
     return f"{shown} and {len(value) - _AUDITED_IDS} more" if value[_AUDITED_IDS:] else shown
 
 
-def _done(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[tuple[bytes, ...], str]:
+def _execute(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[tuple[bytes, ...], str]:
     """Carry out a call, and return the fields of its answer and its result for the audit log."""
     try:
         result = call.method(manager, arguments)
@@ -195,7 +195,7 @@ def _commit_and_start(manager: TransactionManager, arguments: Fields) -> bytes:
     return _result(manager.commit_and_start(integer(arguments, 1), timeout_seconds, _client(arguments, 2)))
 
 
-def _named(arguments: Fields) -> Transaction:
+def _transaction_by_id(arguments: Fields) -> Transaction:
     """Return a transaction by its id with only the fields that an abort reads."""
     pointer, kind = integer(arguments, 1), integer(arguments, 2, 1) - 1
     checkpoints = _argument(arguments, 3, array, array("q"))
@@ -219,7 +219,7 @@ def _clients(manager: TransactionManager, _: Fields) -> bytes:
     return wire.structure(0, wire.i64s(1, list(clients)), wire.strings(2, list(clients.values())))
 
 
-def _published(manager: TransactionManager, _: Fields) -> bytes:
+def _published_topics(manager: TransactionManager, _: Fields) -> bytes:
     rows = [(pointer, topic, ms) for pointer, topics in manager.published().items() for topic, ms in topics.items()]
     pointers, topics, times = zip(*rows, strict=True) if rows else ((), (), ())
     return wire.structure(0, wire.i64s(1, pointers), wire.strings(2, topics), wire.i64s(3, times))
@@ -249,7 +249,7 @@ _CALLS: Mapping[str, _Call] = {
     "commitOrThrow": _Call(lambda manager, given: manager.commit(integer(given, 1)), _ALL),
     "commitAndStart": _Call(_commit_and_start, {NotInProgress: 1, Conflict: 2, BadArgument: 3}),
     "abortTx": _Call(lambda manager, given: manager.abort(_transaction(given))),
-    "abortById": _Call(lambda manager, given: manager.abort(_named(given))),
+    "abortById": _Call(lambda manager, given: manager.abort(_transaction_by_id(given))),
     "invalidateTx": _Call(lambda manager, given: wire.boolean(0, manager.invalidate(integer(given, 1)))),
     "getSnapshot": _Call(lambda manager, _: wire.string(0, manager.encoded_snapshot()), {CannotSnapshot: 1}),
     "resetState": _Call(lambda manager, _: manager.reset()),
@@ -263,7 +263,7 @@ _CALLS: Mapping[str, _Call] = {
     "checkpointById": _Call(_checkpoint, _IN_PROGRESS),
     "pruneNow": _Call(_prune),
     "inProgressClients": _Call(_clients),
-    "inProgressTopics": _Call(_published),
+    "inProgressTopics": _Call(_published_topics),
 }
 #: The methods that the audit log has, and how many ids of transactions of one call it has.
 _AUDITED = {

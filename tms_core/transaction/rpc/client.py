@@ -116,7 +116,7 @@ class TransactionClient:
         self.address = addresses[0]
         self.opens = opens or partial(SocketConnection, token_file=token_file, tls=tls)
         self._timeout_seconds = timeout_seconds
-        self._lines = {one: IdleConnections(partial(self._opened, one)) for one in addresses}
+        self._lines = {one: IdleConnections(partial(self._open_connection, one)) for one in addresses}
         #: Whether the service can start a transaction with the commit of another, as known since the last new
         #: connection.
         self._begins_with_commit = True
@@ -332,16 +332,16 @@ class TransactionClient:
         Args:
             again: the call is repeatable; it is repeated if a connection breaks.
         """
-        result = self._answered(name, fields, again=again)
+        result = self._call_services(name, fields, again=again)
         for number, value in result.items():
             if number:
-                raise _declared(name, number, value if isinstance(value, dict) else {})
+                raise _declared_error(name, number, value if isinstance(value, dict) else {})
         value = result.get(0)
         if not isinstance(value, kind):
             raise self._unclear(name, "the answer is not of the kind it has to be")
         return value
 
-    def _answered(self, name: str, fields: tuple[bytes, ...], *, again: bool) -> Fields:
+    def _call_services(self, name: str, fields: tuple[bytes, ...], *, again: bool) -> Fields:
         """Call one service after another within the time limit, while a repetition is harmless."""
         several = len(self._lines) > 1
         # A started transaction without a response times out, so another service may start one.
@@ -355,7 +355,7 @@ class TransactionClient:
                 # Leave time for other services if this one hangs.
                 seconds = rest / (left + 1) if again else rest
             try:
-                return self._asked(address, name, fields, seconds)
+                return self._call_service(address, name, fields, seconds)
             except MethodUnknown:
                 raise
             except ServiceUnavailable:
@@ -379,7 +379,7 @@ class TransactionClient:
         if self.address == address:
             self.address = [*self._order(), address][1]
 
-    def _asked(self, address: str, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
+    def _call_service(self, address: str, name: str, fields: tuple[bytes, ...], seconds: float) -> Fields:
         with self._lines[address].one() as line:
             try:
                 return line.ask(name, fields, seconds)
@@ -392,7 +392,7 @@ class TransactionClient:
                 raise _Broken(str(error)) from error
         raise unknown
 
-    def _opened(self, address: str) -> RpcConnection:
+    def _open_connection(self, address: str) -> RpcConnection:
         # The current service may have changed.
         self._begins_with_commit = self._takes_ids = True
         try:
@@ -483,7 +483,7 @@ def _timeout(number: int, seconds: int) -> bytes:
     return wire.i32(number, seconds)
 
 
-def _declared(name: str, number: int, fields: Fields) -> TransactionError:
+def _declared_error(name: str, number: int, fields: Fields) -> TransactionError:
     """Return the error that a service reports."""
     kind = _DECLARED.get((name, number), NotInProgress)
     if kind is Conflict:

@@ -91,7 +91,7 @@ class IdleConnections(Generic[C]):
     @contextmanager
     def one(self) -> Iterator[C]:
         """Yield a connection that no other thread uses; close it if the block raises."""
-        line = self._reused() or self._opens()
+        line = self._reuse_connection() or self._opens()
         try:
             yield line
         except BaseException:
@@ -111,7 +111,7 @@ class IdleConnections(Generic[C]):
         for line in idle:
             line.close()
 
-    def _reused(self) -> C | None:
+    def _reuse_connection(self) -> C | None:
         while True:
             with self._lock:
                 if not self._idle:
@@ -153,7 +153,7 @@ class SocketConnection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             context = tls.context() if isinstance(tls, ClientTls) else tls
-            self._socket = _wrapped(self._socket, address, context, certificate_name or host)
+            self._socket = _wrap_tls(self._socket, address, context, certificate_name or host)
         self._number = 0
         if token is not None:
             self._authenticate(address, token, timeout_seconds)
@@ -251,7 +251,7 @@ def _token(file: Path) -> bytes:
         raise ServiceUnavailable(error.message, error.hint) from error
 
 
-def _wrapped(plain: socket.socket, address: str, tls: ssl.SSLContext, name: str) -> ssl.SSLSocket:
+def _wrap_tls(plain: socket.socket, address: str, tls: ssl.SSLContext, name: str) -> ssl.SSLSocket:
     try:
         return tls.wrap_socket(plain, server_hostname=name)
     except OSError as error:
@@ -277,11 +277,11 @@ def result_of(name: str, number: int, frame: bytes) -> Fields:
     if (answer.name, answer.number) != (name, number):
         raise FormatError(f"the answer to {answer.name} number {answer.number} came for {name} {number}")
     if answer.kind == MessageKind.EXCEPTION:
-        raise _failed(name, answer.fields)
+        raise _application_error(name, answer.fields)
     return answer.fields
 
 
-def _failed(name: str, fields: Fields) -> TransactionError:
+def _application_error(name: str, fields: Fields) -> TransactionError:
     """Thrift's own exception."""
     kind = fields.get(2)
     if kind == Failure.UNKNOWN_METHOD:

@@ -344,14 +344,16 @@ class TransactionService:
         direct = False
         try:
             while not self._stopping.is_set():
-                size = await self._size(reader, wait_seconds, LARGE_BYTES if level is Level.NONE else self._most())
-                frame = await self._awaited(reader.readexactly(min(size, LARGE_BYTES)), REQUEST_SECONDS)
+                size = await self._size(
+                    reader, wait_seconds, LARGE_BYTES if level is Level.NONE else self._request_limit()
+                )
+                frame = await self._await_bytes(reader.readexactly(min(size, LARGE_BYTES)), REQUEST_SECONDS)
                 async with self._place(size, writer) as received:
                     if received is None:
-                        data = await self._refused(reader, frame, size)
+                        data = await self._refuse_large(reader, frame, size)
                     else:
                         frame = await self._whole(reader, frame, size, received)
-                        level, direct, data = await self._replied(frame, level, direct, _host(writer))
+                        level, direct, data = await self._reply(frame, level, direct, _host(writer))
                     del frame
                 if level is Level.NONE:
                     await self.failed.delay(_host(writer))
@@ -370,10 +372,10 @@ class TransactionService:
         finally:
             writer.close()
 
-    async def _replied(self, frame: bytes, level: Level, direct: bool, address: str) -> tuple[Level, bool, bytes]:
+    async def _reply(self, frame: bytes, level: Level, direct: bool, address: str) -> tuple[Level, bool, bytes]:
         """Return the response to a frame, and the new permission level and forwarding state of its connection."""
         if self._tokens and _is_of(frame, (AUTHENTICATE,)):
-            level, data = await self._work(self._authenticated, frame)
+            level, data = await self._work(self._authenticate, frame)
             if level is Level.NONE:
                 self._record_refusal(Event.UNAUTHORIZED, AUTHENTICATE, address)
             return level, direct, data
@@ -383,9 +385,9 @@ class TransactionService:
         return level, direct, await self._passed_on(frame) if found is None else found
 
     async def _done(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
-        """Return the result of :meth:`_answered` from a worker."""
+        """Return the result of :meth:`_answer_call` from a worker."""
         if not self._quick.is_quick(frame):
-            return await self._work(self._answered, frame, direct, address)
+            return await self._work(self._answer_call, frame, direct, address)
         self._quick.note()
         return await self._work(self._quick.do, frame), direct
 
@@ -405,7 +407,7 @@ class TransactionService:
         """Write a refused call to the audit log; only the event loop calls this."""
         self._bounded.record(event, principal=None, address=address, verb=call, object_="")
 
-    def _answered(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
+    def _answer_call(self, frame: bytes, direct: bool, address: str) -> tuple[bytes | None, bool]:
         """Return the response to a frame, and whether later calls of its connection are never forwarded.
 
         A response of None means that the call has to be forwarded.
@@ -436,7 +438,7 @@ class TransactionService:
             return Level.NONE
         return Level.CLIENT if Level.ADMIN in self._tokens else Level.ADMIN
 
-    def _authenticated(self, frame: bytes) -> tuple[Level, bytes]:
+    def _authenticate(self, frame: bytes) -> tuple[Level, bytes]:
         """Return the permissions by the token of a frame, and the response."""
         request = wire.read_message(frame)
         shown = request.fields.get(1)
@@ -453,13 +455,13 @@ class TransactionService:
                 return level, wire.message(MessageKind.REPLY, request.name, request.number)
         return Level.NONE, failure(request, Failure.PROTOCOL_ERROR, _DEMANDED)
 
-    def _most(self) -> int:
+    def _request_limit(self) -> int:
         """Return the size limit of a request: a transaction with all listed ids, and a margin for new ones."""
         return max(MAX_FRAME_BYTES, LARGE_BYTES + LISTED_ID_BYTES * self._manager.listed_ids)
 
     async def _size(self, reader: asyncio.StreamReader, seconds: float | None, most: int) -> int:
         """Return the size of the next frame."""
-        (size,) = LENGTH.unpack(await self._awaited(reader.readexactly(LENGTH.size), seconds))
+        (size,) = LENGTH.unpack(await self._await_bytes(reader.readexactly(LENGTH.size), seconds))
         if not 0 <= size <= most:
             raise FormatError(f"a frame of {size} bytes, where {most} are the most")
         return int(size)
@@ -500,7 +502,7 @@ class TransactionService:
         received()
         return bytes(found)
 
-    async def _refused(self, reader: asyncio.StreamReader, begun: bytes, size: int) -> bytes:
+    async def _refuse_large(self, reader: asyncio.StreamReader, begun: bytes, size: int) -> bytes:
         """Return the answer to a large request without memory; the rest of the request is read and dropped."""
         await self._read_rest(reader, size - len(begun), len)
         return _refusal(wire.read_head(begun), NO_MEMORY)
@@ -509,11 +511,11 @@ class TransactionService:
         """Read the rest of a large request in parts, and process each part as it arrives."""
         async with asyncio.timeout(REQUEST_SECONDS):
             while size:
-                part = await self._awaited(reader.readexactly(min(size, LARGE_BYTES)), LARGE_SECONDS)
+                part = await self._await_bytes(reader.readexactly(min(size, LARGE_BYTES)), LARGE_SECONDS)
                 size -= len(part)
                 use(part)
 
-    async def _awaited(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
+    async def _await_bytes(self, reading: Coroutine[None, None, bytes], seconds: float | None) -> bytes:
         """Wait for the bytes of a request; the connection may be closed until they are complete."""
         connection = cast("asyncio.Task[None]", asyncio.current_task())
         self._awaiting[connection] = asyncio.get_running_loop().time()

@@ -84,7 +84,7 @@ class WebHdfsFolder:
             NoSnapshot: no NameNode answers, or the active one has no such folder or does not show it.
         """
         try:
-            with self._asked("", "LISTSTATUS") as answer:
+            with self._request("", "LISTSTATUS") as answer:
                 answer.read()
                 found = answer.json()["FileStatuses"]["FileStatus"]
             files = [str(one["pathSuffix"]) for one in found if one["type"] == "FILE"]
@@ -103,7 +103,7 @@ class WebHdfsFolder:
             FileNotFoundError: the file was deleted.
         """
         with SpooledTemporaryFile(_MEMORY_BYTES) as whole:
-            with self._asked(f"/{name}" if name else "", "OPEN") as answer:
+            with self._request(f"/{name}" if name else "", "OPEN") as answer:
                 try:
                     for piece in answer.iter_bytes():
                         whole.write(piece)
@@ -113,7 +113,7 @@ class WebHdfsFolder:
             yield cast(BinaryIO, whole)
 
     @contextmanager
-    def _asked(self, suffix: str, operation: str) -> Iterator[httpx2.Response]:
+    def _request(self, suffix: str, operation: str) -> Iterator[httpx2.Response]:
         """Yield the response of the active NameNode, or of the DataNode that it names.
 
         Raises:
@@ -171,7 +171,7 @@ def _refusal(answer: httpx2.Response) -> str | None:
     if answer.status_code == httpx2.codes.OK:
         return None
     answer.read()
-    said = _said(answer)
+    said = _json_of(answer)
     kind, message = str(said.get("exception", "")), str(said.get("message", "")).partition("\n")[0].rstrip(".")
     if kind == "StandbyException":
         return "is on standby"
@@ -184,7 +184,7 @@ def _refusal(answer: httpx2.Response) -> str | None:
     raise OSError(message or f"it answers with {answer.status_code}")
 
 
-def _said(answer: httpx2.Response) -> dict[str, Any]:
+def _json_of(answer: httpx2.Response) -> dict[str, Any]:
     try:
         found = answer.json()["RemoteException"]
     except (ValueError, KeyError, TypeError, RecursionError):

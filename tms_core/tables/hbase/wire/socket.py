@@ -55,7 +55,7 @@ class TimedSocket:
 
     def read(self, size: int) -> bytes:
         """Return at least one byte, and at most ``size`` of them."""
-        self._socket.settimeout(self._left())
+        self._socket.settimeout(self._seconds_left())
         with self._tls_failures():
             data = self._socket.recv(size)
         if not data:
@@ -69,7 +69,7 @@ class TimedSocket:
         self._send(data)
 
     def _send(self, data: bytes) -> None:
-        self._socket.settimeout(self._left())
+        self._socket.settimeout(self._seconds_left())
         with self._tls_failures():
             try:
                 self._socket.sendall(data)
@@ -110,7 +110,7 @@ class TimedSocket:
     def close(self) -> None:
         self._socket.close()
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         left = self._ends - time.monotonic()
         if left <= 0:
             raise TimeoutError
