@@ -160,6 +160,8 @@ def test_given_an_answer_of_no_when_asked_whether_to_delete_then_the_topic_stays
         (["poll", "default:x", "--since", "soon"], 2, "soon"),
         (["poll", "default:x", "--since", "9999999999999999999"], 2, "invalid time"),
         (["poll", "default:x", "--since", "253402300800000"], 2, "invalid time"),
+        (["poll", "default:x", "--since", "bla"], 2, "use 10m (ago), 2023-11-14T22:13:20Z"),
+        (["topic", "update", "default:x", "--ttl", "0"], 2, "of at least 1 s"),
         (["poll", "default:x", "--since", "9999-12-31T23:59:59-10:00"], 2, "invalid time"),
         (["poll", "default:x", "--since", "now+3000000d"], 2, "invalid time"),
         (["poll", "default:x", "--since", "999999999999999999d"], 2, "invalid time"),

@@ -233,7 +233,7 @@ def _summary(report: Report) -> Text:
     snapshot = "no transaction snapshot"
     if report.snapshot is not None:
         age_ms = report.effective_now_ms - report.snapshot.timestamp_ms
-        snapshot = f"{report.snapshot.source}, {duration(age_ms)} {'old' if age_ms >= 0 else 'newer'}"
+        snapshot = f"{report.snapshot.source}, {duration(age_ms)} {'old' if age_ms > -1000 else 'newer'}"
     return Text(f"{title} {report.id} as of {moment(report.effective_now_ms)}, {snapshot}")
 
 

@@ -18,7 +18,7 @@ from janitor.cli.history import RUNNING
 from janitor.cli.history import status as run_status
 from janitor.cli.options import common_options, session
 from janitor.cli.state import open_state
-from janitor.cli.topic import claimed
+from janitor.cli.topic import claimed, describe_lag
 from janitor.report import MEASURED
 from janitor.rules.policy import Hold
 from janitor.state.base import EVERYTHING, RunRecord, State
@@ -291,13 +291,15 @@ def _consumers(status: Status) -> Iterator[Text]:
     """Yield the consumers with the longest lag."""
     behind = sorted((one for one in status.consumers if one.lag_messages), key=lambda one: -one.lag_messages)
     for one in behind[:_NAMED]:
-        oldest = one.oldest_unread_ms
-        age = "" if oldest is None else f"the oldest {duration(status.now_ms - oldest)} old"
-        lag = f"{one.lag_messages:,} messages behind"
+        lag = describe_lag(one.lag_messages, one.oldest_unread_ms, status.now_ms)
+        # The count is up to minutes old: the consumer may have read all since.
+        counted = f"counted {render.when(one.counted_ms, status.now_ms)}"
         claims = claimed(one.open_claims, one.redelivered)
-        yield render.line("consumer", f"{one.consumer} of {one.tms_namespace}:{one.topic}", lag, age, claims)
+        yield render.line("consumer", f"{one.consumer} of {one.tms_namespace}:{one.topic}", lag, counted, claims)
     if len(behind) > _NAMED:
-        yield render.line("", f"and {len(behind) - _NAMED:,} more consumers behind", "all of them with --format json")
+        yield render.line(
+            "", f"and {len(behind) - _NAMED:,} more consumers with a lag", "all of them with --format json"
+        )
 
 
 def _overdue(status: Status) -> Iterator[Text]:

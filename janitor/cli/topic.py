@@ -45,8 +45,10 @@ def command(topic: TopicId) -> None:
     with open_state(current) as state:
         found = topic_detail(state, collect(state, current.deployment(), current.clock), topic) if state else None
     if found is None:
-        hint = typed(current, "status")
-        raise click.UsageError(f"unknown topic {topic}: the janitor knows a topic after its first run, see: {hint}")
+        hint = typed(current, "inspect meta")
+        raise click.UsageError(
+            f"unknown topic {topic}: the janitor knows a topic after its first run; list the topics: {hint}"
+        )
     if current.as_json:
         render.print_json(found)
         return
@@ -99,11 +101,15 @@ def lag(consumer: Mapping[str, Any], now_ms: int) -> str:
     """Return the lag of a consumer, in words."""
     if not consumer["lag_messages"]:
         return f"has read all, {render.when(consumer['updated_ms'], now_ms)}"
-    behind = f"{consumer['lag_messages']:,} messages behind"
-    if consumer["oldest_unread_ms"] is not None:
-        behind += f", the oldest {duration(now_ms - consumer['oldest_unread_ms'])} old"
+    behind = describe_lag(consumer["lag_messages"], consumer["oldest_unread_ms"], now_ms)
     lost = "; some may have expired before it read them" if consumer["expired"] else ""
     return f"{behind}; last read {render.when(consumer['updated_ms'], now_ms)}{lost}"
+
+
+def describe_lag(messages: int, oldest_ms: int | None, now_ms: int) -> str:
+    """Return the number of unread messages and the age of the oldest one, as text."""
+    age = "" if oldest_ms is None else f", the oldest {duration(now_ms - oldest_ms)} old"
+    return f"lag {messages:,} {'message' if messages == 1 else 'messages'}{age}"
 
 
 def claimed(open_claims: int, redelivered: int) -> str:

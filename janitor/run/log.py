@@ -12,7 +12,7 @@ from tms_core.logs.printable import complete
 logger = logging.getLogger(__name__)
 
 #: The words for rows, by the rule that deletes them.
-_DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "outdated", Rule.PROCESSED: "processed"}
+_DELETED = {Rule.EXPIRED: "expired", Rule.OLD_GENERATION: "old-generation", Rule.PROCESSED: "processed"}
 
 
 class RunLog:

@@ -41,16 +41,20 @@ class TimeType(click.ParamType[Moment]):
     """``1700000000000`` (ms), ``2023-11-14T22:13:20Z``, or ``now-1d12h``."""
 
     name = "time"
+    #: The accepted forms, for the error.
+    forms = "2023-11-14T22:13:20Z, 1700000000000 or now-1d12h"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
         moment = value if isinstance(value, Moment) else parse_time(str(value))
         if moment is None:
-            self.fail(f"invalid time {value!r}: use 2023-11-14T22:13:20Z, 1700000000000 or now-1d12h", param, ctx)
+            self.fail(f"invalid time {value!r}: use {self.forms}", param, ctx)
         return moment
 
 
 class SinceType(TimeType):
     """A time; a span alone, as ``10m``, is so long ago."""
+
+    forms = f"10m (ago), {TimeType.forms}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Moment:
         span_ms = None if isinstance(value, Moment) else parse_span(str(value))
@@ -67,7 +71,7 @@ class TtlType(click.ParamType[int]):
         text = str(value)
         span_ms = int(text) * 1000 if text.isdecimal() and text.isascii() else parse_span(text)
         if not span_ms or span_ms % 1000:
-            self.fail(f"invalid ttl {text!r}: use 7d, 1h30m or 604800 (seconds)", param, ctx)
+            self.fail(f"invalid ttl {text!r}: use 7d, 1h30m or 604800 (seconds), of at least 1 s", param, ctx)
         return span_ms // 1000
 
 

@@ -100,15 +100,15 @@ def test_given_groups_with_claims_when_shown_then_open_and_redelivered_ones_are_
             {**FIGURES, "consumer": "two", "open_claims": 1200, "redelivered": 1},
         ]
         state.save_note(Note.CONSUMERS, groups)
-    behind = "4 messages behind; the oldest 1 min old"
+    behind = "lag 4 messages, the oldest 1 min old; counted 2023-11-14 22:13:20 UTC (0 s ago)"
     shown = kit.janitor("status").out
     for line in (f"before of default:orders; {behind}\n", f"{behind}; 1 open claim\n"):
         assert line in shown
     assert f"two of default:orders; {behind}; 1,200 open claims, 1 redelivered\n" in shown
     detail = kit.janitor("topic default:orders").out
     read_at = "last read 2023-11-14 22:13:20 UTC (0 s ago)"
-    assert f"before: 4 messages behind, the oldest 1 min old; {read_at}\n" in detail
-    assert f"two: 4 messages behind, the oldest 1 min old; {read_at}; 1,200 open claims, 1 redelivered\n" in detail
+    assert f"before: lag 4 messages, the oldest 1 min old; {read_at}\n" in detail
+    assert f"two: lag 4 messages, the oldest 1 min old; {read_at}; 1,200 open claims, 1 redelivered\n" in detail
     for line in ("status", "topic default:orders"):
         found = kit.janitor(f"{line} --format json").json["consumers"]
         assert [(one["open_claims"], one["redelivered"]) for one in found] == [(0, 0), (1, 0), (1200, 1)]

@@ -112,6 +112,12 @@ def test_given_a_duration_then_it_reads_like_this(ms: int, text: str) -> None:
     assert duration(ms, rough=True) == text
 
 
+@pytest.mark.parametrize(("age_ms", "shown"), [(1000, "1 s old"), (-1, "0 s old"), (-5000, "5 s newer")])
+def test_plan_with_a_snapshot_of_its_own_second_is_not_called_older(kit: CommandKit, age_ms: int, shown: str) -> None:
+    kit.snapshot(age_ms=age_ms)
+    assert re.search(rf", snapshot\.\d+, {shown}$", kit.janitor("plan").out.splitlines()[0])
+
+
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1200, "1.2 kB"), (52_000, "52 kB"), (3_400_000, "3.4 MB"), (5 * 10**12, "5.0 TB")],

@@ -51,7 +51,7 @@ def test_log_of_a_run_has_its_counts_and_snapshot(caplog: pytest.LogCaptureFixtu
         ({}, 0, "nothing was due"),
         ({}, 1234, "nothing was due; 1,234 rows are held"),
         ({}, 1, "nothing was due; 1 row is held"),
-        ({Rule.EXPIRED: 3560, Rule.OLD_GENERATION: 8}, 0, "3,560 expired and 8 outdated rows deleted"),
+        ({Rule.EXPIRED: 3560, Rule.OLD_GENERATION: 8}, 0, "3,560 expired and 8 old-generation rows deleted"),
         (
             {Rule.PROCESSED: 1, Rule.INVALID_TRANSACTION: 2},
             0,
