@@ -13,9 +13,9 @@ from tools.monitoring.rules import THRESHOLDS
 _HEAD = """\
 # tms-janitor
 
-This chart cleans CDAP's Transactional Messaging System in HBase, or serves and cleans a store in a volume. This page lists
-all values. `docs/how-to/kubernetes.md` describes installation, upgrades and rollbacks, and `docs/operate/alerts.md` the
-alerts. `make generate` writes this page from `values.yaml` and the code.
+This chart cleans CDAP's Transactional Messaging System in HBase, or serves and cleans a store in a volume. This page
+lists all values. `docs/how-to/kubernetes.md` describes installation, upgrades and rollbacks, and
+`docs/operate/alerts.md` the alerts. `make generate` writes this page from `values.yaml` and the code.
 
 This command installs a daemon that only plans:
 

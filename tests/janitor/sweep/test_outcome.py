@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -11,6 +11,7 @@ from janitor.report import NAMED_KEYS, EntryKey, UnrecognizedKey
 from janitor.rules.policy import Frontier, Hold, Reason, Rule, admit
 from janitor.state import values
 from janitor.state.base import ClockAnchor
+from janitor.state.figures import GuardNote
 from janitor.sweep.findings import Batch, Done, Due, FailedTopic, Kept, RemainingPointer, unrecognized
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import TopicWork
@@ -19,8 +20,10 @@ from tests.janitor.state.entries import ENTRY
 from tests.support import raising
 from tms_core.errors import StopRequested
 from tms_core.rowkey import MessageKey
+from tms_core.tables.base import KeyRange
 from tms_core.tables.compaction import DeletedRanges
 from tms_core.tables.memory import MemoryStore
+from tms_core.tables.side import Expiry
 from tms_core.topic import TopicId, TopicMetadata
 
 ORDERS = TopicMetadata(TopicId("default", "orders"), 3, 60)
@@ -72,6 +75,36 @@ def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twi
         Counter({("payload", "store"): 1}),
     )
     assert one.unknown == {TopicId("a", "c")}
+
+
+def test_merge_into_an_empty_outcome_keeps_each_field() -> None:
+    full = Outcome(
+        expired=[Expiry(ORDERS.topic, 3, 1, 0, 9)],
+        found=[KeyRange(KEYS[0], KEYS[1])],
+        scanned=Counter(message=3),
+        seeks_spared=2,
+        truncated=1,
+        early={(ORDERS.topic, 3): (KEYS[0], KEYS[1])},
+        pointers={ORDERS.topic: {1}},
+        untouchable=7,
+        withheld={b"a:b:"},
+        moved={b"a:c:"},
+        unknown={TopicId("a", "d")},
+        unsure=[ENTRY],
+        archive_error="full",
+        notes=[GuardNote("snapshot", tripped=False, message="old")],
+        ended=StopRequested("stopping"),
+    )
+    full.add(due(KEYS), Done(KEYS, entry=ENTRY))
+    full.add(unrecognized("payload", [b"\xff"]))
+    full.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
+    # The driver adds calls itself, because tasks on Spark have their own stores.
+    names = {field.name for field in fields(Outcome)} - {"calls"}
+    empty = Outcome()
+    assert [name for name in sorted(names) if getattr(full, name) == getattr(empty, name)] == []
+    merged = Outcome()
+    merged.merge(full)
+    assert [name for name in sorted(names) if getattr(merged, name) != getattr(full, name)] == []
 
 
 def test_given_an_outcome_when_it_travels_as_json_then_it_arrives_as_it_was() -> None:
