@@ -494,6 +494,17 @@ def test_repeat_after_failed_rows_counts_once(kit: GroupKit, monkeypatch: pytest
     assert seen(kit) == [b"0", b"a", b"b"]
 
 
+@pytest.mark.parametrize("requests", [1, 2, 5])
+def test_repeat_of_a_request_written_by_this_server_reads_no_rows(kit: GroupKit, requests: int) -> None:
+    producer = Instance(kit)
+    for number in range(requests):
+        producer.publish(b"%d" % number)
+    before = kit.store.calls.copy()
+    producer.publish(b"again", again=True)
+    assert kit.store.calls["keys"] == before["keys"]
+    assert everything(kit) == [b"%d" % number for number in range(requests)]
+
+
 @pytest.mark.parametrize("restarted", [False, True])
 def test_repeat_with_other_messages_is_answered_as_the_first(kit: GroupKit, *, restarted: bool) -> None:
     one = Instance(kit)
