@@ -59,6 +59,9 @@ class RunHistory:
 
     def __init__(self) -> None:
         self._lock = Lock()
+        self._forget()
+
+    def _forget(self) -> None:
         self._steps: dict[str, dict[int, Counter[str]]] = {"apply": {}, "plan": {}}
         self._bad: deque[RunRecord] = deque(maxlen=KEPT_BAD)
         #: The last counted run, and the unfinished runs that were recorded before it.
@@ -99,6 +102,10 @@ class RunHistory:
         """Add the runs that have finished since, and remove runs that are too old."""
         oldest_ms = now_ms - RANGES["30d"].length_ms
         found = list(_runs_since(state, oldest_ms, self._counted))
+        if self._counted is not None and state.run(self._counted) is None:
+            # It was pruned, so reading did not stop at it, and counted runs were read again.
+            self._forget()
+            found = list(_runs_since(state, oldest_ms, None))
         newest = next((number for number, run in enumerate(found) if run.finished_ms is not None), len(found))
         known = [run for run in map(state.run, self._unfinished) if run is not None]
         runs = [*known, *reversed(found[newest:])]

@@ -69,6 +69,17 @@ def test_given_more_runs_later_then_only_their_page_is_read(monkeypatch: pytest.
     assert calls["state.runs"] == 4
 
 
+def test_range_after_the_last_counted_run_was_pruned_counts_the_others_once() -> None:
+    history = RunHistory()
+    with SqliteState.in_memory() as state:
+        ran(state, NOW_MS - MINUTE)
+        # The clock was set back, so the run that was recorded last is the oldest.
+        ran(state, NOW_MS - HOUR)
+        assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 2
+        state.prune_runs(NOW_MS - 2 * MINUTE)
+        assert sum(step["runs"] for step in history.range(state, "24h", NOW_MS)["steps"]) == 1
+
+
 def test_given_a_run_under_way_then_it_counts_once_it_has_ended() -> None:
     history = RunHistory()
     with SqliteState.in_memory() as state:
