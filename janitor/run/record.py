@@ -112,7 +112,7 @@ def recover(deps: Deps) -> list[str]:
         state.save_created_ms(clock.now_ms())
         lost = {item.id: item for item in state.unfinished_runs()}
         # Only of these runs: announcements of a closed run may remain if its process died before it cleared them.
-        state.add_ledger(entry for entry in state.intents() if entry.run_id in lost)
+        state.add_ledger(entry for entry in (state.intents() if lost else ()) if entry.run_id in lost)
         for run_id, run in lost.items():
             state.add_counters(state.booked(run_id))
             error = "the process ended before the run did"

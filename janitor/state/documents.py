@@ -80,6 +80,10 @@ class LooseRows(KeyedRows, Protocol):
         """Delete rows; none of their keys may be put again."""
         ...
 
+    def removal(self, key: bytes) -> str:
+        """Return the command with which an operator deletes a row."""
+        ...
+
 
 @dataclass
 class Changes:

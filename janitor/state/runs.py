@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from itertools import count, islice
+from itertools import compress, count, islice
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -180,18 +180,26 @@ class RecordedRuns(Documents):
 
     def intents(self) -> list[LedgerEntry]:
         """Return uncleared announcements, oldest first, without a truncated last one."""
-        return [entry for _, entry in self._announcements()]
+        return [self._announcement(*row) for row in self.driver.loose.scan(INTENT, after(INTENT))]
 
     def clear_intents(self) -> None:
         """Delete announcements of finished runs, which are in the ledger."""
-        announced = self._announcements()
+        announced = list(self.driver.loose.scan(INTENT, after(INTENT)))
         # After the announcements: if the lease was lost, another process may have started a run and announced since.
         _, going = self._unfinished()
-        self.driver.loose.delete([key for key, entry in announced if entry.run_id not in going])
+        # Without a run, a damaged announcement is of a finished one, too, and must not block the next start.
+        is_over = [not going or self._announcement(*row).run_id not in going for row in announced]
+        self.driver.loose.delete(key for key, _ in compress(announced, is_over))
 
-    def _announcements(self) -> list[tuple[bytes, LedgerEntry]]:
-        found = self.driver.loose.scan(INTENT, after(INTENT))
-        return [(key, parsed(LedgerEntry, key, value)) for key, value in found]
+    def _announcement(self, key: bytes, value: bytes) -> LedgerEntry:
+        try:
+            entry: LedgerEntry = parsed(LedgerEntry, key, value)
+        except StateError as error:
+            raise StateError(
+                f"{error.message} It announces rows that a run may have deleted, for the ledger.",
+                f"Stop the janitor and delete the row: {self.driver.loose.removal(key)}. The ledger then lacks it.",
+            ) from error
+        return entry
 
     def counters(self) -> dict[CounterKey, float]:
         """Return every counter since this state started, including running runs."""

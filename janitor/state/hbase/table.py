@@ -87,6 +87,11 @@ class JanitorTable:
             value, _ = self._rows.get(self._prefix + key or b"\x00").get(COLUMN, (None, 0))
         return value
 
+    def removal(self, key: bytes) -> str:
+        """Return the command of HBase's shell that deletes a row."""
+        row = "".join(f"\\x{byte:02x}" for byte in self._prefix + key)
+        return f"deleteall '{self.name}', \"{row}\""
+
     def server_ms(self) -> int | None:
         """Return the time of the server of the row ``clock``; None: an old cell with a higher timestamp hides the new
         one.

@@ -11,12 +11,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
 
 from tms_core.errors import StateError, StateUnavailable, is_full
+from tms_core.logs.loggers import get_logger
+
+logger = get_logger(__name__)
 
 FILE_NAME = "running.jsonl"
 #: A file is rewritten above this size, or above this multiple of its current rows.
@@ -63,8 +67,15 @@ class LooseFile:
             StateError: they could not be deleted.
         """
         with self._lock:
-            rows, gone = self._rows(), set(keys)
-            if rows.keys() <= gone:
+            (rows, damaged), gone = self._parsed(), set(keys)
+            if damaged:
+                logger.warning(
+                    "%d damaged lines of %s are kept: they may announce deletions of a run that died, and the ledger "
+                    "lacks those. Stop the janitor and delete the lines",
+                    len(damaged),
+                    self._path,
+                )
+            if rows.keys() <= gone and not damaged:
                 self._kept = b""
                 with self._border("removed"):
                     if self._path is not None:
@@ -72,13 +83,22 @@ class LooseFile:
             elif rows.keys() & gone:
                 self._append((key, None) for key in sorted(rows.keys() & gone))
 
+    def removal(self, key: bytes) -> str:
+        """Return the command that deletes the lines of a row."""
+        return f"sed -i /{key.hex()}/d {shlex.quote(str(self._path))}"
+
     def _rows(self, wanted: Callable[[bytes], bool] = bool) -> dict[bytes, bytes]:
-        """Return the current rows, without invalid lines such as a truncated last one.
+        """Return the current rows, without invalid lines; arguments as of :meth:`_parsed`."""
+        return self._parsed(wanted)[0]
+
+    def _parsed(self, wanted: Callable[[bytes], bool] = bool) -> tuple[dict[bytes, bytes], list[bytes]]:
+        """Return the current rows, and the invalid lines that no crash has truncated.
 
         Args:
             wanted: selects keys, in hex; values of other keys are not parsed.
         """
         rows: dict[bytes, bytes] = {}
+        damaged: list[bytes] = []
         for line in self._read().splitlines():
             if not wanted(line[2 : line.find(b'"', 2)]):
                 continue
@@ -86,8 +106,9 @@ class LooseFile:
                 key, value = json.loads(line)
                 rows[bytes.fromhex(key)] = b"" if value is None else value.encode()
             except (ValueError, TypeError, AttributeError):
-                continue
-        return {key: value for key, value in rows.items() if value}
+                if line.endswith(b"]"):
+                    damaged.append(line)
+        return {key: value for key, value in rows.items() if value}, damaged
 
     def _read(self) -> bytes:
         with self._border("read"):
@@ -116,7 +137,9 @@ class LooseFile:
 
     def _rewrite(self, path: Path) -> None:
         """Rewrite the file without outdated lines, synced, because the old file may have been on disk."""
-        lines = "".join(f"{json.dumps([key.hex(), value.decode()])}\n" for key, value in self._rows().items()).encode()
+        rows, damaged = self._parsed()
+        current = [json.dumps([key.hex(), value.decode()]).encode() for key, value in rows.items()]
+        lines = b"".join(b"%b\n" % line for line in [*damaged, *current])
         new = path.with_suffix(".new")
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(lines)

@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from janitor.state.base import State
+from janitor.state.documents import after
 from janitor.state.records import CounterKey, LedgerEntry, Note, RunRecord, TopicCount
+from janitor.state.runs import INTENT
 from tests.janitor.state.conftest import LastingMemories, Memories, undone
 from tests.janitor.state.entries import TOPIC, entry
 from tests.support import size
@@ -285,6 +287,34 @@ def test_clear_intents_keeps_those_of_a_run_elsewhere(state: State) -> None:
     state.finish_run(RunRecord("other", "apply", 1, 3, "done"))
     state.clear_intents()
     assert state.intents() == []
+
+
+def damage_intent(state: State) -> bytes:
+    """Damage the only announcement, and return its key."""
+    [(key, _)] = state.driver.loose.scan(INTENT, after(INTENT))
+    state.driver.loose.put([(key, b'["odd"]')])
+    return key
+
+
+def test_clear_intents_with_a_damaged_one_of_a_closed_run_deletes_it(state: State) -> None:
+    state.begin_run(RunRecord("run", "apply", 1))
+    state.intend(entry(run_id="run"))
+    damage_intent(state)
+    state.finish_run(RunRecord("run", "apply", 1, 2, "interrupted"))
+    state.clear_intents()
+    assert state.intents() == []
+
+
+def test_damaged_intent_during_a_run_names_its_meaning_and_the_way_out(state: State) -> None:
+    state.begin_run(RunRecord("run", "apply", 1))
+    state.intend(entry(run_id="run"))
+    key = damage_intent(state)
+    for attempt in (state.intents, state.clear_intents):
+        with pytest.raises(StateError) as caught:
+            attempt()
+        assert f"row {key.hex()} is damaged" in caught.value.message
+        assert "may have deleted" in caught.value.message
+        assert state.driver.loose.removal(key) in caught.value.hint
 
 
 def test_intent_in_an_undone_transaction_stays(state: State) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from janitor.state.documents import after
 from janitor.state.records import CounterKey, RunRecord
+from janitor.state.runs import INTENT
 from janitor.state.sqlite import loose
 from janitor.state.sqlite.loose import FILE_NAME
 from janitor.state.sqlite.state import SqliteState
@@ -65,6 +68,42 @@ def test_given_lines_of_another_version_and_no_lines_at_all_then_they_are_left_o
     with SqliteState(tmp_path) as state:
         (tmp_path / FILE_NAME).write_bytes(b'[]\n5\n{"a": 1}\n["run", 1]\n["6e", 1]\n\xff\xfe\n')
         state.intend(SECOND)
+        assert state.intents() == [SECOND]
+
+
+def damage_first_line(file: Path) -> bytes:
+    """Damage a line within, and return it."""
+    lines = file.read_bytes().splitlines()
+    number = next(number for number, line in enumerate(lines) if line)
+    lines[number] = lines[number].replace(b'", "', b'" "', 1)
+    file.write_bytes(b"\n".join([*lines, b""]))
+    return lines[number]
+
+
+def test_damaged_line_stays_in_the_file_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / FILE_NAME
+    with SqliteState(tmp_path) as state:
+        state.intend(FIRST)
+        state.intend(SECOND)
+        damaged = damage_first_line(file)
+        assert state.intents() == [SECOND]
+        monkeypatch.setattr(state.driver.loose, "_allowed", 0)
+        state.intend(FIRST)
+        assert state.intents() == [SECOND, FIRST]
+        state.clear_intents()
+        assert state.intents() == []
+        assert damaged in file.read_bytes().splitlines()
+        assert f"1 damaged lines of {file}" in caplog.text
+
+
+def test_removal_of_an_announcement_is_a_command_that_removes_it(tmp_path: Path) -> None:
+    with SqliteState(tmp_path) as state:
+        state.intend(FIRST)
+        state.intend(SECOND)
+        [(key, _), _] = state.driver.loose.scan(INTENT, after(INTENT))
+        subprocess.run(shlex.split(state.driver.loose.removal(key)), check=True)
         assert state.intents() == [SECOND]
 
 
