@@ -22,6 +22,7 @@ from tms_core.errors import (
     TopicExists,
 )
 from tms_core.messaging.groups.claims import GroupPoll
+from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.producers.requests import Sent
 from tms_core.messaging.publish.pipeline import MessageWriteBatch, PayloadWriteBatch
 from tms_core.messaging.service import MessagingService
@@ -187,6 +188,14 @@ def test_delete_of_a_topic_keeps_topics_with_similar_names(service: MessagingSer
     service.update_topic(ORDERS, {"partitions": "1"})
     service.delete_topic(ORDERS)
     assert sorted(seen(service)) == sorted(others)
+
+
+def test_fetch_of_a_topic_with_messages_from_before_its_partitions_returns_them(service: MessagingService) -> None:
+    service.create_topic(ORDERS)
+    service.publish(ORDERS, [b"old"])
+    service.update_topic(ORDERS, {"partitions": "2"})
+    pages = service.fetch(ORDERS, FetchRequest())
+    assert [message.payload for page in pages for message in page] == [b"old"]
 
 
 def test_update_of_a_topic_changes_its_parts_and_keeps_their_number(service: MessagingService) -> None:

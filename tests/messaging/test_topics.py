@@ -181,6 +181,16 @@ def test_given_changes_without_end_in_between_when_changed_then_it_is_given_up(k
             use()
 
 
+def test_update_of_a_topic_that_changed_since_it_was_read_fails(kit: Kit) -> None:
+    kit.create("bills", ttl="60")
+    registry = kit.service._topics
+    former = registry.get(named("bills"))
+    kit.service.update_topic(named("bills"), {"ttl": "90"})
+    with pytest.raises(Unavailable):
+        registry.update(named("bills"), {"ttl": "30"}, former=former)
+    assert kit.service.topic(named("bills"))["ttl"] == "90"
+
+
 # --- new topics ------------------------------------------------------------------------------------------------------
 
 

@@ -56,10 +56,6 @@ class _MetadataRow(NamedTuple):
     raw: bytes | None
     topic: TopicMetadata | None
 
-    @property
-    def lives(self) -> bool:
-        return self.topic is not None and not self.topic.deleted
-
 
 class TopicRegistry:
     """The topics of one store; threads may share it.
@@ -139,7 +135,7 @@ class TopicRegistry:
         check_length(topic)
         for _ in range(_ATTEMPTS):
             row = self._row(topic)
-            if row.lives:
+            if row.topic is not None and not row.topic.deleted:
                 raise TopicExists(
                     f"Topic {topic} already exists.",
                     f"Choose another name, or look at its properties: tms topic show {topic}",
@@ -165,10 +161,10 @@ class TopicRegistry:
         """
         wanted = self._with_defaults(properties)
         for _ in range(_ATTEMPTS):
-            row = self._living(topic)
-            if former is not None and row.topic is not None and dict(row.topic.properties) != dict(former.properties):
+            row, known = self._living(topic)
+            if former is not None and dict(known.properties) != dict(former.properties):
                 raise _contention_error(topic)
-            if self._write(topic, row, wanted, row.topic.generation if row.topic else 1):
+            if self._write(topic, row, wanted, known.generation):
                 return
         raise _contention_error(topic)
 
@@ -179,8 +175,8 @@ class TopicRegistry:
             BadRequest, TopicNotFound, MetadataError, Unavailable: as :meth:`update`.
         """
         for _ in range(_ATTEMPTS):
-            row = self._living(topic)
-            if row.topic and self._write(topic, row, row.topic.properties, -row.topic.generation):
+            row, known = self._living(topic)
+            if self._write(topic, row, known.properties, -known.generation):
                 return
         raise _contention_error(topic)
 
@@ -207,11 +203,11 @@ class TopicRegistry:
                 found.append(topic)
         return found
 
-    def _living(self, topic: TopicId) -> _MetadataRow:
+    def _living(self, topic: TopicId) -> tuple[_MetadataRow, TopicMetadata]:
         row = self._row(topic)
-        if not row.lives:
+        if row.topic is None or row.topic.deleted:
             raise no_topic(topic)
-        return row
+        return row, row.topic
 
     def _row(self, topic: TopicId) -> _MetadataRow:
         raw = self._table.get(_prefix(topic))
