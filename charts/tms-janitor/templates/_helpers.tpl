@@ -1,4 +1,4 @@
-{{/* The name of everything: release and chart, or what the values say. */}}
+{{/* The common name: release and chart, or the name in the values. */}}
 {{- define "tms.name" -}}
 {{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
 {{- end }}
@@ -13,7 +13,7 @@
 {{- end }}
 {{- end }}
 
-{{/* The name in a namespace: in another one than the release's, which others share, that stands before it. Takes a dict: root, namespace. */}}
+{{/* The name in a namespace; in a shared namespace, the release's namespace is its prefix. Takes a dict: root, namespace. */}}
 {{- define "tms.nameIn" -}}
 {{- $release := .root.Release.Namespace }}
 {{- if ne (.namespace | default $release) $release }}{{ $release }}.{{ end }}{{ include "tms.fullname" .root }}
@@ -37,7 +37,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- merge $own (.labels | default dict) ($root.Values.commonLabels | default dict) | toYaml }}
 {{- end }}
 
-{{/* The image. One that keeps an archive has Parquet, which the tag says. */}}
+{{/* The image. With an archive it needs Parquet, which is in the image with another tag. */}}
 {{- define "tms.image" -}}
 {{- $name := .Values.image.repository }}
 {{- with .Values.global.imageRegistry | default .Values.image.registry }}{{ $name = printf "%s/%s" . $name }}{{ end }}
@@ -48,7 +48,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* The image for Spark, in the registry of all charts where there is one, whatever registry it names. */}}
+{{/* The image for Spark; the registry of all charts, if set, replaces its registry. */}}
 {{- define "tms.sparkImage" -}}
 {{- $name := .Values.spark.image }}
 {{- with .Values.global.imageRegistry }}{{ $name = printf "%s/%s" . (regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $name "") }}{{ end }}
@@ -63,7 +63,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Which pods there are. "embedded": server, store and janitor are one. Not empty means yes. */}}
+{{/* The kinds of pods. "embedded": server, store and janitor are one pod. Not empty means yes. */}}
 {{- define "tms.embedded" -}}
 {{- if eq .Values.storage.kind "leveldb" }}yes{{ end }}
 {{- end }}
@@ -86,12 +86,12 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- if and .Values.spark.enabled (hasPrefix "k8s://" .Values.spark.master) }}yes{{ end }}
 {{- end }}
 
-{{/* Whether Spark starts executors elsewhere, which call its driver back. "…OnKubernetes": in pods of this release. */}}
+{{/* Whether Spark starts executors outside the driver, which connect to it. "…OnKubernetes": in pods of this release. */}}
 {{- define "tms.sparkIsCalled" -}}
 {{- if and .Values.spark.enabled (regexMatch "^(k8s|spark)://" .Values.spark.master) }}yes{{ end }}
 {{- end }}
 
-{{/* Whether what Spark starts mounts the volume, for its archive. */}}
+{{/* Whether Spark's executors mount the volume, for the archive. */}}
 {{- define "tms.sparkKeepsFiles" -}}
 {{- if and (include "tms.keepsFiles" .) (has "sweep" .Values.spark.command) }}yes{{ end }}
 {{- end }}
@@ -103,17 +103,17 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 {{- end }}
 
-{{/* Whether the volume is mounted by those that delete. Nothing else of a janitor's on HBase is in files. */}}
+{{/* Whether pods that delete mount the volume; on HBase, a janitor has no other files. */}}
 {{- define "tms.keepsFiles" -}}
 {{- if or (include "tms.embedded" .) (dig "archive" "enabled" false .Values.janitor) }}yes{{ end }}
 {{- end }}
 
-{{/* Seconds until a pod is killed: two answers of HBase and a minute, or more. */}}
+{{/* Seconds until a pod is killed: two timeouts of HBase and a minute, or more. */}}
 {{- define "tms.graceSeconds" -}}
 {{- max 120 (int64 .Values.terminationGracePeriodSeconds) (add 60 (mul 2 (dig "hbase" "timeout_seconds" 30 .Values.storage | int64))) }}
 {{- end }}
 
-{{/* The name of what serves the metrics: the daemon, or the exporter beside CronJobs. */}}
+{{/* The name of the pod with the metrics: the daemon, or the exporter with CronJobs. */}}
 {{- define "tms.component" -}}
 {{- if eq .Values.mode "cronjob" }}exporter{{ else }}janitor{{ end }}
 {{- end }}
@@ -131,7 +131,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- toPrettyJson $settings }}
 {{- end }}
 
-{{/* The port of the transaction service that this chart runs; empty without one, or when only its own pod reaches it. */}}
+{{/* The port of this chart's transaction service; empty: there is none, or only its own pod uses it. */}}
 {{- define "tms.transactionsPort" -}}
 {{- $listens := .Values.transactions.thrift | default "127." }}
 {{- if include "tms.hasManager" . }}15165
@@ -145,14 +145,14 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- printf "%s-transactions:15165" (include "tms.fullname" .) }}
 {{- end }}
 
-{{/* The store as the program names it. A decision about another one is refused. */}}
+{{/* The store as the program names it; the janitor refuses decisions about another store. */}}
 {{- define "tms.storeName" -}}
 {{- if include "tms.embedded" . }}{{ clean .Values.storage.leveldb.path }}
 {{- else }}{{ printf "HBase namespace %s at %s" (.Values.storage.hbase.namespace | default "cdap_system") (join ", " .Values.storage.hbase.thrift) }}
 {{- end }}
 {{- end }}
 
-{{/* What every object says of itself. Takes a dict: root; name, suffix, namespace, component, labels, annotations. */}}
+{{/* The metadata of every object. Takes a dict: root; name, suffix, namespace, component, labels, annotations. */}}
 {{- define "tms.metadata" -}}
 name: {{ .name | default (include "tms.nameIn" .) }}{{ with .suffix }}-{{ . }}{{ end }}
 namespace: {{ .namespace | default .root.Release.Namespace }}
@@ -165,8 +165,8 @@ annotations:
 {{- end }}
 
 {{/*
-What a failed pod of a Job means. In Kubernetes 1.26 every rule has conditions and every condition a status. Takes a dict:
-container; codes, which trying again does not change.
+The policy for failed pods of a Job. In Kubernetes 1.26 each rule needs conditions, and each condition a status. Takes a
+dict: container; codes, the exit codes for which a retry cannot help.
 */}}
 {{- define "tms.failurePolicy" -}}
 podFailurePolicy:
@@ -174,18 +174,18 @@ podFailurePolicy:
     - action: FailJob
       onExitCodes: {containerName: {{ .container }}, operator: In, values: {{ toJson .codes }}}
       onPodConditions: []
-    # Not the run's fault.
+    # A disrupted pod is not a failed run.
     - action: Ignore
       onPodConditions: [{type: DisruptionTarget, status: "True"}]
 {{- end }}
 
-{{/* Environment variables, each once: the chart's, then the site's. Takes a dict: root, env. */}}
+{{/* Environment variables, each once: the chart's, then the user's. Takes a dict: root, env. */}}
 {{- define "tms.env" -}}
 {{- $extra := .root.Values.extraEnv | default list }}
 {{- $names := list }}{{ $capitals := list }}
 {{- range $extra }}{{ $names = append $names .name }}{{ $capitals = append $capitals (upper .name) }}{{ end }}
 {{- $env := list }}
-{{- /* Neither a variable of the site's nor one out of a Secret switches deleting on: a variable that stands here wins over those. */}}
+{{- /* A variable of the user or of a Secret must not enable deletions; this variable overrides both. */}}
 {{- $apply := dict "name" "TMS_JANITOR__APPLY" "value" (toString .root.Values.janitor.apply) }}
 {{- $given := append (.env | default list) $apply }}
 {{- if .root.Values.krb5Conf }}{{ $given = append $given (dict "name" "KRB5_CONFIG" "value" "/etc/tms/krb5.conf") }}{{ end }}
@@ -200,8 +200,8 @@ podFailurePolicy:
 {{- end }}
 
 {{/*
-Memory and processors of a pod. Takes a dict: root, component and given, what the values say. A limit of memory that they
-do not name is what the settings make necessary: a server takes what requests may take, its cache, and itself.
+Memory and processors of a pod. Takes a dict: root, component, and given, the resources in the values. The default memory
+limit follows from the settings: the memory of requests, the cache, and the server itself.
 */}}
 {{- define "tms.resources" -}}
 {{- $serves := or (eq .component "server") (and (eq .component "janitor") (include "tms.embedded" .root)) }}
@@ -219,9 +219,9 @@ do not name is what the settings make necessary: a server takes what requests ma
 {{- end }}
 
 {{/*
-A pod. Takes a dict: root; component; args; and where they apply: command, image, ports, probes, env, resources,
+A pod. Takes a dict: root; component; args; optional: command, image, ports, probes, env, resources,
 restartPolicy, data (mount the volume for data), token (mount the service account's token), serviceAccountName, near,
-config (another ConfigMap with the settings), graceSeconds. What the values say under components comes before the rest.
+config (another ConfigMap with the settings), graceSeconds. Values under components override the others.
 */}}
 {{- define "tms.pod" -}}
 {{- $root := .root }}
@@ -339,7 +339,7 @@ spec:
         {{- with .extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
-    {{- /* A run with a neighbour that never ends would never end. */}}
+    {{- /* The pod of a run never completes if a container in it keeps running. */}}
     {{- with ternary .extraContainers $own.extraContainers (empty $.restartPolicy) }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -368,7 +368,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* What Spark makes pods of for its executors on Kubernetes. It says itself how much memory they get, and what they run. */}}
+{{/* The template of executor pods on Kubernetes. Spark itself sets their memory and their command. */}}
 {{- define "tms.executor" -}}
 {{- $pod := include "tms.pod" (dict "root" . "component" "executor" "image" (include "tms.sparkImage" .) "args" list "restartPolicy" "Never" "data" (eq (include "tms.sparkKeepsFiles" .) "yes")) | fromYaml }}
 {{- $_ := unset (first $pod.spec.containers) "resources" }}
@@ -393,7 +393,7 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end }}
 
-{{/* Where the janitor asks for transactions, when this chart runs the manager. */}}
+{{/* The janitor's address of the transaction manager, if this chart runs it. */}}
 {{- define "tms.janitorEnv" -}}
 {{- if include "tms.hasManager" . }}
 - {name: TMS_TRANSACTIONS__SOURCE, value: thrift}
@@ -403,12 +403,12 @@ readinessProbe:
 {{- end }}
 {{- end }}
 
-{{/* By what `tms` finds the server and the transactions of its own pod, without being told. */}}
+{{/* The variables with which `tms` finds the server and the transaction service of its own pod. */}}
 {{- define "tms.clientEnv" -}}
 - {name: TMS_CONFIG, value: /etc/tms/tms.yaml}
 {{- end }}
 
-{{/* How far apart two turns are at most that a field of a crontab names. Takes a dict: field; size, how many there are. */}}
+{{/* The longest distance between two values of a crontab field. Takes a dict: field; size, the number of values. */}}
 {{- define "tms.cronGap" -}}
 {{- $size := int .size }}{{ $named := list }}{{ $gap := 0 }}{{ $last := -1 }}
 {{- range splitList "," .field }}
@@ -428,7 +428,7 @@ readinessProbe:
 {{- $gap }}
 {{- end }}
 
-{{/* How many seconds lie between two turns of a crontab's at most, or a little more. */}}
+{{/* The longest time between two runs of a crontab in seconds, or slightly more. */}}
 {{- define "tms.cronSeconds" -}}
 {{- $named := dict "@hourly" "0 * * * *" "@daily" "0 0 * * *" "@midnight" "0 0 * * *" "@weekly" "0 0 * * 0" "@monthly" "0 0 1 * *" "@yearly" "0 0 1 1 *" "@annually" "0 0 1 1 *" }}
 {{- $fields := regexSplit "\\s+" (get $named . | default . | trim | upper | replace "?" "*") -1 }}
