@@ -241,6 +241,11 @@ class Kit:
     snapshots: Snapshots
     options: dict[str, Any]
 
+    def run_after(self, ms: int, **options: Any) -> Report:
+        """Let time pass, and run once."""
+        self.clock.advance(ms)
+        return self.engine.run_once(**options)
+
     def restart(self, **changes: Any) -> Kit:
         """Return another janitor on the same store, state and clocks, with other settings: see :func:`janitor`."""
         return janitor(

@@ -90,8 +90,7 @@ def test_rows_put_back_need_a_search_before_a_claim(store: Store) -> None:
     kit.engine.adopt()
     assert_true(kit)
     assert (kit.state.claim(), kit.state.evidence()) == (None, [])
-    kit.clock.advance(MINUTE)
-    assert kit.engine.run_once().boundary == OLD
+    assert kit.run_after(MINUTE).boundary == OLD
     assert set(orders.pointers()) == {-OLD}
 
 
@@ -175,11 +174,9 @@ def test_client_that_publishes_after_the_scan_is_never_claimed(store: Store) -> 
         assert_true(kit)
         kit.engine.run_once()
         assert_true(kit)
-    kit.clock.advance(2)
-    kit.engine.run_once()
+    kit.run_after(2)
     assert kit.state.open_ids()[YOUNG].closed_ms is None, "only a full pass looks at rows of any time"
-    kit.clock.advance(DAY)
-    kit.engine.run_once()
+    kit.run_after(DAY)
     claim = kit.state.claim()
     assert claim is not None
     assert claim.bound == YOUNG
@@ -195,15 +192,13 @@ def test_pass_over_a_window_inverts_and_leaves_the_claim(store: Store) -> None:
     orders.tx(younger, NOW_MS - 2 * HOUR)
     # By a clock that was further behind than is allowed; a search of the transaction's time misses it.
     orders.tx(younger, NOW_MS - 4 * HOUR)
-    kit.clock.advance(12 * HOUR)
-    report = kit.engine.run_once()
+    report = kit.run_after(12 * HOUR)
     assert not report.full
     assert sorted(filter(None, orders.pointers())) == [-younger, -OLD, younger]
     assert (kit.state.claim(), kit.state.evidence()) == before
     assert (report.boundary, kit.state.open_ids()[younger].closed_ms) == (OLD, None)
     assert_true(kit)
-    kit.clock.advance(12 * HOUR)
-    report = kit.engine.run_once()
+    report = kit.run_after(12 * HOUR)
     assert (report.full, report.boundary) == (True, younger)
     assert_true(kit)
 
@@ -256,14 +251,11 @@ def test_full_pass_without_a_snapshot_is_repeated_with_one(store: Store) -> None
     kit, _ = prepared(store)
     kit.snapshots.age_ms = DAY
     assert kit.engine.run_once().full
-    kit.clock.advance(MINUTE)
-    assert not kit.engine.run_once().full, "it could prove nothing either"
+    assert not kit.run_after(MINUTE).full, "it could prove nothing either"
     kit.snapshots.age_ms = 0
-    kit.clock.advance(MINUTE)
-    report = kit.engine.run_once()
+    report = kit.run_after(MINUTE)
     assert (report.full, report.boundary) == (True, OLD)
-    kit.clock.advance(MINUTE)
-    assert not kit.engine.run_once().full
+    assert not kit.run_after(MINUTE).full
 
 
 def test_claim_is_withdrawn_by_a_pass_that_can_claim_nothing(store: Store) -> None:
@@ -271,8 +263,7 @@ def test_claim_is_withdrawn_by_a_pass_that_can_claim_nothing(store: Store) -> No
     assert kit.engine.run_once().boundary == OLD
     kit.snapshots.invalid = [1, OLD]
     store.message.put([(b"foreign", MessageValue(1, b"?"))])
-    kit.clock.advance(DAY)
-    assert kit.engine.run_once().boundary is None
+    assert kit.run_after(DAY).boundary is None
     assert kit.state.claim() is None
     assert kit.engine.verify().refuted == 0
 
@@ -280,8 +271,7 @@ def test_claim_is_withdrawn_by_a_pass_that_can_claim_nothing(store: Store) -> No
 def test_claim_made_after_a_plan_is_in_the_report_of_its_apply(store: Store, tmp_path: Path) -> None:
     kit, _ = prepared(store)
     kit.engine.preview(out=tmp_path / "plan.json")
-    kit.clock.advance(MINUTE)
-    assert kit.engine.run_once().boundary == OLD
+    assert kit.run_after(MINUTE).boundary == OLD
     assert kit.engine.carry_out(tmp_path / "plan.json").boundary == OLD
 
 
@@ -490,8 +480,7 @@ def test_given_a_paused_topic_when_run_then_nothing_is_claimed_until_it_is_resum
     assert (orders.pointers(), other.pointers()) == ([None, OLD], [-OLD])
     assert kit.state.open_ids()[OLD].scanned_ms is None
     kit.state.resume("default:orders")
-    kit.clock.advance(MINUTE)
-    report = kit.engine.run_once()
+    report = kit.run_after(MINUTE)
     assert (report.full, report.boundary, orders.pointers()) == (True, OLD, [-OLD])
     assert_true(kit)
 
@@ -578,8 +567,7 @@ def test_failure_before_the_sync_is_synced_by_the_next(tmp_path: Path, monkeypat
             kit.state, before=lambda call: before_claim.append(len(synced)) if call.name == "state.save_claim" else None
         )
         # when the next run in the same process has nothing left to delete and claims,
-        kit.clock.advance(1)
-        kit.engine.run_once()
+        kit.run_after(1)
         claim = kit.state.claim()
         assert claim is not None
         assert claim.bound == OLD
@@ -619,13 +607,11 @@ def test_false_claim_when_verified_is_withdrawn_and_searched_again(store: Store)
     claim, present = kit.engine.boundary()
     assert claim is None
     assert "is refuted, and withdrawn" in present.obstacles[0]
-    kit.clock.advance(MINUTE)
-    report = kit.engine.run_once()
+    report = kit.run_after(MINUTE)
     assert (report.full, report.boundary) == (True, OLD)
     assert set(orders.pointers()) == {-OLD}
     assert kit.engine.boundary()[1].obstacles == ()
-    kit.clock.advance(MINUTE)
-    assert not kit.engine.run_once().full
+    assert not kit.run_after(MINUTE).full
     assert kit.engine.verify().refuted == 0
 
 
@@ -637,8 +623,7 @@ def test_false_claim_when_verified_is_shown_until_the_next_claim(store: Store) -
     assert health.level == "attention"
     assert health.reasons[0].about == "boundary"
     assert health.reasons[0].text.startswith("The prune boundary was refuted: the boundary ")
-    kit.clock.advance(MINUTE)
-    kit.engine.run_once()
+    kit.run_after(MINUTE)
     assert judge(seen(kit)).level == "well"
 
 
@@ -648,8 +633,7 @@ def test_refuted_claim_of_a_paused_topic_makes_one_full_run(store: Store) -> Non
     topic(store, "default:other", ttl_seconds=60)
     kit.state.pause("default:other", NOW_MS)
     for full in (True, False):
-        kit.clock.advance(MINUTE)
-        assert kit.engine.run_once().full is full
+        assert kit.run_after(MINUTE).full is full
     assert set(orders.pointers()) == {-OLD}
     assert judge(seen(kit)).reasons[0].about == "boundary"
 
@@ -671,8 +655,7 @@ def test_claim_refuted_during_a_run_is_not_made_by_it(store: Store) -> None:
     assert done == [1]
     assert kit.state.claim() is None
     assert_true(kit)
-    kit.clock.advance(MINUTE)
-    assert kit.engine.run_once().full
+    assert kit.run_after(MINUTE).full
     assert kit.state.claim() is not None
     assert_true(kit)
 

@@ -74,11 +74,9 @@ def test_held_jump_lets_go_what_time_makes_due(store: Store, jump: Callable[[Top
     kit, orders = prepared(store)
     jump(orders)
     kit.engine.run_once()
-    kit.clock.advance(10 * MINUTE)
-    kit.engine.run_once()
+    kit.run_after(10 * MINUTE)
     assert orders.times() == [SOON_MS, LIVE_MS]
-    kit.clock.advance(1)
-    kit.engine.run_once()
+    kit.run_after(1)
     assert orders.times() == [LIVE_MS]
     assert orders.stored_times() == [LIVE_MS]
 
@@ -90,8 +88,7 @@ def test_given_a_held_jump_when_the_hold_ends_then_it_is_let_go(
     kit, orders = prepared(store)
     jump(orders)
     kit.engine.run_once()
-    kit.clock.advance(HOLD_SECONDS * SECOND + late_ms)
-    kit.engine.run_once()
+    kit.run_after(HOLD_SECONDS * SECOND + late_ms)
     assert orders.times() == kept
     assert orders.stored_times() == kept
 
@@ -153,11 +150,9 @@ def test_given_a_held_jump_when_it_jumps_further_then_the_hold_begins_anew(store
     kit.clock.advance(HOLD_SECONDS * SECOND - 1)
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
-    kit.clock.advance(HOLD_SECONDS * SECOND - 1)
-    kit.engine.run_once()
+    kit.run_after(HOLD_SECONDS * SECOND - 1)
     assert LIVE_MS in orders.times()
-    kit.clock.advance(1)
-    kit.engine.run_once()
+    kit.run_after(1)
     assert orders.times() == []
 
 
@@ -168,8 +163,7 @@ def test_held_jump_that_is_undone_has_lost_nothing(store: Store, jump: Callable[
     kit.clock.advance(MINUTE)
     orders.describe(ttl_seconds=TTL_SECONDS)
     assert held(kit.engine.run_once()) == {}
-    kit.clock.advance(HOLD_SECONDS * SECOND)
-    kit.engine.run_once()
+    kit.run_after(HOLD_SECONDS * SECOND)
     assert orders.times() == [LIVE_MS]
 
 
@@ -178,22 +172,18 @@ def test_topic_first_seen_later_is_held_like_a_jump(store: Store) -> None:
     late = topic(store, "default:late", ttl_seconds=60).plain(1, LIVE_MS).stored(pointer(1), 1)
     kit.engine.run_once()
     assert (late.times(), late.stored_times()) == ([1, LIVE_MS], [1])
-    kit.clock.advance(HOLD_SECONDS * SECOND)
-    kit.engine.run_once()
+    kit.run_after(HOLD_SECONDS * SECOND)
     assert (late.times(), late.stored_times()) == ([], [])
 
 
 def test_topic_no_longer_protected_holds_what_gathered(store: Store) -> None:
     kit, orders = prepared(store, protect=("default:ord*",))
-    kit.clock.advance(DAY)
-    report = kit.engine.run_once()
+    report = kit.run_after(DAY)
     assert held(report) == {"default:orders": Hold.PROTECTED}
     free = kit.restart(protect=())
-    free.clock.advance(MINUTE)
-    assert held(free.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert held(free.run_after(MINUTE)) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
-    free.clock.advance(HOLD_SECONDS * SECOND)
-    free.engine.run_once()
+    free.run_after(HOLD_SECONDS * SECOND)
     assert orders.times() == []
 
 
@@ -201,8 +191,7 @@ def test_topic_protected_for_a_while_holds_what_gathered(store: Store) -> None:
     kit, orders = prepared(store)
     kit.clock.advance(DAY)
     kit.restart(protect=("default:*",)).engine.run_once()
-    kit.clock.advance(MINUTE)
-    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert held(kit.run_after(MINUTE)) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
 
 
@@ -227,11 +216,9 @@ def test_held_jump_is_held_again_after_protection(store: Store, approved: bool) 
     protected.engine.run_once()
     kit.clock.advance(3 * DAY)
     protected.engine.run_once()
-    kit.clock.advance(MINUTE)
-    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert held(kit.run_after(MINUTE)) == {"default:orders": Hold.FRONTIER}
     assert orders.times() == [SOON_MS, LIVE_MS]
-    kit.clock.advance(HOLD_SECONDS * SECOND)
-    kit.engine.run_once()
+    kit.run_after(HOLD_SECONDS * SECOND)
     assert orders.times() == []
 
 
@@ -277,10 +264,8 @@ def test_hold_is_not_stretched_by_a_clock_set_back(store: Store) -> None:
     orders.describe(ttl_seconds=60)
     kit.engine.run_once()
     kit.clock.step(-HOUR)
-    kit.clock.advance(HOLD_SECONDS * SECOND - 1)
-    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
-    kit.clock.advance(1)
-    assert held(kit.engine.run_once()) == {}
+    assert held(kit.run_after(HOLD_SECONDS * SECOND - 1)) == {"default:orders": Hold.FRONTIER}
+    assert held(kit.run_after(1)) == {}
     assert orders.times() == []
 
 
@@ -323,10 +308,8 @@ def test_held_jump_starts_again_after_a_boot_in_the_past_and_ends(store: Store) 
     kit.engine.run_once()
     behind(kit)
     kit.engine.run_once()
-    kit.clock.advance(HOLD_SECONDS * SECOND - 1)
-    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
-    kit.clock.advance(1)
-    assert held(kit.engine.run_once()) == {}
+    assert held(kit.run_after(HOLD_SECONDS * SECOND - 1)) == {"default:orders": Hold.FRONTIER}
+    assert held(kit.run_after(1)) == {}
     assert orders.times() == []
 
 
@@ -338,11 +321,9 @@ def test_hold_of_a_clock_in_the_past_survives_setting_it(store: Store) -> None:
     kit.clock.step(2 * HOUR)
     assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
     kit.clock.reboot("and set right")
-    kit.clock.advance(MINUTE)
-    assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}
+    assert held(kit.run_after(MINUTE)) == {"default:orders": Hold.FRONTIER}
     assert len(orders.times()) == 3
-    kit.clock.advance(HOLD_SECONDS * SECOND)
-    kit.engine.run_once()
+    kit.run_after(HOLD_SECONDS * SECOND)
     assert orders.times() == []
 
 
@@ -365,8 +346,7 @@ def test_store_never_adopted_deletes_nothing_and_plans_its_contact(store: Store)
     report = kit.engine.run_once()
     assert report.tripped
     assert orders.pointers() == [None, invalid]
-    kit.clock.advance(30 * DAY)
-    assert kit.engine.run_once().tripped
+    assert kit.run_after(30 * DAY).tripped
     assert orders.pointers() == [None, invalid]
 
 
@@ -382,8 +362,7 @@ def test_run_of_one_topic_moves_no_other_frontier(store: Store) -> None:
     other = topic(store, "default:other", ttl_seconds=TTL_SECONDS)
     kit, _ = prepared(store)
     before = kit.state.frontiers()[other.id]
-    kit.clock.advance(HOUR)
-    kit.engine.run_once(patterns=("default:orders",))
+    kit.run_after(HOUR, patterns=("default:orders",))
     assert kit.state.frontiers()[other.id] == before
 
 
@@ -399,8 +378,7 @@ def test_hold_from_before_the_clock_was_set_right_ends(store: Store) -> None:
     kit.clock.step(2 * HOUR)
     kit.engine.run_once()
     assert orders.times() == [NOW_MS - DAY], "held"
-    kit.clock.advance(HOUR)
-    kit.engine.run_once()
+    kit.run_after(HOUR)
     assert orders.times() == []
 
 
@@ -412,8 +390,7 @@ def test_topic_paused_for_days_deletes_what_time_made_due(store: Store) -> None:
     before = kit.state.frontiers()[orders.id]
     kit.state.pause("default:orders", NOW_MS)
     for _ in range(3):
-        kit.clock.advance(DAY)
-        assert set(held(kit.engine.run_once()).values()) <= {Hold.PAUSED}
+        assert set(held(kit.run_after(DAY)).values()) <= {Hold.PAUSED}
         assert kit.state.frontiers()[orders.id] == before
     assert orders.times() == [SOON_MS, LIVE_MS]
     kit.state.resume("default:orders")
@@ -428,13 +405,11 @@ def test_paused_topic_that_jumps_is_held_when_resumed(store: Store, jump: Callab
     kit.clock.advance(MINUTE)
     jump(orders)
     kit.engine.run_once()
-    kit.clock.advance(2 * HOLD_SECONDS * SECOND)
-    kit.engine.run_once()
+    kit.run_after(2 * HOLD_SECONDS * SECOND)
     kit.state.resume("default:*")
     assert held(kit.engine.run_once()) == {"default:orders": Hold.FRONTIER}, "nobody could see it as held before"
     assert LIVE_MS in orders.times()
-    kit.clock.advance(HOLD_SECONDS * SECOND)
-    kit.engine.run_once()
+    kit.run_after(HOLD_SECONDS * SECOND)
     assert orders.times() == []
 
 
@@ -443,8 +418,7 @@ def test_paused_topic_does_not_change_the_hold_of_another(store: Store) -> None:
     kit, orders = prepared(store)
     other.plain(SOON_MS, LIVE_MS)
     kit.state.pause("default:orders", NOW_MS)
-    kit.clock.advance(10 * MINUTE + 1)
-    kit.engine.run_once()
+    kit.run_after(10 * MINUTE + 1)
     assert (orders.times(), other.times()) == ([SOON_MS, LIVE_MS], [LIVE_MS])
     for described in (orders, other):
         described.describe(ttl_seconds=60)
@@ -458,8 +432,7 @@ def test_topic_first_seen_while_paused_is_held_when_resumed(store: Store) -> Non
     kit.state.pause("default:late", NOW_MS)
     late = topic(store, "default:late", ttl_seconds=60).plain(1)
     kit.engine.run_once()
-    kit.clock.advance(2 * HOLD_SECONDS * SECOND)
-    kit.engine.run_once()
+    kit.run_after(2 * HOLD_SECONDS * SECOND)
     kit.state.resume("default:late")
     assert held(kit.engine.run_once()) == {"default:late": Hold.FRONTIER}
     assert late.times() == [1]
@@ -486,8 +459,7 @@ def test_approval_at_any_moment_of_a_run_lets_the_jump_go() -> None:
         kit.engine.run_once()
         if calls["all"] < at_call:
             break
-        kit.clock.advance(1)
-        assert held(kit.engine.run_once()) == {}, f"at call {at_call}"
+        assert held(kit.run_after(1)) == {}, f"at call {at_call}"
         assert orders.times() == []
     assert at_call > 5
 

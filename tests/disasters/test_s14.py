@@ -166,13 +166,10 @@ def test_stale_snapshot_is_made_up_for_by_a_fresh_one(store: Store) -> None:
     orders.tx(INVALID, NOW_MS)
     kit.snapshots.invalid = [INVALID]
     kit.snapshots.age_ms = DAY
-    kit.clock.advance(HOUR)
-    kit.engine.run_once()
+    kit.run_after(HOUR)
     assert orders.pointers() == [INVALID]
     kit.snapshots.age_ms = 0
-    kit.clock.advance(HOUR)
-    kit.engine.run_once()
+    kit.run_after(HOUR)
     assert orders.pointers() == [-INVALID]
-    kit.clock.advance(DAY)
-    kit.engine.run_once()
+    kit.run_after(DAY)
     assert kit.state.open_ids()[INVALID].closed_ms is not None

@@ -123,8 +123,7 @@ def test_stop_at_any_store_call_keeps_what_was_done(monkeypatch: pytest.MonkeyPa
                 assert open_ids.items() <= kit.state.open_ids().items()
 
         # and the next run does the rest.
-        kit.clock.advance(MINUTE)
-        report = kit.engine.run_once()
+        report = kit.run_after(MINUTE)
         assert (report.errors, report.held_topics()) == ([], {})
         assert all(map(is_done, topics))
         assert_true(kit)

@@ -89,8 +89,7 @@ def test_salt_that_fails_is_done_by_the_next_run(
 
     broken.clear()
     read.update(dict.fromkeys(read, 0))
-    kit.clock.advance(HOUR)
-    report = kit.engine.run_once()
+    report = kit.run_after(HOUR)
     assert (report.errors, report.boundary, report.full) == ([], INVALID, True)
     assert [number for number, cells in read.items() if cells] == [2]
     assert {item.start: item.started_ms - NOW_MS for item in state.evidence() if item.start in {b"\x01", b"\x02"}} == {
