@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.report import SnapshotUsed
+from janitor.report import Report, SnapshotUsed
 from janitor.state.sqlite.state import FILE_NAME, SqliteState
 from tests.builders import DAY, HOUR, NOW_MS, Topic, janitor, pointer, topic, unknown_topic, visibility
 from tms_core.errors import SnapshotError
@@ -33,6 +34,12 @@ def due(store: Store) -> Topic:
     orders.plain(DUE_MS, DUE_MS + 1).tx(OLD, NOW_MS).stored(pointer(DUE_MS), DUE_MS)
     orders.at(1).plain(NOW_MS)
     return orders
+
+
+def sweep(store: Store, **options: Any) -> Report:
+    kit = janitor(store, **options)
+    kit.snapshots.invalid = [OLD]
+    return kit.engine.run_once(adopt=True)
 
 
 def assert_done(orders: Topic) -> None:
@@ -58,9 +65,8 @@ def is_ours(key: bytes, tail_bytes: int) -> bool:
 
 def test_unrecognized_rows_everywhere_stay_and_the_rest_is_done(store: Store) -> None:
     orders = due(store)
-    like_message = strangers(MessageKey(orders.id, 2, DUE_MS, 0).pack()) + strangers(
-        MessageKey(orders.id, 1, 1, 1).pack()
-    )
+    like_message = strangers(MessageKey(orders.id, 2, DUE_MS, 0).pack())
+    like_message += strangers(MessageKey(orders.id, 1, 1, 1).pack())
     like_payload = strangers(PayloadKey(orders.id, 2, pointer(DUE_MS), DUE_MS, 0).pack())
     # What is cut off or put on may make a key of ours again.
     message = sorted({key for key in like_message if not is_ours(key, MESSAGE_TAIL)})
@@ -68,15 +74,12 @@ def test_unrecognized_rows_everywhere_stay_and_the_rest_is_done(store: Store) ->
     assert (len(message), len(payload)) > (100, 60)
     store.message.put([(key, MessageValue(OLD, b"x")) for key in message])
     store.payload.put([(key, b"x") for key in payload])
-    kit = janitor(store, batch_rows=3)
-    kit.snapshots.invalid = [OLD]
-    report = kit.engine.run_once(adopt=True)
+    report = sweep(store, batch_rows=3)
     assert_done(orders)
     left = [row for row in store.message.read(MESSAGES, b"", None, 10_000).items if not is_ours(row[0], MESSAGE_TAIL)]
     assert left == [(key, MessageValue(OLD, b"x")) for key in message]
-    assert [
-        key for key in store.payload.read(KEYS, b"", None, 10_000).items if not is_ours(key, PAYLOAD_TAIL)
-    ] == payload
+    stored = store.payload.read(KEYS, b"", None, 10_000).items
+    assert [key for key in stored if not is_ours(key, PAYLOAD_TAIL)] == payload
     assert report.totals.kept["unrecognized"] == len(message) + len(payload)
     assert report.errors == []
 
@@ -86,9 +89,7 @@ def test_rows_of_impossible_generations_stay_and_are_inverted(store: Store, gene
     strange = Topic(store, due(store).id, generation)
     key = MessageKey(strange.id, generation, DUE_MS, 0).pack()
     store.message.put([(key, MessageValue(OLD, b"x"))])
-    kit = janitor(store)
-    kit.snapshots.invalid = [OLD]
-    report = kit.engine.run_once(adopt=True)
+    report = sweep(store)
     assert store.message.read(MESSAGES, key, key + b"\x00", 1).items == [(key, MessageValue(-OLD, b"x"))]
     assert report.totals.kept["unrecognized"] == 1
 
@@ -118,9 +119,7 @@ METADATA = [
 def test_unreadable_metadata_makes_its_topic_unknown_alone(store: Store, value: bytes) -> None:
     orders = due(store)
     spoilt = unknown_topic(store, "default:aaa").write_metadata(value).plain(1).tx(OLD, 1).stored(pointer(1), 1)
-    kit = janitor(store)
-    kit.snapshots.invalid = [OLD]
-    report = kit.engine.run_once(adopt=True)
+    report = sweep(store)
     assert_done(orders)
     assert (spoilt.times(), spoilt.pointers(), spoilt.stored_times()) == ([1, 1], [None, -OLD], [1])
     assert [note.guard for note in report.guards] == ["metadata"]
@@ -130,9 +129,7 @@ def test_metadata_under_a_strange_key_is_told_and_the_rest_done(store: Store) ->
     orders = due(store)
     for key in (b"no topic", b"a:b:c:", b"\xff"):
         assert store.metadata.compare_and_set(key, None, b'{"generation":"9","ttl":"1"}')
-    kit = janitor(store)
-    kit.snapshots.invalid = [OLD]
-    report = kit.engine.run_once(adopt=True)
+    report = sweep(store)
     assert_done(orders)
     assert [note.guard for note in report.guards] == ["metadata"] * 3
 

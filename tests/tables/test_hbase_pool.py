@@ -73,6 +73,10 @@ def answered(request: Request) -> None:
     request.send(request.answer())
 
 
+def misled(request: Request) -> None:
+    request.send(request.answer(number=request.number + 1))
+
+
 def silent(_: Request) -> None:
     """Hangs."""
 
@@ -122,9 +126,6 @@ def test_late_answer_is_not_taken_for_the_next_of_happybase(pools: Pools) -> Non
 
 
 def test_answer_with_a_wrong_number_is_asked_again_elsewhere(pools: Pools) -> None:
-    def misled(request: Request) -> None:
-        request.send(request.answer(number=request.number + 1))
-
     with FakeThrift(nth(misled, lambda request: request.reply([]))) as server:
         assert pools(server).run(lambda connection: connection.table(b"table").row(b"mine")) == {}
         assert server.connections == 2
@@ -134,10 +135,10 @@ def test_answer_with_a_wrong_number_is_asked_again_elsewhere(pools: Pools) -> No
 def test_given_the_answer_to_another_question_when_it_comes_then_nobody_gets_it(
     pools: Pools, wrong: dict[str, Any]
 ) -> None:
-    def misled(request: Request) -> None:
+    def of_another(request: Request) -> None:
         request.send(request.answer(row=b"of another", **wrong))
 
-    with FakeThrift(nth(misled, answered)) as server:
+    with FakeThrift(nth(of_another, answered)) as server:
         assert get(pools(server), b"mine") == b"mine"
         assert server.connections == 2
 
@@ -145,7 +146,7 @@ def test_given_the_answer_to_another_question_when_it_comes_then_nobody_gets_it(
 def test_given_answers_that_are_never_right_when_asked_then_it_ends_with_an_error(
     pools: Pools, clock: ManualClock
 ) -> None:
-    with FakeThrift(lambda request: request.send(request.answer(number=request.number + 1))) as server:
+    with FakeThrift(misled) as server:
         before_ms = clock.monotonic_ms()
         with pytest.raises(ConnectionLost, match=r"getRow.* 2 "):
             get(pools(server), b"mine")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
@@ -32,13 +32,9 @@ class Table:
             request.send(request.failure(io=HBASE.IOError(message=b"java.io.IOException: ill")))
         elif request.name == "getTableRegions":
             self.lists += 1
-            ends = [*self.starts[1:], b""]
-            request.reply(
-                [
-                    HBASE.TRegionInfo(startKey=start, endKey=end, id=1, name=b"region " + start)
-                    for start, end in zip(self.starts, ends, strict=True)
-                ]
-            )
+            spans = zip(self.starts, [*self.starts[1:], b""], strict=True)
+            info = HBASE.TRegionInfo
+            request.reply([info(startKey=at, endKey=end, id=1, name=b"region " + at) for at, end in spans])
         else:
             self.compacted.append(request.arguments.tableNameOrRegionName.removeprefix(b"region "))
             request.reply(None)
@@ -46,12 +42,8 @@ class Table:
 
 @contextmanager
 def regions_of(table: Table, clock: ManualClock) -> Iterator[Regions]:
-    with FakeThrift(table) as server:
-        pool = HBasePool([server.address], clock=clock)
-        try:
-            yield Regions(pool, b"ns:t", clock)
-        finally:
-            pool.close()
+    with FakeThrift(table) as server, closing(HBasePool([server.address], clock=clock)) as pool:
+        yield Regions(pool, b"ns:t", clock)
 
 
 @pytest.fixture

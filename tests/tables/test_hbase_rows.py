@@ -109,12 +109,8 @@ class Table:
 @contextmanager
 def rows_of(conduct: Callable[[Request], None]) -> Iterator[HBaseRows]:
     clock = ManualClock(NOW_MS)
-    with FakeThrift(conduct) as server:
-        pool = HBasePool([server.address], clock=clock)
-        try:
-            yield HBaseRows(pool, b"ns:t", clock)
-        finally:
-            pool.close()
+    with FakeThrift(conduct) as server, closing(HBasePool([server.address], clock=clock)) as pool:
+        yield HBaseRows(pool, b"ns:t", clock)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +214,11 @@ def test_encode_deletions_gives_the_bytes_of_thriftpy2(
     table: bytes, rows: list[bytes], timestamp_ms: int | None
 ) -> None:
     changes = [HBASE.BatchMutation(row, [HBASE.Mutation(isDelete=True, column=FAMILY)]) for row in rows]
+    given = {"tableName": table, "rowBatches": changes, "attributes": {}}
     if timestamp_ms is None:
-        arguments = HBASE.Hbase.mutateRows_args(tableName=table, rowBatches=changes, attributes={})
+        arguments = HBASE.Hbase.mutateRows_args(**given)
     else:
-        arguments = HBASE.Hbase.mutateRowsTs_args(
-            tableName=table, rowBatches=changes, timestamp=timestamp_ms, attributes={}
-        )
+        arguments = HBASE.Hbase.mutateRowsTs_args(**given, timestamp=timestamp_ms)
     buffer = TCyMemoryBuffer()
     protocol = TCyBinaryProtocol(buffer)
     protocol.write_struct(arguments)
@@ -295,8 +290,8 @@ def scanning(rows: list[Any], start: bytes = b"\x01", stop: bytes | None = b"\x0
     def conduct(request: Request) -> None:
         request.reply({"scannerOpenWithScan": 1, "scannerGetList": rows, "scannerClose": None}[request.name])
 
-    with FakeThrift(conduct) as server, closing(HBasePool([server.address], clock=ManualClock(NOW_MS))) as pool:
-        HBaseRows(pool, b"t", ManualClock(NOW_MS)).fetch(start, stop, 100, ROWS)
+    with rows_of(conduct) as found:
+        found.fetch(start, stop, 100, ROWS)
 
 
 def result(row: bytes | None, columns: Any = None, **cell: Any) -> Any:

@@ -48,23 +48,14 @@ def pool_of(address: str, tls: ClientTlsSettings) -> closing[HBasePool]:
     return closing(HBasePool.configured(wanted, timeout_seconds=LONG_SECONDS, clock=ManualClock(0)))
 
 
-def test_call_over_tls_is_answered_and_its_connection_used_again(thrift: FakeThrift, tls: TlsSettings) -> None:
+def test_calls_over_tls_are_answered_whole_over_one_connection(thrift: FakeThrift, tls: TlsSettings) -> None:
+    rows = [b"a", b"x" * 3_000_000, b"c"]
     with (
         TlsFront(thrift.address, tls) as front,
         pool_of(front.address, ClientTlsSettings(ca_file=tls.certificate)) as pool,
     ):
-        assert [get(pool, row) for row in (b"a", b"b", b"c")] == [b"a", b"b", b"c"]
+        assert [get(pool, row) for row in rows] == rows
         assert front.connections == 1
-
-
-def test_long_answer_over_tls_comes_whole(tls: TlsSettings) -> None:
-    row = b"x" * 3_000_000
-    with (
-        FakeThrift() as thrift,
-        TlsFront(thrift.address, tls) as front,
-        pool_of(front.address, ClientTlsSettings(ca_file=tls.certificate)) as pool,
-    ):
-        assert get(pool, row) == row
 
 
 def test_server_with_another_name_is_trusted_only_by_server_name(thrift: FakeThrift, tls: TlsSettings) -> None:

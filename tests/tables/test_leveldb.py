@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -54,11 +55,8 @@ def names(path: Path) -> list[str]:
 
 
 def raw_rows(folder: Path) -> dict[bytes, bytes]:
-    database = plyvel.DB(str(folder))
-    try:
+    with closing(plyvel.DB(str(folder))) as database:
         return dict(database)
-    finally:
-        database.close()
 
 
 def sha256(value: bytes) -> str:
@@ -151,11 +149,10 @@ UNREADABLE = [b"", b"\x01", b"\x01" + bytes(7)]
 def test_unreadable_values_are_counted_and_left_alone(tmp_path: Path) -> None:
     LevelDBStore(tmp_path, create=True).close()
     folder = tmp_path / "system.tms.message"
-    database = plyvel.DB(str(folder))
     rows = {b"k%d" % number: value for number, value in enumerate(UNREADABLE)}
-    for key, value in rows.items():
-        database.put(key, value)
-    database.close()
+    with closing(plyvel.DB(str(folder))) as database:
+        for key, value in rows.items():
+            database.put(key, value)
     with LevelDBStore(tmp_path) as store:
         assert store.message.read(CELLS, *EVERYTHING).items == []
         assert store.message.read(MESSAGES, *EVERYTHING).items == []
@@ -184,9 +181,8 @@ def test_references_are_recognized_by_any_tag_of_cdap(
 ) -> None:
     LevelDBStore(tmp_path, create=True).close()
     folder = tmp_path / "system.tms.message"
-    database = plyvel.DB(str(folder))
-    database.put(b"k", bytes([tag]) + behind)
-    database.close()
+    with closing(plyvel.DB(str(folder))) as database:
+        database.put(b"k", bytes([tag]) + behind)
     with LevelDBStore(tmp_path) as store:
         assert store.message.read(MESSAGES, *EVERYTHING).items == [(b"k", MessageValue(pointer, None))]
         assert store.message.read(CELLS, *EVERYTHING).items == [TxCell(b"k", pointer, refers=True)]

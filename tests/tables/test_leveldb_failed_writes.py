@@ -91,6 +91,9 @@ def test_kill_after_a_full_disk_keeps_the_acknowledged_rows_only(
     assert found == done
 
 
+full = raising(OSError(28, "No space left on device"))
+
+
 class Disk:
     """Stands between the store and LevelDB.
 
@@ -318,19 +321,17 @@ def test_publish_on_a_disk_that_was_full_shows_acknowledged_only(
     kit.publish("orders", b"a", pointer=P)
     kit.put("orders", P, b"b")
     disk.failing = True
-    uses: list[Callable[[], object]] = [
-        lambda: kit.publish("orders", b"not", pointer=P + 1),
-        lambda: kit.publish("orders", b"not"),
-        lambda: kit.publish("orders", b"not", ttl=5),
-        lambda: kit.put("orders", P, b"not"),
-        lambda: kit.service.rollback(named("orders"), RollbackRange(P, 0, 0, NOW_MS, 65_535)),
-        lambda: kit.create("other"),
-    ]
     with monkeypatch.context() as patched:
         patched.setattr(leveldb_handle, "_require_room", full)
-        for use in uses:
-            with pytest.raises(StoreError):
-                use()
+        each_raises(
+            StoreError,
+            lambda: kit.publish("orders", b"not", pointer=P + 1),
+            lambda: kit.publish("orders", b"not"),
+            lambda: kit.publish("orders", b"not", ttl=5),
+            lambda: kit.put("orders", P, b"not"),
+            lambda: kit.service.rollback(named("orders"), RollbackRange(P, 0, 0, NOW_MS, 65_535)),
+            lambda: kit.create("other"),
+        )
         assert kit.payloads() == [b"a"]
     disk.failing = False
     kit.publish("orders", b"c")
@@ -344,10 +345,6 @@ def test_publish_on_a_disk_that_was_full_shows_acknowledged_only(
     again = leveldb(tmp_path)
     assert again.payloads() == expected
     again.close()
-
-
-def full(_: Path, __: int) -> None:
-    raise OSError(28, "No space left on device")
 
 
 def broken(folder: Path, disk: Disk) -> WritableDatabase:
@@ -431,10 +428,7 @@ def test_given_a_disk_that_takes_nothing_when_written_then_that_is_a_refused_wri
     database = WritableDatabase(tmp_path, create=True)
     with monkeypatch.context() as patched:
         patched.setattr(Batch, "write", raising(plyvel.IOError(f"IO error: 000005.log: {message}".encode())))
-        uses: list[Callable[[], object]] = [lambda: database.delete([b"a"]), lambda: database.put([(b"a", b"1")])]
-        for write in uses:
-            with pytest.raises(WriteRefused, match=message):
-                write()
+        each_raises(WriteRefused, lambda: database.delete([b"a"]), lambda: database.put([(b"a", b"1")]), match=message)
     database.put([(b"a", b"1")])
     database.close()
 

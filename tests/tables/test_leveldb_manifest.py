@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.builders import every
 from tests.support import raising
 from tests.tables.records import read_records, write_records
+from tests.tables.test_leveldb import raw_rows
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.base import KEYS, MESSAGES, MessageValue
 from tms_core.tables.leveldb.library import plyvel
@@ -23,14 +24,6 @@ from tms_core.tables.leveldb.store import LevelDBStore
 
 MESSAGE = "system.tms.message"
 TABLES = 300
-
-
-def read_all(folder: Path) -> dict[bytes, bytes]:
-    database = plyvel.DB(str(folder))
-    try:
-        return dict(database)
-    finally:
-        database.close()
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -67,10 +60,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_given_hundreds_of_wrong_sizes_when_cured_then_cpp_reads_every_row(large: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(large, tmp_path / "database")
     assert current_manifest(folder).stat().st_size > 2 * BLOCK_BYTES
-    assert read_all(folder) == {}, "plyvel does not even say that it cannot read them"
+    assert raw_rows(folder) == {}, "plyvel does not even say that it cannot read them"
     folder = shutil.copytree(large, tmp_path / "another")
     assert repair(folder) == TABLES
-    assert read_all(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}
+    assert raw_rows(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}
 
 
 def test_given_wrong_sizes_when_cured_then_every_other_field_is_kept(sample: Path) -> None:
@@ -219,9 +212,9 @@ def test_given_any_damage_to_a_manifest_when_we_refuse_it_then_leveldb_does(samp
         repair(folder)
     except StoreError:
         with pytest.raises(plyvel.Error):
-            read_all(untouched)
+            raw_rows(untouched)
     else:
-        assert read_all(folder)
+        assert raw_rows(folder)
 
 
 def stale(folder: Path, table: str) -> None:
@@ -305,4 +298,4 @@ def test_manifest_of_many_edits_is_cured_in_the_memory_of_a_few(large: Path, tmp
         tracemalloc.stop()
     assert size > 8 << 20
     assert peak < size // 4
-    assert read_all(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}
+    assert raw_rows(folder) == {b"%0200d" % number: b"%d" % number for number in range(TABLES)}

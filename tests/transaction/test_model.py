@@ -9,34 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.transaction.vectors import load, names, state_of
+from tests.transaction.vectors import load, names, state_of, transaction_of
 from tms_core.transaction.model import (
     NO_TX_IN_PROGRESS,
     InProgress,
     InProgressType,
     Transaction,
-    TransactionType,
-    VisibilityLevel,
     VisibilityState,
     ascending,
 )
 
 MATRIX = load("visibility.json")
 LONGS = st.integers(-(2**63), 2**63 - 1)
-
-
-def transaction(expected: dict[str, Any]) -> Transaction:
-    return Transaction(
-        read_pointer=expected["readPointer"],
-        transaction_id=expected["transactionId"],
-        write_pointer=expected["writePointer"],
-        invalids=expected["invalids"],
-        in_progress=expected["inProgress"],
-        first_short_in_progress=expected["firstShortInProgress"],
-        type=TransactionType[expected["type"]],
-        checkpoint_write_pointers=expected["checkpointWritePointers"],
-        visibility_level=VisibilityLevel[expected["visibilityLevel"]],
-    )
 
 
 def state(read: int, invalid: list[int], in_progress: list[InProgress]) -> VisibilityState:
@@ -53,14 +37,14 @@ def test_the_matrix_has_the_three_hundred_answers() -> None:
 
 @pytest.mark.parametrize("expected", MATRIX)
 def test_visibility_of_each_version_is_tephras(expected: dict[str, Any]) -> None:
-    asked = transaction(expected)
+    asked = transaction_of(expected)
     answers = {version: asked.is_visible(int(version)) for version in expected["isVisible"]}
     assert answers == expected["isVisible"]
 
 
 @pytest.mark.parametrize("expected", MATRIX)
 def test_given_tephras_transaction_when_asked_for_its_bounds_then_they_are_tephras(expected: dict[str, Any]) -> None:
-    asked = transaction(expected)
+    asked = transaction_of(expected)
     assert asked.visibility_upper_bound() == expected["visibilityUpperBound"]
     assert asked.prune_upper_bound() == expected["pruneUpperBound"]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from thriftpy2.protocol.cybin import TCyBinaryProtocol
 from thriftpy2.transport.buffered import TCyBufferedTransport
 
-from tests.transaction.vectors import load
+from tests.transaction.vectors import load, transaction_of
 from tms_core.errors import FormatError
 from tms_core.transaction.codec import wire
 from tms_core.transaction.codec.thrift import decode_transaction, encode_transaction
@@ -65,20 +65,6 @@ def witness_reads(data: bytes) -> Any:
     return found
 
 
-def transaction_of(vector: dict[str, Any]) -> Transaction:
-    return Transaction(
-        vector["readPointer"],
-        vector["transactionId"],
-        vector["writePointer"],
-        array("q", vector["invalids"]),
-        array("q", vector["inProgress"]),
-        vector["firstShortInProgress"],
-        TransactionType[vector["type"]],
-        array("q", vector["checkpointWritePointers"]),
-        VisibilityLevel[vector["visibilityLevel"]],
-    )
-
-
 @pytest.mark.parametrize("vector", load("thrift/ttransaction.json"))
 def test_given_tephras_transaction_then_ours_has_the_same_bytes_both_ways(vector: dict[str, Any]) -> None:
     assert encode_transaction(transaction_of(vector)).hex() == vector["hex"]
@@ -105,10 +91,8 @@ def test_given_any_transaction_then_thriftpy2_writes_and_reads_the_same(
     one = Transaction(read, transaction_id, write, invalids, in_progress, first_short, kind, checkpoints, level)
     data = encode_transaction(one)
     seen = witness_reads(data)
-    assert (seen.transactionId, seen.readPointer, seen.writePointer, seen.firstShort) == (
-        *(transaction_id, read),
-        *(write, first_short),
-    )
+    pointers = (seen.readPointer, seen.transactionId, seen.writePointer, seen.firstShort)
+    assert pointers == numbers
     assert (seen.invalids, seen.inProgress, seen.checkpointWritePointers) == (invalids, in_progress, checkpoints)
     assert (seen.type, seen.visibilityLevel) == (kind + 1, level + 1)
     assert witness_writes(seen) == data
@@ -117,9 +101,8 @@ def test_given_any_transaction_then_thriftpy2_writes_and_reads_the_same(
 
 def test_given_fields_that_are_missing_then_they_are_what_java_makes_of_them() -> None:
     found = decode_transaction(wire.i64(1, 5) + wire.i64(2, 3) + b"\0")
-    assert found == Transaction(
-        3, 5, 0, array("q"), array("q"), 0, TransactionType.LONG, array("q"), VisibilityLevel.SNAPSHOT
-    )
+    none = array("q")
+    assert found == Transaction(3, 5, 0, none, none, 0, TransactionType.LONG, none, VisibilityLevel.SNAPSHOT)
 
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "SHORT"), (2, "LONG"), (0, "LONG"), (3, "LONG"), (-1, "LONG")])

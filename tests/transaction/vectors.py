@@ -7,7 +7,15 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-from tms_core.transaction.model import InProgress, InProgressType, Snapshot, VisibilityState
+from tms_core.transaction.model import (
+    InProgress,
+    InProgressType,
+    Snapshot,
+    Transaction,
+    TransactionType,
+    VisibilityLevel,
+    VisibilityState,
+)
 
 TEPHRA = Path(__file__).parents[1] / "vectors" / "tephra"
 
@@ -25,6 +33,20 @@ def names(folder: str, pattern: str = "*") -> list[str]:
     found = sorted(path.stem for path in (TEPHRA / folder).glob(f"{pattern}.bin"))
     assert found, f"no vectors {pattern} in {folder}"
     return found
+
+
+def transaction_of(expected: dict[str, Any]) -> Transaction:
+    return Transaction(
+        expected["readPointer"],
+        expected["transactionId"],
+        expected["writePointer"],
+        array("q", expected["invalids"]),
+        array("q", expected["inProgress"]),
+        expected["firstShortInProgress"],
+        TransactionType[expected["type"]],
+        array("q", expected["checkpointWritePointers"]),
+        VisibilityLevel[expected["visibilityLevel"]],
+    )
 
 
 def state_of(expected: dict[str, Any]) -> VisibilityState:
