@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.test_docs import FORMATS, MESSAGE, PAYLOAD, ROOT, SPEAKING, W, in_page, literal, tables
+from tests.test_docs import FORMATS, MESSAGE, PAYLOAD, ROOT, SPEAKING, W, in_page, literal, said, tables
 from tms_core.rowkey import salt
 from tms_core.tables.hbase.cdap import STATE_TABLE
 from tms_core.tables.hbase.described import NEEDED
@@ -36,12 +36,6 @@ def sources() -> Iterator[ast.Module]:
     yield from (ast.parse(path.read_text(encoding="utf-8")) for path in BESIDE)
 
 
-def said() -> set[str]:
-    return {
-        text for tree in sources() for node in ast.walk(tree) if isinstance(node, ast.expr) and (text := literal(node))
-    }
-
-
 def reported() -> Iterator[str]:
     for tree in sources():
         for node in ast.walk(tree):
@@ -59,7 +53,7 @@ def test_every_failure_and_obstacle_of_hbase_is_on_its_page() -> None:
 
 
 def test_every_message_that_the_page_quotes_is_said() -> None:
-    texts = said()
+    texts = said(sources())
     quoted = re.findall(r"\*\*`([^`]+)`\*\*", PAGE)
     assert len(quoted) > 25
     for message in quoted:

@@ -88,6 +88,15 @@ def test_given_a_loop_that_ends_early_when_closed_then_nothing_more_comes(client
     assert list(unused) == []
 
 
+def test_poll_of_an_answer_that_ends_too_early_is_unanswered(server: InProcess) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=b"\x04\x28" + bytes(20) + b"\x04hi"))
+    with server.client(transport=transport) as client:
+        messages = client.poll(TOPIC)
+        assert next(messages).payload == b"hi"
+        with pytest.raises(Unanswered, match="truncated"):
+            next(messages)
+
+
 # --- again -----------------------------------------------------------------------------------------------------------
 
 
@@ -249,12 +258,6 @@ async def test_given_an_event_loop_when_everything_is_asked_then_it_is_answered(
         await client.topics()
     with pytest.raises(ClientClosed):
         client.consume("shop:carts")
-
-
-@in_event_loop
-async def test_given_a_running_loop_when_the_plain_client_is_used_inside_it_then_it_works(client: Client) -> None:
-    client.publish(TOPIC, [b"a"])
-    assert payloads(client.poll(TOPIC)) == [b"a"]
 
 
 def test_async_client_in_another_event_loop_is_refused(server: InProcess) -> None:

@@ -14,13 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import NOW_MS
 from tests.client.faults import SOON
 from tests.client.test_outcomes import BILLS, ORDERS, visible
 from tests.support import raising
 from tms_core.client import Client, Unanswered, Unavailable
 from tms_core.client.testing import InProcess, in_process
-from tms_core.clock import ManualClock
 from tms_core.errors import StoreError
 from tms_core.messaging.fetcher import Fetch
 from tms_core.messaging.model import FetchedMessage as Stored
@@ -43,18 +41,6 @@ def test_in_process_server_leaves_no_thread_and_no_port() -> None:
     assert set(threading.enumerate()) == before
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
-
-
-def test_clock_of_a_test_expires_messages_and_transactions() -> None:
-    clock = ManualClock(NOW_MS)
-    with in_process(clock=clock) as server, server.client() as client:
-        client.create_topic(ORDERS, ttl=60)
-        client.publish(ORDERS, [b"a"])
-        tx = server.manager.start_short(10)
-        clock.advance(61_000)
-        assert list(client.poll(ORDERS)) == []
-        assert server.manager.expire() == 1
-        assert server.manager.visibility().is_invalid(tx.transaction_id)
 
 
 def test_reader_that_left_early_does_not_hold_the_server() -> None:

@@ -173,11 +173,16 @@ def test_given_one_lost_answer_when_asked_again_then_it_commits(case: Case, step
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_given_never_an_answer_to_the_begin_when_it_fails_then_there_is_nothing(case: Case, when: When) -> None:
-    case.faults.at("start", when)
+@pytest.mark.parametrize(("step", "told", "left"), [("start", [], 0), ("canCommit", ["rollback"], 1)])
+def test_start_or_can_commit_without_answers_never_aborts(
+    case: Case, when: When, step: str, told: list[str], left: int
+) -> None:
+    case.faults.at(step, when)
     with pytest.raises(OutcomeUnknown):
         case.transact()
-    assert case.changes.told == []
+    assert case.changes.told == told
+    assert case.faults.seen["abort"] == case.faults.seen["publish"] == 0
+    assert case.server.manager.invalid_size() == left
     assert case.settled() == []
 
 
@@ -224,17 +229,6 @@ def test_manager_without_the_changes_is_asked(case: Case, monkeypatch: pytest.Mo
     case.transact(changes)
     assert visible(case.server) == ALL
     assert (case.faults.seen["commit"], case.faults.seen["canCommit"]) == (2, 1 + (forgotten == "asked"))
-
-
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_can_commit_without_answers_invalidates_and_never_aborts(case: Case, when: When) -> None:
-    case.faults.at("canCommit", when)
-    with pytest.raises(OutcomeUnknown):
-        case.transact()
-    assert case.changes.told == ["rollback"]
-    assert case.faults.seen["abort"] == case.faults.seen["publish"] == 0
-    assert case.server.manager.invalid_size() == 1
-    assert case.settled() == []
 
 
 def test_commit_that_was_not_done_is_invalidated(case: Case) -> None:

@@ -180,6 +180,20 @@ class GroupKit(ServiceKit):
         """Poll without an order."""
         return self.poll(tx, limit, order=Order.NONE, **options)
 
+    def process(self, limit: int = 100, **options: Any) -> list[bytes]:
+        """Poll in a transaction that commits."""
+        tx = self.begin()
+        found = self.poll(tx, limit, **options)
+        self.commit(tx)
+        return found
+
+    def fail(self, limit: int = 100, **options: Any) -> list[bytes]:
+        """Poll in a transaction that is rolled back."""
+        tx = self.begin()
+        found = self.poll(tx, limit, **options)
+        self.roll_back(tx)
+        return found
+
     def commit(self, tx: Transaction) -> None:
         self.manager.commit(tx.transaction_id)
 

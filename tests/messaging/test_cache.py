@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import DAY, HOUR, NOW_MS, SECOND, Snapshots, janitor, pointer
+from tests.builders import HOUR, NOW_MS, SECOND, Snapshots, janitor, pointer
 from tests.kit.messaging import HOUR_SECONDS, Kit, P, named, reader
 from tests.server.test_avro import decoded
 from tms_core.messaging.cache import CachedRun, MessageCache
@@ -25,29 +25,7 @@ def run(first: int, *payloads: bytes, pointer: int | None = None) -> CachedRun:
     return CachedRun(first, len(payloads), pointer, payloads, sum(map(len, payloads)))
 
 
-def filled(limit_bytes: int = 1 << 20) -> MessageCache:
-    cache = MessageCache(limit_bytes)
-    cache.open(A, Ids(10))
-    cache.add(A, [run(10, b"x", b"y"), run(20, b"z")])
-    return cache
-
-
 # --- what it answers -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("prefix", "at", "oldest"), [(A, 9, 0), (B, 10, 0), (A, 10, 11)])
-def test_read_of_an_unknown_range_asks_for_the_store(prefix: bytes, at: int, oldest: int) -> None:
-    cache = filled()
-    assert cache.read(prefix, at, 100, 1 << 20, oldest) is None
-    assert cache.figures[:2] == (0, 1)
-    assert cache.read(A, 10, 100, 1 << 20, 10) is not None
-    assert cache.figures[:2] == (1, 1)
-
-
-def test_given_no_room_when_used_then_it_knows_nothing() -> None:
-    cache = filled(0)
-    assert cache.read(A, 10, 100, 1 << 20, 0) is None
-    assert cache.figures.weight == 0
 
 
 def test_given_two_topics_when_the_room_is_used_up_then_the_oldest_runs_of_all_go() -> None:
@@ -62,15 +40,6 @@ def test_given_two_topics_when_the_room_is_used_up_then_the_oldest_runs_of_all_g
     for prefix in (A, B):
         assert cache.read(prefix, 0, 100, 1 << 20, 0) is None
         assert cache.read(prefix, 1, 100, 1 << 20, 0) == [run(10, bytes(1000)), run(20, bytes(1000))]
-
-
-def test_given_a_run_larger_than_the_room_when_added_then_nothing_is_left_of_it() -> None:
-    cache = MessageCache(1000)
-    cache.open(A, Ids(0))
-    cache.add(A, [run(0, bytes(2000))])
-    assert cache.figures.weight == 0
-    assert cache.read(A, 0, 100, 1 << 20, 0) is None
-    assert cache.read(A, 1, 100, 1 << 20, 0) == []
 
 
 def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
@@ -145,18 +114,6 @@ def test_given_a_consumer_that_keeps_up_when_it_polls_then_the_store_is_not_read
     assert hits(kit) >= 5
 
 
-def test_read_in_a_transaction_far_back_asks_the_store(kit: Kit) -> None:
-    kit.publish("orders", b"a", pointer=P)
-    kit.clock.advance(HOUR // 2)
-    assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"a"]
-    assert hits(kit) == 1
-    kit.clock.advance(1)
-    assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"a"]
-    assert hits(kit) == 1
-    assert kit.payloads(start=NOW_MS) == [b"a"]
-    assert hits(kit) == 2
-
-
 def test_fetch_after_the_janitor_inverted_hides_the_message(kit: Kit) -> None:
     kit.restart(max_lifetime_seconds=HOUR_SECONDS, grace_seconds=HOUR_SECONDS)
     failed = pointer(NOW_MS - HOUR + SECOND)
@@ -229,18 +186,6 @@ def test_given_a_batch_that_failed_when_fetched_then_what_the_store_has_counts(k
     kit.store.message.put = put  # type: ignore[method-assign]
     kit.publish("orders", b"d")
     assert kit.payloads() == [b"a", b"b", b"d"]
-
-
-def test_given_a_deleted_topic_when_made_again_then_nothing_of_it_is_left_in_memory(kit: Kit) -> None:
-    kit.publish("orders", b"a")
-    assert kit.service.cache.figures.weight > 0
-    kit.service.delete_topic(named("orders"))
-    assert kit.service.cache.figures.weight == 0
-    kit.create("orders")
-    assert kit.fetch("orders") == []
-    kit.clock.advance(DAY)
-    kit.publish("orders", b"b")
-    assert kit.payloads() == [b"b"]
 
 
 # --- what several readers share --------------------------------------------------------------------------------------

@@ -9,10 +9,8 @@ import pytest
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.kit.messaging import Kit, P, memory, named, reader
 from tests.support import each_raises
-from tms_core.clock import CLOCK_ALLOWANCE_MS
-from tms_core.errors import BadRequest, ConsumerNotFound, TopicNotFound
+from tms_core.errors import BadRequest, ConsumerNotFound
 from tms_core.messaging import remembered
-from tms_core.messaging.groups import positions as consumers
 from tms_core.rowkey import MessageId
 
 ORDERS = named("orders")
@@ -38,13 +36,6 @@ def shown(kit: Kit, start: MessageId | int | None = None) -> bytes:
 
 def put(kit: Kit, message: MessageId, name: str = "billing") -> None:
     kit.service.consumers.put(ORDERS, name, message)
-
-
-def test_position_in_the_future_is_dated_now_and_reserves_no_ids(kit: Kit) -> None:
-    put(kit, MessageId(NOW_MS + CLOCK_ALLOWANCE_MS, 0))
-    assert kit.service.consumers.get(ORDERS, "billing").updated_ms == NOW_MS
-    kit.publish("orders", b"a")
-    assert [one.publish_ms for one in kit.ids()] == [NOW_MS]
 
 
 # --- what is visible -------------------------------------------------------------------------------------------------
@@ -202,14 +193,6 @@ def test_lag_of_a_consumer_that_sleeps_past_the_ttl_reports_the_loss(kit: Kit) -
     assert not found.expired
 
 
-def test_lags_of_many_messages_count_up_to_the_limit(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumers, "COUNTED_ROWS", 3)
-    kit.publish("orders", *[b"x"] * 5)
-    kit.service.consumers.put(ORDERS, "billing", READ_NONE)
-    [found], _ = kit.service.consumers.lags(ORDERS)
-    assert (found.messages, found.at_least) == (3, True)
-
-
 # --- who may be one --------------------------------------------------------------------------------------------------
 
 
@@ -246,14 +229,3 @@ def test_given_an_id_of_the_end_of_time_then_all_is_read(orders: Kit) -> None:
     orders.service.consumers.put(ORDERS, "billing", MessageId(2**63 - 1, 65_535, 2**63 - 1, 65_535))
     [found], _ = orders.service.consumers.lags(ORDERS)
     assert (found.messages, found.oldest_ms) == (0, None)
-
-
-def test_given_no_such_topic_then_it_has_no_consumers(orders: Kit) -> None:
-    service = orders.service.consumers
-    each_raises(
-        TopicNotFound,
-        lambda: service.put(named("gone"), "billing", READ_NONE),
-        lambda: service.get(named("gone"), "billing"),
-        lambda: service.delete(named("gone"), "billing"),
-        lambda: service.lags(named("gone")),
-    )

@@ -104,14 +104,6 @@ def in_steps(kit: Kit, limit: int, **options: Transaction) -> list[bytes]:
     return found
 
 
-@pytest.mark.parametrize("limit", [0, -1])
-def test_given_a_limit_or_a_time_that_is_none_then_it_is_a_bad_request(limit: int) -> None:
-    with pytest.raises(BadRequest):
-        FetchRequest(limit=limit)
-    with pytest.raises(BadRequest):
-        FetchRequest(start=-1)
-
-
 def test_fetch_and_roll_back_of_a_missing_topic_fail_at_once(kit: Kit) -> None:
     each_raises(
         TopicNotFound,

@@ -50,9 +50,7 @@ def test_poll_of_a_transaction_older_than_a_commit_is_held(kit: GroupKit) -> Non
     kit.commit(one)
     assert kit.ask(early).held == one.transaction_id
     # Also when a third one has merged the claim into the base.
-    third = kit.begin()
-    assert kit.poll(third, 1) == [b"b"]
-    kit.roll_back(third)
+    assert kit.fail(1) == [b"b"]
     assert kit.base() == kit.ids()[0]
     assert kit.ask(early).held == one.transaction_id
 
@@ -89,17 +87,24 @@ def test_poll_of_an_old_transaction_of_a_forgotten_group_waits(kit: GroupKit, mo
     early, one = kit.begin(), kit.begin()
     assert kit.poll(one, 1) == [b"a"]
     kit.commit(one)
-    third = kit.begin()
-    assert kit.poll(third, 1) == [b"b"]
-    kit.roll_back(third)
+    assert kit.fail(1) == [b"b"]
     assert kit.ask(early).held == one.transaction_id
     kit.service.consumers.put(ORDERS, "other", READ_NONE)
     for expected in ([b"a"], [b"b"]):
-        other = kit.begin()
-        assert kit.poll(other, 1, group="other") == expected
-        kit.commit(other)
+        assert kit.process(1, group="other") == expected
     assert kit.ask(early).held == early.transaction_id
     assert kit.poll(kit.begin(), 1) == [b"b"]
+
+
+def fail(kit: GroupKit, tx: Transaction, how: str) -> None:
+    """End a transaction that lasts 10 seconds without a commit."""
+    if how == "rolled back":
+        kit.roll_back(tx)
+    elif how == "invalidated":
+        kit.time_out(tx)
+    else:
+        kit.clock.advance(11 * SECOND)
+        kit.manager.expire()
 
 
 @pytest.mark.parametrize("end", ["rolled back", "invalidated", "timed out"])
@@ -107,24 +112,13 @@ def test_poll_after_a_failed_transaction_gives_half_at_once(kit: GroupKit, end: 
     kit.publish(*(b"%d" % number for number in range(6)))
     one = kit.begin(timeout_seconds=10)
     assert len(kit.poll(one, 4)) == 4
-    if end == "rolled back":
-        kit.roll_back(one)
-    elif end == "invalidated":
-        kit.time_out(one)
-    else:
-        kit.clock.advance(11 * SECOND)
-        kit.manager.expire()
-    two = kit.begin()
-    found = kit.ask(two, 4)
-    assert ([message.payload for message in found.messages], found.deliveries) == ([b"0", b"1"], 2)
-    kit.commit(two)
+    fail(kit, one, end)
     # The rest of the claim that failed has been given out once.
-    third = kit.begin()
-    found = kit.ask(third, 4)
-    assert ([message.payload for message in found.messages], found.deliveries) == ([b"2", b"3"], 2)
-    kit.commit(third)
-    found = kit.ask(kit.begin(), 4)
-    assert ([message.payload for message in found.messages], found.deliveries) == ([b"4", b"5"], 1)
+    for payloads, deliveries in (([b"0", b"1"], 2), ([b"2", b"3"], 2), ([b"4", b"5"], 1)):
+        tx = kit.begin()
+        found = kit.ask(tx, 4)
+        assert ([message.payload for message in found.messages], found.deliveries) == (payloads, deliveries)
+        kit.commit(tx)
 
 
 @pytest.mark.parametrize("end", ["timed out", "invalidated", "rolled back"])
@@ -133,13 +127,7 @@ def test_poll_after_the_server_died_counts_only_what_the_program_gave_back(kit: 
     one = kit.begin(timeout_seconds=10)
     assert len(kit.poll(one, 4)) == 4
     kit.restart()
-    if end == "rolled back":
-        kit.roll_back(one)
-    elif end == "invalidated":
-        kit.time_out(one)
-    else:
-        kit.clock.advance(11 * SECOND)
-        kit.manager.expire()
+    fail(kit, one, end)
     found = kit.ask(kit.begin(), 4)
     assert (len(found.messages), found.deliveries) == ((2, 2) if end == "rolled back" else (4, 1))
 
@@ -181,9 +169,7 @@ def test_poll_in_order_waits_for_a_transaction_in_progress(kit: GroupKit) -> Non
     kit.publish(b"a")
     kit.publish(b"b", tx=producer)
     kit.publish(b"c")
-    one = kit.begin()
-    assert kit.poll(one) == [b"a"]
-    kit.commit(one)
+    assert kit.process() == [b"a"]
     assert kit.ask(kit.begin())[:4] == ([], 0, None, None)
     kit.commit(producer)
     assert kit.poll(kit.begin()) == [b"b", b"c"]
@@ -206,9 +192,7 @@ def test_poll_of_stored_payloads_goes_on_inside_after_a_limit(kit: GroupKit) -> 
     kit.commit(producer)
     kit.publish(b"d")
     for expected in ([b"a", b"b"], [b"c", b"d"], []):
-        tx = kit.begin()
-        assert kit.poll(tx, 2) == expected
-        kit.commit(tx)
+        assert kit.process(2) == expected
 
 
 # --- without an order ------------------------------------------------------------------------------------------------
@@ -220,22 +204,11 @@ def test_given_no_order_then_transactions_share_the_messages(kit: GroupKit) -> N
     assert (kit.any(one, 1), kit.any(two, 1), kit.any(three, 5)) == ([b"a"], [b"b"], [b"c"])
     kit.commit(two)
     kit.roll_back(one)
-    four = kit.begin()
-    assert kit.any(four) == [b"a"]
-    kit.commit(four)
+    assert kit.process(order=Order.NONE) == [b"a"]
     kit.commit(three)
     assert kit.any(kit.begin()) == []
     assert kit.base() == kit.ids()[-1]
     assert kit.claims() == []
-
-
-def test_poll_without_order_beside_a_claim_names_no_position_to_wait(kit: GroupKit) -> None:
-    kit.publish(b"a")
-    one = kit.begin()
-    assert kit.any(one) == [b"a"]
-    assert kit.ask(kit.begin(), order=Order.NONE).position is None
-    kit.time_out(one)
-    assert kit.any(kit.begin()) == [b"a"]
 
 
 @pytest.mark.parametrize("cached", [True, False])
@@ -256,9 +229,7 @@ def test_poll_without_order_skips_undecided_messages_until_decided(kit: GroupKit
     kit.commit(one)
     kit.commit(producers[0])
     kit.time_out(producers[1])
-    two = kit.begin()
-    assert kit.any(two) == [b"1", b"1"]
-    kit.commit(two)
+    assert kit.process(order=Order.NONE) == [b"1", b"1"]
     assert kit.any(kit.begin()) == []
     assert (kit.claims(), kit.base()) == ([], kit.ids()[-1])
 
@@ -293,13 +264,9 @@ def test_poll_without_order_gives_other_messages_while_failed_ones_wait(kit: Gro
     one = kit.begin()
     assert kit.any(one, 1) == [b"bad"]
     kit.roll_back(one) if end == "rolled back" else kit.time_out(one)
-    two = kit.begin()
-    assert kit.any(two) == [b"good"]
-    kit.commit(two)
+    assert kit.process(order=Order.NONE) == [b"good"]
     kit.publish(b"new")
-    three = kit.begin()
-    assert kit.any(three) == [b"new"]
-    kit.commit(three)
+    assert kit.process(order=Order.NONE) == [b"new"]
     found = kit.ask(kit.begin(), order=Order.NONE)
     assert (found.messages, found.at_end) == ([], False)
     # From there a plain poll waits for new messages, and no longer than that.
@@ -312,17 +279,13 @@ def test_poll_without_order_gives_other_messages_while_failed_ones_wait(kit: Gro
 def test_poll_in_order_gives_nothing_while_the_first_message_waits(kit: GroupKit) -> None:
     kit.restart(retry_seconds=10)
     kit.publish(b"bad", b"good")
-    one = kit.begin()
-    assert kit.poll(one, 1) == [b"bad"]
-    kit.roll_back(one)
+    assert kit.fail(1) == [b"bad"]
     found = kit.ask(kit.begin())
     assert (found.messages, found.held, found.position, found.at_end) == ([], None, None, False)
     assert found.wait_ms is not None
     assert 10 * SECOND <= found.wait_ms <= 12.5 * SECOND
     kit.clock.advance(found.wait_ms)
-    two = kit.begin()
-    assert kit.poll(two, 1) == [b"bad"]
-    kit.commit(two)
+    assert kit.process(1) == [b"bad"]
     assert kit.poll(kit.begin()) == [b"good"]
 
 
@@ -375,16 +338,12 @@ def test_poll_after_the_clock_went_back_by_days_does_not_wait_for_them(kit: Grou
 def test_poll_of_a_sealed_topic_is_not_drained_while_messages_wait(kit: GroupKit, order: Order) -> None:
     kit.restart(retry_seconds=10)
     kit.publish(b"bad")
-    one = kit.begin()
-    assert kit.poll(one, order=order) == [b"bad"]
-    kit.roll_back(one)
+    assert kit.fail(order=order) == [b"bad"]
     kit.service.update_topic(ORDERS, {"partitions": "2"})
     found = kit.ask(kit.begin(), order=order)
     assert (found.sealed, found.drained) == (True, False)
     kit.clock.advance(13 * SECOND)
-    two = kit.begin()
-    assert kit.poll(two, order=order) == [b"bad"]
-    kit.commit(two)
+    assert kit.process(order=order) == [b"bad"]
     found = kit.ask(kit.begin(), order=order)
     assert (found.sealed, found.drained) == (True, True)
 
@@ -486,9 +445,7 @@ def test_failed_messages_are_logged_and_shown_with_their_count(kit: GroupKit, ca
     one = kit.begin()
     assert kit.any(one, 1) == [b"good"]
     kit.commit(one)
-    two = kit.begin()
-    assert kit.any(two, 2) == [b"bad", b"other"]
-    kit.roll_back(two)
+    assert kit.fail(2, order=Order.NONE) == [b"bad", b"other"]
     [both] = kit.service.groups.failed(ORDERS, GROUP)
     assert (both.message, both.mark.last, both.mark.tries) == (None, other, 1)
     assert kit.ask(kit.begin(), order=Order.NONE).messages == []
@@ -496,9 +453,7 @@ def test_failed_messages_are_logged_and_shown_with_their_count(kit: GroupKit, ca
     three = kit.begin()
     assert kit.any(three, 2) == [b"bad"]
     kit.time_out(three)
-    four = kit.begin()
-    assert kit.any(four, 1) == [b"other"]
-    kit.roll_back(four)
+    assert kit.fail(1, order=Order.NONE) == [b"other"]
     assert f"message {bad} of default:orders has failed 2 times for consumer billing" in caplog.text
     assert [(one.message, one.mark.tries) for one in kit.service.groups.failed(ORDERS, GROUP)] == [(bad, 2), (other, 2)]
     assert all(one.mark.retry_ms > kit.clock.now_ms() for one in kit.service.groups.failed(ORDERS, GROUP))
@@ -554,14 +509,6 @@ def test_turn_with_400_claims_touches_few_rows(kit: GroupKit, monkeypatch: pytes
     assert many <= 2 * few
 
 
-def test_poll_after_the_position_was_set_in_the_same_millisecond_reads_claims_again(kit: GroupKit) -> None:
-    kit.publish(b"a", b"b")
-    one = kit.begin()
-    assert kit.any(one, 1) == [b"a"]
-    kit.service.consumers.put(ORDERS, GROUP, READ_NONE, force=True)
-    assert kit.any(kit.begin()) == [b"a", b"b"]
-
-
 def test_poll_after_claims_were_freed_gives_their_messages_again(kit: GroupKit) -> None:
     kit.publish(b"a")
     one = kit.begin()
@@ -589,17 +536,6 @@ def test_put_of_a_position_beside_an_open_claim_needs_force(kit: GroupKit) -> No
     assert kit.manager.status(one.transaction_id) == "invalid"
     assert kit.claims() == []
     assert kit.poll(kit.begin()) == [b"b"]
-
-
-def test_given_a_consumer_when_it_shall_only_be_registered_then_its_position_stays(kit: GroupKit) -> None:
-    kit.publish(b"a")
-    one = kit.begin()
-    kit.poll(one)
-    kit.commit(one)
-    with pytest.raises(ConsumerConflict, match="already"):
-        kit.service.consumers.put(ORDERS, GROUP, READ_NONE, only_new=True)
-    kit.service.consumers.put(ORDERS, GROUP, READ_NONE)
-    assert kit.poll(kit.begin()) == [b"a"]
 
 
 # --- traps -----------------------------------------------------------------------------------------------------------

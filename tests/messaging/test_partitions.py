@@ -437,18 +437,6 @@ def test_poll_of_a_new_partition_after_a_restart_waits_for_earlier_reads(service
         assert payloads(polled(restarted, "orders-f2-0")) == [b"new"]
 
 
-def test_many_groups_that_drain_a_sealed_partition_all_go_on(service: MessagingService) -> None:
-    changed(service)
-    before = service.topic(named("orders-0"))
-    for number in range(300):
-        group = f"{number:0255}"
-        service.consumers.put(named("orders-0"), group, MessageId(0, 0))
-        service.consumers.put(named("orders-f2-0"), group, MessageId(0, 0))
-        read_to_the_end(service, group)
-        assert payloads(polled(service, "orders-f2-0", group)) == [b"new"]
-    assert service.topic(named("orders-0")) == before
-
-
 def test_group_that_is_registered_again_reads_the_sealed_partition_first(service: MessagingService) -> None:
     changed(service, GROUP)
     rows = len(service.side.rows(b"", None, 100).items)

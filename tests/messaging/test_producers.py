@@ -583,15 +583,6 @@ def test_new_ids_after_a_clock_step_follow_what_was_processed(kit: GroupKit) -> 
     assert [one.payload for one in kit.service.groups.poll(eaten, "billing", GroupPoll(tx, 10)).messages] == [b"a"]
 
 
-def test_producer_of_several_topics_has_a_last_request_in_each(kit: GroupKit) -> None:
-    one = Instance(kit)
-    one.publish(b"a")
-    one.publish(b"b", topic=ORDERS)
-    kit.restart()
-    one.publish(b"b", topic=ORDERS, again=True)
-    assert (everything(kit), everything(kit, ORDERS)) == ([b"a"], [b"b"])
-
-
 # --- announced ahead -------------------------------------------------------------------------------------------------
 
 

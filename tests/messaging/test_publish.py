@@ -16,7 +16,6 @@ from tms_core.errors import (
     ClockJumped,
     StoreError,
     TooLarge,
-    TopicNotFound,
     TransactionEnded,
     TransactionExpired,
     Unavailable,
@@ -71,14 +70,6 @@ def test_store_writes_the_rows_of_cdap_and_shows_nothing(kit: Kit) -> None:
     assert kit.fetch("orders") == []
 
 
-def test_given_nothing_to_write_when_published_or_stored_then_it_is_a_bad_request(kit: Kit) -> None:
-    each_raises(
-        BadRequest,
-        lambda: kit.service.submit_publish(named("orders"), [], pointer=None),
-        lambda: kit.service.submit_store(named("orders"), [], pointer=P),
-    )
-
-
 @pytest.mark.parametrize("wrong", [0, -1, -P, LONG_MAX + 1])
 def test_given_a_pointer_that_is_none_when_used_then_it_is_a_bad_request(kit: Kit, wrong: int) -> None:
     each_raises(
@@ -87,12 +78,6 @@ def test_given_a_pointer_that_is_none_when_used_then_it_is_a_bad_request(kit: Ki
         lambda: kit.put("orders", wrong, b"a"),
         lambda: kit.service.rollback(named("orders"), RollbackRange(wrong, 0, 0, 1, 0)),
     )
-
-
-def test_given_no_topic_when_published_then_the_answer_says_so(kit: Kit) -> None:
-    answer = kit.service.submit_publish(named("nothing"), [b"a"], pointer=None)
-    with pytest.raises(TopicNotFound):
-        answer.result(PATIENCE_SECONDS)
 
 
 def test_publish_to_a_closed_service_is_unavailable(kit: Kit) -> None:

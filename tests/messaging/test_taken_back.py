@@ -77,21 +77,41 @@ def test_commit_while_a_roll_back_is_under_way_is_refused(kit: GroupKit, monkeyp
         kit.service.rollback(ORDERS, published)
 
 
-def test_abort_of_published_messages_makes_it_invalid(kit: GroupKit) -> None:
+STEPS: dict[str, Callable[[GroupKit, int], object]] = {
+    "publish": lambda kit, pointer: kit.service.publish(ORDERS, [b"a", b"b"], pointer=pointer),
+    "publish elsewhere": lambda kit, pointer: kit.service.publish(BILLS, [b"c"], pointer=pointer),
+    "store": lambda kit, pointer: kit.service.store(ORDERS, [b"a"], pointer=pointer),
+    "publish stored": lambda kit, pointer: kit.service.publish(ORDERS, [], pointer=pointer),
+    "roll back": lambda kit, pointer: kit.service.rollback(ORDERS, pointer),
+}
+
+
+@pytest.mark.parametrize(
+    ("steps", "is_invalid"),
+    [
+        (["publish"], True),
+        (["publish", "publish", "roll back"], False),
+        (["publish", "publish elsewhere", "roll back"], True),
+        (["store"], False),
+        (["store", "publish stored"], True),
+    ],
+    ids=str,
+)
+def test_abort_is_invalid_if_published_messages_are_left(kit: GroupKit, steps: list[str], is_invalid: bool) -> None:
     tx = kit.begin()
-    kit.publish(b"never", b"seen", tx=tx)
+    assert kit.poll(tx) == []
+    for step in steps:
+        STEPS[step](kit, tx.write_pointer)
     kit.manager.abort(tx)
-    assert invalid(kit) == [tx.transaction_id]
-    assert seen(kit, ORDERS) == []
+    assert invalid(kit) == [tx.transaction_id] * is_invalid
+    assert [seen(kit, topic) for topic in (ORDERS, BILLS)] == [[], []]
+    with pytest.raises(TransactionEnded):
+        kit.publish(tx=tx)
 
 
-@pytest.mark.parametrize("by", ["range", "pointer"])
-def test_abort_after_a_complete_roll_back_stays_an_abort(kit: GroupKit, by: str) -> None:
+def test_abort_after_the_roll_back_of_each_range_stays_an_abort(kit: GroupKit) -> None:
     tx = kit.begin()
-    ranges = [kit.publish(b"a", b"b", tx=tx), kit.publish(b"c", tx=tx)]
-    if by == "pointer":
-        kit.service.rollback(ORDERS, tx.write_pointer)
-    for published in ranges if by == "range" else []:
+    for published in [kit.publish(b"a", b"b", tx=tx), kit.publish(b"c", tx=tx)]:
         assert published is not None
         kit.service.rollback(ORDERS, published)
     kit.manager.abort(tx)
@@ -109,39 +129,12 @@ def test_abort_after_one_of_two_roll_backs_makes_it_invalid(kit: GroupKit) -> No
     assert (invalid(kit), seen(kit, ORDERS)) == ([tx.transaction_id], [])
 
 
-def test_abort_after_a_roll_back_in_one_of_two_topics_makes_it_invalid(kit: GroupKit) -> None:
-    tx = kit.begin()
-    for topic in (ORDERS, BILLS):
-        kit.service.publish(topic, [b"a"], pointer=tx.write_pointer)
-    kit.service.rollback(ORDERS, tx.write_pointer)
-    kit.manager.abort(tx)
-    assert invalid(kit) == [tx.transaction_id]
-    assert [seen(kit, topic) for topic in (ORDERS, BILLS)] == [[], []]
-
-
 def test_abort_of_messages_of_a_checkpoint_makes_all_invalid(kit: GroupKit) -> None:
     tx = kit.manager.checkpoint(kit.begin())
     kit.publish(b"never", tx=tx)
     # A client that has lost the checkpoint.
     kit.manager.abort(replace(tx, write_pointer=tx.transaction_id, checkpoint_write_pointers=()))
     assert invalid(kit) == [tx.transaction_id, tx.write_pointer]
-
-
-def test_abort_of_stored_payloads_stays_an_abort(kit: GroupKit) -> None:
-    tx = kit.begin()
-    kit.service.store(ORDERS, [b"a"], pointer=tx.write_pointer)
-    kit.manager.abort(tx)
-    assert invalid(kit) == []
-    with pytest.raises(TransactionEnded):
-        kit.publish(tx=tx)
-
-
-def test_abort_of_stored_payloads_that_are_published_makes_it_invalid(kit: GroupKit) -> None:
-    tx = kit.begin()
-    kit.service.store(ORDERS, [b"a"], pointer=tx.write_pointer)
-    kit.publish(tx=tx)
-    kit.manager.abort(tx)
-    assert (invalid(kit), seen(kit, ORDERS)) == ([tx.transaction_id], [])
 
 
 def test_abort_after_a_time_out_leaves_published_messages_hidden(kit: GroupKit) -> None:
@@ -189,13 +182,6 @@ def test_abort_of_a_claim_makes_it_invalid_and_the_messages_come_again(kit: Grou
     kit.manager.abort(tx)
     assert invalid(kit) == [tx.transaction_id]
     assert kit.poll(kit.begin()) == [b"order"]
-
-
-def test_abort_of_a_poll_that_claimed_nothing_stays_an_abort(kit: GroupKit) -> None:
-    tx = kit.begin()
-    assert kit.poll(tx) == []
-    kit.manager.abort(tx)
-    assert invalid(kit) == []
 
 
 def test_abort_after_a_claim_was_given_back_in_two_steps_stays_an_abort(kit: GroupKit) -> None:

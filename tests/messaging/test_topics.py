@@ -13,7 +13,7 @@ from tests.builders import NOW_MS, Call, watch
 from tests.builders import topic as topic_of
 from tests.kit.messaging import Kit, P, named
 from tests.support import each_raises
-from tms_core.errors import BadRequest, MetadataError, TopicExists, TopicNotFound, Unavailable
+from tms_core.errors import BadRequest, MetadataError, TopicNotFound, Unavailable
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import MessageKey, PayloadKey
 from tms_core.tables.base import MessageValue, Store
@@ -69,12 +69,6 @@ def test_given_a_name_no_topic_has_when_used_then_it_is_a_bad_request(kit: Kit, 
         lambda: kit.service.topic(topic),
         lambda: kit.service.publish(topic, [b"a"]),
     )
-
-
-def test_given_a_topic_when_created_again_then_it_is_refused_and_stays_as_it_is(kit: Kit) -> None:
-    with pytest.raises(TopicExists):
-        kit.create("orders", ttl="5")
-    assert kit.service.topic(named("orders"))["ttl"] == WEEK
 
 
 def test_given_a_topic_when_updated_then_what_is_left_out_is_the_default_again(kit: Kit) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from tests.builders import MINUTE, NOW_MS
-from tests.kit.messaging import Kit, P, named
-from tms_core.messaging.fetcher import PAGE_BYTES
-from tms_core.messaging.model import FetchRequest
+from tests.kit.messaging import Kit, P
 from tms_core.messaging.publish.open_topics import BOUNDS_MS
 from tms_core.rowkey import MessageId
 
@@ -50,15 +48,6 @@ def test_first_read_skips_messages_before_the_start_of_a_reader(kit: Kit) -> Non
     assert kit.payloads(start=NOW_MS + MINUTE) == [b"b"]
     assert kit.payloads() == [b"a", b"b"]
     assert noted(kit) == {1: 1}
-
-
-def test_given_several_pages_when_first_read_then_each_counts(kit: Kit) -> None:
-    kit.publish("orders", bytes(PAGE_BYTES))
-    kit.clock.advance(5)
-    kit.publish("orders", bytes(PAGE_BYTES))
-    pages = list(kit.service.fetch(named("orders"), FetchRequest()))
-    assert len(pages) == 2
-    assert noted(kit) == {1: 1, 5: 1}
 
 
 def test_given_messages_of_before_the_start_when_read_then_they_do_not_count(kit: Kit) -> None:

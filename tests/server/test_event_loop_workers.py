@@ -17,7 +17,7 @@ from tests.server.test_messages import EVERYTHING, avro
 from tests.support import PATIENCE_SECONDS
 from tms_core.clock import SystemClock
 from tms_core.messaging.publish import workers
-from tms_core.messaging.publish.workers import SMALL_BYTES, EventLoopWorkers
+from tms_core.messaging.publish.workers import EventLoopWorkers
 from tms_core.messaging.service import MessagingService
 from tms_core.server.rest.context import outcome
 from tms_core.tables.memory import MemoryStore
@@ -81,12 +81,6 @@ def test_loop_does_not_wait_for_a_thread_that_writes(bench: Bench) -> None:
         bench.publish([b"a"], [b"b"])
     theirs.join()
     assert bench.writers == ["thread", "thread"]
-
-
-@pytest.mark.parametrize(("size", "writer"), [(SMALL_BYTES - 200, "loop"), (SMALL_BYTES - 199, "thread")])
-def test_given_a_large_request_when_published_then_a_thread_writes_it(bench: Bench, size: int, writer: str) -> None:
-    bench.publish([bytes(size - 1), b"x"])
-    assert bench.writers == [writer]
 
 
 def test_loop_leaves_writes_to_threads_while_the_disk_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:

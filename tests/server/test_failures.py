@@ -12,6 +12,7 @@ from tests.builders import Call, fail_at, watch
 from tests.server.client import AVRO, Client, TopicClient
 from tests.server.conftest import serving
 from tests.server.test_avro import decoded
+from tests.server.test_event_loop_workers import held
 from tests.server.test_messages import EVERYTHING, NOW_POINTER, avro, reading
 from tests.support import PATIENCE_SECONDS, raising, wait_until
 from tms_core.errors import StoreError, StoreFull
@@ -23,43 +24,28 @@ from tms_core.tables.memory import MemoryStore
 
 
 def test_publish_is_answered_only_after_its_write() -> None:
-    store, entered, go_on = MemoryStore(), threading.Event(), threading.Event()
-
-    def slow(call: Call) -> None:
-        if call.name == "message.put":
-            entered.set()
-            assert go_on.wait(timeout=120)
-
+    store = MemoryStore()
     with serving(store=store) as server, Client(server.port) as client, Client(server.port) as other:
         topic = TopicClient(client, "t").create()
-        watch(store, before=slow)
-        client.send("POST", f"{topic.path}/publish", avro(b"a"), content_type=AVRO)
-        assert entered.wait(timeout=120)
-        # Others are served meanwhile, and see nothing of it.
-        assert TopicClient(other, "t").poll() == []
-        assert server.service.workers.requests == 1
-        assert select.select([client.socket], [], [], 0) == ([], [], [])
-        go_on.set()
+        with held(store) as writing:
+            client.send("POST", f"{topic.path}/publish", avro(b"a"), content_type=AVRO)
+            assert writing.wait(PATIENCE_SECONDS)
+            # Others are served meanwhile, and see nothing of it.
+            assert TopicClient(other, "t").poll() == []
+            assert server.service.workers.requests == 1
+            assert select.select([client.socket], [], [], 0) == ([], [], [])
         assert client.answer().status == 200
         assert TopicClient(other, "t").poll() == ["a"]
 
 
 def test_publish_of_a_client_that_leaves_is_written() -> None:
-    store, entered, go_on = MemoryStore(), threading.Event(), threading.Event()
-
-    def slow(call: Call) -> None:
-        if call.name == "message.put":
-            entered.set()
-            assert go_on.wait(timeout=120)
-
+    store = MemoryStore()
     with serving(store=store) as server, Client(server.port) as other:
-        with Client(server.port) as client:
-            topic = TopicClient(client, "t").create()
-            watch(store, before=slow)
+        topic = TopicClient(other, "t").create()
+        with held(store) as writing, Client(server.port) as client:
             client.send("POST", f"{topic.path}/publish", avro(b"a"), content_type=AVRO)
-            assert entered.wait(timeout=120)
-        go_on.set()
-        while (found := TopicClient(other, "t").poll()) != ["a"]:
+            assert writing.wait(PATIENCE_SECONDS)
+        while (found := topic.poll()) != ["a"]:
             assert found == []
 
 

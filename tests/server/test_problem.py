@@ -14,16 +14,6 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path", "body", "status", "code"), CASES)
-def test_error_is_text_with_its_code_in_a_header(
-    client: Client, method: str, path: str, body: bytes, status: int, code: str
-) -> None:
-    answer = client.ask(method, path, body, accept="text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2")
-    assert (answer.status, answer.headers["x-tms-error"]) == (status, code)
-    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-    assert not answer.text.startswith("{")
-
-
 @pytest.mark.parametrize("accept", ["application/json", "application/problem+json, */*;q=0.1"])
 @pytest.mark.parametrize(("method", "path", "body", "status", "code"), CASES)
 def test_error_is_a_problem_if_json_is_accepted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -418,6 +419,13 @@ async def nobody(scope: Scope, receive: Receive, send: Send) -> None:
 def test_given_an_address_of_another_machine_when_started_then_the_setting_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"server\.host is 192\.0\.2\.1"):
         Listener(nobody, "192.0.2.1", 0).start()
+
+
+def test_port_in_use_names_the_setting() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"server.port is {port}"):
+            Listener(nobody, "127.0.0.1", port).start()
 
 
 def test_server_that_gives_up_at_the_start_names_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
