@@ -12,6 +12,7 @@ import pytest
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.tables.leveldb.library import plyvel
 from tms_core.tables.leveldb.lock import locked
+from tms_core.tables.leveldb.store import LevelDBStore
 
 HOLD = """
 import sys
@@ -124,3 +125,11 @@ def test_given_a_lock_that_cannot_be_opened_when_locked_then_it_is_a_store_error
     (folder / "LOCK").mkdir()
     with pytest.raises(StoreError, match="directory"), locked(folder):
         pass
+
+
+def test_store_in_a_place_without_folders_names_place_and_reason_once(tmp_path: Path) -> None:
+    place = tmp_path / "file" / "store"
+    place.parent.write_bytes(b"")
+    with pytest.raises(StoreError) as caught:
+        LevelDBStore(place, create=True)
+    assert caught.value.message == f"{place}: Not a directory."

@@ -166,7 +166,7 @@ def _open_files() -> Iterator[os.stat_result]:
 
 
 def _store_error(folder: Path, error: Exception) -> StoreError:
-    text = _text(error)
+    text = _text(folder, error)
     if "already held by process" in text or ("/LOCK" in text and "temporarily unavailable" in text):
         return _busy(folder)
     kind: type[StoreError] = StoreError
@@ -180,7 +180,11 @@ def _store_error(folder: Path, error: Exception) -> StoreError:
     return kind(f"{folder}: {text}.", hint, folder)
 
 
-def _text(error: Exception) -> str:
+def _text(folder: Path, error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        # The message names the folder already.
+        named = "" if error.filename in (None, str(folder), folder) else f": {error.filename}"
+        return f"{error.strerror}{named}"
     first = error.args[0] if error.args else ""
     return first.decode("utf-8", "replace") if isinstance(first, bytes) else str(error)
 

@@ -399,8 +399,9 @@ class TransactionClient:
             return self.opens(address, self._timeout_seconds / len(self._lines))
         except OSError as error:
             raise ServiceUnavailable(
-                f"The transaction service {address} cannot be reached: {error}.",
-                "Start it (tms serve), or correct transactions.thrift.",
+                f"The transaction service {address} cannot be reached: {error.strerror or error}.",
+                "Start it (tms serve), or correct its address: transactions.thrift in the settings, transactions= of a "
+                "Client.",
             ) from error
 
     def _unclear(self, name: str, what: str) -> OutcomeUnknown:
