@@ -225,6 +225,14 @@ def test_given_binary_input_when_published_then_it_is_one_message(typed: Type) -
     assert payloads(typed.client, typed.topic) == [b"\x00\n\xff\n"]
 
 
+@pytest.mark.parametrize("options", [[], ["--transaction"]])
+def test_publish_of_nothing_to_a_missing_topic_fails(typed: Type, options: list[str]) -> None:
+    code, _, error = typed("publish", "default:missing", *options)
+    assert (code, "default:missing does not exist" in error) == (1, True)
+    code, output, _ = typed("publish", typed.topic, *options)
+    assert (code, output) == (0, f"0 published to {typed.topic}\n")
+
+
 def test_publish_that_fails_half_way_in_a_transaction_shows_nothing(typed: Type, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"one\ntwo\n" + b"x" * (9 << 20))

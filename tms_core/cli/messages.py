@@ -101,6 +101,9 @@ def publish(
             for batch in batches:
                 client.publish(topic, batch, ttl=ttl, key=key)
                 count(len(batch))
+        if not count.messages:
+            # Nothing was sent, so the server has not checked the topic.
+            client.topic(topic)
     options.print({"published": count.messages}, lambda: [f"{count.messages:,} published to {topic}"])
 
 
