@@ -73,5 +73,17 @@ def test_heading_of_a_page_written_by_hand_is_unique() -> None:
     assert [heading for heading, number in found.items() if number > 1] == []
 
 
+def test_content_of_a_list_is_indented_by_four_spaces() -> None:
+    """The site shows lists and paragraphs with fewer spaces outside the list item, although GitHub nests them."""
+    outside = [
+        f"{path.name}: {line}"
+        for path in ROOT.glob("docs/**/*.md")
+        for line in re.findall(
+            r"^ {1,3}[-*] .+$|(?<=\n\n) {1,3}\S.+$", without_code(path.read_text(encoding="utf-8")), flags=re.MULTILINE
+        )
+    ]
+    assert outside == []
+
+
 def without_code(text: str) -> str:
     return re.sub(r"^ *```.*?^ *```", "", text, flags=re.MULTILINE | re.DOTALL)

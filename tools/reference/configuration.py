@@ -33,16 +33,16 @@ settings are those of `conf/standalone.yaml`; `conf/hbase.yaml` is a template fo
   `TMS_JANITOR__PROTECT='["default:audit*"]'`. `null` or an empty value is null. A name that starts with `TMS_` and the
   name of a section but is not a setting is an error. Kubernetes adds such variables to every pod for a Service named
   `tms-server` or `tms-janitor` (`TMS_SERVER_PORT`): set `enableServiceLinks: false` in the pod.
-* **Options** of every command. Their paths start at the working directory.
+* **Options** of every command, in the table. Their paths start at the working directory.
 
-  | option | sets |
-  |---|---|
-  | `--leveldb DIR` | `storage.kind: leveldb`, `storage.leveldb.path: DIR` |
-  | `--hbase HOST:PORT[,…]` | `storage.kind: hbase`, `storage.hbase.thrift` |
-  | `--snapshots DIR_OR_URL` | `transactions.source: directory`, `transactions.directory` |
+| option | sets |
+|---|---|
+| `--leveldb DIR` | `storage.kind: leveldb`, `storage.leveldb.path: DIR` |
+| `--hbase HOST:PORT[,…]` | `storage.kind: hbase`, `storage.hbase.thrift` |
+| `--snapshots DIR_OR_URL` | `transactions.source: directory`, `transactions.directory` |
 
-  Two defaults follow the LevelDB store: `transactions.directory` is `DIR.tx` and `janitor.state` is `DIR.janitor`. A
-  symbolic link to the store leads to the same folders as the store itself.
+Two defaults follow the LevelDB store: `transactions.directory` is `DIR.tx` and `janitor.state` is `DIR.janitor`. A
+symbolic link to the store leads to the same folders as the store itself.
 
 A janitor outside `tms serve` cannot call a manager (`transactions.source: manager`). It reads the snapshots that the
 manager writes into `transactions.directory`, or works without snapshots if that folder does not exist.
