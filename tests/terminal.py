@@ -54,8 +54,6 @@ class Signals:
 
 
 class Background:
-    """A command that was typed with ``&``."""
-
     def __init__(self, arguments: list[str], clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
         self.code: int | None = None
         self.port = 0
@@ -70,13 +68,11 @@ class Background:
             self._wait_for_a_sweep()
 
     def hang_up(self) -> None:
-        """SIGHUP."""
         assert self._signals.hup is not None
         self._signals.hup()
         self._wait_for_a_sweep()
 
     def terminate(self) -> int:
-        """SIGTERM; returns the exit code."""
         assert self._signals.term is not None
         self._signals.term()
         self._thread.join(PATIENCE_SECONDS)
@@ -150,7 +146,6 @@ class Terminal:
 
     @property
     def busy(self) -> bool:
-        """Return whether a process runs in the background."""
         return self._background is not None
 
     def type(self, line: str) -> tuple[int, str]:
@@ -168,7 +163,6 @@ class Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop processes in the background."""
         if self._background is not None:
             self._background.terminate()
 

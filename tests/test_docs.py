@@ -81,7 +81,6 @@ def page_id(path: Path) -> str:
 
 @pytest.fixture(params=PAGES, ids=page_id)
 def page(request: pytest.FixtureRequest) -> Path:
-    """Each page in turn."""
     path: Path = request.param
     return path
 
@@ -123,7 +122,6 @@ RULES = [f"L{number}" for number in range(8)] + [f"S{number}" for number in rang
 
 
 def sections() -> dict[str, str]:
-    """Each rule's section by its number."""
     parts = re.split(r"^## ", RULE_PAGES, flags=re.MULTILINE)
     return {rule: part for part in parts if (rule := part.partition(":")[0]) in RULES}
 
@@ -346,7 +344,6 @@ def sources() -> Iterator[ast.Module]:
 
 
 def said(trees: Iterable[ast.Module]) -> set[str]:
-    """Every text in some sources."""
     return {text for tree in trees for node in ast.walk(tree) if isinstance(node, ast.expr) and (text := literal(node))}
 
 
@@ -470,7 +467,6 @@ def test_given_lines_in_another_order_when_compared_then_that_is_found() -> None
 
 
 def settings_of(page: Path) -> str:
-    """The settings file that a page shows."""
     [shown] = re.findall(r"```yaml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     return str(shown)
 

@@ -182,13 +182,11 @@ def test_run_on_hbase_imports_no_leveldb_and_no_web_server() -> None:
 
 
 def _imported_by(module: str, *arguments: str, **environ: str) -> set[str]:
-    """Which of the heavy modules a command imports."""
     done = _run(module, *arguments, **environ)
     return set(done.stdout.rpartition("imported:")[2].split())
 
 
 def _run(module: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A command, which says at last which of the heavy modules it has imported."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORTED, module, ",".join(HEAVY), *arguments],
         env=os.environ | environ,

@@ -76,7 +76,6 @@ def codes_of_the_source() -> set[str]:
 
 
 def rows_of_the_page() -> list[tuple[str, str]]:
-    """Return the codes of the page's table, and what their rows say."""
     return re.findall(r"^\| `(TMS-[A-Z-]+)` \| (.+) \|$", PAGE, flags=re.MULTILINE)
 
 

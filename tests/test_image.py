@@ -111,7 +111,6 @@ class Tree(NamedTuple):
         return subprocess.run(inside, env=environ, capture_output=True, text=True, check=False, timeout=120)
 
     def files(self) -> list[Path]:
-        """Its files, links left out."""
         return [path for path in self.root.rglob("*") if path.is_file() and not path.is_symlink()]
 
 

@@ -117,7 +117,6 @@ def test_what_is_locked_is_installed_without_resolving_anything(name: str) -> No
 
 
 def locked(lock: str = LOCK) -> dict[str, str]:
-    """Each locked requirement by its name."""
     lines = [line.removesuffix(" \\") for line in lock.splitlines() if line[:1] not in {"", " ", "#"}]
     return {canonicalize_name(Requirement(line).name): line for line in lines}
 

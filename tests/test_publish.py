@@ -45,7 +45,6 @@ class Programs:
         return b""
 
     def all(self, *words: str) -> list[list[str]]:
-        """What they were told that begins so."""
         return [told for told in self.told if told[: len(words)] == list(words)]
 
 
@@ -64,7 +63,6 @@ def archive(contents: bytes) -> bytes:
 
 
 def published(folder: Path, *options: str, labels: dict[str, str] = LABELS) -> Programs:
-    """Publish all with programs that only keep what they are told."""
     programs = Programs(labels)
     publish.main([REGISTRY, VERSION, str(folder / "chart.tgz"), *MAKER, *options], programs)
     return programs

@@ -22,7 +22,6 @@ LONG_PAGES = {"api.md", "janitor.md", "tms.md"}
 
 
 def build(folder: Path, *, addition: str = "") -> subprocess.CompletedProcess[str]:
-    """Build the site of a copy of the pages, with some text added to the first page."""
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("assets"))
     shutil.copy(CONFIGURATION, folder)
     with (folder / "docs/README.md").open("a", encoding="utf-8") as page:

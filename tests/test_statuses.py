@@ -63,14 +63,10 @@ class Outcome:
 
 
 class Caller(Protocol):
-    """Someone who asks the server."""
-
     def ask(self, operation: str, topic: str, *arguments: str) -> Outcome: ...
 
 
 class Http:
-    """Plain requests of one content type."""
-
     def __init__(self, server: RunningServer, content_type: str) -> None:
         self._port, self._content_type = port_of(server.url), content_type
 
@@ -105,8 +101,6 @@ class Http:
 
 
 class SyncCaller:
-    """The client for threads."""
-
     def __init__(self, server: RunningServer) -> None:
         self._server = server
 
@@ -122,8 +116,6 @@ class SyncCaller:
 
 
 class AsyncCaller:
-    """The client for an event loop."""
-
     def __init__(self, server: RunningServer) -> None:
         self._server = server
 
@@ -146,8 +138,6 @@ def _of_client(operation: str, arguments: tuple[str, ...]) -> tuple[Any, ...]:
 
 
 class Commands:
-    """``tms`` and its words."""
-
     def __init__(self, server: RunningServer, capture: pytest.CaptureFixture[str]) -> None:
         self._server, self._capture = server, capture
 

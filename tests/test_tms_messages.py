@@ -51,7 +51,6 @@ def client(server: RunningServer) -> Iterator[Client]:
 
 @pytest.fixture
 def topic(client: Client, request: pytest.FixtureRequest) -> str:
-    """A topic of the test's own."""
     name = f"default:t{abs(hash(request.node.nodeid))}"
     client.create_topic(name)
     return name
@@ -59,7 +58,6 @@ def topic(client: Client, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def here(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands ask this server."""
     monkeypatch.setenv("TMS_URL", server.url)
     monkeypatch.setenv("TMS_TRANSACTIONS__THRIFT", str(server.transactions))
 

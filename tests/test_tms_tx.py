@@ -42,8 +42,6 @@ def service(manager: TransactionManager) -> Iterator[TransactionService]:
 
 @pytest.fixture
 def typed(service: TransactionService, capsys: pytest.CaptureFixture[str]) -> Type:
-    """Type ``tms tx`` and what follows; exit code, output, errors."""
-
     def run(*words: object) -> tuple[int, str, str]:
         code = execute(["tx", *map(str, words), "--tx-server", service.address])
         captured = capsys.readouterr()

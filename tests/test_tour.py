@@ -113,7 +113,6 @@ class Tour:
             time.sleep(0.05)
 
     def type(self, line: str) -> subprocess.CompletedProcess[str]:
-        """A command in another terminal."""
         return subprocess.run(
             [sys.executable, "-m", "janitor", *line.split(), "--config", str(self.folder / "tms.yaml")],
             cwd=ROOT,
@@ -133,7 +132,6 @@ class Tour:
         self._process.send_signal(number)
 
     def ended(self) -> int:
-        """Its exit code, once it has ended."""
         return self._process.wait(PATIENCE_SECONDS)
 
     def kill(self) -> None:

@@ -22,7 +22,6 @@ TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
 
 @pytest.fixture(params=WORKFLOWS, ids=lambda path: path.stem)
 def workflow(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Each workflow in turn."""
     document: dict[str, Any] = yaml.safe_load(request.param.read_text(encoding="utf-8"))
     return document
 

@@ -15,7 +15,6 @@ from tms_core.clock import ManualClock
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The server's clock."""
     return ManualClock(NOW_MS)
 
 
@@ -31,12 +30,10 @@ def server(clock: ManualClock) -> Iterator[InProcess]:
 
 @pytest.fixture
 def client(server: InProcess) -> Iterator[Client]:
-    """A client of it."""
     with server.client() as found:
         yield found
 
 
 @pytest.fixture
 def faults() -> Faults:
-    """What goes wrong."""
     return Faults()

@@ -55,11 +55,9 @@ class Faults:
         self._steps[step] = (when, times)
 
     def heal(self) -> None:
-        """All is well from now on."""
         self._steps.clear()
 
     def meets(self, step: str) -> When | None:
-        """What happens at a step now."""
         self.seen[step] += 1
         self.meanwhile(step)
         when, times = self._steps.get(step, (None, 0))
@@ -195,7 +193,6 @@ def faulty_client(server: InProcess, faults: Faults, **options: Any) -> Iterator
 
 
 def faulty_async_client(server: InProcess, faults: Faults, **options: Any) -> AsyncClient:
-    """The same, with an event loop."""
     given = {"retry": SOON, "pause": no_async_pause, **options}
     transport = FaultyTransport(faults, server)
     return server.async_client(transport=transport, transactions=faulty_service(server, faults), **given)
@@ -207,5 +204,4 @@ def no_pause(event: threading.Event, _: float) -> None:
 
 
 async def no_async_pause(_: asyncio.Event, __: float) -> None:
-    """Wait for nothing, but let others go on."""
     await asyncio.sleep(0)

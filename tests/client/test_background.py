@@ -320,8 +320,6 @@ def test_close_after_a_failed_thread_reports_what_is_unpublished(server: InProce
 
 
 def in_loop(server: InProcess, faults: Faults, **options: object) -> Callable[[], None]:
-    """A program with an event loop that publishes some messages and closes its client."""
-
     async def main() -> None:
         async with faulty_async_client(server, faults, **options) as producer:
             for number in range(20):
@@ -382,7 +380,6 @@ client.publish_async("default:orders", [b"1"])
 
 
 def program(url: str, close_seconds: float, end: str) -> subprocess.CompletedProcess[str]:
-    """Have a program publish something to a server, and end."""
     command = [sys.executable, "-c", PROGRAM + end, url, str(close_seconds)]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
 

@@ -292,8 +292,6 @@ def test_within_ends_a_call_in_time_and_not_others(server: InProcess, network: N
 
 
 class Hangs(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
-    """Takes requests and answers none."""
-
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         timeouts = request.extensions["timeout"]
         raise httpx2.ReadTimeout(f"nothing came within {timeouts['read']}")

@@ -69,8 +69,6 @@ def transact(server: InProcess, faults: Faults, participant: Participant, *, fai
 
 
 def transact_in_loop(server: InProcess, faults: Faults, participant: Participant, *, fail_last: bool = False) -> None:
-    """The same with an event loop."""
-
     async def main() -> None:
         async with faulty_async_client(server, faults, limits=SMALL) as client, client.transaction() as tx:
             await tx.register(participant)
@@ -100,8 +98,6 @@ def bill(server: InProcess, faults: Faults, participant: Participant) -> None:
 
 
 def bill_in_loop(server: InProcess, faults: Faults, participant: Participant) -> None:
-    """The same with an event loop."""
-
     async def main() -> None:
         async with faulty_async_client(server, faults) as client, client.transaction() as tx:
             async for order in tx.consume(ORDERS, "billing"):

@@ -369,8 +369,6 @@ def test_repeat_of_a_request_under_way_is_not_taken_for_refused(server: InProces
 
 
 class Everything(dict[bytes, tuple[bytes, int]]):
-    """Has all keys."""
-
     def __contains__(self, _: object) -> bool:
         return True
 

@@ -42,7 +42,6 @@ def methods(kind: type) -> Iterator[tuple[str, typing.Any]]:
 
 
 def mentioned(annotation: object) -> Iterator[type]:
-    """The classes of ours in an annotation."""
     if isinstance(annotation, type) and annotation.__module__.startswith("tms_core."):
         yield annotation
     for inner in typing.get_args(annotation):

@@ -450,8 +450,6 @@ async def test_task_cancelled_before_it_begins_does_nothing(server: InProcess, f
 
 
 class Interrupts(Recorder):
-    """Is interrupted where a test wants."""
-
     def _note(self, name: str) -> None:
         try:
             super()._note(name)

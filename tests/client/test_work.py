@@ -55,13 +55,11 @@ class Crash(Exception):
 
 
 def committed(client: Client, topic: str = BILLS) -> list[bytes]:
-    """What is visible in a topic to a transaction that begins now."""
     with client.transaction() as tx:
         return [message.payload for message in tx.poll(topic)]
 
 
 def bill(client: Client, limit: int | None = None, **options: str) -> int:
-    """Orders become bills; returns how many."""
     count = 0
     with client.transaction() as tx:
         for order in tx.consume(ORDERS, "billing", limit=limit, **options):
@@ -430,8 +428,6 @@ def test_work_commits_the_pointer_of_a_checkpoint(client: Client, monkeypatch: p
 
 
 class Follows(Participant):
-    """Fails after the commit."""
-
     def post_tx_commit(self) -> None:
         raise Crash
 

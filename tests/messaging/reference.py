@@ -14,21 +14,16 @@ from tms_core.transaction.model import Transaction
 
 
 class Spot(NamedTuple):
-    """Milliseconds and sequence number."""
-
     ms: int
     sequence: int
 
     def plus(self, rows: int) -> Spot:
-        """The id so many behind this one."""
         extra, sequence = divmod(self.sequence + rows, 65_536)
         return Spot(self.ms + extra, sequence)
 
 
 @dataclass
 class Row:
-    """A message row."""
-
     spot: Spot
     pointer: int | None
     payload: bytes | None
@@ -51,7 +46,6 @@ class Book:
     def fetch(
         self, now_ms: int, start: MessageId | int | None, inclusive: bool, limit: int, reader: Transaction | None
     ) -> list[FetchedMessage]:
-        """What a consumer gets."""
         cutoff_ms = max(0, now_ms - self.ttl_seconds * 1000)
         if isinstance(start, MessageId) and start.publish_ms < cutoff_ms:
             start = None

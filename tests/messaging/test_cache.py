@@ -209,7 +209,6 @@ def encoded(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def answer(kit: Kit, start: MessageId | int | None = None, topic: str = "orders", **options: Any) -> list[bytes]:
-    """The payloads of the answer of a poll in Avro."""
     pages = kit.service.fetch(named(topic), FetchRequest(start, **options))
     return [payload for _, payload in decoded(b"".join(avro.AvroCodec().write_messages(pages)))]
 

@@ -22,7 +22,6 @@ Q = P + 1
 
 @pytest.fixture(params=["cached", "stored"], autouse=True)
 def source(kit: Kit, request: pytest.FixtureRequest) -> None:
-    """Fetches come from the cache, or from the store alone."""
     if request.param == "stored":
         kit.restart(cache_bytes=0)
 

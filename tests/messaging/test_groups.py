@@ -97,7 +97,6 @@ def test_poll_of_an_old_transaction_of_a_forgotten_group_waits(kit: GroupKit, mo
 
 
 def fail(kit: GroupKit, tx: Transaction, how: str) -> None:
-    """End a transaction that lasts 10 seconds without a commit."""
     if how == "rolled back":
         kit.roll_back(tx)
     elif how == "invalidated":

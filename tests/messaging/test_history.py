@@ -198,7 +198,6 @@ class History(RuleBasedStateMachine):
         return {key: payload for key, payload in keys.items() if key and key.generation == self.generation}
 
     def _next(self) -> Spot:
-        """The id that the next message gets."""
         return max(self.last.plus(1), Spot(self.now_ms, 0))
 
     def _written(self, pointer: int | None, payloads: Sequence[bytes | None], ttl: int | None) -> Spot:
@@ -309,8 +308,6 @@ class History(RuleBasedStateMachine):
 
 
 class LevelDBHistory(History):
-    """The same over LevelDB."""
-
     maker = "leveldb"
 
 

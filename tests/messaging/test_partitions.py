@@ -72,7 +72,6 @@ def service(store: Cut) -> Iterator[MessagingService]:
 
 
 def seen(service: MessagingService) -> dict[str, Mapping[str, str]]:
-    """All topics with their properties."""
     return {name: service.topic(named(name)) for name in service.topics("default")}
 
 

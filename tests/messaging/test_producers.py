@@ -57,8 +57,6 @@ BILLS = named("bills")
 
 
 class Instance:
-    """One instance of a producer, which numbers its requests."""
-
     def __init__(self, kit: GroupKit, name: str = "importer") -> None:
         self.kit, self.name, self.uuid, self.sequence = kit, name, uuid4(), 0
         self.generation, self.former = self.register()

@@ -28,7 +28,6 @@ PRODUCERS, REQUESTS = 6, 40
 
 @pytest.fixture(params=["cached", "stored"])
 def service(kit: Kit, request: pytest.FixtureRequest) -> MessagingService:
-    """A service whose clock runs."""
     kit.service.close()
     cache_bytes = 1 << 16 if request.param == "cached" else 0
     kit.service = MessagingService(kit.store, SystemClock(), ServiceOptions(cache_bytes=cache_bytes), side=kit.side)

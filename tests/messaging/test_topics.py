@@ -329,7 +329,6 @@ def test_topic_that_changes_while_it_is_read_is_read_again(tmp_path: Path) -> No
 
 
 def _reads(store: Store, registry: TopicRegistry, topic: TopicId) -> int:
-    """Return how often the row of a topic is read when it is needed."""
     before = store.calls["get"]
     registry.get(topic)
     return store.calls["get"] - before

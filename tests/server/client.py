@@ -37,8 +37,6 @@ class Answer:
 
 
 class Client:
-    """One connection to a server on this machine."""
-
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -100,8 +98,6 @@ class Client:
 
 
 class TopicClient:
-    """The calls of one topic, in JSON."""
-
     def __init__(self, client: Client, name: str, namespace: str = "default") -> None:
         self.client = client
         self.path = f"/v1/namespaces/{namespace}/topics/{name}"
@@ -112,7 +108,6 @@ class TopicClient:
         return self
 
     def post(self, verb: str, body: object = None, **headers: str) -> Answer:
-        """Any call, with a body of JSON (or bytes as they are)."""
         data = body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode()
         return self.client.ask("POST", f"{self.path}/{verb}", data, **{"content_type": JSON, **headers})
 
@@ -122,7 +117,6 @@ class TopicClient:
         return answer
 
     def poll(self, **fields: object) -> list[str]:
-        """The payloads."""
         answer = self.post("poll", fields)
         assert answer.status == 200, answer.text
         return [message["payload"] for message in answer.json]

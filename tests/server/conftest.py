@@ -33,8 +33,6 @@ MAX_REQUEST_BYTES = 3_000_000
 
 @dataclass
 class Serving:
-    """What answers, and what it stands on."""
-
     listener: Listener
     service: MessagingService
     store: Store
@@ -90,19 +88,16 @@ def serving(
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Serving]:
-    """One server for the tests of a module."""
     with serving() as server:
         yield server
 
 
 @pytest.fixture
 def client(shared: Serving) -> Iterator[Client]:
-    """A connection of the test's own."""
     with Client(shared.port) as connection:
         yield connection
 
 
 @pytest.fixture
 def topic(client: Client, request: pytest.FixtureRequest) -> TopicClient:
-    """A topic of the test's own."""
     return TopicClient(client, f"t{abs(hash(request.node.nodeid))}").create()

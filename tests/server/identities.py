@@ -93,8 +93,6 @@ class JwtIdentities:
 
 
 class Patient(FailedAttempts):
-    """Slows nobody down."""
-
     def note(self, address: str) -> float:
         return 0.0
 
@@ -109,5 +107,4 @@ def gate_of(clock: ManualClock, *, patient: bool = True, **settings: Any) -> Gat
 
 
 def bearer(token: str) -> list[tuple[bytes, bytes]]:
-    """The headers of a request with a token."""
     return [(b"host", b"localhost"), (b"authorization", b"Bearer " + token.encode())]

@@ -79,25 +79,20 @@ class Serve:
 
     @property
     def log(self) -> str:
-        """What it has said on standard error."""
         self._log.seek(0)
         return self._log.read()
 
     def ask_to_end(self) -> None:
-        """The first SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
 
     def wait(self) -> int:
-        """Its exit code."""
         return self.process.wait(timeout=PATIENCE_SECONDS)
 
     def end(self) -> None:
-        """Have it finish what was accepted."""
         self.ask_to_end()
         assert self.wait() == 0, self.log
 
     def kill(self) -> None:
-        """As if the machine had lost its power."""
         self.process.kill()
         self.wait()
 
@@ -113,7 +108,6 @@ class Serve:
 
 
 def port_of(address: str) -> int:
-    """The port at the end of an address."""
     match = re.search(r":(\d+)$", address)
     assert match is not None, address
     return int(match[1])

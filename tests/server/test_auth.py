@@ -65,33 +65,28 @@ WHO = {
 
 @pytest.fixture(scope="module")
 def routes() -> Iterator[list[GuardedRoute]]:
-    """What the application is made of."""
     with ThreadPoolExecutor(1) as threads, MessagingService(MemoryStore(), SystemClock(), side=MemorySide()) as service:
         yield app.routes(ServerContext(service, threads, ServerMetrics(CollectorRegistry(), service), 1))
 
 
 def calls(routes: list[GuardedRoute]) -> list[tuple[str, str]]:
-    """Everything that can be asked."""
     return [(method, route.path) for route in routes for method in route.needs]
 
 
 @pytest.fixture(scope="module", params=[TokenIdentities, JwtIdentities])
 def identities(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Identities:
-    """Tokens of either kind."""
     made: Identities = request.param(tmp_path_factory.mktemp("identities"))
     return made
 
 
 @pytest.fixture(scope="module")
 def server(identities: Identities) -> Iterator[Serving]:
-    """One that asks who one is."""
     with serving(gate=identities.gate) as running:
         yield running
 
 
 @pytest.fixture
 def client(server: Serving) -> Iterator[Client]:
-    """A connection of the test's own."""
     with Client(server.port) as connection:
         yield connection
 
@@ -101,7 +96,6 @@ def headers(token: str | None) -> dict[str, str]:
 
 
 def ask(client: Client, method: str, path: str, token: str | None, *, topic: str = "t") -> tuple[int, dict[str, str]]:
-    """Status and headers."""
     url = path.format(namespace="default", topic=topic, name="me")
     answer = client.ask(method, url, b"" if method == "GET" else b"{}", **headers(token))
     return answer.status, answer.headers

@@ -23,7 +23,6 @@ PATH = "/v1/namespaces/default/topics/t"
 
 @pytest.fixture(params=[TokenIdentities, JwtIdentities])
 def identities(request: pytest.FixtureRequest, tmp_path: Path) -> Identities:
-    """Tokens of either kind."""
     made: Identities = request.param(tmp_path)
     return made
 

@@ -31,7 +31,6 @@ INTS = st.integers(-(2**31), 2**31 - 1)
 
 
 def long(value: int) -> bytes:
-    """A number in Avro, written the slow way."""
     rest = value * 2 if value >= 0 else -value * 2 - 1
     found = []
     while rest > 127:

@@ -56,14 +56,12 @@ class Following:
         self.port = self.listener.port
 
     def follow(self, port: int, host: str = "http://127.0.0.1") -> None:
-        """From now on whoever listens there leads."""
         self.former.lease.release()
         self.former.lease.address = f"{host}:{port}"
         self.former.lease.acquire()
         self.own.step()
 
     def lead(self) -> None:
-        """From now on this one leads."""
         self.former.lease.release()
         assert self.own.step()
 
@@ -112,7 +110,6 @@ def scripted(following: Following, behave: Callable[[socket.socket], object]) ->
 
 
 def head_of(connection: socket.socket) -> bytes:
-    """A request's head, whatever of its body came with it."""
     received = b""
     while b"\r\n\r\n" not in received:
         received += connection.recv(65536)

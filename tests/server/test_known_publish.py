@@ -366,7 +366,6 @@ def status(answer: bytes) -> int:
 
 
 def ask(connection: Connection, data: bytes) -> int:
-    """Return the status of the answer to a request."""
     connection.send(data)
     return status(connection.answer())
 

@@ -57,8 +57,6 @@ class Paused(Late):
 
 
 class Node:
-    """One of the servers."""
-
     def __init__(self, history: History) -> None:
         self._history = history
         self.busy = False

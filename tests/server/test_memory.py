@@ -23,7 +23,6 @@ class Shares:
         return self.memory.share(lambda: self.cut.append(name))
 
     async def held(self, name: str, size: int) -> Share:
-        """One whose client does not do its part."""
         share = self(name)
         await share.take(size)
         share.begin_waiting()

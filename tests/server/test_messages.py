@@ -191,7 +191,6 @@ def test_poll_of_a_consumer_that_leaves_stops_reading(shared: Serving, topic: To
 
 
 def figures(server: Serving) -> tuple[float, float]:
-    """Messages fetched and polls ended."""
     registry = server.metrics.registry
     ended = registry.get_sample_value("tms_requests_total", {"route": "poll", "code": "200"})
     return registry.get_sample_value("tms_messages_fetched_total") or 0, ended or 0

@@ -36,7 +36,6 @@ class Server:
         self.service.create_topic(ORDERS)
 
     def samples(self) -> dict[tuple[str, ...], float]:
-        """Each sample by its name and the values of its labels."""
         collector = TransactionMetrics(self.manager, self.side, self.clock)
         return {
             (sample.name, *sample.labels.values()): sample.value
@@ -114,7 +113,6 @@ def test_given_claims_then_those_count_whose_transactions_are_in_progress(server
 
 
 def published(metrics: ServerMetrics) -> dict[str, float]:
-    """What was published, by the topics that have series."""
     return {
         sample.labels["topic"]: sample.value
         for family in metrics.registry.collect()

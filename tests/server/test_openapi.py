@@ -59,7 +59,6 @@ BODIES = st.fixed_dictionaries(
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Serving]:
-    """One with a topic that is there."""
     with serving() as running:
         with Client(running.port) as client:
             client.ask("PUT", "/v1/namespaces/default/topics/there")

@@ -138,7 +138,6 @@ def request(method: str, path: str, body: bytes = b"", more: str = "", version: 
 
 
 def rest(client: Client) -> bytes:
-    """All that comes until the server closes."""
     found = b""
     while came := client.socket.recv(65536):
         found += came
@@ -461,13 +460,11 @@ def make_keystore(tls: TlsSettings) -> Path:
 
 
 def wrapped(tls: TlsSettings, port: int) -> ssl.SSLSocket:
-    """A connection over TLS."""
     bare = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
     return ssl.create_default_context(cafile=str(tls.certificate)).wrap_socket(bare, server_hostname="localhost")
 
 
 def shown(port: int) -> bytes:
-    """The certificate that a new connection is shown, as PEM."""
     return ssl.get_server_certificate(("127.0.0.1", port), timeout=PATIENCE_SECONDS).strip().encode()
 
 

@@ -77,8 +77,6 @@ def test_quotas_of_many_principals_take_bounded_memory(clock: ManualClock) -> No
 
 
 class Tenants:
-    """A server that knows ``ada`` and ``ben``, and a client."""
-
     def __init__(self, client: Client, tokens: dict[str, str], gate: Gate) -> None:
         self.client = client
         self.tokens = tokens

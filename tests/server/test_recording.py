@@ -28,7 +28,6 @@ FREE_PORTS = {"TMS_SERVER__PORT": "0", "TMS_TRANSACTIONS__THRIFT": "127.0.0.1:0"
 
 @contextmanager
 def served(folder: Path, **transactions: str) -> Iterator[Client]:
-    """A server on the store in a folder, named by a settings file."""
     config = folder / "tms.yaml"
     config.write_text(yaml.safe_dump({"storage": {"leveldb": {"path": "store"}}, "transactions": transactions}))
     with (

@@ -12,8 +12,6 @@ from tms_core.server.rest.app import routed
 
 
 class Noting:
-    """An application that notes what it was asked with."""
-
     def __init__(self) -> None:
         self.seen: list[Scope] = []
 

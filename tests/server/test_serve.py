@@ -27,7 +27,6 @@ FOLDERS = {"system.tms.meta", "system.tms.message", "system.tms.payload"}
 
 
 def refused(*arguments: str | Path) -> tuple[int, str]:
-    """What a server that cannot start ends with, and says."""
     done = subprocess.run([TMS, "serve", *arguments], capture_output=True, text=True, check=False)
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
@@ -172,7 +171,6 @@ def test_serve_that_is_asked_twice_ends_at_once_and_loses_nothing(tmp_path: Path
 
 
 def everything(client: Client, topic: str) -> list[bytes]:
-    """All payloads of a topic."""
     answer = TopicClient(client, topic).post("poll", EVERYTHING, content_type=AVRO)
     return [payload for _, payload in decoded(answer.body)]
 

@@ -72,7 +72,6 @@ class Guest:
 
 @pytest.fixture
 def guest(monkeypatch: pytest.MonkeyPatch) -> Guest:
-    """The companion that is installed."""
     found = Guest()
     module = ModuleType("guest_of_a_test")
     module.start = found.start  # type: ignore[attr-defined]
@@ -87,7 +86,6 @@ def install(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
 
 
 def memory(folder: Path, transactions: dict[str, str] | None = None, **server: object) -> Path:
-    """Settings of a server whose store is in memory."""
     path = folder / "tms.yaml"
     given = {"thrift": "127.0.0.1:0", **(transactions or {})}
     path.write_text(
@@ -201,7 +199,6 @@ class FakeHBase(MemoryStore):
 
 @pytest.fixture
 def hbase(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A settings file for an HBase that is not one."""
     monkeypatch.setattr("tms_core.tables.hbase.store.HBaseStore", FakeHBase)
     monkeypatch.setattr("tms_core.tables.hbase.side.HBaseSide", lambda *_, **__: MemorySide())
     monkeypatch.setattr(standing, "HBaseSide", lambda *_, **__: MemorySide())
@@ -312,8 +309,6 @@ def test_given_the_command_when_it_is_up_then_it_prints_where_and_ends_when_aske
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Asked(threading.Event):
-        """Ends at once."""
-
         def wait(self, timeout: float | None = None) -> bool:
             return True
 

@@ -51,8 +51,6 @@ OVER_MS = SECONDS * 1000 + 1
 
 
 class Node:
-    """One of the servers."""
-
     def __init__(
         self,
         side: MemorySide,
@@ -99,8 +97,6 @@ class Node:
 
 
 class Servers:
-    """Two of them, of which the first leads."""
-
     def __init__(self, stack: ExitStack, token_file: Path | None = None) -> None:
         self.clock = ManualClock(NOW_MS)
         self.side = MemorySide()

@@ -87,8 +87,6 @@ class Jobs:
 
 
 class Server:
-    """``tms serve`` on a folder."""
-
     def __init__(self, folder: Path, clock: ManualClock) -> None:
         self._stack = ExitStack()
         environ = {

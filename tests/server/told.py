@@ -60,8 +60,6 @@ class Reader:
 
 @dataclass(eq=False)
 class Sent:
-    """A message."""
-
     payload: bytes
     published_ms: int
     ttl_ms: int | None = None
@@ -85,11 +83,9 @@ class Topic:
     wait_ms: int = 0
 
     def add(self, payloads: Sequence[bytes], now_ms: int, *, ttl_ms: int | None = None, tx: Tx | None = None) -> None:
-        """Messages that are published now."""
         self.sent += [Sent(payload, now_ms, ttl_ms, tx) for payload in payloads]
 
     def tell_time(self, now_ms: int) -> None:
-        """Note what has expired."""
         for sent in self.sent:
             sent.was_expired |= self._expired(sent, now_ms)
 
