@@ -450,17 +450,6 @@ def test_group_that_is_registered_again_reads_the_sealed_partition_first(service
     assert payloads(polled(service, "orders-f2-0")) == [b"new"]
 
 
-def test_group_that_is_set_back_reads_the_sealed_partition_first(service: MessagingService) -> None:
-    changed(service, GROUP)
-    read_to_the_end(service)
-    assert polled(service, "orders-f2-1").behind is None
-    service.consumers.put(named("orders-0"), GROUP, MessageId(0, 0))
-    for topic in ("orders-f2-0", "orders-f2-1"):
-        assert polled(service, topic).behind == named("orders-0")
-    read_to_the_end(service)
-    assert payloads(polled(service, "orders-f2-0")) == [b"new"]
-
-
 def test_position_set_during_a_poll_is_not_drained(service: MessagingService, monkeypatch: pytest.MonkeyPatch) -> None:
     changed(service, GROUP)
     read_to_the_end(service)
