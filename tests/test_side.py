@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.hbase.conftest import hbase, hbase_tables
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.server import PATIENCE_SECONDS
+from tests.hbase.tables import Tables
 from tests.support import raising
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageKey, generation_prefix

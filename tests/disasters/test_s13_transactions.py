@@ -17,6 +17,7 @@ from janitor.state.base import KnownIds, StoreRecord
 from janitor.sweep.transactions import Problem, observe, refresh
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Kit, Topic, janitor, pointer, topic, visibility
 from tests.simulation.manager import Manager
+from tests.transaction.managers import served
 from tests.transaction.vectors import TEPHRA
 from tms_core.clock import ManualClock
 from tms_core.tables.base import Store
@@ -26,7 +27,6 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage
 from tms_core.transaction.model import InProgressType, Snapshot, VisibilityState
 from tms_core.transaction.rpc.client import ServiceSource
-from tms_core.transaction.rpc.service import TransactionService
 from tms_core.transaction.source.source import DirectorySource, Rejection, SnapshotSource
 
 TTL_SECONDS = 86400
@@ -290,12 +290,8 @@ def the_manager_itself(manager: TransactionManager) -> Iterator[SnapshotSource]:
 
 @contextmanager
 def its_service(manager: TransactionManager) -> Iterator[SnapshotSource]:
-    service = TransactionService(manager, "127.0.0.1:0")
-    service.start()
-    try:
+    with served(manager) as service:
         yield ServiceSource(service.address)
-    finally:
-        service.stop()
 
 
 @pytest.mark.parametrize("live", [the_manager_itself, its_service])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import happybase
 import pytest
 
+from janitor.cli.main import execute
 from tests.hbase.fixture import running
+from tests.hbase.scene import Scene
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 
@@ -26,6 +31,29 @@ def hbase(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HBaseServer]:
 def hbase_tables(hbase: HBaseServer) -> Iterator[Tables]:
     with Tables(hbase) as tables:
         yield tables
+
+
+@pytest.fixture
+def namespace(hbase_tables: Tables) -> str:
+    return hbase_tables.shared()
+
+
+@pytest.fixture
+def scene(hbase_tables: Tables, namespace: str) -> Iterator[Scene]:
+    with hbase_tables.open(namespace) as store:
+        yield Scene.on(store)
+
+
+@pytest.fixture
+def doctor(capsys: pytest.CaptureFixture[str]) -> Callable[[Path], dict[str, tuple[str, str]]]:
+    """Types the command; returns status and message by the name of the check."""
+
+    def checks(config: Path) -> dict[str, tuple[str, str]]:
+        execute(["doctor", "--config", str(config), "--format", "json"])
+        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+        return {each["check"]: (each["status"], each["message"]) for each in found}
+
+    return checks
 
 
 @pytest.fixture

@@ -48,13 +48,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import click
 
 from tests import maven
 from tests.interop.java import SHORT_LIVED
 from tests.support import is_listening, require_or_skip
+from tms_core.settings.models import HBaseSettings
 
 HERE = Path(__file__).parent
 START_SECONDS = 300.0
@@ -62,6 +63,8 @@ START_SECONDS = 300.0
 THRIFT_PORT, THRIFT2_PORT = 9090, 9091
 NAMESPACE = "cdap_system"
 COMMAND_SECONDS = 600.0
+#: How long a call may take in a test: whoever waits so long waits for something that does not come.
+PATIENCE_SECONDS = 240
 
 
 class ServerFailed(Exception):
@@ -112,6 +115,11 @@ class HBaseServer:
             )
         port: int = json.loads((self.folder / "ready").read_text())["zookeeper"]
         return port
+
+    def settings(self, namespace: str, *, admin: bool = False, **options: Any) -> HBaseSettings:
+        """How clients reach tables; with ``admin`` through both interfaces."""
+        given = {"thrift": (self.thrift,), "namespace": namespace, "timeout_seconds": PATIENCE_SECONDS, **options}
+        return HBaseSettings(**given, thrift2=(str(self.thrift2),) if admin else None)
 
     def command(self, *words: str | int | bytes) -> str:
         """Have the server do something, or leave the test where it takes no commands; bytes are written in hex."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from tests.builders import HOUR, topic
-from tests.hbase.server import HBaseServer
+from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
 from tests.support import require_or_skip
 from tms_core.clock import Clock, SystemClock
 from tms_core.settings.models import HBaseSettings
@@ -21,8 +23,6 @@ from tms_core.tables.hbase.rows import HBaseRows
 from tms_core.tables.hbase.schema import TableSpec, create_tables, table_name, table_specs
 from tms_core.tables.hbase.store import HBaseStore
 
-#: How long a call may take in a test: whoever waits so long waits for something that does not come.
-PATIENCE_SECONDS = 240
 #: Salts of tables that are filled for a developer, as CDAP has them; messages of a topic, and in one put.
 FILLED_BUCKETS, TOPIC_ROWS, PUT_ROWS = 16, 50_000, 5_000
 
@@ -134,6 +134,13 @@ class PatientStore(HBaseStore):
         super().__init__(wanted, clock)
         for table in (self.message, self.payload):
             vars(table)["put"] = _after_a_tick(table.put)
+
+
+def write_config(path: Path, settings: HBaseSettings, **sections: Any) -> Path:
+    """Write a settings file with a store in HBase."""
+    storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json", exclude_unset=True)}
+    path.write_text(json.dumps({"storage": storage, **sections}), encoding="utf-8")
+    return path
 
 
 def empty(store: HBaseStore, namespace: str) -> None:

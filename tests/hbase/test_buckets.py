@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +13,11 @@ from janitor.app.hbase_place import HBasePlace
 from janitor.cli.main import execute
 from tests.builders import DAY, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.tables import Tables, write_config
 from tms_core.cli.main import execute as tms
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreError
 from tms_core.rowkey import salt
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import KEYS, MessageValue
 from tms_core.tables.hbase.store import HBaseStore
 
@@ -44,10 +42,7 @@ def message(witness: happybase.Connection, namespace: str) -> Iterator[happybase
 
 
 def opened(hbase: HBaseServer, namespace: str, buckets: int, *, asks: bool = False) -> HBaseStore:
-    wanted = HBaseSettings(
-        thrift=(hbase.thrift,), namespace=namespace, buckets=buckets, timeout_seconds=PATIENCE_SECONDS
-    )
-    return HBaseStore(wanted.model_copy(update={"thrift2": (str(hbase.thrift2),)}) if asks else wanted)
+    return HBaseStore(hbase.settings(namespace, admin=asks, buckets=buckets))
 
 
 def fill(table: happybase.Table, buckets: int = BUCKETS) -> None:
@@ -138,8 +133,7 @@ def test_buckets_of_a_silent_table_are_its_rows(hbase: HBaseServer, namespace: s
 
 def test_buckets_do_not_matter_to_cleaning(hbase: HBaseServer, namespace: str, message: happybase.Table) -> None:
     fill(message)
-    settings = HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=10, timeout_seconds=240)
-    with HBasePlace(settings, SystemClock()).writable() as store:
+    with HBasePlace(hbase.settings(namespace, buckets=10), SystemClock()).writable() as store:
         parts = store.parts()
         assert sum(len(part.message.read(KEYS, b"", None, 1000).items) for part in parts) == len(ROW_KEYS)
         for part in parts:
@@ -156,16 +150,9 @@ def test_buckets_that_are_wrong_refuse_a_restore(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     namespace = hbase_tables.make(buckets=4)
-    config = tmp_path / "janitor.yaml"
-    settings = {
-        "storage": {
-            "kind": "hbase",
-            "hbase": {"thrift": [hbase.thrift], "namespace": namespace, "timeout_seconds": 240},
-        },
-        "transactions": {"source": "none"},
-        "janitor": {"archive": {"enabled": True, "path": str(tmp_path / "archive")}},
-    }
-    config.write_text(json.dumps(settings), encoding="utf-8")
+    archive = {"enabled": True, "path": str(tmp_path / "archive")}
+    sections = {"transactions": {"source": "none"}, "janitor": {"archive": archive}}
+    config = write_config(tmp_path / "janitor.yaml", hbase.settings(namespace), **sections)
     clock = ManualClock(NOW_MS, monotonic_ms=DAY)
 
     def run(line: str) -> int:
@@ -193,11 +180,8 @@ def test_buckets_that_are_wrong_refuse_a_restore(
 def test_given_a_wrong_number_when_a_server_starts_then_it_is_refused_at_once(
     hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "tms.yaml"
-    settings = {"thrift": [hbase.thrift], "thrift2": [hbase.thrift2], "namespace": namespace, "buckets": 8}
-    transactions = {"source": "none", "max_lifetime_seconds": 3600}
-    server = {"storage": {"kind": "hbase", "hbase": settings}, "transactions": transactions, "server": {"port": 0}}
-    config.write_text(json.dumps(server))
+    sections = {"transactions": {"source": "none", "max_lifetime_seconds": 3600}, "server": {"port": 0}}
+    config = write_config(tmp_path / "tms.yaml", hbase.settings(namespace, admin=True, buckets=8), **sections)
     assert tms(["serve", "--config", str(config)]) == 1
     error, hint = capsys.readouterr().err.splitlines()[-2:]
     assert "[TMS-STORE]" in error

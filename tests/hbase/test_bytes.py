@@ -15,7 +15,6 @@ import pytest
 from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.rowkey import MessageKey, PayloadKey
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, MessageValue, TxCell
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.topic import TopicId
@@ -42,7 +41,7 @@ def namespace(hbase_tables: Tables) -> str:
 
 @pytest.fixture
 def store(hbase: HBaseServer, namespace: str) -> Iterator[HBaseStore]:
-    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=16)) as opened:
+    with HBaseStore(hbase.settings(namespace, buckets=16)) as opened:
         yield opened
 
 
@@ -138,7 +137,7 @@ def test_given_rows_of_another_client_when_read_then_they_are_what_it_wrote(
     )
     witness.table(f"{namespace}:tms.meta".encode()).put(TOPIC.prefix, {M: b"{}"})
     # no bucket count is needed to read
-    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace)) as store:
+    with HBaseStore(hbase.settings(namespace)) as store:
         value = MessageValue(POINTER, b"hi")
         assert store.message.read(MESSAGES, b"", None, 9).items == [(bytes.fromhex(key), value) for _, _, key in STORED]
         assert store.payload.read(PAYLOADS, b"", None, 9).items == [

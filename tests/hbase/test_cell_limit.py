@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.hbase.server import HBaseServer
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.tables import Tables
 from tests.server.client import Client, TopicClient
 from tests.server.process import Serve
 from tms_core.clock import SystemClock
 from tms_core.errors import TooLarge, Unavailable
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.side import MemorySide
 from tms_core.topic import TopicId
@@ -70,13 +69,7 @@ def test_store_above_the_cell_limit_writes_nothing(serve: Callable[[int], TopicC
 
 def test_batch_with_a_cell_above_the_limit_fails_only_its_own_request(hbase: HBaseServer, hbase_tables: Tables) -> None:
     topic = TopicId.parse("default:large")
-    wanted = HBaseSettings(
-        thrift=(hbase.thrift,),
-        namespace=hbase_tables.make(),
-        buckets=4,
-        timeout_seconds=PATIENCE_SECONDS,
-        max_cell_bytes=OPEN_LIMIT,
-    )
+    wanted = hbase.settings(hbase_tables.make(), buckets=4, max_cell_bytes=OPEN_LIMIT)
     with (
         HBaseStore(wanted) as store,
         MessagingService(store, SystemClock(), side=MemorySide()) as service,

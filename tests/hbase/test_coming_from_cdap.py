@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +14,9 @@ import pytest
 from janitor.cli.main import execute
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS
 from tests.hbase.scene import Scene
-from tests.hbase.server import HBaseServer
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.tables import Tables, write_config
 from tms_core.clock import ManualClock, SystemClock
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.cdap import PRUNING_QUIET_MS, REMEMBERED_MS, CdapWatch, last_pruned_ms
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows
@@ -66,16 +66,15 @@ def namespace(hbase_tables: Tables) -> str:
 
 @pytest.fixture
 def pool(hbase: HBaseServer) -> Iterator[HBasePool]:
-    found = HBasePool([hbase.thrift], timeout_seconds=PATIENCE_SECONDS)
-    yield found
-    found.close()
+    with closing(HBasePool([hbase.thrift], timeout_seconds=PATIENCE_SECONDS)) as found:
+        yield found
 
 
 @pytest.fixture
 def admin(hbase: HBaseServer) -> Iterator[HBasePool]:
-    found = HBasePool([str(hbase.thrift2)], timeout_seconds=PATIENCE_SECONDS, service="HbaseAdmin")
-    yield found
-    found.close()
+    servers = [str(hbase.thrift2)]
+    with closing(HBasePool(servers, timeout_seconds=PATIENCE_SECONDS, service="HbaseAdmin")) as found:
+        yield found
 
 
 @pytest.fixture
@@ -175,13 +174,7 @@ def test_thrift_2_that_is_silent_is_an_obstacle(pool: HBasePool, admin: HBasePoo
 
 def test_observer_lets_a_sweep_delete_and_claim_nothing(hbase: HBaseServer, namespace: str) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
-    wanted = HBaseSettings(
-        thrift=(hbase.thrift,),
-        namespace=namespace,
-        buckets=2,
-        thrift2=(str(hbase.thrift2),),
-        timeout_seconds=PATIENCE_SECONDS,
-    )
+    wanted = hbase.settings(namespace, admin=True, buckets=2)
     with HBaseStore(wanted) as store:
         scene = Scene.on(store)
         kit = scene.kit()
@@ -208,24 +201,7 @@ def test_doctor_and_boundary_name_the_observer(
     hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], has_thrift2: bool
 ) -> None:
     hbase.command("set", f"{namespace}:tms.message", "coprocessor$1", f"|{OBSERVER}|1073741823|")
-    config = tmp_path / "janitor.yaml"
-    servers = [str(hbase.thrift2)] if has_thrift2 else None
-    config.write_text(
-        json.dumps(
-            {
-                "storage": {
-                    "kind": "hbase",
-                    "hbase": {
-                        "thrift": [hbase.thrift],
-                        "thrift2": servers,
-                        "namespace": namespace,
-                        "timeout_seconds": 240,
-                    },
-                }
-            }
-        ),
-        encoding="utf-8",
-    )
+    config = write_config(tmp_path / "janitor.yaml", hbase.settings(namespace, admin=has_thrift2))
 
     def asked(line: str) -> str:
         assert execute([*line.split(), "--config", str(config)], ManualClock(NOW_MS, monotonic_ms=MINUTE)) == 0

@@ -14,9 +14,8 @@ from janitor.state.hbase.state import HBaseState
 from janitor.status.collect import DAEMON_NOTE
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, topic
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.tables import Tables, write_config
 from tms_core.clock import ManualClock
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.lease import Lease
 
@@ -30,14 +29,9 @@ def namespace(hbase_tables: Tables) -> str:
 
 @pytest.fixture
 def run(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
-    config = tmp_path / "janitor.yaml"
-    thrift2 = "null" if hbase.thrift2 is None else json.dumps([hbase.thrift2])
-    config.write_text(
-        f"storage: {{kind: hbase, hbase: {{thrift: [{json.dumps(hbase.thrift)}], thrift2: {thrift2},"
-        f" namespace: {namespace}}}}}\n"
-        "transactions: {source: none, max_lifetime_seconds: 3600}\n",
-        encoding="utf-8",
-    )
+    settings = hbase.settings(namespace, admin=hbase.thrift2 is not None)
+    transactions = {"source": "none", "max_lifetime_seconds": 3600}
+    config = write_config(tmp_path / "janitor.yaml", settings, transactions=transactions)
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
 
     def asked(*arguments: str) -> tuple[int, Any]:
@@ -50,7 +44,7 @@ def run(hbase: HBaseServer, namespace: str, tmp_path: Path, capsys: pytest.Captu
 
 
 def test_commands_on_a_cluster_do_what_they_do_elsewhere(hbase: HBaseServer, namespace: str, run: Run) -> None:
-    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=4)) as store:
+    with HBaseStore(hbase.settings(namespace, buckets=4)) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         orders.plain(*range(NOW_MS - 2 * HOUR, NOW_MS - 2 * HOUR + 40))
         live = list(range(NOW_MS - MINUTE, NOW_MS - MINUTE + 10))
@@ -66,11 +60,8 @@ def test_commands_on_a_cluster_do_what_they_do_elsewhere(hbase: HBaseServer, nam
 
         assert run("pause", "default:*")[0] == 0
         code, status = run("status")
-        assert (code, status["process"], [pause["pattern"] for pause in status["paused"]]) == (
-            0,
-            "between_runs",
-            ["default:*"],
-        )
+        assert (code, status["process"]) == (0, "between_runs")
+        assert [pause["pattern"] for pause in status["paused"]] == ["default:*"]
         assert run("resume")[0] == 0
         code, history = run("history")
         assert code == 0
@@ -90,7 +81,7 @@ def test_doctor_of_a_clock_days_ahead_says_it_is_broken(
 ) -> None:
     code, findings = run("doctor")
     assert (code, {found["check"]: found["status"] for found in findings}["clock"]) == (0, "ok")
-    with HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace)) as state:
+    with HBaseState(hbase.settings(namespace)) as state:
         present_ms = state.clock_ms()
     assert present_ms is not None
     arguments = ["doctor", "--config", str(tmp_path / "janitor.yaml"), "--format", "json"]
@@ -104,7 +95,7 @@ def test_status_of_a_janitor_elsewhere_goes_by_its_lease(
 ) -> None:
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
     assert run("run", "--once", "--adopt")[0] == 0
-    with HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace)) as state:
+    with HBaseState(hbase.settings(namespace)) as state:
         state.save_note(DAEMON_NOTE, True)
         assert run("status")[1]["process"] == "down"
         clock.advance(2 * MINUTE)

@@ -9,13 +9,12 @@ import pytest
 
 from janitor.cli.main import execute
 from tests.builders import DAY, HOUR, NOW_MS, topic
-from tests.hbase.server import HBaseServer
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.tables import Tables, write_config
 from tms_core.clock import ManualClock
 from tms_core.messaging.model import FetchRequest
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.hbase.store import HBaseStore
@@ -25,13 +24,9 @@ def test_consumer_is_held_for_by_a_janitor_elsewhere(
     hbase: HBaseServer, hbase_tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace = hbase_tables.make()
-    config = tmp_path / "janitor.yaml"
-    config.write_text(
-        f"storage: {{kind: hbase, hbase: {{thrift: [{json.dumps(hbase.thrift)}], namespace: {namespace}}}}}\n"
-        "transactions: {source: none}\n"
-        "server: {consumers: {floor: true, max_hold_seconds: 7200}}\n",
-        encoding="utf-8",
-    )
+    consumers = {"floor": True, "max_hold_seconds": 7200}
+    sections = {"transactions": {"source": "none"}, "server": {"consumers": consumers}}
+    config = write_config(tmp_path / "janitor.yaml", hbase.settings(namespace), **sections)
     clock = ManualClock(NOW_MS - 30 * HOUR, monotonic_ms=DAY)
 
     def sweep(*arguments: str) -> dict[str, int]:
@@ -39,9 +34,7 @@ def test_consumer_is_held_for_by_a_janitor_elsewhere(
         report = json.loads(capsys.readouterr().out)
         return {str(entry["held"]): entry["rows"] for entry in report["topics"]}
 
-    with HBaseStore(
-        HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=4, timeout_seconds=PATIENCE_SECONDS)
-    ) as store:
+    with HBaseStore(hbase.settings(namespace, buckets=4)) as store:
         orders = topic(store, "default:orders", ttl_seconds=3600)
         # No table of consumers yet.
         assert sweep("--adopt") == {}

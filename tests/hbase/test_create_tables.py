@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -11,11 +12,10 @@ import pytest
 from janitor.state.hbase.state import HBaseState
 from janitor.state.records import Pause
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.tables import Tables
 from tests.support import require_or_skip
 from tms_core.cli.main import execute
 from tms_core.errors import StoreError, StoreNotFound
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.schema import (
     TableSpec,
@@ -40,9 +40,8 @@ def thrift2(hbase: HBaseServer) -> str:
 
 @pytest.fixture
 def admin(thrift2: str) -> Iterator[HBasePool]:
-    pool = HBasePool([thrift2], service="HbaseAdmin")
-    yield pool
-    pool.close()
+    with closing(HBasePool([thrift2], service="HbaseAdmin")) as pool:
+        yield pool
 
 
 def test_tables_have_cdaps_attributes(
@@ -73,7 +72,7 @@ def test_tables_have_cdaps_attributes(
         assert hbase.command("regions", name) == "-"
     assert buckets_of(admin, "made_system", "message") == 16
 
-    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace="made_system", buckets=16)) as store:
+    with HBaseStore(hbase.settings("made_system", buckets=16)) as store:
         store.metadata.compare_and_set(b"a:b:", None, b"{}")
         assert execute(call) == 0
         assert capsys.readouterr().out.splitlines() == [f"{name}: exists" for name in names]
@@ -132,20 +131,16 @@ def test_script_of_the_tables_says_the_same_to_the_shell(capsys: pytest.CaptureF
     ]
 
 
+@pytest.mark.usefixtures("thrift2")
 @pytest.mark.parametrize("by", ["Thrift 1", "Thrift 2"])
-def test_state_table_is_made_the_same_by_all(hbase: HBaseServer, hbase_tables: Tables, thrift2: str, by: str) -> None:
+def test_state_table_is_made_the_same_by_all(hbase: HBaseServer, hbase_tables: Tables, by: str) -> None:
     namespace = hbase_tables.make(buckets=1)
-    servers = (thrift2,) if by == "Thrift 2" else None
-    with HBaseState(
-        HBaseSettings(thrift=(hbase.thrift,), thrift2=servers, namespace=namespace, timeout_seconds=PATIENCE_SECONDS)
-    ) as state:
+    with HBaseState(hbase.settings(namespace, admin=by == "Thrift 2")) as state:
         state.pause("default:*", 7)
     described = hbase.command("describe", f"{namespace}:tms.janitor")
     for setting in ("VERSIONS => '1'", "BLOOMFILTER => 'ROW'", "BLOCKCACHE => 'true'", "COMPRESSION => 'NONE'"):
         assert setting in described
-    with HBaseState(
-        HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, timeout_seconds=PATIENCE_SECONDS)
-    ) as state:
+    with HBaseState(hbase.settings(namespace)) as state:
         assert state.pauses() == [Pause("default:*", 7)]
 
 
@@ -157,13 +152,11 @@ def test_given_two_that_make_the_memorys_table_at_once_then_both_have_it(
 
     def another_comes_first(spec: TableSpec) -> dict[str, dict[str, Any]]:
         monkeypatch.setattr(TableSpec, "families", families)
-        HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, timeout_seconds=PATIENCE_SECONDS)).close()
+        HBaseState(hbase.settings(namespace)).close()
         return families(spec)
 
     monkeypatch.setattr(TableSpec, "families", another_comes_first)
-    with HBaseState(
-        HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, timeout_seconds=PATIENCE_SECONDS)
-    ) as state:
+    with HBaseState(hbase.settings(namespace)) as state:
         assert state.pauses() == []
 
 

@@ -21,17 +21,6 @@ from tests.support import require_or_skip
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def namespace(hbase_tables: Tables) -> str:
-    return hbase_tables.shared()
-
-
-@pytest.fixture
-def scene(hbase_tables: Tables, namespace: str) -> Iterator[Scene]:
-    with hbase_tables.open(namespace) as store:
-        yield Scene.on(store)
-
-
 @pytest.fixture(scope="module")
 def thrift(hbase: HBaseServer) -> Iterator[ThriftProcess]:
     """A Thrift server that may be killed."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from janitor.cli.main import execute
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.tables import Tables, write_config
 from tms_core.rowkey import salt
 from tms_core.tables.base import MessageValue
 
@@ -19,15 +16,9 @@ Ask = Callable[..., dict[str, tuple[str, str]]]
 
 
 @pytest.fixture
-def ask(hbase: HBaseServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Ask:
+def ask(hbase: HBaseServer, tmp_path: Path, doctor: Ask) -> Ask:
     def asked(namespace: str, *, thrift2: bool = True) -> dict[str, tuple[str, str]]:
-        servers = [str(hbase.thrift2)] if thrift2 else None
-        reached = {"thrift": [hbase.thrift], "thrift2": servers, "namespace": namespace, "timeout_seconds": 240}
-        config = tmp_path / "janitor.yaml"
-        config.write_text(json.dumps({"storage": {"kind": "hbase", "hbase": reached}}), encoding="utf-8")
-        execute(["doctor", "--config", str(config), "--format", "json"])
-        found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-        return {each["check"]: (each["status"], each["message"]) for each in found}
+        return doctor(write_config(tmp_path / "janitor.yaml", hbase.settings(namespace, admin=thrift2)))
 
     return asked
 

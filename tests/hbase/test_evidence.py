@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,9 @@ from janitor.cli.main import execute
 from janitor.state.hbase.state import HBaseState
 from tests.builders import DAY, HOUR, NOW_MS, Kit, janitor, pointer, topic, visibility
 from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.tables import Tables, write_config
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import KEYS, MessageTable, MessageValue, Page, Projection
 from tms_core.tables.hbase.store import HBasePart, HBaseStore
 from tms_core.transaction.codec.snapshot import write_snapshot
@@ -43,9 +41,7 @@ def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
 
 @pytest.fixture
 def state(hbase: HBaseServer, namespace: str) -> Iterator[HBaseState]:
-    with HBaseState(
-        HBaseSettings(thrift=(hbase.thrift,), thrift2=(str(hbase.thrift2),), namespace=namespace)
-    ) as memory:
+    with HBaseState(hbase.settings(namespace, admin=True)) as memory:
         yield memory
 
 
@@ -103,14 +99,12 @@ def test_claim_stands_while_regions_split_and_merge(
     hbase: HBaseServer, hbase_tables: Tables, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     namespace = hbase_tables.make(cuts=[b"\x01", b"\x02", b"\x03"])
-    table, asked = f"{namespace}:tms.message", tmp_path / "janitor.yaml"
-    hbase_settings = {"thrift": [hbase.thrift], "thrift2": [hbase.thrift2], "namespace": namespace}
+    table, settings = f"{namespace}:tms.message", hbase.settings(namespace, admin=True)
     transactions = {"directory": str(tmp_path), "source": "directory", "max_lifetime_seconds": 3600, "grace_seconds": 0}
-    asked.write_text(json.dumps({"storage": {"kind": "hbase", "hbase": hbase_settings}, "transactions": transactions}))
+    config = write_config(tmp_path / "janitor.yaml", settings, transactions=transactions)
     with (tmp_path / f"snapshot.{NOW_MS}").open("wb") as stream:
         write_snapshot(stream, Snapshot(visibility(NOW_MS, [INVALID])))
-    memory = HBaseState(HBaseSettings(thrift=(hbase.thrift,), thrift2=(str(hbase.thrift2),), namespace=namespace))
-    with hbase_tables.open(namespace) as store, memory as state:
+    with hbase_tables.open(namespace) as store, HBaseState(settings) as state:
         topic(store, "default:orders", ttl_seconds=30 * 86400).tx(INVALID, *TIMES)
         kit = sweeper(store, state)
         assert kit.engine.run_once().boundary == INVALID
@@ -124,14 +118,11 @@ def test_claim_stands_while_regions_split_and_merge(
         )
         [lowest, *_] = kit.engine.boundary()[1].limits
         assert (lowest.bound, lowest.start) == (INVALID - 7, b"\x03")
-        assert (
-            lowest.reason
-            == f"invalid transaction {INVALID - 6} has a row that had to stay, in keys from 03 to 04 (salt 3)"
-        )
+        reason = f"invalid transaction {INVALID - 6} has a row that had to stay, in keys from 03 to 04 (salt 3)"
+        assert lowest.reason == reason
         assert lowest.region.startswith(f"{table},\\x03,")
-        assert (
-            execute(["boundary", "--explain", "--config", str(asked)], ManualClock(NOW_MS + 1, monotonic_ms=DAY)) == 0
-        )
+        clock = ManualClock(NOW_MS + 1, monotonic_ms=DAY)
+        assert execute(["boundary", "--explain", "--config", str(config)], clock) == 0
         assert f"from 03 to 04 (salt 3) (they start in region {lowest.region})" in capsys.readouterr().out
 
 

@@ -16,8 +16,8 @@ import pytest
 from tests.builders import HOUR, NOW_MS, topic
 from tests.hbase.moments import Hurried, Moments, watch_calls
 from tests.hbase.scene import Scene, complaints, finish, lose_patience, sweeper
-from tests.hbase.server import HBaseServer
-from tests.hbase.tables import PATIENCE_SECONDS, PatientStore, Tables
+from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.tables import PatientStore, Tables
 from tests.kit.proxy import HONEST, Conduct, Fault, Kind, Proxy
 from tms_core.tables.base import KEYS
 from tms_core.tables.hbase.pool import PAUSES_SECONDS
@@ -25,17 +25,6 @@ from tms_core.tables.hbase.store import HBaseStore
 from tms_core.tables.hbase.thrift import ThriftConnection, ThriftTimeout
 
 KINDS: tuple[Kind, ...] = ("cut", "half-open", "blackhole")
-
-
-@pytest.fixture
-def namespace(hbase_tables: Tables) -> str:
-    return hbase_tables.shared()
-
-
-@pytest.fixture
-def scene(hbase_tables: Tables, namespace: str) -> Iterator[Scene]:
-    with hbase_tables.open(namespace) as store:
-        yield Scene.on(store)
 
 
 @pytest.fixture

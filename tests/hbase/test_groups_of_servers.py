@@ -12,20 +12,19 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.hbase.publishers import KINDS, PARTITIONS, Publisher
 from tests.hbase.tables import Tables
-from tests.hbase.test_two_servers import until
+from tests.hbase.test_two_servers import Pair
 from tests.server.client import Client
 from tests.server.group_worker import BILLS, ORDERS, billed, bills, worker
 from tests.server.process import Serve
-from tests.support import free_port, size
+from tests.support import free_port, size, wait_until
+from tests.transaction.managers import served
 from tms_core import client as library
 from tms_core.clock import SystemClock
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
-from tms_core.transaction.rpc.service import TransactionService
 
 #: How many orders of each publisher are acknowledged before the next blow.
 SOME = 6
@@ -33,45 +32,19 @@ SOME = 6
 ROUNDS = size("TMS_TEST_HAND_OVERS", 1)
 
 
-class Servers:
+class Servers(Pair):
     """Two servers on the same tables, at ports that stay the same."""
 
     def __init__(self, tables: Tables, folder: Path, transactions: str | None, slots: int) -> None:
-        self._folder, self._transactions, self._slots = folder, transactions, slots
-        self._hbase = {"thrift": [tables.server.thrift], "namespace": tables.make(), "buckets": 4}
-        self._ports = [free_port(), free_port()]
-        self._thrift = [f"127.0.0.1:{free_port()}" for _ in self._ports]
+        source = "thrift" if transactions else "manager"
+        super().__init__(tables, folder, source, slots=slots, servers=min(2, slots))
+        self._transactions, self._slots = transactions, slots
+        self.ports = {name: (free_port(), transactions or f"127.0.0.1:{free_port()}") for name in "ab"}
         self.running: dict[int, Serve] = {}
 
-    def start(self, ordinal: int) -> Serve:
-        leader = {
-            "advertise": "http://127.0.0.1:0",
-            "seconds": 3,
-            "fencing_delay_seconds": 1,
-            "slots": self._slots,
-            "servers": min(2, self._slots),
-            "ordinal": ordinal,
-        }
-        path = self._folder / f"{ordinal}.yaml"
-        path.write_text(
-            yaml.safe_dump(
-                {
-                    "storage": {"kind": "hbase", "hbase": self._hbase},
-                    "transactions": {"source": "thrift", "thrift": self._transactions}
-                    if self._transactions
-                    else {
-                        "source": "manager",
-                        "thrift": self._thrift[ordinal],
-                        "directory": str(self._folder / "tx"),
-                        "snapshot_interval_seconds": 1,
-                    },
-                    "server": {"port": self._ports[ordinal], "leader": leader},
-                }
-            )
-        )
-        self.running[ordinal] = server = Serve(path)
+    def start(self, ordinal: int) -> None:
+        self.running[ordinal] = server = self.server("ab"[ordinal])
         server.transactions = self._transactions or server.transactions
-        return server
 
     def kill(self, ordinal: int) -> None:
         server = self.running.pop(ordinal)
@@ -89,9 +62,9 @@ class Servers:
         """Return when each server leads its own slots, or one of them the only one."""
         own = (self._slots + 1) // 2, self._slots // 2
         either = {own, own[::-1]} if self._slots == 1 else {own}
-        until(lambda: (self.leads(0), self.leads(1)) in either)
+        wait_until(lambda: (self.leads(0), self.leads(1)) in either)
 
-    def leader(self, turn: int) -> int:
+    def led_by(self, turn: int) -> int:
         """One that leads; another in each turn, where there are several."""
         leaders = [ordinal for ordinal in (0, 1) if self.leads(ordinal)]
         return leaders[turn % len(leaders)]
@@ -103,11 +76,8 @@ class Servers:
 
 @pytest.fixture
 def transactions() -> Iterator[str]:
-    with TransactionManager(MemoryStorage(), SystemClock()) as manager:
-        service = TransactionService(manager, "127.0.0.1:0")
-        service.start()
+    with TransactionManager(MemoryStorage(), SystemClock()) as manager, served(manager) as service:
         yield service.address
-        service.stop()
 
 
 @contextmanager
@@ -140,7 +110,7 @@ def more(publishers: list[Publisher]) -> None:
             publisher.check()
         return all(len(publisher.acknowledged) >= count for publisher, count in wanted.items())
 
-    until(enough)
+    wait_until(enough)
 
 
 @pytest.mark.parametrize("own", [False, True], ids=["a service elsewhere", "their own manager"])
@@ -159,13 +129,13 @@ def test_servers_that_die_bill_each_order_once(
         with working(servers), publishing(servers) as publishers:
             more([*publishers[0], *publishers[1]])
             for turn in range(ROUNDS):
-                stopped = servers.leader(turn)
+                stopped = servers.led_by(turn)
                 servers.running[stopped].process.send_signal(signal.SIGSTOP)
                 more(publishers[1 - stopped])
                 servers.running[stopped].process.send_signal(signal.SIGCONT)
                 more(publishers[stopped])
                 servers.settle()
-                killed = servers.leader(turn + 1)
+                killed = servers.led_by(turn + 1)
                 servers.kill(killed)
                 more(publishers[1 - killed])
                 servers.start(killed)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from janitor.cli.main import execute
 from janitor.state.hbase.state import HBaseState
 from tests.builders import DAY, NOW_MS
 from tests.hbase.moments import Moments
 from tests.hbase.scene import Scene, complaints
-from tests.hbase.server import HBaseServer
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.tables import Tables, write_config
 from tests.server.test_protocol import make_certificate, make_keystore
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreUnavailable
@@ -93,13 +91,9 @@ def test_sweep_over_https_whose_certificate_is_rotated_inside_it_is_complete(
 
 
 def test_doctor_over_https_reaches_both_interfaces(
-    settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    settings: HBaseSettings, tmp_path: Path, doctor: Callable[[Path], dict[str, tuple[str, str]]]
 ) -> None:
-    config = tmp_path / "janitor.yaml"
-    storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
-    config.write_text(json.dumps({"storage": storage, "transactions": {"source": "none"}}), encoding="utf-8")
-    execute(["doctor", "--config", str(config), "--format", "json"])
-    found = {each["check"]: (each["status"], each["message"]) for each in json.loads(capsys.readouterr().out)}
+    found = doctor(write_config(tmp_path / "janitor.yaml", settings, transactions={"source": "none"}))
     assert found["hbase tls"][1].startswith(f"servers are checked by {tmp_path / 'authorities.pem'}")
     assert [found[check][0] for check in ("hbase tls", "store", "tables", "regions")] == ["ok"] * 4
 

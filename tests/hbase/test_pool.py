@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.hbase.scene import SHORT_SECONDS
-from tests.hbase.server import HBaseServer, ServerFailed, ThriftProcess
-from tests.hbase.tables import PATIENCE_SECONDS, PatientStore, Tables
+from tests.hbase.server import PATIENCE_SECONDS, HBaseServer, ServerFailed, ThriftProcess
+from tests.hbase.tables import PatientStore, Tables
 from tests.support import require_or_skip
 from tms_core.clock import ManualClock
 from tms_core.errors import StoreError, StoreNotFound

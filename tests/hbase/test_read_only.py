@@ -15,17 +15,6 @@ from tests.hbase.tables import Tables
 
 
 @pytest.fixture
-def namespace(hbase_tables: Tables) -> str:
-    return hbase_tables.shared()
-
-
-@pytest.fixture
-def scene(hbase_tables: Tables, namespace: str) -> Iterator[Scene]:
-    with hbase_tables.open(namespace) as store:
-        yield Scene.on(store)
-
-
-@pytest.fixture
 def read_only(hbase: HBaseServer, namespace: str) -> Iterator[Callable[[str, bool], None]]:
     def change(table: str, to: bool) -> None:
         hbase.command("set", f"{namespace}:{table}", "READONLY", str(to).lower())

@@ -54,7 +54,7 @@ def store(hbase_tables: Tables, namespace: str) -> Iterator[HBaseStore]:
 
 
 @pytest.fixture
-def scene(hbase_tables: Tables) -> Iterator[tuple[Scene, str]]:
+def shared(hbase_tables: Tables) -> Iterator[tuple[Scene, str]]:
     namespace = hbase_tables.shared()
     with hbase_tables.open(namespace) as opened:
         yield Scene.on(opened), namespace
@@ -90,8 +90,8 @@ def test_regions_that_change_miss_nothing(
     finish(scene, kit)
 
 
-def test_thrift_that_restarts_misses_nothing(hbase: HBaseServer, scene: tuple[Scene, str]) -> None:
-    there, namespace = scene
+def test_thrift_that_restarts_misses_nothing(hbase: HBaseServer, shared: tuple[Scene, str]) -> None:
+    there, namespace = shared
     port = hbase.command("start-thrift", "thrift", 0)
 
     def restart() -> None:
@@ -112,9 +112,9 @@ def test_thrift_that_restarts_misses_nothing(hbase: HBaseServer, scene: tuple[Sc
 
 
 def test_scanners_that_expire_have_their_pages_read_again(
-    hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
+    hbase: HBaseServer, shared: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
-    there, namespace = scene
+    there, namespace = shared
     with PatientStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
         kit, opened = there.kit(store, workers=1), Opened(store.pool)
         for number in (1, 2, 30, 31, 32, 200):
@@ -127,9 +127,9 @@ def test_scanners_that_expire_have_their_pages_read_again(
 
 
 def test_scanners_that_always_expire_claim_nothing(
-    hbase: HBaseServer, scene: tuple[Scene, str], witness: happybase.Connection
+    hbase: HBaseServer, shared: tuple[Scene, str], witness: happybase.Connection
 ) -> None:
-    there, namespace = scene
+    there, namespace = shared
     with PatientStore([hbase.thrift], namespace=namespace, clock=Hurried()) as store:
         kit, opened = there.kit(store, workers=1), Opened(store.pool)
         doomed = [b"\x01" + ORDERS.prefix]

@@ -14,9 +14,9 @@ from threading import Event, Thread
 import pytest
 
 from tests.hbase.tables import Tables
-from tests.hbase.test_two_servers import Pair, leader_of, leads, until
+from tests.hbase.test_two_servers import Pair, leader_of, leads
 from tests.server.process import TMS, Serve
-from tests.support import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS, wait_until
 from tms_core.errors import Conflict, TransactionError
 from tms_core.server.managing import PAGE_ROWS, may_have_undecided
 from tms_core.tables.base import MessageValue
@@ -52,7 +52,7 @@ class Worker:
 
     def more(self) -> None:
         wanted = len(self.committed) + SOME
-        until(lambda: len(self.committed) >= wanted)
+        wait_until(lambda: len(self.committed) >= wanted)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -131,9 +131,9 @@ def test_manager_of_servers_that_die_keeps_its_word(hbase_tables: Tables, tmp_pa
             counts(workers, client)
         follower.end()
         with pair.server("c") as third:
-            until(lambda: leads(third))
+            wait_until(lambda: leads(third))
             with TransactionClient(third.transactions) as client:
-                until(lambda: answered(client.invalid_size))
+                wait_until(lambda: answered(client.invalid_size))
                 counts(workers, client)
 
 
@@ -165,11 +165,11 @@ def test_server_that_was_alone_needs_its_folder_once(hbase_tables: Tables, tmp_p
     assert "has no transaction log" in refused.stderr
     (tmp_path / "away").rename(folder)
     with pair.server("a") as first:
-        until(lambda: leads(first))
+        wait_until(lambda: leads(first))
         rmtree(folder)
         with pair.server("b") as second, TransactionClient(second.transactions) as client:
             assert client.invalid_size() == 1
             first.end()
-            until(lambda: leads(second))
-            until(lambda: answered(client.invalid_size))
+            wait_until(lambda: leads(second))
+            wait_until(lambda: answered(client.invalid_size))
             assert list(client.latest().snapshot.invalid) == [aborted]

@@ -7,7 +7,7 @@ import re
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,9 @@ from janitor.state.sqlite.state import SqliteDocuments
 from tests.builders import DAY, LIFETIME, janitor
 from tests.hbase.server import HBaseServer
 from tests.janitor.state.entries import TOPIC, entry
-from tests.support import require_or_skip
+from tests.support import each_raises, raising, require_or_skip
 from tms_core.clock import ManualClock
 from tms_core.errors import StateBusy, StateError, StateUnavailable
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.hbase.thrift import Call, ConnectionLost, ThriftConnection, ThriftTimeout
 from tms_core.tables.lease import Lease
 from tms_core.tables.memory import MemoryStore
@@ -57,23 +56,16 @@ class Death(BaseException):
     """The process is gone."""
 
 
+broken = raising(ConnectionLost("the connection broke."))
+
+
 @pytest.fixture
 def again(hbase: HBaseServer) -> Iterator[Open]:
     if hbase.thrift2 is None:
         require_or_skip(f"the HBase at {hbase.address} has no Thrift 2, with which tables are made")
-    prefix, opened = secrets.token_bytes(4), []
-
-    def open_one() -> HBaseState:
-        state = HBaseState(
-            HBaseSettings(thrift=(hbase.thrift,), thrift2=(str(hbase.thrift2),), namespace="janitor_test"),
-            prefix=prefix,
-        )
-        opened.append(state)
-        return state
-
-    yield open_one
-    for state in opened:
-        state.close()
+    prefix, settings = secrets.token_bytes(4), hbase.settings("janitor_test", admin=True)
+    with ExitStack() as opened:
+        yield lambda: opened.enter_context(HBaseState(settings, prefix=prefix))
 
 
 @pytest.fixture
@@ -182,15 +174,14 @@ def test_former_holder_writes_what_it_did_and_nothing_it_learned(again: Open) ->
     one.begin_run(RunRecord("run", "apply", 1))
     one.save_claim(Claim(1, 1, "run"))
     second.acquire(sole=True)
-    refused: list[Callable[[], None]] = [
+    each_raises(
+        StateBusy,
         lambda: one.save_claim(Claim(2, 1, "run")),
         lambda: one.save_frontiers(frontier(2)),
         lambda: one.save_open_ids([OpenIdRecord(1, 1)]),
         lambda: end_of_run(one, "run", 2),
-    ]
-    for write in refused:
-        with pytest.raises(StateBusy, match=r"^b |: b "):
-            write()
+        match=r"^b |: b ",
+    )
     one.finish_run(RunRecord("run", "apply", 1, 2, "interrupted"))
     assert (two.claim(), two.frontiers(), two.open_ids(), two.ledger(1)) == (Claim(1, 1, "run"), {}, {}, [])
     assert two.runs(1)[0].result == "interrupted"
@@ -272,10 +263,6 @@ def test_death_at_any_call_is_all_or_none(again: Open, calls: list[Callable[[str
 
 def test_broken_connection_does_not_write_twice(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state = again()
-
-    def broken() -> None:
-        raise ConnectionLost("the connection broke.")
-
     for number in (1, 2):
         calls[1] = once("checkAndPut", broken)
         state.add_counters({ONE: 1})
@@ -292,12 +279,9 @@ def test_trouble_while_removing_is_made_up_for(again: Open, calls: list[Callable
             {TopicId("default", f"topic-{each}"): FrontierRecord(1, number, AT, 1) for each in range(9)}
         )
 
-    def full() -> None:
-        raise StateError("the disk is full.")
-
     def after_the_root(name: str) -> None:
         if name == "checkAndPut":
-            calls[0] = once("mutateRowsTs", full)
+            calls[0] = once("mutateRowsTs", raising(StateError("the disk is full.")))
 
     calls[1] = after_the_root
     state.save_frontiers(frontier(9))
@@ -311,12 +295,12 @@ def test_trouble_while_removing_is_made_up_for(again: Open, calls: list[Callable
 def test_broken_connection_among_many_cannot_tell(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state, other = again(), again()
 
-    def broken() -> None:
+    def broken_among_many() -> None:
         for number in range(17):
             other.save_note("number", number)
-        raise ConnectionLost("the connection broke.")
+        broken()
 
-    calls[1] = once("checkAndPut", broken)
+    calls[1] = once("checkAndPut", broken_among_many)
     with pytest.raises(StateError, match="others have written since"):
         state.add_counters({ONE: 1})
     assert other.counters() == {ONE: 1}
@@ -324,11 +308,7 @@ def test_broken_connection_among_many_cannot_tell(again: Open, calls: list[Calla
 
 def test_silent_server_is_not_asked_twice(again: Open, calls: list[Callable[[str], None] | None]) -> None:
     state = again()
-
-    def silent() -> None:
-        raise ThriftTimeout("no answer.")
-
-    calls[1] = once("checkAndPut", silent)
+    calls[1] = once("checkAndPut", raising(ThriftTimeout("no answer.")))
     with pytest.raises(StateUnavailable):
         state.add_counters({ONE: 1})
     state.add_counters({ONE: 1})
@@ -337,7 +317,7 @@ def test_silent_server_is_not_asked_twice(again: Open, calls: list[Callable[[str
 
 def test_given_no_table_and_nobody_to_make_it_when_opened_then_the_command_is_named(hbase: HBaseServer) -> None:
     with pytest.raises(StateError, match=r"nowhere:tms\.janitor") as caught:
-        HBaseState(HBaseSettings(thrift=(hbase.thrift,), namespace="nowhere"))
+        HBaseState(hbase.settings("nowhere"))
     assert "create 'nowhere:tms.janitor', {NAME => 'd'" in caught.value.hint
 
 

@@ -12,8 +12,7 @@ from tests.hbase.server import HBaseServer
 from tests.hbase.tables import Tables
 from tms_core.errors import StoreNotFound
 from tms_core.rowkey import salt
-from tms_core.settings.models import HBaseSettings
-from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, MessageValue, TxCell
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, PAYLOADS, MessageValue, Reads, TxCell
 from tms_core.tables.hbase.store import HBaseStore
 
 BUCKETS = 16
@@ -47,11 +46,12 @@ def wrong_salt(key: bytes) -> bytes:
     return bytes([(salt(key, BUCKETS)[0] + 1) % BUCKETS])
 
 
-def all_keys(store: HBaseStore, limit: int = 7) -> list[bytes]:
+def all_keys(store: Reads, limit: int = 7) -> list[bytes]:
     found: list[bytes] = []
     resume: bytes | None = b""
     while resume is not None:
         page = store.message.read(KEYS, resume, None, limit)
+        assert len(page.items) <= limit
         found += page.items
         resume = page.resume
     return found
@@ -90,14 +90,7 @@ def test_given_a_page_of_a_part_when_read_on_then_nothing_is_skipped_or_doubled(
     for part in store.parts():
         whole = part.message.read(KEYS, b"", None, 1000).items
         for limit in (1, 2, len(whole) - 1, len(whole), len(whole) + 1):
-            found: list[bytes] = []
-            resume: bytes | None = b""
-            while resume is not None:
-                page = part.message.read(KEYS, resume, None, limit)
-                assert len(page.items) <= limit
-                found += page.items
-                resume = page.resume
-            assert found == whole
+            assert all_keys(part, limit) == whole
 
 
 def test_rows_under_wrong_salts_are_deleted(
@@ -111,7 +104,7 @@ def test_rows_under_wrong_salts_are_deleted(
     stray = [(wrong_salt(b"stray"), b"stray"), (b"\x20", b"far"), (b"\xff", b"last")]
     for byte, key in stray:
         message.put(byte + key, {P: b"x"})
-    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace, buckets=BUCKETS)) as janitor:
+    with HBaseStore(hbase.settings(namespace, buckets=BUCKETS)) as janitor:
         assert set(all_keys(janitor)) == {*keys(200), b"stray", b"far", b"last"}
         before = janitor.wrong_salts
         parts = janitor.parts()
@@ -150,7 +143,7 @@ def test_key_twice_with_a_newer_one_goes(store: HBaseStore, message: happybase.T
 
 def test_delete_without_rows_is_no_error(hbase: HBaseServer, namespace: str, store: HBaseStore) -> None:
     assert store.parts() == []
-    with HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace=namespace)) as janitor:
+    with HBaseStore(hbase.settings(namespace)) as janitor:
         janitor.message.delete([b"gone"])
 
 
@@ -276,7 +269,7 @@ def test_regions_that_split_and_merge_skip_no_row(hbase: HBaseServer, hbase_tabl
 
 def test_given_no_tables_when_opened_then_it_says_how_to_make_them(hbase: HBaseServer) -> None:
     with pytest.raises(StoreNotFound, match="tms admin create-tables"):
-        HBaseStore(HBaseSettings(thrift=(hbase.thrift,), namespace="nowhere"))
+        HBaseStore(hbase.settings("nowhere"))
 
 
 def test_identity_is_cluster_and_namespace(store: HBaseStore, namespace: str) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from janitor.cli.main import execute
-from tests.hbase.server import HBaseServer
-from tests.hbase.tables import Tables
+from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.tables import Tables, write_config
 from tests.server.test_protocol import make_certificate
 from tests.tables.tls_front import TlsFront
-from tms_core.settings.models import TlsSettings
+from tms_core.settings.models import HBaseSettings, TlsSettings
+
+Doctor = Callable[[Path], dict[str, tuple[str, str]]]
 
 
 @pytest.fixture
@@ -32,27 +32,18 @@ def config(hbase: HBaseServer, hbase_tables: Tables, tls: TlsSettings, tmp_path:
             stack.enter_context(TlsFront(str(address), tls, clients=own.certificate))
             for address in (hbase.thrift, hbase.thrift2)
         ]
-        reached = {
-            "thrift": [fronts[0].address],
-            "thrift2": [fronts[1].address],
-            "namespace": hbase_tables.make(buckets=3),
-            "timeout_seconds": 240,
-            "tls": {"ca_file": "server.pem", "certificate": "janitor.pem", "key": "janitor.key"},
-        }
-        settings = {"storage": {"kind": "hbase", "hbase": reached}, "transactions": {"source": "none"}}
-        file = tmp_path / "janitor.yaml"
-        file.write_text(json.dumps(settings), encoding="utf-8")
-        yield file
+        settings = HBaseSettings(
+            thrift=(fronts[0].address,),
+            thrift2=(fronts[1].address,),
+            namespace=hbase_tables.make(buckets=3),
+            timeout_seconds=PATIENCE_SECONDS,
+            tls={"ca_file": "server.pem", "certificate": "janitor.pem", "key": "janitor.key"},  # type: ignore[arg-type]
+        )
+        yield write_config(tmp_path / "janitor.yaml", settings, transactions={"source": "none"})
 
 
-def asked(config: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
-    execute(["doctor", "--config", str(config), "--format", "json"])
-    found: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
-    return {each["check"]: (each["status"], each["message"]) for each in found}
-
-
-def test_tls_reaches_both_thrifts(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = asked(config, capsys)
+def test_tls_reaches_both_thrifts(config: Path, tmp_path: Path, doctor: Doctor) -> None:
+    found = doctor(config)
     assert found["hbase tls"] == (
         "ok",
         f"servers are checked by {tmp_path / 'server.pem'}, showing {tmp_path / 'janitor.pem'}",
@@ -61,14 +52,12 @@ def test_tls_reaches_both_thrifts(config: Path, tmp_path: Path, capsys: pytest.C
     assert execute(["run", "--once", "--adopt", "--config", str(config)]) == 0
 
 
-def test_tls_by_a_wrong_authority_fails_the_doctor(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tls_by_a_wrong_authority_fails_the_doctor(config: Path, tmp_path: Path, doctor: Doctor) -> None:
     (tmp_path / "server.pem").write_bytes((tmp_path / "janitor.pem").read_bytes())
-    found = asked(config, capsys)
+    found = doctor(config)
     assert (found["hbase tls"][0], found["store"][0]) == ("ok", "fail")
     assert "cannot be reached over TLS: self-signed certificate. Check that" in found["store"][1]
     (tmp_path / "server.pem").write_bytes(b"")
-    found = asked(config, capsys)
+    found = doctor(config)
     assert found["hbase tls"][0] == "fail"
     assert "storage.hbase.tls.ca_file " in found["hbase tls"][1]

@@ -29,9 +29,9 @@ from janitor.cli.main import execute
 from janitor.state.hbase.state import HBaseState
 from janitor.state.hbase.table import JanitorTable
 from tests.builders import DAY, HOUR, MINUTE, Topic, pointer, topic
-from tests.hbase.tables import Tables
+from tests.hbase.server import PATIENCE_SECONDS
+from tests.hbase.tables import Tables, write_config
 from tests.support import require_or_skip
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables import lease
 from tms_core.tables.hbase.cells import HBaseMessageTable, HBaseTable
 from tms_core.tables.lease import LeaseRecord
@@ -41,8 +41,6 @@ from tms_core.transaction.model import Snapshot, VisibilityState
 ROOT = Path(__file__).parents[2]
 LEASE_SECONDS = 2
 BATCH_ROWS, ROWS = 10, 120
-#: However slow the machine is.
-PATIENCE_SECONDS = 240
 
 
 class TwoJanitorsKit:
@@ -52,56 +50,41 @@ class TwoJanitorsKit:
         server = tables.server
         if server.thrift2 is None:
             require_or_skip(f"the HBase at {server.address} has no Thrift 2")
-        self.thrift, self.thrift2 = server.thrift, server.thrift2
-        self.namespace = tables.make()
-        self.store = tables.open(self.namespace)
+        namespace = tables.make()
+        self.settings = server.settings(namespace, admin=True, connections=8)
+        self.store = tables.open(namespace)
         self.now_ms = time.time_ns() // 1_000_000
         self.invalid = pointer(self.now_ms - DAY)
         self.orders: Topic = topic(self.store, "default:orders", ttl_seconds=3600)
         self.orders.plain(*(self.now_ms - 2 * HOUR + number for number in range(ROWS)))
         self.orders.tx(self.invalid, *(self.now_ms - MINUTE + number for number in range(ROWS)))
         self._write_snapshot(folder / "tx")
-        self.config = folder / "janitor.yaml"
-        hbase = {"thrift": [server.thrift], "thrift2": [server.thrift2], "namespace": self.namespace, "connections": 8}
-        wanted = {
-            "storage": {"kind": "hbase", "hbase": hbase},
-            "transactions": {
-                "source": "directory",
-                "directory": str(folder / "tx"),
-                "max_lifetime_seconds": 3600,
-                "grace_seconds": 3600,
-                "snapshot_interval_seconds": 86_400,
-            },
-            "janitor": {
-                "batch_rows": BATCH_ROWS,
-                "workers": workers,
-                "every_seconds": 3600,
-                "lease": {"seconds": LEASE_SECONDS},
-                "http": {"port": 0},
-                "state": str(folder / "state"),
-            },
+        transactions = {
+            "source": "directory",
+            "directory": str(folder / "tx"),
+            "max_lifetime_seconds": 3600,
+            "grace_seconds": 3600,
+            "snapshot_interval_seconds": 86_400,
         }
-        self.config.write_text(json.dumps(wanted), encoding="utf-8")
+        settings = {
+            "batch_rows": BATCH_ROWS,
+            "workers": workers,
+            "every_seconds": 3600,
+            "lease": {"seconds": LEASE_SECONDS},
+            "http": {"port": 0},
+            "state": str(folder / "state"),
+        }
+        self.config = folder / "janitor.yaml"
+        write_config(self.config, self.settings, transactions=transactions, janitor=settings)
 
-    @contextmanager
-    def memory(self) -> Iterator[HBaseState]:
-        with HBaseState(
-            HBaseSettings(thrift=(self.thrift,), thrift2=(self.thrift2,), namespace=self.namespace)
-        ) as state:
-            yield state
+    def memory(self) -> HBaseState:
+        return HBaseState(self.settings)
 
     @contextmanager
     def janitor(self, role: str, *arguments: str, told: Path | None = None) -> Iterator[subprocess.Popen[str]]:
         """A process that plays a role; it does not outlive the block."""
-        command = [
-            sys.executable,
-            "-m",
-            "tests.hbase.test_two_janitors",
-            role,
-            *arguments,
-            "--config",
-            str(self.config),
-        ]
+        command = [sys.executable, "-m", "tests.hbase.test_two_janitors", role, *arguments]
+        command += ["--config", str(self.config)]
         pipe = subprocess.PIPE
         with ExitStack() as stack:
             errors = stack.enter_context(told.open("wb")) if told else pipe

@@ -15,19 +15,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event, Thread, get_ident
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.hbase.tables import Tables
+from tests.hbase.tables import Tables, write_config
 from tests.server.client import JSON, Answer, Client, TopicClient
 from tests.server.process import TMS, Serve
-from tests.support import PATIENCE_SECONDS
+from tests.support import PATIENCE_SECONDS, wait_until
 from tms_core.cli.main import execute
 from tms_core.server.ha.slot_assignment import slot_of
 from tms_core.tables.base import KEYS, MESSAGES
@@ -47,41 +45,29 @@ STOPS_ITSELF = (sys.executable, "-m", "tests.hbase.test_two_servers")
 
 
 class Pair:
-    """Two servers on the same tables."""
+    """Two servers on the same tables, at any ports unless ``ports`` names those of messages and transactions."""
 
     def __init__(self, tables: Tables, folder: Path, source: str = "none", **leader: object) -> None:
         self.namespace = tables.make()
-        self._hbase = {"thrift": [tables.server.thrift], "namespace": self.namespace, "buckets": 4}
+        self._hbase = tables.server.settings(self.namespace, buckets=4)
         self._folder = folder
         self._source = source
-        self.leader: dict[str, object] = {
-            "advertise": "http://127.0.0.1:0",
-            "seconds": 3,
-            "fencing_delay_seconds": 1,
-            **leader,
-        }
+        self.ports: dict[str, tuple[int, str]] = {}
+        self.leader = {"advertise": "http://127.0.0.1:0", "seconds": 3, "fencing_delay_seconds": 1, **leader}
 
     def server(self, name: str, *tms: str) -> Serve:
         return Serve(self.configure(name), tms=tms or (str(TMS),))
 
     def configure(self, name: str) -> Path:
-        path = self._folder / f"{name}.yaml"
-        leader = {**self.leader, "ordinal": ORDINALS[name]}
-        path.write_text(
-            yaml.safe_dump(
-                {
-                    "storage": {"kind": "hbase", "hbase": self._hbase},
-                    "transactions": {
-                        "source": self._source,
-                        "thrift": "127.0.0.1:0",
-                        "directory": str(self._folder / "none"),
-                        "snapshot_interval_seconds": 1,
-                    },
-                    "server": {"port": 0, "leader": leader},
-                }
-            )
-        )
-        return path
+        port, thrift = self.ports.get(name, (0, "127.0.0.1:0"))
+        transactions = {
+            "source": self._source,
+            "thrift": thrift,
+            "directory": str(self._folder / "none"),
+            "snapshot_interval_seconds": 1,
+        }
+        server = {"port": port, "leader": {**self.leader, "ordinal": ORDINALS[name]}}
+        return write_config(self._folder / f"{name}.yaml", self._hbase, transactions=transactions, server=server)
 
 
 def leads(server: Serve) -> bool:
@@ -89,15 +75,8 @@ def leads(server: Serve) -> bool:
         return "tms_server_is_leader 1.0" in client.ask("GET", "/metrics").text
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def leader_of(one: Serve, other: Serve) -> tuple[Serve, Serve]:
-    until(lambda: leads(one) or leads(other))
+    wait_until(lambda: leads(one) or leads(other))
     return (one, other) if leads(one) else (other, one)
 
 
@@ -181,24 +160,19 @@ def everything(server: Serve) -> list[tuple[str, str]]:
         with Client(server.port) as client:
             return TopicClient(client, TOPIC).post("poll", {"limit": 1_000_000})
 
-    answer = read()
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while answer.status != 200:
-        assert time.monotonic() < deadline, answer.text
-        time.sleep(0.05)
-        answer = read()
-    return messages(answer)
+    wait_until(lambda: read().status == 200)
+    return messages(read())
 
 
 def create(server: Serve) -> None:
     with Client(server.port) as client:
-        until(lambda: client.ask("PUT", f"/v1/namespaces/default/topics/{TOPIC}", b"{}").status == 200)
+        wait_until(lambda: client.ask("PUT", f"/v1/namespaces/default/topics/{TOPIC}", b"{}").status == 200)
 
 
 def more(publisher: Publisher) -> None:
     """Return when some more of its messages are acknowledged."""
     wanted = len(publisher.acknowledged) + SOME
-    until(lambda: len(publisher.acknowledged) >= wanted)
+    wait_until(lambda: len(publisher.acknowledged) >= wanted)
 
 
 @pytest.mark.parametrize("slots", [1, SLOTS])
@@ -223,7 +197,7 @@ def test_servers_that_die_keep_all_once_in_order(hbase_tables: Tables, tmp_path:
             first.process.send_signal(signal.SIGCONT)
             more(publishers[first][0])
             if slots > 1:
-                until(lambda: leads(first))
+                wait_until(lambda: leads(first))
                 more(publishers[second][0])
             second.kill()
             more(publishers[first][0])
@@ -254,7 +228,7 @@ def test_leader_stopped_in_a_write_is_never_seen_late(hbase_tables: Tables, tmp_
         publish(one, "before")
         stop_in_write(one, client)
         with pair.server("b") as other, hbase_tables.open(pair.namespace) as store:
-            until(lambda: leads(other))
+            wait_until(lambda: leads(other))
             publish(other, "after")
             seen = everything(other)
             assert [payload for _, payload in seen] == ["before", "after"]
@@ -265,14 +239,14 @@ def test_leader_stopped_in_a_write_is_never_seen_late(hbase_tables: Tables, tmp_
             assert rows == [b"before", FATAL, b"after"], "it has come"
             assert everything(other) == seen == everything(one)
             other.kill()
-            until(lambda: leads(one))
+            wait_until(lambda: leads(one))
             assert everything(one) == seen
 
 
 def publish(server: Serve, message: str) -> None:
     with Client(server.port) as client:
         topic = TopicClient(client, TOPIC)
-        until(lambda: topic.post("publish", {"messages": [message]}).status == 200)
+        wait_until(lambda: topic.post("publish", {"messages": [message]}).status == 200)
 
 
 def stop_in_write(server: Serve, client: Client) -> None:
@@ -294,7 +268,7 @@ def test_server_beside_one_that_stands_alone_is_refused(hbase_tables: Tables, tm
         config = tmp_path / "a.yaml"
         refused = subprocess.run([TMS, "serve", "--config", config], capture_output=True, text=True, check=False)
         assert (refused.returncode, "server.leader.advertise" in refused.stderr) == (4, True), refused.stderr
-        until(lambda: leads(one))
+        wait_until(lambda: leads(one))
 
 
 def main(arguments: list[str]) -> int:

@@ -14,8 +14,8 @@ from janitor.rules.policy import Rule
 from janitor.sweep.transactions import TransactionView
 from tests.builders import SECOND, every
 from tests.hbase.conftest import hbase, hbase_tables
-from tests.hbase.server import HBaseServer
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.server import PATIENCE_SECONDS, HBaseServer
+from tests.hbase.tables import Tables
 from tests.interop.deletion_rules import empty_invalid_list, left
 from tests.interop.java import Interop
 from tests.interop.program import Program, Refused

@@ -11,6 +11,7 @@ import pytest
 
 from tests.interop.java import Interop
 from tests.interop.tephra import JavaRaised, TephraSession
+from tests.transaction.managers import served
 from tests.transaction.vectors import snapshot_of
 from tms_core.clock import ManualClock
 from tms_core.errors import BadArgument, Conflict, NotInProgress
@@ -20,7 +21,6 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage
 from tms_core.transaction.model import Snapshot, TransactionType
 from tms_core.transaction.rpc.client import TransactionClient
-from tms_core.transaction.rpc.service import TransactionService
 
 #: Longer than anything takes that ends at all.
 PATIENCE_SECONDS = 60.0
@@ -47,13 +47,9 @@ def manager(tmp_path: Path, clock: ManualClock) -> Iterator[TransactionManager]:
 
 @pytest.fixture
 def client(tephra: TephraSession, manager: TransactionManager) -> Iterator[TephraSession]:
-    service = TransactionService(manager, "127.0.0.1:0")
-    service.start()
-    try:
+    with served(manager) as service:
         assert tephra.call("connect", service.port, "java-1") == "OK"
         yield tephra
-    finally:
-        service.stop()
 
 
 def state(manager: TransactionManager) -> Snapshot:

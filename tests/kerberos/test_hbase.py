@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from janitor.state.hbase.state import HBaseState
 from tests import maven
 from tests.builders import HOUR, MINUTE, NOW_MS, pointer, topic, visibility
 from tests.hbase.server import HBaseServer, start
+from tests.hbase.tables import write_config
 from tests.kerberos.kdc import REALM, Realm
 from tests.server.client import Client, TopicClient
 from tests.support import require_or_skip
@@ -89,14 +89,12 @@ def settings(hbase: HBaseServer, keytab: Path, request: pytest.FixtureRequest) -
 
 @pytest.fixture
 def run(settings: HBaseSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, Any]]:
-    snapshots, config = tmp_path / "snapshots", tmp_path / "janitor.yaml"
+    snapshots = tmp_path / "snapshots"
     snapshots.mkdir()
-    stream = BytesIO()
-    write_snapshot(stream, Snapshot(visibility(NOW_MS, [DOOMED])))
-    (snapshots / f"snapshot.{NOW_MS}").write_bytes(stream.getvalue())
+    with (snapshots / f"snapshot.{NOW_MS}").open("wb") as stream:
+        write_snapshot(stream, Snapshot(visibility(NOW_MS, [DOOMED])))
     transactions = {"source": "directory", "directory": str(snapshots), "max_lifetime_seconds": 3600}
-    storage = {"kind": "hbase", "hbase": settings.model_dump(mode="json")}
-    config.write_text(json.dumps({"storage": storage, "transactions": transactions}), encoding="utf-8")
+    config = write_config(tmp_path / "janitor.yaml", settings, transactions=transactions)
     clock = ManualClock(NOW_MS, monotonic_ms=HOUR)
 
     def asked(*arguments: str) -> tuple[int, Any]:

@@ -17,6 +17,7 @@ from janitor.http.guard import guarded
 from tests.server.client import JSON, Client
 from tests.server.conftest import serving
 from tests.server.identities import TokenIdentities
+from tests.transaction.managers import served
 from tms_core.clock import SystemClock
 from tms_core.errors import TruncateTimeError
 from tms_core.logs.audit import MOST_CHARACTERS, MOST_PER_MINUTE, BoundedAudit, Event, record
@@ -26,7 +27,7 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import ServiceUnavailable
-from tms_core.transaction.rpc.service import Level, TransactionService
+from tms_core.transaction.rpc.service import Level
 
 TOPICS = "/v1/namespaces/default/topics"
 Lines = Callable[[], list[dict[str, Any]]]
@@ -114,19 +115,17 @@ def test_rollback_is_audited(lines: Lines) -> None:
 
 
 def test_administrative_calls_of_the_transaction_service_are_audited(lines: Lines) -> None:
-    with TransactionManager(MemoryStorage(), SystemClock()) as manager:
-        service = TransactionService(manager, "127.0.0.1:0")
-        service.start()
-        try:
-            with TransactionClient(service.address) as client:
-                begun = client.start_short().transaction_id
-                assert client.invalidate(begun)
-                client.truncate_invalid([begun])
-                assert not client.invalidate(begun + 1)
-                with pytest.raises(TruncateTimeError):
-                    client.truncate_invalid_before(client.start_short().transaction_id)
-        finally:
-            service.stop()
+    with (
+        TransactionManager(MemoryStorage(), SystemClock()) as manager,
+        served(manager) as service,
+        TransactionClient(service.address) as client,
+    ):
+        begun = client.start_short().transaction_id
+        assert client.invalidate(begun)
+        client.truncate_invalid([begun])
+        assert not client.invalidate(begun + 1)
+        with pytest.raises(TruncateTimeError):
+            client.truncate_invalid_before(client.start_short().transaction_id)
     found = said(lines)
     assert found[:3] == [
         ("transactions.invalidate", None, "invalidateTx", str(begun), "done"),
@@ -140,17 +139,13 @@ def test_administrative_calls_of_the_transaction_service_are_audited(lines: Line
 def test_wrong_token_of_the_transaction_service_is_audited(lines: Lines, tmp_path: Path) -> None:
     shown = tmp_path / "shown"
     shown.write_bytes(b"a wrong token")
-    with TransactionManager(MemoryStorage(), SystemClock()) as manager:
-        service = TransactionService(manager, "127.0.0.1:0", tokens={Level.CLIENT: lambda: b"the right token"})
-        service.start()
-        try:
-            with (
-                TransactionClient(service.address, token_file=shown) as client,
-                pytest.raises(ServiceUnavailable, match="refuses the token"),
-            ):
-                client.start_short()
-        finally:
-            service.stop()
+    with (
+        TransactionManager(MemoryStorage(), SystemClock()) as manager,
+        served(manager, tokens={Level.CLIENT: lambda: b"the right token"}) as service,
+        TransactionClient(service.address, token_file=shown) as client,
+        pytest.raises(ServiceUnavailable, match="refuses the token"),
+    ):
+        client.start_short()
     assert said(lines) == [("request.unauthorized", None, "authenticate", "", "refused")]
     assert "a wrong token" not in str(lines())
 

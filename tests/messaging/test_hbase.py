@@ -8,7 +8,8 @@ import pytest
 
 from tests.builders import SECOND, Call, watch
 from tests.hbase.conftest import hbase, hbase_tables
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.server import PATIENCE_SECONDS
+from tests.hbase.tables import Tables
 from tests.kit.messaging import Kit, named, reader
 from tms_core.clock import ManualClock, SystemClock
 from tms_core.errors import StoreError

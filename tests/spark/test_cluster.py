@@ -22,12 +22,11 @@ from pathlib import Path
 import pytest
 
 from tests.builders import HOUR, NOW_MS, topic
-from tests.hbase.test_two_servers import until
 from tests.server.process import Serve, configure
 from tests.spark.conftest import LITTLE
 from tests.spark.mortal import ROWS
 from tests.spark.streams import texts
-from tests.support import require_or_skip, size
+from tests.support import require_or_skip, size, wait_until
 from tms_core.client import Client
 from tms_core.rowkey import MessageKey
 from tms_core.tables.base import MessageValue
@@ -163,7 +162,7 @@ def test_killed_executors_publish_each_row_once(master: str, tmp_path: Path) -> 
         for moment in MOMENTS:
             assert not Path("/proc", (tmp_path / moment).read_text()).exists(), "an executor was killed"
         if "late" in MOMENTS:
-            until((tmp_path / "late refused").exists)
+            wait_until((tmp_path / "late refused").exists)
         rows = texts(*range(ROWS * (len(MOMENTS) + 1)))
         with client.transaction() as reader:
             assert [message.payload for message in reader.poll("default:bills")] == rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 from collections.abc import Iterator
@@ -10,10 +9,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import happybase
 import pytest
+from pyspark.sql import SparkSession
 
 from janitor.archive.parquet import summarise
 from janitor.rules.policy import Rule
@@ -35,14 +35,14 @@ from janitor.sweep.transactions import TransactionView
 from tests.builders import DAY, LIFETIME, NOW_MS, FileEngine, Snapshots, every, topic
 from tests.hbase.fixture import running
 from tests.hbase.scene import DOOMED, DUE, Scene
-from tests.hbase.tables import PATIENCE_SECONDS, Tables
+from tests.hbase.server import PATIENCE_SECONDS
+from tests.hbase.tables import Tables, write_config
 from tests.kit.proxy import Conduct, Fault, Proxy
 from tests.spark.local import LocalSender, on_spark
 from tests.spark.test_parts import fill
 from tests.spark.test_sweep import told
 from tms_core.clock import ManualClock
 from tms_core.errors import LeaseLost, StoreNotFound, StoreUnavailable
-from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import MESSAGES, PAYLOADS, Store
 from tms_core.tables.hbase import pool as hbase_pool
 from tms_core.tables.hbase.pool import HBasePool
@@ -50,9 +50,6 @@ from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.lease import Lease
 from tms_core.tables.side import Expiries
 from tms_core.topic import TopicId
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: Processes have to be started, and machines may be busy.
 pytestmark = pytest.mark.timeout(900)
@@ -82,10 +79,8 @@ class Cluster:
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Store, State]]:
-        with (
-            self.tables.open(self.namespace) as store,
-            HBaseState(HBaseSettings(thrift=(self.tables.server.thrift,), namespace=self.namespace)) as state,
-        ):
+        settings = self.tables.server.settings(self.namespace)
+        with self.tables.open(self.namespace) as store, HBaseState(settings) as state:
             yield store, state
 
 
@@ -175,9 +170,7 @@ def test_tables_in_hbase_are_read_with_their_salts(spark: SparkSession, tables: 
         stored = [key for key, _ in every(store.message, MESSAGES)]
         payloads = len(every(store.payload, PAYLOADS))
     spark.dataSource.register(FilteringSource)
-    config = tmp_path / "hbase.yaml"
-    text = {"storage": {"kind": "hbase", "hbase": {"thrift": [tables.server.thrift], "namespace": made.namespace}}}
-    config.write_text(json.dumps(text), encoding="utf-8")
+    config = write_config(tmp_path / "hbase.yaml", tables.server.settings(made.namespace))
     source = spark.read.format("tms").options(config=str(config), now=str(NOW_MS))
     rows = source.load().collect()
     assert sorted(bytes(row.key) for row in rows) == stored
@@ -303,11 +296,10 @@ def test_task_on_hbase_that_breaks_names_its_keys(tables: Tables, monkeypatch: p
 
 
 def test_spark_without_its_table_names_the_keys(spark: SparkSession, tables: Tables, tmp_path: Path) -> None:
-    made, config = cluster(tables), tmp_path / "hbase.yaml"
+    made = cluster(tables)
     with made.opened() as (store, _):
         Scene.on(store)
-    text = {"storage": {"kind": "hbase", "hbase": {"thrift": [tables.server.thrift], "namespace": made.namespace}}}
-    config.write_text(json.dumps(text), encoding="utf-8")
+    config = write_config(tmp_path / "hbase.yaml", tables.server.settings(made.namespace))
     spark.dataSource.register(FilteringSource)
     rows = spark.read.format("tms").options(config=str(config), now=str(NOW_MS)).load().where("salt = 1")
     assert rows.collect(), "it is planned, and will be read again"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
 from janitor.spark.session import translated
 from janitor.spark.source.source import register
@@ -16,16 +15,13 @@ from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.stream import STREAM_SCHEMA
 from tests.server.conftest import serving
 from tests.spark.streams import persistently
+from tests.transaction.managers import served
 from tms_core.client import Client
 from tms_core.client.sync import DEFAULT_TRANSACTIONS, DEFAULT_URL
 from tms_core.clock import SystemClock
 from tms_core.errors import ConfigurationError, TopicNotFound
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
-from tms_core.transaction.rpc.service import TransactionService
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 PAGE = (Path(__file__).parents[2] / "docs/how-to/spark.md").read_text(encoding="utf-8")
 SECTION = PAGE[PAGE.index("## Stream a topic with Spark") :]
@@ -33,12 +29,11 @@ SECTION = PAGE[PAGE.index("## Stream a topic with Spark") :]
 
 @pytest.fixture
 def addresses() -> Iterator[tuple[str, str]]:
-    with ExitStack() as stack:
-        server = stack.enter_context(serving())
-        manager = stack.enter_context(TransactionManager(MemoryStorage(), SystemClock()))
-        service = TransactionService(manager, "127.0.0.1:0")
-        service.start()
-        stack.callback(service.stop)
+    with (
+        serving() as server,
+        TransactionManager(MemoryStorage(), SystemClock()) as manager,
+        served(manager) as service,
+    ):
         yield f"http://127.0.0.1:{server.port}", service.address
 
 
