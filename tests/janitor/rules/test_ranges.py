@@ -49,37 +49,6 @@ def at(generation: int, time_ms: int) -> bytes:
 OLD, EXPIRED = Rule.OLD_GENERATION, Rule.EXPIRED
 
 
-def test_spans_of_a_first_generation_end_at_the_cutoff() -> None:
-    topic = metadata(1)
-    assert message_spans(topic, Frontier.open(NOW_MS, topic)) == [Span(gen(1), at(1, DUE_MS), EXPIRED)]
-
-
-def test_spans_of_a_later_generation_are_old_and_expired_rows() -> None:
-    topic = metadata(3)
-    spans = message_spans(topic, Frontier.open(NOW_MS, topic))
-    assert spans == [Span(gen(1), gen(3), OLD), Span(gen(3), at(3, DUE_MS), EXPIRED)]
-
-
-@pytest.mark.parametrize(("generation", "stop"), [(-1, gen(2)), (-3, gen(4)), (-INT_MAX, PREFIX + b"\x80\0\0\0")])
-def test_given_a_deleted_topic_when_nothing_is_held_then_all_its_lives_go(generation: int, stop: bytes) -> None:
-    topic = metadata(generation)
-    assert message_spans(topic, Frontier.open(NOW_MS, topic)) == [Span(gen(1), stop, OLD)]
-
-
-def test_given_a_cutoff_of_zero_when_nothing_is_old_then_no_span_holds_a_row() -> None:
-    topic = metadata(1)
-    oldest = MessageKey(TOPIC, 1, 0, 0).pack()
-    assert all(span.stop <= oldest for span in message_spans(topic, Frontier.open(60_000, topic)))
-    assert payload_spans(topic, Frontier.open(60_000, topic), None) == []
-
-
-def test_given_a_cutoff_behind_the_law_when_split_then_the_rest_is_held() -> None:
-    assert message_spans(metadata(1), frontier(DUE_MS - 9, 1)) == [
-        Span(gen(1), at(1, DUE_MS - 9), EXPIRED),
-        Span(at(1, DUE_MS - 9), at(1, DUE_MS), EXPIRED, held=True),
-    ]
-
-
 def test_spans_of_held_generations_go_on_by_time_in_one() -> None:
     assert message_spans(metadata(5), frontier(DUE_MS - 9, 2)) == [
         Span(gen(1), gen(2), OLD),
@@ -88,22 +57,6 @@ def test_spans_of_held_generations_go_on_by_time_in_one() -> None:
         Span(gen(3), gen(5), OLD, held=True),
         Span(gen(5), at(5, DUE_MS - 9), EXPIRED),
         Span(at(5, DUE_MS - 9), at(5, DUE_MS), EXPIRED, held=True),
-    ]
-
-
-def test_spans_of_a_topic_deleted_again_hold_the_second() -> None:
-    assert message_spans(metadata(-2), frontier(DUE_MS, -1)) == [
-        Span(gen(1), gen(2), OLD),
-        Span(gen(2), gen(3), OLD, held=True),
-    ]
-
-
-def test_given_a_closed_frontier_when_split_then_all_that_is_due_is_held() -> None:
-    topic = metadata(2)
-    assert message_spans(topic, Frontier.closed(NOW_MS, topic, Hold.PROTECTED)) == [
-        Span(gen(1), gen(2), OLD, held=True),
-        Span(gen(2), at(2, 0), EXPIRED),
-        Span(at(2, 0), at(2, DUE_MS), EXPIRED, held=True),
     ]
 
 
@@ -277,16 +230,6 @@ def test_given_a_span_when_only_parts_are_allowed_then_the_parts_keep_what_it_sa
     ]
 
 
-@pytest.mark.parametrize("allowed", [[], [KeyRange(b"a", b"b")], [KeyRange(b"h", b"z")], [KeyRange(b"c", b"c")]])
-def test_given_a_span_when_nothing_of_it_is_allowed_then_nothing_is_left(allowed: list[KeyRange]) -> None:
-    assert intersect([Span(b"b", b"h", OLD)], allowed) == []
-
-
-def test_intersect_with_an_endless_range_keeps_the_spans_end() -> None:
-    span = Span(b"b", b"h", OLD)
-    assert intersect([span], [KeyRange(b"c", None)]) == [span._replace(start=b"c")]
-
-
 def ranges(size: int) -> st.SearchStrategy[list[KeyRange]]:
     """Up to ``size`` ranges of one-byte keys, in order and apart."""
     ends = st.lists(st.integers(0, 20), unique=True, max_size=2 * size).map(sorted)
@@ -324,12 +267,6 @@ def test_given_some_taken_from_everything_then_the_rest_is_left_in_order(
     taken: list[tuple[bytes, bytes | None]], left: list[tuple[bytes, bytes | None]]
 ) -> None:
     assert remainder(ALL_KEYS, [KeyRange(*each) for each in taken]) == left
-
-
-def test_remainder_of_an_interval_with_touching_others_is_whole() -> None:
-    whole = KeyRange(b"b", b"d")
-    assert remainder(whole, [KeyRange(b"a", b"b"), KeyRange(b"d", None)]) == [whole]
-    assert remainder(whole, [KeyRange(b"a", b"b\x00"), KeyRange(b"c\xff", None)]) == [KeyRange(b"b\x00", b"c\xff")]
 
 
 @given(intervals, st.lists(intervals, max_size=4))
