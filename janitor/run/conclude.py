@@ -254,7 +254,9 @@ def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -
     failed = {topic: each.message for each in blamed if (topic := TopicId.from_prefix(each.prefix)) is not None}
     gone = {topic for topic in known if topic.prefix not in run.topics and _is_done(run, outcome, topic.prefix)}
     written = {entry.topic for entry in outcome.entries.values() if entry.held is None and entry.rows}
-    now_ms, write_failed = run.ready.now.wall_ms, bool(outcome.unsure)
+    # A lost task also leaves deletions without a number of rows, but only a failed write leaves a failed topic.
+    write_failed = any(entry.topic.prefix in outcome.failed for entry in outcome.unsure)
+    now_ms = run.ready.now.wall_ms
     return guards.judge_failures(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
 
 

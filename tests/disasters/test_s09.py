@@ -9,13 +9,18 @@ from typing import Any
 import pytest
 
 from janitor.report import Report
+from janitor.run import conclude
 from janitor.run.guards import FIRST_PROBE_MS, LAST_PROBE_MS, STRIKES
 from janitor.state.base import Strikes
 from janitor.state.sqlite.state import SqliteState
+from janitor.sweep.outcome import Outcome
+from janitor.sweep.run import Run
 from tests.builders import DAY, HOUR, MINUTE, NOW_MS, Call, Topic, janitor, pointer, topic, watch
+from tests.janitor.state.entries import entry
 from tms_core.errors import StoreError, WriteRefused
 from tms_core.tables.base import KEYS, Store, TxCell
 from tms_core.tables.memory import MemoryStore
+from tms_core.topic import TopicId
 
 TTL_SECONDS = 3600
 #: Long past its lifetime and grace, so that a full pass closes it.
@@ -254,6 +259,27 @@ def test_store_without_writes_changes_no_strikes(store: Store) -> None:
     kit.trouble.error = WriteRefused("Read-only file system.")
     kit.run()
     assert kit.strikes == before
+
+
+def test_lost_task_of_another_topic_does_not_excuse_topics_that_cannot_be_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = QuarantineKit(store, "message.cells")
+    kit.trouble.prefixes = [kit.first.id.prefix, kit.bad.id.prefix]
+    strikes = conclude._strikes
+
+    def strikes_after_a_lost_task(run: Run, outcome: Outcome, *rest: Any) -> dict[TopicId, Strikes | None]:
+        outcome.unsure.append(entry(topic=kit.last.id, rows=None))
+        return strikes(run, outcome, *rest)
+
+    monkeypatch.setattr(conclude, "_strikes", strikes_after_a_lost_task)
+    invalid = pointer(NOW_MS - HOUR // 2)
+    kit.janitor.snapshots.invalid = [OLD, invalid]
+    for unreadable in (kit.first, kit.bad):
+        unreadable.tx(invalid, NOW_MS - MINUTE)
+    kit.janitor.clock.advance(MINUTE)
+    assert kit.janitor.engine.run_once().errors
+    assert {name: one.count for name, one in kit.strikes.items()} == {"a": 1, "b": 1}
 
 
 def test_given_strikes_when_the_process_ends_then_the_next_one_knows_them(store: Store, tmp_path: Path) -> None:
