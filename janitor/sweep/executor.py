@@ -133,26 +133,20 @@ class Pacer:
         self._free_at_ms = 0.0
         self._lock = Lock()
 
-    def pay(self, rows: int) -> float:
-        """Wait until ``rows`` more are within the limit.
-
-        Returns:
-            Seconds waited.
-        """
+    def pay(self, rows: int) -> None:
+        """Wait until ``rows`` more are within the limit."""
         if not self._rate:
-            return 0.0
+            return
         with self._lock:
             now_ms = float(self._clock.monotonic_ms())
             # max(): idle time is not saved up. The threads of a run queue up behind one account.
             self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
-            seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
-        left = seconds
+            left = max(0.0, (self._free_at_ms - now_ms) / 1000)
         # Outside the lock, and in pieces: each piece renews the lease and notices a stop request (S10).
         while left > 0:
             self._clock.sleep(min(left, LONGEST_SLEEP_SECONDS))
             self.alive()
             left -= LONGEST_SLEEP_SECONDS
-        return seconds
 
 
 # -- executors ---------------------------------------------------------------------------------------------------------

@@ -56,20 +56,18 @@ class Memory:
     Args:
         limit_bytes: the total limit.
         wait_seconds: how long a share may block a waiting request.
+
+    Attributes:
+        used_bytes: the memory in use.
     """
 
     def __init__(self, limit_bytes: int = MEMORY_BYTES, wait_seconds: float = WAIT_SECONDS) -> None:
         self.limit_bytes = limit_bytes
         self.wait_seconds = wait_seconds
-        self._used_bytes = 0
+        self.used_bytes = 0
         self._waiting: deque[_Waiter] = deque()
         #: The shares, by their last use.
         self._shares: dict[Share, float] = {}
-
-    @property
-    def used_bytes(self) -> int:
-        """Return the memory in use."""
-        return self._used_bytes
 
     @property
     def waiting(self) -> int:
@@ -96,7 +94,7 @@ class Memory:
         """
         size = min(size, int(self.limit_bytes * _LASTING) - share.size)
         # Lasting uses wait in order of arrival; brief ones may use the rest, so that slow clients cannot block them.
-        if self._used_bytes + size <= self.limit_bytes if brief else not self._waiting and self._fits(size):
+        if self.used_bytes + size <= self.limit_bytes if brief else not self._waiting and self._fits(size):
             self._grant(share, size)
             return
         loop = asyncio.get_running_loop()
@@ -130,7 +128,7 @@ class Memory:
 
     def _unlock(self) -> None:
         """Make room for the first request if waiting requests hold all memory."""
-        if self._waiting and sum(waiter.share.size for waiter in self._waiting) == self._used_bytes:
+        if self._waiting and sum(waiter.share.size for waiter in self._waiting) == self.used_bytes:
             self._cut_off_for(self._waiting[0], asyncio.get_running_loop().time())
 
     def _cut_off_for(self, waiter: _Waiter, before: float) -> None:
@@ -156,7 +154,7 @@ class Memory:
         self._unlock()
 
     def _shrink(self, share: Share, size: int) -> None:
-        self._used_bytes -= size
+        self.used_bytes -= size
         share.size -= size
         if not share.size:
             self._shares.pop(share, None)
@@ -177,10 +175,10 @@ class Memory:
                 waiter.granted.set_result(None)
 
     def _fits(self, size: int) -> bool:
-        return self._used_bytes + size <= int(self.limit_bytes * _LASTING)
+        return self.used_bytes + size <= int(self.limit_bytes * _LASTING)
 
     def _grant(self, share: Share, size: int) -> None:
-        self._used_bytes += size
+        self.used_bytes += size
         share.size += size
         self.touch(share)
 

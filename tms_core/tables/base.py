@@ -474,11 +474,6 @@ class Reads(ABC):
     payload: PayloadReads
     calls: Counter[str]
 
-    @property
-    def operations(self) -> int:
-        """Return the number of operations so far: ``calls`` without bookkeeping."""
-        return self.calls.total() - self.calls[UNREADABLE]
-
     def parts(self) -> Sequence[Reads]:
         """Return the store cut into parts that can be scanned in parallel, each in key order; an undivided store is its
         only part.
