@@ -81,22 +81,27 @@ def test_shown_settings_have_only_the_path_of_tokens(tmp_path: Path, capsys: pyt
 # --- what is left open -----------------------------------------------------------------------------------------------
 
 TOKENS = {"kind": "tokens", "tokens_file": "t", "rules": RULES}
+OPEN = {"allow_without_token": True}
 
 
 @pytest.mark.parametrize(
-    ("server", "thrift", "said"),
+    ("server", "transactions", "said"),
     [
-        ({}, "127.0.0.1:1", []),
-        ({"auth": TOKENS}, "localhost:1", []),
-        ({"auth": TOKENS, "host": "10.0.0.1"}, "[::1]:1", ["tokens can be read on the network"]),
-        ({"auth": TOKENS, "host": "10.0.0.1", "tls": {"certificate": "c", "key": "k"}}, "127.0.0.1:1", []),
-        ({"auth": TOKENS | {"rules": []}}, "127.0.0.1:1", ["no principal may do anything"]),
-        ({}, "0.0.0.0:1", ["set transactions.admin_token_file"]),
-        ({"auth": TOKENS}, "tx-1:1", ["set transactions.admin_token_file"]),
+        ({}, {"thrift": "127.0.0.1:1"}, []),
+        ({"auth": TOKENS}, {"thrift": "localhost:1"}, []),
+        ({"auth": TOKENS, "host": "10.0.0.1"}, {"thrift": "[::1]:1"}, ["tokens can be read on the network"]),
+        ({"auth": TOKENS, "host": "10.0.0.1", "tls": {"certificate": "c", "key": "k"}}, {"thrift": "127.0.0.1:1"}, []),
+        ({"auth": TOKENS | {"rules": []}}, {"thrift": "127.0.0.1:1"}, ["no principal may do anything"]),
+        ({}, {"thrift": "0.0.0.0:1"} | OPEN, ["set transactions.admin_token_file"]),
+        # Without the setting, the server refuses to start.
+        ({}, {"thrift": "0.0.0.0:1"}, []),
+        ({"auth": TOKENS}, {"thrift": "tx-1:1"} | OPEN, ["set transactions.admin_token_file"]),
     ],
 )
-def test_serve_logs_what_settings_leave_open(server: dict[str, object], thrift: str, said: list[str]) -> None:
-    settings = Settings.model_validate({"server": server, "transactions": {"thrift": thrift}})
+def test_serve_logs_what_settings_leave_open(
+    server: dict[str, object], transactions: dict[str, object], said: list[str]
+) -> None:
+    settings = Settings.model_validate({"server": server, "transactions": transactions})
     sentences = list(exposed(settings))
     assert len(sentences) == len(said)
     for sentence, part in zip(sentences, said, strict=True):

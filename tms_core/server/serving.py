@@ -315,7 +315,8 @@ def exposed(settings: Settings) -> Iterator[str]:
         if not server.auth.rules:
             yield "server.auth.rules is empty: no principal may do anything. Give at least one principal something"
     host, _ = split_address(transactions.thrift)
-    if transactions.source == "manager" and not is_loopback(host) and transactions.token_file is None:
+    is_open = transactions.token_file is None and transactions.allow_without_token
+    if transactions.source == "manager" and not is_loopback(host) and is_open:
         yield (
             f"transactions.thrift is {transactions.thrift}, and transactions.allow_without_token lets everyone who "
             "reaches it end transactions. Let only trusted machines reach it, and set transactions.admin_token_file"

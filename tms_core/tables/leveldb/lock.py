@@ -34,6 +34,10 @@ _HINTS = (
         "Run as the user the store belongs to.",
     ),
     (
+        ("File exists", "Not a directory"),
+        "Name a folder: --leveldb, or storage.leveldb.path.",
+    ),
+    (
         ("Too many open files",),
         "Raise the limit of open files (ulimit -n).",
     ),
