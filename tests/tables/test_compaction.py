@@ -158,6 +158,28 @@ def test_compact_beside_starts_early_and_waits_at_the_end(
     assert table.compacted == [(b"a", b"b\x00"), (b"y", b"z\x00"), (b"", b"")]
 
 
+class MeasuringTable(BesideTable):
+    """A table that cannot look at its disk while another thread could not add a batch."""
+
+    def __init__(self, deleted: DeletedRanges) -> None:
+        super().__init__()
+        self.deleted = deleted
+
+    @property
+    def can_compact_concurrently(self) -> bool:
+        assert not self.deleted._lock.locked()
+        return False
+
+
+def test_slice_is_started_while_other_threads_can_add() -> None:
+    deleted = DeletedRanges()
+    table = MeasuringTable(deleted)
+    deleted.add(table, keys(b"a", b"c", WORTHWHILE_ROWS))
+    deleted.add(table, keys(b"d", b"f", WORTHWHILE_ROWS))
+    deleted.no_more("payload")
+    assert is_started(deleted) == [False, False]
+
+
 def test_compact_beside_that_fails_is_told_to_the_run() -> None:
     table, deleted = BesideTable(StoreError("no space")), DeletedRanges()
     table.go_on.set()

@@ -81,16 +81,18 @@ class DeletedRanges:
                 last.last = keys[-1]
                 last.rows += len(keys)
                 return
-            self._begin(last)
             self._last[table] = Slice(table, keys[0], keys[-1], len(keys))
             self.slices.append(self._last[table])
+        # Outside the lock, because it looks at the disk: no other thread changes a slice that is no longer the last.
+        self._begin(last)
 
     def no_more(self, name: TableName) -> None:
         """Start the last compactions of a table whose deletions are finished."""
         # Iterate over a copy: another thread may finish its part of the table at the same time.
         for table in [table for table in list(self._last) if table.name == name]:
             with self._lock:
-                self._begin(self._last.pop(table, None))
+                last = self._last.pop(table, None)
+            self._begin(last)
 
     def compact(self, heartbeat: Callable[[], None]) -> None:
         """Compact all slices; slices that were not started before are compacted one by one.
