@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tms_core.errors import ConfigurationError
 from tms_core.settings.fields import fields
 from tms_core.settings.layers import LoadedSettings
-from tms_core.settings.models import Settings, StorageSettings, TransactionSettings, expanded, load
+from tms_core.settings.models import Settings, StorageSettings, TransactionSettings, expand_topics, load
 
 
 def loaded(
@@ -112,7 +112,7 @@ def test_load_of_a_store_by_flag_puts_the_rest_beside(tmp_path: Path, monkeypatc
 )
 def test_system_topics_are_expanded_as_cdap_does(tmp_path: Path, entry: str, topics: list[str]) -> None:
     [found] = loaded(tmp_path, f"server: {{system_topics: ['{entry}']}}").settings.server.system_topics
-    assert [str(topic) for topic in expanded(found)] == topics
+    assert [str(topic) for topic in expand_topics(found)] == topics
 
 
 def test_given_a_file_of_empty_sections_when_loaded_then_they_have_their_defaults(tmp_path: Path) -> None:

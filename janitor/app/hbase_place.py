@@ -10,7 +10,7 @@ from janitor.state.hbase.state import HBaseState
 from tms_core.clock import Clock
 from tms_core.settings.models import HBaseSettings
 from tms_core.tables.base import Reads, Store, TableName
-from tms_core.tables.hbase.described import TableSettings, described
+from tms_core.tables.hbase.described import TableSettings, read_settings
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.side import HBaseSide
 from tms_core.tables.hbase.store import HBaseStore
@@ -80,7 +80,7 @@ class HBasePlace:
         with ExitStack() as stack:
             pool = stack.enter_context(closing(self._pool()))
             admin = stack.enter_context(closing(self._pool("HbaseAdmin"))) if self._settings.thrift2 else None
-            return [described(pool, admin, self._settings.namespace, table, self._clock) for table in _SALTED]
+            return [read_settings(pool, admin, self._settings.namespace, table, self._clock) for table in _SALTED]
 
     def _pool(self, service: Service = "Hbase") -> HBasePool:
         return HBasePool.configured(self._settings, connections=1, service=service, clock=self._clock)

@@ -109,7 +109,7 @@ def newest_expired_pointer(frontier: Frontier, allowance_ms: int) -> int | None:
     return pointer if pointer < 2**63 else None
 
 
-def beyond(topic: TopicMetadata) -> bytes:
+def stop_of_spans(topic: TopicMetadata) -> bytes:
     """Return the first key after all spans and live rows: there are negative times and newer generations."""
     prefix = topic.topic.prefix
     if topic.deleted:
@@ -209,7 +209,7 @@ class Lifetime(NamedTuple):
         return pointer // TX_PER_MS - self.allowance_ms
 
 
-def stays(_: bytes) -> bool:
+def is_never_deleted(_: bytes) -> bool:
     """Return that the message does not count as deleted."""
     return False
 
@@ -254,7 +254,7 @@ def find_referenced(
     windows: Iterable[KeyRange],
     pointers: set[int],
     page_rows: int,
-    goes: Callable[[bytes], bool] = stays,
+    goes: Callable[[bytes], bool] = is_never_deleted,
 ) -> Iterator[set[int]]:
     """Yield after each page which of ``pointers`` the message rows in ``windows`` refer to, as far as they were read.
 

@@ -166,7 +166,7 @@ def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
     state.save_open_ids(stoppable(ids.open_ids()))
     state.forget_open_ids(ids.gone)
     progress = boundary.continue_round(state, run.id, now_ms, _usable(run).timestamp_ms)
-    open_ids = txstate.searched(stoppable(ids.open_ids()), progress.since_ms)
+    open_ids = txstate.mark_searched(stoppable(ids.open_ids()), progress.since_ms)
     return progress._replace(since_ms=txstate.search_since_ms(open_ids, run.terms.lifetime))
 
 
@@ -224,7 +224,7 @@ def conclude_run(
     evidence = state.evidence()
     if is_complete and ready.tx.usable is not None:
         settled_ms = boundary.covered_since_ms(evidence) if proven else None
-        open_ids = txstate.covered(open_ids, started_ms, finished_ms, run.terms.lifetime, settled_ms)
+        open_ids = txstate.mark_covered(open_ids, started_ms, finished_ms, run.terms.lifetime, settled_ms)
     state.save_open_ids(stoppable(open_ids))
     state.forget_open_ids(ready.ids.gone)
     if run.full:
@@ -299,7 +299,7 @@ def conclude_apply(run: Run, state: State, clocks: ClockAnchor, stoppable: Stopp
 
 def _save_observations(ready: Preparation, state: State, clocks: ClockAnchor) -> None:
     state.save_anchor(guards.next_anchor(state.anchor(), clocks))
-    state.save_store(seen(ready.record, ready.tx))
+    state.save_store(with_last_snapshot(ready.record, ready.tx))
     remember_snapshot(state, ready)
 
 
@@ -313,7 +313,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
     if ready.adopted and ready.first_contact:
         # Another transaction system: the known open ids and claims are about the previous one.
         record = replace(record, mark=guards.successor_mark(record.mark, "transactions"))
-    record = seen(replace(record, adopted_ms=ready.now.wall_ms), ready.tx)
+    record = with_last_snapshot(replace(record, adopted_ms=ready.now.wall_ms), ready.tx)
     with state.transaction():
         state.save_store(record)
         state.save_frontiers(topics)
@@ -347,7 +347,7 @@ def record_adopter(deps: Deps, record: StoreRecord) -> None:
         record_state(deps.side, SystemRecord(record.mark, deps.state.driver.place))
 
 
-def seen(record: StoreRecord, tx: TxState) -> StoreRecord:
+def with_last_snapshot(record: StoreRecord, tx: TxState) -> StoreRecord:
     """Return the record with the last seen transaction system; unchanged without a usable snapshot."""
     usable = tx.usable
     if usable is None:

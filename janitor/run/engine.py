@@ -138,7 +138,7 @@ class Engine(OperatorDecisions):
             return True
         if ready.tx.usable is None or state.pauses():
             return False  # it could prove nothing either
-        if guards.quarantined(state.strikes(), ready.now.wall_ms):
+        if guards.find_quarantined(state.strikes(), ready.now.wall_ms):
             return False
         evidence = state.evidence()
         return boundary.find_gap(evidence) is not None or any(item.started_ms < last for item in evidence)

@@ -25,7 +25,7 @@ from janitor.boundary import claim as boundary
 from janitor.inspect.rows import Audit, Heartbeat
 from janitor.inspect.rows import audit as read_all
 from janitor.run import guards, passes
-from janitor.run.conclude import seen
+from janitor.run.conclude import with_last_snapshot
 from janitor.run.prepare import Deps, Feedback, Truncator, claim_in_force, obstacles
 from janitor.state.base import Claim
 from janitor.state.figures import GuardNote
@@ -111,7 +111,7 @@ def _hand_over(
 ) -> None:
     # S4: the manager's list of this moment, not the run's: a client may have rolled back and left the list since.
     present, ready = manager.latest().snapshot, run.ready
-    note = guards.check_transaction_system(seen(ready.record, ready.tx), present)
+    note = guards.check_transaction_system(with_last_snapshot(ready.record, ready.tx), present)
     if note is not None:
         outcome.notes.append(GuardNote("feedback", False, f"no transaction leaves the invalid list: {note.message}"))
         return

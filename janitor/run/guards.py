@@ -140,7 +140,7 @@ def next_anchor(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
     return replace(now, wall_ms=_expected_ms(anchor, now))
 
 
-def measured(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
+def elapsed_clock(anchor: ClockAnchor | None, now: ClockAnchor) -> ClockAnchor:
     """Return the present time for the measurement of elapsed time: wall time moved by the monotonic clock.
 
     In a boot whose clock is before the last saved time, the time is unknown. Such a reading can be compared with others
@@ -285,7 +285,7 @@ def strike(known: Strikes | None, error: str, now_ms: int) -> Strikes:
     return Strikes(count, now_ms, error, since_ms, now_ms + wait_ms)
 
 
-def quarantined(strikes: Mapping[TopicId, Strikes], now_ms: int) -> frozenset[TopicId]:
+def find_quarantined(strikes: Mapping[TopicId, Strikes], now_ms: int) -> frozenset[TopicId]:
     """Return the quarantined topics whose probe is not due yet.
 
     A probe dated by a clock that was set back since is not delayed longer than the longest wait.

@@ -325,7 +325,7 @@ class WhatIf:
         return cls(seconds, patterns or ("*:*",))
 
 
-def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
+def with_supposed_ttl(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
     """Return the topic with the supposed TTL."""
     for change in changes:
         if topic.topic.matches(change.patterns):
@@ -333,7 +333,7 @@ def changed(topic: TopicMetadata, changes: tuple[WhatIf, ...]) -> TopicMetadata:
     return topic
 
 
-def supposed(store: Reads, changes: tuple[WhatIf, ...]) -> Reads:
+def suppose_ttls(store: Reads, changes: tuple[WhatIf, ...]) -> Reads:
     """Return a read-only store with the supposed TTLs in its metadata."""
     found = copy(store)
     found.metadata = SupposedMetadata(store.metadata, changes)
@@ -358,5 +358,5 @@ class SupposedMetadata(MetadataReads):
         topic = parse_or_none(key, value)
         if topic is None:
             return value
-        then = changed(topic, self._changes)
+        then = with_supposed_ttl(topic, self._changes)
         return value if then == topic else encode_properties({**json.loads(value), "ttl": str(then.ttl_seconds)})

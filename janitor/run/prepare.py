@@ -229,7 +229,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
     state, source, clock, terms = deps.state, deps.source, deps.clock, deps.terms
     allowance_ms = terms.lifetime.allowance_ms
     now = guards.read_clocks(clock)
-    measured = guards.measured(state.anchor(), now)
+    measured = guards.elapsed_clock(state.anchor(), now)
     clock_note = guards.check_clocks(state, now, allowance_ms) if at_ms is None else None
     if at_ms is not None:
         # Suppose that both clocks run until then; otherwise the future time itself would look like a jump.
@@ -307,7 +307,7 @@ def make_run(
         patterns=patterns,
         limits=limits,
         paused=tuple(pause.pattern for pause in state.pauses()),
-        quarantined=guards.quarantined(state.strikes(), ready.now.wall_ms),
+        quarantined=guards.find_quarantined(state.strikes(), ready.now.wall_ms),
         expiries=Expiries(deps.side) if deps.side is not None else None,
         consumers=ConsumerHolds(floor) if floor is not None else None,
         processed=processed,

@@ -24,7 +24,7 @@ from janitor.report import Report
 from janitor.rules.policy import Hold
 from janitor.run import feedback, passes
 from janitor.run import plan_file as plan
-from janitor.run.plan_file import WhatIf, supposed
+from janitor.run.plan_file import WhatIf, suppose_ttls
 from janitor.run.prepare import Deps, claim_in_force, make_run, obstacles, prepare
 from janitor.state.base import Claim
 from janitor.sweep.executor import DryRun, raise_if_stopping
@@ -68,7 +68,7 @@ class Questions:
             StoreError, StateError: the store or the state could not be read.
         """
         changes = WhatIf.parse(what_if)
-        deps = replace(self.deps, store=supposed(self.deps.store, changes)) if changes else self.deps
+        deps = replace(self.deps, store=suppose_ttls(self.deps.store, changes)) if changes else self.deps
         run, outcome = begin_plan(deps, prepare(deps, at_ms), "full", patterns), Outcome()
         report = make_plan(deps, run, outcome)
         store_id, only_to_look = run.ready.record.mark, at_ms is not None or bool(changes)

@@ -168,7 +168,7 @@ def _overdue(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _counters(run: Run, outcome: Outcome, report: Report) -> dict[CounterKey, float]:
-    amounts: Counter[CounterKey] = taken(report.topics) if report.mode == "apply" else Counter()
+    amounts: Counter[CounterKey] = count_changes(report.topics) if report.mode == "apply" else Counter()
     for phase, rows in outcome.scanned.items():
         amounts[CounterKey("rows_scanned_total", (("table", _TABLE_OF_PHASE[phase]),))] += rows
     for (table, reason), times in outcome.failures.items():
@@ -186,7 +186,7 @@ def _counters(run: Run, outcome: Outcome, report: Report) -> dict[CounterKey, fl
     return found
 
 
-def taken(entries: Iterable[Entry]) -> Counter[CounterKey]:
+def count_changes(entries: Iterable[Entry]) -> Counter[CounterKey]:
     """Return counts of deleted and inverted rows; held rows are not counters."""
     amounts: Counter[CounterKey] = Counter()
     for entry in entries:
@@ -233,7 +233,7 @@ class RunningCounters:
 
 def _save_unreported(state: State, outcome: Outcome, result: str) -> None:
     """Add a failed run and its deletions to the counters; call it inside the state's transaction."""
-    known = {key: float(amount) for key, amount in taken(outcome.entries.values()).items()}
+    known = {key: float(amount) for key, amount in count_changes(outcome.entries.values()).items()}
     state.add_counters({**_results(result, 1), **known})
 
 

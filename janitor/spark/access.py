@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from janitor.rules.policy import Frontier, Hold
-from janitor.run.plan_file import WhatIf, changed
+from janitor.run.plan_file import WhatIf, with_supposed_ttl
 from janitor.settings import AllSettings
 from janitor.spark.columns import Policy
 from janitor.sweep import transactions as txstate
@@ -190,7 +190,7 @@ class Access:
             changes: hypothetical TTLs of topics.
         """
         found = (parse_or_none(key, value) for key, value in store.metadata.rows())
-        topics = [changed(topic, changes) for topic in found if topic is not None]
+        topics = [with_supposed_ttl(topic, changes) for topic in found if topic is not None]
         view = self.transactions(now_ms)
         frontiers = {topic.topic: (topic, self._frontier(topic, now_ms)) for topic in topics}
         if view.snapshot is not None and any(topic.consumed for topic in topics):

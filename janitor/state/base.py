@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from janitor.state.documents import undamaged
+from janitor.state.documents import damage_as_error
 from janitor.state.ids import InvalidIds
 from janitor.state.ledger import RecordedLedger
 from janitor.state.records import (
@@ -245,7 +245,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
     def _by_topic(self, kind: type[T], name: str) -> dict[TopicId, T]:
         """Return the records of a value that has one for each topic, in the order of topics."""
         rows = self._value(list[Any], name) or []
-        with undamaged(name):
+        with damage_as_error(name):
             records = unpack(list[kind], [row[2:] for row in rows])  # type: ignore[valid-type]
             return {TopicId(row[0], row[1]): record for row, record in zip(rows, records, strict=True)}
 
@@ -254,7 +254,7 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
 
         def save() -> None:
             known = self._value(list[Any], name) or []
-            with undamaged(name):
+            with damage_as_error(name):
                 rows: dict[tuple[str, str], Sequence[Any]] = {(row[0], row[1]): row for row in known}
             for topic, record in changed.items():
                 key = topic.namespace, topic.topic

@@ -212,11 +212,11 @@ class Documents:
             try:
                 return read(self._changes)
             except ValueGone:
-                raise lost(self.driver.name) from None
+                raise lost_race(self.driver.name) from None
         for _ in range(ATTEMPTS):
             with suppress(ValueGone), self.driver.present() as view:
                 return read(view)
-        raise crowded(self.driver.name)
+        raise too_many_races(self.driver.name)
 
     def _value(self, kind: type[T], name: str) -> T | None:
         """Return one value as its type, a new object each time; None: there is no value.
@@ -225,7 +225,7 @@ class Documents:
             StateError: it is damaged.
         """
         value = self._read(lambda view: view.value(name))
-        return None if value is None else parsed(kind, name, value)
+        return None if value is None else parse_value(kind, name, value)
 
     def _write(self, work: Callable[[], T]) -> T:
         """Make a change in the current transaction, or in its own, which is repeated after a lost race."""
@@ -239,7 +239,7 @@ class Documents:
 
     def _save(self, name: str, value: Any) -> None:
         """Change a value (None removes it); an unchanged value costs no write."""
-        new = None if value is None else packed(value)
+        new = None if value is None else pack_value(value)
 
         def save() -> None:
             if new != self._read(lambda view: view.value(name)):
@@ -291,14 +291,14 @@ class Documents:
         return self._changes.rows
 
 
-def parsed(kind: Any, part: str | bytes, value: bytes) -> Any:
-    """Return a part of the state as its type; arguments and errors as of :func:`undamaged`."""
-    with undamaged(part):
+def parse_value(kind: Any, part: str | bytes, value: bytes) -> Any:
+    """Return a part of the state as its type; arguments and errors as of :func:`damage_as_error`."""
+    with damage_as_error(part):
         return unpack(kind, json.loads(value))
 
 
 @contextmanager
-def undamaged(part: str | bytes) -> Iterator[None]:
+def damage_as_error(part: str | bytes) -> Iterator[None]:
     """Parse a part of the state in the block.
 
     Args:
@@ -317,7 +317,7 @@ def undamaged(part: str | bytes) -> Iterator[None]:
         ) from error
 
 
-def packed(value: Any) -> bytes:
+def pack_value(value: Any) -> bytes:
     """Return a JSON value, possibly with records in it, as stored bytes."""
     return _JSON.encode(value).encode()
 
@@ -337,11 +337,11 @@ def after(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
-def lost(where: str) -> LostRace:
+def lost_race(where: str) -> LostRace:
     """Return the error for a transaction whose read values have changed."""
     return LostRace(f"{where} was changed by another process at this moment.", _AGAIN)
 
 
-def crowded(where: str) -> StateBusy:
+def too_many_races(where: str) -> StateBusy:
     """Return the error for a transaction that other processes overtook too often."""
     return StateBusy(f"{where} is being written by other processes all the time.", _AGAIN)

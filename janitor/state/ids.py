@@ -23,7 +23,7 @@ from operator import attrgetter, le, lt, sub
 from threading import get_ident
 from typing import NamedTuple
 
-from janitor.state.documents import Documents, View, undamaged
+from janitor.state.documents import Documents, View, damage_as_error
 from janitor.state.records import KnownIds, OpenIdRecord, is_among
 from janitor.state.values import unpack
 from tms_core.transaction.model import transaction_ms
@@ -332,7 +332,7 @@ def _sort_pointers(pointers: Iterable[int]) -> array[int]:
 
 def _leaves(kind: str, view: View) -> tuple[Leaf, ...]:
     value = view.value(kind)
-    with undamaged(kind):
+    with damage_as_error(kind):
         return () if value is None else _parse_leaves(value)
 
 
@@ -351,7 +351,7 @@ def _name(kind: str, leaf: Leaf) -> str:
 def _leaf(kind: str, leaf: Leaf, view: View) -> IdColumns:
     name = _name(kind, leaf)
     value = view.value(name)
-    with undamaged(name):
+    with damage_as_error(name):
         return IdColumns.unpack(value)
 
 

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
-from janitor.state.documents import Documents, newest_first, oldest_first, packed, parsed, undamaged
+from janitor.state.documents import Documents, damage_as_error, newest_first, oldest_first, pack_value, parse_value
 from janitor.state.records import LedgerEntry, row_of
 from tms_core.topic import TopicId
 
@@ -146,8 +146,8 @@ class RecordedLedger(Documents):
         page = LedgerPage(rows[0][0], earliest_ms, len(rows), secrets.token_bytes(_TOKEN_BYTES))
         own, *of_topics = self._keys_of(page, rows)
         # Pack each part once; it has the fields that are not in the key under the topic.
-        parts = [packed(row[_RUN_ID:]) for row in rows]
-        self._put_row(own, b"[%b,[%b]]" % (packed([row[:_RUN_ID] for row in rows]), b",".join(parts)))
+        parts = [pack_value(row[_RUN_ID:]) for row in rows]
+        self._put_row(own, b"[%b,[%b]]" % (pack_value([row[:_RUN_ID] for row in rows]), b",".join(parts)))
         for key, part in zip_longest(of_topics, parts, fillvalue=b""):
             self._put_row(key, part)
         return page
@@ -170,7 +170,7 @@ class RecordedLedger(Documents):
     def _of_topic(self, topic: TopicId) -> Iterator[LedgerEntry]:
         prefix = BY_TOPIC + topic.prefix
         for key, value in self._scan(prefix):
-            rest = parsed(_Rest, key, value)
+            rest = parse_value(_Rest, key, value)
             yield _entry_of(key, [topic.namespace, topic.topic, _generation(key, prefix), *rest])
 
     def _entries(self, page: LedgerPage) -> list[list[Any]]:
@@ -201,7 +201,7 @@ def _entry_of(key: bytes, row: Sequence[Any]) -> LedgerEntry:
     namespace, topic, generation, run_id, at_ms, table, rule, start, stop, *rest = row
     name = TopicId(namespace, topic)
     prefix = name.prefix
-    with undamaged(key):
+    with damage_as_error(key):
         keys = _long(start, prefix), _long(stop, prefix)
     return LedgerEntry(run_id, at_ms, name, generation, table, rule, *keys, *rest)
 
@@ -217,8 +217,8 @@ def _long(text: str, prefix: bytes) -> bytes:
 
 def _rows(key: bytes, value: bytes) -> list[list[Any]]:
     """Return the numbered entries of a page."""
-    heads, parts = parsed(_Page, key, value)
-    with undamaged(key):
+    heads, parts = parse_value(_Page, key, value)
+    with damage_as_error(key):
         return [[*head, *part] for head, part in zip(heads, parts, strict=True)]
 
 

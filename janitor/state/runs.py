@@ -15,7 +15,7 @@ from itertools import compress, count, islice
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 
-from janitor.state.documents import Documents, Driver, after, newest_first, oldest_first, packed, parsed
+from janitor.state.documents import Documents, Driver, after, newest_first, oldest_first, pack_value, parse_value
 from janitor.state.records import CounterKey, LedgerEntry, Mode, RunRecord
 from janitor.state.values import pack
 from tms_core.clock import Clock, SystemClock
@@ -95,7 +95,7 @@ class RecordedRuns(Documents):
             ended = replace(run, mode=known.mode, started_ms=known.started_ms, heartbeat_ms=known.heartbeat_ms)
             self._put_finished(ended, order)
             if report is not None:
-                self._put_row(REPORT + run.id.encode(), packed(pack(report)))
+                self._put_row(REPORT + run.id.encode(), pack_value(pack(report)))
             if going.pop(run.id, None) is not None:
                 self._changing().loose |= {_beat_key(run.id), _booked_key(run.id)}
                 self._save_unfinished(number, going)
@@ -115,7 +115,7 @@ class RecordedRuns(Documents):
         keys = (key for key in self._keys(RUN_BY_NUMBER, begin) if before_ms is None or _start_ms(key) < before_ms)
         ids = [key[_ID_AT:].decode() for key in islice(keys, limit + len(going))]
         rows = self._rows_of([_run_key(run_id) for run_id in ids if run_id not in going])
-        found = [parsed(_Finished, key, row) for key, row in rows.items()] + [
+        found = [parse_value(_Finished, key, row) for key, row in rows.items()] + [
             (run, number)
             for run, number in self._with_heartbeats(going)
             if (before_ms is None or run.started_ms < before_ms) and (stop is None or number < stop)
@@ -136,7 +136,7 @@ class RecordedRuns(Documents):
         """
         key = REPORT + run_id.encode()
         row = self._row(key)
-        return None if row is None else parsed(kind, key, row)
+        return None if row is None else parse_value(kind, key, row)
 
     def unfinished_runs(self) -> list[RunRecord]:
         """Return unfinished runs, the first recorded first."""
@@ -147,7 +147,7 @@ class RecordedRuns(Documents):
         """Save a heartbeat of a run; ignore an unknown or finished run."""
         _, going = self._unfinished()
         if run_id in going:
-            self.driver.loose.put([(_beat_key(run_id), packed(heartbeat_ms))])
+            self.driver.loose.put([(_beat_key(run_id), pack_value(heartbeat_ms))])
 
     def prune_runs(self, before_ms: int) -> int:
         """Delete runs that started before; return their number."""
@@ -176,7 +176,7 @@ class RecordedRuns(Documents):
         # A key is never used twice, by this process or another.
         unique = next(self._announced).to_bytes(8, "big") + secrets.token_bytes(_TOKEN_BYTES)
         key = INTENT + oldest_first(self._clock.now_ms()) + unique
-        self.driver.loose.put([(key, packed(entry))])
+        self.driver.loose.put([(key, pack_value(entry))])
 
     def intents(self) -> list[LedgerEntry]:
         """Return uncleared announcements, oldest first, without a truncated last one."""
@@ -193,7 +193,7 @@ class RecordedRuns(Documents):
 
     def _announcement(self, key: bytes, value: bytes) -> LedgerEntry:
         try:
-            entry: LedgerEntry = parsed(LedgerEntry, key, value)
+            entry: LedgerEntry = parse_value(LedgerEntry, key, value)
         except StateError as error:
             raise StateError(
                 f"{error.message} It announces rows that a run may have deleted, for the ledger.",
@@ -206,8 +206,8 @@ class RecordedRuns(Documents):
         booked = self._booked_of(self._unfinished()[1])
         # One view of both, read after the progress: a run that finishes in between is then counted once.
         saved, runs = self._read(lambda view: (view.value("counters"), view.value("runs")))
-        sums = parsed(_Sums, "counters", saved) if saved else {}
-        going = {run.id for run in parsed(_Going, "runs", runs)[1]} if runs else set()
+        sums = parse_value(_Sums, "counters", saved) if saved else {}
+        going = {run.id for run in parse_value(_Going, "runs", runs)[1]} if runs else set()
         for run_id in booked.keys() & going:
             for key, amount in booked[run_id].items():
                 sums[key] = sums.get(key, 0.0) + amount
@@ -232,7 +232,7 @@ class RecordedRuns(Documents):
         """
         _, going = self._unfinished()
         if run_id in going:
-            self.driver.loose.put([(_booked_key(run_id), packed(pack(amounts)))])
+            self.driver.loose.put([(_booked_key(run_id), pack_value(pack(amounts)))])
 
     def booked(self, run_id: str) -> dict[CounterKey, float]:
         """Return the progress of a running run; empty for other runs."""
@@ -242,7 +242,7 @@ class RecordedRuns(Documents):
     def _booked_of(self, run_ids: Iterable[str]) -> dict[str, dict[CounterKey, float]]:
         keys = {_booked_key(run_id): run_id for run_id in run_ids}
         found = self.driver.loose.get_many(list(keys)) if keys else {}
-        return {keys[key]: parsed(_Sums, key, row) for key, row in found.items()}
+        return {keys[key]: parse_value(_Sums, key, row) for key, row in found.items()}
 
     def _unfinished(self) -> tuple[int, dict[str, _UnfinishedRun]]:
         """Return the number of the next run, and the unfinished runs."""
@@ -257,7 +257,7 @@ class RecordedRuns(Documents):
         found = []
         for run in going.values():
             beat = beats.get(key := _beat_key(run.id))
-            heartbeat_ms = run.heartbeat_ms if beat is None else parsed(int, key, beat)
+            heartbeat_ms = run.heartbeat_ms if beat is None else parse_value(int, key, beat)
             record = RunRecord(run.id, run.mode, run.started_ms, heartbeat_ms=heartbeat_ms)
             found.append((record, run.number))
         return found
@@ -268,10 +268,10 @@ class RecordedRuns(Documents):
             return self._with_heartbeats({run_id: going[run_id]})[0]
         key = _run_key(run_id)
         row = self._row(key)
-        return (None, 0) if row is None else parsed(_Finished, key, row)
+        return (None, 0) if row is None else parse_value(_Finished, key, row)
 
     def _put_finished(self, run: RunRecord, number: int) -> None:
-        self._put_row(_run_key(run.id), packed([pack(run), number]))
+        self._put_row(_run_key(run.id), pack_value([pack(run), number]))
         started, recorded, name = newest_first(run.started_ms), newest_first(number), run.id.encode()
         self._put_row(RUN_BY_TIME + started + recorded + name, b"")
         self._put_row(RUN_BY_NUMBER + recorded + started + name, b"")

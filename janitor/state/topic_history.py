@@ -103,13 +103,13 @@ def save_sizes(state: State, counts: Mapping[TopicId, TopicCount]) -> None:
     SIZES.save(
         state,
         {
-            str(topic): thinned(known.get(str(topic), []), Size(count.counted_ms, count.messages, count.size_bytes))
+            str(topic): thin_out(known.get(str(topic), []), Size(count.counted_ms, count.messages, count.size_bytes))
             for topic, count in largest
         },
     )
 
 
-def thinned(former: Sequence[Size], newest: Size) -> list[Size]:
+def thin_out(former: Sequence[Size], newest: Size) -> list[Size]:
     """Return the sizes with a new one, at most ``KEPT_SIZES``, spread over their time; the first and the last stay."""
     found = [size for size in former if newest.counted_ms - SIZES_MS <= size.counted_ms < newest.counted_ms] + [newest]
     if len(found) > KEPT_SIZES:

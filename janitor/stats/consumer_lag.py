@@ -24,7 +24,7 @@ from janitor.sweep.executor import Pacer
 from tms_core.clock import Clock
 from tms_core.consumers import lag
 from tms_core.consumers.claim_rows import claims_of
-from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, view_group
 from tms_core.consumers.lag import Lag, LagTables
 from tms_core.consumers.positions import Position, Positions
 from tms_core.errors import FormatError, StoreError
@@ -123,7 +123,7 @@ class LagCount:
         claimed: dict[str, tuple[int, int]] = {}
         for position in positions:
             claims = self._claims(topic, position)
-            now = look(position.id, claims, reader)
+            now = view_group(position.id, claims, reader)
             moved.append(position._replace(id=now.base))
             claimed[position.name] = len(now.open), sum(claim.tries > 1 for claim in (*now.open, *now.free))
             if claims:

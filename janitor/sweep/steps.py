@@ -28,12 +28,12 @@ from typing import cast
 from janitor.rules.policy import Delete, Invert, Keep, Reason, Row, Rule, Verdict, decide
 from janitor.rules.ranges import (
     Span,
-    beyond,
     find_referenced,
     message_spans,
     newest_expired_pointer,
     payload_spans,
     search_range,
+    stop_of_spans,
     timeless_range,
     topic_stop,
 )
@@ -53,7 +53,7 @@ CANDIDATES = 20_000
 
 def messages(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
     """Yield the events of the step that deletes messages."""
-    return topics(part, "message", undone, _message_findings, lambda work: beyond(work.topic))
+    return topics(part, "message", undone, _message_findings, lambda work: stop_of_spans(work.topic))
 
 
 def _message_findings(part: Part, work: TopicWork, first_key: bytes) -> Iterator[Finding]:

@@ -230,7 +230,7 @@ def search_since_ms(open_ids: Iterable[OpenIdRecord], lifetime: Lifetime) -> int
     return min((_since_ms(record, lifetime) for record in open_ids), default=None)
 
 
-def searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator[OpenIdRecord]:
+def mark_searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator[OpenIdRecord]:
     """Yield the records as they are for keys that were covered by passes that started at or after ``since_ms``; None:
     no pass.
     """
@@ -239,7 +239,7 @@ def searched(open_ids: Iterable[OpenIdRecord], since_ms: int | None) -> Iterator
         yield replace(record, scanned_ms=since_ms) if known else record
 
 
-def covered(
+def mark_covered(
     open_ids: Iterable[OpenIdRecord], started_ms: int, finished_ms: int, lifetime: Lifetime, settled_ms: int | None
 ) -> Iterator[OpenIdRecord]:
     """Yield the records after a complete pass: searched up to its start, and closed if their transactions can

@@ -18,13 +18,13 @@ from tms_core.consumers.claims import (
     GroupClaim,
     Rank,
     Segment,
+    batch_limit,
     claim_outcome,
-    look,
     marks,
     rank,
     runs,
     share_of,
-    together,
+    view_group,
 )
 from tms_core.errors import FormatError
 from tms_core.rowkey import MessageId
@@ -68,25 +68,25 @@ def test_given_an_invalid_transaction_above_the_read_pointer_then_its_claim_is_v
 
 
 def test_given_claims_that_are_done_then_those_that_touch_the_base_become_part_of_it() -> None:
-    found = look(at(0), [claim(0, 2, 1), claim(2, 4, 2), claim(6, 8, 3)], READER)
+    found = view_group(at(0), [claim(0, 2, 1), claim(2, 4, 2), claim(6, 8, 3)], READER)
     assert (found.base, found.merged, found.covered) == (at(4), 2, [claim(6, 8, 0, tries=0)])
     assert [(one.after, one.until) for one in found.segments] == [(at(4), at(6)), (at(8), None)]
 
 
 def test_open_claim_gives_nothing_out_and_holds_the_base() -> None:
-    found = look(at(0), [claim(0, 2, 11), claim(2, 4, 2)], READER)
+    found = view_group(at(0), [claim(0, 2, 11), claim(2, 4, 2)], READER)
     assert (found.base, found.open) == (at(0), [claim(0, 2, 11)])
     assert [(one.after, one.until) for one in found.segments] == [(at(4), None)]
 
 
 def test_given_a_void_claim_then_it_is_free_and_counts_as_a_try() -> None:
-    found = look(at(0), [claim(0, 2, 1), claim(2, 5, 21, tries=3)], READER)
+    found = view_group(at(0), [claim(0, 2, 1), claim(2, 5, 21, tries=3)], READER)
     assert [(one.after, one.until, one.tries) for one in found.segments] == [(at(2), at(5), 3), (at(5), None, 0)]
 
 
 def test_id_without_a_payload_stands_behind_its_rows_payloads() -> None:
     assert rank(at(3)) > rank(at(3, 7)) > rank(at(3, 6)) > rank(at(2))
-    found = look(at(0), [GroupClaim(at(0), at(3, 6), 1, 1), GroupClaim(at(3), at(4), 2, 1)], READER)
+    found = view_group(at(0), [GroupClaim(at(0), at(3, 6), 1, 1), GroupClaim(at(3), at(4), 2, 1)], READER)
     assert found.base == at(3, 6)
     assert [(one.after, one.until) for one in found.segments] == [(at(3, 6), at(3)), (at(4), None)]
 
@@ -99,7 +99,7 @@ def test_id_without_a_payload_stands_behind_its_rows_payloads() -> None:
     ],
 )
 def test_together_halves_after_each_delivery_to_one(limit: int, tries: int, most: int | None, expected: int) -> None:
-    assert together(limit, tries, most) == expected
+    assert batch_limit(limit, tries, most) == expected
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,10 @@ def test_failed_claims_of_a_long_transaction_cost_once_each(monkeypatch: pytest.
     for number in (100, 1000):
         free = [claim(first, first + 1, 0, tries=2) for first in range(1, number)]
         monkeypatch.setattr(claims, "rank", partial(counted, number=number))
-        assert [(one.tries, one.until) for one in look(at(1), free, READER).segments] == [(2, at(number)), (0, None)]
+        assert [(one.tries, one.until) for one in view_group(at(1), free, READER).segments] == [
+            (2, at(number)),
+            (0, None),
+        ]
         assert marks(free, at(1), []) == [claim(1, number, 0, tries=2)]
     # In the square it would be a hundred times as much.
     assert asked[1000] < 20 * asked[100]
@@ -201,7 +204,7 @@ _claims = st.lists(_claim, max_size=6)
 
 @given(base=st.integers(0, LAST), rows=_claims)
 def test_messages_of_any_rows_are_done_claimed_or_free(base: int, rows: list[GroupClaim]) -> None:
-    found = look(at(base), rows, READER)
+    found = view_group(at(base), rows, READER)
     assert rank(found.base) >= rank(at(base))
     for number in range(1, LAST + 3):
         free = [one for one in found.segments if rank(one.after) < rank(at(number))]

@@ -14,7 +14,7 @@ from tests.server.identities import RULES, Identities, JwtIdentities, TokenIdent
 from tests.support import raising
 from tms_core.errors import StoreError
 from tms_core.server.auth.tokens import new_token, token_line
-from tms_core.server.serving import exposed
+from tms_core.server.serving import exposure_warnings
 from tms_core.settings.models import Settings, load
 from tms_core.topic import TopicId
 
@@ -102,7 +102,7 @@ def test_serve_logs_what_settings_leave_open(
     server: dict[str, object], transactions: dict[str, object], said: list[str]
 ) -> None:
     settings = Settings.model_validate({"server": server, "transactions": transactions})
-    sentences = list(exposed(settings))
+    sentences = list(exposure_warnings(settings))
     assert len(sentences) == len(said)
     for sentence, part in zip(sentences, said, strict=True):
         assert part in sentence

@@ -29,7 +29,7 @@ from tms_core.server.ha.manager_log import SideStorage, root_of
 from tms_core.server.ha.member import HaMember
 from tms_core.server.ha.shared_manager import OtherService, SharedManager
 from tms_core.server.ha.slot_assignment import SideCell
-from tms_core.server.managing import ServerTransactions, _advertised_address, managed, show
+from tms_core.server.managing import ServerTransactions, _advertised_address, open_manager, show
 from tms_core.server.serving import _OpenResources
 from tms_core.settings.models import LeaderSettings, Settings, load
 from tms_core.tables.base import MessageValue
@@ -375,7 +375,7 @@ def made(
 ) -> ServerTransactions:
     clock, store = ManualClock(NOW_MS), store or MemoryStore()
     member = HaMember(store, side, side, leader or settings.server.leader, clock)
-    transactions = managed(settings, clock, store, side, member, stack)
+    transactions = open_manager(settings, clock, store, side, member, stack)
     show(transactions, side, clock, registry := CollectorRegistry())
     assert b"tms_open_claims" in generate_latest(registry)
     shared = transactions.shared
@@ -414,7 +414,7 @@ def follower(settings: Settings, side: MemorySide, stack: ExitStack) -> ServerTr
     """What a second server has, which does not lead."""
     store, clock = MemoryStore(), ManualClock(NOW_MS)
     member = HaMember(store, side, side, settings.server.leader, clock)
-    return managed(settings, clock, store, side, member, stack)
+    return open_manager(settings, clock, store, side, member, stack)
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -503,7 +503,7 @@ def settings_with(kind: str, **transactions: object) -> Settings:
 def managed_alone(settings: Settings, stack: ExitStack) -> ServerTransactions:
     """What a server has that can have no others beside it."""
     clock, store, side = ManualClock(NOW_MS), MemoryStore(), MemorySide()
-    found = managed(settings, clock, store, side, None, stack)
+    found = open_manager(settings, clock, store, side, None, stack)
     registry = CollectorRegistry()
     show(found, side, clock, registry)
     assert (b"tms_open_claims" in generate_latest(registry)) == (found.own is not None)
@@ -580,7 +580,7 @@ def test_first_shared_log_needs_the_folder_of_known_transactions(tmp_path: Path)
     rmtree(tmp_path / "tx")
     with ExitStack() as stack:
         clock = ManualClock(NOW_MS)
-        assert managed(
+        assert open_manager(
             settings, clock, store, side, HaMember(store, side, side, settings.server.leader, clock), stack
         ).shared
 
@@ -589,7 +589,7 @@ def test_waiting_server_leads_no_unknown_transactions(tmp_path: Path, caplog: py
     settings, side, store, clock = settings_of(tmp_path), MemorySide(), MemoryStore(), ManualClock(NOW_MS)
     member = HaMember(store, side, side, settings.server.leader, clock)
     with ExitStack() as stack:
-        shared = managed(settings, clock, store, side, member, stack).shared
+        shared = open_manager(settings, clock, store, side, member, stack).shared
         assert shared is not None
         store.message.put([(b"key", MessageValue(BASE, b"x"))])
         leadership = member.slots.leaderships[0]

@@ -157,7 +157,9 @@ def released_rows_read_from_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def interruptions_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "settled", lambda claim, **given: claims.settled(claim, **given | {"interrupted": 0}))
+    monkeypatch.setattr(
+        groups, "settle_claim", lambda claim, **given: claims.settle_claim(claim, **given | {"interrupted": 0})
+    )
 
 
 def waiting_messages_taken_for_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,7 +193,7 @@ def quarantine_without_end(patch: pytest.MonkeyPatch) -> None:
     """S9: what failed three times is never probed."""
     patch.setattr(
         guards,
-        "quarantined",
+        "find_quarantined",
         lambda strikes, _: frozenset(topic for topic, record in strikes.items() if record.probe_ms is not None),
     )
 

@@ -160,7 +160,7 @@ def seats_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def seats_without_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """What announces the next requests is written where there is room."""
-    monkeypatch.setattr(pipeline, "placed", lambda _, __, at: at)
+    monkeypatch.setattr(pipeline, "place_request", lambda _, __, at: at)
 
 
 def stale_announcements_followed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,7 +210,7 @@ def claim_outcomes(pointers: AbstractSet[int], reader: Transaction) -> dict[int,
     return found
 
 
-def settled(claim: GroupClaim, interrupted: int, backoff: Backoff, now_ms: int) -> GroupClaim:
+def settle_claim(claim: GroupClaim, interrupted: int, backoff: Backoff, now_ms: int) -> GroupClaim:
     """Return the mark that replaces a void claim or mark; a mark with 0 tries is unnecessary.
 
     Only unfinished messages have marks. A counted delivery starts a delay; a mark whose delay is over loses it.
@@ -229,7 +229,7 @@ def settled(claim: GroupClaim, interrupted: int, backoff: Backoff, now_ms: int) 
     return claim._replace(pointer=0, retry_ms=backoff.retry_ms(claim.tries, now_ms))
 
 
-def look(
+def view_group(
     base: MessageId,
     claims: Iterable[GroupClaim],
     reader: Transaction,
@@ -238,7 +238,7 @@ def look(
     """Return the state of a group by its rows.
 
     Args:
-        settle: makes marks of void claims, see :func:`settled`; by default claims and marks stay unchanged.
+        settle: makes marks of void claims, see :func:`settle_claim`; by default claims and marks stay unchanged.
     """
     in_order = sorted(claims, key=_start)
     view = claim_outcomes({claim.pointer for claim in in_order}, reader)
@@ -267,7 +267,7 @@ def look(
     return GroupView(base, merged, tuple(_segments(base, covered, free)), covered, opened, own_to, gone, free)
 
 
-def given_back(
+def release_claims(
     claims: Sequence[GroupClaim], pointer: int, after: MessageId | None, backoff: Backoff, now_ms: int
 ) -> tuple[list[GroupClaim], list[GroupClaim]]:
     """Free and remaining claims after a transaction returned its claims.
@@ -291,14 +291,14 @@ def given_back(
     return [claim for claim in free if claim.pointer == 0] + [one for one in back if one.start < one.stop], kept
 
 
-def never_given(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> tuple[list[GroupClaim], list[GroupClaim]]:
+def undo_claims(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> tuple[list[GroupClaim], list[GroupClaim]]:
     """Free and remaining claims after some claims got no response, so that they do not count as deliveries."""
     free = [claim for claim in claims if not claim.pointer]
     kept = [claim for claim in claims if claim.pointer and claim not in taken]
     return free + [claim._replace(tries=claim.tries - 1) for claim in claims if claim in taken], kept
 
 
-def together(limit: int, tries: int, max_deliveries: int | None) -> int:
+def batch_limit(limit: int, tries: int, max_deliveries: int | None) -> int:
     """Return the largest batch for messages with this number of deliveries; alone the last time.
 
     Args:
@@ -312,8 +312,8 @@ def together(limit: int, tries: int, max_deliveries: int | None) -> int:
 def share_of(segment: Segment, found: int) -> int:
     """Return how many of a segment's first messages to deliver, so that a message that always fails is isolated.
 
-    It is half of a failed batch. If several batches failed next to each other, as in an outage, :func:`together` halves
-    them instead.
+    It is half of a failed batch. If several batches failed next to each other, as in an outage, :func:`batch_limit`
+    halves them instead.
     """
     if not segment.tries or not segment.size or found > segment.size:
         return found

@@ -12,7 +12,7 @@ again.
 from __future__ import annotations
 
 from tms_core.consumers.claim_rows import claims_of
-from tms_core.consumers.claims import ConsumerGroup, look, rank
+from tms_core.consumers.claims import ConsumerGroup, rank, view_group
 from tms_core.consumers.positions import Positions
 from tms_core.rowkey import MESSAGE_TAIL_BYTES, MessageId
 from tms_core.tables.side import SideTable
@@ -44,7 +44,7 @@ def processed_by(side: SideTable, topic: TopicMetadata, reader: Transaction) -> 
     found = {}
     for position in Positions(side).of(topic):
         claims = [claim for _, claim in claims_of(side, ConsumerGroup.of(topic, position.name))]
-        found[position.name] = _position_after(look(position.id, claims, reader).base)
+        found[position.name] = _position_after(view_group(position.id, claims, reader).base)
     return found
 
 

@@ -79,7 +79,7 @@ class ServerTransactions(NamedTuple):
     service: TransactionService | None = None
 
 
-def managed(
+def open_manager(
     settings: Settings,
     clock: Clock,
     store: Store,

@@ -26,7 +26,7 @@ from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.server import companions
 from tms_core.server.auth.gate import Authenticator, Gate, Rules
 from tms_core.server.auth.tokens import Tokens
-from tms_core.server.managing import ServerTransactions, check_alone, managed, show
+from tms_core.server.managing import ServerTransactions, check_alone, open_manager, show
 from tms_core.server.memory import LentMemory, Memory
 from tms_core.server.metrics import LeadershipMetrics, ServerMetrics
 from tms_core.server.recording import lost_side
@@ -38,7 +38,7 @@ from tms_core.settings.models import (
     AuthSettings,
     Settings,
     StorageSettings,
-    expanded,
+    expand_topics,
     is_loopback,
     load,
     split_address,
@@ -108,7 +108,7 @@ def serving(
     clock = clock or SystemClock()
     # Before anything is opened, since a key or a tokens file may be wrong.
     gate = make_gate(settings.server.auth, clock, places(settings.server.max_connections))
-    for sentence in exposed(settings):
+    for sentence in exposure_warnings(settings):
         logger.warning("%s", sentence)
     with ExitStack() as stack:
         opened = _open(settings, clock)
@@ -120,7 +120,7 @@ def serving(
 
             among = on_hbase(settings.storage.hbase, settings.server.leader, store, side, clock)
             member = stack.enter_context(among)
-        transactions = managed(settings, clock, store, side, member, stack, created=opened.created)
+        transactions = open_manager(settings, clock, store, side, member, stack, created=opened.created)
         manager = transactions.manager
         workers = EventLoopWorkers()
         service = _messaging(
@@ -222,7 +222,7 @@ def _messaging(
 
 
 def _make_topics(names: Sequence[str], service: MessagingService) -> None:
-    for topic in chain.from_iterable(map(expanded, names)):
+    for topic in chain.from_iterable(map(expand_topics, names)):
         with suppress(TopicExists):
             service.create_topic(topic, {})
 
@@ -300,7 +300,7 @@ def _listen(
     return listener
 
 
-def exposed(settings: Settings) -> Iterator[str]:
+def exposure_warnings(settings: Settings) -> Iterator[str]:
     """Yield a warning for each interface without protection, or closed to everybody.
 
     They are only warnings, because there may be outside protection: a TLS proxy, a network policy.

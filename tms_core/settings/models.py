@@ -69,11 +69,11 @@ def _url(url: str) -> str:
 
 
 def _system_topic(entry: str) -> str:
-    expanded(entry)
+    expand_topics(entry)
     return entry
 
 
-def expanded(entry: str) -> list[TopicId]:
+def expand_topics(entry: str) -> list[TopicId]:
     """Return the topics of an entry of ``server.system_topics``: ``[NAMESPACE:]TOPIC[:N]``.
 
     Without a namespace it is ``system``, as CDAP's topics. With a number, the topics are ``TOPIC0`` to ``TOPIC(N-1)``,

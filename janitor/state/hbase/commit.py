@@ -18,7 +18,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import RLock
 
-from janitor.state.documents import ATTEMPTS, Changes, ValueGone, View, crowded, lost, packed, undamaged
+from janitor.state.documents import (
+    ATTEMPTS,
+    Changes,
+    ValueGone,
+    View,
+    damage_as_error,
+    lost_race,
+    pack_value,
+    too_many_races,
+)
 from janitor.state.hbase.root import INLINE_BYTES, Root
 from janitor.state.hbase.table import JanitorTable
 from tms_core.errors import StateBusy, StateError, StateUnavailable
@@ -47,7 +56,7 @@ class CommittedState:
 
     def value(self, name: str) -> bytes | None:
         if name in self.root.values:
-            return packed(self.root.values[name])
+            return pack_value(self.root.values[name])
         keys = self.root.blocks.get(name)
         return None if keys is None else self.load(name, keys)
 
@@ -113,7 +122,7 @@ class HBaseDocuments:
                     record = LeaseRecord.parse(value)
                     self._mine = value if record is not None and record.holder else None
                     return True
-        raise crowded(self.name)
+        raise too_many_races(self.name)
 
     def root(self) -> Root:
         """Read the root."""
@@ -135,7 +144,7 @@ class HBaseDocuments:
                 raise ValueGone
             stored = b"".join(parts[bytes.fromhex(key)] for key in keys)
             self._remember(name, keys, stored)
-        with undamaged(name):
+        with damage_as_error(name):
             return zlib.decompress(stored)
 
     def _remember(self, name: str, keys: Sequence[str], stored: bytes) -> None:
@@ -175,7 +184,7 @@ class HBaseDocuments:
                 self.table.delete(blocks)
                 base = self._rebase(base, changes)
             else:
-                raise crowded(self.name)
+                raise too_many_races(self.name)
         except StateError:
             if not in_doubt:
                 with suppress(StateError):
@@ -208,7 +217,7 @@ class HBaseDocuments:
                 "The next holder continues from there.",
             )
         if any(present.entry(name) != base.entry(name) for name in changes.touched):
-            raise lost(self.name)
+            raise lost_race(self.name)
         return present
 
     def _replace(self, base: Root, root: Root) -> bool:
@@ -246,7 +255,7 @@ class HBaseDocuments:
 
 
 def _decompress(key: bytes, value: bytes) -> bytes:
-    with undamaged(key):
+    with damage_as_error(key):
         return zlib.decompress(value)
 
 

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from janitor.state.base import State
-from janitor.state.documents import Changes, View, undamaged
+from janitor.state.documents import Changes, View, damage_as_error
 from janitor.state.sqlite.loose import LooseFile
 from tms_core.errors import StateBusy, StateError, StateUnavailable, is_full
 
@@ -300,7 +300,7 @@ def _compress(value: bytes) -> bytes:
 def _decompress(key: bytes, value: bytes) -> bytes:
     if not value.startswith(_COMPRESSED):
         return value
-    with undamaged(key):
+    with damage_as_error(key):
         return zlib.decompress(value)
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from janitor.rules.policy import Delete, Frontier, Hold, Keep, Reason, Row, Rule, Verdict, decide
 from janitor.rules.ranges import (
     Span,
-    beyond,
     intersect,
     message_spans,
     newest_expired_pointer,
     payload_spans,
     remainder,
+    stop_of_spans,
     topic_stop,
 )
 from tms_core.rowkey import LONG_MAX, Cutoff, MessageKey, PayloadKey, generation_prefix, pointer_prefix, time_prefix
@@ -196,14 +196,14 @@ def test_payload_above_the_newest_pointer_stays(scene: Scene, allowance_ms: int,
     [(3, gen(3) + b"\x80"), (-3, gen(4)), (INT_MAX, gen(INT_MAX) + b"\x80"), (-INT_MAX, PREFIX + b"\x80\x00\x00\x00")],
 )
 def test_beyond_is_negative_times_and_newer_generations(generation: int, key: bytes) -> None:
-    assert beyond(metadata(generation)) == key
+    assert stop_of_spans(metadata(generation)) == key
 
 
 @given(scenes(), st.booleans())
 def test_key_that_no_span_and_no_live_row_reaches_is_beyond(scene: Scene, negative: bool) -> None:
     time_ms = scene.time_ms - LONG_MAX - 1 if negative else scene.time_ms
     key = MessageKey(TOPIC, scene.generation, time_ms, 0)
-    edge = beyond(scene.topic)
+    edge = stop_of_spans(scene.topic)
     assert all(span.stop <= edge for span in message_spans(scene.topic, scene.frontier))
     if scene.generation >= scene.topic.old_below:
         stays = judge_row(Row("message", key), scene) in (Keep(Reason.NEWER_GENERATION), Keep(Reason.UNRECOGNIZED))

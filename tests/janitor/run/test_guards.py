@@ -16,10 +16,10 @@ from janitor.run.guards import (
     LAST_PROBE_MS,
     STRIKES,
     check_clock,
+    elapsed_clock,
+    find_quarantined,
     judge_failures,
-    measured,
     next_anchor,
-    quarantined,
     strike,
     successor_mark,
 )
@@ -62,7 +62,9 @@ def test_anchor_within_a_boot_moves_with_monotonic_time(step_ms: int) -> None:
 
 
 def test_measured_clock_in_the_past_compares_within_its_boot() -> None:
-    first, second = (measured(ANCHOR, after(passed_ms - WEEK_MS, passed_ms, "another")) for passed_ms in (0, 60_000))
+    first, second = (
+        elapsed_clock(ANCHOR, after(passed_ms - WEEK_MS, passed_ms, "another")) for passed_ms in (0, 60_000)
+    )
     assert second.wall_ms - first.wall_ms == 60_000
     assert first.comparable(second)
     assert not first.comparable(ANCHOR)
@@ -102,9 +104,9 @@ def test_third_failure_quarantines_and_the_wait_doubles() -> None:
 @given(at=st.integers(0, 2**45), now_ms=st.integers(0, 2**45), times=st.integers(STRIKES, 20))
 def test_quarantine_lasts_a_day_at_most_whatever_the_clock_says(at: int, now_ms: int, times: int) -> None:
     strikes = {A: struck(times, at)}
-    assert A in quarantined(strikes, at)
-    if A in quarantined(strikes, now_ms):
-        assert A not in quarantined(strikes, now_ms + LAST_PROBE_MS)
+    assert A in find_quarantined(strikes, at)
+    if A in find_quarantined(strikes, now_ms):
+        assert A not in find_quarantined(strikes, now_ms + LAST_PROBE_MS)
 
 
 def test_judge_failures_counts_them_and_forgets_success() -> None:

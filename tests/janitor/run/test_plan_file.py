@@ -14,7 +14,7 @@ import pytest
 from janitor.report import DataTable, Entry, EntryKey
 from janitor.rules.policy import Frontier, Hold, Rule
 from janitor.run import plan_file as plan
-from janitor.run.plan_file import PlanFile, WhatIf, changed, checksum, describe_terms, supposed
+from janitor.run.plan_file import PlanFile, WhatIf, checksum, describe_terms, suppose_ttls, with_supposed_ttl
 from janitor.state.base import ClockAnchor, FrontierRecord
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import PlanLimits, Run, Terms, parse_or_none
@@ -378,7 +378,7 @@ METADATA = TopicMetadata(TopicId("default", "orders"), 1, 60)
     ],
 )
 def test_given_a_policy_when_read_then_topics_it_names_have_its_ttl(text: str, ttl_seconds: int) -> None:
-    assert changed(METADATA, WhatIf.parse(text)).ttl_seconds == ttl_seconds
+    assert with_supposed_ttl(METADATA, WhatIf.parse(text)).ttl_seconds == ttl_seconds
 
 
 @pytest.mark.parametrize(
@@ -396,7 +396,7 @@ def test_supposed_changes_ttls_alone_and_writes_nothing(face: Callable[[MemorySt
     topic(store, "other:orders", ttl_seconds=60)
     store.metadata.compare_and_set(b"default:broken:", None, b"{")
     before = store.metadata.rows()
-    then = supposed(face(store), WhatIf.parse("ttl=1d,topic=default:*"))
+    then = suppose_ttls(face(store), WhatIf.parse("ttl=1d,topic=default:*"))
     ttls = {key: found.ttl_seconds for key, value in then.metadata.rows() if (found := parse_or_none(key, value))}
     assert ttls == {b"default:orders:": 86_400, b"other:orders:": 60}
     assert then.metadata.get(b"default:broken:") == b"{"

@@ -22,7 +22,7 @@ from janitor.state.topic_history import (
     save_sizes,
     save_topics,
     sketches,
-    thinned,
+    thin_out,
 )
 from tests.builders import DAY, HOUR, NOW_MS
 from tms_core.topic import TopicId, TopicMetadata
@@ -63,7 +63,7 @@ def test_given_any_counts_then_few_sizes_stay_in_order_with_the_newest(gaps: lis
     at_ms = NOW_MS
     for gap in gaps:
         at_ms += gap
-        found = thinned(found, Size(at_ms, 1, 1))
+        found = thin_out(found, Size(at_ms, 1, 1))
         assert found[-1].counted_ms == at_ms
     assert len(found) == min(len(gaps), KEPT_SIZES)
     assert found == sorted(found)
@@ -73,7 +73,7 @@ def test_given_any_counts_then_few_sizes_stay_in_order_with_the_newest(gaps: lis
 def test_thinned_of_equal_times_spans_all_without_large_gaps() -> None:
     found: list[Size] = []
     for minute in range(2000):
-        found = thinned(found, Size(NOW_MS + 60_000 * minute, 1, 1))
+        found = thin_out(found, Size(NOW_MS + 60_000 * minute, 1, 1))
     times = [size.counted_ms for size in found]
     assert times[0] == NOW_MS
     widest = max(after - before for before, after in pairwise(times))
@@ -81,7 +81,7 @@ def test_thinned_of_equal_times_spans_all_without_large_gaps() -> None:
 
 
 def test_given_a_clock_that_was_set_back_then_the_sizes_of_the_future_go() -> None:
-    assert thinned([Size(5 * DAY, 1, 1), Size(9 * DAY, 1, 1)], Size(6 * DAY, 2, 2)) == [
+    assert thin_out([Size(5 * DAY, 1, 1), Size(9 * DAY, 1, 1)], Size(6 * DAY, 2, 2)) == [
         Size(5 * DAY, 1, 1),
         Size(6 * DAY, 2, 2),
     ]

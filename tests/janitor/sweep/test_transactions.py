@@ -19,8 +19,8 @@ from janitor.sweep.transactions import (
     Problem,
     TransactionView,
     TxState,
-    covered,
     differences,
+    mark_covered,
     observe,
     refresh,
     search_since_ms,
@@ -191,7 +191,7 @@ def test_covered_by_a_full_pass_after_the_last_write_closes(late_ms: int, over: 
     finished_ms = END_MS + 100_000
     began_ms = END_MS + late_ms
     expected = OpenIdRecord(record.pointer, 5, began_ms, finished_ms if over and full else None)
-    assert list(covered([record], began_ms, finished_ms, TERM, began_ms if full else None)) == [expected]
+    assert list(mark_covered([record], began_ms, finished_ms, TERM, began_ms if full else None)) == [expected]
     assert closed_for(expected, TERM) is (over and full)
 
 

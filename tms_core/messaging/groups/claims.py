@@ -27,16 +27,16 @@ from tms_core.consumers.claims import (
     GroupClaim,
     GroupView,
     Segment,
+    batch_limit,
     claim_outcome,
-    given_back,
-    look,
     marks,
-    never_given,
     rank,
+    release_claims,
     runs,
-    settled,
+    settle_claim,
     share_of,
-    together,
+    undo_claims,
+    view_group,
 )
 from tms_core.consumers.positions import Position
 from tms_core.errors import BadRequest, ConsumerConflict
@@ -240,8 +240,8 @@ class Groups:
             rows = self._rows_of(group, former)
             now_ms = self._read_path.clock.now_ms()
             claims = [claim for _, claim in rows]
-            settle = partial(settled, interrupted=self._interrupted, backoff=self._backoff, now_ms=now_ms)
-            seen = look(former.id, claims, reader, settle)
+            settle = partial(settle_claim, interrupted=self._interrupted, backoff=self._backoff, now_ms=now_ms)
+            seen = view_group(former.id, claims, reader, settle)
             self._log_failed(metadata, name, _failed_since(seen.free, seen.gone), reader)
             held = self._blocking_transaction(group, former, seen, request)
             self._remember(group, seen.merged)
@@ -250,7 +250,7 @@ class Groups:
                 found = self._read(metadata, seen, request)
             if found.base != seen.base:
                 # The new base may touch done claims, which merge with it.
-                seen = look(found.base, claims, reader, settle)
+                seen = view_group(found.base, claims, reader, settle)
                 self._remember(group, seen.merged)
             drained = sealed and found.batch.at_end and seen.own == LOWEST
             noted = self._drained_row(group, pointer) if drained else []
@@ -266,7 +266,7 @@ class Groups:
                 # The transaction ended while the claim was being written, so release the claim, and return no messages.
                 former = self._consumers.found(metadata, name)
                 rows = self._rows_of(group, former)
-                self._free(metadata, former, rows, pointer, never_given([claim for _, claim in rows], found.taken))
+                self._free(metadata, former, rows, pointer, undo_claims([claim for _, claim in rows], found.taken))
                 raise _not_in_progress(pointer)
         return found.batch._replace(sealed=sealed, drained=drained)
 
@@ -304,7 +304,7 @@ class Groups:
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "Its claims cannot be released.")
             now_ms = self._read_path.clock.now_ms()
-            free, kept = given_back([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
+            free, kept = release_claims([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
             self._free(metadata, former, rows, pointer, (free, kept))
             if after is None:
                 self._log_failed(metadata, name, _failed_since(free, free), None)
@@ -421,7 +421,7 @@ class Groups:
                     break
                 continue
             part = self._part(
-                metadata, segment, request, together(request.limit, segment.tries, request.max_deliveries)
+                metadata, segment, request, batch_limit(request.limit, segment.tries, request.max_deliveries)
             )
             if part.messages:
                 messages, claims = self._with_next(metadata, segments[at + 1 :], request, part, segment.tries)
@@ -454,7 +454,7 @@ class Groups:
         self, metadata: TopicMetadata, segments: Sequence[Segment], request: GroupPoll, part: _Part, tries: int
     ) -> tuple[list[FetchedMessage], list[GroupClaim]]:
         """Return the messages of a segment and of the next segments with the same number of deliveries, and claims."""
-        most = together(request.limit, tries, request.max_deliveries)
+        most = batch_limit(request.limit, tries, request.max_deliveries)
         messages, claims = list(part.messages), list(part.claims)
         in_order = request.order is Order.PARTITION
         for segment in segments:

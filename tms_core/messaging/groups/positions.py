@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from tms_core.consumers import lag, retention
 from tms_core.consumers.claim_rows import claims_of, drained_key, former_claims
-from tms_core.consumers.claims import ConsumerGroup, GroupClaim, look, rank
+from tms_core.consumers.claims import ConsumerGroup, GroupClaim, rank, view_group
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import Position, Positions, cutoff_at, names
 from tms_core.errors import BadRequest, ConsumerConflict, ConsumerNotFound, quoted
@@ -253,7 +253,7 @@ class ConsumerRegistry:
         if not claims or self._transactions is None:
             return position
         reader = self._transactions.visibility().dummy_transaction()
-        return position._replace(id=look(position.id, claims, reader).base)
+        return position._replace(id=view_group(position.id, claims, reader).base)
 
     def _release_claims(self, topic: TopicMetadata, name: str, force: _Force) -> list[bytes]:
         """Return the keys of a consumer's claims, after open ones were released.

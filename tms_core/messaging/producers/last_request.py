@@ -96,7 +96,7 @@ class LastRequest(NamedTuple):
             return None
         if number > (LANE_ROWS if lane else 1 << _PLACE_BITS):
             return None
-        first = placed(lane, sequence, at)
+        first = place_request(lane, sequence, at)
         return _request((generation, sequence, first, number, 0, 0)) if first + number <= until else None
 
     def found(self, positions: Sequence[int]) -> LastRequest:
@@ -117,7 +117,7 @@ class LastRequest(NamedTuple):
 _request = partial(tuple.__new__, LastRequest)
 
 
-def placed(lane: int, sequence: int, at: int) -> int:
+def place_request(lane: int, sequence: int, at: int) -> int:
     """Return the first position of a request's place from ``at`` on.
 
     Args:

@@ -16,7 +16,7 @@ from tms_core.messaging.ids import ReadKeys, tail
 from tms_core.messaging.model import LABEL_BYTES
 from tms_core.messaging.producers.in_flight import InFlight
 from tms_core.messaging.producers.last_request import LastRequest, RememberedRequest
-from tms_core.messaging.producers.rows import ProducerName, StartedTransaction, counting, transactions_of
+from tms_core.messaging.producers.rows import ProducerName, StartedTransaction, newest_generation, transactions_of
 from tms_core.messaging.remembered import RememberedRows
 from tms_core.messaging.topics.catalog import TopicRegistry
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, generation_prefix
@@ -189,7 +189,7 @@ class Requests:
             # A cached registration may admit a request: where another server may change it, it is read again after the
             # announcement. It must not fence an instance, because it may be outdated.
             registered = self.rows[keys.registered]
-            if (registered is None or counting(registered) != sent.generation) and (
+            if (registered is None or newest_generation(registered) != sent.generation) and (
                 error := self._refusal(keys.producer, keys.registered, sent.generation)
             ):
                 raise error
@@ -311,7 +311,7 @@ class Requests:
     def _refusal(self, producer: ProducerName, key: bytes, generation: int) -> ProducerFenced | None:
         """Return the error of a fenced instance by the registration in the table; None: it is the newest instance."""
         raw = self.rows.read(key)
-        known = None if raw is None else counting(raw)
+        known = None if raw is None else newest_generation(raw)
         if known is None:
             return ProducerFenced(
                 f"Producer {producer.name} of {producer.home} is not known: it was idle too long, or deleted.",

@@ -141,7 +141,7 @@ registration = lru_cache(maxsize=4096)(Registration.parse)
 
 
 @lru_cache(maxsize=4096)
-def counting(value: bytes) -> int | None:
+def newest_generation(value: bytes) -> int | None:
     """Return the newest generation in the value of a producer's row; None: the producer was forgotten."""
     known = registration(value)
     return None if known.instance == NO_INSTANCE else known.generation

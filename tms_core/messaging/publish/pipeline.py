@@ -33,7 +33,7 @@ from typing import ClassVar, cast
 
 from tms_core.messaging.cache import CachedRun
 from tms_core.messaging.ids import expires_ms, milliseconds, tail
-from tms_core.messaging.producers.last_request import placed
+from tms_core.messaging.producers.last_request import place_request
 from tms_core.messaging.publish.admission import (
     admit_by_topic,
     admit_producers,
@@ -191,7 +191,7 @@ class MessageWriteBatch(WriteBatch):
             if entry.announced is not None:
                 at = entry.announced.first
             elif entry.lane and entry.sent is not None:
-                at = placed(entry.lane, entry.sent.sequence, at)
+                at = place_request(entry.lane, entry.sent.sequence, at)
             if entry.pointer is None or (is_in_time(context, entry, at) and shows_all(context, self.topic, entry)):
                 entry.first, at = at, at + entry.rows
         return remaining(entries) if self.is_transactional else entries

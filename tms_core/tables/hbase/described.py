@@ -10,7 +10,7 @@ from tms_core.clock import Clock
 from tms_core.tables.base import TableName
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows
-from tms_core.tables.hbase.salts import sampled
+from tms_core.tables.hbase.salts import read_sample
 from tms_core.tables.hbase.schema import (
     BUCKETS_ATTRIBUTE,
     FOREVER_SECONDS,
@@ -65,7 +65,7 @@ class TableSettings:
         }
 
 
-def described(
+def read_settings(
     pool: HBasePool, admin: HBasePool | None, namespace: str, table: TableName, clock: Clock
 ) -> TableSettings:
     """Return the present settings of a table of CDAP.
@@ -84,7 +84,7 @@ def described(
         settings = dict(_of_thrift_1(pool.run(lambda connection: connection.table(name).families())))
     else:
         settings = dict(_of_thrift_2(admin.call("getTableDescriptor", thrift_table_name(namespace, table))))
-    buckets = read_buckets(settings.get(BUCKETS_ATTRIBUTE, "")) or sampled(HBaseRows(pool, name, clock)).best()
+    buckets = read_buckets(settings.get(BUCKETS_ATTRIBUTE, "")) or read_sample(HBaseRows(pool, name, clock)).best()
     return TableSettings(name.decode(), starts, buckets, settings)
 
 

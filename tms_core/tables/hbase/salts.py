@@ -190,7 +190,7 @@ class SaltSample(NamedTuple):
         return first[1] if first[0] > second[0] and first[0] * 2 > len(self.rows) else None
 
 
-def sampled(rows: HBaseRows) -> SaltSample:
+def read_sample(rows: HBaseRows) -> SaltSample:
     """Return a few rows of a table."""
     found = [
         row.row
@@ -253,7 +253,7 @@ class Buckets:
                     f"{self._name(table)} has {own} buckets, and storage.hbase.buckets is {number}.",
                     f"Set storage.hbase.buckets to {own}.",
                 )
-        samples = {table: sampled(rows) for table, rows in self._tables.items()}
+        samples = {table: read_sample(rows) for table, rows in self._tables.items()}
         for table, sample in samples.items():
             if not sample.fits(number):
                 raise self._mismatch(table, sample, number)

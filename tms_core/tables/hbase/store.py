@@ -35,7 +35,7 @@ from tms_core.tables.hbase.cells import (
 )
 from tms_core.tables.hbase.pool import HBasePool
 from tms_core.tables.hbase.rows import HBaseRows, after_salt, newest_of
-from tms_core.tables.hbase.salts import AllSalts, Buckets, OneSalt, Salts, sampled
+from tms_core.tables.hbase.salts import AllSalts, Buckets, OneSalt, Salts, read_sample
 from tms_core.tables.hbase.schema import table_name
 from tms_core.tables.hbase.thrift import NotServed
 from tms_core.tables.hbase.wire.security import ThriftSecurity
@@ -112,7 +112,7 @@ class HBaseStore(Store):
         them.
         """
         salts = sorted({*self._message.salts(), *self._payload.salts()})
-        buckets = self._buckets.known or sampled(self._message).best() or sampled(self._payload).best()
+        buckets = self._buckets.known or read_sample(self._message).best() or read_sample(self._payload).best()
         return [self._part(byte, buckets) for byte in salts]
 
     def part(self, salt: int) -> HBasePart:
