@@ -17,7 +17,7 @@ def test_admin_token_shows_the_token_and_its_line(tmp_path: Path, capsys: pytest
     assert execute(["admin", "token", "ada"]) == 0
     out, err = capsys.readouterr()
     token, line = out.splitlines()
-    assert "The token of ada, shown this once." in err
+    assert "The token of ada, shown only once." in err
     assert token not in err
     assert token not in line
     (tmp_path / "tokens").write_text(line)

@@ -58,6 +58,15 @@ def test_given_tables_when_cloned_then_they_are_links_and_only_the_rest_is_copie
     assert (sample / TABLES[1] / "000016.sst").stat().st_nlink == 1
 
 
+def test_clone_of_a_damaged_store_names_the_file_of_the_original(sample: Path, state: Path) -> None:
+    table = sample / TABLES[1] / "000016.sst"
+    table.write_bytes(table.read_bytes()[:1000])
+    with pytest.raises(StoreError, match="is not a complete table") as damaged:
+        clone(sample, state)
+    assert damaged.value.message.startswith(f"{table} ")
+    assert list(state.iterdir()) == []
+
+
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
 def test_clone_without_hard_links_copies_and_says_so(
     sample: Path, state: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -125,7 +125,7 @@ def make_token(principal: str, token_file: Path | None) -> None:
     line = token_line(principal, token)
     if token_file is None:
         click.echo(token)
-        click.echo(f"The token of {principal}, shown this once. Its line for server.auth.tokens_file:", err=True)
+        click.echo(f"The token of {principal}, shown only once. Its line for server.auth.tokens_file:", err=True)
     else:
         _write(token_file, token)
     click.echo(line)

@@ -155,7 +155,14 @@ class ClonedStore(Reads):
         with ExitStack() as stack:
             folder = _new_folder(into, stack)
             _copy_all(sources.values(), folder, files)
-            databases = {table: _open_copy(folder / name, stack) for table, name in FOLDERS.items()}
+            try:
+                databases = {table: _open_copy(folder / name, stack) for table, name in FOLDERS.items()}
+            except StoreError as error:
+                if type(error) is not StoreError:
+                    raise
+                # The copy disappears with this error; the operator finds the damage in the original.
+                text, place = (part.replace(str(folder), str(path)) for part in (error.message, error.path))
+                raise StoreError(text, error.hint, place) from error
             self._open = stack.pop_all()
         self.linked, self.copied_bytes = files.linked, files.copied_bytes
         self.metadata = LevelDBMetadataReads(databases["metadata"], self.calls)
