@@ -1,4 +1,4 @@
-"""LevelDB under observation: what it has open, what it wrote unsynced, and what comes between two of its calls."""
+"""LevelDB under observation: its open iterators, its unsynced writes, and events between two of its calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class LevelDBSpy:
     """Watches every database that is opened after it was made.
 
     Attributes:
-        open_iterators: how many are open now.
-        unsynced_batches: how many batches were begun without ``sync``.
+        open_iterators: the number of open iterators.
+        unsynced_batches: the number of batches without ``sync``.
         after_get: called after each read of one row.
     """
 

@@ -1,4 +1,4 @@
-"""S1: every interval is half-open. Tests stand one before, on and one behind each boundary."""
+"""S1: every interval is half-open. Tests use the value before, at and after each boundary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tms_core.tables.base import KEYS, MessageValue, Store
 
 TTL_SECONDS = 3 * 3600
 CUTOFF_MS = NOW_MS - TTL_SECONDS * 1000
-#: Begun before the cut-off, and still able to publish after it.
+#: The start of a transaction before the cutoff that can still publish after it.
 BEGUN_MS = CUTOFF_MS - 30 * MINUTE
 WINDOW_END_MS = BEGUN_MS + LIFETIME.max_ms + LIFETIME.grace_ms
 

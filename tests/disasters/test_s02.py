@@ -47,7 +47,7 @@ def prepared(store: Store) -> tuple[Kit, Topic]:
 
 
 class Judge:
-    """Asks the rules, as metadata stands at that moment, about every row that is deleted."""
+    """A check of each deleted row by the rules with the metadata at that moment."""
 
     def __init__(self, kit: Kit) -> None:
         self.kit = kit

@@ -1,4 +1,4 @@
-"""S3: "nothing matched" is a value of its own, never everything and never a default position."""
+"""S3: "nothing matched" is a separate value, never everything and never a default position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INVALID = pointer(NOW_MS - 10 * MINUTE)
 
 
 def due_and_live(store: Store) -> Topic:
-    """One message that is due, one that lives, and one of an invalid transaction."""
+    """Store a due message, a live message, and a message of an invalid transaction."""
     return (
         topic(store, "default:orders", ttl_seconds=3600).plain(NOW_MS - 2 * HOUR, NOW_MS).tx(INVALID, NOW_MS - MINUTE)
     )

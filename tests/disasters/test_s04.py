@@ -374,7 +374,7 @@ def test_given_a_store_that_fails_to_sync_when_run_then_nothing_is_claimed(store
 
 
 class PowerLoss:
-    """Remembers what is not durable yet, and brings it back when the claim is written."""
+    """A power failure that undoes unsynced changes when the claim is written."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -468,7 +468,8 @@ def test_clock_set_back_forgets_claim_and_evidence_of_the_future(store: Store) -
     assert kit.engine.boundary()[1].bound is None
 
 
-# --- topics that are put aside ----------------------------------------------------------------------------------------
+# --- topics in quarantine
+# ----------------------------------------------------------------------------------------------
 
 
 def test_given_a_paused_topic_when_run_then_nothing_is_claimed_until_it_is_resumed(store: Store) -> None:

@@ -1,4 +1,4 @@
-"""S5: a plan holds nothing that can write, and leaves every file of the store as it is."""
+"""S5: a plan holds nothing that can write, and changes no file of the store."""
 
 from __future__ import annotations
 

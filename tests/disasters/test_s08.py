@@ -1,4 +1,4 @@
-"""S8: a frontier advances only as fast as time. What a jump makes due is held until somebody has had time to look."""
+"""S8: a frontier advances only as fast as time. Rows that a jump makes due are held for an operator."""
 
 from __future__ import annotations
 

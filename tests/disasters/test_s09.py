@@ -1,4 +1,4 @@
-"""S9: a topic that fails again and again is put aside and probed now and then; the others go on all the time."""
+"""S9: a topic that fails repeatedly is quarantined and probed; the other topics are cleaned in every run."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_given_a_store_in_which_everything_fails_when_run_then_nobody_is_put_asi
 
 
 def test_full_disk_quarantines_nobody_if_nothing_else_is_due(store: Store) -> None:
-    """What has nothing to write is no proof that the store takes writes."""
+    """A topic without due rows does not prove that the store accepts writes."""
     quiet = topic(store, "default:quiet", ttl_seconds=30 * 86400).plain(NOW_MS)
     kit = QuarantineKit(store, "message.delete", "message.invert", "payload.delete")
     kit.trouble.prefixes = [described.id.prefix for described in (*kit.topics, quiet)]

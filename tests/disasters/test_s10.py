@@ -1,4 +1,4 @@
-"""S10: no sweep hangs for ever: every run shows that it lives, and one that does not is closed by the next holder."""
+"""S10: no sweep hangs forever: every run sends heartbeats, and the next holder closes a run without them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tms_core.tables.memory import MemoryStore
 LEASE_SECONDS = 60
 TTL_SECONDS = 86400
 INVALID = pointer(NOW_MS - 10 * HOUR)
-#: Between two beats a run may ask the store for so many things; each of them has a time limit of its own.
+#: The most store calls between two heartbeats; each call has its own timeout.
 CALLS_BETWEEN = 5
 
 
@@ -255,7 +255,7 @@ class Hang:
 
 
 def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
-    """Two janitors with memories of their own, and a lease between them; the first one hangs in its k-th call."""
+    """Two janitors with separate states and a common lease; the first one hangs in its k-th call."""
     store, cell = MemoryStore(), SqliteState.in_memory()
     orders = topic(store, "default:orders", ttl_seconds=3600)
     due = [NOW_MS - 2 * HOUR + number for number in range(4)]

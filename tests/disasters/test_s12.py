@@ -30,7 +30,7 @@ WRITES = (".delete", ".invert")
 
 
 class Pair:
-    """Two janitors on one store, with memories of their own, and one lease between them."""
+    """Two janitors on one store, with separate states and a common lease."""
 
     def __init__(self, store: Store, *, shared: bool = False) -> None:
         self.store = store
@@ -63,7 +63,7 @@ class Pair:
 
 
 class TakenOver:
-    """Somebody takes the lease just before the k-th call of the store; counts what is written from then on."""
+    """A takeover of the lease just before the k-th call of the store; counts later writes."""
 
     def __init__(self, pair: Pair, at_call: int, then: Callable[[], object] = lambda: None) -> None:
         self.pair, self.at_call, self.then = pair, at_call, then

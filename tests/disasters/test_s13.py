@@ -1,4 +1,4 @@
-"""S13: a store is known by more than its name, and so is the transaction system. Another one is a first contact."""
+"""S13: a store and a transaction system are identified by more than their names. Another one is a first contact."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def identity_guards(kit: Kit) -> list[bool]:
 
 
 def assert_first_contact(kit: Kit) -> None:
-    """Nothing is deleted or claimed, the plan says why, and only a person who adopts it helps."""
+    """Check that nothing is deleted or claimed, the plan has the reason, and only an adoption helps."""
     due = orders(kit.store).times()
     assert due != []
     assert identity_guards(kit) == [True]
@@ -272,7 +272,7 @@ def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_claime
     assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
 
 
-# --- what a store does by itself is no restore ------------------------------------------------------------------------
+# --- normal changes of a store do not look like a restore -------------------------------------------------------------
 
 
 def assert_known(kit: Kit, folder: Path) -> None:

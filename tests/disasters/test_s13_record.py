@@ -17,7 +17,7 @@ HERE = SystemRecord("ours", "/srv/store.tx", pointer(NOW_MS), NOW_MS)
 
 
 def expired(store: Store) -> Topic:
-    """A topic with a row that is due, and one that is not."""
+    """Create a topic with a due row and a live row."""
     return topic(store, "default:orders", ttl_seconds=DAY // 1000).plain(NOW_MS - 2 * DAY, NOW_MS)
 
 

@@ -1,4 +1,4 @@
-"""S13: a transaction system is known by what its snapshots can say, one after the other."""
+"""S13: a transaction system is identified by the sequence of its snapshots."""
 
 from __future__ import annotations
 

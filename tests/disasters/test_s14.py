@@ -1,4 +1,4 @@
-"""S14: a snapshot that cannot be trusted is not used. No inversion, no claim; ttls and generations go on."""
+"""S14: a doubtful snapshot is not used. No inversion and no claim; deletions by TTL and generation continue."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def write(folder: Path, files: dict[int, bytes]) -> SnapshotSource:
     return DirectorySource(folder)
 
 
-#: What lies in the snapshot directory, by the number in its name.
+#: The files in the snapshot directory, by the number in their names.
 UNUSABLE: dict[str, dict[int, bytes]] = {
     "no snapshot": {},
     "empty": {NOW_MS: b""},

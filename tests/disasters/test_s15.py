@@ -1,4 +1,4 @@
-"""S15: every figure comes from the report, and nobody who only looks on can stop a sweep."""
+"""S15: every figure comes from the report, and no observer can stop a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""S16: what is restored from the archive is as visible as it was, and never more so."""
+"""S16: rows restored from the archive are as visible as before, never more."""
 
 from __future__ import annotations
 

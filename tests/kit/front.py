@@ -1,4 +1,4 @@
-"""A socket in front of a server that adds what the server does not do itself: TLS, a Kerberos login, HTTP."""
+"""A socket in front of a server that adds TLS, a Kerberos login or HTTP."""
 
 from __future__ import annotations
 

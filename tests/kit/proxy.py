@@ -1,6 +1,6 @@
 """A network that misbehaves: a TCP proxy between the janitor and Thrift.
 
-It passes bytes on, and what it does to each connection beyond that is up to the test, by the connection's number:
+It passes bytes on. The test determines the faults of each connection, by its number:
 
     with Proxy(server.thrift) as proxy:
         proxy.conduct = lambda number: Conduct(down=Fault("cut", after_bytes=500)) if number < 3 else HONEST
@@ -40,7 +40,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Conduct:
-    """How one connection is treated.
+    """The treatment of one connection.
 
     Args:
         up: what happens to requests; None: nothing.
@@ -96,7 +96,7 @@ class Proxy:
         self._loop.call_soon_threadsafe(self.passing.clear)
 
     def release(self) -> None:
-        """Let the answers go, those that were kept back first."""
+        """Release the held answers, in order."""
         self._loop.call_soon_threadsafe(self.passing.set)
 
     def treat(self, conduct: Callable[[int], Conduct]) -> None:

@@ -93,7 +93,7 @@ class Contender:
         self.leadership = Leadership(self.lease, clock, fencing_delay_seconds=DELAY_SECONDS)
 
     def step(self) -> bool:
-        """Look who leads. Return whether this server does."""
+        """Check the leadership; return whether this server leads."""
         self.leadership.step(self.prepare)
         return self.leadership.leads
 
@@ -101,7 +101,7 @@ class Contender:
         return self.ready
 
     def take_over(self) -> None:
-        """Lead, while the former leader does nothing."""
+        """Take the leadership from an idle former leader."""
         for _ in range(2 * (SECONDS + DELAY_SECONDS)):
             if self.step():
                 return
@@ -233,7 +233,7 @@ class SlotServer(FencedServer):
         self.open(shared, self.slots, options, transactions)
 
     def look(self) -> list[int]:
-        """Look who leads. Return the slots of this server."""
+        """Check the leadership; return the slots of this server."""
         self.assignment.look(lambda slot: self.service.start_over(lambda key: self.slots.number(key) == slot))
         return self.led
 
