@@ -210,7 +210,7 @@ class DurableState:
         state.recovered_pointer = state.write_pointer
         state.set_deadlines(self._clock.right_ms(), self._clock.monotonic_ms())
         logger.info(
-            "recovered: %d write pointers in progress, %d invalid transactions",
+            "transaction log read: %d transactions in progress, %d invalid",
             len(state.in_progress),
             len(state.invalid),
         )
