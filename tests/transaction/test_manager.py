@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import each_raises, raising
-from tests.transaction.managers import BASE, NOW_MS, SpyStorage, state
+from tests.transaction.managers import NOW_MS, SpyStorage
 from tms_core.clock import ManualClock
 from tms_core.errors import (
     BadArgument,
@@ -28,7 +28,7 @@ from tms_core.transaction.manager.durable import ManagerStopped
 from tms_core.transaction.manager.journal import LogFailed
 from tms_core.transaction.manager.manager import MAX_CHECKPOINTS, TransactionManager
 from tms_core.transaction.manager.storage import DirectoryStorage, MemoryStorage, RecoveredLog
-from tms_core.transaction.model import NO_TX_IN_PROGRESS, Transaction, TransactionType
+from tms_core.transaction.model import Transaction
 
 SECOND = 1_000
 DAY = 86_400 * SECOND
@@ -62,16 +62,6 @@ def committed(manager: TransactionManager, *changes: bytes) -> Transaction:
 # --- ids and pointers ------------------------------------------------------------------------------------------------
 
 
-def test_start_lists_others_in_progress_and_the_first_short_one(manager: TransactionManager) -> None:
-    long = manager.start_long()
-    short = manager.start_short()
-    third = manager.start_short()
-    assert list(third.in_progress) == [long.transaction_id, short.transaction_id]
-    assert third.first_short_in_progress == short.transaction_id
-    assert short.first_short_in_progress == NO_TX_IN_PROGRESS
-    assert (long.type, short.type) == (TransactionType.LONG, TransactionType.SHORT)
-
-
 @pytest.mark.parametrize("seconds", [0, -1, 101])
 def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(clock: ManualClock, seconds: int) -> None:
     with (
@@ -83,20 +73,7 @@ def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(cloc
         manager.start_short(100)
 
 
-def test_clients_of_open_transactions_are_known(manager: TransactionManager) -> None:
-    mine, long, ended = manager.start_short(client="me"), manager.start_long("you"), manager.start_short(client="gone")
-    manager.commit(ended.transaction_id)
-    assert manager.clients() == {mine.transaction_id: "me", long.transaction_id: "you"}
-
-
 # --- conflicts -------------------------------------------------------------------------------------------------------
-
-
-def test_commit_beside_long_transactions_keeps_no_changes(manager: TransactionManager) -> None:
-    long = manager.start_long()
-    committed(manager, b"k")
-    assert state(manager).committed == {}
-    manager.can_commit(long.transaction_id, [b"k"])
 
 
 @pytest.mark.parametrize(
@@ -143,24 +120,7 @@ def test_question_for_an_owner_does_not_make_one(manager: TransactionManager) ->
     assert (manager.belongs_to(one, "ada"), manager.belongs_to(one, "bob")) == (False, True)
 
 
-def test_given_a_long_one_when_invalidated_then_the_read_pointer_stays(manager: TransactionManager) -> None:
-    manager.invalidate(manager.start_long().transaction_id)
-    assert read_pointer(manager) == BASE
-
-
 # --- timeouts --------------------------------------------------------------------------------------------------------
-
-
-def test_given_a_timeout_when_it_is_exactly_over_then_one_more_millisecond_ends_it(
-    manager: TransactionManager, clock: ManualClock
-) -> None:
-    one = manager.start_short(30)
-    clock.advance(30 * SECOND)
-    assert manager.expire() == 0
-    clock.advance(1)
-    assert manager.expire() == 1
-    assert (invalid(manager), in_progress(manager)) == ([one.transaction_id], [])
-    assert read_pointer(manager) == BASE
 
 
 def test_abort_of_a_short_one_that_timed_out_makes_it_valid(manager: TransactionManager, clock: ManualClock) -> None:
@@ -425,16 +385,6 @@ def assert_unusable(manager: TransactionManager, error: type[Exception], reason:
     assert not manager.running
 
 
-def test_given_a_snapshot_that_cannot_be_written_then_the_manager_goes_on(clock: ManualClock) -> None:
-    storage = SpyStorage()
-    manager = TransactionManager(storage, clock)
-    storage.save_failure = StoreError("the disk is full.")
-    with pytest.raises(StoreError):
-        manager.take_snapshot()
-    manager.start_short()
-    assert manager.running
-
-
 def test_given_a_reset_that_cannot_be_written_then_the_manager_begins_anew(clock: ManualClock) -> None:
     class FailsSecond(SpyStorage):
         def save(self, snapshot: object) -> None:
@@ -451,23 +401,6 @@ def test_given_a_reset_that_cannot_be_written_then_the_manager_begins_anew(clock
 
 
 # --- a clock that is wrong -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000, 299_000])
-def test_expiry_after_a_clock_step_follows_monotonic_time(step_ms: int) -> None:
-    clock = ManualClock(NOW_MS)
-    with TransactionManager(MemoryStorage(), clock) as manager:
-        began = manager.checkpoint(manager.start_short(30))
-        clock.step(step_ms)
-        later = manager.start_short(40)
-        clock.advance(30_000)
-        assert manager.expire() == 0
-        clock.advance(1)
-        assert manager.expire() == 2
-        assert set(manager.visibility().invalid) == {began.transaction_id, began.write_pointer}
-        clock.advance(10_000)
-        assert manager.expire() == 1
-        assert later.transaction_id in manager.visibility().invalid
 
 
 def test_given_a_clock_that_jumps_when_pointers_are_issued_then_they_do_not(clock: ManualClock) -> None:

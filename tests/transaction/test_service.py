@@ -307,16 +307,6 @@ def test_client_of_another_protocol_is_cut_off_alone(service: TransactionService
     assert client.status() == "OK"
 
 
-def test_given_too_many_connections_then_another_one_is_refused_and_the_others_go_on(
-    service: TransactionService, client: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert client.status() == "OK"
-    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
-    with connected(service) as connection:
-        assert is_closed(connection)
-    assert client.status() == "OK"
-
-
 def test_new_connection_replaces_one_that_was_silent_for_long(
     service: TransactionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,14 +51,6 @@ def test_given_a_manager_when_it_works_then_the_janitor_reads_its_snapshots(tmp_
         assert (list(loaded.snapshot.invalid), loaded.rejected) == ([BASE + 1], ())
 
 
-def test_given_a_snapshot_when_the_log_goes_on_then_the_new_one_has_its_time(tmp_path: Path) -> None:
-    with opened(tmp_path) as manager:
-        manager.start_short()
-        manager.take_snapshot()
-        manager.start_short()
-        assert numbers(tmp_path, "txlog") == numbers(tmp_path, "snapshot")
-
-
 def test_snapshots_beyond_the_limit_are_deleted_with_their_logs(tmp_path: Path) -> None:
     with opened(tmp_path, retain=3) as manager:
         for _ in range(5):
