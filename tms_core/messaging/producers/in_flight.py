@@ -47,8 +47,7 @@ class InFlight:
         with self._lock:
             for key in keys:
                 del self._busy[key]
-            # Every request of a producer ends here, and rarely is a thread waiting; a notification costs more than the
-            # check.
+            # Each request calls this, and a thread rarely waits: the check costs less than a notification.
             if self._waiting:
                 self._changed.notify_all()
 
