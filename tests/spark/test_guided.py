@@ -175,6 +175,12 @@ def fill(store: Store) -> None:
     topic(store, "default:retired", ttl_seconds=3600, generation=-1).plain(*range(NOW_MS, NOW_MS + 40))
 
 
+def filled() -> MemoryStore:
+    store = MemoryStore()
+    fill(store)
+    return store
+
+
 @contextmanager
 def leveldb(folder: Path, by_tasks: bool, **options: Any) -> Iterator[tuple[Any, Store, State, ManualClock]]:
     place, clock = folder / "messaging", ManualClock(NOW_MS, monotonic_ms=DAY)
@@ -212,12 +218,6 @@ def test_guided_sweep_of_leveldb_leaves_the_next_run_nothing(tmp_path: Path) -> 
             assert (again.topics, again.full) == ([], False), "frontiers, and when all was looked at, are known"
         assert not list((folder / "state").glob("*")) if by_tasks else True
     assert outcomes[0] == outcomes[1]
-
-
-def filled() -> MemoryStore:
-    store = MemoryStore()
-    fill(store)
-    return store
 
 
 def run_on(store: Store, **options: Any) -> tuple[Engine, State]:

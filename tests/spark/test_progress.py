@@ -11,6 +11,7 @@ import pytest
 
 from janitor.spark import session as on
 from janitor.spark.session import run_on_spark
+from tests.support import raising
 from tms_core.errors import Interrupted
 
 
@@ -93,11 +94,8 @@ def test_run_on_spark_that_is_interrupted_together_with_the_jvm_raises_the_inter
             called.set()
             raise ConnectionRefusedError("the JVM has ended")
 
-    def interrupt() -> None:
-        raise error
-
     with pytest.raises(type(error)):
-        run_on_spark(cast(Any, ExpiredMessages()), lambda: called.wait(60), interrupt)
+        run_on_spark(cast(Any, ExpiredMessages()), lambda: called.wait(60), raising(error))
     assert called.is_set()
 
 

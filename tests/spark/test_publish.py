@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -22,16 +23,12 @@ from janitor.spark.stream.publish import BatchPublisher, publish_batches
 from tests.builders import NOW_MS
 from tests.client.faults import SOON, Faults, FaultyTransport, faulty_service, no_pause
 from tests.spark.streams import Scene, scene, texts
+from tests.support import raising
 from tms_core.client import Client, Limits, TransactionClient
+from tms_core.client.contexts import TransactionContext
+from tms_core.client.producer import Producer
 from tms_core.client.protocol.wire import run
-from tms_core.errors import (
-    ConfigurationError,
-    NotInProgress,
-    ProducerFenced,
-    Refused,
-    TmsError,
-    TopicNotFound,
-)
+from tms_core.errors import ConfigurationError, NotInProgress, ProducerFenced, Refused, TmsError, TopicNotFound
 
 BILLS = "default:bills"
 #: How long a query may be away, in milliseconds.
@@ -150,6 +147,9 @@ class PublishKit:
         """As a driver does that has just been started."""
         publish(self.publisher(**options), batch_id, *payloads)
 
+    def publish_batch(self, batch: Any) -> None:
+        self.publisher()(batch, 0)
+
     def served_by(self, faults: Faults) -> None:
         """From now on a publisher meets them."""
         self.patch.setattr(publishing, "service_at", lambda *_: faulty_service(self.at.server, faults))
@@ -197,8 +197,7 @@ def test_publish_of_a_batch_under_way_is_seen_by_no_reader(kit: PublishKit) -> N
     def look() -> None:
         assert not list(kit.at.client.poll(BILLS))
 
-    batch: Any = Batch(texts(1, 2), meanwhile=look)
-    kit.publisher()(batch, 0)
+    kit.publish_batch(Batch(texts(1, 2), meanwhile=look))
     assert kit.bills == texts(1, 2)
 
 
@@ -206,7 +205,7 @@ def test_publish_of_a_batch_under_way_is_seen_by_no_reader(kit: PublishKit) -> N
 def test_publish_of_repeated_tasks_keeps_the_last_attempt(attempts: int, kit: PublishKit) -> None:
     late: list[Any] = []
     batch: Any = Batch(texts(*range(7)), attempts=attempts, meanwhile=lambda: late.append(batch.task()))
-    kit.publisher()(batch, 0)
+    kit.publish_batch(batch)
     assert kit.bills == texts(*range(7))
     with pytest.raises(TmsError):
         batch.task()
@@ -317,11 +316,9 @@ def test_publish_of_a_driver_that_dies_anywhere_is_once(kit: PublishKit, *, done
             publish(publisher, batch_id - 1, "not again")
         kit.served_by(deadly)
         survived = False
-        try:
+        with suppress(Killed):
             publish(publisher, batch_id, *rows)
             survived = True
-        except Killed:
-            pass
         kit.served_by(Faults())
         kit.publish(batch_id, *rows)
         kit.publish(batch_id, *rows)
@@ -346,10 +343,8 @@ def test_publish_without_an_answer_is_once(step: str, when: Any, kit: PublishKit
     except TmsError:
         publish(publisher, 1, "one", "two", "three")
     for late in faults.late:
-        try:
+        with suppress(TmsError):
             late()
-        except TmsError:
-            continue
     kit.publish(1, "one", "two", "three")
     kit.publish(2, "four")
     assert kit.bills == texts("zero", "one", "two", "three", "four")
@@ -358,10 +353,14 @@ def test_publish_without_an_answer_is_once(step: str, when: Any, kit: PublishKit
 def leave_open(kit: PublishKit, batch_id: int, *payloads: str | int) -> int:
     """What a driver leaves that dies just before its commit; the transaction's id."""
     with kit.at.client.producer(BILLS, "query-1") as producer:
-        transaction = producer.transaction(f"{batch_id} {NOW_MS}").__enter__()
-        transaction.publish(BILLS, texts(*payloads))
-        run(transaction._work._prepare())
-        return transaction.transaction.transaction_id
+        return begun(producer, batch_id, *payloads).transaction.transaction_id
+
+
+def begun(producer: Producer, batch_id: int, *payloads: str | int) -> TransactionContext:
+    transaction = producer.transaction(f"{batch_id} {NOW_MS}").__enter__()
+    transaction.publish(BILLS, texts(*payloads))
+    run(transaction._work._prepare())
+    return transaction
 
 
 def test_publish_after_a_dead_driver_ends_its_transaction(kit: PublishKit) -> None:
@@ -385,18 +384,11 @@ def test_publish_of_a_former_driver_is_fenced(kit: PublishKit) -> None:
 
 def test_given_a_batch_that_was_rolled_back_when_it_comes_again_then_it_is_published(kit: PublishKit) -> None:
     kit.publish(0, 0)
-
-    def fail() -> None:
-        raise LookupError
-
-    batch: Any = Batch(texts(1), meanwhile=fail)
+    batch: Any = Batch(texts(1), meanwhile=raising(LookupError))
     with pytest.raises(LookupError):
         kit.publisher()(batch, 1)
     with kit.at.client.producer(BILLS, "query-1") as producer:
-        transaction = producer.transaction(f"1 {NOW_MS}").__enter__()
-        transaction.publish(BILLS, texts("taken back"))
-        run(transaction._work._prepare())
-        transaction.__exit__(None, LookupError(), None)
+        begun(producer, 1, "taken back").__exit__(None, LookupError(), None)
     kit.publish(1, 1)
     assert kit.bills == texts(0, 1)
 
@@ -507,31 +499,25 @@ def test_publish_of_a_wrong_column_names_it(options: dict[str, Any], message: st
 
 
 def test_given_rows_without_a_value_when_published_then_nothing_is(kit: PublishKit) -> None:
-    batch: Any = Batch([b"1", None])
     with pytest.raises(ConfigurationError, match="Column payload has a row"):
-        kit.publisher()(batch, 0)
+        kit.publish_batch(Batch([b"1", None]))
     assert kit.bills == []
 
 
 def test_given_text_when_published_then_it_is_taken(kit: PublishKit) -> None:
-    batch: Any = Batch(texts("text"), StringType())
-    kit.publisher()(batch, 0)
+    kit.publish_batch(Batch(texts("text"), StringType()))
     assert kit.bills == texts("text")
 
 
 def test_given_many_rows_when_published_then_they_go_in_pieces_in_order(kit: PublishKit) -> None:
     rows = [b"%d" % number for number in range(2500)] + [b"x" * 600_000, b"y" * 600_000, b"z"]
-    batch: Any = Batch(rows)
-    kit.publisher()(batch, 0)
+    kit.publish_batch(Batch(rows))
     assert kit.bills == rows
 
 
 def test_given_no_such_checkpoint_when_a_batch_comes_then_it_is_named(kit: PublishKit) -> None:
     (kit.checkpoint / "metadata").unlink()
-    with pytest.raises(
-        ConfigurationError,
-        match=r"/metadata.*checkpointLocation",
-    ):
+    with pytest.raises(ConfigurationError, match=r"/metadata.*checkpointLocation"):
         kit.publish(0, 1)
 
 

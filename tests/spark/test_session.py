@@ -11,9 +11,10 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
+from pyspark.sql import SparkSession
 
 from janitor.spark import session as on
 from janitor.spark.session import (
@@ -27,13 +28,10 @@ from janitor.spark.session import (
     translated,
 )
 from tests.spark.conftest import LITTLE
-from tests.support import require_or_skip
+from tests.support import raising, require_or_skip
 from tms_core import errors
 from tms_core.errors import ConfigurationError, StoreBusy, StoreUnavailable, TmsError, hint_for_extra
 from tms_core.tables.hbase.thrift import ConnectionLost
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def java(folder: Path, says: str) -> Path:
@@ -156,11 +154,8 @@ def test_given_ctrl_c_while_spark_is_at_work_then_all_of_it_is_called_back() -> 
         def interruptAll(self) -> None:  # noqa: N802 - as Spark has it
             called_back.set()
 
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        run_on_spark(cast(Any, Busy()), lambda: called_back.wait(60), interrupted)
+        run_on_spark(cast(Any, Busy()), lambda: called_back.wait(60), raising(KeyboardInterrupt))
     assert called_back.is_set()
     assert run_on_spark(cast(Any, Busy()), lambda: 3) == 3
 
@@ -197,16 +192,13 @@ def test_task_that_fails_shows_a_sentence_and_no_stack() -> None:
         "    spark.range(1).mapInArrow(fail, 'id long').count()\n"
     )
     little = {**os.environ, "SPARK_SUBMIT_OPTS": LITTLE}
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=600, env=little
-    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, env=little)
     assert done.returncode == 1
     said = done.stderr[: done.stderr.index("Traceback")]
     assert [line for line in said.splitlines() if "incubator" not in line] == []
-    assert (
-        done.stderr.splitlines()[-1]
-        == "tms_core.errors.StoreUnavailable: the task for part 0 lost its store. Start it."
-    )
+    error = "tms_core.errors.StoreUnavailable: the task for part 0 lost its store. Start it."
+    assert done.stderr.splitlines()[-1] == error
 
 
 def test_session_that_is_there_is_used_and_stays(spark: SparkSession) -> None:

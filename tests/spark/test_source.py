@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
 from janitor.report import DataTable
@@ -30,6 +31,7 @@ from janitor.spark.sweep.ranged import RangedStore
 from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic, visibility
 from tests.janitor.rules.test_differential import LONG_MAX, Scene, leveldb_store, scenes
 from tests.spark.test_columns import said
+from tests.support import raising
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import pack
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim
@@ -46,9 +48,6 @@ from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 ALL = Piece(None, (ALL_KEYS,))
 Filled = Callable[[Callable[[Store], None]], Path]
 
@@ -61,6 +60,17 @@ def filled(place: Path) -> Filled:
         return place
 
     return fill
+
+
+def many(store: Store) -> None:
+    """Topics whose names begin alike, generations and many rows: something to leap over."""
+    for name in ("a:t", "a:t1", "a:t1-x", "a:t10", "b:t1"):
+        made = topic(store, name, ttl_seconds=3600, generation=2)
+        made.at(1).plain(*range(NOW_MS, NOW_MS + 300))
+        made.plain(*range(NOW_MS - 300, NOW_MS + 300)).stored(pointer(NOW_MS), *range(NOW_MS, NOW_MS + 200))
+    body = MessageValue(None, b"x")
+    store.message.put([(MessageKey(TopicId("a", "t1"), 2, -1, 0).pack(), body), (b"z", body)])
+    store.payload.put([(PayloadKey(TopicId("a", "t1"), -1, 5, 5, 0).pack(), b"x")])
 
 
 def sample(store: Store) -> None:
@@ -81,6 +91,13 @@ def reader(place: Path, **options: Any) -> RowReader:
 
 def rows_of(found: RowReader) -> list[dict[str, Any]]:
     return [row for part in found.partitions() for batch in found.read(part) for row in batch.to_pylist()]
+
+
+def rows_of_table(source: TmsSource) -> list[dict[str, Any]]:
+    """The rows of the metadata or of the claims."""
+    reading = source.reader(source.schema())
+    batches: list[Any] = [batch for part in reading.partitions() for batch in reading.read(part)]
+    return [row for batch in batches for row in batch.to_pylist()]
 
 
 def read(place: Path, **options: Any) -> list[dict[str, Any]]:
@@ -129,11 +146,7 @@ def test_given_no_word_of_them_when_read_then_payloads_and_sizes_are_left_out(fi
 
 
 def test_given_metadata_when_read_then_what_does_not_parse_says_why(filled: Filled) -> None:
-    place = filled(sample)
-    source = TmsSource({"leveldb": str(place), "table": "metadata"})
-    metadata = source.reader(source.schema())
-    batches: list[Any] = [batch for part in metadata.partitions() for batch in metadata.read(part)]
-    found = [row for batch in batches for row in batch.to_pylist()]
+    found = rows_of_table(TmsSource({"leveldb": str(filled(sample)), "table": "metadata"}))
     assert [(r["topic"], r["generation"], r["ttl_seconds"], r["deleted"]) for r in found] == [
         (None, None, None, None),
         ("orders", 1, 3600, False),
@@ -278,7 +291,7 @@ def test_given_messages_with_a_ttl_of_their_own_when_read_then_it_takes_them(
     assert list(side.glob("*.ldb"))
     files = {path.name: path.read_bytes() for path in side.iterdir()}
     if not links:
-        monkeypatch.setattr(Path, "hardlink_to", refused)
+        monkeypatch.setattr(Path, "hardlink_to", raising(OSError(errno.EXDEV, "no links from here to there")))
     found = {row["key"]: (row["action"], row["rule"]) for row in read(place)}
     assert [found[key] for key in (keys[0], keys[1], keys[-1])] == [
         ("delete", "expired"),
@@ -293,6 +306,7 @@ def test_given_messages_with_a_ttl_of_their_own_when_read_then_it_takes_them(
 
 def with_groups(place: Path, folder: Path) -> dict[str, str]:
     """A topic whose first five messages a group has processed, the last two by claims, and a topic that is kept."""
+    folder.mkdir()
     done, dead, running = pointer(NOW_MS - DAY, 0), pointer(NOW_MS - DAY, 1), pointer(NOW_MS - HOUR)
     times = [NOW_MS - 3 * HOUR + number for number in range(10)]
     with LevelDBStore(place, create=True) as store, LevelDBSide(side_path(place)) as side:
@@ -315,7 +329,7 @@ def _id(times: list[int], at: int) -> MessageId:
 
 
 def test_source_of_a_consumed_topic_shows_processed_rows(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "tx").mkdir()
+
     options = with_groups(place, tmp_path / "tx")
     found = [(row["topic"], row["sequence"]) for row in read(place, **options) if row["rule"] == "processed"]
     assert found == [("orders", number) for number in range(5)]
@@ -327,7 +341,7 @@ def test_source_of_a_consumed_topic_shows_processed_rows(place: Path, tmp_path: 
 
 
 def test_source_with_unreadable_consumers_keeps(place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "tx").mkdir()
+
     options = with_groups(place, tmp_path / "tx")
     with LevelDBSide(side_path(place)) as side:
         [*_, (key, _)] = side.rows(b"t", b"u", 100).items
@@ -340,19 +354,15 @@ def test_source_with_unreadable_consumers_keeps(place: Path, tmp_path: Path, cap
 
 
 def test_given_claims_when_read_then_each_says_what_has_become_of_it(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "tx").mkdir()
+
     given = {"leveldb": str(place), "table": "claims", "topics": "default:orders"}
     asked = TmsSource(given)
-    claims = asked.reader(asked.schema())
-    with LevelDBStore(place, create=True):
-        pass
-    assert list(claims.read(claims.partitions()[0])) == [], "no server was ever there"
+    LevelDBStore(place, create=True).close()
+    assert rows_of_table(asked) == [], "no server was ever there"
     options = with_groups(place, tmp_path / "tx")
     known = TmsSource({**given, **options})
     for source, states in ((known, ["done", "open", "void", "void"]), (asked, [None] * 4)):
-        reading = source.reader(source.schema())
-        batches: list[Any] = [batch for part in reading.partitions() for batch in reading.read(part)]
-        rows = [row for batch in batches for row in batch.to_pylist()]
+        rows = rows_of_table(source)
         assert [(row["state"], row["deliveries"]) for row in rows] == list(zip(states, [1, 2, 3, 4], strict=True))
     assert list(rows[0]) == source.schema().names
     assert rows[1] | {"state": "open"} == {
@@ -367,10 +377,6 @@ def test_given_claims_when_read_then_each_says_what_has_become_of_it(place: Path
         "state": "open",
     }
     assert rows[3]["write_pointer"] is None
-
-
-def refused(*_: object) -> None:
-    raise OSError(errno.EXDEV, "no links from here to there")
 
 
 def test_task_with_a_held_side_table_names_its_keys(filled: Filled) -> None:
@@ -407,19 +413,6 @@ def test_given_a_random_store_when_read_then_each_rows_verdict_is_the_laws(scene
 
 def test_given_a_small_table_when_cut_then_it_stays_in_one_piece(filled: Filled) -> None:
     assert len(reader(filled(sample), partitions=50).partitions()) == 1
-
-
-def many(store: Store) -> None:
-    """Topics whose names begin alike, generations and many rows: something to leap over."""
-    for name in ("a:t", "a:t1", "a:t1-x", "a:t10", "b:t1"):
-        made = topic(store, name, ttl_seconds=3600, generation=2)
-        made.at(1).plain(*range(NOW_MS, NOW_MS + 300))
-        made.plain(*range(NOW_MS - 300, NOW_MS + 300)).stored(pointer(NOW_MS), *range(NOW_MS, NOW_MS + 200))
-    store.message.put([(MessageKey(TopicId("a", "t1"), 2, -1, 0).pack(), MessageValue(None, b"x")), (b"z", _BODY)])
-    store.payload.put([(PayloadKey(TopicId("a", "t1"), -1, 5, 5, 0).pack(), b"x")])
-
-
-_BODY = MessageValue(None, b"x")
 
 
 @pytest.mark.parametrize("table", ["message", "payload"])
@@ -534,7 +527,7 @@ def test_filters_on_spark_do_not_change_the_result(spark: SparkSession, filled: 
 
 
 def test_claims_on_spark_have_their_states(spark: SparkSession, place: Path, tmp_path: Path) -> None:
-    (tmp_path / "tx").mkdir()
+
     options = with_groups(place, tmp_path / "tx")
     claims = on_spark(spark, FilteringSource, place, table="claims", **options).where("topic = 'orders'")
     assert [row.state for row in claims.select("state").collect()] == ["done", "open", "void", "void"]

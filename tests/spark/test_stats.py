@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from janitor.spark import stats
 from janitor.spark.source.source import register
@@ -23,9 +23,6 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 from tms_core.transaction.codec.snapshot import write_snapshot
 from tms_core.transaction.model import Snapshot
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ORDERS, BIG = TopicId("default", "orders"), TopicId("default", "big")
 LONE, KEPT, GONE, DEAD = (pointer(NOW_MS - 2 * DAY, number) for number in range(4))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import SparkSession
 
 from janitor.archive.parquet import read, summarise
 from janitor.archive.writer import ParquetArchive
@@ -31,18 +32,27 @@ from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, FileEngine, Snap
 from tests.janitor.rules.test_differential import TERMS, FixedSource, Scene, scenes
 from tests.salted import BUCKETS, SaltedStore
 from tests.spark.local import EndlessGround, LocalKit, PiecesGround, local_kit
+from tests.support import raising
 from tms_core.clock import ManualClock
 from tms_core.errors import ArchiveError, LeaseLost, StateError, StopRequested, StoreError, StoreUnavailable
 from tms_core.rowkey import MessageKey
-from tms_core.tables.base import ALL_KEYS, KEYS, MESSAGES, PAYLOADS, KeyRange, KeyReads, MessageValue, Reads, Store
+from tms_core.tables.base import (
+    ALL_KEYS,
+    KEYS,
+    MESSAGES,
+    PAYLOADS,
+    KeyRange,
+    KeyReads,
+    MessageValue,
+    Reads,
+    Store,
+    read_all,
+)
 from tms_core.tables.lease import Lease, LeaseRecord
 from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import Expiries, MemorySide
 from tms_core.topic import TopicId
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 DEAD = pointer(NOW_MS - 2 * DAY)
 USUAL = Terms(0, (), LIFETIME, True, 60)
@@ -111,9 +121,8 @@ def test_sweep_of_salts_cut_anywhere_does_the_same_as_one_process(scene: Scene, 
         clock, source = ManualClock(scene.now_ms), FixedSource(scene.snapshot) if scene.snapshot else None
         options: dict[str, Any] = {"token_hex": lambda n: "0" * n, "batch_rows": 3, "side": scene.side()}
         if on_tasks:
-            report = local_kit(
-                store, source, terms=TERMS, state=state, clock=clock, cut=cut, **options
-            ).engine.run_once()
+            kit = local_kit(store, source, terms=TERMS, state=state, clock=clock, cut=cut, **options)
+            report = kit.engine.run_once()
         else:
             report = FileEngine(store, state, source, clock, TERMS, **options).run_once()
         assert not report.errors
@@ -263,11 +272,8 @@ def test_task_that_fails_for_good_fails_the_run_with_its_ranges() -> None:
 def test_task_with_a_store_that_fails_names_step_and_part() -> None:
     kit = kit_on(filled())
 
-    def fail(_: Any) -> None:
-        raise StoreUnavailable("HBase does not answer.", "Start it.")
-
     store = kit.store.parts()[1]
-    watch(store, fail)
+    watch(store, raising(StoreUnavailable("HBase does not answer.", "Start it.")))
     environment = PiecesGround(store, kit.state, kit.clock)
     with pytest.raises(StoreUnavailable, match=r"part 1 \(salt 7\) .*HB"):
         perform(environment, Part(run_of(kit), 1, 7), 0)
@@ -488,10 +494,4 @@ def test_given_a_leveldb_store_when_cut_then_its_shares_cover_it_once(place: Pat
 
 
 def every_key(table: KeyReads) -> list[bytes]:
-    found: list[bytes] = []
-    start: bytes | None = b""
-    while start is not None:
-        page = table.read(KEYS, start, None, 3000)
-        found += page.items
-        start = page.resume
-    return found
+    return read_all(table, KEYS, b"", None).items
