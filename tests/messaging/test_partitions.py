@@ -116,6 +116,14 @@ def test_bad_partitions_or_routes_change_no_topic(service: MessagingService, pro
         service.delete_topic(ORDERS)
 
 
+def test_topic_ignores_properties_that_only_the_server_writes(service: MessagingService) -> None:
+    own = {"families": "1:9", "part_of": "orders", "sealed": "1"}
+    service.create_topic(ORDERS, own)
+    service.update_topic(ORDERS, own)
+    assert set(service.topic(ORDERS)) == {"generation", "ttl"}
+    service.publish(ORDERS, [b"1"])
+
+
 def test_given_a_name_that_becomes_too_long_for_its_parts_then_nothing_is_made(service: MessagingService) -> None:
     with pytest.raises(BadRequest, match="255"):
         service.create_topic(named("x" * 253), {"partitions": "11"})

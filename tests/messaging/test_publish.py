@@ -58,6 +58,13 @@ def test_given_messages_when_published_then_the_rows_are_those_of_cdap(kit: Kit)
     assert reference == RollbackRange(P, NOW_MS + 5, 2, NOW_MS + 5, 2)
 
 
+def test_publish_of_a_list_that_changes_later_keeps_its_messages(kit: Kit) -> None:
+    messages = [b"a"]
+    kit.service.publish(named("orders"), messages)
+    messages[0] = b"b"
+    assert kit.payloads() == [b"a"]
+
+
 def test_store_writes_the_rows_of_cdap_and_shows_nothing(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"")
     kit.clock.advance(5)
