@@ -32,7 +32,7 @@ fi; \
 mkdir -p $(BIN); for program in "$$place"/*; do ln -sf "$$program" "$(BIN)/$$(basename "$$program")$(4)"; done
 endef
 #: The modules that decide about deletions: tests must cover all their branches.
-RULES := tms_core/rowkey.py,janitor/rules/policy.py,janitor/rules/ranges.py,janitor/boundary/claim.py
+RULES := tms_core/rowkey.py,janitor/rules/policy.py,janitor/rules/ranges.py,janitor/boundary.py
 #: The tests of these modules; they are always traced.
 RULES_TESTS := tests/janitor/rules tests/janitor/boundary tests/test_rowkey.py
 #: Tests that check another Python or processor in minutes: every store, the client, the rules. They need no Java.

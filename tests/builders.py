@@ -301,7 +301,7 @@ def janitor(
 
 
 class Call(NamedTuple):
-    """One operation asked of a store or of a state: ``message.delete``, ``state.save_claim``."""
+    """One operation asked of a store or of a state: ``message.delete``, ``state.save_boundary``."""
 
     name: str
     arguments: tuple[Any, ...]

@@ -27,12 +27,12 @@ from janitor.rules.policy import Hold, Reason, Rule
 from janitor.run import plan_file as plan
 from janitor.run.guards import successor_mark
 from janitor.state.records import (
-    Claim,
     ClockAnchor,
     Evidence,
     FrontierRecord,
     LedgerEntry,
     OpenIdRecord,
+    ProvenBoundary,
     RunRecord,
     StoreRecord,
     Strikes,
@@ -280,7 +280,7 @@ def test_the_tables_of_the_state_name_every_column(tmp_path: Path) -> None:
         ("`frontiers`, ", FrontierRecord),
         ("`ids`, ", OpenIdRecord),
         ("`evidence`, ", Evidence),
-        ("`claim`:", Claim),
+        ("`claim`:", ProvenBoundary),
         ("`strikes`, ", Strikes),
         ("`counts`, ", TopicCount),
         ("A run, ", RunRecord),

@@ -39,7 +39,7 @@ PACKAGES = ("tms_core", "janitor")
 #: What a store is to those who use it; beside it are the drivers.
 _TABLES = "tms_core.tables.base"
 #: Where the records of a pass are.
-_PASS = ("janitor.run.", "janitor.sweep.", "janitor.spark.sweep.", "janitor.boundary.claim")
+_PASS = ("janitor.run.", "janitor.sweep.", "janitor.spark.sweep.", "janitor.boundary")
 _DEFINITION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from janitor.boundary.claim import Limit
+from janitor.boundary import Limit
 from janitor.cli import render
 from janitor.cli.options import common_options, session
 from janitor.cli.outcome import typed
@@ -32,15 +32,15 @@ def command(explain: bool) -> None:
     """
     current = session()
     with current.reading() as engine:
-        claim, present = engine.boundary()
+        proven, present = engine.boundary()
     wanted = current.settings.janitor.boundary
     not_handed = feedback.withheld(wanted.participants) if wanted.feedback else ""
     if current.as_json:
         render.print_json(
             {
-                "boundary": None if claim is None else str(claim.bound),
-                "made_ms": None if claim is None else claim.made_ms,
-                "run": None if claim is None else claim.run_id,
+                "boundary": None if proven is None else str(proven.bound),
+                "made_ms": None if proven is None else proven.made_ms,
+                "run": None if proven is None else proven.run_id,
                 "obstacles": list(present.obstacles),
                 "unseen": list(current.place.unseen),
                 "feedback": {"on": wanted.feedback, "withheld": not_handed or None},
@@ -49,12 +49,12 @@ def command(explain: bool) -> None:
         )
         return
     out = render.console()
-    if claim is None:
+    if proven is None:
         out.print("no boundary is published yet")
         if not explain:
             out.print(f"next: {typed(current, 'boundary --explain')}")
     else:
-        out.print(f"{claim.bound}, transactions of {render.moment(claim.bound // 10**6)}, by run {claim.run_id}")
+        out.print(f"{proven.bound}, transactions of {render.moment(proven.bound // 10**6)}, by run {proven.run_id}")
     if explain:
         for obstacle in present.obstacles:
             out.print(f"obstacle: {obstacle}")

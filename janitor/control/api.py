@@ -25,14 +25,14 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from janitor.archive.restore import Request, RestoreResult
-from janitor.boundary.claim import Boundary
+from janitor.boundary import Boundary
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, InspectedRows
 from janitor.report import Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import PlanResult
 from janitor.state import values
-from janitor.state.base import Claim
+from janitor.state.base import ProvenBoundary
 from janitor.status.status import Status
 from tms_core.errors import StopRequested, StoreBusy, TmsError
 from tms_core.rowkey import MessageId
@@ -66,7 +66,7 @@ class ReadEngine(Protocol):
 
     def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows: ...
 
-    def boundary(self) -> tuple[Claim | None, Boundary]: ...
+    def boundary(self) -> tuple[ProvenBoundary | None, Boundary]: ...
 
     def verify(self) -> Audit: ...
 

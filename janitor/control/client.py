@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from janitor.archive.restore import Request, RestoreResult
-from janitor.boundary.claim import Boundary
+from janitor.boundary import Boundary
 from janitor.control import api, wire
 from janitor.control.api import Greeting
 from janitor.inspect.answer import Why
@@ -26,7 +26,7 @@ from janitor.report import EXPECTED, Observer, Report, ignore_progress
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import PlanResult
 from janitor.state import values
-from janitor.state.base import Claim
+from janitor.state.base import ProvenBoundary
 from janitor.status.status import Status
 from tms_core.errors import StoreBusy, StoreError
 from tms_core.rowkey import MessageId
@@ -214,8 +214,8 @@ class RemoteEngine:
     def inspect(self, table: TableName, patterns: tuple[str, ...], limit: int) -> InspectedRows:
         return self._caller.ask("inspect", InspectedRows, table=table, patterns=patterns, limit=limit)
 
-    def boundary(self) -> tuple[Claim | None, Boundary]:
-        return self._caller.ask("boundary", tuple[Claim | None, Boundary])
+    def boundary(self) -> tuple[ProvenBoundary | None, Boundary]:
+        return self._caller.ask("boundary", tuple[ProvenBoundary | None, Boundary])
 
     def verify(self) -> Audit:
         return self._caller.ask("verify", Audit)

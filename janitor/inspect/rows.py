@@ -62,13 +62,13 @@ class Audit:
     """The result of an audit, which reads every transactional row.
 
     Attributes:
-        bound: the claimed boundary; None if it does not exist.
+        bound: the boundary in force; None if it does not exist.
         cells: the number of transactional rows read.
         unrecognized: the number of them with unrecognized keys, which the janitor does not change.
         open_cells: the number of rows with the positive pointer of an invalid transaction, at any pointer.
         refuted: the number of them at or below the boundary.
         sample_keys: the first keys of the refuting rows.
-        withdrawn: the refutation of the previous claim, until there is another claim.
+        withdrawn: the refutation of the previous boundary, until another one is proven.
     """
 
     bound: int | None
@@ -101,7 +101,7 @@ def audit(
 
     Args:
         tables: the message table, or its parts.
-        bound: the claimed boundary.
+        bound: the boundary in force.
         is_invalid: returns whether a pointer is in the invalid list, or was when it was last seen.
 
     Raises:

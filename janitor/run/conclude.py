@@ -6,7 +6,7 @@ reached. The caller wraps all of this in one transaction.
 
 Two things are saved earlier. A detected jump, so that its hold ages even if every run is killed; and evidence of
 covered intervals, which stays true if the run dies, so that the next run need not cover them again
-(:mod:`janitor.boundary.claim`).
+(:mod:`janitor.boundary`).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from janitor.boundary import claim as boundary
-from janitor.boundary.claim import Round
+from janitor import boundary
+from janitor.boundary import Round
 from janitor.rules.policy import Hold
 from janitor.run import guards, passes
 from janitor.run.prepare import IN_PROGRESS, Deps, make_run, remember_snapshot
 from janitor.state import decided
-from janitor.state.base import Claim, ClockAnchor, Evidence, FrontierRecord, State, StoreRecord, Strikes
+from janitor.state.base import ClockAnchor, Evidence, FrontierRecord, ProvenBoundary, State, StoreRecord, Strikes
 from janitor.state.records import LINEAGE, RESTORED, OpenIdRecord
 from janitor.sweep import transactions as txstate
 from janitor.sweep.outcome import Outcome
@@ -160,8 +160,8 @@ def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
         stoppable: passes on the records of invalid ids, of which there may be a million.
     """
     ids, now_ms = run.ready.ids, run.ready.now.wall_ms
-    if run.ready.contradicts(state.claim()):
-        state.save_claim(None)
+    if run.ready.contradicts(state.boundary()):
+        state.save_boundary(None)
     # S4: before the first evidence. Coverage counts only for ids that were known when it started.
     state.save_open_ids(stoppable(ids.open_ids()))
     state.forget_open_ids(ids.gone)
@@ -184,13 +184,13 @@ def save_evidence(run: Run, state: State, covered: Sequence[KeyRange], untouchab
     bound = max(0, min(bounds))
     newer = [Evidence(*interval, usable.timestamp_ms, bound, started_ms, run.id) for interval in covered]
     with state.transaction():
-        # In the same transaction as the write: a verification may refute the claim between two statements.
+        # In the same transaction as the write: a verification may refute the boundary between two statements.
         if not _was_refuted_since(run, state):
             state.replace_evidence(boundary.with_newer(state.evidence(), newer))
 
 
 def _was_refuted_since(run: Run, state: State) -> bool:
-    """Return whether a claim was refuted since the run was prepared: its earlier coverage may be wrong too."""
+    """Return whether a boundary was refuted since the run was prepared: its earlier coverage may be wrong too."""
     return boundary.refutation(state) != run.ready.refutation
 
 
@@ -232,7 +232,7 @@ def conclude_run(
     if proven:
         boundary.end_round(state)
         if not barred:
-            _save_claim(run, state, evidence)
+            _publish_boundary(run, state, evidence)
     if passes.is_finished(run, outcome) and run.full and not refuted:
         boundary.save_searched(state, boundary.refutation(state))
         state.save_last_full_pass_ms(progress.began_ms if progress else started_ms)
@@ -281,14 +281,14 @@ def _frontier_records(state: State, run: Run, done: Iterable[TopicWork]) -> dict
 
 
 def _withdraw_future_evidence(state: State, now_ms: int) -> None:
-    """Withdraw evidence and claims that were dated by a clock that was set back since."""
-    claim, evidence = state.claim(), state.evidence()
+    """Withdraw evidence and a boundary that were dated by a clock that was set back since."""
+    proven, evidence = state.boundary(), state.evidence()
     # S7: an id seen after the clock was set back would look as if it had been known when that pass started.
     believed = [interval for interval in evidence if interval.started_ms <= now_ms]
     if len(believed) < len(evidence):
         state.replace_evidence(believed)
-    if claim is not None and (claim.made_ms > now_ms or len(believed) < len(evidence)):
-        state.save_claim(None)
+    if proven is not None and (proven.made_ms > now_ms or len(believed) < len(evidence)):
+        state.save_boundary(None)
 
 
 def conclude_apply(run: Run, state: State, clocks: ClockAnchor, stoppable: Stoppable) -> None:
@@ -311,7 +311,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
     topics = {work.topic.topic: work.record for work in run.topics.values()}
     record = ready.record
     if ready.adopted and ready.first_contact:
-        # Another transaction system: the known open ids and claims are about the previous one.
+        # Another transaction system: the known open ids and the boundary are about the previous one.
         record = replace(record, mark=guards.successor_mark(record.mark, "transactions"))
     record = with_last_snapshot(replace(record, adopted_ms=ready.now.wall_ms), ready.tx)
     with state.transaction():
@@ -325,7 +325,7 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
         # The store may be a restored backup, about which earlier coverage proves nothing.
         boundary.end_round(state)
         state.replace_evidence([])
-        state.save_claim(None)
+        state.save_boundary(None)
         # Only a finished run saves the ids that are invalid by now, so the next snapshot has nothing to compare with.
         IN_PROGRESS.save(state, None)
         state.save_note(LINEAGE, dict(lineage))
@@ -355,11 +355,11 @@ def with_last_snapshot(record: StoreRecord, tx: TxState) -> StoreRecord:
     return replace(record, snapshot_timestamp_ms=usable.timestamp_ms, snapshot_write_pointer=usable.write_pointer)
 
 
-def _save_claim(run: Run, state: State, evidence: Sequence[Evidence]) -> None:
+def _publish_boundary(run: Run, state: State, evidence: Sequence[Evidence]) -> None:
     _, lowest = state.lowest_open(1)
-    bound = boundary.claim(evidence, [record.pointer for record in lowest], run.terms.lifetime).bound
+    bound = boundary.prove(evidence, [record.pointer for record in lowest], run.terms.lifetime).bound
     made_ms = boundary.covered_since_ms(evidence)
-    state.save_claim(None if bound is None or made_ms is None else Claim(bound, made_ms, run.id))
+    state.save_boundary(None if bound is None or made_ms is None else ProvenBoundary(bound, made_ms, run.id))
     boundary.REFUTED.save(state, None)
 
 

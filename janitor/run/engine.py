@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from janitor.boundary import claim as boundary
+from janitor import boundary
 from janitor.report import Report
 from janitor.run import conclude, feedback, guards, passes, record
 from janitor.run.decisions import OperatorDecisions
 from janitor.run.plan_file import PlanFile
-from janitor.run.prepare import Deps, claim_in_force, make_run, obstacles, prepare
+from janitor.run.prepare import Deps, boundary_in_force, make_run, obstacles, prepare
 from janitor.run.questions import begin_plan, make_plan
 from janitor.state.base import TopicCount
 from janitor.state.ids import BATCH_IDS
@@ -362,14 +362,14 @@ class SweepRun:
     def _close(self) -> Report:
         """Record the result of the run; return its report."""
         deps, run, outcome = self._deps, self._run, self._outcome
-        claim = claim_in_force(deps, run.ready)
-        report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
+        proven = boundary_in_force(deps, run.ready)
+        report = passes.report(deps, run, outcome, self._costs, proven, self._counts)
         try:
             with deps.as_holder():
                 record.close(deps, run, outcome, self._result(report), report)
         except LeaseLost as error:
             outcome.ended = error
-            report = passes.report(deps, run, outcome, self._costs, claim, self._counts)
+            report = passes.report(deps, run, outcome, self._costs, proven, self._counts)
         return report
 
     def _result(self, report: Report) -> str:

@@ -1,13 +1,13 @@
 """Removes proven ids from the transaction manager's invalid list (invariant S4).
 
 The invalid list is part of every transaction, and only the janitor can prove that an id may leave it. Afterwards, every
-row that still has the id is readable for good. Therefore a claim alone is not enough:
+row that still has the id is readable for good. Therefore a boundary alone is not enough:
 
 * All users of the transaction system share the list, and this janitor knows the bound of one participant only. If the
   settings name others, no id is removed.
 * Only single ids are removed, never all ids of a time range: ids on the manager's present list that a full pass has
-  closed and that lie within the claim.
-* Before the first removal, every transactional row is read again (the audit). If a row refutes the claim, the claim is
+  closed and that lie within the boundary.
+* Before the first removal, every transactional row is read again (the audit). If a row refutes the boundary, it is
   withdrawn and no id is removed.
 
 If this fails, the sweep before it is still done; the next run tries again.
@@ -21,13 +21,13 @@ from bisect import bisect_right
 from collections.abc import Collection
 from itertools import islice
 
-from janitor.boundary import claim as boundary
+from janitor import boundary
 from janitor.inspect.rows import Audit, Heartbeat
 from janitor.inspect.rows import audit as read_all
 from janitor.run import guards, passes
 from janitor.run.conclude import with_last_snapshot
-from janitor.run.prepare import Deps, Feedback, Truncator, claim_in_force, obstacles
-from janitor.state.base import Claim
+from janitor.run.prepare import Deps, Feedback, Truncator, boundary_in_force, obstacles
+from janitor.state.base import ProvenBoundary
 from janitor.state.figures import GuardNote
 from janitor.state.records import is_among
 from janitor.sweep.executor import Permission
@@ -54,7 +54,7 @@ def withheld(participants: Collection[str]) -> str:
     )
 
 
-def proven(listed: array[int], closed: array[int], bound: int) -> array[int]:
+def proven_ids(listed: array[int], closed: array[int], bound: int) -> array[int]:
     """Return the ids of an invalid list that no row can have any more.
 
     Args:
@@ -84,14 +84,14 @@ def hand_over(
         outcome.notes.append(GuardNote("feedback", False, barred))
         return
     usable = run.ready.tx.usable
-    claim = claim_in_force(deps, run.ready) if passes.is_complete(run, outcome) else None
-    if claim is None or usable is None:
+    proven = boundary_in_force(deps, run.ready) if passes.is_complete(run, outcome) else None
+    if proven is None or usable is None:
         return
     try:
         closed = deps.state.known_ids(deps.clock.now_ms(), deps.terms.lifetime.window_end_ms(0)).closed
         # Usually nothing is proven; then the manager gets no request.
-        if proven(usable.invalid, closed, claim.bound):
-            _hand_over(deps, receiver.manager, claim, closed, run, outcome, permission, heartbeat)
+        if proven_ids(usable.invalid, closed, proven.bound):
+            _hand_over(deps, receiver.manager, proven, closed, run, outcome, permission, heartbeat)
     except Interrupted:
         raise
     except TmsError as error:
@@ -102,7 +102,7 @@ def hand_over(
 def _hand_over(
     deps: Deps,
     manager: Truncator,
-    claim: Claim,
+    proven: ProvenBoundary,
     closed: array[int],
     run: Run,
     outcome: Outcome,
@@ -115,16 +115,16 @@ def _hand_over(
     if note is not None:
         outcome.notes.append(GuardNote("feedback", False, f"no transaction leaves the invalid list: {note.message}"))
         return
-    ids = proven(present.invalid, closed, claim.bound)
+    ids = proven_ids(present.invalid, closed, proven.bound)
     if not ids or obstacles(deps, ready):
         return
     # S4: before the first id leaves the list. Afterwards no reader and no audit can tell that a row is void.
     found = audit(deps, ready, heartbeat)
-    # Another claim was made since: the audit says nothing about this one.
-    if found.bound != claim.bound:
+    # Another boundary was proven since: the audit says nothing about this one.
+    if found.bound != proven.bound:
         return
     if found.refuted:
-        # S12: the next holder may have made a claim of its own by now.
+        # S12: the next holder may have proven a boundary of its own by now.
         if _is_permitted(permission):
             boundary.refute(deps.state, found.refutation, ready.now.wall_ms)
             outcome.errors.append(found.refutation)
@@ -146,17 +146,17 @@ def _is_permitted(permission: Permission) -> bool:
 
 
 def audit(deps: Deps, ready: Preparation, heartbeat: Heartbeat) -> Audit:
-    """Read every transactional row, and compare it with the claim.
+    """Read every transactional row, and compare it with the boundary in force.
 
     Raises:
         StoreError, StateError: the store or the state could not be read.
     """
-    usable, claim = ready.tx.usable, claim_in_force(deps, ready)
+    usable, proven = ready.tx.usable, boundary_in_force(deps, ready)
     known = deps.state.known_ids(ready.now.wall_ms, deps.terms.lifetime.window_end_ms(0))
     return read_all(
         # Each part by itself: a key may be there under a second salt, which the whole shows once.
         [part.message for part in deps.store.parts()],
-        claim.bound if claim else None,
+        proven.bound if proven else None,
         lambda pointer: pointer in known or (usable is not None and usable.is_invalid(pointer)),
         heartbeat,
     )

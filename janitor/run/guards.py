@@ -165,7 +165,7 @@ def check_lineage(state: State, store: Reads, record: StoreRecord) -> tuple[Stor
     """Withdraw the adoption if the store was put back since its last saved facts (invariant S13).
 
     The evidence may be gone by the next run, because the store is being written to. Therefore the adoption, all
-    knowledge and the claim are withdrawn at once.
+    knowledge and the boundary are withdrawn at once.
 
     Returns:
         The record from now on, and a note if the store was put back.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from janitor.report import EXPECTED, Report, Totals, deleted_bytes, in_order
 from janitor.rules.policy import Rule
 from janitor.run.prepare import Deps
-from janitor.state.base import Claim, State, TopicCount
+from janitor.state.base import ProvenBoundary, State, TopicCount
 from janitor.state.figures import GuardNote
 from janitor.state.records import NOT_COUNTED, MessagesLeft, StoreBytes
 from janitor.state.values import Pointer
@@ -116,13 +116,18 @@ class Costs:
 
 
 def report(
-    deps: Deps, run: Run, outcome: Outcome, costs: Costs, boundary: Claim | None, counts: Mapping[TopicId, TopicCount]
+    deps: Deps,
+    run: Run,
+    outcome: Outcome,
+    costs: Costs,
+    boundary: ProvenBoundary | None,
+    counts: Mapping[TopicId, TopicCount],
 ) -> Report:
     """Return the report of a pass, and log unrecognized rows and topics.
 
     Args:
         outcome: gets the store calls of the pass.
-        boundary: the claim in force.
+        boundary: the boundary in force.
         counts: the numbers of the background count when the pass started.
     """
     ready = run.ready

@@ -17,13 +17,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple, Protocol
 
+from janitor import boundary
 from janitor.archive.writer import ParquetArchive
-from janitor.boundary import claim as boundary
 from janitor.report import Observer, UnrecognizedKey, ignore_progress
 from janitor.rules.policy import Hold
 from janitor.run import guards
 from janitor.run.guards import InProgressThen
-from janitor.state.base import Claim, RunRecord, State, StoreRecord
+from janitor.state.base import ProvenBoundary, RunRecord, State, StoreRecord
 from janitor.state.figures import GuardNote, KeptFigures
 from janitor.state.records import RESTORED, Mode, Note
 from janitor.sweep import transactions as txstate
@@ -332,26 +332,26 @@ def remember_snapshot(state: State, ready: Preparation) -> None:
 
     The invalid list is saved with the ids; call it inside the state's transaction, with them.
     """
-    usable, claim = ready.tx.usable, state.claim()
+    usable, proven = ready.tx.usable, state.boundary()
     if usable is None:
         return
     DECIDED.save(state, ready.decided)
     IN_PROGRESS.save(state, InProgressThen(usable.write_pointer, frozenset(usable.open_pointers)))
-    if ready.contradicts(claim):
-        state.save_claim(None)
+    if ready.contradicts(proven):
+        state.save_boundary(None)
 
 
-def claim_in_force(deps: Deps, ready: Preparation) -> Claim | None:
-    """Return the claim in force: of this store, not dated by a clock set back since, and not with a shorter lifetime.
+def boundary_in_force(deps: Deps, ready: Preparation) -> ProvenBoundary | None:
+    """Return the boundary in force: of this store, not dated by a clock set back since, nor with a shorter lifetime.
 
     Raises:
         StateError: the state could not be read.
     """
-    claim = deps.state.claim()
-    if claim is None or ready.first_contact or ready.contradicts(claim):
+    proven = deps.state.boundary()
+    if proven is None or ready.first_contact or ready.contradicts(proven):
         return None
     now_ms, evidence = deps.clock.now_ms(), deps.state.evidence()
-    return claim if boundary.in_force(claim, evidence, now_ms, deps.terms.lifetime) else None
+    return proven if boundary.in_force(proven, evidence, now_ms, deps.terms.lifetime) else None
 
 
 def obstacles(deps: Deps, ready: Preparation) -> list[str]:

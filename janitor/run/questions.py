@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from janitor import boundary
 from janitor.archive import index as archived
 from janitor.archive import restore as archive
 from janitor.archive.restore import Request, RestoreResult
-from janitor.boundary import claim as boundary
-from janitor.boundary.claim import Boundary, Limit
+from janitor.boundary import Boundary, Limit
 from janitor.inspect.answer import Why
 from janitor.inspect.rows import Audit, InspectedRows, messages, metadata, payloads, snapshot_figures
 from janitor.inspect.why import why
@@ -25,8 +25,8 @@ from janitor.rules.policy import Hold
 from janitor.run import feedback, passes
 from janitor.run import plan_file as plan
 from janitor.run.plan_file import WhatIf, suppose_ttls
-from janitor.run.prepare import Deps, claim_in_force, make_run, obstacles, prepare
-from janitor.state.base import Claim
+from janitor.run.prepare import Deps, boundary_in_force, make_run, obstacles, prepare
+from janitor.state.base import ProvenBoundary
 from janitor.sweep.executor import DryRun, raise_if_stopping
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import PassKind, Preparation, Run
@@ -103,28 +103,28 @@ class Questions:
         store, state, now_ms = self.deps.store, self.deps.state, ready.now.wall_ms
         return why(store, state, run, topic, message_id, now_ms, self.deps.terms.history_days)
 
-    def boundary(self) -> tuple[Claim | None, Boundary]:
+    def boundary(self) -> tuple[ProvenBoundary | None, Boundary]:
         """Return the last boundary, and the limits of a present one.
 
         Raises:
             StoreError, StateError: the store or the state could not be read.
         """
         ready, state, lifetime = prepare(self.deps), self.deps.state, self.deps.terms.lifetime
-        claim = claim_in_force(self.deps, ready)
+        proven = boundary_in_force(self.deps, ready)
         if barred := obstacles(self.deps, ready):
-            return claim, Boundary.none(*barred)
+            return proven, Boundary.none(*barred)
         pointers = (record.pointer for record in ready.ids.open_ids())
-        found = boundary.claim(state.evidence(), pointers, lifetime)
+        found = boundary.prove(state.evidence(), pointers, lifetime)
         refuted = boundary.refutation(state)
         if refuted is not None:
             found = replace(found, bound=None, obstacles=(refuted.message, *found.obstacles))
-        return claim, replace(found, limits=tuple(map(self._with_region, found.limits)))
+        return proven, replace(found, limits=tuple(map(self._with_region, found.limits)))
 
     def verify(self) -> Audit:
-        """Read every transactional row, and prove or refute the claim; a refuted claim is withdrawn.
+        """Read every transactional row, and confirm or refute the boundary; a refuted boundary is withdrawn.
 
         A pointer counts as invalid if it is in the invalid list now, or was when it was last seen: an operator may have
-        removed it because of the claim.
+        removed it because of the boundary.
 
         Raises:
             StoreError: the store could not be read, or the state not read or written.
@@ -182,13 +182,13 @@ def make_plan(deps: Deps, run: Run, outcome: Outcome) -> Report:
         StopRequested: the process is stopping.
     """
     costs = passes.Costs(deps)
-    claim, counts = claim_in_force(deps, run.ready), passes.load_topics(deps, run)
+    proven, counts = boundary_in_force(deps, run.ready), passes.load_topics(deps, run)
     for event in sweep_store(run, deps.division, DryRun(deps.is_stopping), outcome):
         costs.see(event)
     costs.start("")
     if outcome.ended is not None:
         raise outcome.ended
-    return passes.report(deps, run, outcome, costs, claim, counts)
+    return passes.report(deps, run, outcome, costs, proven, counts)
 
 
 def heartbeat(deps: Deps, rows: int) -> None:

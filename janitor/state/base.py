@@ -20,7 +20,6 @@ from janitor.state.records import (
     EVERYTHING,
     MARK_BYTES,
     UNKNOWN_MS,
-    Claim,
     ClockAnchor,
     CounterKey,
     Evidence,
@@ -31,6 +30,7 @@ from janitor.state.records import (
     OpenIdRecord,
     Pause,
     PendingJump,
+    ProvenBoundary,
     RunRecord,
     StoreRecord,
     Strikes,
@@ -46,7 +46,6 @@ __all__ = [
     "EVERYTHING",
     "MARK_BYTES",
     "UNKNOWN_MS",
-    "Claim",
     "ClockAnchor",
     "CounterKey",
     "Evidence",
@@ -56,6 +55,7 @@ __all__ = [
     "OpenIdRecord",
     "Pause",
     "PendingJump",
+    "ProvenBoundary",
     "RunRecord",
     "State",
     "StoreRecord",
@@ -135,13 +135,13 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
             raise StateError(f"{self.driver.name} cannot hold this: two intervals of evidence have the same start.")
         self._save("evidence", sorted(evidence, key=lambda each: each.start) or None)
 
-    def claim(self) -> Claim | None:
+    def boundary(self) -> ProvenBoundary | None:
         """Return the last boundary."""
-        return self._value(Claim, "claim")
+        return self._value(ProvenBoundary, "claim")
 
-    def save_claim(self, claim: Claim | None) -> None:
-        """Save a claim; None withdraws it."""
-        self._save("claim", claim)
+    def save_boundary(self, proven: ProvenBoundary | None) -> None:
+        """Publish a proven boundary; None withdraws it."""
+        self._save("claim", proven)
 
     def last_full_pass_ms(self) -> int | None:
         """Return the time of the last full pass; None: there was no full pass."""

@@ -361,7 +361,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ProvenBoundary:
     """No row carries a positive write pointer of an invalid transaction up to and including ``bound``."""
 
     bound: int

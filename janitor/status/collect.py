@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from janitor.boundary import claim as boundary
+from janitor import boundary
 from janitor.report import HELD, Entry, Report
 from janitor.rules.policy import Hold, Rule
 from janitor.run import guards
@@ -320,7 +320,7 @@ def _open_transaction(record: OpenIdRecord) -> OpenTransaction:
 def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     _, lowest = state.lowest_open(1)
     evidence = state.evidence()
-    present = boundary.claim(evidence, [record.pointer for record in lowest], terms.lifetime)
+    present = boundary.prove(evidence, [record.pointer for record in lowest], terms.lifetime)
     limits = [(str(limit.bound), limit.reason) for limit in present.limits]
     obstacles = list(present.obstacles)
     if not terms.lifetime_known:
@@ -330,13 +330,13 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     refuted = boundary.refutation(state)
     if refuted is not None:
         obstacles.insert(0, refuted.message)
-    claim = state.claim()
+    proven = state.boundary()
     # Without a configured lifetime the operator does not want a boundary.
-    last = str(claim.bound) if claim is not None and terms.lifetime_known else None
-    if claim is None or not boundary.in_force(claim, evidence, now_ms, terms.lifetime):
+    last = str(proven.bound) if proven is not None and terms.lifetime_known else None
+    if proven is None or not boundary.in_force(proven, evidence, now_ms, terms.lifetime):
         said = refuted.message if refuted else ""
         return BoundaryFigures(limits=limits, obstacles=obstacles, refuted=said, last=last)
-    return BoundaryFigures(str(claim.bound), claim.made_ms, claim.run_id, limits, obstacles, last=last)
+    return BoundaryFigures(str(proven.bound), proven.made_ms, proven.run_id, limits, obstacles, last=last)
 
 
 def _topics(state: State, overdue: Sequence[Entry], counts: Mapping[TopicId, TopicCount]) -> list[TopicFigures]:

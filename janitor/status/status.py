@@ -126,11 +126,11 @@ class SnapshotFigures(SnapshotRead):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryFigures:
-    """The prune boundary: the claim in force, and the limits of a present claim.
+    """The prune boundary in force, and the limits of a boundary that could be proven now.
 
     Attributes:
-        refuted: the refutation of the last claim, until there is another claim; empty otherwise.
-        last: the last claimed boundary, in force or not; None: no boundary is wanted.
+        refuted: the refutation of the last boundary, until another one is proven; empty otherwise.
+        last: the last proven boundary, in force or not; None: no boundary is wanted.
     """
 
     bound: str | None = None

@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from janitor.boundary.claim import Refutation
+from janitor.boundary import Refutation
 from janitor.report import DataTable
 from janitor.rules.policy import Frontier, Hold, admit, advance, freeze
 from janitor.rules.ranges import Lifetime
-from janitor.state.base import Claim, ClockAnchor, FrontierRecord, RunRecord, StoreRecord
+from janitor.state.base import ClockAnchor, FrontierRecord, ProvenBoundary, RunRecord, StoreRecord
 from janitor.state.figures import GuardNote
 from janitor.state.records import Mode
 from janitor.sweep.consumers import ConsumerHolds, ProcessedRows
@@ -133,7 +133,7 @@ class Preparation:
             transactions.
         decided: the time before which all transactions have ended.
         ids: the snapshot's invalid list compared with the ids known before; empty without a usable snapshot.
-        refutation: the refutation of the last claim; None: it was not refuted.
+        refutation: the refutation of the last proven boundary; None: it was not refuted.
     """
 
     now: ClockAnchor
@@ -160,11 +160,11 @@ class Preparation:
         """Return whether this store, or its transaction system, is not the one that was adopted (invariant S13)."""
         return not self.adopted or any(note.guard == "identity" for note in self.notes)
 
-    def contradicts(self, claim: Claim | None) -> bool:
-        """Return whether a transaction has become invalid that the claim counts as decided."""
-        if claim is None or claim.made_ms >= self.ids.seen_ms:
+    def contradicts(self, proven: ProvenBoundary | None) -> bool:
+        """Return whether a transaction has become invalid that the boundary counts as decided."""
+        if proven is None or proven.made_ms >= self.ids.seen_ms:
             return False
-        return any(pointer <= claim.bound for pointer in self.ids.new[:1])
+        return any(pointer <= proven.bound for pointer in self.ids.new[:1])
 
 
 @dataclass(frozen=True, slots=True)

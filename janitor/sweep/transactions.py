@@ -168,8 +168,8 @@ class InvalidListChange:
         still: open pointers that are still listed, sorted.
         new: listed pointers that were never seen before, sorted; at first contact there may be a million.
         gone: open pointers that left the list: their clients aborted, or an operator truncated the list.
-        left: closed pointers that left the list, truncated because of our claim. They are remembered for some time, so
-            that an audit can use them as evidence against the claim.
+        left: closed pointers that left the list, truncated because of the boundary. They are remembered for some time,
+            so that an audit can use them as evidence against it.
     """
 
     seen_ms: int
@@ -193,7 +193,7 @@ def observe(known: KnownIds, invalid: array[int], now_ms: int) -> InvalidListCha
     """
     left, others = differences(known.closed, invalid)
     absent, new = differences(array("q", known.open_ids), others)
-    # Closed by a pass that no longer counts (``State.known_ids``). They can still refute its claim.
+    # Closed by a pass that no longer counts (``State.known_ids``). They can still refute its boundary.
     left.extend(pointer for pointer in absent if known.open_ids[pointer].closed_ms is not None)
     gone = [pointer for pointer in absent if known.open_ids[pointer].closed_ms is None]
     unlisted = set(absent)
@@ -246,8 +246,8 @@ def mark_covered(
     no longer publish.
 
     Only full passes close ids, since they read rows of all times. A pass that searches a window relies on the agreement
-    of clocks; that is enough to invert early, but not for a claim. Each key must have been covered by a full pass that
-    started when the id was known already and nothing could be published under it any more.
+    of clocks; that is enough to invert early, but not for a boundary. Each key must have been covered by a full pass
+    that started when the id was known already and nothing could be published under it any more.
 
     Args:
         settled_ms: the start of the oldest full pass that covered some of the keys; None: this pass was not full.

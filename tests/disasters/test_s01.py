@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from janitor.boundary import claim as boundary
+from janitor import boundary
 from janitor.run import plan_file as plan
-from janitor.state.base import Claim, Evidence
+from janitor.state.base import Evidence, ProvenBoundary
 from tests.builders import DAY, HOUR, LIFETIME, MINUTE, NOW_MS, Topic, janitor, pointer, topic
 from tms_core.rowkey import MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import KEYS, MessageValue, Store
@@ -131,19 +131,19 @@ def narrow(file: Path, start: bytes, stop: bytes) -> None:
 @pytest.mark.parametrize(
     ("first_stop", "second_start", "covered"), [(b"k", b"k", True), (b"k\x00", b"k", True), (b"k", b"k\x00", False)]
 )
-def test_claim_of_two_intervals_needs_them_to_meet(first_stop: bytes, second_start: bytes, covered: bool) -> None:
+def test_boundary_of_two_intervals_needs_them_to_meet(first_stop: bytes, second_start: bytes, covered: bool) -> None:
     first = Evidence(b"", first_stop, NOW_MS, pointer(NOW_MS - DAY), NOW_MS, "run")
     second = replace(first, start=second_start, stop=None)
-    assert (boundary.claim([first, second], (), LIFETIME).bound is not None) == covered
+    assert (boundary.prove([first, second], (), LIFETIME).bound is not None) == covered
 
 
 @pytest.mark.parametrize(
     ("start", "stop", "covered"),
     [(b"", None, True), (b"\x00", None, False), (b"", b"\xff" * 40, False), (b"", generation_prefix(b"", 1), False)],
 )
-def test_claim_of_one_interval_needs_both_ends(start: bytes, stop: bytes | None, covered: bool) -> None:
+def test_boundary_of_one_interval_needs_both_ends(start: bytes, stop: bytes | None, covered: bool) -> None:
     evidence = Evidence(start, stop, NOW_MS, pointer(NOW_MS - DAY), NOW_MS, "run")
-    assert (boundary.claim([evidence], (), LIFETIME).bound is not None) == covered
+    assert (boundary.prove([evidence], (), LIFETIME).bound is not None) == covered
 
 
 @pytest.mark.parametrize(("late_ms", "closed"), [(-1, False), (0, True), (1, True)])
@@ -157,10 +157,10 @@ def test_open_transaction_is_closed_only_after_its_window(store: Store, late_ms:
 
 
 @pytest.mark.parametrize("began_ms", [NOW_MS - 10 * HOUR, NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms])
-def test_claim_ends_one_below_the_oldest_open_transaction(store: Store, began_ms: int) -> None:
+def test_boundary_ends_one_below_the_oldest_open_transaction(store: Store, began_ms: int) -> None:
     kit = janitor(store)
     kit.engine.run_once(adopt=True)
     writable = pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.grace_ms)
-    assert kit.state.claim() == Claim(writable - 1, NOW_MS, kit.state.runs(1)[0].id)
-    late = boundary.claim(kit.state.evidence(), [pointer(began_ms)], LIFETIME)
+    assert kit.state.boundary() == ProvenBoundary(writable - 1, NOW_MS, kit.state.runs(1)[0].id)
+    late = boundary.prove(kit.state.evidence(), [pointer(began_ms)], LIFETIME)
     assert late.bound == pointer(began_ms) - 1

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.boundary import claim as boundary
+from janitor import boundary
 from janitor.rules.ranges import topic_stop
 from tests.builders import (
     DAY,
@@ -45,7 +45,7 @@ def test_given_a_pattern_that_fits_no_topic_when_run_then_nothing_is_touched(sto
     report = kit.engine.run_once(patterns=("nowhere:*",))
     assert orders.messages() == before
     assert report.topics == []
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
     assert kit.state.last_full_pass_ms() is None
 
 
@@ -126,8 +126,8 @@ def test_given_nothing_deleted_when_run_then_nothing_is_compacted(store: Store) 
     assert compacted == []
 
 
-def test_no_evidence_makes_no_claim_and_not_one_at_zero() -> None:
-    found = boundary.claim([], (), LIFETIME)
+def test_no_evidence_makes_no_boundary_and_not_one_at_zero() -> None:
+    found = boundary.prove([], (), LIFETIME)
     assert found.bound is None
     assert found.obstacles
 

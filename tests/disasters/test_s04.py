@@ -1,4 +1,4 @@
-"""S4: a claim is made only after a whole, clean, durable pass under a snapshot older than the pass."""
+"""S4: a boundary is made only after a whole, clean, durable pass under a snapshot older than the pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.boundary.claim import find_gap
+from janitor.boundary import find_gap
 from janitor.status import collect
 from janitor.status.collect import Deployment
 from janitor.status.health import judge
@@ -56,11 +56,11 @@ def prepared(store: Store) -> tuple[Kit, Topic]:
 
 
 def assert_true(kit: Kit) -> None:
-    """The audit: no row carries a positive pointer of an invalid transaction up to the claim."""
-    claim = kit.state.claim()
+    """The audit: no row carries a positive pointer of an invalid transaction up to the boundary."""
+    proven = kit.state.boundary()
     cells = kit.store.message.read(CELLS, b"", None, 1_000_000).items
     left = [cell for cell in cells if cell.pointer > 0 and cell.pointer in kit.snapshots.invalid]
-    assert claim is None or all(cell.pointer > claim.bound for cell in left)
+    assert proven is None or all(cell.pointer > proven.bound for cell in left)
 
 
 def fail(name: str) -> Callable[[Call], None]:
@@ -71,17 +71,17 @@ def fail(name: str) -> Callable[[Call], None]:
     return watcher
 
 
-def test_whole_clean_pass_claims_the_old_transaction(store: Store) -> None:
+def test_whole_clean_pass_proves_the_old_transaction(store: Store) -> None:
     kit, orders = prepared(store)
     report = kit.engine.run_once()
-    claim = kit.state.claim()
-    assert claim is not None
-    assert claim.bound == report.boundary == OLD
+    proven = kit.state.boundary()
+    assert proven is not None
+    assert proven.bound == report.boundary == OLD
     assert orders.pointers() == [-OLD]
     assert_true(kit)
 
 
-def test_rows_put_back_need_a_search_before_a_claim(store: Store) -> None:
+def test_rows_put_back_need_a_search_before_a_boundary(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     kit.clock.advance(MINUTE)
@@ -89,25 +89,25 @@ def test_rows_put_back_need_a_search_before_a_claim(store: Store) -> None:
     orders.tx(OLD, NOW_MS - 9 * HOUR)
     kit.engine.adopt()
     assert_true(kit)
-    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
     assert kit.run_after(MINUTE).boundary == OLD
     assert set(orders.pointers()) == {-OLD}
 
 
 @pytest.mark.parametrize("call", ["message.delete", "message.invert"])
-def test_given_an_error_in_one_topic_when_run_then_nothing_is_claimed(store: Store, call: str) -> None:
+def test_given_an_error_in_one_topic_when_run_then_nothing_is_proven(store: Store, call: str) -> None:
     kit, _ = prepared(store)
     watch(store, before=fail(call))
     report = kit.engine.run_once()
     assert report.errors
-    assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
+    assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
 @pytest.mark.parametrize("patterns", [("default:orders",), ("default:*",), ("*",)])
-def test_run_of_some_topics_claims_nothing(store: Store, patterns: tuple[str, ...]) -> None:
+def test_run_of_some_topics_proves_nothing(store: Store, patterns: tuple[str, ...]) -> None:
     kit, _ = prepared(store)
     report = kit.engine.run_once(patterns=patterns)
-    assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
+    assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
 def test_run_of_some_topics_leaves_its_transactions_to_search(store: Store) -> None:
@@ -127,43 +127,43 @@ def test_run_of_some_topics_leaves_its_transactions_to_search(store: Store) -> N
     ],
     ids=["stale", "future", "missing"],
 )
-def test_given_no_usable_snapshot_when_run_then_nothing_is_claimed(store: Store, spoil: Callable[[Kit], None]) -> None:
+def test_given_no_usable_snapshot_when_run_then_nothing_is_proven(store: Store, spoil: Callable[[Kit], None]) -> None:
     kit, orders = prepared(store)
     spoil(kit)
     report = kit.engine.run_once()
-    assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
+    assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
     assert orders.pointers() == [OLD]
 
 
-def test_given_an_unknown_lifetime_when_run_then_it_inverts_but_claims_nothing(store: Store) -> None:
+def test_given_an_unknown_lifetime_when_run_then_it_inverts_but_proves_nothing(store: Store) -> None:
     kit, orders = prepared(store)
     unsure = kit.restart(lifetime_known=False)
     report = unsure.engine.run_once()
     assert orders.pointers() == [-OLD]
-    assert (report.boundary, kit.state.claim()) == (None, None)
+    assert (report.boundary, kit.state.boundary()) == (None, None)
     assert "max_lifetime_seconds" in " ".join(unsure.engine.boundary()[1].obstacles)
 
 
-def test_given_an_applied_plan_when_it_ends_then_nothing_is_claimed(store: Store, tmp_path: Path) -> None:
+def test_given_an_applied_plan_when_it_ends_then_nothing_is_proven(store: Store, tmp_path: Path) -> None:
     kit, orders = prepared(store)
     kit.engine.preview(out=tmp_path / "plan.json")
     kit.engine.carry_out(tmp_path / "plan.json")
     assert orders.pointers() == [-OLD]
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
 
 
-def test_client_that_may_still_write_ends_the_claim_below_it(store: Store) -> None:
+def test_client_that_may_still_write_ends_the_boundary_below_it(store: Store) -> None:
     kit, orders = prepared(store)
     orders.tx(YOUNG, NOW_MS - MINUTE)
     kit.snapshots.invalid = [OLD, YOUNG]
     kit.engine.run_once()
-    claim = kit.state.claim()
-    assert claim is not None
-    assert claim.bound < YOUNG
+    proven = kit.state.boundary()
+    assert proven is not None
+    assert proven.bound < YOUNG
     assert orders.pointers() == [-OLD, -YOUNG]
 
 
-def test_client_that_publishes_after_the_scan_is_never_claimed(store: Store) -> None:
+def test_client_that_publishes_after_the_scan_is_never_proven(store: Store) -> None:
     kit, orders = prepared(store)
     kit.snapshots.invalid = [OLD, YOUNG]
     kit.engine.run_once()
@@ -177,16 +177,16 @@ def test_client_that_publishes_after_the_scan_is_never_claimed(store: Store) -> 
     kit.run_after(2)
     assert kit.state.open_ids()[YOUNG].closed_ms is None, "only a full pass looks at rows of any time"
     kit.run_after(DAY)
-    claim = kit.state.claim()
-    assert claim is not None
-    assert claim.bound == YOUNG
+    proven = kit.state.boundary()
+    assert proven is not None
+    assert proven.bound == YOUNG
     assert orders.pointers() == [-OLD, -YOUNG, -YOUNG, -YOUNG]
 
 
-def test_pass_over_a_window_inverts_and_leaves_the_claim(store: Store) -> None:
+def test_pass_over_a_window_inverts_and_leaves_the_boundary(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
-    before = (kit.state.claim(), kit.state.evidence())
+    before = (kit.state.boundary(), kit.state.evidence())
     younger = pointer(NOW_MS - 3 * HOUR)
     kit.snapshots.invalid = [OLD, younger]
     orders.tx(younger, NOW_MS - 2 * HOUR)
@@ -195,7 +195,7 @@ def test_pass_over_a_window_inverts_and_leaves_the_claim(store: Store) -> None:
     report = kit.run_after(12 * HOUR)
     assert not report.full
     assert sorted(filter(None, orders.pointers())) == [-younger, -OLD, younger]
-    assert (kit.state.claim(), kit.state.evidence()) == before
+    assert (kit.state.boundary(), kit.state.evidence()) == before
     assert (report.boundary, kit.state.open_ids()[younger].closed_ms) == (OLD, None)
     assert_true(kit)
     report = kit.run_after(12 * HOUR)
@@ -205,7 +205,7 @@ def test_pass_over_a_window_inverts_and_leaves_the_claim(store: Store) -> None:
 
 @pytest.mark.parametrize("place", [b"", b"default:orders:", b"~"], ids=["before", "in a topic", "behind"])
 @pytest.mark.parametrize(("write_pointer", "ends_below"), [(OLD, OLD), (OLD - 5, OLD - 5), (OLD - 1, OLD + 1)])
-def test_foreign_key_with_an_invalid_pointer_limits_claim(
+def test_foreign_key_with_an_invalid_pointer_limits_boundary(
     store: Store, write_pointer: int, ends_below: int, place: bytes
 ) -> None:
     kit, _ = prepared(store)
@@ -258,30 +258,30 @@ def test_full_pass_without_a_snapshot_is_repeated_with_one(store: Store) -> None
     assert not kit.run_after(MINUTE).full
 
 
-def test_claim_is_withdrawn_by_a_pass_that_can_claim_nothing(store: Store) -> None:
+def test_boundary_is_withdrawn_by_a_pass_that_proves_nothing(store: Store) -> None:
     kit, _ = prepared(store)
     assert kit.engine.run_once().boundary == OLD
     kit.snapshots.invalid = [1, OLD]
     store.message.put([(b"foreign", MessageValue(1, b"?"))])
     assert kit.run_after(DAY).boundary is None
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
     assert kit.engine.verify().refuted == 0
 
 
-def test_claim_made_after_a_plan_is_in_the_report_of_its_apply(store: Store, tmp_path: Path) -> None:
+def test_boundary_made_after_a_plan_is_in_the_report_of_its_apply(store: Store, tmp_path: Path) -> None:
     kit, _ = prepared(store)
     kit.engine.preview(out=tmp_path / "plan.json")
     assert kit.run_after(MINUTE).boundary == OLD
     assert kit.engine.carry_out(tmp_path / "plan.json").boundary == OLD
 
 
-def test_clocks_beyond_the_grace_leave_open_transactions_unclaimed(store: Store) -> None:
+def test_clocks_beyond_the_grace_leave_open_transactions_unproven(store: Store) -> None:
     topic(store, "default:orders", ttl_seconds=3600)
     report = janitor(store, lifetime=LIFETIME._replace(grace_ms=0)).engine.run_once(adopt=True)
     assert report.boundary == pointer(NOW_MS - LIFETIME.max_ms - LIFETIME.allowance_ms) - 1
 
 
-def test_longer_lifetime_opens_transactions_and_lowers_the_claim(store: Store) -> None:
+def test_longer_lifetime_opens_transactions_and_lowers_the_boundary(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
     assert kit.state.open_ids()[OLD].closed_ms == NOW_MS
@@ -299,16 +299,16 @@ def test_longer_lifetime_opens_transactions_and_lowers_the_claim(store: Store) -
     assert report.boundary < OLD
 
 
-def test_claim_of_a_clock_set_back_is_withdrawn_by_a_failed_pass(store: Store) -> None:
+def test_boundary_of_a_clock_set_back_is_withdrawn_by_a_failed_pass(store: Store) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     assert kit.engine.run_once().boundary == OLD
     kit.clock.step(-HOUR)
     report = kit.engine.run_once(patterns=("default:*",))
-    assert (report.tripped, report.boundary, kit.state.claim()) == (False, None, None)
+    assert (report.tripped, report.boundary, kit.state.boundary()) == (False, None, None)
 
 
-def test_claim_of_a_clock_set_back_is_not_in_force(store: Store) -> None:
+def test_boundary_of_a_clock_set_back_is_not_in_force(store: Store) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.engine.run_once()
@@ -316,18 +316,18 @@ def test_claim_of_a_clock_set_back_is_not_in_force(store: Store) -> None:
     assert (kit.engine.preview().boundary, kit.engine.boundary()[0], kit.engine.verify().bound) == (None, None, None)
 
 
-def test_claim_of_a_clock_set_back_is_made_again_by_a_whole_pass(store: Store) -> None:
+def test_boundary_of_a_clock_set_back_is_made_again_by_a_whole_pass(store: Store) -> None:
     kit, _ = prepared(store)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     kit.engine.run_once()
     kit.clock.step(-HOUR)
     report = kit.engine.run_once()
-    claim = kit.state.claim()
-    assert claim is not None
-    assert (claim.bound, claim.made_ms, report.boundary, report.full) == (OLD, NOW_MS - HOUR, OLD, True)
+    proven = kit.state.boundary()
+    assert proven is not None
+    assert (proven.bound, proven.made_ms, report.boundary, report.full) == (OLD, NOW_MS - HOUR, OLD, True)
 
 
-def test_claim_in_force_is_still_reported_by_a_pass_without_one(store: Store) -> None:
+def test_boundary_in_force_is_still_reported_by_a_pass_without_one(store: Store) -> None:
     kit, _ = prepared(store)
     kit.engine.run_once()
     for patterns, age_ms in ((("default:orders",), 0), ((), 0), ((), 121_000)):
@@ -336,7 +336,7 @@ def test_claim_in_force_is_still_reported_by_a_pass_without_one(store: Store) ->
         assert kit.engine.run_once(patterns=patterns).boundary == OLD
 
 
-def test_transaction_invalid_during_the_scan_is_not_claimed(store: Store) -> None:
+def test_transaction_invalid_during_the_scan_is_not_proven(store: Store) -> None:
     kit, orders = prepared(store)
     late = OLD + 1
     orders.tx(late, NOW_MS - 9 * HOUR)
@@ -348,9 +348,9 @@ def test_transaction_invalid_during_the_scan_is_not_claimed(store: Store) -> Non
     watch(store, after=invalidate)
     kit.snapshots.in_progress = [late]
     kit.engine.run_once()
-    claim = kit.state.claim()
-    assert claim is not None
-    assert claim.bound < late
+    proven = kit.state.boundary()
+    assert proven is not None
+    assert proven.bound < late
     assert_true(kit)
 
 
@@ -364,17 +364,17 @@ def test_snapshot_is_read_once_and_before_the_first_row(store: Store) -> None:
     assert kit.snapshots.asked == asked + 1
 
 
-def test_given_a_store_that_fails_to_sync_when_run_then_nothing_is_claimed(store: Store) -> None:
+def test_given_a_store_that_fails_to_sync_when_run_then_nothing_is_proven(store: Store) -> None:
     kit, _ = prepared(store)
     watch(store, before=fail("message.sync"))
     with pytest.raises(StoreError, match="disk is full"):
         kit.engine.run_once()
-    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
     assert kit.state.runs(1)[0].result == "failed"
 
 
 class PowerLoss:
-    """A power failure that undoes unsynced changes when the claim is written."""
+    """A power failure that undoes unsynced changes when the boundary is written."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -392,13 +392,13 @@ class PowerLoss:
         self.store.message.put(self.pending)
 
 
-def test_power_failure_at_the_claim_leaves_a_true_claim(store: Store) -> None:
+def test_power_failure_at_the_boundary_leaves_a_true_boundary(store: Store) -> None:
     kit, orders = prepared(store)
     orders.tx(OLD, NOW_MS - 31 * DAY)
     power = PowerLoss(store)
-    watch_state(kit.state, before=lambda call: power.strike() if call.name == "state.save_claim" else None)
+    watch_state(kit.state, before=lambda call: power.strike() if call.name == "state.save_boundary" else None)
     kit.engine.run_once()
-    assert kit.state.claim() is not None
+    assert kit.state.boundary() is not None
     assert_true(kit)
 
 
@@ -413,21 +413,21 @@ def test_leveldb_syncs_the_batch_of_an_inversion(tmp_path: Path, monkeypatch: py
         assert spy.unsynced_batches == 1
 
 
-def test_claim_stands_and_is_true_when_a_later_pass_cannot_claim(store: Store) -> None:
+def test_boundary_stands_and_is_true_when_a_later_pass_cannot_prove_one(store: Store) -> None:
     kit, orders = prepared(store)
     kit.engine.run_once()
-    before = kit.state.claim()
+    before = kit.state.boundary()
     kit.clock.advance(HOUR)
     younger = pointer(NOW_MS + MINUTE)
     orders.tx(younger, NOW_MS + 2 * MINUTE)
     kit.snapshots.invalid = [OLD, younger]
     kit.snapshots.age_ms = 121_000
     kit.engine.run_once()
-    assert kit.state.claim() == before
+    assert kit.state.boundary() == before
     assert_true(kit)
 
 
-def test_given_evidence_with_a_hole_when_asked_then_there_is_no_claim(store: Store) -> None:
+def test_given_evidence_with_a_hole_when_asked_then_there_is_no_boundary(store: Store) -> None:
     kit, _ = prepared(store)
     kit.engine.run_once()
     [whole] = kit.state.evidence()
@@ -437,7 +437,7 @@ def test_given_evidence_with_a_hole_when_asked_then_there_is_no_claim(store: Sto
     assert "6d to 6e" in explained.obstacles[0]
 
 
-def test_given_a_claim_when_other_runs_follow_then_each_report_says_it(store: Store, tmp_path: Path) -> None:
+def test_given_a_boundary_when_other_runs_follow_then_each_report_says_it(store: Store, tmp_path: Path) -> None:
     kit, _ = prepared(store)
     assert kit.engine.run_once().boundary == OLD
     kit.engine.preview(out=tmp_path / "plan.json")
@@ -445,7 +445,7 @@ def test_given_a_claim_when_other_runs_follow_then_each_report_says_it(store: St
     assert kit.engine.run_once(patterns=("default:orders",)).boundary == OLD
 
 
-def test_claim_by_a_shorter_lifetime_is_not_in_force(store: Store) -> None:
+def test_boundary_by_a_shorter_lifetime_is_not_in_force(store: Store) -> None:
     kit, orders = prepared(store)
     assert kit.engine.run_once().boundary == OLD
     raised = kit.restart(lifetime=LIFETIME._replace(max_ms=12 * HOUR))
@@ -457,14 +457,14 @@ def test_claim_by_a_shorter_lifetime_is_not_in_force(store: Store) -> None:
     assert kit.engine.boundary()[0] is not None
 
 
-def test_clock_set_back_forgets_claim_and_evidence_of_the_future(store: Store) -> None:
+def test_clock_set_back_forgets_boundary_and_evidence_of_the_future(store: Store) -> None:
     kit, _ = prepared(store)
     assert kit.engine.run_once().boundary == OLD
     kit.clock.step(-10 * MINUTE)
     kit.snapshots.write_pointer = pointer(NOW_MS)
     watch(store, before=fail("message.cells"))
     assert kit.engine.run_once().boundary is None
-    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
     assert kit.engine.boundary()[1].bound is None
 
 
@@ -472,12 +472,12 @@ def test_clock_set_back_forgets_claim_and_evidence_of_the_future(store: Store) -
 # ----------------------------------------------------------------------------------------------
 
 
-def test_given_a_paused_topic_when_run_then_nothing_is_claimed_until_it_is_resumed(store: Store) -> None:
+def test_given_a_paused_topic_when_run_then_nothing_is_proven_until_it_is_resumed(store: Store) -> None:
     kit, orders = prepared(store)
     other = topic(store, "default:other", ttl_seconds=86400).tx(OLD, NOW_MS - HOUR)
     kit.state.pause("default:orders", NOW_MS)
     report = kit.engine.run_once()
-    assert (report.full, report.boundary, kit.state.claim(), kit.state.evidence()) == (True, None, None, [])
+    assert (report.full, report.boundary, kit.state.boundary(), kit.state.evidence()) == (True, None, None, [])
     assert (orders.pointers(), other.pointers()) == ([None, OLD], [-OLD])
     assert kit.state.open_ids()[OLD].scanned_ms is None
     kit.state.resume("default:orders")
@@ -487,16 +487,16 @@ def test_given_a_paused_topic_when_run_then_nothing_is_claimed_until_it_is_resum
 
 
 @pytest.mark.parametrize("name", ["message.keys", "message.cells", "message.delete", "message.invert", "payload.keys"])
-def test_pause_inside_a_pass_leaves_a_true_claim(store: Store, name: str) -> None:
+def test_pause_inside_a_pass_leaves_a_true_boundary(store: Store, name: str) -> None:
     kit, orders = prepared(store)
     watch(store, before=lambda call: kit.state.pause("*", 0) if call.name == name else None)
     report = kit.engine.run_once()
     assert_true(kit)
     if OLD in orders.pointers():
-        assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
+        assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
-def test_pause_of_absent_topics_claims_nothing_either(store: Store) -> None:
+def test_pause_of_absent_topics_proves_nothing_either(store: Store) -> None:
     """There may be rows of them all the same."""
     kit, _ = prepared(store)
     kit.state.pause("nowhere:*", 0)
@@ -523,7 +523,7 @@ def test_topic_paused_for_days_makes_one_full_pass_a_day(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["message.cells", "payload.keys"])
 @pytest.mark.parametrize("ending", ["interrupted", "lease"])
-def test_run_ended_early_claims_nothing(store: Store, ending: str, name: str) -> None:
+def test_run_ended_early_proves_nothing(store: Store, ending: str, name: str) -> None:
     kit, _ = prepared(store)
     lease = Lease(kit.state, "a", 60, kit.clock)
     lease.acquire()
@@ -539,7 +539,7 @@ def test_run_ended_early_claims_nothing(store: Store, ending: str, name: str) ->
     watch(store, before=end)
     report = kit.restart(lease=lease, is_stopping=lambda: asked == ["interrupted"]).engine.run_once()
     assert kit.state.runs(1)[0].result == "interrupted"
-    assert (report.boundary, kit.state.claim()) == (None, None)
+    assert (report.boundary, kit.state.boundary()) == (None, None)
     # What was searched to its end is evidence for the run that goes on.
     assert (find_gap(kit.state.evidence()) is None) == (name == "payload.keys")
     assert kit.state.last_full_pass_ms() is None
@@ -559,21 +559,22 @@ def test_failure_before_the_sync_is_synced_by_the_next(tmp_path: Path, monkeypat
         with pytest.raises(RuntimeError, match="a bug of ours"):
             kit.engine.run_once()
         assert orders.times() == [NOW_MS - 9 * HOUR]
-        assert kit.state.claim() is None
+        assert kit.state.boundary() is None
         failing[0] = False
         synced: list[str] = []
         monkeypatch.setattr("os.fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name))
-        before_claim: list[int] = []
+        before_save: list[int] = []
         watch_state(
-            kit.state, before=lambda call: before_claim.append(len(synced)) if call.name == "state.save_claim" else None
+            kit.state,
+            before=lambda call: before_save.append(len(synced)) if call.name == "state.save_boundary" else None,
         )
-        # when the next run in the same process has nothing left to delete and claims,
+        # when the next run in the same process has nothing left to delete and publishes its boundary,
         kit.run_after(1)
-        claim = kit.state.claim()
-        assert claim is not None
-        assert claim.bound == OLD
+        proven = kit.state.boundary()
+        assert proven is not None
+        assert proven.bound == OLD
         # then the log with those deletes was synced before.
-        assert any(name.endswith(".log") for name in synced[: before_claim[0]])
+        assert any(name.endswith(".log") for name in synced[: before_save[0]])
 
 
 def test_run_without_deletes_syncs_before_its_proof(store: Store) -> None:
@@ -588,11 +589,11 @@ def test_run_without_deletes_syncs_before_its_proof(store: Store) -> None:
     assert {"message.sync", "payload.sync"} <= set(calls[:evidence])
 
 
-# --- a claim that turns out to be false -------------------------------------------------------------------------------
+# --- a false boundary -------------------------------------------------------------------------------------------------
 
 
 def refuted(store: Store) -> tuple[Kit, Topic]:
-    """A claim, and a row behind its back that makes it false."""
+    """A boundary, and a row that a tool wrote later, which makes it false."""
     kit, orders = prepared(store)
     kit.engine.run_once()
     kit.clock.advance(MINUTE)
@@ -600,13 +601,13 @@ def refuted(store: Store) -> tuple[Kit, Topic]:
     return kit, orders
 
 
-def test_false_claim_when_verified_is_withdrawn_and_searched_again(store: Store) -> None:
+def test_false_boundary_when_verified_is_withdrawn_and_searched_again(store: Store) -> None:
     kit, orders = refuted(store)
     found = kit.engine.verify()
     assert found.refuted == 1
-    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
-    claim, present = kit.engine.boundary()
-    assert claim is None
+    assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
+    proven, present = kit.engine.boundary()
+    assert proven is None
     assert "is refuted, and withdrawn" in present.obstacles[0]
     report = kit.run_after(MINUTE)
     assert (report.full, report.boundary) == (True, OLD)
@@ -616,7 +617,7 @@ def test_false_claim_when_verified_is_withdrawn_and_searched_again(store: Store)
     assert kit.engine.verify().refuted == 0
 
 
-def test_false_claim_when_verified_is_shown_until_the_next_claim(store: Store) -> None:
+def test_false_boundary_when_verified_is_shown_until_the_next_boundary(store: Store) -> None:
     kit, _ = refuted(store)
     assert judge(seen(kit)).level == "well"
     kit.engine.verify()
@@ -628,7 +629,7 @@ def test_false_claim_when_verified_is_shown_until_the_next_claim(store: Store) -
     assert judge(seen(kit)).level == "well"
 
 
-def test_refuted_claim_of_a_paused_topic_makes_one_full_run(store: Store) -> None:
+def test_refuted_boundary_of_a_paused_topic_makes_one_full_run(store: Store) -> None:
     kit, orders = refuted(store)
     kit.engine.verify()
     topic(store, "default:other", ttl_seconds=60)
@@ -639,7 +640,7 @@ def test_refuted_claim_of_a_paused_topic_makes_one_full_run(store: Store) -> Non
     assert judge(seen(kit)).reasons[0].about == "boundary"
 
 
-def test_claim_refuted_during_a_run_is_not_made_by_it(store: Store) -> None:
+def test_boundary_refuted_during_a_run_is_not_made_by_it(store: Store) -> None:
     kit, orders = refuted(store)
     kit.clock.advance(DAY)
     beside = kit.restart()
@@ -654,10 +655,10 @@ def test_claim_refuted_during_a_run_is_not_made_by_it(store: Store) -> None:
     watch(store, before=verify)
     assert kit.engine.run_once().full
     assert done == [1]
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
     assert_true(kit)
     assert kit.run_after(MINUTE).full
-    assert kit.state.claim() is not None
+    assert kit.state.boundary() is not None
     assert_true(kit)
 
 

@@ -67,7 +67,7 @@ def test_plan_changes_nothing_in_the_state_that_a_run_goes_by(store: Store) -> N
     kit.clock.advance(HOUR)
     kit.engine.preview()
     assert (kit.state.frontiers(), kit.state.anchor(), kit.state.open_ids(), kit.state.store()) == before
-    assert (kit.state.claim(), kit.state.evidence(), kit.state.runs(10)) == (None, [], [])
+    assert (kit.state.boundary(), kit.state.evidence(), kit.state.runs(10)) == (None, [], [])
 
 
 def test_plan_on_a_clone_leaves_every_file_of_the_store(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_run_on_a_clone_fails_and_leaves_the_store(tmp_path: Path) -> None:
         kit = planner(cloned)
         with pytest.raises(StoreError, match="only reads the store"):
             kit.engine.run_once(adopt=True)
-        assert kit.state.claim() is None
+        assert kit.state.boundary() is None
         assert [entry.rows for entry in kit.state.ledger(100)] in ([], [None])
     assert digests(tmp_path / "messaging") == before
 

@@ -61,12 +61,12 @@ def test_clock_that_jumped_writes_nothing_and_tells_everybody(store: Store) -> N
     kit, orders = prepared(store)
     orders.tx(INVALID, NOW_MS - MINUTE)
     kit.snapshots.invalid = [INVALID]
-    before = (kit.state.frontiers(), kit.state.anchor(), kit.state.claim(), kit.state.open_ids())
+    before = (kit.state.frontiers(), kit.state.anchor(), kit.state.boundary(), kit.state.open_ids())
     kit.clock.step(10 * DAY)
     report = kit.engine.run_once()
     assert orders.times() == [NOW_MS - DAY + HOUR, NOW_MS - MINUTE]
     assert orders.pointers() == [None, INVALID]
-    assert (kit.state.frontiers(), kit.state.anchor(), kit.state.claim(), kit.state.open_ids()) == before
+    assert (kit.state.frontiers(), kit.state.anchor(), kit.state.boundary(), kit.state.open_ids()) == before
     assert clock_notes(report) == [True]
     [run] = kit.state.runs(1)
     assert (run.result, run.blocked_by) == ("blocked", ("clock",))

@@ -178,9 +178,9 @@ def test_given_two_failures_when_the_next_run_succeeds_then_they_are_forgotten(s
         assert kit.strikes == {}
 
 
-def test_given_a_quarantined_topic_when_run_then_nothing_is_claimed_until_it_is_done(store: Store) -> None:
+def test_given_a_quarantined_topic_when_run_then_nothing_is_proven_until_it_is_done(store: Store) -> None:
     kit = QuarantineKit(store)
-    assert kit.janitor.state.claim() is not None
+    assert kit.janitor.state.boundary() is not None
     kit.bad.tx(OLD - 1, kit.janitor.clock.now_ms())
     kit.janitor.snapshots.invalid = [OLD - 1, *kit.janitor.snapshots.invalid]
     kit.strike_out()
@@ -189,7 +189,7 @@ def test_given_a_quarantined_topic_when_run_then_nothing_is_claimed_until_it_is_
         kit.janitor.state.save_strikes({kit.bad.id: Strikes(9, 0, "it fails.", 0, kit.janitor.clock.now_ms() + DAY)})
         kit.run(wait_ms)
         # An id that becomes invalid below a claim speaks against it.
-        assert (kit.janitor.state.claim(), kit.janitor.state.evidence()) == (None, evidence)
+        assert (kit.janitor.state.boundary(), kit.janitor.state.evidence()) == (None, evidence)
     assert (OLD - 1) in kit.bad.pointers()
     kit.trouble.mended = True
     report = kit.run(DAY)
@@ -380,12 +380,12 @@ def test_damage_at_the_start_of_a_topic_spares_those_behind(patient: bool) -> No
         assert kit.others_are_done()
 
 
-def test_damage_between_two_topics_spares_both_and_claims_nothing() -> None:
+def test_damage_between_two_topics_spares_both_and_proves_nothing() -> None:
     store = MemoryStore()
     stray = Topic(store, topic(store, "default:bb", ttl_seconds=1).id)
     stray.write_metadata(b"{").plain(1)
     kit = QuarantineKit(store)
-    claim = kit.janitor.state.claim()
+    proven = kit.janitor.state.boundary()
     kit.trouble.mended = True
     kit.janitor.clock.advance(DAY)
     watch(store, before=damaged(store, stray))
@@ -393,7 +393,7 @@ def test_damage_between_two_topics_spares_both_and_claims_nothing() -> None:
     assert report.full
     assert report.errors
     assert kit.others_are_done()
-    assert (kit.janitor.state.claim(), kit.strikes) == (claim, {})
+    assert (kit.janitor.state.boundary(), kit.strikes) == (proven, {})
 
 
 def test_store_that_cannot_be_read_quarantines_nobody() -> None:

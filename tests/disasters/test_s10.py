@@ -277,7 +277,7 @@ def hanging(at_call: int) -> tuple[Kit, Kit, Hang, Topic]:
 def test_run_that_hangs_in_any_call_writes_nothing_when_it_wakes() -> None:
     for at_call in range(1, 200):
         kit, other, hang, orders = hanging(at_call)
-        frontiers, claim = kit.state.frontiers(), kit.state.claim()
+        frontiers, proven = kit.state.frontiers(), kit.state.boundary()
         report = kit.engine.run_once()
         if hang.hung is None:
             break
@@ -289,6 +289,6 @@ def test_run_that_hangs_in_any_call_writes_nothing_when_it_wakes() -> None:
         assert orders.pointers() == [None, -INVALID]
         assert other.state.runs(1)[0].result == "done"
         if kit.state.runs(1)[0].result == "interrupted":
-            assert (kit.state.frontiers(), kit.state.claim()) == (frontiers, claim)
+            assert (kit.state.frontiers(), kit.state.boundary()) == (frontiers, proven)
             assert report.guards[-1].guard == "lease"
     assert at_call > 15

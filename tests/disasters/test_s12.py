@@ -87,7 +87,7 @@ def test_lease_taken_over_at_any_call_ends_with_the_begun_batch() -> None:
     for at_call in range(1, CALLS):
         pair = Pair(MemoryStore())
         pair.leases[0].acquire()
-        frontiers, claim = pair.first.state.frontiers(), pair.first.state.claim()
+        frontiers, proven = pair.first.state.frontiers(), pair.first.state.boundary()
         taken = TakenOver(pair, at_call)
         report = pair.first.engine.run_once()
         if taken.at is None:
@@ -99,8 +99,8 @@ def test_lease_taken_over_at_any_call_ends_with_the_begun_batch() -> None:
         if run.result == "interrupted":
             seen.add(taken.at)
             assert pair.first.state.report(run.id, Report) == report
-            assert (pair.first.state.frontiers(), pair.first.state.claim()) == (frontiers, claim)
-            assert report.boundary == (claim.bound if claim else None)
+            assert (pair.first.state.frontiers(), pair.first.state.boundary()) == (frontiers, proven)
+            assert report.boundary == (proven.bound if proven else None)
         pair.second.engine.run_once()
         assert pair.is_clean()
     assert at_call > 40
@@ -227,7 +227,7 @@ def test_state_that_cannot_be_read_before_a_batch_prevents_it() -> None:
 def test_state_written_by_another_at_the_end_means_a_lost_lease(call: str) -> None:
     pair = Pair(MemoryStore())
     pair.leases[0].acquire()
-    claim = pair.first.state.claim()
+    proven = pair.first.state.boundary()
 
     def refuse(asked: Call) -> None:
         if asked.name == f"state.{call}":
@@ -237,7 +237,7 @@ def test_state_written_by_another_at_the_end_means_a_lost_lease(call: str) -> No
     watch_state(pair.first.state, before=refuse)
     report = pair.first.engine.run_once()
     assert (report.guards[-1].guard, report.guards[-1].tripped) == ("lease", False)
-    assert call == "finish_run" or pair.first.state.claim() == claim
+    assert call == "finish_run" or pair.first.state.boundary() == proven
 
 
 def test_former_holder_keeps_the_adoption_of_a_restored_store(monkeypatch: pytest.MonkeyPatch) -> None:

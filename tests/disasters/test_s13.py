@@ -115,13 +115,13 @@ def test_state_reused_for_another_store_is_not_believed(known: Kit, tmp_path: Pa
         kit = known.restart(store=store)
         assert kit.engine.run_once().tripped
         assert kit.state.store() == before
-        assert kit.state.claim() is not None
+        assert kit.state.boundary() is not None
         kit.engine.adopt()
         after = kit.state.store()
         assert before is not None
         assert after is not None
         assert after.mark != before.mark
-        assert (kit.state.claim(), kit.state.evidence(), kit.state.open_ids()) == (None, [], {})
+        assert (kit.state.boundary(), kit.state.evidence(), kit.state.open_ids()) == (None, [], {})
         assert kit.state.last_full_pass_ms() is None
         kit.engine.run_once()
         assert orders(store).pointers() == [-OLD]
@@ -192,13 +192,13 @@ def test_backup_put_back_is_a_first_contact(backup: Path, known: Kit, folder: Pa
         assert_first_contact(known.restart(store=store))
 
 
-def test_backup_put_back_withdraws_the_claim(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
-    assert known.state.claim() is not None
+def test_backup_put_back_withdraws_the_boundary(backup: Path, known: Kit, folder: Path, restore: Restore) -> None:
+    assert known.state.boundary() is not None
     restore(backup, folder)
     with LevelDBStore(folder) as store:
         kit = known.restart(store=store)
         kit.engine.run_once()
-    assert (known.state.claim(), known.state.evidence(), known.state.last_full_pass_ms()) == (None, [], None)
+    assert (known.state.boundary(), known.state.evidence(), known.state.last_full_pass_ms()) == (None, [], None)
 
 
 def test_backup_put_back_is_told_by_a_plan(
@@ -258,7 +258,7 @@ def test_given_a_table_that_is_gone_when_run_then_it_is_a_first_contact(known: K
         assert_first_contact(known.restart(store=store))
 
 
-def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_claimed(store: Store) -> None:
+def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_proven(store: Store) -> None:
     described = topic(store, "default:orders", ttl_seconds=TTL_SECONDS).tx(OLD, NOW_MS)
     kit = janitor(store)
     kit.snapshots.invalid = [OLD]
@@ -269,7 +269,7 @@ def test_given_a_backup_put_back_under_a_run_when_it_ends_then_nothing_is_claime
         report = kit.engine.run_once()
     assert report.tripped
     assert described.pointers() == [-OLD]
-    assert (report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, [])
+    assert (report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, [])
 
 
 # --- normal changes of a store do not look like a restore -------------------------------------------------------------
@@ -409,20 +409,20 @@ def test_another_transaction_system_is_judged_by_once_adopted(store: Store) -> N
     assert identity_guards(kit) == []
 
 
-def test_another_transaction_system_withdraws_claim_on_adoption(store: Store) -> None:
+def test_another_transaction_system_withdraws_boundary_on_adoption(store: Store) -> None:
     kit, _ = wrong_directory(store)
-    assert kit.state.claim() is not None
+    assert kit.state.boundary() is not None
     kit.engine.adopt()
-    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
 
 
-def test_another_transaction_system_puts_the_claim_out_of_force(store: Store) -> None:
+def test_another_transaction_system_puts_the_boundary_out_of_force(store: Store) -> None:
     kit, _ = wrong_directory(store)
-    claim, explained = kit.engine.boundary()
-    assert (claim, explained.bound) == (None, None)
+    proven, explained = kit.engine.boundary()
+    assert (proven, explained.bound) == (None, None)
     assert "has not been adopted" in " ".join(explained.obstacles)
     assert (kit.engine.preview().boundary, kit.engine.verify().bound) == (None, None)
-    assert kit.state.claim() is not None
+    assert kit.state.boundary() is not None
 
 
 def test_given_a_memory_of_nothing_when_run_then_it_is_a_first_contact(store: Store) -> None:

@@ -64,11 +64,11 @@ def test_snapshot_that_undoes_a_decision_stops(store: Store, said: dict[str, lis
     orders.plain(NOW_MS - 2 * DAY)
     for name, pointers in said.items():
         setattr(kit.snapshots, name, pointers)
-    before = (orders.pointers(), orders.times(), kit.state.claim())
+    before = (orders.pointers(), orders.times(), kit.state.boundary())
     [reason] = reasons(kit)
     assert words in reason
     assert "janitor adopt" in reason
-    assert (orders.pointers(), orders.times(), kit.state.claim()) == before
+    assert (orders.pointers(), orders.times(), kit.state.boundary()) == before
     assert kit.engine.preview().tripped
     assert kit.engine.boundary()[0] is None
     kit.engine.adopt()
@@ -126,16 +126,16 @@ def test_snapshot_before_the_used_one_is_not_used_and_ttls_go_on(store: Store, n
     assert reasons(kit) == []
 
 
-def test_invalid_id_new_below_the_claim_withdraws_it(store: Store) -> None:
+def test_invalid_id_new_below_the_boundary_withdraws_it(store: Store) -> None:
     kit, orders = known(store)
-    claim = kit.state.claim()
-    assert claim is not None
+    proven = kit.state.boundary()
+    assert proven is not None
     # What was in progress then is not known: as after a state of an earlier version, or an adoption.
     kit.state.save_note("in_progress", None)
-    kit.snapshots.invalid = [claim.bound - 1, OURS]
+    kit.snapshots.invalid = [proven.bound - 1, OURS]
     assert kit.engine.boundary()[0] is None
     kit.engine.run_once(patterns=("default:orders",))
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
     assert orders.pointers() == [-OURS, COMMITTED]
 
 

@@ -1,4 +1,4 @@
-"""S14: a doubtful snapshot is not used. No inversion and no claim; deletions by TTL and generation continue."""
+"""S14: a doubtful snapshot is not used. No inversion and no boundary; deletions by TTL and generation continue."""
 
 from __future__ import annotations
 
@@ -99,27 +99,27 @@ def test_unusable_snapshot_lets_only_ttls_go_on(store: Store, tmp_path: Path, fi
     report = engine(kit, write(tmp_path / "tx", UNUSABLE[files])).run_once(adopt=True)
     assert orders.pointers() == [INVALID]
     assert orders.at(1).times() == []
-    assert (report.snapshot, report.boundary, kit.state.claim(), kit.state.evidence()) == (None, None, None, [])
+    assert (report.snapshot, report.boundary, kit.state.boundary(), kit.state.evidence()) == (None, None, None, [])
     assert kit.state.open_ids() == {}
     assert not report.tripped
     assert "snapshot" in [note.guard for note in report.guards]
 
 
 @pytest.mark.parametrize("files", USABLE)
-def test_given_a_usable_snapshot_when_run_then_it_inverts_and_claims(store: Store, tmp_path: Path, files: str) -> None:
+def test_given_a_usable_snapshot_when_run_then_it_inverts_and_proves(store: Store, tmp_path: Path, files: str) -> None:
     orders = due(store)
     kit = janitor(store)
     report = engine(kit, write(tmp_path / "tx", USABLE[files])).run_once(adopt=True)
     assert orders.pointers() == [-INVALID]
     assert report.snapshot is not None
-    assert kit.state.claim() is not None
+    assert kit.state.boundary() is not None
 
 
 def test_given_no_source_when_run_then_it_is_as_with_an_unusable_snapshot(store: Store) -> None:
     orders = due(store)
     kit = janitor(store)
     engine(kit, None).run_once(adopt=True)
-    assert (orders.pointers(), kit.state.claim()) == ([INVALID], None)
+    assert (orders.pointers(), kit.state.boundary()) == ([INVALID], None)
 
 
 def test_given_a_half_written_newest_snapshot_when_run_then_the_report_names_it(store: Store, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ LEVELDB_FILE = re.compile(r"\d+\.(sst|log)|CURRENT|LOCK|LOG(\.old)?|MANIFEST-\d+
 #: What a sweep asks a store and the state without a change of either.
 ASKING = {
     *READS,
-    *(f"state.{name}" for name in ("anchor", "claim", "counts", "evidence", "frontiers", "intents", "known_ids")),
+    *(f"state.{name}" for name in ("anchor", "boundary", "counts", "evidence", "frontiers", "intents", "known_ids")),
     *(f"state.{name}" for name in ("last_full_pass_ms", "lowest_open", "note", "pauses", "run", "store", "strikes")),
 }
 
@@ -127,7 +127,7 @@ def inspect(folder: Path, batch_rows: int, fates: dict[str, Fates]) -> Iterator[
         with LevelDBStore(folder / "messaging") as store:
             found = read(store)
             yield from wrong_rows(found, fates, finished=False)
-            yield from false_claim(folder, store, state)
+            yield from find_false_boundary(folder, store, state)
             yield from not_closed(janitor(folder, store, state, batch_rows), state)
             yield from not_in_the_ledger(found, fates, state)
         yield from wrong_names(folder / "messaging")
@@ -135,11 +135,11 @@ def inspect(folder: Path, batch_rows: int, fates: dict[str, Fates]) -> Iterator[
             yield from run(folder, store, state, batch_rows)
             found = read(store)
             yield from wrong_rows(found, fates, finished=True)
-            yield from false_claim(folder, store, state)
+            yield from find_false_boundary(folder, store, state)
             yield from not_in_the_ledger(found, fates, state)
         yield from wrong_names(folder / "messaging")
-        if state.claim() is None:
-            yield "the next run claimed nothing"
+        if state.boundary() is None:
+            yield "the next run proved nothing"
         if state.runs(1)[0].result != "done":
             yield "the next run is not recorded as done"
 
@@ -153,16 +153,16 @@ def wrong_rows(found: dict[str, dict[str, str]], fates: dict[str, Fates], *, fin
         yield from (f"{table} {key} came from nowhere" for key in rows.keys() - fates[table].keys())
 
 
-def false_claim(folder: Path, store: Store, state: SqliteState) -> Iterator[str]:
+def find_false_boundary(folder: Path, store: Store, state: SqliteState) -> Iterator[str]:
     """The audit, over all rows of ours; nobody reads what is none of ours (L0)."""
-    claim = state.claim()
-    if claim is None:
+    proven = state.boundary()
+    if proven is None:
         return
     snapshot = DirectorySource(folder / "tx").latest().snapshot
     for cell in store.message.read(CELLS, b"", None, 10**9).items:
         ours = MessageKey.parse(cell.key) is not None
-        if ours and 0 < cell.pointer <= claim.bound and snapshot.is_invalid(cell.pointer):
-            yield f"claimed up to {claim.bound}, but {cell.key.hex()} carries {cell.pointer}"
+        if ours and 0 < cell.pointer <= proven.bound and snapshot.is_invalid(cell.pointer):
+            yield f"proven up to {proven.bound}, but {cell.key.hex()} carries {cell.pointer}"
 
 
 def not_closed(engine: Engine, state: SqliteState) -> Iterator[str]:

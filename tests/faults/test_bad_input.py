@@ -218,7 +218,7 @@ def test_given_a_clock_that_leaps_into_the_future_when_swept_then_no_row_goes(st
     assert orders.times() == [NOW_MS]
 
 
-def test_state_folder_that_vanishes_leaves_nothing_claimed(store: Store, tmp_path: Path) -> None:
+def test_state_folder_that_vanishes_leaves_nothing_proven(store: Store, tmp_path: Path) -> None:
     orders = due(store)
     with SqliteState(tmp_path / "state") as state:
         janitor(store, state=state).engine.run_once(adopt=True)

@@ -17,7 +17,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 86400
-#: It began while the first run could not claim it yet, and nothing of it can arrive any more.
+#: It began while the first run could not prove it yet, and nothing of it can arrive any more.
 OLD = pointer(NOW_MS - DAY - HOUR // 2)
 OLD_MS = NOW_MS - DAY + 10 * MINUTE
 DUE_MS = [NOW_MS - 2 * DAY + number for number in range(5)]
@@ -79,11 +79,11 @@ class StopAt:
 
 
 def assert_true(kit: Kit) -> None:
-    """No row carries an invalid pointer up to the claim."""
-    claim = kit.state.claim()
+    """No row carries an invalid pointer up to the boundary."""
+    proven = kit.state.boundary()
     cells: list[TxCell] = kit.store.message.read(CELLS, b"", None, 10_000).items
     left = [cell.pointer for cell in cells if cell.pointer in kit.snapshots.invalid]
-    assert claim is None or not left or claim.bound < min(left)
+    assert proven is None or not left or proven.bound < min(left)
 
 
 @pytest.mark.no_cover
@@ -92,7 +92,7 @@ def test_stop_at_any_store_call_keeps_what_was_done(monkeypatch: pytest.MonkeyPa
     stopped_in = set()
     for at_call in range(1, CALLS):
         kit, topics = prepared(MemoryStore())
-        frontiers, claim, open_ids = kit.state.frontiers(), kit.state.claim(), kit.state.open_ids()
+        frontiers, proven, open_ids = kit.state.frontiers(), kit.state.boundary(), kit.state.open_ids()
         stop = StopAt(kit.store, at_call)
         report = kit.restart(is_stopping=stop.said).engine.run_once()
         if not stop.at:
@@ -116,7 +116,7 @@ def test_stop_at_any_store_call_keeps_what_was_done(monkeypatch: pytest.MonkeyPa
             stopped_in.add(stop.at)
             assert kit.state.report(run.id, Report) == report
             if "sync" not in stop.at and "compact" not in stop.at:
-                assert (kit.state.frontiers(), kit.state.claim()) == (frontiers, claim)
+                assert (kit.state.frontiers(), kit.state.boundary()) == (frontiers, proven)
                 # What the snapshot has was seen when the run began; nothing of it counts as searched.
                 seen = [record for pointer, record in kit.state.open_ids().items() if pointer not in open_ids]
                 assert [(record.scanned_ms, record.closed_ms) for record in seen] == [(None, None)] * len(seen)
@@ -127,7 +127,7 @@ def test_stop_at_any_store_call_keeps_what_was_done(monkeypatch: pytest.MonkeyPa
         assert (report.errors, report.held_topics()) == ([], {})
         assert all(map(is_done, topics))
         assert_true(kit)
-        assert kit.state.claim() is not None
+        assert kit.state.boundary() is not None
     assert at_call > 60
     assert stopped_in >= {"message.keys", "message.cells", "message.delete", "message.invert", "payload.delete"}
     assert "message.compact" in stopped_in

@@ -96,9 +96,9 @@ BREAKABLE = [
 
 
 @pytest.mark.parametrize("operation", BREAKABLE)
-def test_error_in_one_topic_leaves_the_others_done_unclaimed(store: Store, operation: str) -> None:
+def test_error_in_one_topic_leaves_the_others_done_unproven(store: Store, operation: str) -> None:
     kit, [first, broken, last] = prepared(store)
-    before, claim = kit.state.frontiers(), kit.state.claim()
+    before, proven = kit.state.frontiers(), kit.state.boundary()
     fault = Broken(operation, broken)
     watch(store, before=fault)
     report = kit.engine.run_once()
@@ -111,9 +111,9 @@ def test_error_in_one_topic_leaves_the_others_done_unclaimed(store: Store, opera
     after = kit.state.frontiers()
     assert after[broken.id] == before[broken.id]
     assert after[first.id] != before[first.id]
-    assert claim is not None
-    assert kit.state.claim() == claim
-    assert report.boundary == claim.bound
+    assert proven is not None
+    assert kit.state.boundary() == proven
+    assert report.boundary == proven.bound
     assert NOW_MS in broken.times()
     assert NOW_MS in broken.stored_times()
 
@@ -131,18 +131,18 @@ def test_error_in_one_topic_that_passed_is_done_by_the_next_run(store: Store, op
     report = kit.run_after(MINUTE)
     assert report.errors == []
     assert all(map(is_done, topics))
-    assert kit.state.claim() is not None
+    assert kit.state.boundary() is not None
 
 
 @pytest.mark.parametrize("name", ["message.sync", "payload.sync", "metadata.rows"])
 def test_error_of_the_whole_store_remembers_only_the_failure(store: Store, name: str) -> None:
     kit, topics = prepared(store)
-    before = (kit.state.frontiers(), kit.state.claim(), kit.state.evidence(), kit.state.last_full_pass_ms())
+    before = (kit.state.frontiers(), kit.state.boundary(), kit.state.evidence(), kit.state.last_full_pass_ms())
     failing = [True]
     watch(store, before=fail_at(name, StoreError("Input/output error."), lambda _: failing[0]))
     with pytest.raises(StoreError, match="Input/output error"):
         kit.engine.run_once()
-    after = (kit.state.frontiers(), kit.state.claim(), kit.state.evidence(), kit.state.last_full_pass_ms())
+    after = (kit.state.frontiers(), kit.state.boundary(), kit.state.evidence(), kit.state.last_full_pass_ms())
     assert after == before
     [run] = kit.state.runs(1)
     assert run.result == "failed"
@@ -152,13 +152,13 @@ def test_error_of_the_whole_store_remembers_only_the_failure(store: Store, name:
     assert all(map(is_done, topics))
 
 
-SAVES = ["save_anchor", "save_store", "save_frontiers", "save_open_ids", "replace_evidence", "save_claim"]
+SAVES = ["save_anchor", "save_store", "save_frontiers", "save_open_ids", "replace_evidence", "save_boundary"]
 
 
 @pytest.mark.parametrize("name", SAVES)
 def test_error_of_the_state_at_the_end_keeps_all_or_nothing(store: Store, name: str) -> None:
     kit, topics = prepared(store)
-    before = (kit.state.frontiers(), kit.state.claim(), kit.state.last_full_pass_ms(), kit.state.strikes())
+    before = (kit.state.frontiers(), kit.state.boundary(), kit.state.last_full_pass_ms(), kit.state.strikes())
     failing = [True]
     watch_state(
         kit.state, before=fail_at(f"state.{name}", StoreError("the state's disk is full."), lambda _: failing[0])
@@ -166,16 +166,16 @@ def test_error_of_the_state_at_the_end_keeps_all_or_nothing(store: Store, name: 
     with pytest.raises(StoreError, match="disk is full"):
         kit.engine.run_once()
     failing[0] = False
-    after = (kit.state.frontiers(), kit.state.claim(), kit.state.last_full_pass_ms(), kit.state.strikes())
+    after = (kit.state.frontiers(), kit.state.boundary(), kit.state.last_full_pass_ms(), kit.state.strikes())
     assert after == before
     assert kit.run_after(MINUTE).errors == []
     assert all(map(is_done, topics))
-    assert kit.state.claim() is not None
+    assert kit.state.boundary() is not None
 
 
 def test_error_of_the_history_keeps_what_was_reached(store: Store) -> None:
     kit, topics = prepared(store)
-    before = kit.state.claim()
+    before = kit.state.boundary()
     failing = [True]
     watch_state(
         kit.state, before=fail_at("state.finish_run", StoreError("the state's disk is full."), lambda _: failing[0])
@@ -184,8 +184,8 @@ def test_error_of_the_history_keeps_what_was_reached(store: Store) -> None:
         kit.engine.run_once()
     failing[0] = False
     assert kit.state.runs(1)[0].result == ""
-    claim = kit.state.claim()
-    assert claim not in (None, before)
+    proven = kit.state.boundary()
+    assert proven not in (None, before)
     assert all(map(is_done, topics))
     assert {record.at.wall_ms for record in kit.state.frontiers().values()} == {NOW_MS}
 
@@ -197,17 +197,17 @@ def test_error_of_a_compaction_is_reported_alone(store: Store, monkeypatch: pyte
 
     def fail(call: Call) -> None:
         if call.name.endswith(".compact"):
-            seen.append(kit.state.claim())
+            seen.append(kit.state.boundary())
             raise StoreError("No space left on device.")
 
     watch(store, before=fail)
     report = kit.engine.run_once()
-    claim = kit.state.claim()
-    assert claim is not None
+    proven = kit.state.boundary()
+    assert proven is not None
     # It is tried once, and not before all is saved, unless the store does it beside the pass.
     assert len(seen) == 1
-    assert store.message.can_compact_concurrently or seen == [claim]
-    assert (claim.made_ms, report.boundary) == (NOW_MS, claim.bound)
+    assert store.message.can_compact_concurrently or seen == [proven]
+    assert (proven.made_ms, report.boundary) == (NOW_MS, proven.bound)
     assert report.errors == [
         (
             "the rows are deleted, but the store could not be compacted, so the disk shows no free space yet: No space "
@@ -248,12 +248,12 @@ try:
     errors = kit.engine.run_once(adopt=True).errors
 except StoreError as error:
     errors = [str(error)]
-claim = kit.state.claim()
+proven = kit.state.boundary()
 try:
     store.close()
 except StoreError as error:
     errors.append(str(error))
-print(json.dumps({"errors": list(errors), "claimed": claim is not None}))
+print(json.dumps({"errors": list(errors), "proven": proven is not None}))
 """
 
 
@@ -269,7 +269,7 @@ def test_full_disk_keeps_live_rows_and_a_later_run_finishes(tmp_path: Path, limi
     told = json.loads(done.stdout)
     assert told["errors"]
     assert "File too large" in " ".join(told["errors"])
-    assert not told["claimed"]
+    assert not told["proven"]
     with LevelDBStore(tmp_path / "messaging") as store:
         orders = Topic(store, topic(store, "default:orders", ttl_seconds=TTL_SECONDS).id)
         assert set(live) <= set(orders.times()) <= set(due + live)

@@ -81,14 +81,14 @@ def complaints(kit: Kit) -> tuple[list[str], Report | None]:
 
     No run with errors makes a claim (invariant S4).
     """
-    before = kit.state.claim()
+    before = kit.state.boundary()
     try:
         report = kit.engine.run_once(adopt=True)
     except StoreUnavailable as error:
-        assert kit.state.claim() == before
+        assert kit.state.boundary() == before
         return [str(error)], None
     if report.errors:
-        assert kit.state.claim() == before
+        assert kit.state.boundary() == before
     return list(report.errors), report
 
 

@@ -180,9 +180,9 @@ def test_observer_lets_a_sweep_delete_and_claim_nothing(hbase: HBaseServer, name
         kit = scene.kit()
         report = kit.engine.run_once(adopt=True)
         assert (report.errors, scene.due_is_gone) == ([], True)
-        assert kit.state.claim() is None
-        claim, present = kit.engine.boundary()
-        assert (claim, [said.partition(", ")[0] for said in present.obstacles]) == (
+        assert kit.state.boundary() is None
+        proven, present = kit.engine.boundary()
+        assert (proven, [said.partition(", ")[0] for said in present.obstacles]) == (
             None,
             [f"{namespace}:tms.message still carries CDAP's observer MessageTableRegionObserver"],
         )
@@ -193,7 +193,7 @@ def test_observer_lets_a_sweep_delete_and_claim_nothing(hbase: HBaseServer, name
         kit = scene.kit(store)
         assert kit.engine.run_once(adopt=True).errors == []
         assert kit.engine.boundary()[1].obstacles == ()
-        assert kit.state.claim() is not None
+        assert kit.state.boundary() is not None
 
 
 @pytest.mark.parametrize("has_thrift2", [True, False], ids=["with Thrift 2", "with Thrift 1 alone"])

@@ -51,7 +51,7 @@ def test_thrift_killed_alone_is_done_by_one_more_run(thrift: ThriftProcess, scen
         said, _ = complaints(kit)
         assert all(thrift.address in error for error in said)
         assert any("cannot be reached" in error for error in said)
-        assert kit.state.claim() is None
+        assert kit.state.boundary() is None
         thrift.start()
         finish(scene, kit)
 
@@ -74,7 +74,7 @@ def test_thrift_that_hangs_is_done_by_one_more_run(thrift: ThriftProcess, scene:
         thrift.resume()
     # Several calls were under way, and any of them may be the one that is named.
     assert any(proxy.address in error for error in said), said
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
     finish(scene)
 
 
@@ -120,7 +120,7 @@ def test_hbase_killed_is_done_by_one_more_run(own: list[HBaseServer], own_scene:
     assert moments.all_came
     assert said
     assert all(to_own.address in error for error in said)
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
     folder = own[-1].folder
     assert folder is not None
     own.append(start(folder, region_servers=2))
@@ -142,6 +142,6 @@ def test_janitor_killed_often_is_finished(hbase: HBaseServer, scene: Scene, name
     with SqliteState(tmp_path) as state:
         kit = scene.kit(state=state)
         assert len(kit.engine.recover()) == results[-1:].count("lost")
-        assert (state.claim() is None) == ("done" not in results)
+        assert (state.boundary() is None) == ("done" not in results)
         finish(scene, kit)
         assert [run_.result for run_ in state.runs(10)] == ["done", *reversed(results)]

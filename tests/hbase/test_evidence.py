@@ -79,7 +79,7 @@ def test_salt_that_fails_is_done_by_the_next_run(
 
     monkeypatch.setattr(HBasePart, "__init__", watched)
     report = kit.engine.run_once()
-    assert (len(report.errors), report.boundary, state.claim()) == (1, None, None)
+    assert (len(report.errors), report.boundary, state.boundary()) == (1, None, None)
     assert spans(state) == [each for each in EVERYTHING if each != SALTS[2]]
     assert "from 02 to 03 (salt 2)" in kit.engine.boundary()[1].obstacles[0]
 
@@ -111,7 +111,7 @@ def test_claim_stands_while_regions_split_and_merge(
         evidence = state.evidence()
         hbase.command("merge", table, "00")
         hbase.command("split", table, (b"\x03" + kit.engine.deps.store.metadata.rows()[0][0]).hex())
-        assert (state.evidence(), kit.engine.boundary()[0]) == (evidence, state.claim())
+        assert (state.evidence(), kit.engine.boundary()[0]) == (evidence, state.boundary())
 
         state.replace_evidence(
             [replace(item, bound=INVALID - 7) if item.start == b"\x03" else item for item in state.evidence()]
@@ -130,13 +130,13 @@ def test_row_that_turned_positive_refutes_the_claim(store: HBaseStore, state: HB
     kit = sweeper(store, state)
     assert kit.engine.run_once().boundary == INVALID
     assert (kit.engine.verify().cells, kit.engine.verify().refuted) == (len(TIMES), 0)
-    claim, evidence = kit.state.claim(), kit.state.evidence()
+    proven, evidence = kit.state.boundary(), kit.state.evidence()
     for number, part in enumerate(store.parts(), start=1):
         key = part.message.read(KEYS, b"", None, 1).items[0]
         store.message.put([(key, MessageValue(INVALID, b"again"))])
         # What was refuted is withdrawn, so it is claimed again before each look.
         kit.state.replace_evidence(evidence)
-        kit.state.save_claim(claim)
+        kit.state.save_boundary(proven)
         found = kit.engine.verify()
         assert (found.cells, found.refuted, len(found.sample_keys)) == (len(TIMES), number, number)
-        assert kit.state.claim() is None
+        assert kit.state.boundary() is None

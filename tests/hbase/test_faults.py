@@ -81,7 +81,7 @@ def test_dead_network_ends_a_sweep(scene: Scene, proxy: Proxy, through: HBaseSto
     assert said
     assert all(is_of_network(error, proxy) for error in said)
     assert any("See whether" in error for error in said)
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
     finish(scene)
 
 
@@ -144,7 +144,7 @@ def test_late_answer_in_a_sweep_is_nobodys(scene: Scene, proxy: Proxy, namespace
         said, _ = complaints(kit)
     assert moments.all_came
     assert any(proxy.address in error and moment in error for error in said)
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
     finish(scene)
 
 

@@ -87,7 +87,7 @@ def test_sweep_over_https_whose_certificate_is_rotated_inside_it_is_complete(
         assert (said, report is None) == ([], False)
         assert scene.due_is_gone
         scene.check_nothing_is_lost()
-        assert state.claim() is not None
+        assert state.boundary() is not None
 
 
 def test_doctor_over_https_reaches_both_interfaces(

@@ -37,7 +37,7 @@ def test_read_only_table_blames_no_topic(
             said, _ = complaints(kit)
             assert len(said) == 1
             assert re.search(r"topic default:stuck: .*read only.*READONLY => 'false'", said[0])
-            assert (fine.stored_times(), kit.state.claim()) == ([], None)
+            assert (fine.stored_times(), kit.state.boundary()) == ([], None)
             assert kit.state.strikes() == {}
             kit.clock.advance(60_000)
         read_only("tms.message", False)
@@ -54,7 +54,7 @@ def test_store_without_writes_quarantines_no_topic(scene: Scene, read_only: Call
         said, report = complaints(kit)
         assert report is not None
         assert {error.partition(": ")[0] for error in said} == {"topic default:orders", "topic default:retired"}
-    assert (kit.state.strikes(), kit.state.claim()) == ({}, None)
+    assert (kit.state.strikes(), kit.state.boundary()) == ({}, None)
     for table in ("tms.message", "tms.payload"):
         read_only(table, False)
     finish(scene, kit)

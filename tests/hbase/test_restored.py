@@ -73,7 +73,7 @@ def dropped_and_cloned(scene: Scene) -> None:
 @pytest.mark.parametrize("put_back", [restored, dropped_and_cloned])
 def test_restored_snapshot_is_a_first_contact(scene: Scene, put_back: Any) -> None:
     kit, orders, before = scene.kit, scene.orders, regions(scene)
-    assert kit.state.claim() is not None
+    assert kit.state.boundary() is not None
     put_back(scene)
     assert regions(scene) == before
     assert orders.pointers() == [None, OLD]
@@ -82,7 +82,7 @@ def test_restored_snapshot_is_a_first_contact(scene: Scene, put_back: Any) -> No
 
     assert [note.guard for note in report.guards if note.tripped] == ["identity", "adoption"]
     assert orders.pointers() == [None, OLD]
-    assert (kit.state.claim(), kit.state.evidence()) == (None, [])
+    assert (kit.state.boundary(), kit.state.evidence()) == (None, [])
     kit.engine.adopt()
     assert not kit.engine.run_once().tripped
     assert orders.pointers() == [-OLD]

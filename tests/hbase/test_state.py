@@ -18,13 +18,13 @@ from janitor.state.hbase.commit import BLOCK, HBaseDocuments
 from janitor.state.hbase.root import INLINE_BYTES
 from janitor.state.hbase.state import HBaseState
 from janitor.state.records import (
-    Claim,
     ClockAnchor,
     CounterKey,
     Evidence,
     FrontierRecord,
     OpenIdRecord,
     Pause,
+    ProvenBoundary,
     RunRecord,
     StoreRecord,
     Strikes,
@@ -110,7 +110,7 @@ def rows_of(state: HBaseState) -> list[bytes]:
 def end_of_run(state: HBaseState, run_id: str, number: int) -> None:
     """What is written when a run ends, with a value in the root, blocks and history."""
     with state.transaction():
-        state.save_claim(Claim(number, 1, run_id))
+        state.save_boundary(ProvenBoundary(number, 1, run_id))
         state.save_frontiers(dict.fromkeys(NINE, FrontierRecord(1, number, AT, 1)))
         state.save_open_ids([OpenIdRecord(5, 1, number), OpenIdRecord(7, 1, number, number)])
         state.finish_run(RunRecord(run_id, "apply", 1, number, "done"), {"topics": []})
@@ -131,13 +131,13 @@ def test_transaction_overtaken_keeps_nothing(again: Open) -> None:
             one.save_counts(
                 {TopicId("default", f"topic-{each}"): TopicCount(1, 1, None, None, 1) for each in range(20)}
             )
-            one.save_claim(Claim(one.frontiers()[TOPIC].cutoff_ms, 1, "run"))
+            one.save_boundary(ProvenBoundary(one.frontiers()[TOPIC].cutoff_ms, 1, "run"))
             two.save_frontiers(frontier(2))
 
     with pytest.raises(StateBusy) as caught:
         lose()
     assert caught.value.hint
-    assert (two.claim(), two.counts(), two.ledger(9), two.frontiers()) == (None, {}, [], frontier(2))
+    assert (two.boundary(), two.counts(), two.ledger(9), two.frontiers()) == (None, {}, [], frontier(2))
     assert rows_of(two) == before
 
 
@@ -147,7 +147,7 @@ def test_run_that_ends_during_a_pause_keeps_both(again: Open) -> None:
     with daemon.transaction():
         end_of_run(daemon, "run", 2)
         operator.pause("default:*", 5)
-    assert (operator.claim(), operator.pauses()) == (Claim(2, 1, "run"), [Pause("default:*", 5)])
+    assert (operator.boundary(), operator.pauses()) == (ProvenBoundary(2, 1, "run"), [Pause("default:*", 5)])
     assert len(operator.ledger(9)) == 2
 
 
@@ -172,20 +172,20 @@ def test_former_holder_writes_what_it_did_and_nothing_it_learned(again: Open) ->
     first, second = Lease(one, "a", 60, clock), Lease(two, "b", 60, clock)
     first.acquire()
     one.begin_run(RunRecord("run", "apply", 1))
-    one.save_claim(Claim(1, 1, "run"))
+    one.save_boundary(ProvenBoundary(1, 1, "run"))
     second.acquire(sole=True)
     each_raises(
         StateBusy,
-        lambda: one.save_claim(Claim(2, 1, "run")),
+        lambda: one.save_boundary(ProvenBoundary(2, 1, "run")),
         lambda: one.save_frontiers(frontier(2)),
         lambda: one.save_open_ids([OpenIdRecord(1, 1)]),
         lambda: end_of_run(one, "run", 2),
         match=r"^b |: b ",
     )
     one.finish_run(RunRecord("run", "apply", 1, 2, "interrupted"))
-    assert (two.claim(), two.frontiers(), two.open_ids(), two.ledger(1)) == (Claim(1, 1, "run"), {}, {}, [])
+    assert (two.boundary(), two.frontiers(), two.open_ids(), two.ledger(1)) == (ProvenBoundary(1, 1, "run"), {}, {}, [])
     assert two.runs(1)[0].result == "interrupted"
-    two.save_claim(Claim(3, 1, "next"))
+    two.save_boundary(ProvenBoundary(3, 1, "next"))
     again().save_frontiers(frontier(4))
 
 
@@ -196,12 +196,12 @@ def test_given_a_transaction_when_its_lease_is_taken_over_inside_then_it_is_refu
 
     def late() -> None:
         with one.transaction():
-            one.save_claim(Claim(2, 1, "run"))
+            one.save_boundary(ProvenBoundary(2, 1, "run"))
             Lease(two, "b", 60, clock).acquire(sole=True)
 
     with pytest.raises(StateBusy, match=r"^b |: b "):
         late()
-    assert two.claim() is None
+    assert two.boundary() is None
 
 
 def test_transaction_with_a_renewed_lease_is_written(again: Open) -> None:
@@ -210,11 +210,11 @@ def test_transaction_with_a_renewed_lease_is_written(again: Open) -> None:
     lease.acquire()
     for number, meanwhile in enumerate((lease.renew, lease.release)):
         with state.transaction():
-            state.save_claim(Claim(number, 1, "run"))
+            state.save_boundary(ProvenBoundary(number, 1, "run"))
             thread = threading.Thread(target=meanwhile)
             thread.start()
             thread.join()
-        assert state.claim() == Claim(number, 1, "run")
+        assert state.boundary() == ProvenBoundary(number, 1, "run")
 
 
 @pytest.mark.parametrize("after", [0, 1], ids=["before", "after"])
@@ -226,7 +226,7 @@ def test_death_at_any_call_is_all_or_none(again: Open, calls: list[Callable[[str
         with state.transaction():
             state.begin_run(RunRecord(run_id, "apply", at_call))
             state.save_frontiers(frontier(at_call))
-        before, pages = state.claim(), len(state.ledger(99, run_id=run_id))
+        before, pages = state.boundary(), len(state.ledger(99, run_id=run_id))
         made: list[str] = []
 
         def die(name: str, made: list[str] = made, at_call: int = at_call) -> None:
@@ -240,8 +240,8 @@ def test_death_at_any_call_is_all_or_none(again: Open, calls: list[Callable[[str
         calls[after] = None
         ended = len(made) < at_call
         survivor = again()
-        happened = survivor.claim() == Claim(at_call, 1, run_id)
-        assert happened or survivor.claim() == before
+        happened = survivor.boundary() == ProvenBoundary(at_call, 1, run_id)
+        assert happened or survivor.boundary() == before
         run = survivor.run(run_id)
         assert run is not None
         assert (run.result == "done") == happened

@@ -68,7 +68,7 @@ def test_janitor_stopped_past_its_lease_writes_one_batch(hbase_tables: Tables, m
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
             try:
                 assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it ended before it came to that moment"
-                assert state.claim() is None
+                assert state.boundary() is None
                 lease = Lease(state, "second", SECONDS, clock)
                 with pytest.raises(LeaseHeld, match="first"):
                     lease.acquire()
@@ -77,17 +77,17 @@ def test_janitor_stopped_past_its_lease_writes_one_batch(hbase_tables: Tables, m
                 second = kit.restart(lease=lease)
                 [lost] = second.engine.recover()
                 second.engine.run_once()
-                claim, frontiers, ledger = state.claim(), state.frontiers(), state.ledger(100)
-                assert claim is not None
-                assert claim.run_id != lost
+                proven, frontiers, ledger = state.boundary(), state.frontiers(), state.ledger(100)
+                assert proven is not None
+                assert proven.run_id != lost
                 first.send_signal(signal.SIGCONT)
                 told = json.loads(first.communicate(timeout=120)[0])
             finally:
                 first.kill()
         assert told["after"] <= MOMENTS[moment], told
         assert "second has" in told["ended"]
-        assert (state.claim(), state.frontiers(), state.ledger(100)) == (claim, frontiers, ledger)
-        assert {run.id: run.result for run in state.runs(9)} == {lost: "lost", claim.run_id: "done"}
+        assert (state.boundary(), state.frontiers(), state.ledger(100)) == (proven, frontiers, ledger)
+        assert {run.id: run.result for run in state.runs(9)} == {lost: "lost", proven.run_id: "done"}
         assert len(orders.times()) == BATCH_ROWS * BATCHES
         assert set(orders.pointers()) == {-INVALID}
 

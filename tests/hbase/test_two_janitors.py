@@ -120,7 +120,7 @@ def test_janitor_stopped_ends_with_its_batch(hbase_tables: Tables, tmp_path: Pat
     kit = TwoJanitorsKit(hbase_tables, tmp_path, workers=workers)
     with kit.store, kit.memory() as state, kit.janitor(f"stops-at-{moment}", "run", "--once", "--adopt") as first:
         assert os.WIFSTOPPED(os.waitpid(first.pid, os.WUNTRACED)[1]), "it ended before it came to that moment"
-        assert state.claim() is None
+        assert state.boundary() is None
         [lost] = state.unfinished_runs()
         held = LeaseRecord.parse(state.lease())
         assert held is not None
@@ -129,17 +129,17 @@ def test_janitor_stopped_ends_with_its_batch(hbase_tables: Tables, tmp_path: Pat
             said, complaint = second.communicate(timeout=PATIENCE_SECONDS)
         assert second.returncode == 0, complaint
         report = json.loads(said)
-        claim, ledger, frontiers = state.claim(), state.ledger(100), state.frontiers()
-        assert claim is not None
-        assert (claim.run_id, str(claim.bound)) == (report["id"], report["boundary"])
+        proven, ledger, frontiers = state.boundary(), state.ledger(100), state.frontiers()
+        assert proven is not None
+        assert (proven.run_id, str(proven.bound)) == (report["id"], report["boundary"])
         first.send_signal(signal.SIGCONT)
         told, complaint = first.communicate(timeout=PATIENCE_SECONDS)
         assert (first.returncode, "Traceback" in complaint) == (4, False), complaint
         assert "the lease was lost" in told
         batches = [line for line in complaint.splitlines() if line == "a batch after it was woken"]
         assert len(batches) <= workers
-        assert (state.claim(), state.ledger(100), state.frontiers()) == (claim, ledger, frontiers)
-        assert {run.id: run.result for run in state.runs(9)} == {lost.id: "lost", claim.run_id: "done"}
+        assert (state.boundary(), state.ledger(100), state.frontiers()) == (proven, ledger, frontiers)
+        assert {run.id: run.result for run in state.runs(9)} == {lost.id: "lost", proven.run_id: "done"}
         assert kit.is_clean
 
 
@@ -148,8 +148,8 @@ def test_daemon_that_stops_gives_its_lease_back(hbase_tables: Tables, tmp_path: 
     with kit.store, kit.memory() as state, kit.janitor("plain", "run", "--adopt") as daemon:
         until(lambda: [run.result for run in state.runs(1)] == ["done"], daemon)
         assert kit.is_clean
-        claim, held = state.claim(), LeaseRecord.parse(state.lease())
-        assert (claim is not None, held is not None and held.holder != "") == (True, True)
+        proven, held = state.boundary(), LeaseRecord.parse(state.lease())
+        assert (proven is not None, held is not None and held.holder != "") == (True, True)
         daemon.send_signal(signal.SIGTERM)
         _, complaint = daemon.communicate(timeout=PATIENCE_SECONDS)
         assert daemon.returncode == 0, complaint

@@ -81,7 +81,7 @@ class Run(Operation):
         if report is not None:
             check_ledger(world, report.id, watch.changes)
             self._learn(world, watch, report)
-        world.read_claims()
+        world.read_boundary()
 
     def _interrupt(self, world: World, watch: Watch, call: str) -> None:
         if self.meanwhile is Trouble.CRASH:
@@ -121,7 +121,7 @@ class Run(Operation):
         if self.topic is None and report.snapshot is not None and not report.errors:
             check_searched(world, watch)
         world.reached["held"] += report.held_rows()
-        world.reached["claimed"] += report.boundary is not None
+        world.reached["proven"] += report.boundary is not None
 
 
 def notice_adoption(world: World) -> None:
@@ -153,9 +153,9 @@ class Plan(Operation):
         watch = Watch(world, may_write=False)
         report = world.engine().preview(out=world.folder / f"plan.{self.slot}")
         watch.judge()
-        world.read_claims()
+        world.read_boundary()
         if report.boundary is not None:
-            world.claims.append(("the boundary in a plan", report.boundary))
+            world.boundaries.append(("the boundary in a plan", report.boundary))
 
 
 @dataclass(frozen=True, repr=False)
@@ -181,7 +181,7 @@ class Apply(Operation):
         if not report.tripped:
             world.clock_was_remembered()
             world.reached["applied"] += 1
-        world.read_claims()
+        world.read_boundary()
 
 
 # --- the operator ----------------------------------------------------------------------------------------------------
@@ -195,37 +195,37 @@ class Adopt(Operation):
         if world.looks_right:
             world.engine().adopt()
             world.notice_adoption(anyway=True)
-            world.read_claims()
+            world.read_boundary()
 
 
 @dataclass(frozen=True, repr=False)
 class Verify(Operation):
-    """Hold every row against the claim."""
+    """Hold every row against the boundary."""
 
     def on(self, world: World) -> None:
-        before = world.state.claim()
+        before = world.state.boundary()
         found = world.engine().verify()
-        world.read_claims()
+        world.read_boundary()
         if found.refuted:
-            world.reached["claim refuted"] += 1
-            if world.state.claim() is not None:
-                raise Violation("false claim", f"{before} was refuted and stands")
+            world.reached["boundary refuted"] += 1
+            if world.state.boundary() is not None:
+                raise Violation("false boundary", f"{before} was refuted and stands")
 
 
 @dataclass(frozen=True, repr=False)
 class WriteBack(Operation):
-    """A tool writes a row of an aborted transaction as it was before it was inverted, and the claim is verified."""
+    """A tool writes a row of an aborted transaction as it was before it was inverted, and the boundary is verified."""
 
     def on(self, world: World) -> None:
         row = world.write_back()
         if row is None or row.pointer is None:
             return
         # The janitor cannot know before it has looked.
-        world.claims = []
-        before = world.reached["claim refuted"]
+        world.boundaries = []
+        before = world.reached["boundary refuted"]
         Verify().on(world)
-        if world.reached["claim refuted"] == before:
-            raise Violation("false claim", f"it was verified with {describe(row)} below it")
+        if world.reached["boundary refuted"] == before:
+            raise Violation("false boundary", f"it was verified with {describe(row)} below it")
         world.refuted.add(row.pointer)
 
 
@@ -270,14 +270,14 @@ class Pause(Operation):
 
 @dataclass(frozen=True, repr=False)
 class Truncate(Operation):
-    """Drop from the invalid list what the janitor claims to be clean."""
+    """Drop from the invalid list what the janitor has proven to be clean."""
 
     def on(self, world: World) -> None:
         if world.state.store() is None:
             return
-        claim, _ = world.engine().boundary()
-        if claim is not None:
-            world.reached["truncated"] += world.manager.truncate(claim.bound)
+        proven, _ = world.engine().boundary()
+        if proven is not None:
+            world.reached["truncated"] += world.manager.truncate(proven.bound)
 
 
 @dataclass(frozen=True, repr=False)
@@ -336,7 +336,7 @@ class Restore(Operation):
     def on(self, world: World) -> None:
         if world.restore(self.slot, in_place=self.in_place):
             # Nobody has asked the janitor since; what it says next must be true of this store.
-            world.claims = []
+            world.boundaries = []
 
 
 @dataclass(frozen=True, repr=False)
@@ -372,4 +372,4 @@ class BringBack(Operation):
 class LoseState(Operation):
     def on(self, world: World) -> None:
         world.lose_state()
-        world.read_claims()
+        world.read_boundary()

@@ -17,7 +17,7 @@ from tests.simulation.chance import TOPICS, TTLS, Chance
 from tests.simulation.commands import Adopt, FeedBack, KeepRows, Pause, Run, Truncate
 from tests.simulation.invariants import (
     Violation,
-    check_claim_reached,
+    check_boundary_reached,
     check_claims,
     check_complete,
     check_payloads,
@@ -120,7 +120,7 @@ def put_in_order(world: World) -> None:
     Wait(25 * HOUR_MS).on(world)
     prune_bound = world.manager.prune_bound()
     Run().on(world)
-    check_claim_reached(world, prune_bound)
+    check_boundary_reached(world, prune_bound)
     check_claims(world)
     Truncate().on(world)
     check_reader(world)

@@ -6,7 +6,7 @@
 * **aborted message visible**, **committed message hidden**: what a transactional reader with today's lists sees is not
   what was committed.
 * **payloads mixed**: a committed message would be given payloads that were not stored for it.
-* **false claim**: the janitor states a bound, and a row carries a positive pointer up to it that was not committed.
+* **false boundary**: the janitor states a bound, and a row carries a positive pointer up to it that was not committed.
 * **frontier overrun**: a row was deleted before its hold was over, or by a clock that is ahead, or by a janitor that
   nobody let go.
 * **no permission**: a row of a paused topic was changed, or a run went on that was to end, beyond the one batch whose
@@ -249,27 +249,27 @@ def check_payloads(world: World) -> None:
 
 def check_claims(world: World) -> None:
     """No bound the janitor states has a positive pointer below it that was not committed."""
-    if not world.claims:
+    if not world.boundaries:
         return
     for row in world.rows.values():
         if row.readable and row.pointer is not None and not row.lost_cause and row.pointer not in world.committed:
-            check_bounds(row.pointer, describe(row), world.claims)
+            check_bounds(row.pointer, describe(row), world.boundaries)
 
 
 def check_searched(world: World, watch: Watch) -> None:
-    """After a claim was refuted: the next run that can has looked at every row, whatever its time (S4)."""
+    """After a boundary was refuted: the next run that can has looked at every row, whatever its time (S4)."""
     if watch.paused or world.reference.paused or world.store.damage:
         return
     for row in world.rows.values():
         if row.readable and row.pointer in world.refuted & world.manager.invalid:
-            raise Violation("left behind", f"{describe(row)}, by which the claim was refuted")
+            raise Violation("left behind", f"{describe(row)}, by which the boundary was refuted")
     world.refuted.clear()
 
 
-def check_bounds(pointer: int, what: str, claims: Collection[tuple[str, int]]) -> None:
-    for name, bound in claims:
+def check_bounds(pointer: int, what: str, boundaries: Collection[tuple[str, int]]) -> None:
+    for name, bound in boundaries:
         if pointer <= bound:
-            raise Violation("false claim", f"{name} is {bound}, and there is {what}")
+            raise Violation("false boundary", f"{name} is {bound}, and there is {what}")
 
 
 def check_complete(world: World) -> None:
@@ -288,15 +288,17 @@ def check_complete(world: World) -> None:
             raise Violation("left behind", f"{describe(row)}, which is {'old' if old else 'expired'}")
 
 
-def check_claim_reached(world: World, prune_bound: int) -> None:
-    """After such a pass, long after everything was decided: the claim goes as far as it may."""
+def check_boundary_reached(world: World, prune_bound: int) -> None:
+    """After such a pass, long after everything was decided: the boundary goes as far as it may."""
     if world.feeds_back and any(row.readable and row.lost_cause for row in world.rows.values()):
         return  # An audit has refuted it, if there was one: the row's id was on the list once.
     writable = (world.wall_ms - LIFETIME_MS - GRACE_MS) * TX_PER_MS - 1
     expected = min(writable, prune_bound)
-    claims = dict(world.claims)
-    if claims.get("the claim") != expected:
-        raise Violation("left behind", f"a claim of {expected} could be made, not {claims.get('the claim')}")
+    boundaries = dict(world.boundaries)
+    if boundaries.get("the boundary") != expected:
+        raise Violation(
+            "left behind", f"a boundary of {expected} could be proven, not {boundaries.get('the boundary')}"
+        )
 
 
 def describe(row: Row) -> str:

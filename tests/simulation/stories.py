@@ -235,7 +235,7 @@ def planned(chance: Chance) -> list[Operation]:
 
 
 def restored(chance: Chance) -> list[Operation]:
-    """A backup is restored after the janitor has claimed."""
+    """A backup is restored after the janitor has proven a boundary."""
     tx, topic = chance.next_tx(), chance.topic()
     return [
         Start(tx, 30_000),

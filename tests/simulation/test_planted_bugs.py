@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from janitor import boundary
 from janitor.archive import restore, writer
 from janitor.archive.conflicts import Conflicts
 from janitor.archive.writer import CommitState, commit_state
-from janitor.boundary import claim as boundary
 from janitor.rules import policy
 from janitor.rules.policy import Rule, elapsed_ms
 from janitor.run import conclude, feedback, guards, passes, prepare
@@ -119,7 +119,7 @@ def apply_knows_no_ranges(patch: pytest.MonkeyPatch) -> None:
 
 
 def every_pass_counts_as_full(patch: pytest.MonkeyPatch) -> None:
-    """S4: claimed after a search of the latest rows only."""
+    """S4: proven after a search of the latest rows only."""
     conclude_run = conclude.conclude_run
 
     def conclude_boldly(run: Run, *rest: Any) -> None:
@@ -129,17 +129,17 @@ def every_pass_counts_as_full(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Run, "proves", property(lambda run: run.ready.tx.usable is not None))
 
 
-def claim_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
-    """S4: claimed as in a region server, without asking who may still write."""
+def prove_to_the_snapshots_bound(patch: pytest.MonkeyPatch) -> None:
+    """S4: proven as in a region server, without asking who may still write."""
 
-    def claim(evidence: Sequence[Evidence], *_: Any) -> boundary.Boundary:
+    def prove(evidence: Sequence[Evidence], *_: Any) -> boundary.Boundary:
         bounds = [interval.bound for interval in evidence]
         return boundary.Boundary(min(bounds)) if bounds and min(bounds) > 0 else boundary.Boundary.none("")
 
-    patch.setattr(boundary, "claim", claim)
+    patch.setattr(boundary, "prove", prove)
 
 
-def claim_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
+def prove_after_part_of_the_store(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass over some topics counts for all."""
     patch.setattr(passes, "is_complete", lambda *_: True)
     patch.setattr(Run, "proves", property(lambda run: run.full and run.ready.tx.usable is not None))
@@ -184,7 +184,7 @@ def a_lost_lease_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lease, "check", lambda _: None)
 
 
-def claim_with_topics_put_aside(patch: pytest.MonkeyPatch) -> None:
+def prove_with_topics_put_aside(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass counts as complete though it has passed topics by."""
     patch.setattr(Run, "has_aside", False)
 
@@ -218,7 +218,7 @@ def only_the_last_batch_is_in_the_ledger(patch: pytest.MonkeyPatch) -> None:
 
 
 def full_passes_are_incremental(patch: pytest.MonkeyPatch) -> None:
-    """S4: a claim rests on topics that were left alone, with rows that are due and were not inverted for it."""
+    """S4: a boundary rests on topics that were left alone, with rows that are due and were not inverted for it."""
     patch.setattr(Run, "incremental", True)
 
 
@@ -253,18 +253,18 @@ def logs_are_opened_unread(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(manifest, "find_damage", lambda _: None)
 
 
-def a_refuted_claim_stands(patch: pytest.MonkeyPatch) -> None:
-    """S4: an audit refutes, and what was claimed is told and relied on as before."""
+def a_refuted_boundary_stands(patch: pytest.MonkeyPatch) -> None:
+    """S4: an audit refutes, and the boundary is published and relied on as before."""
     patch.setattr(boundary, "refute", lambda *_: None)
 
 
-def a_refuted_claim_is_only_withdrawn(patch: pytest.MonkeyPatch) -> None:
+def a_refuted_boundary_is_only_withdrawn(patch: pytest.MonkeyPatch) -> None:
     """S4: the next run looks at the latest rows, and goes by what was covered before."""
-    patch.setattr(boundary, "refute", lambda state, *_: state.save_claim(None))
+    patch.setattr(boundary, "refute", lambda state, *_: state.save_boundary(None))
 
 
 PLANTED: dict[Plant, set[str]] = {
-    a_backup_put_back_is_the_store_itself: {"frontier overrun", "false claim", "aborted message visible"},
+    a_backup_put_back_is_the_store_itself: {"frontier overrun", "false boundary", "aborted message visible"},
     adopt_accepts_whatever_is_there: {"no permission"},
     no_search_for_references: {"live row lost"},
     nothing_is_undecided: {"live row lost"},
@@ -274,33 +274,33 @@ PLANTED: dict[Plant, set[str]] = {
     nothing_jumps: {"frontier overrun"},
     a_hold_is_over_at_once: {"frontier overrun"},
     no_clock_guard: {"frontier overrun", "live row lost"},
-    no_store_guard: {"frontier overrun", "false claim", "aborted message visible"},
+    no_store_guard: {"frontier overrun", "false boundary", "aborted message visible"},
     metadata_is_read_once: {"live row lost", "frontier overrun"},
     nothing_is_protected: {"live row lost"},
     apply_knows_no_ranges: {"plan overrun"},
-    every_pass_counts_as_full: {"false claim", "left behind"},
-    claim_to_the_snapshots_bound: {"false claim"},
-    claim_after_part_of_the_store: {"false claim"},
-    inversion_is_only_counted: {"false claim", "left behind", "not in the ledger"},
-    unknown_topics_are_passed_by: {"false claim"},
+    every_pass_counts_as_full: {"false boundary", "left behind"},
+    prove_to_the_snapshots_bound: {"false boundary"},
+    prove_after_part_of_the_store: {"false boundary"},
+    inversion_is_only_counted: {"false boundary", "left behind", "not in the ledger"},
+    unknown_topics_are_passed_by: {"false boundary"},
     unreadable_topics_get_a_ttl: {"live row lost", "frontier overrun"},
     a_pause_counts_from_the_next_run: {"no permission"},
-    a_pause_counts_until_the_run_begins: {"no permission", "false claim", "frontier overrun"},
+    a_pause_counts_until_the_run_begins: {"no permission", "false boundary", "frontier overrun"},
     a_word_to_stop_is_not_heard: {"no permission"},
     a_lost_lease_is_not_noticed: {"no permission"},
-    claim_with_topics_put_aside: {"false claim"},
+    prove_with_topics_put_aside: {"false boundary"},
     quarantine_without_end: {"left behind"},
     nothing_is_announced: {"not in the ledger"},
     announced_as_far_as_the_first_batch: {"not in the ledger"},
     only_the_last_batch_is_in_the_ledger: {"not in the ledger"},
-    full_passes_are_incremental: {"false claim", "left behind"},
+    full_passes_are_incremental: {"false boundary", "left behind"},
     whatever_is_listed_is_proven: {"aborted message visible"},
     old_generations_are_judged_by_the_snapshot: {"aborted message visible"},
     whatever_is_in_the_way_is_written_beside: {"payloads mixed"},
     any_snapshot_may_follow: {"committed message hidden"},
     logs_are_opened_unread: {"live row lost"},
-    a_refuted_claim_stands: {"false claim"},
-    a_refuted_claim_is_only_withdrawn: {"left behind", "false claim"},
+    a_refuted_boundary_stands: {"false boundary"},
+    a_refuted_boundary_is_only_withdrawn: {"left behind", "false boundary"},
 }
 
 
@@ -308,7 +308,7 @@ PLANTED: dict[Plant, set[str]] = {
 RARE: dict[Plant, int] = {
     apply_knows_no_ranges: 215,
     no_store_guard: 126,
-    claim_with_topics_put_aside: 52,
+    prove_with_topics_put_aside: 52,
     nothing_is_announced: 33,
     whatever_is_in_the_way_is_written_beside: 76,
     whatever_is_listed_is_proven: 9,
@@ -328,8 +328,8 @@ RARE: dict[Plant, int] = {
     a_pause_counts_from_the_next_run: 5,
     announced_as_far_as_the_first_batch: 131,
     every_pass_counts_as_full: 78,
-    claim_after_part_of_the_store: 52,
-    claim_to_the_snapshots_bound: 21,
+    prove_after_part_of_the_store: 52,
+    prove_to_the_snapshots_bound: 21,
     adopt_accepts_whatever_is_there: 15,
     no_search_for_references: 11,
 }

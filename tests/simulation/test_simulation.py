@@ -40,7 +40,7 @@ EVENTS = (
     "deleted",
     "inverted",
     "held",
-    "claimed",
+    "proven",
     "truncated",
     "fed back",
     "published while invalid",
@@ -56,7 +56,7 @@ EVENTS = (
     "brought back",
     "brought back hidden",
     "refused to mix",
-    "claim refuted",
+    "boundary refuted",
     "read another system's snapshot",
     "log refused",
     "log opened",
@@ -127,11 +127,11 @@ def test_publish_after_its_transaction_was_scanned_is_inverted_later(world: Worl
     # then a later pass inverts that too, and claims nothing up to it,
     follow(world, Wait(MINUTE_MS), Run())
     assert pointers(world) == [world.clients[1].id, -failed, -failed, -failed]
-    assert 0 < dict(world.claims)["the claim"] < failed
+    assert 0 < dict(world.boundaries)["the boundary"] < failed
 
     # until nothing of it can arrive any more: then the claim covers it, and the id can go.
     follow(world, Wait(DAY_MS), Run())
-    assert dict(world.claims)["the claim"] == failed
+    assert dict(world.boundaries)["the boundary"] == failed
     follow(world, Truncate())
     assert not world.manager.invalid
 

@@ -90,8 +90,8 @@ class World:
         gone: rows that were deleted, by table and tail.
         brought_back: pointers of failed transactions, on no list, of which a backup has brought rows back.
         other_manager: another transaction service, while the janitor reads that one's snapshots by mistake.
-        refuted: pointers by whose rows a claim was refuted, until a run has looked for them everywhere.
-        claims: bounds the janitor states at this moment, each with where it does.
+        refuted: pointers by whose rows a boundary was refuted, until a run has looked for them everywhere.
+        boundaries: bounds the janitor states at this moment, each with where it does.
         unrecorded: what went in a run that has not ended, for the ledger to tell.
         reached: how often something worth reaching has happened.
     """
@@ -121,7 +121,7 @@ class World:
         self.gone: dict[RowId, Row] = {}
         self.brought_back: set[int] = set()
         self.refuted: set[int] = set()
-        self.claims: list[tuple[str, int]] = []
+        self.boundaries: list[tuple[str, int]] = []
         self.unrecorded: list[ExpiredMessages] = []
         self.reached: Counter[str] = Counter()
         self._boots = 1
@@ -322,12 +322,12 @@ class World:
             self.write_snapshot()
 
     def write_back(self) -> Row | None:
-        """Write an inverted row of an invalid transaction below the claim as it was before; None without one."""
-        claim = self.engine().boundary()[0] if self.state.store() is not None else None
+        """Write an inverted row of an invalid transaction below the boundary as it was before; None without one."""
+        proven = self.engine().boundary()[0] if self.state.store() is not None else None
         for row in self.rows.values():
-            if claim is None or not row.negated or row.pointer not in self.manager.invalid:
+            if proven is None or not row.negated or row.pointer not in self.manager.invalid:
                 continue
-            if row.pointer <= claim.bound:
+            if row.pointer <= proven.bound:
                 ((key, value),) = self.store.message.read(MESSAGES, row.key, row.key + b"\x00", 1).items
                 self.store.message.put([(key, value._replace(pointer=row.pointer))])
                 row.negated = False
@@ -455,11 +455,11 @@ class World:
         self.clock_was_accepted()
         return True
 
-    def read_claims(self) -> None:
-        self.claims = []
+    def read_boundary(self) -> None:
+        self.boundaries = []
         if self.state.store() is not None:
-            claim, would_be = self.engine().boundary()
-            if claim is not None:
-                self.claims.append(("the claim", claim.bound))
+            proven, would_be = self.engine().boundary()
+            if proven is not None:
+                self.boundaries.append(("the boundary", proven.bound))
             if would_be.bound is not None:
-                self.claims.append(("the boundary as it would be now", would_be.bound))
+                self.boundaries.append(("the boundary as it would be now", would_be.bound))

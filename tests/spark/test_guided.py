@@ -89,7 +89,7 @@ def left_behind(store: Store, state: State) -> dict[str, Any]:
         "rows": rows_of(store),
         "frontiers": state.frontiers(),
         "evidence": state.evidence(),
-        "claim": state.claim(),
+        "claim": state.boundary(),
         "open": list(state.lowest_open(100)),
         "strikes": state.strikes(),
         "full": state.last_full_pass_ms(),
@@ -209,7 +209,7 @@ def test_guided_sweep_of_leveldb_leaves_the_next_run_nothing(tmp_path: Path) -> 
         with leveldb(folder, by_tasks, archive=archive) as (engine, store, state, clock):
             report = engine.run_once(adopt=True)
             assert not report.errors
-            assert state.claim() is not None
+            assert state.boundary() is not None
             assert list((folder / "archive").rglob("*.parquet"))
             outcomes.append((told(report)["totals"], left_behind(store, state)))
             clock.advance(1000)
@@ -246,7 +246,7 @@ def test_guided_sweep_with_an_unreadable_topic_claims_nothing() -> None:
     before = len(rows_of(store)[1])
     report = engine.run_once(adopt=True)
     assert any("default:retired" in error and "a block is damaged" in error for error in report.errors)
-    assert (state.claim(), state.runs(1)[0].result) == (None, "partial")
+    assert (state.boundary(), state.runs(1)[0].result) == (None, "partial")
     assert set(state.strikes()) == {retired.id}
     assert len(rows_of(store)[1]) == before - 40, "the other topic's payloads went"
 
@@ -265,7 +265,7 @@ def test_guided_sweep_with_tasks_that_fail_fails_after_messages() -> None:
         engine.run_once(adopt=True)
     assert [run.result for run in state.runs(10)] == ["failed"]
     assert {entry.rows for entry in state.ledger(10)} == {200, 40}, "messages were gone, and are written down"
-    assert state.claim() is None
+    assert state.boundary() is None
 
 
 def test_guided_sweep_that_is_stopped_keeps_what_it_did() -> None:

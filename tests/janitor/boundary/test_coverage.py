@@ -1,4 +1,4 @@
-"""Evidence part by part: a pass that takes several runs, and what it may claim at its end (invariant S4)."""
+"""Evidence part by part: a pass that takes several runs, and what it proves at its end (invariant S4)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from janitor.boundary import claim as boundary
-from janitor.boundary.claim import Refutation, find_gap
+from janitor import boundary
+from janitor.boundary import Refutation, find_gap
 from janitor.report import Report
 from janitor.run.conclude import PROGRESS_MS
-from janitor.state.base import Claim, Evidence
+from janitor.state.base import Evidence, ProvenBoundary
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import (
     DAY,
@@ -107,11 +107,11 @@ def prepared(store: Parts, **options: Any) -> tuple[Kit, Topic]:
 
 
 def assert_true(kit: Kit, invalid: Sequence[int] = ()) -> None:
-    """No row carries a positive pointer of an invalid transaction up to the claim."""
-    claim = kit.state.claim()
+    """No row carries a positive pointer of an invalid transaction up to the boundary."""
+    proven = kit.state.boundary()
     left = [cell.pointer for cell in kit.store.message.read(CELLS, b"", None, 1_000_000).items if cell.pointer > 0]
     invalid = invalid or kit.snapshots.invalid
-    assert claim is None or not [each for each in left if each in invalid and each <= claim.bound]
+    assert proven is None or not [each for each in left if each in invalid and each <= proven.bound]
 
 
 def spans(kit: Kit) -> list[tuple[bytes, bytes | None]]:
@@ -148,7 +148,7 @@ def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
     store.hook = fail_in(2, name=name)
     report = kit.engine.run_once()
     assert report.errors
-    assert (report.boundary, kit.state.claim(), kit.state.last_full_pass_ms()) == (None, None, None)
+    assert (report.boundary, kit.state.boundary(), kit.state.last_full_pass_ms()) == (None, None, None)
     assert spans(kit) == [*EVERYTHING[:3], *EVERYTHING[4:]]
     assert kit.state.open_ids()[OLD].closed_ms is None
     assert find_gap(kit.state.evidence()) == "no pass has covered the keys from 02 to 03 (salt 2)"
@@ -159,10 +159,10 @@ def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
     report = kit.engine.run_once()
     assert (report.full, report.errors, report.boundary) == (True, [], OLD)
     assert {number for number in range(BUCKETS) if store.rows_read[number]} == {2}
-    claim, record = kit.state.claim(), kit.state.open_ids()[OLD]
-    assert claim is not None
+    proven, record = kit.state.boundary(), kit.state.open_ids()[OLD]
+    assert proven is not None
     # As old as the oldest pass that it rests on.
-    assert (claim.made_ms, record.scanned_ms, record.closed_ms) == (NOW_MS, NOW_MS, NOW_MS + HOUR)
+    assert (proven.made_ms, record.scanned_ms, record.closed_ms) == (NOW_MS, NOW_MS, NOW_MS + HOUR)
     assert kit.state.last_full_pass_ms() == NOW_MS
     assert_true(kit)
     kit.clock.advance(DAY - HOUR - 1)
@@ -173,7 +173,7 @@ def test_part_that_fails_is_the_only_one_searched_again(name: str) -> None:
     assert min(store.rows_read[number] for number in range(BUCKETS)) > 0
 
 
-def test_claim_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
+def test_boundary_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
     store = Parts()
     kit, _ = prepared(store)
     foreign = b"foreign"
@@ -183,9 +183,9 @@ def test_claim_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
     assert [item.bound == OLD - 1 for item in kit.state.evidence()] == [
         part == number for part in range(-1, BUCKETS + 1)
     ]
-    claim = kit.state.claim()
-    assert claim is not None
-    assert claim.bound == OLD - 1
+    proven = kit.state.boundary()
+    assert proven is not None
+    assert proven.bound == OLD - 1
     [lowest, *_] = kit.engine.boundary()[1].limits
     assert lowest.reason.startswith(
         f"invalid transaction {OLD} has a row that had to stay, in keys from {number:02x} to "
@@ -193,7 +193,7 @@ def test_claim_with_a_pointer_that_stays_is_lower_in_its_part() -> None:
 
 
 @pytest.mark.parametrize("name", ["a shorter ttl", "deleted"])
-def test_topic_that_changes_behind_a_part_is_not_claimed(name: str) -> None:
+def test_topic_that_changes_behind_a_part_is_not_proven(name: str) -> None:
     store = Parts()
     kit, orders = prepared(store, workers=1, hold_seconds=0)
     # So that every part deletes something, and the second one finds out.
@@ -208,7 +208,7 @@ def test_topic_that_changes_behind_a_part_is_not_claimed(name: str) -> None:
     report = kit.engine.run_once()
     assert report.errors == []
     assert OLD in orders.pointers()
-    assert kit.state.claim() is not None
+    assert kit.state.boundary() is not None
     assert_true(kit)
     store.hook = lambda *_: None
     kit.clock.advance(DAY)
@@ -239,7 +239,7 @@ def test_run_after_a_death_searches_only_what_was_not_covered(recorded: int) -> 
     kit, orders = prepared(store, workers=1)
     die_at(kit, "state.replace_evidence", recorded + 1)
     assert len(spans(kit)) == (recorded + 1 if recorded else 0)
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
     again = kit.restart()
     assert len(again.engine.recover()) == 1
     again.clock.advance(MINUTE)
@@ -255,7 +255,7 @@ def test_run_after_a_death_searches_only_what_was_not_covered(recorded: int) -> 
     assert not again.engine.run_once().full
 
 
-def test_run_after_a_death_at_the_end_claims_without_a_search() -> None:
+def test_run_after_a_death_at_the_end_proves_without_a_search() -> None:
     store = Parts()
     kit, _ = prepared(store)
     store.hook = lambda *_: None
@@ -363,7 +363,7 @@ def test_lease_lost_during_a_search_ends_the_evidence() -> None:
 
 
 class Story:
-    """Clients that publish as long as they may, and runs that fail and die; the claim must be true at every moment."""
+    """Clients that publish as long as they may, and runs that fail and die; the boundary must always be true."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -373,7 +373,7 @@ class Story:
         self.kit.engine.adopt()
         self.running: list[int] = []
         self.invalid: list[int] = []
-        self.claims = 0
+        self.proofs = 0
 
     def play(self, rounds: int) -> None:
         acts = [self.begin, self.publish, self.publish, self.invalidate, self.commit, self.wait, self.wait, self.run]
@@ -390,7 +390,7 @@ class Story:
 
     def check(self) -> None:
         assert_true(self.kit, self.invalid)
-        self.claims += self.kit.engine.boundary()[0] is not None
+        self.proofs += self.kit.engine.boundary()[0] is not None
 
     def begin(self) -> None:
         self.running.append(pointer(self.kit.clock.now_ms(), len(self.running) + len(self.invalid)))
@@ -442,13 +442,13 @@ class Story:
 
 @pytest.mark.seeded
 @pytest.mark.no_cover
-def test_claim_is_true_in_any_story_of_failures_and_deaths() -> None:
-    claims = 0
+def test_boundary_is_true_in_any_story_of_failures_and_deaths() -> None:
+    proofs = 0
     for seed in seeds(60):
         story = Story(seed)
         story.play(5)
-        claims += story.claims
-    assert claims > 0
+        proofs += story.proofs
+    assert proofs > 0
 
 
 class Budget:
@@ -500,7 +500,7 @@ def in_one_piece(*, topics: int = 3) -> tuple[Kit, list[Topic]]:
 
 
 @pytest.mark.parametrize("calls", [5, 9])
-def test_search_killed_again_and_again_ends_in_a_claim(calls: int) -> None:
+def test_search_killed_again_and_again_ends_in_a_boundary(calls: int) -> None:
     kit, topics = in_one_piece()
     report, killed = Budget(kit, "message.cells", calls).run_to_the_end()
     assert killed > 2
@@ -574,15 +574,15 @@ def test_evidence_ends_before_a_topic_that_failed() -> None:
     assert any(OLD in topic.pointers() for topic in topics[1:])
 
 
-def test_refute_during_a_round_withdraws_claim_evidence_and_round() -> None:
+def test_refute_during_a_round_withdraws_boundary_evidence_and_round() -> None:
     with SqliteState.in_memory() as state:
-        state.save_claim(Claim(OLD, NOW_MS, "1"))
+        state.save_boundary(ProvenBoundary(OLD, NOW_MS, "1"))
         state.replace_evidence([Evidence(b"", None, NOW_MS, OLD, NOW_MS, "1")])
         boundary.continue_round(state, "1", NOW_MS, NOW_MS)
         boundary.save_payloads(state, "1", b"a:b:")
         boundary.refute(state, "a row was found", NOW_MS + 1)
         boundary.save_payloads(state, "1", b"a:c:")
-        assert (state.claim(), state.evidence()) == (None, [])
+        assert (state.boundary(), state.evidence()) == (None, [])
         assert boundary.refutation(state) == Refutation("a row was found", NOW_MS + 1)
         assert boundary.continue_round(state, "2", NOW_MS + 2, NOW_MS).payloads_from == b""
         boundary.save_searched(state, boundary.refutation(state))

@@ -15,7 +15,7 @@ import pytest
 from janitor.inspect import rows as inspect
 from janitor.report import Report
 from janitor.run import feedback
-from janitor.run.feedback import proven, withheld
+from janitor.run.feedback import proven_ids, withheld
 from janitor.run.log import RunLog
 from janitor.run.prepare import Feedback, Truncator
 from janitor.state.base import EVERYTHING
@@ -101,7 +101,7 @@ class FeedbackKit:
         return self.janitor.engine.run_once()
 
     def prove(self, *, days: int = 1) -> None:
-        """Let a full run claim what was given up until now, without handing anything over."""
+        """Let a full run prove all given ids without handing any over."""
         self.run()
         self.clock.advance(days * DAY)
         assert self.run().boundary is not None
@@ -221,7 +221,7 @@ def test_run_without_new_proven_ids_asks_nobody(ready: FeedbackKit) -> None:
     assert ready.store.calls["cells"] - before <= 1, "the search for the open transaction, and no audit"
 
 
-def test_id_within_the_claim_that_is_not_closed_stays_listed(ready: FeedbackKit) -> None:
+def test_id_within_the_boundary_that_is_not_closed_stays_listed(ready: FeedbackKit) -> None:
     first, last = ready.aborted
     seen = ready.manager.visibility()
     never_met = first + 1
@@ -230,9 +230,9 @@ def test_id_within_the_claim_that_is_not_closed_stays_listed(ready: FeedbackKit)
     assert (ready.run().truncated, told.ids) == (2, [first, last])
 
 
-def test_given_a_closed_id_beyond_the_claim_when_handed_over_then_it_stays() -> None:
+def test_given_a_closed_id_beyond_the_boundary_when_handed_over_then_it_stays() -> None:
     listed, closed = array("q", [3, 5, 7, 9]), array("q", [1, 5, 7, 9])
-    assert [list(proven(listed, closed, bound)) for bound in (4, 5, 8, 9)] == [[], [5], [5, 7], [5, 7, 9]]
+    assert [list(proven_ids(listed, closed, bound)) for bound in (4, 5, 8, 9)] == [[], [5], [5, 7], [5, 7, 9]]
 
 
 def test_proven_ids_leave_in_batches(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_given_participants_then_any_but_messaging_is_a_reason(participants: tup
     assert bool(reason) is bool(named)
 
 
-def test_row_that_refutes_the_claim_keeps_the_list_until_proven_again(ready: FeedbackKit) -> None:
+def test_row_that_refutes_the_boundary_keeps_the_list_until_proven_again(ready: FeedbackKit) -> None:
     ready.plant(ready.aborted[1])
     told = Told(ready.manager)
     ready.feed_back(told)
@@ -277,8 +277,8 @@ def test_row_that_refutes_the_claim_keeps_the_list_until_proven_again(ready: Fee
     assert error.startswith("the boundary ")
     assert (told.ids, report.truncated, report.boundary) == ([], 0, None)
     assert ready.janitor.state.runs(1)[0].result == "partial"
-    claim, present = ready.janitor.engine.boundary()
-    assert (claim, present.bound, present.obstacles[0]) == (None, None, error)
+    proven, present = ready.janitor.engine.boundary()
+    assert (proven, present.bound, present.obstacles[0]) == (None, None, error)
     status = collect(
         ready.janitor.state, Deployment("memory", "apply", "", ready.janitor.engine.deps.terms), ready.clock
     )
@@ -289,13 +289,13 @@ def test_row_that_refutes_the_claim_keeps_the_list_until_proven_again(ready: Fee
     assert report.full
     assert (report.truncated, report.errors, ready.invalid()) == (2, [], [])
     assert ready.pointers()[-1] == -ready.aborted[1]
-    claim, present = ready.janitor.engine.boundary()
-    assert claim is not None
+    proven, present = ready.janitor.engine.boundary()
+    assert proven is not None
     assert present.obstacles == ()
     assert ready.read() == [b"committed"]
 
 
-def test_row_of_an_id_that_left_refutes_the_claim_of_later_ones(ready: FeedbackKit) -> None:
+def test_row_of_an_id_that_left_refutes_the_boundary_of_later_ones(ready: FeedbackKit) -> None:
     ready.feed_back()
     assert ready.run().truncated == 2
     ready.plant(ready.aborted[0])
@@ -321,7 +321,7 @@ def test_given_a_run_of_some_topics_then_nothing_leaves_the_list(ready: Feedback
     assert ready.invalid() == ready.aborted
 
 
-def test_given_no_claim_when_ids_are_closed_then_they_stay(kit: FeedbackKit) -> None:
+def test_given_no_boundary_when_ids_are_closed_then_they_stay(kit: FeedbackKit) -> None:
     kit.give_up()
     kit.clock.advance(DAY)
     kit.feed_back(lifetime_known=False)
@@ -331,7 +331,7 @@ def test_given_no_claim_when_ids_are_closed_then_they_stay(kit: FeedbackKit) -> 
     assert record.closed_ms is not None
 
 
-def test_obstacle_after_the_claim_keeps_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_obstacle_after_the_boundary_keeps_list(ready: FeedbackKit, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ready.store, "obstacles", lambda: ["another janitor is at work"])
     ready.feed_back()
     report = ready.run()
@@ -425,7 +425,7 @@ def test_manager_that_fails_is_asked_by_the_next_run(ready: FeedbackKit, failing
     assert reason.endswith("nobody answers.")
     assert (report.truncated, report.errors, ready.invalid()) == (0, [], ready.aborted)
     assert ready.janitor.state.runs(1)[0].result == "done"
-    assert ready.janitor.state.claim() is not None
+    assert ready.janitor.state.boundary() is not None
     ready.feed_back()
     assert (ready.run().truncated, ready.invalid()) == (2, [])
 

@@ -13,12 +13,12 @@ from janitor.state import ids, ledger, runs
 from janitor.state.base import State
 from janitor.state.hbase.state import HBaseState
 from janitor.state.records import (
-    Claim,
     ClockAnchor,
     CounterKey,
     Evidence,
     FrontierRecord,
     OpenIdRecord,
+    ProvenBoundary,
     RunRecord,
     StoreRecord,
     Strikes,
@@ -39,7 +39,7 @@ VALUES: dict[str, tuple[Callable[[State], Any], Callable[[State], Any] | None]] 
     "anchor": (State.anchor, None),
     "frontiers": (State.frontiers, lambda state: state.save_frontiers({TOPIC: FRONTIER})),
     "evidence": (State.evidence, None),
-    "claim": (State.claim, None),
+    "claim": (State.boundary, None),
     "full_pass": (State.last_full_pass_ms, None),
     "created": (State.created_ms, lambda state: state.save_created_ms(2)),
     "pauses": (State.pauses, lambda state: state.pause("a:*", 2)),
@@ -73,7 +73,7 @@ def full(state: State) -> State:
     state.save_anchor(FRONTIER.at)
     state.save_frontiers({TOPIC: FRONTIER})
     state.replace_evidence([Evidence(b"a", None, 1, 2, 3, "one")])
-    state.save_claim(Claim(1, 2, "one"))
+    state.save_boundary(ProvenBoundary(1, 2, "one"))
     state.save_last_full_pass_ms(1)
     state.save_created_ms(1)
     state.pause("*:*", 1)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from janitor.state.base import State
 from janitor.state.records import (
     EVERYTHING,
-    Claim,
     ClockAnchor,
     CounterKey,
     Evidence,
@@ -20,6 +19,7 @@ from janitor.state.records import (
     OpenIdRecord,
     Pause,
     PendingJump,
+    ProvenBoundary,
     RunRecord,
     StoreRecord,
     Strikes,
@@ -63,7 +63,7 @@ FEW = settings(max_examples=size("TMS_TEST_EXAMPLES", 60) // 4)
 
 
 def test_given_a_new_state_when_asked_then_it_knows_nothing(state: State) -> None:
-    assert (state.store(), state.anchor(), state.claim(), state.last_full_pass_ms()) == (None, None, None, None)
+    assert (state.store(), state.anchor(), state.boundary(), state.last_full_pass_ms()) == (None, None, None, None)
     assert (state.frontiers(), state.open_ids(), state.runs(10), state.evidence()) == ({}, {}, [], [])
     assert (state.pauses(), state.strikes(), state.lease(), state.created_ms()) == ([], {}, None, None)
     assert (state.ledger(10), state.ledger_generations(TOPIC), state.ledger_since_ms()) == ([], [], None)
@@ -100,18 +100,18 @@ def test_open_ids_forgotten_are_gone(kind: Memories, records: list[OpenIdRecord]
 @given(
     first=st.lists(evidence, max_size=3, unique_by=lambda e: e.start),
     second=st.lists(evidence, max_size=5, unique_by=lambda e: e.start),
-    claim=st.none() | st.builds(Claim, longs, longs, texts),
+    proven=st.none() | st.builds(ProvenBoundary, longs, longs, texts),
 )
 def test_given_any_evidence_when_replaced_then_only_the_last_comes_back_in_key_order(
-    kind: Memories, first: list[Evidence], second: list[Evidence], claim: Claim | None
+    kind: Memories, first: list[Evidence], second: list[Evidence], proven: ProvenBoundary | None
 ) -> None:
     with kind.new() as state:
         state.replace_evidence(first)
         state.replace_evidence(second)
-        state.save_claim(Claim(1, 2, "r"))
-        state.save_claim(claim)
+        state.save_boundary(ProvenBoundary(1, 2, "r"))
+        state.save_boundary(proven)
         assert state.evidence() == sorted(second, key=lambda e: e.start)
-        assert state.claim() == claim
+        assert state.boundary() == proven
 
 
 @FEW
@@ -130,7 +130,7 @@ def test_save_store_with_another_mark_forgets_what_was_learned(state: State) -> 
     state.save_frontiers({TOPIC: FRONTIER})
     state.save_open_ids([OpenIdRecord(1, 1)])
     state.replace_evidence([Evidence(b"", None, 1, 1, 1, "r")])
-    state.save_claim(Claim(1, 1, "r"))
+    state.save_boundary(ProvenBoundary(1, 1, "r"))
     state.save_last_full_pass_ms(1)
     state.save_strikes({TOPIC: STRIKES})
     state.save_counts({TOPIC: TopicCount(1, 2, 3, 4, 5)})
@@ -140,7 +140,7 @@ def test_save_store_with_another_mark_forgets_what_was_learned(state: State) -> 
     assert state.strikes() == {TOPIC: STRIKES}
     state.save_store(StoreRecord("another mark", "leveldb:/data"))
     assert (state.frontiers(), state.open_ids(), state.evidence()) == ({}, {}, [])
-    assert (state.claim(), state.last_full_pass_ms()) == (None, None)
+    assert (state.boundary(), state.last_full_pass_ms()) == (None, None)
     assert (state.strikes(), state.counts(), state.note("shown")) == ({}, {}, None)
 
 
@@ -244,22 +244,30 @@ def test_begin_run_twice_or_finish_of_another_is_refused(state: State) -> None:
 def test_given_a_transaction_when_it_raises_then_nothing_of_it_is_kept(state: State) -> None:
     with undone(state):
         state.save_frontiers({TOPIC: FRONTIER})
-        state.save_claim(Claim(1, 2, "r"))
-    assert (state.frontiers(), state.claim()) == ({}, None)
-    state.save_claim(Claim(3, 4, "s"))
-    assert state.claim() == Claim(3, 4, "s")
+        state.save_boundary(ProvenBoundary(1, 2, "r"))
+    assert (state.frontiers(), state.boundary()) == ({}, None)
+    state.save_boundary(ProvenBoundary(3, 4, "s"))
+    assert state.boundary() == ProvenBoundary(3, 4, "s")
 
 
 def test_inner_transaction_that_raises_keeps_the_outer_changes(state: State) -> None:
     with state.transaction():
-        state.save_claim(Claim(1, 1, "outer"))
+        state.save_boundary(ProvenBoundary(1, 1, "outer"))
         with undone(state):
-            state.save_claim(Claim(2, 2, "inner"))
+            state.save_boundary(ProvenBoundary(2, 2, "inner"))
             state.save_last_full_pass_ms(7)
             state.add_ledger([entry()])
-        assert (state.claim(), state.last_full_pass_ms(), state.ledger(1)) == (Claim(1, 1, "outer"), None, [])
+        assert (state.boundary(), state.last_full_pass_ms(), state.ledger(1)) == (
+            ProvenBoundary(1, 1, "outer"),
+            None,
+            [],
+        )
         state.add_ledger([entry(at_ms=5)])
-    assert (state.claim(), state.last_full_pass_ms(), state.ledger(9)) == (Claim(1, 1, "outer"), None, [entry(at_ms=5)])
+    assert (state.boundary(), state.last_full_pass_ms(), state.ledger(9)) == (
+        ProvenBoundary(1, 1, "outer"),
+        None,
+        [entry(at_ms=5)],
+    )
 
 
 def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(state: State) -> None:
@@ -271,11 +279,11 @@ def test_given_a_number_beyond_64_bits_when_saved_with_others_then_none_is_kept(
 def test_transaction_undone_keeps_what_another_thread_saved(state: State) -> None:
     other = threading.Thread(target=lambda: state.save_last_full_pass_ms(1))
     with undone(state):
-        state.save_claim(Claim(1, 1, "r"))
+        state.save_boundary(ProvenBoundary(1, 1, "r"))
         other.start()
         other.join(timeout=0.2)  # time enough to get in where it must not
     other.join()
-    assert (state.claim(), state.last_full_pass_ms()) == (None, 1)
+    assert (state.boundary(), state.last_full_pass_ms()) == (None, 1)
 
 
 def test_given_a_closed_state_when_used_then_that_is_an_error_of_ours(kind: Memories) -> None:
@@ -283,4 +291,4 @@ def test_given_a_closed_state_when_used_then_that_is_an_error_of_ours(kind: Memo
     state.close()
     state.close()
     with pytest.raises(StateError, match="closed"):
-        state.claim()
+        state.boundary()

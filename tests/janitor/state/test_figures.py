@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from janitor.boundary.claim import REFUTED, ROUND
+from janitor.boundary import REFUTED, ROUND
 from janitor.report import HELD, Entry
 from janitor.rules.policy import Hold, Rule
 from janitor.run.prepare import IN_PROGRESS

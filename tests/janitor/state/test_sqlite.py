@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from janitor.state.records import Claim, OpenIdRecord, RunRecord
+from janitor.state.records import OpenIdRecord, ProvenBoundary, RunRecord
 from janitor.state.sqlite.state import SCHEMA_VERSION, SqliteState
 from tests.janitor.state.test_every_past import end_of_run
 from tms_core.errors import StateBusy, StateError
@@ -49,15 +49,15 @@ def test_full_disk_at_the_end_of_a_run_keeps_nothing_of_it(tmp_path: Path) -> No
 
         def end_of_run() -> None:
             with state.transaction():
-                state.save_claim(Claim(1, 2, "r"))
+                state.save_boundary(ProvenBoundary(1, 2, "r"))
                 state.save_note("large", "x" * 1_000_000)
                 state.save_last_full_pass_ms(5)
 
         with pytest.raises(StateError, match="full"):
             end_of_run()
-        assert (state.claim(), state.last_full_pass_ms(), state.note("large")) == (None, None, None)
-        state.save_claim(Claim(3, 4, "s"))
-        assert state.claim() == Claim(3, 4, "s")
+        assert (state.boundary(), state.last_full_pass_ms(), state.note("large")) == (None, None, None)
+        state.save_boundary(ProvenBoundary(3, 4, "s"))
+        assert state.boundary() == ProvenBoundary(3, 4, "s")
 
 
 CHILD = """
@@ -82,7 +82,7 @@ with SqliteState(Path(sys.argv[1])) as state:
             if sys.argv[2] == "inside" and number == 3:
                 state.save_note("large", "x" * 8_000_000)  # more than SQLite keeps in memory, so the file is changed
                 state.driver.connection.set_trace_callback(stop)
-            state.save_claim(Claim(number, 1, "r"))
+            state.save_boundary(Claim(number, 1, "r"))
         print(number, flush=True)
 """
 
@@ -103,7 +103,7 @@ def test_kill_inside_a_transaction_leaves_the_one_before(tmp_path: Path) -> None
     assert (tmp_path / "state.sqlite3-journal").stat().st_size > 0, "the child was to be killed in mid-write"
     with SqliteState(tmp_path) as state:
         assert state.frontiers()[TOPIC].cutoff_ms == 2
-        assert state.claim() == Claim(2, 1, "r")
+        assert state.boundary() == ProvenBoundary(2, 1, "r")
         assert state.note("large") is None
 
 
@@ -111,22 +111,22 @@ def test_kill_anywhere_leaves_whole_commits_and_loses_none(tmp_path: Path) -> No
     for lines in (1, 2, 5, 9):
         last = int(killed_after(tmp_path, "anywhere", lines)[-1])
         with SqliteState(tmp_path) as state:
-            claim = state.claim()
-            assert claim is not None
-            assert state.frontiers()[TOPIC].cutoff_ms == claim.bound
-            assert claim.bound >= last
+            proven = state.boundary()
+            assert proven is not None
+            assert state.frontiers()[TOPIC].cutoff_ms == proven.bound
+            assert proven.bound >= last
 
 
 def test_write_beside_a_transaction_is_busy_and_reads_go_on(tmp_path: Path) -> None:
     with SqliteState(tmp_path) as one, SqliteState(tmp_path, busy_seconds=0) as two:
-        one.save_claim(Claim(1, 1, "r"))
+        one.save_boundary(ProvenBoundary(1, 1, "r"))
         with one.transaction():
-            one.save_claim(Claim(2, 2, "s"))
+            one.save_boundary(ProvenBoundary(2, 2, "s"))
             with pytest.raises(StateBusy):
                 two.save_last_full_pass_ms(1)
-            assert two.claim() == Claim(1, 1, "r")
+            assert two.boundary() == ProvenBoundary(1, 1, "r")
         two.save_last_full_pass_ms(1)
-        assert two.claim() == Claim(2, 2, "s")
+        assert two.boundary() == ProvenBoundary(2, 2, "s")
 
 
 def test_transaction_beside_another_is_busy_before_it_reads(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from janitor.boundary.claim import Boundary, Limit
+from janitor.boundary import Boundary, Limit
 from janitor.control.api import OperatorCommands, ReadEngine, methods
 from janitor.inspect.answer import Why
 from janitor.report import Report
@@ -18,7 +18,7 @@ from janitor.run import plan_file as plan
 from janitor.run.plan_file import PlanFile
 from janitor.run.questions import PlanResult
 from janitor.state import values
-from janitor.state.base import Claim
+from janitor.state.base import ProvenBoundary
 from tests.builders import DAY, HOUR, NOW_MS, janitor, pointer, topic
 from tms_core.rowkey import MessageId
 from tms_core.tables.memory import MemoryStore
@@ -60,7 +60,10 @@ def carried(kind: Any, value: Any) -> Any:
         (dict[bytes, int], {b"a": 1, b"": 2}),
         (dict[bytes, int], {}),
         (dict[TopicId, Rule], {ORDERS: Rule.EXPIRED}),
-        (tuple[Claim | None, Boundary], (Claim(5, 6, "r"), Boundary(5, (Limit(5, "why"),), ("none",)))),
+        (
+            tuple[ProvenBoundary | None, Boundary],
+            (ProvenBoundary(5, 6, "r"), Boundary(5, (Limit(5, "why"),), ("none",))),
+        ),
     ],
 )
 def test_given_a_value_then_it_comes_back_as_it_was(kind: Any, value: Any) -> None:

@@ -71,7 +71,7 @@ def test_archive_that_fills_up_keeps_the_rest_in_the_store() -> None:
     assert kit.state.strikes() == {}
     assert kit.state.counters()[CounterKey("delete_errors_total", (("table", "message"), ("reason", "archive")))] == 1
     assert kit.state.runs(1)[0].result == "partial"
-    assert kit.state.claim() is None
+    assert kit.state.boundary() is None
 
     kit.restart(archive=None).engine.run_once()
     assert (len(events.times()), len(orders.times())) == (1, 1)

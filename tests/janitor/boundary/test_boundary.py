@@ -1,4 +1,4 @@
-"""The prune boundary: what holds it back, and that gaps and doubts leave no claim at all."""
+"""The prune boundary: what holds it back, and that gaps and doubts leave no boundary at all."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from janitor.boundary.claim import Boundary, Limit, claim, covered_since_ms, find_gap, in_force, with_newer
+from janitor.boundary import Boundary, Limit, covered_since_ms, find_gap, in_force, prove, with_newer
 from janitor.rules.ranges import Lifetime
-from janitor.state.base import Claim, Evidence
+from janitor.state.base import Evidence, ProvenBoundary
 from tms_core.transaction.model import TX_PER_MS
 
 LIFETIME = Lifetime(max_ms=90_000_000, grace_ms=86_400_000, allowance_ms=300_000)
@@ -23,51 +23,51 @@ def covered(
     return Evidence(start, stop, STARTED_MS - 5, bound, started_ms, "run")
 
 
-def test_given_one_complete_pass_when_asked_then_the_snapshots_bound_is_claimed() -> None:
-    boundary = claim([covered()], [], LIFETIME)
+def test_given_one_complete_pass_when_asked_then_the_snapshots_bound_is_proven() -> None:
+    boundary = prove([covered()], [], LIFETIME)
     assert (boundary.bound, boundary.obstacles) == (WRITABLE - 100, ())
     assert [limit.bound for limit in boundary.limits] == [WRITABLE - 100, WRITABLE]
     assert boundary.limits[0].reason == f"snapshot {STARTED_MS - 5}, used for all keys"
 
 
-@pytest.mark.parametrize(("bound", "claimed"), [(WRITABLE - 1, WRITABLE - 1), (WRITABLE + 1, WRITABLE)])
-def test_claim_by_a_young_snapshot_leaves_out_who_could_write(bound: int, claimed: int) -> None:
-    boundary = claim([covered(bound=bound)], [], LIFETIME)
-    assert boundary.bound == claimed
+@pytest.mark.parametrize(("bound", "proven"), [(WRITABLE - 1, WRITABLE - 1), (WRITABLE + 1, WRITABLE)])
+def test_boundary_by_a_young_snapshot_leaves_out_who_could_write(bound: int, proven: int) -> None:
+    boundary = prove([covered(bound=bound)], [], LIFETIME)
+    assert boundary.bound == proven
     assert boundary.limits[-1 if bound < WRITABLE else 0].reason == (
         "younger transactions could still write when the pass over all keys started"
     )
 
 
-def test_given_open_ids_when_asked_then_the_claim_ends_just_below_the_lowest() -> None:
+def test_given_open_ids_when_asked_then_the_boundary_ends_just_below_the_lowest() -> None:
     lowest = WRITABLE - 500
-    boundary = claim([covered()], [lowest + 7, lowest], LIFETIME)
+    boundary = prove([covered()], [lowest + 7, lowest], LIFETIME)
     assert boundary.bound == lowest - 1
     assert boundary.limits[0] == Limit(lowest - 1, f"invalid transaction {lowest} may still have been written to")
     assert len(boundary.limits) == 3
 
 
 def test_given_open_ids_above_all_else_when_asked_then_they_do_not_hold_it_back() -> None:
-    assert claim([covered()], [WRITABLE + 5], LIFETIME).bound == WRITABLE - 100
+    assert prove([covered()], [WRITABLE + 5], LIFETIME).bound == WRITABLE - 100
 
 
-def test_claim_of_several_intervals_has_their_lowest_limit() -> None:
+def test_boundary_of_several_intervals_has_their_lowest_limit() -> None:
     old = covered(b"a", b"m", started_ms=STARTED_MS - 1000)
-    boundary = claim([covered(b"", b"a", bound=WRITABLE - 5), old, covered(b"m", bound=WRITABLE - 7)], [], LIFETIME)
+    boundary = prove([covered(b"", b"a", bound=WRITABLE - 5), old, covered(b"m", bound=WRITABLE - 7)], [], LIFETIME)
     assert boundary.bound == WRITABLE - 1000 * TX_PER_MS
     assert "from 61 to 6d" in boundary.limits[0].reason
     assert [limit.bound for limit in boundary.limits] == sorted(limit.bound for limit in boundary.limits)
     assert len(boundary.limits) == 6
 
 
-def test_claim_limits_of_neighbours_are_one_place_with_its_salt() -> None:
+def test_boundary_limits_of_neighbours_are_one_place_with_its_salt() -> None:
     old = covered(b"\x02", b"\x03", started_ms=STARTED_MS - 1)
     newer = [covered(b"", b"\x01"), covered(b"\x01", b"\x02"), covered(b"\x03", b"\x04"), covered(b"\x04", None)]
-    limits = claim([old, *newer], [], LIFETIME).limits
+    limits = prove([old, *newer], [], LIFETIME).limits
     places = {limit.start: limit.reason.rpartition(", used for keys ")[2] for limit in limits if "used" in limit.reason}
     assert places == {b"": "from the beginning to 02", b"\x02": "from 02 to 03 (salt 2)", b"\x03": "from 03 to the end"}
     [last] = {
-        limit.start for limit in claim([covered(b"", b"\xff"), covered(b"\xff", bound=7)], [], LIFETIME).limits[:1]
+        limit.start for limit in prove([covered(b"", b"\xff"), covered(b"\xff", bound=7)], [], LIFETIME).limits[:1]
     }
     assert last == b"\xff"
 
@@ -84,7 +84,7 @@ def test_claim_limits_of_neighbours_are_one_place_with_its_salt() -> None:
 )
 def test_limit_of_an_interval_names_the_salt_it_covers(start: bytes, stop: bytes | None, place: str) -> None:
     around = [covered(b"", start, bound=1), covered(stop, bound=1)] if stop else [covered(b"", start, bound=1)]
-    reasons = [limit.reason for limit in claim([covered(start, stop, bound=2), *around], [], LIFETIME).limits]
+    reasons = [limit.reason for limit in prove([covered(start, stop, bound=2), *around], [], LIFETIME).limits]
     assert f"snapshot {STARTED_MS - 5}, used for keys {place}" in reasons
 
 
@@ -104,35 +104,35 @@ def test_covered_since_is_the_oldest_pass_or_none_with_a_gap() -> None:
 
 
 @pytest.mark.parametrize(("ahead_ms", "counts"), [(0, True), (1, False)])
-def test_given_a_claim_when_evidence_lies_ahead_of_now_then_it_is_not_in_force(ahead_ms: int, counts: bool) -> None:
-    made = Claim(WRITABLE, STARTED_MS, "run")
+def test_given_a_boundary_when_evidence_lies_ahead_of_now_then_it_is_not_in_force(ahead_ms: int, counts: bool) -> None:
+    made = ProvenBoundary(WRITABLE, STARTED_MS, "run")
     evidence = [covered(started_ms=STARTED_MS + 10 + ahead_ms)]
     assert in_force(made, evidence, STARTED_MS + 10, LIFETIME) is counts
-    assert not in_force(Claim(WRITABLE + 1, STARTED_MS, "run"), [], STARTED_MS, LIFETIME)
+    assert not in_force(ProvenBoundary(WRITABLE + 1, STARTED_MS, "run"), [], STARTED_MS, LIFETIME)
 
 
-@pytest.mark.parametrize(("bound", "claimed"), [(-1, None), (0, None), (1, 1)])
-def test_claim_of_a_bound_below_one_is_none_with_the_reason(bound: int, claimed: int | None) -> None:
-    boundary = claim([covered(bound=bound)], [], LIFETIME)
-    assert boundary.bound == claimed
-    assert bool(boundary.obstacles) is (claimed is None)
-    if claimed is None:
-        assert boundary.obstacles == (f"nothing can be claimed: {boundary.limits[0].reason}",)
+@pytest.mark.parametrize(("bound", "proven"), [(-1, None), (0, None), (1, 1)])
+def test_boundary_of_a_bound_below_one_is_none_with_the_reason(bound: int, proven: int | None) -> None:
+    boundary = prove([covered(bound=bound)], [], LIFETIME)
+    assert boundary.bound == proven
+    assert bool(boundary.obstacles) is (proven is None)
+    if proven is None:
+        assert boundary.obstacles == (f"nothing can be proven: {boundary.limits[0].reason}",)
         assert boundary.limits[0].bound == bound
 
 
-def test_given_the_first_id_open_when_asked_then_nothing_is_claimed() -> None:
-    boundary = claim([covered()], [1], LIFETIME)
+def test_given_the_first_id_open_when_asked_then_nothing_is_proven() -> None:
+    boundary = prove([covered()], [1], LIFETIME)
     assert boundary.bound is None
-    assert boundary.obstacles == ("nothing can be claimed: invalid transaction 1 may still have been written to",)
+    assert boundary.obstacles == ("nothing can be proven: invalid transaction 1 may still have been written to",)
 
 
-def test_given_a_clock_in_1970_when_asked_then_nothing_is_claimed() -> None:
-    assert claim([covered(bound=5, started_ms=0)], [], LIFETIME).bound is None
+def test_given_a_clock_in_1970_when_asked_then_nothing_is_proven() -> None:
+    assert prove([covered(bound=5, started_ms=0)], [], LIFETIME).bound is None
 
 
-def test_given_a_gap_when_asked_then_nothing_is_claimed_and_no_limit_is_shown() -> None:
-    boundary = claim([covered(b"", b"m")], [5], LIFETIME)
+def test_given_a_gap_when_asked_then_nothing_is_proven_and_no_limit_is_shown() -> None:
+    boundary = prove([covered(b"", b"m")], [5], LIFETIME)
     assert boundary == Boundary(None, obstacles=("no pass has covered the keys from 6d on",))
 
 

@@ -2,9 +2,9 @@
 S4).
 
 Invalid ids are part of every transaction, so an operator wants to remove them, and may do so once their rows cannot
-become visible. The boundary claims that. A wrong claim shows aborted data to every reader, so it is made from evidence
-only: intervals of keys that a pass covered without an error, under a snapshot taken before it started, and whose
-inversions are durable. If they cover the whole message table, the boundary is the lowest of
+become visible. The boundary states that. A wrong boundary shows aborted data to every reader, so it follows from
+evidence only: intervals of keys that a pass covered without an error, under a snapshot taken before it started, and
+whose inversions are durable. If they cover the whole message table, the boundary is the lowest of
 
 * the bound of each interval's snapshot (Tephra's TxUtils.getPruneUpperBound),
 * for each interval, the oldest transaction that could still have written when its pass started, and
@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from janitor.rules.ranges import Lifetime, remainder
-from janitor.state.base import Claim, Evidence, State
+from janitor.state.base import Evidence, ProvenBoundary, State
 from janitor.state.figures import KeptFigures
 from janitor.state.records import Note
 from tms_core.tables.base import ALL_KEYS, KeyRange, Reads
@@ -71,7 +71,7 @@ class Boundary:
         return cls(None, obstacles=obstacles)
 
 
-def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: Lifetime) -> Boundary:
+def prove(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: Lifetime) -> Boundary:
     """Return the prune boundary that the evidence proves.
 
     Args:
@@ -94,7 +94,7 @@ def claim(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
     limits.sort()
     bound = limits[0].bound
     if bound <= 0:
-        return Boundary(None, tuple(limits), (f"nothing can be claimed: {limits[0].reason}",))
+        return Boundary(None, tuple(limits), (f"nothing can be proven: {limits[0].reason}",))
     return Boundary(bound, tuple(limits))
 
 
@@ -104,14 +104,14 @@ def newest_settled(started_ms: int, lifetime: Lifetime) -> int:
     return (started_ms - lifetime.max_ms - late_ms) * TX_PER_MS - 1
 
 
-def in_force(claim: Claim, evidence: Iterable[Evidence], now_ms: int, lifetime: Lifetime) -> bool:
-    """Return whether a claim is in force: not dated by a clock set back since, and not made with a shorter lifetime.
+def in_force(proven: ProvenBoundary, evidence: Iterable[Evidence], now_ms: int, lifetime: Lifetime) -> bool:
+    """Return whether a proven boundary is in force: not dated by a clock set back since, nor with a shorter lifetime.
 
     Args:
-        evidence: the present evidence; a round of passes completes later than its claim is dated.
+        evidence: the present evidence; a round of passes completes later than its boundary is dated.
     """
-    is_past = all(began_ms <= now_ms for began_ms in (claim.made_ms, *(item.started_ms for item in evidence)))
-    return is_past and claim.bound <= newest_settled(claim.made_ms, lifetime)
+    is_past = all(began_ms <= now_ms for began_ms in (proven.made_ms, *(item.started_ms for item in evidence)))
+    return is_past and proven.bound <= newest_settled(proven.made_ms, lifetime)
 
 
 def covered_since_ms(evidence: Sequence[Evidence]) -> int | None:
@@ -294,7 +294,7 @@ def end_round(state: State) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Refutation:
-    """The refutation of a claim.
+    """The refutation of a proven boundary.
 
     Attributes:
         message: the findings, as a clause.
@@ -306,12 +306,12 @@ class Refutation:
     searched: bool = False
 
 
-#: The refutation of the last claim, until another claim is made.
+#: The refutation of the last proven boundary, until another one is proven.
 REFUTED: KeptFigures[Refutation | None] = KeptFigures(Note.REFUTED, Refutation, None)
 
 
 def refutation(state: State) -> Refutation | None:
-    """Return the refutation of the last claim; None: it was not refuted, or another claim was made since.
+    """Return the refutation of the last boundary; None: it was not refuted, or another one was proven since.
 
     Raises:
         StateError: the state could not be read.
@@ -320,7 +320,7 @@ def refutation(state: State) -> Refutation | None:
 
 
 def refute(state: State, message: str, at_ms: int) -> None:
-    """Withdraw the claim and all its evidence, so that the next run reads everything (invariant S4).
+    """Withdraw the boundary and all its evidence, so that the next run reads everything (invariant S4).
 
     The current run then publishes no boundary: its earlier coverage may be wrong.
 
@@ -332,7 +332,7 @@ def refute(state: State, message: str, at_ms: int) -> None:
     """
     # In one commit: evidence that survives the withdrawal would prove the same boundary again.
     with state.transaction():
-        state.save_claim(None)
+        state.save_boundary(None)
         state.replace_evidence([])
         REFUTED.save(state, Refutation(message, at_ms))
         end_round(state)

@@ -1,1 +1,0 @@
-"""The prune boundary: covered intervals, and the boundary that they prove."""
