@@ -224,7 +224,7 @@ def full_passes_are_incremental(patch: pytest.MonkeyPatch) -> None:
 
 def whatever_is_listed_is_proven(patch: pytest.MonkeyPatch) -> None:
     """S4: transactions leave the invalid list in which something may yet be published."""
-    patch.setattr(feedback, "proven", lambda listed, *_: listed)
+    patch.setattr(feedback, "proven_ids", lambda listed, *_: listed)
 
 
 def old_generations_are_judged_by_the_snapshot(patch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,7 @@ with SqliteState(Path(sys.argv[1])) as state:
             if sys.argv[2] == "inside" and number == 3:
                 state.save_note("large", "x" * 8_000_000)  # more than SQLite keeps in memory, so the file is changed
                 state.driver.connection.set_trace_callback(stop)
-            state.save_boundary(Claim(number, 1, "r"))
+            state.save_boundary(ProvenBoundary(number, 1, "r"))
         print(number, flush=True)
 """
 
