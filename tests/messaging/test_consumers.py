@@ -11,6 +11,7 @@ from tests.kit.messaging import Kit, P, memory, named, reader
 from tests.support import each_raises
 from tms_core.errors import BadRequest, ConsumerNotFound
 from tms_core.messaging import remembered
+from tms_core.messaging.groups import positions
 from tms_core.rowkey import MessageId
 
 ORDERS = named("orders")
@@ -169,6 +170,14 @@ def test_lags_of_consumers_match_a_poll_and_move_nothing(held: Kit) -> None:
         ]
         assert shown(held) == b"abcde"
     assert held.side.rows(b"", None, 100).items == before
+
+
+def test_lags_of_many_messages_count_up_to_the_limit(held: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(positions, "COUNTED_ROWS", 3)
+    held.publish("orders", *[b"x"] * 5)
+    held.service.consumers.put(named("orders"), "billing", MessageId(0, 0))
+    [found], _ = held.service.consumers.lags(named("orders"))
+    assert (found.messages, found.at_least) == (3, True)
 
 
 def test_lags_after_expiry_count_no_expired_message_and_report_the_loss(held: Kit) -> None:

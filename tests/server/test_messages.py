@@ -114,6 +114,11 @@ def test_publish_of_too_many_messages_is_413(topic: TopicClient, verb: str, part
     assert payloads(topic) == []
 
 
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON"])
+def test_publish_of_json_by_another_name_is_read(topic: TopicClient, content_type: str) -> None:
+    assert topic.post("publish", {"messages": ["a"]}, content_type=content_type).status == 200
+
+
 def test_given_a_gzipped_body_when_published_then_it_is_read(topic: TopicClient) -> None:
     for verb, body in (("publish", avro(b"x" * 1_000_000)), ("store", avro(b"y", pointer=NOW_POINTER))):
         answer = topic.post(verb, gzip.compress(body), content_type=AVRO, content_encoding="gzip")
