@@ -87,6 +87,8 @@ BUSY_SECONDS = 10.0
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY})
+#: Errors of SQLite; Python cannot decode an error that quotes damaged bytes of the file.
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 _CORRUPT = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 #: The lease is also a document, and the only one that is written outside transactions.
 _LEASE = "lease"
@@ -114,7 +116,7 @@ def copy_state(source: Path, target: Path) -> None:
             state.backup(copy)
             copy.execute("DELETE FROM documents WHERE key = ?", (_LEASE,))
             copy.commit()
-    except sqlite3.Error as error:
+    except _ERRORS as error:
         raise StateError(f"{source / FILE_NAME} cannot be copied: {error}.", "Try again; look at the disk.") from error
 
 
@@ -152,14 +154,14 @@ class _ErrorTranslation:
         pass
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
-        if not isinstance(error, sqlite3.Error):
+        if not isinstance(error, _ERRORS):
             return
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in _BUSY:
             raise StateBusy(
                 f"{self._name} is being written by another process.", "Wait for it to end, then try again."
             ) from error
-        if code in _CORRUPT:
+        if code in _CORRUPT or isinstance(error, UnicodeDecodeError):
             raise StateError(f"{self._name} is corrupt: {error}.", f"Move its folder away: {LOSS}") from error
         kind = StateUnavailable if code in _FULL else StateError
         raise kind(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from janitor.state.records import OpenIdRecord, ProvenBoundary, RunRecord
-from janitor.state.sqlite.state import SCHEMA_VERSION, SqliteState
+from janitor.state.sqlite.state import SCHEMA_VERSION, SqliteState, copy_state
 from tests.janitor.state.test_every_past import end_of_run
 from tms_core.errors import StateBusy, StateError
 from tms_core.topic import TopicId
@@ -180,6 +180,20 @@ def test_given_a_file_damaged_in_the_middle_when_read_then_it_is_corrupt(tmp_pat
     file_of(tmp_path).write_bytes(data)
     with SqliteState(tmp_path) as state, pytest.raises(StateError, match="corrupt"):
         state.open_ids()
+
+
+def test_file_with_damaged_text_of_its_tables_is_corrupt(tmp_path: Path) -> None:
+    SqliteState(tmp_path).close()
+    # SQLite quotes the damaged bytes, which are no text, in its error.
+    file_of(tmp_path).write_bytes(
+        file_of(tmp_path).read_bytes().replace(b"CREATE TABLE history", b"CREATE TABL\xff history")
+    )
+    with pytest.raises(StateError, match="corrupt") as caught:
+        SqliteState(tmp_path)
+    assert "until it is adopted" in caught.value.hint
+    (copy := tmp_path / "copy").mkdir()
+    with pytest.raises(StateError, match="cannot be copied"):
+        copy_state(tmp_path, copy)
 
 
 def test_file_of_a_newer_layout_is_refused_with_both_numbers(tmp_path: Path) -> None:
