@@ -350,8 +350,7 @@ class Session:
 
         Raises:
             LeaseHeld: another process has the lease, and this one may not wait or has waited long enough. If only one
-                process
-                can open the store: the state folder belongs to another store whose janitor is running.
+                process can open the store: the state folder belongs to another store whose janitor is running.
         """
         wanted, exclusive = self.settings.janitor.lease, self.place.exclusive
         # If only one process can open the store, a recorded holder of its lease is dead. The state of a restored store

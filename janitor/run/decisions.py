@@ -71,7 +71,7 @@ class OperatorDecisions(Questions):
                 rows are due.
         """
         # Without the lock of a run: a run keeps approvals that arrive before it saves its frontiers
-        # (``conclude._applied``).
+        # (``conclude._frontier_records``).
         state, ready = self.deps.state, prepare(self.deps)
         if not ready.adopted:
             raise NotAdopted("This store is not adopted yet.", "Look at janitor plan, then: janitor adopt")

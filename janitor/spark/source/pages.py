@@ -32,7 +32,8 @@ from tms_core.tables.base import (
 )
 from tms_core.tables.leveldb.store import STORED, LevelDBMessageReads, decode, pointer_of
 
-#: Rows of the first page and of the first after a jump, and of other pages: a jump costs more than the skipped rows.
+#: Rows of the first page and of the first page after a jump, and the most rows of other pages. A small page reaches the
+#: next jump soon, before it reads many unneeded rows.
 FIRST_ROWS, PAGE_ROWS = 64, 8192
 #: First byte of a message's value: plain, and transactional with a payload; any other is a reference's.
 _PLAIN, _TRANSACTIONAL = 0, 1

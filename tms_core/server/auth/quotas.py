@@ -1,8 +1,8 @@
 """Resource limits of a principal.
 
-A quota is for each principal: requests in flight, bytes per second and topics. Bytes count after
-their transfer, so a request is never interrupted; an excess is a debt that delays the next requests. Usage is in memory
-and per server: each of several servers grants the whole quota.
+A quota is for each principal: requests in flight, bytes per second and topics. Bytes count after their transfer, so a
+request is never interrupted; an excess is a debt that delays the next requests. Usage is in memory and per server: each
+of several servers grants the whole quota.
 """
 
 from __future__ import annotations

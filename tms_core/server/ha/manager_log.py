@@ -1,9 +1,9 @@
 """The log of a transaction manager in the side table, so that one server after the other can run the manager.
 
 The log is a chain of numbered cells. Each cell is written once, by HBase's compare-and-set on an empty cell. The next
-leader reads the whole chain, and closes it with a cell of its own. A former leader that wakes
-later finds its next cell written, and cannot append; its earlier edits were read. A cell has all edits that waited at
-the same time, so one write serves many responses.
+leader reads the whole chain, and closes it with a cell of its own. A former leader that wakes later finds its next cell
+written, and cannot append; its earlier edits were read. A cell has all edits that waited at the same time, so one write
+serves many responses.
 
 A snapshot is a set of rows under a name that is never used again. The *root* names the current snapshot and the first
 cell of the log after it. The root changes by compare-and-set, so of two concurrent writers of snapshots, one learns

@@ -69,9 +69,9 @@ class translated:  # noqa: N801 a block is written with it, as with a function
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if isinstance(error, (plyvel.Error, OSError)):
-            raise self._lock_error(_store_error(self._folder, error)) from error
+            raise self._convert_error(_store_error(self._folder, error)) from error
 
-    def _lock_error(self, error: StoreError) -> StoreError:
+    def _convert_error(self, error: StoreError) -> StoreError:
         return error
 
 
@@ -87,7 +87,7 @@ class writing(translated):  # noqa: N801
 
     __slots__ = ()
 
-    def _lock_error(self, error: StoreError) -> StoreError:
+    def _convert_error(self, error: StoreError) -> StoreError:
         return (
             error
             if isinstance(error, (StoreBusy, WriteRefused))
