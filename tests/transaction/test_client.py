@@ -235,7 +235,7 @@ def test_address_of_an_http_server_is_no_transaction_service() -> None:
         pytest.raises(ServiceUnavailable) as refused,
     ):
         client.encoded_snapshot()
-    assert "answers in HTTP" in refused.value.message
+    assert refused.value.message == f"The transaction service at {client.address} responds in HTTP."
     assert "transactions.thrift" in refused.value.hint
 
 

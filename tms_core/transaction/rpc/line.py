@@ -147,6 +147,7 @@ class SocketConnection:
         certificate_name: str = "",
     ) -> None:
         token = None if token_file is None else _token(token_file)
+        self._address = address
         host, port = address.rpartition(":")[::2]
         host = host.strip("[]")
         self._socket = socket.create_connection((host, int(port)), timeout_seconds)
@@ -156,9 +157,9 @@ class SocketConnection:
             self._socket = _wrap_tls(self._socket, address, context, certificate_name or host)
         self._number = 0
         if token is not None:
-            self._authenticate(address, token, timeout_seconds)
+            self._authenticate(token, timeout_seconds)
 
-    def _authenticate(self, address: str, token: bytes, seconds: float) -> None:
+    def _authenticate(self, token: bytes, seconds: float) -> None:
         try:
             self.ask(AUTHENTICATE, (wire.string(1, token),), seconds)
         except MethodUnknown:
@@ -169,7 +170,7 @@ class SocketConnection:
         except (TransactionError, FormatError, EOFError) as error:
             self.close()
             raise ServiceUnavailable(
-                f"The transaction service at {address} refuses the token of transactions.token_file.",
+                f"The transaction service at {self._address} refuses the token of transactions.token_file.",
                 "Give the file that the server has.",
             ) from error
 
@@ -204,7 +205,7 @@ class SocketConnection:
         if head == b"HTTP":
             # An HTTP server takes the call for a bad request, so nothing was done.
             raise ServiceUnavailable(
-                "The address of the transaction service answers in HTTP.",
+                f"The transaction service at {self._address} responds in HTTP.",
                 "Give the port of the transaction service, not of REST or the status page: transactions.thrift.",
             )
         (size,) = LENGTH.unpack(head)
