@@ -187,7 +187,7 @@ def _interval(item: Evidence) -> KeyRange:
 
 
 #: The note that asks the next run to read everything: since when it is there, in ms.
-WANTED = Note.WANTED
+FULL_REQUEST = Note.FULL_REQUEST
 #: A round that is not complete after this time starts again; one run every night may need several nights.
 ROUND_MS = 7 * 24 * 3600 * 1000
 

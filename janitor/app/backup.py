@@ -116,20 +116,20 @@ def restore(source: Path, found: Folders) -> list[Path]:
         StoreError: the source is not a backup, or a file could not be copied; no folder was filled.
     """
     find_tables(source / STORE)
-    wanted = {source / name: folder for name, folder in found.named().items() if (source / name).is_dir()}
-    for folder in wanted.values():
+    folders_by_source = {source / name: folder for name, folder in found.named().items() if (source / name).is_dir()}
+    for folder in folders_by_source.values():
         _require_empty(folder)
         _require_outside(folder, source)
     # No folder gets its name before all are copied: without space for the last, a second attempt would find the others.
     with ExitStack() as folders:
-        for folder, target in reversed(wanted.items()):
+        for folder, target in reversed(folders_by_source.items()):
             made = folders.enter_context(_new_folder(target))
             try:
                 shutil.copytree(folder, made, dirs_exist_ok=True)
             except shutil.Error as error:
                 # It lists every file; the first one is reason enough.
                 raise OSError(error.args[0][0][2]) from error
-    return list(wanted.values())
+    return list(folders_by_source.values())
 
 
 @contextmanager

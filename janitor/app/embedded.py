@@ -88,8 +88,8 @@ def start(context: CompanionContext) -> Embedded:
             daemon, url = stack.enter_context(opened(session))
         if context.created:
             daemon.adopt()
-        wanted = session.settings.janitor
-        return Embedded(daemon, stack.pop_all(), url, wanted.hold_seconds if wanted.apply else None)
+        settings = session.settings.janitor
+        return Embedded(daemon, stack.pop_all(), url, settings.hold_seconds if settings.apply else None)
 
 
 class EmbeddedSession(Session):
@@ -133,11 +133,11 @@ class EmbeddedSession(Session):
         return nullcontext(self._context.store.with_own_counter())
 
     def terms(self) -> Terms:
-        wanted = super().terms()
+        terms = super().terms()
         return replace(
-            wanted,
-            batch_rows=min(wanted.batch_rows, GENTLE_BATCH_ROWS),
-            rows_per_second=wanted.rows_per_second or GENTLE_ROWS_PER_SECOND,
+            terms,
+            batch_rows=min(terms.batch_rows, GENTLE_BATCH_ROWS),
+            rows_per_second=terms.rows_per_second or GENTLE_ROWS_PER_SECOND,
         )
 
     def deps(self, store: Reads, state: State, *, source: SnapshotSource | None = None, **options: Any) -> Deps:

@@ -110,14 +110,14 @@ class Exporter:
 
 def export(current: Session) -> None:
     """Show the data of the state until a signal stops it."""
-    wanted = current.settings.janitor
+    settings = current.settings.janitor
     typed = current.common.arguments(anywhere=True)
-    deployment = replace(current.deployment(), schedule=wanted.started_by or "started from outside", arguments=typed)
-    metrics = Metrics(wanted.metrics.per_topic, wanted.metrics.top)
+    deployment = replace(current.deployment(), schedule=settings.started_by or "started from outside", arguments=typed)
+    metrics = Metrics(settings.metrics.per_topic, settings.metrics.top)
     exporter = Exporter(current.place, deployment, metrics, current.clock)
     exporter.refresh()
-    app = guarded(make_app(exporter, wanted.http.host, typed), wanted.http.token_file)
+    app = guarded(make_app(exporter, settings.http.host, typed), settings.http.token_file)
     stop = Event()
-    with ending(stop.set, said=b""), HttpServer(app, wanted.http.host, wanted.http.port) as http:
+    with ending(stop.set, said=b""), HttpServer(app, settings.http.host, settings.http.port) as http:
         logger.info("metrics: %s/metrics (status page: %s/)", http.url, http.url)
         exporter.keep_fresh(stop)

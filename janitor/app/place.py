@@ -108,7 +108,7 @@ STANDBY_SECONDS = 5.0
 
 @contextmanager
 def held(
-    wanted: LeaseSettings,
+    settings: LeaseSettings,
     state: State,
     clock: Clock,
     *,
@@ -120,7 +120,7 @@ def held(
     """Hold the lease while the block runs.
 
     Args:
-        wanted: the settings of the lease.
+        settings: the settings of the lease.
         state: the state with its cell.
         sole: no other holder can be alive.
         store: the identity of the store, if only one process can open it; see :class:`Lease`.
@@ -131,7 +131,7 @@ def held(
         LeaseHeld: another process has it.
     """
     holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-    lease = Lease(state, holder, wanted.seconds, clock, store=store)
+    lease = Lease(state, holder, settings.seconds, clock, store=store)
     if standby is not None:
         _wait_for(lease, standby)
     elif until is not None and not sole:

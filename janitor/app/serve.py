@@ -116,8 +116,8 @@ def _open_when_reachable(begin: Callable[[], Opened], stop: Event) -> Opened:
 
 
 def _http(current: Session, app: ASGIApp) -> HttpServer:
-    wanted = current.settings.janitor.http
-    return HttpServer(guarded(app, wanted.token_file), wanted.host, wanted.port)
+    settings = current.settings.janitor.http
+    return HttpServer(guarded(app, settings.token_file), settings.host, settings.port)
 
 
 class _OpenStore(NamedTuple):
@@ -177,13 +177,13 @@ def _assemble(
 ) -> Daemon:
     settings, clock = current.settings, current.clock
     store, state, side = held
-    wanted = settings.janitor
+    janitor = settings.janitor
     lease = stack.enter_context(current.lease(state, store, stop if standby else None))
     read = current.source()
     source = CachedSource(read) if read is not None else None
     engine = current.engine(
         # What only plans gets no object that could write (invariant S5).
-        store if wanted.apply else read_only(store),
+        store if janitor.apply else read_only(store),
         state,
         source=source,
         observer=observers,
@@ -203,7 +203,7 @@ def _assemble(
         daemon.failed(name, error)
 
     schedule = Schedule(clock, failed)
-    trigger = cron(wanted.cron) if wanted.cron else every(wanted.every_seconds or 60)
+    trigger = cron(janitor.cron) if janitor.cron else every(janitor.every_seconds or 60)
     census = TopicSizeCounter(read_only(store), state, clock, is_stopping=stop.is_set)
     jobs = [Job("count", COUNT_SECONDS, census.step, after_sweeps=True)]
     transactions = stack.enter_context(current.transactions())
@@ -225,7 +225,7 @@ def _assemble(
         source,
         schedule,
         replace(current.deployment(), arguments=current.common.arguments(anywhere=True)),
-        Metrics(wanted.metrics.per_topic, wanted.metrics.top, current.registry),
+        Metrics(janitor.metrics.per_topic, janitor.metrics.top, current.registry),
         DaemonPlan(
             trigger,
             adopt=adopt,

@@ -126,7 +126,7 @@ class Session:
             lifetime_known=transactions.max_lifetime_seconds is not None,
             snapshot_interval_seconds=transactions.snapshot_interval_seconds,
             consumer_hold_seconds=self.settings.server.consumers.hold_seconds,
-            snapshots_wanted=transactions.source != "none",
+            is_snapshot_required=transactions.source != "none",
             batch_rows=janitor.batch_rows,
             rows_per_second=janitor.rate_rows_per_second,
             history_days=janitor.history_days,
@@ -154,12 +154,12 @@ class Session:
         Raises:
             ConfigurationError: the settings require it, and there is no transaction manager.
         """
-        wanted = self.settings.janitor.boundary
-        if not wanted.feedback or not self.settings.janitor.apply:
+        settings = self.settings.janitor.boundary
+        if not settings.feedback or not self.settings.janitor.apply:
             yield None
             return
         with self.truncator() as manager:
-            yield Feedback(manager, wanted.participants)
+            yield Feedback(manager, settings.participants)
 
     def transactions(self) -> AbstractContextManager[LateSource | None]:
         """Return the source of late transactions; None: there is no transaction manager."""
@@ -352,14 +352,14 @@ class Session:
             LeaseHeld: another process has the lease, and this one may not wait or has waited long enough. If only one
                 process can open the store: the state folder belongs to another store whose janitor is running.
         """
-        wanted, exclusive = self.settings.janitor.lease, self.place.exclusive
+        settings, exclusive = self.settings.janitor.lease, self.place.exclusive
         # If only one process can open the store, a recorded holder of its lease is dead. The state of a restored store
         # names another store until adoption; then the lease shows what its holder had.
         record, identity = state.store(), store.identity()
         sole = exclusive and (record is None or record.identity == identity)
         standby = None if exclusive else standby
         only = identity if exclusive else ""
-        return held(wanted, state, self.clock, sole=sole, store=only, standby=standby, until=until)
+        return held(settings, state, self.clock, sole=sole, store=only, standby=standby, until=until)
 
     def archive(self) -> ParquetArchive | None:
         """Return the archive for rows before their deletion; None if archiving is off.
@@ -367,8 +367,8 @@ class Session:
         Raises:
             ConfigurationError: pyarrow is not installed, or the path is not on this machine.
         """
-        wanted = self.settings.janitor.archive
-        return ParquetArchive(local_folder(wanted.path), self.clock) if wanted.enabled else None
+        settings = self.settings.janitor.archive
+        return ParquetArchive(local_folder(settings.path), self.clock) if settings.enabled else None
 
     def deployment(self) -> Deployment:
         """Return the description of this janitor for status page and metrics."""

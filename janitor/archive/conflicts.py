@@ -205,12 +205,12 @@ class Conflicts:
             for stored in pick_rows(partial(self._store.payload.read, PAYLOADS), keys):
                 yield from ((key, _digest(None, value)) for key, value in stored)
 
-    def _stored_pointers(self, wanted: Iterable[int]) -> set[int]:
+    def _stored_pointers(self, pointers: Iterable[int]) -> set[int]:
         """Return which of these transactions the target has payloads of."""
         found: set[int] = set()
         for page in pages(partial(self._store.payload.read, KEYS), self._start, self._stop, _PAGE_ROWS):
             found.update(key.write_pointer for raw in page.items if (key := PayloadKey.parse(raw)) is not None)
-            found.intersection_update(wanted)
+            found.intersection_update(pointers)
             self._heartbeat(len(page.items))
         return found
 
@@ -219,11 +219,11 @@ class Conflicts:
         rows = every(partial(self._store.payload.read, PAYLOADS), start, stop_key(start), _PAGE_ROWS)
         yield from ((key, _digest(None, value)) for key, value in rows)
 
-    def _references(self, wanted: set[int]) -> Iterator[tuple[bytes, int]]:
+    def _references(self, pointers: set[int]) -> Iterator[tuple[bytes, int]]:
         """Yield the target's messages that take their payload from one of these transactions' rows."""
         for page in pages(partial(self._store.message.read, CELLS), self._start, self._stop, _PAGE_ROWS):
             hits = {cell.key: java_abs(cell.pointer) for cell in page.items if cell.refers}
-            keys = [key for key, pointer in hits.items() if pointer in wanted]
+            keys = [key for key, pointer in hits.items() if pointer in pointers]
             # Some stores must read a row to know whether it refers to a payload.
             for found in pick_rows(partial(self._store.message.read, MESSAGES), keys):
                 yield from ((key, hits[key]) for key, value in found if value.payload is None)

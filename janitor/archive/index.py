@@ -159,10 +159,10 @@ def groups(files: Iterable[ArchivedFile], selection: Selection) -> list[Group]:
     return [_group(*key, list(members)) for key, members in groupby(found, place)]
 
 
-def _find(days: Iterable[archive_folder.DayFolder], wanted: Callable[[TopicId], bool]) -> Listing:
+def _find(days: Iterable[archive_folder.DayFolder], is_selected: Callable[[TopicId], bool]) -> Listing:
     listing = Listing([], [])
     for day in days:
-        if day.topic is not None and not wanted(day.topic):
+        if day.topic is not None and not is_selected(day.topic):
             continue
         for path in day.files():
             try:
@@ -172,7 +172,7 @@ def _find(days: Iterable[archive_folder.DayFolder], wanted: Callable[[TopicId], 
             except FileNotFoundError:
                 continue  # removed since the listing
             else:
-                if wanted(file.summary.topic):
+                if is_selected(file.summary.topic):
                     listing.files.append(file)
     return listing
 

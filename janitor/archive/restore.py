@@ -227,10 +227,10 @@ class _Restore:
         """
         self._conflicts.read_target()
         doubtful, needed = self._conflicts.any_in_doubt, bool(self._referenced)
-        wanted = [file for file in files if self._selection.may_take(file.summary)]
-        mixed = len({file.summary.generation for file in wanted}) > 1
+        selection = [file for file in files if self._selection.may_take(file.summary)]
+        mixed = len({file.summary.generation for file in selection}) > 1
         for file in files:
-            if doubtful or file in wanted or (needed and file.summary.table == "payload"):
+            if doubtful or file in selection or (needed and file.summary.table == "payload"):
                 self._compare(file, mixed=mixed)
         self._conflicts.refuse()
 
@@ -275,12 +275,12 @@ class _Restore:
             ttl_seconds = -(-(self._now_ms - result.oldest_ms) // 1000) + _DAY_SECONDS
             days = -(-ttl_seconds // _DAY_SECONDS)
             result.ttl_seconds = min(days * _DAY_SECONDS, INT_MAX)
-            wanted = f"{days}d" if result.ttl_seconds < INT_MAX else f"{INT_MAX}"
+            ttl = f"{days}d" if result.ttl_seconds < INT_MAX else f"{INT_MAX}"
             until = "when the topic is resumed" if self._same_topic else "with the next run, unless the topic is paused"
             result.warnings.append(
                 f"{result.expired} of these rows are older than the ttl of {result.target} "
                 f"({duration(self._topic.ttl_seconds * 1000)}) and the janitor deletes them again {until}; to keep "
-                f"them for a day, first set the ttl of the topic to {wanted}"
+                f"them for a day, first set the ttl of the topic to {ttl}"
             )
         return result
 

@@ -251,8 +251,8 @@ def pick(
     while at < len(keys):
         page = read(keys[at], keys[-1] + b"\x00", limit)
         end = len(keys) if page.resume is None else bisect_left(keys, page.resume, at)
-        wanted = set(keys[at:end])
-        found = [item for item in page.items if key_of(item) in wanted]
+        targets = set(keys[at:end])
+        found = [item for item in page.items if key_of(item) in targets]
         yield found
         at = end
         average_bytes = sum(map(size_of, page.items)) // max(1, len(page.items))

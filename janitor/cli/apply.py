@@ -31,8 +31,8 @@ def command(file: Path, adopt: bool) -> int:
     """
     current = session()
     # A file that cannot be applied is no reason to open the store for writing.
-    wanted = plan.read(file)
+    plan_file = plan.read(file)
     with current.deciding() as engine:
-        report = engine.apply(wanted, adopt=adopt)
+        report = engine.apply(plan_file, adopt=adopt)
     RunLog(current.arguments()).write(report)
     return finish(current, report)

@@ -33,8 +33,8 @@ def command(explain: bool) -> None:
     current = session()
     with current.reading() as engine:
         proven, present = engine.boundary()
-    wanted = current.settings.janitor.boundary
-    not_handed = feedback.withheld(wanted.participants) if wanted.feedback else ""
+    settings = current.settings.janitor.boundary
+    not_handed = feedback.withheld(settings.participants) if settings.feedback else ""
     if current.as_json:
         render.print_json(
             {
@@ -43,7 +43,7 @@ def command(explain: bool) -> None:
                 "run": None if proven is None else proven.run_id,
                 "obstacles": list(present.obstacles),
                 "unseen": list(current.place.unseen),
-                "feedback": {"on": wanted.feedback, "withheld": not_handed or None},
+                "feedback": {"on": settings.feedback, "withheld": not_handed or None},
                 "limits": [_limit(limit) for limit in present.limits],
             }
         )

@@ -145,22 +145,20 @@ def _feedback(current: Session) -> Finding:
         return Finding("feedback", "ok", "a transaction manager receives proven transactions")
 
 
-def _hbase_tls(hbase: HBaseSettings, wanted: ClientTlsSettings) -> Finding:
+def _hbase_tls(hbase: HBaseSettings, tls: ClientTlsSettings) -> Finding:
     """Check the files of ``storage.hbase.tls``; the check of the store tries the servers."""
     from tms_core.tables.hbase.wire.security import client_tls  # noqa: PLC0415 not for a help text
 
     client_tls(hbase)
-    shown = f", showing {wanted.certificate}" if wanted.certificate else ""
-    return Finding(
-        "hbase tls", "ok", f"servers are checked by {wanted.ca_file or 'the authorities of the system'}{shown}"
-    )
+    shown = f", showing {tls.certificate}" if tls.certificate else ""
+    return Finding("hbase tls", "ok", f"servers are checked by {tls.ca_file or 'the authorities of the system'}{shown}")
 
 
-def _login(name: str, setting: str, wanted: KerberosSettings) -> Finding:
+def _login(name: str, setting: str, kerberos: KerberosSettings) -> Finding:
     """Fetch a ticket; whether a service accepts it, the checks of store and snapshots show."""
     from tms_core.security.kerberos import KerberosLogin  # noqa: PLC0415 gssapi is of an extra
 
-    return Finding(name, "ok", KerberosLogin(setting, wanted).describe())
+    return Finding(name, "ok", KerberosLogin(setting, kerberos).describe())
 
 
 def _transaction_token(file: Path) -> Finding:

@@ -143,7 +143,7 @@ class Daemon:
         self._outdated = True
         self._changes_shown = plan.topic_changes()
         self._collected_ms = self._clock.monotonic_ms()
-        self._full_wanted = False
+        self._is_full_requested = False
         self._followed_ms = -AFTER_SWEEP_SECONDS * 1000
         self._status = collect.collect(self._state, deployment, self._clock, self._live())
         self._add_jobs()
@@ -168,7 +168,7 @@ class Daemon:
 
     def sweep_now(self) -> None:
         """Sweep as soon as possible, and leave no topic for later; for any thread."""
-        self._full_wanted = True
+        self._is_full_requested = True
         self._schedule.run_now("sweep")
 
     def refresh_status(self) -> None:
@@ -260,7 +260,7 @@ class Daemon:
         """Run one sweep, or one plan if the daemon only plans."""
         if not self._leads():
             return
-        incremental, self._full_wanted = not self._full_wanted, False
+        incremental, self._is_full_requested = not self._is_full_requested, False
         try:
             with self._watched.run():
                 if self._deployment.mode == "plan_only":

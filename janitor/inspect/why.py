@@ -107,11 +107,11 @@ class _Question:
             message = self._message(key, value)
             found.append(message)
             if message.refers and self.message_id.in_payload_table and message.pointer is not None:
-                wanted = PayloadKey(self.topic, key.generation, java_abs(message.pointer), *self.message_id[2:])
-                if self._has_payload(wanted):
-                    found.append(self._payload(wanted, message))
+                payload_key = PayloadKey(self.topic, key.generation, java_abs(message.pointer), *self.message_id[2:])
+                if self._has_payload(payload_key):
+                    found.append(self._payload(payload_key, message))
                 else:
-                    missing.append(MissingRow("payload", wanted.pack(), self._traces([wanted], _TAKING)))
+                    missing.append(MissingRow("payload", payload_key.pack(), self._traces([payload_key], _TAKING)))
         if not found:
             missing.append(MissingRow("message", None, self._traces(self._candidates(), _TAKING)))
         return found, missing

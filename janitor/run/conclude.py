@@ -68,8 +68,8 @@ def _seen_jumps(run: Run, present: Mapping[TopicId, FrontierRecord]) -> dict[Top
             if jump is not None:
                 changed[topic] = work.record
         elif known.pending is not None and jump is None:
-            wanted = (work.topic.generation, work.topic.ttl_seconds, work.topic.consumed)
-            if hold is Hold.PROTECTED or known.pending.target != wanted:
+            target = (work.topic.generation, work.topic.ttl_seconds, work.topic.consumed)
+            if hold is Hold.PROTECTED or known.pending.target != target:
                 changed[topic] = replace(known, pending=None)
         elif known.pending != jump:
             changed[topic] = replace(known, pending=jump)
@@ -236,15 +236,15 @@ def conclude_run(
     if passes.is_finished(run, outcome) and run.full and not refuted:
         boundary.save_searched(state, boundary.refutation(state))
         state.save_last_full_pass_ms(progress.began_ms if progress else started_ms)
-        _stop_wanting(state, started_ms, finished_ms)
+        _drop_full_request(state, started_ms, finished_ms)
     _withdraw_future_evidence(state, started_ms)
 
 
-def _stop_wanting(state: State, started_ms: int, finished_ms: int) -> None:
+def _drop_full_request(state: State, started_ms: int, finished_ms: int) -> None:
     """Drop the request for a full pass, unless it was made during the run."""
-    wanted_ms = state.note(boundary.WANTED, int)
-    if wanted_ms is not None and not started_ms < wanted_ms <= finished_ms:
-        state.save_note(boundary.WANTED, None)
+    request_ms = state.note(boundary.FULL_REQUEST, int)
+    if request_ms is not None and not started_ms < request_ms <= finished_ms:
+        state.save_note(boundary.FULL_REQUEST, None)
 
 
 def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -> dict[TopicId, Strikes | None]:

@@ -66,7 +66,7 @@ class Engine(OperatorDecisions):
         """
         with self._turn:
             with record.preparing(self.deps, "apply"):
-                ready = self._adopt_if_unknown(prepare(self.deps), wanted=adopt)
+                ready = self._adopt_if_unknown(prepare(self.deps), adopt=adopt)
                 due: PassKind = "incremental" if incremental else "frequent"
                 kind = "full" if self._is_full_due(ready) else due
                 run = make_run(self.deps, ready, kind=kind, patterns=patterns, mode="apply")
@@ -85,7 +85,7 @@ class Engine(OperatorDecisions):
                 present = make_run(self.deps, ready, kind="full")
                 present.load_topics()
             wanted.check(ready.record.mark, self.deps.terms, present)
-            ready = self._adopt_if_unknown(ready, wanted=adopt)
+            ready = self._adopt_if_unknown(ready, adopt=adopt)
             # The time of the plan counts, so that rows that came due since then stay.
             now = replace(ready.now, wall_ms=min(ready.now.wall_ms, wanted.effective_now_ms))
             ready = replace(ready, now=now)
@@ -115,9 +115,9 @@ class Engine(OperatorDecisions):
             record.close(self.deps, run, outcome, result, report)
             return report
 
-    def _adopt_if_unknown(self, ready: Preparation, *, wanted: bool) -> Preparation:
+    def _adopt_if_unknown(self, ready: Preparation, *, adopt: bool) -> Preparation:
         """Return the preparation, repeated after an unknown store was adopted."""
-        if not wanted or not ready.unknown:
+        if not adopt or not ready.unknown:
             return ready
         conclude.adopt(self.deps, ready)
         return prepare(self.deps)
@@ -127,7 +127,7 @@ class Engine(OperatorDecisions):
         nothing.
         """
         state = self.deps.state
-        if state.note(boundary.WANTED) is not None:
+        if state.note(boundary.FULL_REQUEST) is not None:
             return True
         last = state.last_full_pass_ms()
         # A last time that lies ahead was written by a clock that has been set back since.

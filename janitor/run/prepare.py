@@ -247,7 +247,7 @@ def prepare(deps: Deps, at_ms: int | None = None) -> Preparation:
         source,
         interval_seconds=terms.snapshot_interval_seconds,
         allowance_ms=allowance_ms,
-        wanted=terms.snapshots_wanted,
+        is_required=terms.is_snapshot_required,
     )
     tx = read(now.wall_ms)
     if at_ms is not None and tx.usable is None:

@@ -74,7 +74,7 @@ class Questions:
         store_id, only_to_look = run.ready.record.mark, at_ms is not None or bool(changes)
         if report.topics and not only_to_look:
             # A frequent run searches less, and would leave some planned rows until the next full pass.
-            self.deps.state.save_note(boundary.WANTED, run.ready.now.wall_ms)
+            self.deps.state.save_note(boundary.FULL_REQUEST, run.ready.now.wall_ms)
         document = plan.document(report, outcome, run, store_id=store_id, digest=digest, what_if=only_to_look)
         return PlanResult(report, document)
 

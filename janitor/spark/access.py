@@ -140,9 +140,9 @@ class Access:
                 from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415
                 from tms_core.tables.hbase.side import HBaseSide  # noqa: PLC0415
 
-                wanted = self.settings.storage.hbase
-                pool = HBasePool.configured(wanted, connections=1)
-                side = stack.enter_context(HBaseSide(pool, wanted.namespace, create=False))
+                settings = self.settings.storage.hbase
+                pool = HBasePool.configured(settings, connections=1)
+                side = stack.enter_context(HBaseSide(pool, settings.namespace, create=False))
             yield side
 
     @contextmanager

@@ -256,10 +256,10 @@ def _terms_of(topic: TopicMetadata | None, frontier: Frontier | None) -> tuple[i
     )
 
 
-def _among(ascending: Longs, wanted: Longs) -> Flags:
+def _among(ascending: Longs, values: Longs) -> Flags:
     """Return which values occur in an ascending array."""
     if not len(ascending):
-        return np.zeros(len(wanted), dtype=np.bool_)
-    at = np.minimum(np.searchsorted(ascending, wanted), len(ascending) - 1)
-    found: Flags = ascending[at] == wanted
+        return np.zeros(len(values), dtype=np.bool_)
+    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    found: Flags = ascending[at] == values
     return found

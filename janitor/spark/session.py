@@ -122,7 +122,7 @@ def session(master: str | None, environ: Mapping[str, str] = os.environ) -> Iter
         if remote:
             builder = builder.remote(str(master))
         elif submitted:
-            builder = builder.config("spark.log.level", _wanted_log_level())
+            builder = builder.config("spark.log.level", _read_log_level())
         else:
             require_java(environ)
             builder = builder.master(master or LOCAL).config("spark.ui.enabled", "false")
@@ -280,14 +280,14 @@ def require_answer(master: str) -> None:
 def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
     """Set the environment of a new JVM while the block runs, but of no other program."""
     # Tasks on this machine run in the interpreter of this process.
-    wanted = {"PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable)}
+    variables = {"PYSPARK_PYTHON": environ.get("PYSPARK_PYTHON", sys.executable)}
     if master.startswith("local"):
-        wanted["SPARK_LOCAL_IP"] = environ.get("SPARK_LOCAL_IP", "127.0.0.1")
+        variables["SPARK_LOCAL_IP"] = environ.get("SPARK_LOCAL_IP", "127.0.0.1")
     options = environ.get("SPARK_SUBMIT_OPTS", "")
     if "SPARK_CONF_DIR" not in environ and "log4j" not in options:
-        wanted["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={_QUIET_LOG.as_uri()}".strip()
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+        variables["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={_QUIET_LOG.as_uri()}".strip()
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:
@@ -298,7 +298,7 @@ def _environment(master: str, environ: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _wanted_log_level() -> str:
+def _read_log_level() -> str:
     """Return the log level of ``spark-submit``; empty if it is not set."""
     from pyspark import SparkConf  # noqa: PLC0415
 

@@ -28,6 +28,7 @@ class Note(StrEnum):
     CONSUMERS = "consumers"
     DAEMON = "daemon"
     DECISIONS = "decided"
+    FULL_REQUEST = "full_pass_wanted_ms"
     IN_PROGRESS = "in_progress"
     KEPT = "kept"
     LATE = "late_transactions"
@@ -45,7 +46,6 @@ class Note(StrEnum):
     TOPIC_CHANGES = "topic_changes"
     TOPIC_SIZES = "topic_sizes"
     TRANSACTION_ENDS = "transactions_decided"
-    WANTED = "full_pass_wanted_ms"
 
 
 #: The start of the wall times of a boot whose clock is known to be wrong; later than any clock.

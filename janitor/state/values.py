@@ -153,10 +153,10 @@ def _generic_reader(kind: Any, origin: Any, arguments: tuple[Any, ...]) -> Conve
         return lambda value: value if value in arguments else _refuse_literal(value, arguments)
     if origin in (Union, types.UnionType):
         # Only ``X | None``: JSON cannot distinguish the types of other unions.
-        wanted = [argument for argument in arguments if argument is not types.NoneType]
-        if len(wanted) != 1:
+        members = [argument for argument in arguments if argument is not types.NoneType]
+        if len(members) != 1:
             return lambda _: _refuse(kind)
-        of_value = _reader(wanted[0])
+        of_value = _reader(members[0])
         return lambda value: None if value is None else of_value(value)
     if origin is tuple and arguments[1:] != (...,):
         items = [_reader(argument) for argument in arguments]

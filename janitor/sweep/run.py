@@ -47,7 +47,7 @@ class Terms:
         lifetime_known: whether that lifetime is configured; if not, no boundary is published.
         snapshot_interval_seconds: the interval in which the transaction service writes snapshots.
         consumer_hold_seconds: how long after its TTL an unread message of a consumer is held; None: not at all.
-        snapshots_wanted: whether a missing source of snapshots is reported; False if the settings chose none.
+        is_snapshot_required: whether a missing source of snapshots is reported; False if the settings chose none.
         batch_rows: the number of rows in a page, and so in a batch.
         rows_per_second: the limit on deletions, in a Spark task its share; None: no limit.
         history_days: how long past runs are remembered.
@@ -60,7 +60,7 @@ class Terms:
     lifetime_known: bool
     snapshot_interval_seconds: int
     consumer_hold_seconds: int | None = None
-    snapshots_wanted: bool = True
+    is_snapshot_required: bool = True
     batch_rows: int = 4000
     rows_per_second: float | None = None
     history_days: int = 30

@@ -279,7 +279,7 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
         return
     # Keys read ahead by the messages' step may be deleted by now.
     part.messages.forget()
-    wanted = cells_of(part.run.transactions.candidates())
+    projection = cells_of(part.run.transactions.candidates())
     unrecognized = search.everything and part.run.full and not part.run.patterns
     key = yield from first(part, "message", undone, search.covered if search.covered_since_ms is None else b"")
     while key is not None:
@@ -288,14 +288,14 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
             # Keys of no topic were counted when messages were deleted.
             behind = yield from skip(part, "message", key, MessageKey.parse, count=False)
             if unrecognized and (behind is None or behind > search.covered):
-                yield from _cells(part, wanted, max(key, search.covered), behind)
+                yield from _cells(part, projection, max(key, search.covered), behind)
             key = behind
             continue
         prefix, (begin, stop) = parsed.topic.prefix, _range(parsed, search)
         if part.passes_by(prefix, undone) or part.run.is_paused(prefix):
             stop = topic_stop(prefix)
         else:
-            yield Visit("message", prefix, partial(_cells, part, wanted, max(key, begin), stop))
+            yield Visit("message", prefix, partial(_cells, part, projection, max(key, begin), stop))
         key = yield from first(part, "message", undone, topic_stop(prefix) if prefix in undone else stop)
 
 
@@ -315,13 +315,13 @@ def _since(key: MessageKey, since_ms: int) -> bytes:
     return time_prefix(key.topic.prefix, key.generation, min(max(0, since_ms), LONG_MAX))
 
 
-def _cells(part: Part, wanted: Projection[list[TxCell]], begin: bytes, stop: bytes | None) -> Iterator[Finding]:
+def _cells(part: Part, projection: Projection[list[TxCell]], begin: bytes, stop: bytes | None) -> Iterator[Finding]:
     is_invalid = part.run.transactions.is_invalid
     start: bytes | None = begin
     found: list[TxCell] = []
     pages = 0
     while start is not None and (stop is None or start < stop):
-        page = part.messages.read(wanted, start, stop, part.run.terms.batch_rows)
+        page = part.messages.read(projection, start, stop, part.run.terms.batch_rows)
         invalid = set(filter(is_invalid, {cell[1] for cell in page.items}))
         new = [cell for cell in page.items if cell[1] in invalid]
         if found and (len(found) + len(new) > part.run.terms.batch_rows or pages >= PAGES_TOGETHER):

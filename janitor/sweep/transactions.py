@@ -89,7 +89,7 @@ class TxState:
 
 
 def refresh(
-    source: SnapshotSource | None, now_ms: int, *, interval_seconds: int, allowance_ms: int, wanted: bool = True
+    source: SnapshotSource | None, now_ms: int, *, interval_seconds: int, allowance_ms: int, is_required: bool = True
 ) -> TxState:
     """Read the newest valid snapshot, and decide whether it may be used (invariant S14).
 
@@ -97,10 +97,10 @@ def refresh(
         interval_seconds: the interval of the transaction service; a snapshot is stale after twice that time (as in
             Tephra's TransactionStateCache).
         allowance_ms: how far its clock may be ahead of ours.
-        wanted: whether a missing source is reported.
+        is_required: whether a missing source is reported.
     """
     if source is None:
-        message = "no snapshots are configured: set transactions.directory or give --snapshots" if wanted else ""
+        message = "no snapshots are configured: set transactions.directory or give --snapshots" if is_required else ""
         return TxState(None, problem=Problem.NOT_CONFIGURED, message=message)
     try:
         loaded = source.latest()

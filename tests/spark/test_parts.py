@@ -20,7 +20,7 @@ from janitor.spark.access import Access
 from janitor.spark.source import pages
 from janitor.spark.source.pages import RowFields
 from janitor.spark.source.parts import PIECE_ROWS, Piece, between, cut_by_counts, cut_evenly, pieces
-from janitor.spark.source.wanted import RowSelection
+from janitor.spark.source.selection import RowSelection
 from janitor.spark.sweep.engine import cutter
 from janitor.state.base import TopicCount
 from janitor.sweep.run import Run

@@ -25,8 +25,8 @@ from janitor.spark.source import pages
 from janitor.spark.source.options import SourceOptions
 from janitor.spark.source.pages import RowFields
 from janitor.spark.source.parts import Piece
+from janitor.spark.source.selection import RowSelection
 from janitor.spark.source.source import FilteringReader, FilteringSource, RowReader, TmsSource
-from janitor.spark.source.wanted import RowSelection
 from janitor.spark.sweep.ranged import RangedStore
 from tests.builders import DAY, HOUR, NOW_MS, pointer, topic, unknown_topic, visibility
 from tests.janitor.rules.test_differential import LONG_MAX, Scene, leveldb_store, scenes

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from janitor.spark.columns import Flags, Longs, Pointers
 from janitor.spark.source.parts import Piece
-from janitor.spark.source.wanted import RowSelection
+from janitor.spark.source.selection import RowSelection
 from tms_core.tables.base import (
     CELLS,
     KEYS,
@@ -65,16 +65,18 @@ class RowFields:
     payloads: bool = False
 
 
-def scan(table: MessageReads | PayloadReads, piece: Piece, wanted: RowSelection, ask: RowFields) -> Iterator[Rows]:
+def scan(table: MessageReads | PayloadReads, piece: Piece, selection: RowSelection, ask: RowFields) -> Iterator[Rows]:
     """Yield the rows of a piece, skipping unneeded ranges; some unneeded rows may be among them.
 
     Raises:
         StoreError: the table could not be read.
     """
-    return chain.from_iterable(_scan(table, reach, wanted, ask) for reach in piece.ranges)
+    return chain.from_iterable(_scan(table, reach, selection, ask) for reach in piece.ranges)
 
 
-def _scan(table: MessageReads | PayloadReads, reach: KeyRange, wanted: RowSelection, ask: RowFields) -> Iterator[Rows]:
+def _scan(
+    table: MessageReads | PayloadReads, reach: KeyRange, selection: RowSelection, ask: RowFields
+) -> Iterator[Rows]:
     start: bytes | None = reach.start
     stop = reach.stop
     limit = FIRST_ROWS
@@ -83,7 +85,7 @@ def _scan(table: MessageReads | PayloadReads, reach: KeyRange, wanted: RowSelect
         limit = min(2 * limit, PAGE_ROWS)
         if rows.keys:
             yield rows
-            leap = wanted.behind(rows.keys[-1])
+            leap = selection.behind(rows.keys[-1])
             if leap is not None and start is not None:
                 start, limit = max(start, leap), FIRST_ROWS
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from janitor.spark.source.wanted import RowSelection
+from janitor.spark.source.selection import RowSelection
 from janitor.state.base import TopicCount
 from tms_core.rowkey import pointer_prefix, time_prefix
 from tms_core.tables.base import KeyRange, KeyReads, Reads
@@ -59,16 +59,18 @@ class Piece(NamedTuple):
         end = "the last" if last is None else _describe_key(last)
         return f"{salt}keys {_describe_key(first) or 'from the first'} to {end}{several}{times}"
 
-    def of(self, wanted: RowSelection) -> RowSelection:
+    def of(self, selection: RowSelection) -> RowSelection:
         """Return the wanted rows within this piece."""
-        return wanted if self.times_ms is None else replace(wanted, from_ms=self.times_ms[0], to_ms=self.times_ms[1])
+        return (
+            selection if self.times_ms is None else replace(selection, from_ms=self.times_ms[0], to_ms=self.times_ms[1])
+        )
 
 
 #: No rows at all.
 NOTHING = Piece(None, ())
 
 
-def pieces(parts: Sequence[tuple[int | None, Reads]], wanted: RowSelection, number: int | None) -> list[Piece]:
+def pieces(parts: Sequence[tuple[int | None, Reads]], selection: RowSelection, number: int | None) -> list[Piece]:
     """Return the pieces to read for the wanted rows.
 
     Args:
@@ -76,19 +78,19 @@ def pieces(parts: Sequence[tuple[int | None, Reads]], wanted: RowSelection, numb
         number: the approximate number of pieces, at least one per salt. None: by the bytes in LevelDB, one per salt in
             HBase.
     """
-    ranges = wanted.ranges()
+    ranges = selection.ranges()
     tables = [
-        (salt, part.message if wanted.table == "message" else part.payload)
+        (salt, part.message if selection.table == "message" else part.payload)
         for salt, part in parts
-        if wanted.salts is None or salt in wanted.salts
+        if selection.salts is None or salt in selection.salts
     ]
     if not ranges or not tables:
         return []
     salt, table = tables[0]
     if salt is None:
-        cuts = cut_keys(table, wanted.stretches(table), number)
+        cuts = cut_keys(table, selection.stretches(table), number)
         return [Piece(None, some) for some in between(ranges, cuts) if some]
-    times = _times(wanted, round((number or 0) / len(tables)))
+    times = _times(selection, round((number or 0) / len(tables)))
     return [Piece(salt, tuple(ranges), some) for salt, _ in tables for some in times]
 
 
@@ -172,14 +174,14 @@ def between(ranges: Sequence[KeyRange], cuts: Sequence[bytes]) -> Iterator[tuple
         yield tuple(some)
 
 
-def _times(wanted: RowSelection, share: int) -> list[tuple[int, int] | None]:
+def _times(selection: RowSelection, share: int) -> list[tuple[int, int] | None]:
     """Return the intervals of time that each salt is cut into, of equal length if possible.
 
     Payloads are not cut, because their keys do not sort by time, so a task could not skip rows.
     """
-    if share < 2 or wanted.table == "payload" or wanted.from_ms is None or wanted.to_ms is None:
+    if share < 2 or selection.table == "payload" or selection.from_ms is None or selection.to_ms is None:
         return [None]
-    first, length = wanted.from_ms, wanted.to_ms - wanted.from_ms
+    first, length = selection.from_ms, selection.to_ms - selection.from_ms
     if length < share:
         return [None]
     return [*pairwise(first + length * at // share for at in range(share + 1))]

@@ -28,7 +28,7 @@ from janitor.spark.source import pages
 from janitor.spark.source.batches import CLAIM_COLUMNS, METADATA_COLUMNS, arrow_batch, columns_of, row_batch
 from janitor.spark.source.options import NAME, SourceOptions
 from janitor.spark.source.parts import NOTHING, Piece, pieces
-from janitor.spark.source.wanted import RowSelection
+from janitor.spark.source.selection import RowSelection
 from janitor.spark.stream import is_meant
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import all_claims
@@ -123,7 +123,7 @@ class RowReader(DataSourceReader):
         asked: the requested rows.
 
     Attributes:
-        wanted: the selection of rows.
+        selection: the selection of rows.
         policy: the rules that judge them.
 
     Raises:
@@ -133,14 +133,14 @@ class RowReader(DataSourceReader):
     def __init__(self, asked: SourceOptions) -> None:
         table: DataTable = "message" if asked.table == "message" else "payload"
         self._asked = asked
-        self.wanted = RowSelection(table, asked.patterns, from_ms=asked.from_ms, to_ms=asked.to_ms)
+        self.selection = RowSelection(table, asked.patterns, from_ms=asked.from_ms, to_ms=asked.to_ms)
         now_ms = SystemClock().now_ms() if asked.now_ms is None else asked.now_ms
         with asked.access.reading() as store:
             self.policy = asked.access.policy(store, now_ms, asked.changes)
 
     def partitions(self) -> list[InputPartition]:
         with self._asked.access.salted() as parts:
-            found = pieces(parts, self.wanted, self._asked.partitions)
+            found = pieces(parts, self.selection, self._asked.partitions)
         # Without any partition, Spark would call read with a partition that Spark makes.
         return [RowPartition(piece) for piece in found or [NOTHING]]
 
@@ -148,9 +148,9 @@ class RowReader(DataSourceReader):
         piece, access = cast(RowPartition, partition).piece, self._asked.access
         if not piece.ranges:
             return
-        beside = access.expiries if self.wanted.table == "message" else nullcontext
+        beside = access.expiries if self.selection.table == "message" else nullcontext
         with (
-            _name_piece_in_errors(f"{self.wanted.table} rows of {piece}"),
+            _name_piece_in_errors(f"{self.selection.table} rows of {piece}"),
             access.part(piece.salt) as part,
             beside() as expiries,
         ):
@@ -163,14 +163,14 @@ class RowReader(DataSourceReader):
         Args:
             expiries: the expiries of messages; None: payload rows, which have no own TTL.
         """
-        table = part.message if self.wanted.table == "message" else part.payload
-        wanted = piece.of(self.wanted)
-        for page in pages.scan(table, piece, wanted, self._asked.ask):
-            rows = split(wanted.table, page.keys)
-            keep = wanted.mask(rows)
+        table = part.message if self.selection.table == "message" else part.payload
+        selection = piece.of(self.selection)
+        for page in pages.scan(table, piece, selection, self._asked.ask):
+            rows = split(selection.table, page.keys)
+            keep = selection.mask(rows)
             if keep.any():
-                decisions = self.policy.judge(wanted.table, rows, page.pointers, _expiring(expiries, page.keys))
-                yield row_batch(wanted.table, page, rows, decisions, keep, piece.salt)
+                decisions = self.policy.judge(selection.table, rows, page.pointers, _expiring(expiries, page.keys))
+                yield row_batch(selection.table, page, rows, decisions, keep, piece.salt)
 
 
 class FilteringReader(RowReader):
@@ -178,7 +178,7 @@ class FilteringReader(RowReader):
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Inspect the filters; Spark evaluates all of them again."""
-        self.wanted = self.wanted.narrowed(filters)
+        self.selection = self.selection.narrowed(filters)
         return filters
 
 
@@ -191,7 +191,7 @@ class _SmallReader(DataSourceReader):
 
     def __init__(self, asked: SourceOptions) -> None:
         self._asked = asked
-        self._wanted = RowSelection("message", asked.patterns)
+        self._selection = RowSelection("message", asked.patterns)
 
 
 class MetadataReader(_SmallReader):
@@ -208,10 +208,10 @@ class MetadataReader(_SmallReader):
             try:
                 topic = TopicMetadata.parse(key, value)
             except MetadataError as error:
-                if not self._wanted.names_topics:
+                if not self._selection.names_topics:
                     yield None, None, None, None, None, text, key, str(error)
                 continue
-            if self._wanted.wants(topic.topic):
+            if self._selection.wants(topic.topic):
                 name = topic.topic
                 yield name.namespace, name.topic, topic.generation, topic.ttl_seconds, topic.deleted, text, key, None
 
@@ -231,7 +231,7 @@ class ClaimReader(_SmallReader):
 
     def _rows(self, side: SideTable, view: Transaction | None) -> Iterator[tuple[Any, ...]]:
         for _, group, claim in all_claims(side):
-            if self._wanted.wants(group.topic):
+            if self._selection.wants(group.topic):
                 state = None if view is None else claim_outcome(claim.pointer, view).value
                 name = (group.topic.namespace, group.topic.topic, group.generation, group.name)
                 yield *name, str(claim.first), str(claim.last), claim.pointer or None, claim.tries, state

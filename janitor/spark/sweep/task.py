@@ -84,10 +84,10 @@ class StoreEnvironment:
             yield rows_of(part, store.part(part.salt or 0)), store, state
 
     def archive(self, run_id: str, transactions: TransactionView, first: int) -> Keeper | None:
-        wanted = self.access.settings.janitor.archive
-        if not wanted.enabled:
+        settings = self.access.settings.janitor.archive
+        if not settings.enabled:
             return None
-        return ParquetArchive(local_folder(wanted.path), self.clock).begin(run_id, transactions, first)
+        return ParquetArchive(local_folder(settings.path), self.clock).begin(run_id, transactions, first)
 
     @property
     def clock(self) -> Clock:

@@ -21,7 +21,7 @@ class HBaseState(State):
     """The state of one store, on a cluster. Threads may share one; processes may each have their own on the same table.
 
     Args:
-        wanted: ``storage.hbase``; with Thrift 2 servers a missing table is created.
+        settings: ``storage.hbase``; with Thrift 2 servers a missing table is created.
         prefix: the prefix of the keys of this state, if several states share the table.
 
     Attributes:
@@ -34,12 +34,12 @@ class HBaseState(State):
 
     driver: HBaseDocuments
 
-    def __init__(self, wanted: HBaseSettings, clock: Clock | None = None, prefix: bytes = b"") -> None:
-        clock, security, seconds = clock or SystemClock(), ThriftSecurity.configured(wanted), wanted.timeout_seconds
-        self.pool = HBasePool(wanted.thrift, timeout_seconds=seconds, security=security, clock=clock)
-        super().__init__(HBaseDocuments(JanitorTable(self.pool, wanted.namespace, prefix, clock)), clock)
+    def __init__(self, settings: HBaseSettings, clock: Clock | None = None, prefix: bytes = b"") -> None:
+        clock, security, seconds = clock or SystemClock(), ThriftSecurity.configured(settings), settings.timeout_seconds
+        self.pool = HBasePool(settings.thrift, timeout_seconds=seconds, security=security, clock=clock)
+        super().__init__(HBaseDocuments(JanitorTable(self.pool, settings.namespace, prefix, clock)), clock)
         try:
-            self.driver.table.open(wanted.thrift2 or (), seconds, security)
+            self.driver.table.open(settings.thrift2 or (), seconds, security)
             self.driver.root()
         except StateError:
             self.close()

@@ -41,8 +41,8 @@ class LooseFile:
         self._allowed = _MOST_BYTES
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
-        wanted = {key.hex().encode() for key in keys}
-        rows = self._rows(wanted.__contains__) if keys else {}
+        names = {key.hex().encode() for key in keys}
+        rows = self._rows(names.__contains__) if keys else {}
         return {key: rows[key] for key in keys if key in rows}
 
     def scan(self, start: bytes, stop: bytes, *, keys_only: bool = False) -> Iterator[tuple[bytes, bytes]]:
@@ -87,20 +87,20 @@ class LooseFile:
         """Return the command that deletes the lines of a row."""
         return f"sed -i /{key.hex()}/d {shlex.quote(str(self._path))}"
 
-    def _rows(self, wanted: Callable[[bytes], bool] = bool) -> dict[bytes, bytes]:
+    def _rows(self, is_selected: Callable[[bytes], bool] = bool) -> dict[bytes, bytes]:
         """Return the current rows, without invalid lines; arguments as of :meth:`_parsed`."""
-        return self._parsed(wanted)[0]
+        return self._parsed(is_selected)[0]
 
-    def _parsed(self, wanted: Callable[[bytes], bool] = bool) -> tuple[dict[bytes, bytes], list[bytes]]:
+    def _parsed(self, is_selected: Callable[[bytes], bool] = bool) -> tuple[dict[bytes, bytes], list[bytes]]:
         """Return the current rows, and the invalid lines that no crash has truncated.
 
         Args:
-            wanted: selects keys, in hex; values of other keys are not parsed.
+            is_selected: selects keys, in hex; values of other keys are not parsed.
         """
         rows: dict[bytes, bytes] = {}
         damaged: list[bytes] = []
         for line in self._read().splitlines():
-            if not wanted(line[2 : line.find(b'"', 2)]):
+            if not is_selected(line[2 : line.find(b'"', 2)]):
                 continue
             try:
                 key, value = json.loads(line)
