@@ -60,17 +60,17 @@ def ending(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    wanted = [signal.SIGTERM, signal.SIGINT, *([] if hangup is None else [signal.SIGHUP])]
+    numbers = [signal.SIGTERM, signal.SIGINT, *([] if hangup is None else [signal.SIGHUP])]
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     listening = threading.Thread(target=_listen, args=(reading, ask, said, hangup), name="signals", daemon=True)
     listening.start()
     outer = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    former = {number: signal.signal(number, lambda *_: None) for number in wanted}
+    handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in former.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(outer)
         os.close(writing)

@@ -92,9 +92,9 @@ class Remote(OutputOptions):
         """
         if self.server:
             return self.server.split(",")
-        wanted = self._settings.server
-        host = _ANY_ADDRESS.get(wanted.host, wanted.host)
-        return [f"{'https' if wanted.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{wanted.port}"]
+        server = self._settings.server
+        host = _ANY_ADDRESS.get(server.host, server.host)
+        return [f"{'https' if server.tls else 'http'}://{f'[{host}]' if ':' in host else host}:{server.port}"]
 
     def transactions(self) -> TransactionClient:
         """Return the transaction service of the settings.

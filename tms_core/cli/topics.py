@@ -152,12 +152,12 @@ def update(
     with options.client() as client:
         before = client.topic(topic)
         # The server replaces all of them, as CDAP's does.
-        kept = {name: value for name, value in before.properties.items() if name != "generation"}
-        wanted = {**kept, **_properties(properties, retention, partitions)}
-        shorter = ttl if ttl is not None else parse_java_int(wanted["ttl"])
+        current = {name: value for name, value in before.properties.items() if name != "generation"}
+        target = {**current, **_properties(properties, retention, partitions)}
+        shorter = ttl if ttl is not None else parse_java_int(target["ttl"])
         # Before the change: afterwards, messages that it hides look like messages that were hidden before.
         ages = client.ages(topic, shorter) if shorter is not None and 0 < shorter < before.ttl_seconds else None
-        client.update_topic(topic, ttl=ttl, properties=wanted)
+        client.update_topic(topic, ttl=ttl, properties=target)
         _print(options, client.topic(topic).properties, topic, hidden=ages)
     if ages is not None and ages.older and options.format == "table":
         click.echo(complete(_ways_out(topic, before.ttl_seconds, ages.hold_seconds), arguments()), err=True)

@@ -58,8 +58,8 @@ class CommandOptions(OutputOptions):
         from tms_core.settings.models import load  # noqa: PLC0415 a help text does without it
         from tms_core.transaction.rpc.client import TransactionClient  # noqa: PLC0415
 
-        wanted = load(self.config, os.environ, {}).settings.transactions
-        with TransactionClient.configured(wanted, _TIMEOUT_SECONDS, address=self.tx_server or "") as client:
+        transactions = load(self.config, os.environ, {}).settings.transactions
+        with TransactionClient.configured(transactions, _TIMEOUT_SECONDS, address=self.tx_server or "") as client:
             yield client
 
 

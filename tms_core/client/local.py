@@ -35,7 +35,7 @@ class LocalClient(Client):
         self.server = server
         self._resources = resources
         # The program did not choose HTTP between it and its own server, so its log has no line for each request.
-        logging.getLogger("httpx2").addFilter(self._is_wanted)
+        logging.getLogger("httpx2").addFilter(self._is_relevant)
         # If the program exits without closing the client: close it before the interpreter waits for the threads of
         # executors, which would run forever otherwise.
         threading._register_atexit(self.close)  # type: ignore[attr-defined]  # as concurrent.futures does
@@ -44,9 +44,9 @@ class LocalClient(Client):
         """Publish the remaining messages, as :meth:`Client.close` does, and stop the server."""
         with self._resources:
             super().close()
-        logging.getLogger("httpx2").removeFilter(self._is_wanted)
+        logging.getLogger("httpx2").removeFilter(self._is_relevant)
 
-    def _is_wanted(self, record: logging.LogRecord) -> bool:
+    def _is_relevant(self, record: logging.LogRecord) -> bool:
         """Return whether a line of the HTTP library is a warning, or of another server."""
         return record.levelno >= logging.WARNING or self.server.url not in record.getMessage()
 

@@ -39,11 +39,11 @@ from tms_core.messaging.topics.partitions import (
     SEALED,
     Family,
     Layout,
-    PartitionsAsked,
+    PartitionRequest,
     layout_of,
     noted,
+    parse_request,
     routes_of,
-    wanted,
 )
 from tms_core.rowkey import MessageId, stop_key
 from tms_core.tables.base import Store
@@ -100,8 +100,8 @@ class Families:
             TopicExists: the topic exists, or a topic has the name of a part.
             BadRequest, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.create`.
         """
-        asked = wanted(properties)
-        made = list(_tree(topic, asked.partitions, asked.routes or {}, asked.others))
+        request = parse_request(properties)
+        made = list(_tree(topic, request.partitions, request.routes or {}, request.others))
         if len(made) == 1:
             permit(topic)
             self._make(*made[0])
@@ -131,16 +131,16 @@ class Families:
             TopicExists: a topic has the name of a new part.
             TopicNotFound, MetadataError, StoreError, Unavailable: as :meth:`TopicRegistry.update`.
         """
-        asked = wanted(properties)
+        request = parse_request(properties)
         with self._lock:
             row = self._topics.get(topic)
             self._require_whole(row)
-            if asked.partitions is None and asked.routes is None and FAMILIES not in row.properties:
-                self._change(topic, asked.others)
-            elif asked.routes is not None or row.properties.get(FAMILIES) == ROUTES:
-                self._update_routes(row, asked, permit)
+            if request.partitions is None and request.routes is None and FAMILIES not in row.properties:
+                self._change(topic, request.others)
+            elif request.routes is not None or row.properties.get(FAMILIES) == ROUTES:
+                self._update_routes(row, request, permit)
             else:
-                self._update_partitions(topic, asked.partitions, asked.others, permit)
+                self._update_partitions(topic, request.partitions, request.others, permit)
 
     def delete(self, topic: TopicId) -> None:
         """Delete a topic, and its parts before it.
@@ -267,28 +267,28 @@ class Families:
                     # Another program has deleted it.
                     self._make(member, properties)
 
-    def _update_routes(self, row: TopicMetadata, asked: PartitionsAsked, permit: Permit) -> None:
-        topic, former = row.topic, routes_of(row.properties)
-        if not former or asked.partitions is not None:
+    def _update_routes(self, row: TopicMetadata, request: PartitionRequest, permit: Permit) -> None:
+        topic, old_routes = row.topic, routes_of(row.properties)
+        if not old_routes or request.partitions is not None:
             raise BadRequest(
                 f"Topic {topic} cannot have routes.", "Routes are set when a topic is created; create another topic."
             )
-        routes = asked.routes or former
-        if missing := former.keys() - routes.keys():
+        routes = request.routes or old_routes
+        if missing := old_routes.keys() - routes.keys():
             raise BadRequest(f"Topic {topic} has a route {min(missing)}.", "Name it too; its messages may be unread.")
         layout = Layout(topic, routes=tuple(routes))
-        properties = {**asked.others, **noted(layout, routes)}
+        properties = {**request.others, **noted(layout, routes)}
         self._topics.check(properties)
         new = [
             one
-            for name in routes.keys() - former.keys()
-            for one in _tree(layout.route(name), routes[name], {}, asked.others, topic)
+            for name in routes.keys() - old_routes.keys()
+            for one in _tree(layout.route(name), routes[name], {}, request.others, topic)
         ]
         self._check_free(new, permit)
         for one in new:
             self._recreate(*one)
-        for name in former:
-            self._update_partitions(layout.route(name), routes[name], asked.others, permit)
+        for name in old_routes:
+            self._update_partitions(layout.route(name), routes[name], request.others, permit)
         self._change(topic, properties)
 
     def _finish(self, topic: TopicId) -> TopicMetadata:

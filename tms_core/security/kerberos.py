@@ -37,29 +37,29 @@ class KerberosLogin:
 
     Args:
         setting: the name of the settings' section, for messages.
-        wanted: principal, and keytab or ticket cache.
+        settings: principal, and keytab or ticket cache.
 
     Raises:
         ConfigurationError: gssapi is not installed, or the keytab cannot be used.
     """
 
-    def __init__(self, setting: str, wanted: KerberosSettings) -> None:
+    def __init__(self, setting: str, settings: KerberosSettings) -> None:
         if _MISSING is not None:
             raise ConfigurationError(
                 f"{setting} is set, and gssapi cannot be used: {_MISSING}.",
                 f"Install MIT's library: apt-get install gcc libkrb5-dev. {hint_for_extra('kerberos')}",
             )
-        if wanted.keytab is not None:
-            check_secret_file(f"{setting}.keytab", wanted.keytab)
+        if settings.keytab is not None:
+            check_secret_file(f"{setting}.keytab", settings.keytab)
         self._setting = setting
-        self._wanted = wanted
+        self._settings = settings
         self._store = {}
-        if wanted.keytab is not None:
+        if settings.keytab is not None:
             # In memory, and one for all logins of the principal, or each pool of connections would fetch its own.
-            cache = hashlib.sha256(f"{wanted.principal}\n{wanted.keytab}".encode()).hexdigest()
-            self._store = {b"client_keytab": str(wanted.keytab).encode(), b"ccache": f"MEMORY:tms-{cache}".encode()}
-        elif wanted.ticket_cache is not None:
-            self._store = {b"ccache": wanted.ticket_cache.encode()}
+            cache = hashlib.sha256(f"{settings.principal}\n{settings.keytab}".encode()).hexdigest()
+            self._store = {b"client_keytab": str(settings.keytab).encode(), b"ccache": f"MEMORY:tms-{cache}".encode()}
+        elif settings.ticket_cache is not None:
+            self._store = {b"ccache": settings.ticket_cache.encode()}
 
     def credentials(self) -> gssapi.Credentials:
         """Return a valid ticket, fetched or renewed if necessary.
@@ -67,7 +67,7 @@ class KerberosLogin:
         Raises:
             LoginFailed: no ticket could be had.
         """
-        principal, keytab = self._wanted.principal, self._wanted.keytab
+        principal, keytab = self._settings.principal, self._settings.keytab
         if keytab is not None:
             try:
                 keytab.open("rb").close()
@@ -137,8 +137,8 @@ class KerberosLogin:
 
     def failure(self, error: gssapi.exceptions.GSSError, service: str = "") -> LoginFailed:
         """Return the failure as one sentence; krb5_err.et has the numbers."""
-        keytab, who = self._wanted.keytab, self._wanted.principal or "its principal"
-        ticket = f"kinit {self._wanted.principal or 'PRINCIPAL'}"
+        keytab, who = self._settings.keytab, self._settings.principal or "its principal"
+        ticket = f"kinit {self._settings.principal or 'PRINCIPAL'}"
         number = (error.min_code & 0xFFFFFFFF) - _BASE
         if isinstance(error, gssapi.exceptions.ExpiredCredentialsError):
             # The library tries the realm first, and then reports the ticket that it still has.

@@ -101,10 +101,10 @@ def open_manager(
         ConfigurationError: the manager's folder or the service's port cannot be used.
         TmsError: the manager cannot start.
     """
-    wanted = settings.transactions
-    if wanted.source == "directory":
-        check_snapshots(wanted.directory, side)
-    if wanted.source != "manager":
+    transactions = settings.transactions
+    if transactions.source == "directory":
+        check_snapshots(transactions.directory, side)
+    if transactions.source != "manager":
         return ServerTransactions()
     if member is not None and not member.is_alone:
         return _among_several(settings, clock, store, side, member, stack)
@@ -116,7 +116,7 @@ def open_manager(
     )
     # Before a client can abort one of these transactions.
     find_undecided(store, side, manager)
-    service = _service(manager, wanted, stack)
+    service = _service(manager, transactions, stack)
     return ServerTransactions(manager, manager, manager, service.address, service=service)
 
 
@@ -166,7 +166,7 @@ def show(transactions: ServerTransactions, side: SideTable, clock: Clock, regist
 def _among_several(
     settings: Settings, clock: Clock, store: Store, side: SideTable, member: HaMember, stack: ExitStack
 ) -> ServerTransactions:
-    wanted, server = settings.transactions, settings.server
+    transactions, server = settings.transactions, settings.server
     one_leader, leadership = server.leader.slots == 1, member.slots.leaderships[0]
 
     def begun(manager: TransactionManager) -> None:
@@ -180,18 +180,18 @@ def _among_several(
 
     if root_of(side) is None:
         # Check again when the log starts, which may be hours later.
-        _check_former(wanted.directory, store, side)
-    storage = SideStorage(side, leadership.tenure, partial(_left_in, wanted.directory, store, side))
+        _check_former(transactions.directory, store, side)
+    storage = SideStorage(side, leadership.tenure, partial(_left_in, transactions.directory, store, side))
     manager = TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
-    opens = connecting(wanted, server.leader.certificate_name)
+    opens = connecting(transactions, server.leader.certificate_name)
     shared = stack.enter_context(
         SharedManager(manager, storage, leadership, side, clock, opens=opens, on_takeover=begun)
     )
-    service = _service(shared.manager, wanted, stack, shared)
+    service = _service(shared.manager, transactions, stack, shared)
     reached = _advertised_address(server.leader.advertise or "", service)
     shared.at(reached)
     # This server's own address may be 0.0.0.0, which no certificate names.
-    opens = connecting(wanted, server.leader.certificate_name or split_address(reached)[0])
+    opens = connecting(transactions, server.leader.certificate_name or split_address(reached)[0])
     client = stack.enter_context(TransactionClient(service.address, opens=opens))
     return ServerTransactions(
         shared.manager if one_leader else None, shared.manager, client, service.address, shared, service
@@ -199,29 +199,32 @@ def _among_several(
 
 
 def _service(
-    manager: TransactionManager, wanted: TransactionSettings, stack: ExitStack, several: ManagerOfSeveral | None = None
+    manager: TransactionManager,
+    settings: TransactionSettings,
+    stack: ExitStack,
+    several: ManagerOfSeveral | None = None,
 ) -> TransactionService:
     if (
-        wanted.token_file is None
-        and not is_loopback(split_address(wanted.thrift)[0])
-        and not wanted.allow_without_token
+        settings.token_file is None
+        and not is_loopback(split_address(settings.thrift)[0])
+        and not settings.allow_without_token
     ):
         raise ConfigurationError(
-            f"transactions.thrift is {wanted.thrift}, and without a token everyone who reaches it can end transactions "
-            "and have invalid ones seen.",
+            f"transactions.thrift is {settings.thrift}, and without a token everyone who reaches it can end "
+            "transactions and have invalid ones seen.",
             "Set transactions.token_file, or transactions.thrift to 127.0.0.1:15165. If Tephra's own clients call from "
             "other machines: transactions.allow_without_token: true.",
         )
     files = {
-        Level.CLIENT: ("transactions.token_file", wanted.token_file),
-        Level.ADMIN: ("transactions.admin_token_file", wanted.admin_token_file),
+        Level.CLIENT: ("transactions.token_file", settings.token_file),
+        Level.ADMIN: ("transactions.admin_token_file", settings.admin_token_file),
     }
-    tls = wanted.tls
+    tls = settings.tls
     certificate = None if tls is None else ServerCertificate("transactions.tls.", tls.certificate, tls.key)
     service = TransactionService(
         manager,
-        wanted.thrift,
-        snapshot_seconds=wanted.snapshot_interval_seconds,
+        settings.thrift,
+        snapshot_seconds=settings.snapshot_interval_seconds,
         tokens={level: token_reader(setting, file) for level, (setting, file) in files.items() if file is not None},
         several=several,
         certificate=certificate,

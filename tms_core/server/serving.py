@@ -251,8 +251,8 @@ def open_side(storage: StorageSettings, clock: Clock) -> SideTable:
     from tms_core.tables.hbase.pool import HBasePool  # noqa: PLC0415 as in _open
     from tms_core.tables.hbase.side import HBaseSide  # noqa: PLC0415 as in _open
 
-    wanted = storage.hbase
-    return HBaseSide(HBasePool.configured(wanted, clock=clock), wanted.namespace, clock=clock)
+    hbase = storage.hbase
+    return HBaseSide(HBasePool.configured(hbase, clock=clock), hbase.namespace, clock=clock)
 
 
 def _listen(
@@ -266,32 +266,32 @@ def _listen(
     started: Mapping[str, companions.Companion],
     stack: ExitStack,
 ) -> Listener:
-    wanted, manager = settings.server, transactions.manager
+    server, manager = settings.server, transactions.manager
     poll_threads = ThreadPoolExecutor(_POLL_THREADS[settings.storage.kind], thread_name_prefix="poll")
     metrics = ServerMetrics(registry, service)
     context = ServerContext(
         service,
         stack.enter_context(ThreadPoolExecutor(_THREADS, thread_name_prefix="call")),
         metrics,
-        wanted.max_request_mb << 20,
+        server.max_request_mb << 20,
         gate,
         poll_threads=stack.enter_context(poll_threads),
-        memory=Memory(wanted.memory << 20),
-        poll_limit=PollLimit(wanted.poll_limit.messages, wanted.poll_limit.bytes),
+        memory=Memory(server.memory << 20),
+        poll_limit=PollLimit(server.poll_limit.messages, server.poll_limit.bytes),
         waiting=waiting,
-        transaction_ids=wanted.max_transaction_ids,
+        transaction_ids=server.max_transaction_ids,
         present_ids=(lambda: 0) if manager is None else (lambda: manager.listed_ids),
         hold_seconds=lambda: next((one.hold_seconds for one in started.values() if one.hold_seconds is not None), None),
     )
-    app = make_app(context, loopback=is_loopback(wanted.host), access_log=wanted.access_log, forwarder=forwarder)
+    app = make_app(context, loopback=is_loopback(server.host), access_log=server.access_log, forwarder=forwarder)
     listener = Listener(
         app,
-        wanted.host,
-        wanted.port,
-        wanted.tls,
-        ListenerOptions(max_connections=wanted.max_connections, lifespan=forwarder is not None),
+        server.host,
+        server.port,
+        server.tls,
+        ListenerOptions(max_connections=server.max_connections, lifespan=forwarder is not None),
         ending=waiting.close,
-        heads=None if wanted.access_log or forwarder is not None else RecentlySet(KNOWN_HEADS),
+        heads=None if server.access_log or forwarder is not None else RecentlySet(KNOWN_HEADS),
     )
     listener.start()
     stack.callback(listener.stop)

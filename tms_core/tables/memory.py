@@ -43,9 +43,9 @@ class _Rows(Generic[V]):
         page = self._page(start, stop, limit)
         if want.call == "rows" and want.most_bytes is not None:
             page = self._bounded(page, want.most_bytes)
-        return cast(Page[T], self._wanted(want, page))
+        return cast(Page[T], self._project(want, page))
 
-    def _wanted(self, want: Projection[T], page: Page[list[tuple[bytes, V]]]) -> Page[Any]:
+    def _project(self, want: Projection[T], page: Page[list[tuple[bytes, V]]]) -> Page[Any]:
         """Return the wanted part of the rows."""
         return page if want.part == "rows" else Page([key for key, _ in page.items], page.resume)
 
@@ -99,11 +99,11 @@ class MemoryMessageTable(_Rows[MessageValue], MessageTable):
     def _payload(self, value: MessageValue) -> bytes | None:
         return value.payload
 
-    def _wanted(self, want: Projection[T], page: Page[list[tuple[bytes, MessageValue]]]) -> Page[Any]:
+    def _project(self, want: Projection[T], page: Page[list[tuple[bytes, MessageValue]]]) -> Page[Any]:
         if want.part == "columns":
             return Page(MessageColumns.of(page.items), page.resume)
         if want.part != "cells":
-            return super()._wanted(want, page)
+            return super()._project(want, page)
         transactional = [(key, value.pointer, value.payload is None) for key, value in page.items]
         cells = [TxCell(key, pointer, refers) for key, pointer, refers in transactional if pointer is not None]
         return searched(Page(cells, page.resume), want.pointers)

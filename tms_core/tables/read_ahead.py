@@ -96,7 +96,7 @@ class Ahead(KeyReads):
         page = self._table.read(KEYS, start, stop, limit)
         if self._holds(start) and page.resume is None:
             # With some to spare, since the next topic may have some more.
-            self._wanted = self._least + len(page.items) * 5 // 4
+            self._estimate = self._least + len(page.items) * 5 // 4
         return page
 
     def _read_cells(
@@ -158,7 +158,7 @@ class Ahead(KeyReads):
             return self._table.read(KEYS, start, None, 1)
         pays = self._served + self._answered * self._table.keys_per_call >= self._size
         grown = 2 * self._size if pays else self._size // 2
-        self._size = min(self._most, max(grown, self._wanted, self._least))
+        self._size = min(self._most, max(grown, self._estimate, self._least))
         try:
             page = self._table.read(KEYS, start, None, self._size)
         except StoreError:
@@ -170,7 +170,7 @@ class Ahead(KeyReads):
 
     def _keep(self, start: bytes, page: Page[list[bytes]]) -> None:
         self._start, self._stop, self._keys, self._origin = start, page.resume, page.items, page.origin
-        self._answered, self._served, self._wanted = 0, 0, 0
+        self._answered, self._served, self._estimate = 0, 0, 0
         self._cells = None
 
     def _count_spared(self) -> None:

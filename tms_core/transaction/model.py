@@ -259,9 +259,9 @@ def ascending(pointers: Iterable[int]) -> array[int]:
     return array("q", (pointer for pointer, _ in groupby(merge(*runs))))
 
 
-def _contains(values: Sequence[int], wanted: int) -> bool:
-    at = bisect_left(values, wanted)
-    return at < len(values) and values[at] == wanted
+def _contains(values: Sequence[int], value: int) -> bool:
+    at = bisect_left(values, value)
+    return at < len(values) and values[at] == value
 
 
 def _pointers(entries: Iterable[InProgress]) -> Iterator[int]:

@@ -66,7 +66,7 @@ class ServerThread:
     def start(self) -> bool:
         """Take connections; returns when they are taken, with whether they are."""
         # A library in a program must not fill its log: uvicorn tells of each start and end at INFO.
-        logging.getLogger("uvicorn.error").addFilter(self._is_wanted)
+        logging.getLogger("uvicorn.error").addFilter(self._is_relevant)
         self._thread.start()
         self._server.settled.wait()
         if not self._server.started:
@@ -77,9 +77,9 @@ class ServerThread:
         """Finish running requests and close the socket."""
         self._server.finish()
         self._thread.join(self._give_up_seconds)
-        logging.getLogger("uvicorn.error").removeFilter(self._is_wanted)
+        logging.getLogger("uvicorn.error").removeFilter(self._is_relevant)
 
-    def _is_wanted(self, record: logging.LogRecord) -> bool:
+    def _is_relevant(self, record: logging.LogRecord) -> bool:
         return record.levelno >= logging.WARNING or record.thread != self._thread.ident
 
 

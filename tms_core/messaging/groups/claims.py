@@ -514,11 +514,11 @@ class Groups:
             noted: additional rows to write.
         """
         group = ConsumerGroup.of(metadata, former.name)
-        there, wanted = set(old), set(new)
-        packed = [(*pack(group, claim), claim) for claim in wanted - there]
+        old_rows, new_rows = set(old), set(new)
+        packed = [(*pack(group, claim), claim) for claim in new_rows - old_rows]
         changed = {key: value for key, value, _ in packed}
         puts = [*changed.items(), *noted]
-        gone = there - wanted
+        gone = old_rows - new_rows
         deletes = [key for key, _ in (pack(group, claim) for claim in gone) if key not in changed]
         if puts or deletes or base != former.id:
             read_ms = base.publish_ms if base != former.id else 0

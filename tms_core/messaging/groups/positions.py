@@ -38,7 +38,7 @@ class _Force(NamedTuple):
         principal: the requesting principal; None: clients are not authenticated.
     """
 
-    wanted: bool
+    is_set: bool
     principal: str | None
 
 
@@ -262,7 +262,7 @@ class ConsumerRegistry:
             ConsumerConflict: claims are open, and may not be released.
         """
         pointers, manager = sorted({claim.pointer for claim in self._open_claims(topic, name)}), self._transactions
-        if pointers and not force.wanted:
+        if pointers and not force.is_set:
             raise ConsumerConflict(
                 f"Consumer {name} has claims open in {len(pointers)} transactions, {pointers[0]} the first of them.",
                 f"Try again when they have ended, or release them: tms consumer release {topic.topic} {name}",

@@ -27,13 +27,13 @@ from tms_core.transaction.model import transaction_ms
 
 def admit_by_topic(topic: TopicMetadata, entries: Sequence[PublishEntry]) -> Sequence[PublishEntry]:
     """Reject entries that violate the topic's property ``transactions``."""
-    wanted = topic.properties.get(TRANSACTIONS)
+    requirement = topic.properties.get(TRANSACTIONS)
     for entry in entries:
-        if wanted == REQUIRED and entry.pointer is None:
+        if requirement == REQUIRED and entry.pointer is None:
             entry.drop(
                 BadRequest(f"Topic {topic.topic} takes messages in transactions only.", "Publish in a transaction.")
             )
-        elif wanted == FORBIDDEN and entry.pointer is not None:
+        elif requirement == FORBIDDEN and entry.pointer is not None:
             entry.drop(BadRequest(f"Topic {topic.topic} takes no messages in transactions.", "Publish outside of one."))
     return remaining(entries)
 

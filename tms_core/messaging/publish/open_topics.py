@@ -87,8 +87,8 @@ class _Place:
 
     lock: Lock = field(default_factory=Lock)
     open_topic: OpenTopic | None = None
-    wanted: int = 1
-    opened: int = 0
+    version: int = 1
+    open_version: int = 0
 
 
 @dataclass(slots=True)
@@ -152,13 +152,13 @@ class OpenTopics:
         if place is None:
             with self._lock:
                 place = self._places.setdefault(prefix, _Place())
-        if place.opened < place.wanted:
+        if place.open_version < place.version:
             with place.lock:
-                if place.opened < place.wanted:
+                if place.open_version < place.version:
                     # Read before opening: an invalidation during the opening makes the next caller open it again.
-                    wanted = place.wanted
+                    version = place.version
                     place.open_topic = self._open(prefix, place.open_topic or OpenTopic(prefix, Ids(0)))
-                    place.opened = wanted
+                    place.open_version = version
         return place.open_topic  # type: ignore[return-value]  # opened above
 
     def next_position(self, open_topic: OpenTopic, topic: TopicMetadata, now_ms: int) -> int:
@@ -294,7 +294,7 @@ class OpenTopics:
         """
         with self._lock:
             for prefix in filter(concerns, self._places):
-                self._places[prefix].wanted += 1
+                self._places[prefix].version += 1
                 self._cache.drop(prefix)
             for prefix in filter(concerns, self._stored):
                 self._stored[prefix].pointers.clear()

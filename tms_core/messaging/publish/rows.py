@@ -140,16 +140,16 @@ class PayloadRows(TopicRows):
 
     def has_all(self, entry: PublishEntry, last: LastRequest, *, keeps: bool) -> bool:
         keys = _announced_keys(self._prefix(entry), last)
-        wanted = dict(zip(keys, entry.messages, strict=True))
-        there = read_all(self._table, PAYLOADS, keys[0], keys[-1] + b"\0")
-        found = [row for row in there.items if row[0] in wanted]
-        if any(wanted[key] != payload for key, payload in found):
+        payloads = dict(zip(keys, entry.messages, strict=True))
+        page = read_all(self._table, PAYLOADS, keys[0], keys[-1] + b"\0")
+        rows = [row for row in page.items if row[0] in payloads]
+        if any(payloads[key] != payload for key, payload in rows):
             sent = cast(Sent, entry.sent)
             raise BadRequest(
                 f"Request {sent.sequence} of producer {sent.name} was sent before with other contents.",
                 "Repeat a request unchanged, or give the new request the next number.",
             )
-        return len(found) == last.number
+        return len(rows) == last.number
 
     def conclude(self, entry: PublishEntry) -> None:
         self._open_topics.note_payloads(self._topic, cast(int, entry.pointer), hidden=True)

@@ -131,7 +131,7 @@ class TopicRegistry:
             MetadataError: its row is damaged.
             Unavailable: other processes keep changing it.
         """
-        wanted = self._with_defaults(properties)
+        values = self._with_defaults(properties)
         check_length(topic)
         for _ in range(_ATTEMPTS):
             row = self._row(topic)
@@ -143,7 +143,7 @@ class TopicRegistry:
             generation = 1 - row.topic.generation if row.topic else 1
             if generation > INT_MAX:
                 raise BadRequest(f"Topic {topic} was created too often.", "Choose another name.")
-            if made := self._write(topic, row, wanted, generation):
+            if made := self._write(topic, row, values, generation):
                 return made
         raise _contention_error(topic)
 
@@ -159,12 +159,12 @@ class TopicRegistry:
             MetadataError: its row is damaged.
             Unavailable: other processes keep changing it.
         """
-        wanted = self._with_defaults(properties)
+        values = self._with_defaults(properties)
         for _ in range(_ATTEMPTS):
             row, known = self._living(topic)
             if former is not None and dict(known.properties) != dict(former.properties):
                 raise _contention_error(topic)
-            if self._write(topic, row, wanted, known.generation):
+            if self._write(topic, row, values, known.generation):
                 return
         raise _contention_error(topic)
 
@@ -223,38 +223,38 @@ class TopicRegistry:
 
     def _with_defaults(self, properties: Mapping[str, str]) -> dict[str, str]:
         """Return properties with defaults; a generation is checked and ignored, as in ``CoreMessagingService``."""
-        wanted = self._defaults | dict(properties)
-        ttl = parse_java_int(wanted[_TTL])
+        values = self._defaults | dict(properties)
+        ttl = parse_java_int(values[_TTL])
         if ttl is None or ttl <= 0:
             raise BadRequest(
-                f"A ttl of {quoted(wanted[_TTL])} is not possible.", f"Give whole seconds from 1 to {INT_MAX}."
+                f"A ttl of {quoted(values[_TTL])} is not possible.", f"Give whole seconds from 1 to {INT_MAX}."
             )
-        if _GENERATION in wanted and parse_java_int(wanted[_GENERATION]) in (None, 0, INT_MIN):
+        if _GENERATION in values and parse_java_int(values[_GENERATION]) in (None, 0, INT_MIN):
             raise BadRequest(
-                f"{quoted(wanted[_GENERATION])} is not a generation.", "Leave it out: the store counts them."
+                f"{quoted(values[_GENERATION])} is not a generation.", "Leave it out: the store counts them."
             )
-        if wanted.get(TRANSACTIONS, OPTIONAL) not in (REQUIRED, FORBIDDEN, OPTIONAL):
+        if values.get(TRANSACTIONS, OPTIONAL) not in (REQUIRED, FORBIDDEN, OPTIONAL):
             raise BadRequest(
-                f"transactions: {quoted(wanted[TRANSACTIONS])} is not one of its values.",
+                f"transactions: {quoted(values[TRANSACTIONS])} is not one of its values.",
                 "Write required, forbidden or optional.",
             )
-        if wanted.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
+        if values.get(RETENTION, BY_TTL) not in (CONSUMED, BY_TTL):
             raise BadRequest(
-                f"retention: {quoted(wanted[RETENTION])} is not one of its values.", "Write consumed or ttl."
+                f"retention: {quoted(values[RETENTION])} is not one of its values.", "Write consumed or ttl."
             )
-        if wanted.get(HOLD, TRANSACTION) != TRANSACTION:
+        if values.get(HOLD, TRANSACTION) != TRANSACTION:
             raise BadRequest(
-                f"hold: {quoted(wanted[HOLD])} is not one of its values.", "Write transaction, or leave it out."
+                f"hold: {quoted(values[HOLD])} is not one of its values.", "Write transaction, or leave it out."
             )
-        if len({name.encode("utf-8", "replace") for name in wanted}) < len(wanted):
+        if len({name.encode("utf-8", "replace") for name in values}) < len(values):
             raise BadRequest("Two properties have the same name once halves of surrogate pairs are written as '?'.")
-        size = len(encode_properties(wanted))
+        size = len(encode_properties(values))
         if size > PROPERTIES_BYTES:
             raise BadRequest(
                 f"The properties have {size} bytes, where {PROPERTIES_BYTES} are the most.",
                 "Store large values elsewhere, and their names here.",
             )
-        return wanted
+        return values
 
     def _write(
         self, topic: TopicId, row: _MetadataRow, properties: Mapping[str, str], generation: int

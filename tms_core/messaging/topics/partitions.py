@@ -112,7 +112,7 @@ class Layout(NamedTuple):
         return self.members(takes)[number % takes.partitions]
 
 
-class PartitionsAsked(NamedTuple):
+class PartitionRequest(NamedTuple):
     """The partitions and routes in the properties of a topic.
 
     Attributes:
@@ -131,7 +131,7 @@ def number_of(key: bytes | str) -> int:
     return crc32(key.encode() if isinstance(key, str) else key)
 
 
-def wanted(properties: Mapping[str, str]) -> PartitionsAsked:
+def parse_request(properties: Mapping[str, str]) -> PartitionRequest:
     """Parse the partitions and routes in the properties of a request.
 
     Raises:
@@ -141,7 +141,7 @@ def wanted(properties: Mapping[str, str]) -> PartitionsAsked:
     partitions, routes = properties.get(PARTITIONS), properties.get(ROUTES)
     if partitions is not None and routes is not None:
         raise BadRequest("A topic has partitions or routes.", "Give one of them: each route has its own partitions.")
-    return PartitionsAsked(
+    return PartitionRequest(
         None if partitions is None else _number(partitions), None if routes is None else _routes(routes), others
     )
 

@@ -50,15 +50,17 @@ class HaMember:
         ConfigurationError: there are several slots, and the ordinal of this server is unknown.
     """
 
-    def __init__(self, store: Store, side: SideTable, leases: SideTable, wanted: LeaderSettings, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, side: SideTable, leases: SideTable, settings: LeaderSettings, clock: Clock
+    ) -> None:
         name = socket.gethostname()
         holder = f"{name}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._assignment = SlotAssignment(leases, holder, wanted, _ordinal(wanted, name), clock)
-        self._advertise = wanted.advertise
+        self._assignment = SlotAssignment(leases, holder, settings, _ordinal(settings, name), clock)
+        self._advertise = settings.advertise
         self.slots = self._assignment.slots
         self.store = FencedStore(store, self.slots, SealedRanges(store.message, side, clock))
         self.side = FencedSide(side, self.slots)
-        self.forwarder = Forwarder(self.slots, wanted.ca_file, wanted.certificate_name)
+        self.forwarder = Forwarder(self.slots, settings.ca_file, settings.certificate_name)
         self._watch: LeaseWatcher | None = None
 
     @property
@@ -100,29 +102,29 @@ class HaMember:
 
 @contextmanager
 def on_hbase(
-    hbase: HBaseSettings, wanted: LeaderSettings, store: Store, side: SideTable, clock: Clock
+    hbase: HBaseSettings, settings: LeaderSettings, store: Store, side: SideTable, clock: Clock
 ) -> Iterator[HaMember]:
     """Yield the member of a server on HBase; release the leadership afterwards."""
     # Separate connections with a short timeout: leases must be renewed while all other connections wait.
     pool = HBasePool.configured(
         hbase,
         connections=THREADS + 1,
-        timeout_seconds=min(hbase.timeout_seconds, max(1, wanted.seconds // 3)),
+        timeout_seconds=min(hbase.timeout_seconds, max(1, settings.seconds // 3)),
         clock=clock,
     )
     with HBaseSide(pool, hbase.namespace, clock) as leases:
-        member = HaMember(store, side, leases, wanted, clock)
+        member = HaMember(store, side, leases, settings, clock)
         try:
             yield member
         finally:
             member.stop()
 
 
-def _ordinal(wanted: LeaderSettings, name: str) -> int:
+def _ordinal(settings: LeaderSettings, name: str) -> int:
     """Return the ordinal of this server: the configured one, or the trailing number of its host name."""
     found = re.search(r"-(\d{1,4})$", name)
-    if wanted.slots == 1 or wanted.ordinal is not None:
-        return wanted.ordinal or 0
+    if settings.slots == 1 or settings.ordinal is not None:
+        return settings.ordinal or 0
     if found is None:
         raise ConfigurationError(
             f"The host name {name} does not end in a number, so which server this is remains open.",

@@ -113,14 +113,16 @@ class SlotAssignment:
         slots: the leadership of each slot.
     """
 
-    def __init__(self, side: SideTable, holder: str, wanted: LeaderSettings, ordinal: int, clock: Clock) -> None:
+    def __init__(self, side: SideTable, holder: str, settings: LeaderSettings, ordinal: int, clock: Clock) -> None:
         self._side = side
-        self._ordinal, self._wanted, self._clock = ordinal, wanted, clock
-        self._leases = [_lease(side, wanted.slots, slot, holder, wanted.seconds, clock) for slot in range(wanted.slots)]
+        self._ordinal, self._settings, self._clock = ordinal, settings, clock
+        self._leases = [
+            _lease(side, settings.slots, slot, holder, settings.seconds, clock) for slot in range(settings.slots)
+        ]
         self.slots = Slots(
-            [Leadership(lease, clock, fencing_delay_seconds=wanted.fencing_delay_seconds) for lease in self._leases]
+            [Leadership(lease, clock, fencing_delay_seconds=settings.fencing_delay_seconds) for lease in self._leases]
         )
-        self._agreement = Agreement(side, holder, wanted, clock)
+        self._agreement = Agreement(side, holder, settings, clock)
         self._agreed = False
         self._failure = ""
         self._lacking: dict[int, bytes | None] = {}
@@ -174,9 +176,9 @@ class SlotAssignment:
                 if leadership.holds:
                     leadership.step(partial(self._may_lead, prepare, slot))
             raise
-        back = {ordinal for ordinal in range(self._wanted.servers) if self._is_back(ordinal, rows)}
+        back = {ordinal for ordinal in range(self._settings.servers) if self._is_back(ordinal, rows)}
         for slot, leadership in enumerate(slots):
-            owner = slot % self._wanted.servers
+            owner = slot % self._settings.servers
             if owner != self._ordinal and owner in back and leadership.holds:
                 leadership.hand_back()
             leadership.step(
@@ -199,17 +201,17 @@ class SlotAssignment:
 
     def _is_back(self, ordinal: int, rows: dict[bytes, bytes]) -> bool:
         """Return whether a server has reported since the last look that it lacks one of its slots."""
-        said = rows.get(_row(self._wanted.slots, ordinal, lacking=True))
+        said = rows.get(_row(self._settings.slots, ordinal, lacking=True))
         former = self._lacking.get(ordinal, said)
         self._lacking[ordinal] = said
         return said != former
 
     def _log_obstacles(self) -> None:
-        own = self.slots.leaderships[self._ordinal :: self._wanted.servers]
-        if self._ordinal < self._wanted.servers and not all(leadership.holds for leadership in own):
+        own = self.slots.leaderships[self._ordinal :: self._settings.servers]
+        if self._ordinal < self._settings.servers and not all(leadership.holds for leadership in own):
             self._looks += 1
             value = b"%d %d" % (self._clock.now_ms(), self._looks)
-            self._side.put([(_row(self._wanted.slots, self._ordinal, lacking=True), value)])
+            self._side.put([(_row(self._settings.slots, self._ordinal, lacking=True), value)])
 
     def _log_failure(self, error: StoreError) -> None:
         if self._failure != error.message:
@@ -220,9 +222,9 @@ class SlotAssignment:
 class Agreement:
     """The agreement of all servers of a store on the number of slots."""
 
-    def __init__(self, side: SideTable, holder: str, wanted: LeaderSettings, clock: Clock) -> None:
+    def __init__(self, side: SideTable, holder: str, settings: LeaderSettings, clock: Clock) -> None:
         self._side = side
-        self._holder, self._wanted, self._clock = holder, wanted, clock
+        self._holder, self._settings, self._clock = holder, settings, clock
         self._cell = SideCell(side, _LEASES)
         self._former: dict[int, Lease] = {}
         self._told = ""
@@ -230,7 +232,7 @@ class Agreement:
     def holds(self) -> bool:
         """Return whether the stored number of slots is the configured one."""
         slots, changes = _parse_slots(self._cell.lease())
-        return (slots, changes) == (self._wanted.slots, False)
+        return (slots, changes) == (self._settings.slots, False)
 
     def reached(self) -> bool:
         """Return whether all servers use the configured number of slots from now on; False: call again later.
@@ -240,21 +242,21 @@ class Agreement:
         """
         value = self._cell.lease()
         slots, changes = _parse_slots(value)
-        if (slots, changes) == (self._wanted.slots, False):
+        if (slots, changes) == (self._settings.slots, False):
             return True
         if reason := self._obstacle(slots):
-            self._say(f"{self._wanted.slots} slots are not in force yet: {reason}")
+            self._say(f"{self._settings.slots} slots are not in force yet: {reason}")
             return False
         try:
             done = (
-                self._former[0].leave(f"{self._wanted.slots} slots", _FOR_EVER)
+                self._former[0].leave(f"{self._settings.slots} slots", _FOR_EVER)
                 if slots == 1
                 else self._write(value, slots)
             )
         except LeaseLost:
             return False
         if done:
-            logger.info("the servers of this store share %d slots from now on", self._wanted.slots)
+            logger.info("the servers of this store share %d slots from now on", self._settings.slots)
         for lease in self._former.values():
             lease.release()
         self._former.clear()
@@ -264,7 +266,7 @@ class Agreement:
         """Acquire all leases of another number of slots; return the reason why that is not possible yet, or None."""
         if len(self._former) != slots:
             self._former = {
-                slot: _lease(self._side, slots, slot, self._holder, self._wanted.seconds, self._clock)
+                slot: _lease(self._side, slots, slot, self._holder, self._settings.seconds, self._clock)
                 for slot in range(slots)
             }
         reasons = [reason for lease in self._former.values() if (reason := self._kept_by(lease, slots))]
@@ -297,12 +299,12 @@ class Agreement:
             return False
         # First announce the change: a server that acquires a lease of the old number from here on sees that it must not
         # lead. Then confirm all leases: if one was lost, its new holder may not have seen the announcement.
-        change = _record(record, f"{slots} slots, to be {self._wanted.slots} by {self._holder}")
+        change = _record(record, f"{slots} slots, to be {self._settings.slots} by {self._holder}")
         if not self._cell.swap_lease(value, change):
             return False
         for lease in self._former.values():
             lease.confirm()
-        holder = "" if self._wanted.slots == 1 else f"{self._wanted.slots} slots"
+        holder = "" if self._settings.slots == 1 else f"{self._settings.slots} slots"
         return self._cell.swap_lease(change, _record(record, holder))
 
     def _say(self, sentence: str) -> None:

@@ -308,21 +308,21 @@ def named_topic(namespace: str, topic: str) -> TopicId:
         raise BadRequest(f"{error}.") from error
 
 
-async def outcome(wanted: Answer[T]) -> T:
+async def outcome(answer: Answer[T]) -> T:
     """Wait for a future that another thread completes; a cancelled wait does not stop that thread.
 
     An accepted message is written even if its client has disconnected.
     """
-    if not wanted.done():
+    if not answer.done():
         done = asyncio.get_running_loop().create_future()
-        when_done(wanted, partial(_settle, done))
+        when_done(answer, partial(_settle, done))
         await done
-    return wanted.result()
+    return answer.result()
 
 
-def when_done(wanted: Answer[T], call: Callable[[], object]) -> None:
+def when_done(answer: Answer[T], call: Callable[[], object]) -> None:
     """Call a function in the running loop as soon as a result exists, whichever thread has set it."""
-    wanted.when_done(partial(_call_in, asyncio.get_running_loop(), get_ident(), call))
+    answer.when_done(partial(_call_in, asyncio.get_running_loop(), get_ident(), call))
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, thread: int, call: Callable[[], object]) -> None:

@@ -40,8 +40,8 @@ _ID: Document = {"type": "string", "pattern": "^[0-9a-fA-F]{40}$"}
 
 def _record(required: list[str] | None = None, /, **properties: Document) -> Document:
     """Return the schema of an object with these fields; all are required unless ``required`` lists others."""
-    wanted = list(properties) if required is None else required
-    return {"type": "object", "properties": properties, "required": wanted, "additionalProperties": False}
+    names = list(properties) if required is None else required
+    return {"type": "object", "properties": properties, "required": names, "additionalProperties": False}
 
 
 def _or_null(schema: Document) -> Document:

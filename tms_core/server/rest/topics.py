@@ -61,8 +61,8 @@ class TopicRoutes(ContextRoute):
         """``PUT``, ``GET`` and ``DELETE …/topics/{topic}``."""
         context, topic = self._context, topic_of(request.scope)
         if request.method == "PUT":
-            wanted = await context.body_of(request, read_properties, _PROPERTIES)
-            await self._change(request, context.service.create_topic, topic, wanted)
+            properties = await context.body_of(request, read_properties, _PROPERTIES)
+            await self._change(request, context.service.create_topic, topic, properties)
         elif request.method == "DELETE":
             await context.in_thread(context.service.delete_topic, topic)
         else:
@@ -82,12 +82,12 @@ class TopicRoutes(ContextRoute):
     async def properties(self, request: Request) -> Response:
         """``PUT …/topics/{topic}/properties``: replaces them all."""
         context, topic = self._context, topic_of(request.scope)
-        wanted = await context.body_of(request, read_properties, _PROPERTIES)
-        await self._change(request, context.service.update_topic, topic, wanted)
+        properties = await context.body_of(request, read_properties, _PROPERTIES)
+        await self._change(request, context.service.update_topic, topic, properties)
         return Response()
 
     async def _change(
-        self, request: Request, change: Callable[..., object], topic: TopicId, wanted: Mapping[str, str]
+        self, request: Request, change: Callable[..., object], topic: TopicId, properties: Mapping[str, str]
     ) -> None:
         """Make or change a topic, as far as the client may."""
         gate, permit = self._context.gate, self._permit(request)
@@ -96,7 +96,7 @@ class TopicRoutes(ContextRoute):
         def changed() -> None:
             # Two at once would both count the topics before either is made.
             with nullcontext() if quota is None or quota.topics is None else self._counting:
-                change(topic, wanted, permit=permit)
+                change(topic, properties, permit=permit)
 
         await self._context.in_thread(changed)
 

@@ -83,13 +83,13 @@ class HBaseTable(KeyTable):
     def read(self, want: Projection[T], start: bytes, stop: bytes | None, limit: int) -> Page[T]:
         self._calls.count(want.call)
         page = self._salts.page(start, stop, limit, _query(want))
-        items = self._wanted(want, page.items)
+        items = self._project(want, page.items)
         if want.call == "rows":
             self._calls.count(UNREADABLE, len(page.items.keys) - len(items))
         return cast(Page[T], page._replace(items=items, rows_read=len(page.items.keys)))
 
     @abstractmethod
-    def _wanted(self, want: Projection[T], found: SaltedRows) -> Any:
+    def _project(self, want: Projection[T], found: SaltedRows) -> Any:
         """Return the wanted part of the rows that can be read."""
 
     def delete(self, keys: Sequence[bytes], origin: Origin | None = None) -> None:
@@ -146,7 +146,7 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         super().__init__(salts, calls, buckets, limit)
         self._threads = threads
 
-    def _wanted(self, want: Projection[T], found: SaltedRows) -> Any:
+    def _project(self, want: Projection[T], found: SaltedRows) -> Any:
         if want.part == "keys":
             return found.keys
         if want.part == "cells":
@@ -194,7 +194,7 @@ class HBasePayloadTable(HBaseTable, PayloadTable):
 
     name: TableName = "payload"
 
-    def _wanted(self, want: Projection[T], found: SaltedRows) -> Any:
+    def _project(self, want: Projection[T], found: SaltedRows) -> Any:
         if want.part == "keys":
             return found.keys
         cells = [(key, row.columns.get(PAYLOAD_TABLE_COLUMN)) for key, row in zip(*found, strict=True)]

@@ -93,7 +93,7 @@ class HBasePool:
     @classmethod
     def configured(
         cls,
-        wanted: HBaseSettings,
+        settings: HBaseSettings,
         *,
         connections: int | None = None,
         timeout_seconds: float | None = None,
@@ -109,11 +109,11 @@ class HBasePool:
             ConfigurationError: the protection of the connections cannot be used.
         """
         return cls(
-            wanted.thrift if service == "Hbase" else wanted.thrift2 or (),
-            connections=connections or wanted.connections,
-            timeout_seconds=timeout_seconds or wanted.timeout_seconds,
+            settings.thrift if service == "Hbase" else settings.thrift2 or (),
+            connections=connections or settings.connections,
+            timeout_seconds=timeout_seconds or settings.timeout_seconds,
             service=service,
-            security=ThriftSecurity.configured(wanted),
+            security=ThriftSecurity.configured(settings),
             clock=clock,
         )
 

@@ -54,7 +54,7 @@ class HBaseStore(Store):
     one met counts in ``calls["unreadable"]``. Their keys are listed like all others.
 
     Args:
-        wanted: ``storage.hbase``. If a Thrift server fails, the others replace it; without Thrift 2 servers some
+        settings: ``storage.hbase``. If a Thrift server fails, the others replace it; without Thrift 2 servers some
             settings of the tables stay unknown. The number of buckets is checked before the first put.
 
     Attributes:
@@ -66,19 +66,22 @@ class HBaseStore(Store):
         StoreError: HBase refuses.
     """
 
-    def __init__(self, wanted: HBaseSettings, clock: Clock | None = None) -> None:
-        clock, namespace, buckets = clock or SystemClock(), wanted.namespace, wanted.buckets
+    def __init__(self, settings: HBaseSettings, clock: Clock | None = None) -> None:
+        clock, namespace, buckets = clock or SystemClock(), settings.namespace, settings.buckets
         opens = partial(
-            HBasePool, timeout_seconds=wanted.timeout_seconds, security=ThriftSecurity.configured(wanted), clock=clock
+            HBasePool,
+            timeout_seconds=settings.timeout_seconds,
+            security=ThriftSecurity.configured(settings),
+            clock=clock,
         )
         self.calls = self._calls = Calls()
-        self._limit = CellLimit(wanted.max_cell_bytes)
-        self.pool = opens(wanted.thrift, connections=wanted.connections)
+        self._limit = CellLimit(settings.max_cell_bytes)
+        self.pool = opens(settings.thrift, connections=settings.connections)
         self._namespace = namespace
         self._clock = clock
-        self._threads = ThreadPoolExecutor(wanted.connections, thread_name_prefix="hbase")
+        self._threads = ThreadPoolExecutor(settings.connections, thread_name_prefix="hbase")
         metadata, self._message, self._payload = (self._rows(table_name(namespace, name)) for name in _TABLES)
-        self._admin = opens(wanted.thrift2, connections=1, service="HbaseAdmin") if wanted.thrift2 else None
+        self._admin = opens(settings.thrift2, connections=1, service="HbaseAdmin") if settings.thrift2 else None
         salted: dict[TableName, HBaseRows] = {"message": self._message, "payload": self._payload}
         self._buckets = Buckets(buckets, salted, namespace, self._admin)
         self._states = TableStates(self.pool, {name: table_name(namespace, name) for name in _TABLES})

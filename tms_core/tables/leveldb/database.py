@@ -131,7 +131,7 @@ class Database:
         return Page(StoredColumns(found[::2], found[1::2]), found[-2] + b"\x00")
 
     def matching(
-        self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice
+        self, start: bytes, stop: bytes | None, limit: int, values: Container[bytes], place: slice
     ) -> Page[list[tuple[bytes, bytes]]]:
         """Return the rows among at most ``limit`` whose value has one of the wanted byte strings at a place.
 
@@ -140,13 +140,13 @@ class Database:
         all deleted rows in between.
         """
         try:
-            return self._matching(start, stop, limit, wanted, place, None)
+            return self._matching(start, stop, limit, values, place, None)
         except StoreError:
             # The unreadable row may be after the range; then LevelDB must stop before it.
-            return self._matching(start, stop, limit, wanted, place, stop)
+            return self._matching(start, stop, limit, values, place, stop)
 
     def _matching(
-        self, start: bytes, stop: bytes | None, limit: int, wanted: Container[bytes], place: slice, bound: bytes | None
+        self, start: bytes, stop: bytes | None, limit: int, values: Container[bytes], place: slice, bound: bytes | None
     ) -> Page[list[tuple[bytes, bytes]]]:
         """Return the matching rows; LevelDB stops at ``bound`` (None: never)."""
         matches: list[tuple[bytes, bytes]] = []
@@ -164,7 +164,7 @@ class Database:
                 if some and stop is not None and some[-1][0] >= stop:
                     inside = bisect_left(some, (stop,))
                     behind, some = some[inside][0], some[:inside]
-                matches += [row for row in some if row[1][place] in wanted]
+                matches += [row for row in some if row[1][place] in values]
                 read += len(some)
                 last = some[-1][0] + b"\x00" if some else last
                 if behind is not None:

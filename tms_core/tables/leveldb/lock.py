@@ -136,7 +136,7 @@ def sync_logs(folder: Path) -> None:
 
 def _take(folder: Path, shared: bool) -> int | None:
     lock = folder / "LOCK"
-    if _held_here(lock):
+    if _has_open(lock):
         raise StoreBusy(f"{folder} is already open in this process.", "Use the store that is open, or close it.")
     if shared and not lock.exists():
         return None
@@ -151,13 +151,13 @@ def _take(folder: Path, shared: bool) -> int | None:
     return handle
 
 
-def _held_here(lock: Path) -> bool:
+def _has_open(lock: Path) -> bool:
     """Return whether this process has the lock file open, without opening it."""
     try:
-        wanted = lock.stat()
+        own = lock.stat()
     except OSError:
         return False
-    return any(os.path.samestat(found, wanted) for found in _open_files())
+    return any(os.path.samestat(status, own) for status in _open_files())
 
 
 def _open_files() -> Iterator[os.stat_result]:

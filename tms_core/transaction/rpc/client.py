@@ -124,13 +124,13 @@ class TransactionClient:
         self._takes_ids = True
 
     @classmethod
-    def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
+    def configured(cls, settings: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
         """Return a client for the configured service, or for another service with the configured token and authorities.
 
         Raises:
             ConfigurationError: ``transactions.ca_file`` cannot be read.
         """
-        return cls(address or wanted.thrift, timeout_seconds, opens=connecting(wanted))
+        return cls(address or settings.thrift, timeout_seconds, opens=connecting(settings))
 
     def __enter__(self) -> Self:
         return self
@@ -412,7 +412,7 @@ class TransactionClient:
         )
 
 
-def connecting(wanted: ServiceSettings, certificate_name: str = "") -> Callable[[str, float], SocketConnection]:
+def connecting(settings: ServiceSettings, certificate_name: str = "") -> Callable[[str, float], SocketConnection]:
     """Return a function that opens a connection, from address and timeout, by the settings.
 
     Args:
@@ -421,8 +421,8 @@ def connecting(wanted: ServiceSettings, certificate_name: str = "") -> Callable[
     Raises:
         ConfigurationError: ``transactions.ca_file`` cannot be read.
     """
-    tls = ClientTls("transactions.", wanted.ca_file) if wanted.is_over_tls else None
-    token_file = wanted.shown_token_file
+    tls = ClientTls("transactions.", settings.ca_file) if settings.is_over_tls else None
+    token_file = settings.shown_token_file
     return partial(SocketConnection, token_file=token_file, tls=tls, certificate_name=certificate_name)
 
 
@@ -444,17 +444,17 @@ class ServiceSource:
             return client.latest()
 
 
-def source_of(wanted: ServiceSettings) -> SnapshotSource | None:
+def source_of(settings: ServiceSettings) -> SnapshotSource | None:
     """Return the source of snapshots for a program outside the server; None if there is no source.
 
     Raises:
         ConfigurationError: the folder of snapshots is a URL of another kind than webhdfs, or a configured file cannot
             be used.
     """
-    if wanted.source == "thrift":
-        return ServiceSource(wanted.thrift, opens=connecting(wanted))
-    directory = wanted.snapshot_directory()
-    return None if directory is None else DirectorySource.at(directory, wanted.kerberos, wanted.hdfs_ca_file)
+    if settings.source == "thrift":
+        return ServiceSource(settings.thrift, opens=connecting(settings))
+    directory = settings.snapshot_directory()
+    return None if directory is None else DirectorySource.at(directory, settings.kerberos, settings.hdfs_ca_file)
 
 
 #: The exception in each field of a response, except "not in progress".

@@ -30,17 +30,17 @@ class ThriftSecurity:
     is_http: bool = False
 
     @classmethod
-    def configured(cls, wanted: HBaseSettings) -> Self:
+    def configured(cls, settings: HBaseSettings) -> Self:
         """Return the protection that ``storage.hbase`` configures.
 
         Raises:
             ConfigurationError: a file that it names cannot be used.
         """
-        login, service, is_http = None, "", wanted.transport == "http"
-        if wanted.kerberos is not None:
-            login = KerberosLogin("storage.hbase.kerberos", wanted.kerberos)
-            service = wanted.kerberos.service or ("HTTP/_HOST" if is_http else "hbase/_HOST")
-        return cls(client_tls(wanted), login, service, is_http)
+        login, service, is_http = None, "", settings.transport == "http"
+        if settings.kerberos is not None:
+            login = KerberosLogin("storage.hbase.kerberos", settings.kerberos)
+            service = settings.kerberos.service or ("HTTP/_HOST" if is_http else "hbase/_HOST")
+        return cls(client_tls(settings), login, service, is_http)
 
     def open(self, address: str, timeout_seconds: float) -> TimedSocket:
         """Connect to ``HOST:PORT``.
@@ -58,12 +58,12 @@ class ThriftSecurity:
         return TimedSocket(address, timeout_seconds, self.tls)
 
 
-def client_tls(wanted: HBaseSettings) -> ClientTls | None:
+def client_tls(settings: HBaseSettings) -> ClientTls | None:
     """Return the TLS side of ``storage.hbase.tls``; None: it is not set.
 
     Raises:
         ConfigurationError: a file that it names cannot be used.
     """
-    if (tls := wanted.tls) is None:
+    if (tls := settings.tls) is None:
         return None
     return ClientTls("storage.hbase.tls.", tls.ca_file, tls.certificate, tls.key, tls.server_name)
