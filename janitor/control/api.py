@@ -202,7 +202,7 @@ def greeting(store: str, settings: str) -> Greeting:
     return Greeting(metadata.version("tms-janitor"), os.getpid(), store, settings)
 
 
-def answer(behind: ControlBackend, method: str, body: bytes, observe: Observer, gone: Event) -> Any:
+def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer, gone: Event) -> Any:
     """Return the result of a call, as JSON values.
 
     Args:
@@ -214,52 +214,52 @@ def answer(behind: ControlBackend, method: str, body: bytes, observe: Observer, 
         TmsError: the error of the engine, or an unknown method.
     """
     try:
-        asked = json.loads(body)
+        request = json.loads(body)
     except ValueError as error:
         raise not_understood(str(error)) from error
-    arguments = asked.get("params") if isinstance(asked, dict) else None
+    arguments = request.get("params") if isinstance(request, dict) else None
     if not isinstance(arguments, dict):
         raise not_understood("it has no params")
-    if asked.get("protocol") != PROTOCOL:
-        pid, version = behind.greeting.pid, behind.greeting.version
+    if request.get("protocol") != PROTOCOL:
+        pid, version = backend.greeting.pid, backend.greeting.version
         raise StoreBusy(
             f"The janitor that holds the store (process {pid}, version {version}) speaks protocol {PROTOCOL}, this one "
-            f"{asked.get('protocol')}.",
+            f"{request.get('protocol')}.",
             "Use one version for both: restart the one that holds the store.",
         )
     if method in methods(ReadEngine):
-        reader = behind.make_reader(observe, gone.is_set)
+        reader = backend.make_reader(observe, gone.is_set)
         return _call(reader, ReadEngine, method, arguments)
     if method in methods(OperatorCommands):
-        return _decide(behind, method, arguments, observe, gone)
-    return _serve(behind, method, arguments)
+        return _decide(backend, method, arguments, observe, gone)
+    return _serve(backend, method, arguments)
 
 
-def _serve(behind: ControlBackend, method: str, arguments: Mapping[str, Any]) -> Any:
+def _serve(backend: ControlBackend, method: str, arguments: Mapping[str, Any]) -> Any:
     """Execute the calls that need no engine."""
     if method == "hello":
-        return values.pack(behind.greeting)
+        return values.pack(backend.greeting)
     if method == "status":
-        return values.pack(behind.views.status())
+        return values.pack(backend.views.status())
     if method == "refresh_status":
-        return behind.views.refresh_status()
+        return backend.views.refresh_status()
     if method == "sweep_now":
         logger.info("received sweep-now on the control socket")
-        return behind.views.sweep_now()
-    if method == "back_up" and behind.back_up is not None:
+        return backend.views.sweep_now()
+    if method == "back_up" and backend.back_up is not None:
         logger.info("received backup on the control socket")
-        return behind.back_up(Path(str(arguments.get("folder"))))
+        return backend.back_up(Path(str(arguments.get("folder"))))
     raise not_understood(f"there is no method {method}")
 
 
-def _decide(behind: ControlBackend, method: str, arguments: Mapping[str, Any], observe: Observer, gone: Event) -> Any:
+def _decide(backend: ControlBackend, method: str, arguments: Mapping[str, Any], observe: Observer, gone: Event) -> Any:
     """Execute a decision with the writing engine; once started, it finishes even if the client disconnects."""
     if method in WAITING:
-        _wait(behind.decider, observe, gone)
+        _wait(backend.decider, observe, gone)
     logger.info("received %s on the control socket", method)
-    with behind.observers.joined(observe):
-        result = _call(behind.decider, OperatorCommands, method, arguments)
-    behind.views.refresh_status()
+    with backend.observers.joined(observe):
+        result = _call(backend.decider, OperatorCommands, method, arguments)
+    backend.views.refresh_status()
     return result
 
 
@@ -278,10 +278,10 @@ def _call(engine: object, protocol: type, method: str, arguments: Mapping[str, A
     kinds = typing.get_type_hints(function)
     try:
         inspect.signature(function).bind(engine, **arguments)
-        given = {name: values.unpack(kinds[name], value) for name, value in arguments.items()}
+        decoded = {name: values.unpack(kinds[name], value) for name, value in arguments.items()}
     except (ValueError, TypeError) as error:
         raise not_understood(f"{method}: {error}") from error
-    return values.pack(getattr(engine, method)(**given))
+    return values.pack(getattr(engine, method)(**decoded))
 
 
 def not_understood(why: str) -> TmsError:

@@ -116,7 +116,7 @@ class Caller:
         """Yield the response to a call; convert all errors, except that the process no longer listens."""
         import httpx2  # noqa: PLC0415 see the module's docstring
 
-        begun = False
+        is_started = False
         try:
             with (
                 self._connect(answer_seconds) as uds,
@@ -124,14 +124,14 @@ class Caller:
                 httpx2.Client(transport=transport, timeout=answer_seconds, base_url="http://localhost") as client,
                 client.stream("POST", f"/control/{method}", content=request) as answer,
             ):
-                begun = True
+                is_started = True
                 yield answer
         except httpx2.TimeoutException as error:
             raise self._silent() from error
         except httpx2.RemoteProtocolError as error:
             # A response that is not HTTP is not a janitor's; if the connection closed before or in the response, the
             # janitor has stopped.
-            if begun or "disconnected" in str(error):
+            if is_started or "disconnected" in str(error):
                 raise ConnectionResetError("the other side closed the connection") from error
             raise self._not_understood(error) from error
         except httpx2.NetworkError as error:

@@ -66,7 +66,7 @@ class ControlServer:
 
     Args:
         folder: the state folder.
-        behind: executes the calls.
+        backend: executes the calls.
         request_seconds: the time limit for a client to complete its request.
         pulse_seconds: the interval at which every client gets a sign that this janitor works.
     """
@@ -74,14 +74,14 @@ class ControlServer:
     def __init__(
         self,
         folder: Path,
-        behind: ControlBackend,
+        backend: ControlBackend,
         *,
         request_seconds: int = REQUEST_SECONDS,
         pulse_seconds: float = PULSE_SECONDS,
     ) -> None:
         self._folder = folder
         self._path = folder / api.SOCKET_NAME
-        self._behind = behind
+        self._backend = backend
         self._request_seconds = request_seconds
         self._pulse_seconds = pulse_seconds
         self._stopping = Event()
@@ -173,7 +173,7 @@ class ControlServer:
         )
 
     def _app(self) -> ASGIApp:
-        page = self._behind.page
+        page = self._backend.page
         routes: list[BaseRoute] = [Route("/control/{method}", self._answer, methods=["POST"])]
         inner = Starlette(routes=[*routes, Mount("/", page)] if page is not None else routes)
 
@@ -226,7 +226,7 @@ class ControlServer:
         """Execute one call; its errors affect no other call."""
         result = "failed"
         try:
-            line = wire.encode({"result": api.answer(self._behind, method, body, exchange.observe, exchange.gone)})
+            line = wire.encode({"result": api.answer(self._backend, method, body, exchange.observe, exchange.gone)})
             result = "done"
         except TmsError as error:
             line = wire.encode_error(error)

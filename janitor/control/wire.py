@@ -67,6 +67,6 @@ def encode_error(error: TmsError) -> bytes:
 
 def read_error(found: Any) -> TmsError:
     """Return the error that the other side raised; for an unknown kind, the root of all errors."""
-    given = found if isinstance(found, dict) else {}
-    kind = KINDS.get(str(given.get("kind")), TmsError)
-    return kind(str(given.get("message", "no reason given")), str(given.get("hint", "")))
+    fields = found if isinstance(found, dict) else {}
+    kind = KINDS.get(str(fields.get("kind")), TmsError)
+    return kind(str(fields.get("message", "no reason given")), str(fields.get("hint", "")))

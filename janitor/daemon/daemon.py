@@ -253,7 +253,7 @@ class Daemon:
         with self._collecting:
             if self._failing.get(name, "") == error:
                 return
-            self._failing = {job: said for job, said in {**self._failing, name: error}.items() if said}
+            self._failing = {job: problem for job, problem in {**self._failing, name: error}.items() if problem}
             self._status = replace(self._status, failing=self._failing)
 
     def sweep(self) -> None:

@@ -28,7 +28,7 @@ class CachedSource:
         self._lock = Lock()
         self._loaded: Loaded | None = None
         self._error: Exception | None = None
-        self._said = ""
+        self._message = ""
 
     def refresh(self) -> None:
         """Read the newest snapshot; an error is logged once, and again when it changes."""
@@ -65,8 +65,8 @@ class CachedSource:
             return self._loaded
 
     def _say(self, message: str) -> None:
-        if message and message != self._said:
+        if message and message != self._message:
             logger.warning("%s", message)
-        elif self._said and not message:
+        elif self._message and not message:
             logger.info("transaction snapshots can be read again")
-        self._said = message
+        self._message = message

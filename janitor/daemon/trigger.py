@@ -33,9 +33,9 @@ class Interval(BaseTrigger):
         if self._due_ms is None:
             self._due_ms = monotonic_ms + self._interval_ms
         # A run due within the slack is the run that starts now: two clocks may differ by a millisecond.
-        behind_ms = monotonic_ms + min(self._interval_ms // 2, SLACK // _MILLISECOND) - self._due_ms
-        if behind_ms >= 0:
-            self._due_ms += (behind_ms // self._interval_ms + 1) * self._interval_ms
+        lag_ms = monotonic_ms + min(self._interval_ms // 2, SLACK // _MILLISECOND) - self._due_ms
+        if lag_ms >= 0:
+            self._due_ms += (lag_ms // self._interval_ms + 1) * self._interval_ms
         # Always later than now, also when the clock was set back just now: APScheduler counts missed runs until it is.
         return max(now, wall_time(self._clock)) + (self._due_ms - monotonic_ms) * _MILLISECOND
 
