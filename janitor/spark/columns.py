@@ -88,16 +88,16 @@ def split(table: DataTable, keys: Sequence[bytes]) -> Columns:
             continue
         end = len(keys) if keys[-1].startswith(prefix) else bisect_left(keys, topic_stop(prefix), at)
         size = len(prefix) + tail
-        ours = lengths[at:end] == size
-        if ours.all():
+        is_complete = lengths[at:end] == size
+        if is_complete.all():
             parts[0, at:end] = len(topics)
             _numbers(table, data[offsets[at] : offsets[end]], size, parts[1:, at:end])
         else:
             # Keys cut short or too long lie among them.
-            rows = data[offsets[at:end][ours][:, None] + np.arange(size)]
+            rows = data[offsets[at:end][is_complete][:, None] + np.arange(size)]
             some = np.zeros((4, len(rows)), dtype=np.int64)
             _numbers(table, rows.reshape(-1), size, some)
-            parts[0, at:end][ours], parts[1:, at:end][:, ours] = len(topics), some
+            parts[0, at:end][is_complete], parts[1:, at:end][:, is_complete] = len(topics), some
         topics.append(topic)
         at = end
     return Columns(topics, parts[0], parts[1], parts[2], parts[3], parts[4], packed)
@@ -186,9 +186,9 @@ class Policy:
         going = taken & reached
         action = np.where(going, DELETE, KEEP).astype(np.int8)
         if table == "payload":
-            asked = going & ~old_either
-            undecided = asked & self._undecided(rows.pointer)
-            action[asked], action[undecided] = CANDIDATE, KEEP
+            candidates = going & ~old_either
+            undecided = candidates & self._undecided(rows.pointer)
+            action[candidates], action[undecided] = CANDIDATE, KEEP
             rule[undecided] = _CODE[Reason.UNDECIDED]
         if pointers is not None:
             inverted = ~going & (rows.topic >= 0) & pointers.present & self._invalid(pointers.value)

@@ -47,7 +47,7 @@ JAVA = (17, 21)
 _JAVA_SECONDS = 60
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 #: The form of the last line of a traceback with an error of this project.
-_OURS = re.compile(r"^((?:tms_core|janitor)(?:\.\w+)+)\.(\w+): (.+)$", re.MULTILINE)
+_PROJECT_ERROR = re.compile(r"^((?:tms_core|janitor)(?:\.\w+)+)\.(\w+): (.+)$", re.MULTILINE)
 #: The form of the last lines of Python's tracebacks, and of Java's causes.
 _RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt): .+)$", re.MULTILINE)
 _CAUSED = re.compile(r"^(?:Caused by: |: )(?:[\w$]+\.)+([\w$]+: .+)$", re.MULTILINE)
@@ -89,8 +89,8 @@ def require_java(environ: Mapping[str, str]) -> None:
     if found is None or not Path(found).is_file():
         where = f"JAVA_HOME is {home}, and there is no bin/java in it." if home else "There is no java on the PATH."
         raise ConfigurationError(f"Spark needs Java. {where}", _JDK)
-    asked = subprocess.run([found, "-version"], capture_output=True, text=True, check=False, timeout=_JAVA_SECONDS)  # noqa: S603
-    match = _VERSION.search(asked.stderr + asked.stdout)
+    output = subprocess.run([found, "-version"], capture_output=True, text=True, check=False, timeout=_JAVA_SECONDS)  # noqa: S603
+    match = _VERSION.search(output.stderr + output.stdout)
     if match is None or int(match[1]) not in JAVA:
         version = f"Java {match[1]}" if match else "no Java that says its version"
         raise ConfigurationError(f"Spark runs on Java {' or '.join(map(str, JAVA))}, and {found} is {version}.", _JDK)
@@ -242,8 +242,8 @@ class _Progress:
         stages = self._reported if self._remote else self._stages()
         done, tasks = (sum(numbers) for numbers in zip(*stages, strict=True)) if stages else (0, 0)
         # Spark plans before the first stage and between stages, which may take longer than the tasks.
-        said = f"{done} of {tasks} tasks done" if tasks else "no tasks running"
-        logger.info("%s: %s after %.0f s", self._name, said, now - self._began)
+        progress = f"{done} of {tasks} tasks done" if tasks else "no tasks running"
+        logger.info("%s: %s after %.0f s", self._name, progress, now - self._began)
 
     def _stages(self) -> list[tuple[int, int]]:
         """Return the finished tasks and all tasks of each running stage."""
@@ -328,7 +328,7 @@ def translated() -> Iterator[None]:
 
 def error_of(text: str) -> TmsError:
     """Return the error of this project in a text of Spark."""
-    if found := _OURS.findall(text):
+    if found := _PROJECT_ERROR.findall(text):
         module, name, message = found[-1]
         kind = getattr(import_module(module), name, TmsError)
         return plain_kind(kind)(message.strip())

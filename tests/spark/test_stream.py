@@ -18,7 +18,7 @@ from janitor.spark.stream import feed as feeds
 from janitor.spark.stream import messages as reading
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.messages import messages, newest
-from janitor.spark.stream.offsets import EARLIEST, NOT_BEGUN, Offset, StreamOffset, StreamPosition
+from janitor.spark.stream.offsets import EARLIEST, START_OFFSET, Offset, StreamOffset, StreamPosition
 from janitor.spark.stream.stream import STREAM_SCHEMA, StreamReader, StretchPartition
 from tests.builders import NOW_MS
 from tests.client.faults import SOON
@@ -103,7 +103,7 @@ def test_given_large_messages_when_read_then_they_come_in_several_arrow_batches(
     query = at.query()
     query.plan()
     reader = query.new_reader()
-    [part] = reader.partitions(json.loads(json.dumps(NOT_BEGUN)), json.loads(query.offsets[0]))
+    [part] = reader.partitions(json.loads(json.dumps(START_OFFSET)), json.loads(query.offsets[0]))
     assert [batch.num_rows for batch in reader.read(part)] == [3, 1]
     reader.stop()
 
@@ -616,14 +616,14 @@ def test_given_a_batch_that_ends_where_it_begins_when_read_then_it_is_empty(at: 
     query.offsets.append(query.offsets[0])
     assert query.rows(1) == []
     reader = query.new_reader()
-    assert reader.partitions(dict(NOT_BEGUN), dict(NOT_BEGUN)) == []
+    assert reader.partitions(dict(START_OFFSET), dict(START_OFFSET)) == []
     reader.stop()
     reader.stop()
 
 
 @pytest.mark.parametrize(
     "place",
-    [EARLIEST, StreamPosition(5), StreamPosition(MessageId(1, 2, 3, 4)), StreamPosition.behind(MessageId(1, 2))],
+    [EARLIEST, StreamPosition(5), StreamPosition(MessageId(1, 2, 3, 4)), StreamPosition.after_message(MessageId(1, 2))],
 )
 def test_given_a_place_when_written_and_read_then_it_is_the_same(place: StreamPosition) -> None:
     assert StreamPosition.parse(str(place)) == place
@@ -638,6 +638,6 @@ def test_given_a_partition_when_it_is_sent_then_nothing_of_the_client_goes_with_
     query = at.query()
     at.publish(1)
     query.plan()
-    [part] = query.new_reader().partitions(dict(NOT_BEGUN), json.loads(query.offsets[0]))
+    [part] = query.new_reader().partitions(dict(START_OFFSET), json.loads(query.offsets[0]))
     assert isinstance(part, StretchPartition)
     assert not any(isinstance(value, Client) for value in vars(part).values())

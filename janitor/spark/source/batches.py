@@ -82,18 +82,18 @@ def row_batch(table: DataTable, page: Rows, rows: Columns, decisions: Decisions,
 
     number = len(page.keys) if at is None else len(at)
     code, times, sequences = some(rows.topic), some(rows.time_ms), some(rows.sequence).astype(np.int32)
-    ours, nothing = code >= 0, np.zeros(number, dtype=np.bool_)
+    is_recognized, nothing = code >= 0, np.zeros(number, dtype=np.bool_)
     message = table == "message"
     pointers = (rows.pointer, rows.topic >= 0) if page.pointers is None else page.pointers
     found = {
         "namespace": _names([topic.namespace for topic in rows.topics], code),
         "topic": _names([topic.topic for topic in rows.topics], code),
-        "generation": _numbers(some(rows.generation).astype(np.int32), ours),
-        "publish_ms": _numbers(times, ours if message else nothing),
-        "sequence": _numbers(sequences, ours if message else nothing),
+        "generation": _numbers(some(rows.generation).astype(np.int32), is_recognized),
+        "publish_ms": _numbers(times, is_recognized if message else nothing),
+        "sequence": _numbers(sequences, is_recognized if message else nothing),
         "write_pointer": _numbers(some(pointers[0]), some(pointers[1])),
-        "write_ms": _numbers(times, nothing if message else ours),
-        "payload_sequence": _numbers(sequences, nothing if message else ours),
+        "write_ms": _numbers(times, nothing if message else is_recognized),
+        "payload_sequence": _numbers(sequences, nothing if message else is_recognized),
         "payload_bytes": _numbers(times, nothing) if page.sizes is None else _numbers(*map(some, page.sizes)),
         "key": rows.packed if at is None else rows.packed.take(pa.array(at)),
         "salt": pa.nulls(number, pa.int32()) if salt is None else pa.repeat(pa.scalar(salt, pa.int32()), number),

@@ -52,13 +52,13 @@ class SourceOptions:
     changes: tuple[WhatIf, ...] = ()
 
     @classmethod
-    def parse(cls, given: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> SourceOptions:
+    def parse(cls, options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> SourceOptions:
         """Read options as Spark has them.
 
         Raises:
             ConfigurationError: names the option and what to write.
         """
-        found = {name.lower(): value for name, value in given.items()}
+        found = {name.lower(): value for name, value in options.items()}
         if unknown := sorted(set(found) - _OPTIONS):
             raise ConfigurationError(
                 f"{unknown[0]} is not an option of format {NAME}.", f"There are {', '.join(sorted(_OPTIONS))}."

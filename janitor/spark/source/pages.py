@@ -85,7 +85,7 @@ def _scan(
         limit = min(2 * limit, PAGE_ROWS)
         if rows.keys:
             yield rows
-            leap = selection.behind(rows.keys[-1])
+            leap = selection.find_next_key(rows.keys[-1])
             if leap is not None and start is not None:
                 start, limit = max(start, leap), FIRST_ROWS
 

@@ -91,7 +91,7 @@ class RowSelection:
             keep &= rows.time_ms < self.to_ms
         return keep
 
-    def behind(self, key: bytes) -> bytes | None:
+    def find_next_key(self, key: bytes) -> bytes | None:
         """Return the next key to read after a key, if the following rows are not wanted; None: the next row."""
         if not self.is_recognized_only:
             return None
@@ -126,7 +126,7 @@ class RowSelection:
         if self.table == "payload" or (self.from_ms is None and self.to_ms is None):
             return topic_stop(prefix)
         parsed = MessageKey.parse(key)
-        if parsed is None or self.behind(key) is not None:
+        if parsed is None or self.find_next_key(key) is not None:
             return None
         if self.to_ms is not None and parsed.publish_ms >= 0:
             return time_prefix(prefix, parsed.generation, min(self.to_ms, LONG_MAX))
@@ -157,7 +157,7 @@ class RowSelection:
         """Return the next key to read after a key, and add the range that starts with the key to the findings."""
         stop = self.through(key)
         if stop is None:
-            return self.behind(key)
+            return self.find_next_key(key)
         found.append(KeyRange(key, stop))
         return stop
 

@@ -67,46 +67,46 @@ class TmsSource(DataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        self._given = _feed(options) if is_meant(options) else SourceOptions.parse(options)
+        self._options = _feed(options) if is_meant(options) else SourceOptions.parse(options)
 
     @classmethod
     def name(cls) -> str:
         return NAME
 
     @property
-    def asked(self) -> SourceOptions:
+    def request(self) -> SourceOptions:
         """Return the requested rows of a store."""
-        if isinstance(self._given, SourceOptions):
-            return self._given
+        if isinstance(self._options, SourceOptions):
+            return self._options
         raise ConfigurationError(
             "url and topic are options of spark.readStream.", "Set leveldb, hbase or config to read a store."
         )
 
     def schema(self) -> StructType:
-        if isinstance(self._given, SourceOptions):
-            return StructType(list(columns_of(self.asked.table, self.asked.ask)))
+        if isinstance(self._options, SourceOptions):
+            return StructType(list(columns_of(self.request.table, self.request.ask)))
         from janitor.spark.stream.stream import STREAM_SCHEMA  # noqa: PLC0415
 
         return STREAM_SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _small(self.asked) or RowReader(self.asked)
+        return _small(self.request) or RowReader(self.request)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        if isinstance(self._given, SourceOptions):
+        if isinstance(self._options, SourceOptions):
             raise ConfigurationError(
                 "A stream reads a topic of a server.", "Set url and topic; spark.read is for stores."
             )
         from janitor.spark.stream.stream import StreamReader  # noqa: PLC0415
 
-        return StreamReader(self._given)
+        return StreamReader(self._options)
 
 
 class FilteringSource(TmsSource):
     """The same source with push-down; Spark refuses to run it in a session without push-down."""
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _small(self.asked) or FilteringReader(self.asked)
+        return _small(self.request) or FilteringReader(self.request)
 
 
 class RowPartition(InputPartition):
@@ -120,7 +120,7 @@ class RowReader(DataSourceReader):
     """A reader of the message or the payload table.
 
     Args:
-        asked: the requested rows.
+        request: the requested rows.
 
     Attributes:
         selection: the selection of rows.
@@ -130,22 +130,22 @@ class RowReader(DataSourceReader):
         StoreError: the store cannot be read; raised when the query is planned.
     """
 
-    def __init__(self, asked: SourceOptions) -> None:
-        table: DataTable = "message" if asked.table == "message" else "payload"
-        self._asked = asked
-        self.selection = RowSelection(table, asked.patterns, from_ms=asked.from_ms, to_ms=asked.to_ms)
-        now_ms = SystemClock().now_ms() if asked.now_ms is None else asked.now_ms
-        with asked.access.reading() as store:
-            self.policy = asked.access.policy(store, now_ms, asked.changes)
+    def __init__(self, request: SourceOptions) -> None:
+        table: DataTable = "message" if request.table == "message" else "payload"
+        self._request = request
+        self.selection = RowSelection(table, request.patterns, from_ms=request.from_ms, to_ms=request.to_ms)
+        now_ms = SystemClock().now_ms() if request.now_ms is None else request.now_ms
+        with request.access.reading() as store:
+            self.policy = request.access.policy(store, now_ms, request.changes)
 
     def partitions(self) -> list[InputPartition]:
-        with self._asked.access.salted() as parts:
-            found = pieces(parts, self.selection, self._asked.partitions)
+        with self._request.access.salted() as parts:
+            found = pieces(parts, self.selection, self._request.partitions)
         # Without any partition, Spark would call read with a partition that Spark makes.
         return [RowPartition(piece) for piece in found or [NOTHING]]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        piece, access = cast(RowPartition, partition).piece, self._asked.access
+        piece, access = cast(RowPartition, partition).piece, self._request.access
         if not piece.ranges:
             return
         beside = access.expiries if self.selection.table == "message" else nullcontext
@@ -165,7 +165,7 @@ class RowReader(DataSourceReader):
         """
         table = part.message if self.selection.table == "message" else part.payload
         selection = piece.of(self.selection)
-        for page in pages.scan(table, piece, selection, self._asked.ask):
+        for page in pages.scan(table, piece, selection, self._request.ask):
             rows = split(selection.table, page.keys)
             keep = selection.mask(rows)
             if keep.any():
@@ -186,19 +186,19 @@ class _SmallReader(DataSourceReader):
     """A reader of a small table, in one task.
 
     Args:
-        asked: the requested rows.
+        request: the requested rows.
     """
 
-    def __init__(self, asked: SourceOptions) -> None:
-        self._asked = asked
-        self._selection = RowSelection("message", asked.patterns)
+    def __init__(self, request: SourceOptions) -> None:
+        self._request = request
+        self._selection = RowSelection("message", request.patterns)
 
 
 class MetadataReader(_SmallReader):
     """A reader of the metadata table."""
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        with _name_piece_in_errors("metadata rows"), self._asked.access.reading() as store:
+        with _name_piece_in_errors("metadata rows"), self._request.access.reading() as store:
             found = [row for row in self._rows(store.metadata) if row is not None]
         yield from _batch(METADATA_COLUMNS, found)
 
@@ -222,10 +222,10 @@ class ClaimReader(_SmallReader):
     def read(self, partition: InputPartition) -> Iterator[Any]:
         # Read the transactions before the claims: a claim that is rolled back disappears before its transaction
         # finishes.
-        now_ms = SystemClock().now_ms() if self._asked.now_ms is None else self._asked.now_ms
-        snapshot = self._asked.access.transactions(now_ms).snapshot
+        now_ms = SystemClock().now_ms() if self._request.now_ms is None else self._request.now_ms
+        snapshot = self._request.access.transactions(now_ms).snapshot
         view = None if snapshot is None else snapshot.dummy_transaction()
-        with _name_piece_in_errors("claims"), self._asked.access.side() as side:
+        with _name_piece_in_errors("claims"), self._request.access.side() as side:
             found = [] if side is None else list(self._rows(side, view))
         yield from _batch(CLAIM_COLUMNS, found)
 
@@ -243,11 +243,11 @@ def _feed(options: dict[str, str]) -> Feed:
     return Feed.parse(options)
 
 
-def _small(asked: SourceOptions) -> DataSourceReader | None:
+def _small(request: SourceOptions) -> DataSourceReader | None:
     """Return the reader of a table that one task reads."""
     kinds: dict[str, type[MetadataReader | ClaimReader]] = {"metadata": MetadataReader, "claims": ClaimReader}
-    kind = kinds.get(asked.table)
-    return None if kind is None else kind(asked)
+    kind = kinds.get(request.table)
+    return None if kind is None else kind(request)
 
 
 def _batch(columns: tuple[StructField, ...], rows: list[tuple[Any, ...]]) -> Iterator[Any]:

@@ -10,9 +10,9 @@ _NAMES_OF_SPARK = ("startingPosition", "maxMessagesPerBatch", "failOnDataLoss")
 #: them, and the rest of the room imports the client, which takes time.
 OPTIONS = {name.lower(): name for name in (*_NAMES, *_NAMES_OF_SPARK)}
 #: Options that no other use of the format has.
-_OURS = frozenset(OPTIONS) - {"partitions"}
+_STREAM_OPTIONS = frozenset(OPTIONS) - {"partitions"}
 
 
-def is_meant(given: Mapping[str, str]) -> bool:
+def is_meant(options: Mapping[str, str]) -> bool:
     """Return whether options describe a stream, not a store."""
-    return not _OURS.isdisjoint(name.lower() for name in given)
+    return not _STREAM_OPTIONS.isdisjoint(name.lower() for name in options)

@@ -57,13 +57,13 @@ class Feed:
     ca_file: str | None = None
 
     @classmethod
-    def parse(cls, given: Mapping[str, str]) -> Feed:
+    def parse(cls, options: Mapping[str, str]) -> Feed:
         """Parse Spark's options.
 
         Raises:
             ConfigurationError: an option is wrong; the error names it and a valid value.
         """
-        found = {name.lower(): value for name, value in given.items()}
+        found = {name.lower(): value for name, value in options.items()}
         if "token" in found:
             raise ConfigurationError(
                 "token is not an option, because Spark shows options in plans.",

@@ -35,7 +35,7 @@ def messages(
             with poll as found:
                 came = False
                 for message in found:
-                    place, came = StreamPosition.behind(message.id), True
+                    place, came = StreamPosition.after_message(message.id), True
                     left = None if left is None else left - 1
                     yield message
         except (Unanswered, Unavailable):

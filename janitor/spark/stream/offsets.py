@@ -21,7 +21,7 @@ from tms_core.rowkey import LONG_MAX, MessageId
 #: Which layout this is: of one topic, or of a topic with partitions.
 VERSION, PARTITIONED_VERSION = 1, 2
 #: The offset before the first batch.
-NOT_BEGUN = {"version": VERSION, "at": "start"}
+START_OFFSET = {"version": VERSION, "at": "start"}
 
 _PLACE = re.compile(r"earliest|time:(?P<ms>\d{1,19})|(?P<how>from|after):(?P<id>[0-9a-fA-F]{40})")
 
@@ -39,7 +39,7 @@ class StreamPosition:
     inclusive: bool = True
 
     @classmethod
-    def behind(cls, message: MessageId) -> Self:
+    def after_message(cls, message: MessageId) -> Self:
         """Return the position after a message."""
         return cls(message, inclusive=False)
 
@@ -116,22 +116,22 @@ class Offset:
     stretches: tuple[Stretch, ...] = ()
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> Self:
+    def parse(cls, offset: Mapping[str, Any]) -> Self:
         """Read what :meth:`to_json` wrote.
 
         Raises:
             KeyError, TypeError, ValueError, FormatError, KeyFormatError: it is something else.
         """
-        following = given["next"]
+        following = offset["next"]
         return cls(
-            given["topic"],
-            int(given["generation"]),
-            StreamPosition.parse(given["at"]),
-            min(int(given["checked_ms"]), LONG_MAX),
+            offset["topic"],
+            int(offset["generation"]),
+            StreamPosition.parse(offset["at"]),
+            min(int(offset["checked_ms"]), LONG_MAX),
             None if following is None else MessageId.from_hex(following),
             tuple(
                 Stretch(StreamPosition.parse(first), MessageId.from_hex(last), int(messages))
-                for first, last, messages in given["batch"]
+                for first, last, messages in offset["batch"]
             ),
         )
 
@@ -162,21 +162,21 @@ class StreamOffset:
     parts: tuple[Offset, ...]
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any], topic: str) -> Self | None:
+    def parse(cls, offset: Mapping[str, Any], topic: str) -> Self | None:
         """Read what :meth:`to_json` wrote; None is the offset before the first batch.
 
         Raises:
             Refused: the checkpoint is another topic's, or of another version of the janitor.
         """
-        if given == NOT_BEGUN:
+        if offset == START_OFFSET:
             return None
         try:
-            found = cls._parse(given)
+            found = cls._parse(offset)
         except (KeyError, TypeError, ValueError, FormatError, KeyFormatError) as error:
-            raise Refused(f"The checkpoint has an offset that cannot be read: {given}.", _OTHER) from error
+            raise Refused(f"The checkpoint has an offset that cannot be read: {offset}.", _OTHER) from error
         if found is None:
             raise Refused(
-                f"The checkpoint has offsets of version {given['version']}, not {VERSION} or {PARTITIONED_VERSION}.",
+                f"The checkpoint has offsets of version {offset['version']}, not {VERSION} or {PARTITIONED_VERSION}.",
                 _OTHER,
             )
         if found.topic != topic:
@@ -184,13 +184,13 @@ class StreamOffset:
         return found
 
     @classmethod
-    def _parse(cls, given: Mapping[str, Any]) -> Self | None:
-        if given["version"] == VERSION:
-            alone = Offset.parse(given)
+    def _parse(cls, offset: Mapping[str, Any]) -> Self | None:
+        if offset["version"] == VERSION:
+            alone = Offset.parse(offset)
             return cls(alone.topic, alone.generation, (alone,))
-        if given["version"] != PARTITIONED_VERSION:
+        if offset["version"] != PARTITIONED_VERSION:
             return None
-        return cls(given["topic"], int(given["generation"]), tuple(map(Offset.parse, given["parts"])))
+        return cls(offset["topic"], int(offset["generation"]), tuple(map(Offset.parse, offset["parts"])))
 
     def to_json(self) -> dict[str, Any]:
         """Return the value for the checkpoint; for a topic without partitions, its own offset."""

@@ -181,38 +181,38 @@ class Planner:
             before: the offset of the last batch; None: the topic starts with this one.
             place: its first position in that case.
         """
-        begun = before or self._begin(topic, place)
-        read = self._read(topic, begun.at, moment, most)
+        start = before or self._begin(topic, place)
+        read = self._read(topic, start.at, moment, most)
         metadata = self._client.topic(topic)
-        if metadata.generation != begun.generation:
-            self._made_again(begun)
-            anew = Offset(begun.topic, metadata.generation, EARLIEST, self._clock.now_ms())
+        if metadata.generation != start.generation:
+            self._made_again(start)
+            anew = Offset(start.topic, metadata.generation, EARLIEST, self._clock.now_ms())
             return self._next_of(topic, anew, None, moment, most)[0], True
         if before is not None:
             self._check_for_loss(before, read, metadata.ttl_seconds)
-        end = StreamPosition.behind(read.stretches[-1].last) if read.stretches else begun.at
-        checked_ms = max(begun.checked_ms, self._all_read_ms(topic, end, read, moment))
-        found = replace(begun, at=end, checked_ms=checked_ms, following=read.following, stretches=read.stretches)
+        end = StreamPosition.after_message(read.stretches[-1].last) if read.stretches else start.at
+        checked_ms = max(start.checked_ms, self._all_read_ms(topic, end, read, moment))
+        found = replace(start, at=end, checked_ms=checked_ms, following=read.following, stretches=read.stretches)
         news = len(read.stretches) > 0 or before is None or before.following not in (None, read.first)
-        return found, news or (checked_ms - begun.checked_ms) * _TIMES > metadata.ttl_seconds * 1000
+        return found, news or (checked_ms - start.checked_ms) * _TIMES > metadata.ttl_seconds * 1000
 
     def _begin(self, topic: TopicId, place: StreamPosition | None) -> Offset:
         """Return where a topic or partition is started; ``latest`` is settled here, once and for all."""
         generation = self._client.topic(topic).generation
         if place is None:
             last = newest(self._client, topic, self._clock.now_ms())
-            place = EARLIEST if last is None else StreamPosition.behind(last)
+            place = EARLIEST if last is None else StreamPosition.after_message(last)
         return Offset(str(topic), generation, place, place.ms)
 
-    def _are_read(self, former: Sequence[Offset], moment: _Moment) -> bool:
+    def _are_read(self, sealed: Sequence[Offset], moment: _Moment) -> bool:
         """Return whether sealed partitions are read completely, and nothing in them is undecided."""
-        if any(part.stretches or part.following for part in former):
+        if any(part.stretches or part.following for part in sealed):
             return False
         if moment.view is None:
             return True
         # All that is not invalid is committed to this view.
         view = replace(moment.view, read_pointer=NO_TX_IN_PROGRESS, in_progress=())
-        for part in former:
+        for part in sealed:
             topic, end = TopicId.parse(part.topic), part.at
             with self._client.poll(topic, start=end.start, inclusive=end.inclusive, limit=1, transaction=view) as left:
                 if next(left, None) is not None:
@@ -234,7 +234,7 @@ class Planner:
             last, count = message.id, count + 1
             if count == self._feed.stretch_messages:
                 stretches.append(Stretch(place, last, count))
-                place, count = StreamPosition.behind(last), 0
+                place, count = StreamPosition.after_message(last), 0
         if last is not None and count:
             stretches.append(Stretch(place, last, count))
         return _Extent(tuple(stretches), first, following)
@@ -269,10 +269,10 @@ class Planner:
                 "transaction held it back."
             )
 
-    def _made_again(self, begun: Offset | StreamOffset) -> None:
+    def _made_again(self, start: Offset | StreamOffset) -> None:
         self._report_loss(
-            f"{begun.topic} was deleted and created again: messages that the query had not read of generation "
-            f"{begun.generation} are gone."
+            f"{start.topic} was deleted and created again: messages that the query had not read of generation "
+            f"{start.generation} are gone."
         )
 
     def _report_loss(self, what: str) -> None:

@@ -27,7 +27,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from janitor.spark.stream.feed import Feed
 from janitor.spark.stream.messages import messages
-from janitor.spark.stream.offsets import NOT_BEGUN, StreamOffset, Stretch
+from janitor.spark.stream.offsets import START_OFFSET, StreamOffset, Stretch
 from janitor.spark.stream.planner import Planner, lost
 from tms_core.client import Message, TopicId, Transaction
 from tms_core.client.consume.consuming import IDLE
@@ -94,7 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return no position: Spark does not keep it, and requests it again after a crash in the first batch."""
-        return dict(NOT_BEGUN)
+        return dict(START_OFFSET)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._feed.max_messages)

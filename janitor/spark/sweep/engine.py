@@ -100,8 +100,8 @@ class SparkSender:
 
         with translated():
             numbers = self._spark.range(0, len(parts), 1, len(parts))
-            asked = numbers.mapInArrow(work, "at long, answer string")
-            found = {row.at: row.answer for row in asked.collect()}
+            answers = numbers.mapInArrow(work, "at long, answer string")
+            found = {row.at: row.answer for row in answers.collect()}
         return [unpack(found[at]) for at in range(len(parts))]
 
 
