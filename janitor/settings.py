@@ -48,8 +48,8 @@ def crontab(text: str) -> str:
     try:
         first_run = next(CronSim(text, datetime(2000, 1, 1, tzinfo=UTC)), None)
     except CronSimError as error:
-        for part, (theirs, name, numbers) in zip(parts, _CRON_FIELDS, strict=True):
-            if str(error) == f"Bad {theirs}":
+        for part, (crontab_name, name, numbers) in zip(parts, _CRON_FIELDS, strict=True):
+            if str(error) == f"Bad {crontab_name}":
                 raise ValueError(f"{part} is not a valid {name} ({numbers})") from error
         raise ValueError(str(error)) from error
     if first_run is None:
@@ -190,10 +190,10 @@ class JanitorSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _cron_alone(cls, given: Any) -> Any:
-        if isinstance(given, dict) and given.get("cron") is not None and "every_seconds" not in given:
-            return {**given, "every_seconds": None}
-        return given
+    def _cron_alone(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("cron") is not None and "every_seconds" not in fields:
+            return {**fields, "every_seconds": None}
+        return fields
 
     @model_validator(mode="after")
     def _one_schedule(self) -> Self:

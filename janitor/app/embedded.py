@@ -111,8 +111,8 @@ class EmbeddedSession(Session):
             self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tms-janitor-")))
 
     def refusal(self) -> str:
-        said = self._context.service.refusal()
-        return f"nothing can be published: {said}" if said else ""
+        refusal = self._context.service.refusal()
+        return f"nothing can be published: {refusal}" if refusal else ""
 
     def topic_changes(self) -> int:
         return self._context.service.topic_changes

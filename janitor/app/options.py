@@ -29,10 +29,10 @@ class Common:
             anywhere: in whatever folder that is: with absolute paths.
         """
         names = ("config", "leveldb", "hbase", "snapshots")
-        given = {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
         if anywhere:
-            is_path = {name: name != "hbase" and "://" not in str(value) for name, value in given.items()}
-            given = {
-                name: Path(value).absolute() if value and is_path[name] else value for name, value in given.items()
+            is_path = {name: name != "hbase" and "://" not in str(value) for name, value in values.items()}
+            values = {
+                name: Path(value).absolute() if value and is_path[name] else value for name, value in values.items()
             }
-        return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+        return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in values.items() if value is not None)

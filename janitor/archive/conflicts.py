@@ -126,19 +126,19 @@ class Conflicts:
         Raises:
             StoreError: the target cannot be read.
         """
-        said = {row.key: _digest(row.pointer if table == "message" else None, row.payload) for row in rows}
+        digests = {row.key: _digest(row.pointer if table == "message" else None, row.payload) for row in rows}
         meant = [row.key for row in rows if row.meant]
-        self._taken += [key for key, digest in self._found(table, meant) if digest != said[key]]
+        self._taken += [key for key, digest in self._found(table, meant) if digest != digests[key]]
         if table == "message":
             self._foreign += [key for key in meant if any(start <= key < stop for start, stop in self._announced)]
         if mixed:
-            self._taken += [key for key in meant if self._arrived.setdefault(key, said[key]) != said[key]]
+            self._taken += [key for key in meant if self._arrived.setdefault(key, digests[key]) != digests[key]]
         for row in rows:
             pointer = java_abs(row.pointer or 0)
             if (table == "payload" or row.payload is None) and self._in_doubt(pointer):
                 (self._stored if table == "payload" else self._referred).add(pointer)
                 known = self._archived.setdefault(pointer, {})
-                known.setdefault(generation, {})[row.key] = said[row.key]
+                known.setdefault(generation, {})[row.key] = digests[row.key]
 
     def refuse(self) -> None:
         """Raise if there is a conflict.

@@ -18,7 +18,7 @@ from tms_core.errors import Refused
 _QUESTIONS = frozenset(
     {"boundary", "doctor", "history", "inspect", "ledger", "plan", "status", "topic", "verify", "why"}
 )
-_ASKED = "interrupted; nothing in the store was changed"
+_UNCHANGED = "interrupted; nothing in the store was changed"
 _INTERRUPTED = "interrupted; completed changes are kept, the next run continues from there"
 _CODES = ((Refused, REFUSED), *outcome.CODES)
 
@@ -117,6 +117,6 @@ def execute(arguments: Sequence[str] | None = None, clock: Clock | None = None) 
         arguments,
         obj=found,
         codes=_CODES,
-        interrupted=lambda: _ASKED if found.get("verb") in _QUESTIONS else _INTERRUPTED,
+        interrupted=lambda: _UNCHANGED if found.get("verb") in _QUESTIONS else _INTERRUPTED,
         typed=common.arguments,
     )

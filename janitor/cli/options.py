@@ -70,14 +70,14 @@ def common_options(command: Command) -> Command:
     """Add the options that every verb takes; the context stores them in :class:`Common`."""
 
     @wraps(command)
-    def taken(*args: Any, **given: Any) -> Any:
+    def taken(*args: Any, **options: Any) -> Any:
         context = click.get_current_context()
         common = cast(Common, context.ensure_object(dict).setdefault("common", Common()))
         for name in ("config", "leveldb", "hbase", "snapshots", "format", "log_format"):
-            value = given.pop(name)
+            value = options.pop(name)
             if value is not None:
                 setattr(common, name, value)
-        return command(*args, **given)
+        return command(*args, **options)
 
     return _COMMON(taken)
 

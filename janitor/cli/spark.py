@@ -162,9 +162,9 @@ def source_options(current: Session, patterns: tuple[str, ...], partitions: int 
     if common.config is not None:
         found["config"] = str(common.config.absolute())
     for name in ("leveldb", "snapshots"):
-        given = getattr(common, name)
-        if given is not None:
-            found[name] = _absolute(given)
+        folder = getattr(common, name)
+        if folder is not None:
+            found[name] = _absolute(folder)
     if common.hbase is not None:
         found["hbase"] = common.hbase
     if patterns:

@@ -289,16 +289,16 @@ def _transactions(status: Status) -> Iterator[Text]:
 
 def _consumers(status: Status) -> Iterator[Text]:
     """Yield the consumers with the longest lag."""
-    behind = sorted((one for one in status.consumers if one.lag_messages), key=lambda one: -one.lag_messages)
-    for one in behind[:_NAMED]:
+    consumers = sorted((one for one in status.consumers if one.lag_messages), key=lambda one: -one.lag_messages)
+    for one in consumers[:_NAMED]:
         lag = describe_lag(one.lag_messages, one.oldest_unread_ms, status.now_ms)
         # The count is up to minutes old: the consumer may have read all since.
         counted = f"counted {render.when(one.counted_ms, status.now_ms)}"
         claims = claimed(one.open_claims, one.redelivered)
         yield render.line("consumer", f"{one.consumer} of {one.tms_namespace}:{one.topic}", lag, counted, claims)
-    if len(behind) > _NAMED:
+    if len(consumers) > _NAMED:
         yield render.line(
-            "", f"and {len(behind) - _NAMED:,} more consumers with a lag", "all of them with --format json"
+            "", f"and {len(consumers) - _NAMED:,} more consumers with a lag", "all of them with --format json"
         )
 
 

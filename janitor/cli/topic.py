@@ -101,9 +101,9 @@ def lag(consumer: Mapping[str, Any], now_ms: int) -> str:
     """Return the lag of a consumer, in words."""
     if not consumer["lag_messages"]:
         return f"has read all, {render.when(consumer['updated_ms'], now_ms)}"
-    behind = describe_lag(consumer["lag_messages"], consumer["oldest_unread_ms"], now_ms)
+    lag_text = describe_lag(consumer["lag_messages"], consumer["oldest_unread_ms"], now_ms)
     lost = "; some may have expired before it read them" if consumer["expired"] else ""
-    return f"{behind}; last read {render.when(consumer['updated_ms'], now_ms)}{lost}"
+    return f"{lag_text}; last read {render.when(consumer['updated_ms'], now_ms)}{lost}"
 
 
 def describe_lag(messages: int, oldest_ms: int | None, now_ms: int) -> str:

@@ -71,13 +71,13 @@ def guarded(app: ASGIApp, token_file: Path | None, failed: FailedAttempts | None
 
 def _token_of(scope: Scope) -> bytes:
     """Return the token that a request shows; empty: none."""
-    given = [value for name, value in scope["headers"] if name == b"authorization"]
-    scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+    headers = [value for name, value in scope["headers"] if name == b"authorization"]
+    scheme, _, credentials = headers[0].partition(b" ") if len(headers) == 1 else (b"", b"", b"")
     if scheme.lower() == b"bearer":
-        return bytes(shown.strip())
+        return bytes(credentials.strip())
     if scheme.lower() != b"basic":
         return b""
     try:
-        return b64decode(shown.strip(), validate=True).partition(b":")[2]
+        return b64decode(credentials.strip(), validate=True).partition(b":")[2]
     except binascii.Error:
         return b""

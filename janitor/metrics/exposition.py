@@ -82,15 +82,15 @@ class Metrics(Collector):
 
 def wants_openmetrics(accept: str) -> bool:
     """Return whether an ``Accept`` header prefers OpenMetrics, in the written version, to text."""
-    asked = {OPENMETRICS: 0.0, TEXT: 0.0}
+    qualities = {OPENMETRICS: 0.0, TEXT: 0.0}
     for part in accept.lower().replace(" ", "").split(","):
         kind, *rest = part.split(";")
         parameters = {name: value.strip('"') for name, _, value in (text.partition("=") for text in rest)}
         if kind == OPENMETRICS and parameters.get("version", OPENMETRICS_VERSION) != OPENMETRICS_VERSION:
             continue
-        if kind in asked:
-            asked[kind] = max(asked[kind], _quality(parameters.get("q", "1")))
-    return asked[OPENMETRICS] > 0 and asked[OPENMETRICS] >= asked[TEXT]
+        if kind in qualities:
+            qualities[kind] = max(qualities[kind], _quality(parameters.get("q", "1")))
+    return qualities[OPENMETRICS] > 0 and qualities[OPENMETRICS] >= qualities[TEXT]
 
 
 def _quality(text: str) -> float:
@@ -117,9 +117,9 @@ def _counter_values(definition: Definition, suffix: str, counters: Mapping[Count
     name = definition.name.removeprefix(PREFIX) + suffix
     values = dict.fromkeys(definition.known or (), 0.0)
     for key, value in counters.items():
-        given = dict(key.labels)
-        if key.name == name and given.keys() == set(definition.labels):
-            labels = tuple(given[label] for label in definition.labels)
+        pairs = dict(key.labels)
+        if key.name == name and pairs.keys() == set(definition.labels):
+            labels = tuple(pairs[label] for label in definition.labels)
             values[labels] = values.get(labels, 0.0) + value
     return values
 

@@ -233,11 +233,11 @@ def search_range(
         honest = lifetime.window_start_ms(payload.write_pointer) <= payload.write_ms
         honest = honest and payload.write_ms < lifetime.window_end_ms(payload.write_pointer)
         end_ms = max(end_ms, lifetime.window_end_ms(payload.write_pointer) if honest else LONG_MAX)
-    first, behind = (
+    first, position_start = (
         time_prefix(topic.prefix, generation, since_ms),
         position_prefix(topic.prefix, generation, processed),
     )
-    start = max(first, behind)
+    start = max(first, position_start)
     if end_ms >= LONG_MAX:
         return KeyRange(start, generation_prefix(topic.prefix, generation + 1))
     return KeyRange(start, max(start, time_prefix(topic.prefix, generation, end_ms)))

@@ -318,9 +318,9 @@ def adopt(deps: Deps, ready: Preparation, once_for: str | None = None) -> list[T
         state.save_store(record)
         state.save_frontiers(topics)
         # A clock that is behind is not adopted: after its correction it would look like a clock that jumped.
-        is_behind = any(note.guard == "clock" and not note.tripped for note in ready.notes)
-        state.save_anchor(guards.next_anchor(state.anchor(), ready.now) if is_behind else ready.now)
-        if not is_behind:
+        is_clock_slow = any(note.guard == "clock" and not note.tripped for note in ready.notes)
+        state.save_anchor(guards.next_anchor(state.anchor(), ready.now) if is_clock_slow else ready.now)
+        if not is_clock_slow:
             state.retire_times(ready.now.wall_ms)
         # The store may be a restored backup, about which earlier coverage proves nothing.
         boundary.end_round(state)

@@ -36,7 +36,7 @@ from janitor.sweep.run import Preparation, Run
 from tms_core.errors import Interrupted, TmsError
 
 #: The participant of the transaction system whose rows this janitor reads.
-OURS = "messaging"
+MESSAGING = "messaging"
 #: Ids handed over at once: so few that no transaction waits long for the manager's lock, held while it takes them.
 BATCH_IDS = 10_000
 
@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 def withheld(participants: Collection[str]) -> str:
     """Return the reason why no id is removed with these participants; empty if it does not exist."""
-    others = sorted(set(participants) - {OURS})
+    others = sorted(set(participants) - {MESSAGING})
     if not others:
         return ""
     return (

@@ -34,7 +34,7 @@ from tms_core.transaction.model import VisibilityState
 #: Across a reboot only wall time is left.
 REBOOT_ALLOWANCE_MS = OFF_MS
 #: The consequence of a clock that is behind, and the next step.
-_BEHIND = (
+_LAG_EFFECT = (
     "less is deleted than is due; set the clock right; if the clock is right now, and was ahead before: "
     "janitor approve --clock"
 )
@@ -86,7 +86,7 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
         )
     if ahead_ms < -allowance_ms:
         message = f"the clock is {duration(-ahead_ms)} behind the machine's monotonic clock since the last run"
-        return GuardNote("clock", False, f"{message}; {_BEHIND}")
+        return GuardNote("clock", False, f"{message}; {_LAG_EFFECT}")
     return None
 
 
@@ -122,7 +122,7 @@ def _check_across_boots(passed_ms: int) -> GuardNote | None:
         return GuardNote("clock", True, f"{message}; if the clock is right: janitor approve --clock")
     if passed_ms < -REBOOT_ALLOWANCE_MS:
         message = f"the last run, before a reboot, was {duration(-passed_ms)} later than this machine's clock shows now"
-        return GuardNote("clock", False, f"{message}; {_BEHIND}")
+        return GuardNote("clock", False, f"{message}; {_LAG_EFFECT}")
     return None
 
 

@@ -148,17 +148,17 @@ class IdColumns:
         """Return these and the other ids in order; no id is in both."""
         if not self.pointers or not other.pointers:
             return self if self.pointers else other
-        new, mine, theirs = IdColumns(), 0, 0
-        while mine < len(self.pointers) and theirs < len(other.pointers):
-            end = bisect_left(self.pointers, other.pointers[theirs], mine)
-            new.extend(self.part(mine, end))
-            mine = end
-            if mine < len(self.pointers):
-                end = bisect_left(other.pointers, self.pointers[mine], theirs)
-                new.extend(other.part(theirs, end))
-                theirs = end
-        new.extend(self.part(mine, len(self.pointers)))
-        new.extend(other.part(theirs, len(other.pointers)))
+        new, own_at, other_at = IdColumns(), 0, 0
+        while own_at < len(self.pointers) and other_at < len(other.pointers):
+            end = bisect_left(self.pointers, other.pointers[other_at], own_at)
+            new.extend(self.part(own_at, end))
+            own_at = end
+            if own_at < len(self.pointers):
+                end = bisect_left(other.pointers, self.pointers[own_at], other_at)
+                new.extend(other.part(other_at, end))
+                other_at = end
+        new.extend(self.part(own_at, len(self.pointers)))
+        new.extend(other.part(other_at, len(other.pointers)))
         return new
 
     def __iter__(self) -> Iterator[OpenIdRecord]:
@@ -306,15 +306,15 @@ class InvalidIds(Documents):
 
 def _separate(records: Sequence[OpenIdRecord]) -> tuple[IdColumns, IdColumns]:
     """Return open and closed ids separately; of several records of a pointer, the last one."""
-    given, opened, closed = IdColumns.of(records), IdColumns(), IdColumns()
-    closings = given.known.count(_CLOSED) + given.known.count(_CLOSED | _SCANNED)
-    if closings in (0, len(given.pointers)) and all(map(lt, given.pointers, islice(given.pointers, 1, None))):
+    columns, opened, closed = IdColumns.of(records), IdColumns(), IdColumns()
+    closings = columns.known.count(_CLOSED) + columns.known.count(_CLOSED | _SCANNED)
+    if closings in (0, len(columns.pointers)) and all(map(lt, columns.pointers, islice(columns.pointers, 1, None))):
         # The usual order at first contact with a store that has a million ids.
-        return (opened, given) if closings else (given, closed)
-    order = sorted(range(len(given.pointers)), key=given.pointers.__getitem__)
+        return (opened, columns) if closings else (columns, closed)
+    order = sorted(range(len(columns.pointers)), key=columns.pointers.__getitem__)
     for at, following in zip_longest(order, islice(order, 1, None)):
-        if following is None or given.pointers[at] != given.pointers[following]:
-            (closed if given.known[at] & _CLOSED else opened).take(given, at)
+        if following is None or columns.pointers[at] != columns.pointers[following]:
+            (closed if columns.known[at] & _CLOSED else opened).take(columns, at)
     return opened, closed
 
 
@@ -326,8 +326,8 @@ def _batches(records: Iterable[OpenIdRecord]) -> Iterator[list[OpenIdRecord]]:
 
 def _sort_pointers(pointers: Iterable[int]) -> array[int]:
     """Return pointers in order; a sorted array is returned unchanged, because a million objects would be slow."""
-    given = array("q", pointers)
-    return given if all(map(le, given, islice(given, 1, None))) else array("q", sorted(given))
+    values = array("q", pointers)
+    return values if all(map(le, values, islice(values, 1, None))) else array("q", sorted(values))
 
 
 def _leaves(kind: str, view: View) -> tuple[Leaf, ...]:

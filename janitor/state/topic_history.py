@@ -109,9 +109,10 @@ def save_sizes(state: State, counts: Mapping[TopicId, TopicCount]) -> None:
     )
 
 
-def thin_out(former: Sequence[Size], newest: Size) -> list[Size]:
+def thin_out(sizes: Sequence[Size], newest: Size) -> list[Size]:
     """Return the sizes with a new one, at most ``KEPT_SIZES``, spread over their time; the first and the last stay."""
-    found = [size for size in former if newest.counted_ms - SIZES_MS <= size.counted_ms < newest.counted_ms] + [newest]
+    first_ms = newest.counted_ms - SIZES_MS
+    found = [size for size in sizes if first_ms <= size.counted_ms < newest.counted_ms] + [newest]
     if len(found) > KEPT_SIZES:
         # Drop the size whose neighbors are closest to each other: it adds the least.
         gaps = [after.counted_ms - before.counted_ms for before, after in zip(found, found[2:], strict=False)]

@@ -134,13 +134,13 @@ def _reader(kind: Any) -> Convert:
     return lambda _: _refuse(kind)
 
 
-def _make(kind: Any, fields: Mapping[str, Convert], of_row: Convert, given: Any) -> Any:
-    if type(given) is list:
-        return of_row(given)
-    given = _require_type(dict, given)
-    if _NAMESPACE in given and _NAMESPACE not in fields:
-        given = {**given, _TOPIC: [given[_NAMESPACE], given.get(_TOPIC)]}
-    return kind(**{name: read(given[name]) for name, read in fields.items() if name in given})
+def _make(kind: Any, fields: Mapping[str, Convert], of_row: Convert, value: Any) -> Any:
+    if type(value) is list:
+        return of_row(value)
+    value = _require_type(dict, value)
+    if _NAMESPACE in value and _NAMESPACE not in fields:
+        value = {**value, _TOPIC: [value[_NAMESPACE], value.get(_TOPIC)]}
+    return kind(**{name: read(value[name]) for name, read in fields.items() if name in value})
 
 
 def _row_reader(make: Callable[..., Any], readers: Sequence[Convert]) -> Convert:

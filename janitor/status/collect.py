@@ -334,8 +334,8 @@ def _boundary(state: State, terms: Terms, now_ms: int) -> BoundaryFigures:
     # Without a configured lifetime the operator does not want a boundary.
     last = str(proven.bound) if proven is not None and terms.lifetime_known else None
     if proven is None or not boundary.in_force(proven, evidence, now_ms, terms.lifetime):
-        said = refuted.message if refuted else ""
-        return BoundaryFigures(limits=limits, obstacles=obstacles, refuted=said, last=last)
+        refutation = refuted.message if refuted else ""
+        return BoundaryFigures(limits=limits, obstacles=obstacles, refuted=refutation, last=last)
     return BoundaryFigures(str(proven.bound), proven.made_ms, proven.run_id, limits, obstacles, last=last)
 
 

@@ -150,11 +150,11 @@ def _stuck(status: Status) -> Iterator[HealthReason]:
     last = status.boundary.last
     if last is None or status.snapshot.problem == "not_configured":
         return
-    behind_ms = status.now_ms - transaction_ms(int(last))
+    lag_ms = status.now_ms - transaction_ms(int(last))
     # The first boundary of a store that was adopted late lies in the past: it may lag as long after the adoption.
     since_ms = status.now_ms - (status.adopted_ms or 0)
-    if min(behind_ms, since_ms) > STUCK_SECONDS * 1000:
-        yield HealthReason(f"The prune boundary lags by {duration(behind_ms)}.", "boundary", Condition.BOUNDARY_STUCK)
+    if min(lag_ms, since_ms) > STUCK_SECONDS * 1000:
+        yield HealthReason(f"The prune boundary lags by {duration(lag_ms)}.", "boundary", Condition.BOUNDARY_STUCK)
 
 
 def _no_run(status: Status) -> Iterator[HealthReason]:

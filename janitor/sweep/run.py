@@ -221,9 +221,9 @@ class Run:
     reread_topics: set[bytes] = field(default_factory=set)
 
     def __getstate__(self) -> dict[str, Any]:
-        left_behind: dict[str, Any] = dict.fromkeys(("store", "ready", "expiries", "consumers", "processed"))
-        left_behind |= {"records": {}, "newborn": none_is_new}
-        return {item.name: left_behind.get(item.name, getattr(self, item.name)) for item in fields(self)}
+        blanks: dict[str, Any] = dict.fromkeys(("store", "ready", "expiries", "consumers", "processed"))
+        blanks |= {"records": {}, "newborn": none_is_new}
+        return {item.name: blanks.get(item.name, getattr(self, item.name)) for item in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         for name, value in state.items():

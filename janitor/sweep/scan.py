@@ -347,18 +347,18 @@ def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]
     """
     keys, plain = page.items, len(work.topic.topic.prefix) + GENERATION_BYTES
     size = plain + (MESSAGE_TAIL_BYTES if name == "message" else PAYLOAD_TAIL_BYTES)
-    ours = keys if set(map(len, keys)) <= {size} else [key for key in keys if len(key) == size]
+    regular = keys if set(map(len, keys)) <= {size} else [key for key in keys if len(key) == size]
     if name == "payload":
-        ours = [key for key in ours if key[-10] < 0x80]
+        regular = [key for key in regular if key[-10] < 0x80]
     first_at = 0
     counted = 0
-    while first_at < len(ours):
-        start = ours[first_at][:plain]
+    while first_at < len(regular):
+        start = regular[first_at][:plain]
         generation = int.from_bytes(start[-GENERATION_BYTES:], "big")
-        stop = bisect_left(ours, generation_prefix(start[:-GENERATION_BYTES], generation + 1), first_at)
-        last = bisect_left(ours, start + b"\x80", first_at, stop) if name == "message" else stop
+        stop = bisect_left(regular, generation_prefix(start[:-GENERATION_BYTES], generation + 1), first_at)
+        last = bisect_left(regular, start + b"\x80", first_at, stop) if name == "message" else stop
         if first_at < last:
-            yield Batch(name, generation, span.rule, ours[first_at:last], page.origin)
+            yield Batch(name, generation, span.rule, regular[first_at:last], page.origin)
         counted += last - first_at
         first_at = stop
     if counted < len(keys):

@@ -306,8 +306,8 @@ def _range(key: MessageKey, search: SearchScope) -> tuple[bytes, bytes]:
     last = key.generation == -1
     stop = topic_stop(prefix) if last else generation_prefix(prefix, key.generation + 1)
     if start < search.covered:
-        behind = search.covered_since_ms
-        start = min(search.covered, stop if behind is None else _since(key, behind))
+        since_ms = search.covered_since_ms
+        start = min(search.covered, stop if since_ms is None else _since(key, since_ms))
     return start, stop
 
 
@@ -344,16 +344,16 @@ def _judge_cells(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
     if (key := _all_invert(part, cells)) is not None:
         yield _invalid(part, key, cells)
         return
-    ours: list[tuple[MessageKey, TxCell]] = []
+    parsed_cells: list[tuple[MessageKey, TxCell]] = []
     for cell in cells:
         parsed = MessageKey.parse(cell.key)
         if parsed is None:
             # L0 forbids to change the row, so no boundary may pass its transaction (S4).
             yield RemainingPointer(cell.pointer)
         elif _within_plan(part, parsed, cell) and not part.goes_early(cell.key):
-            ours.append((parsed, cell))
+            parsed_cells.append((parsed, cell))
     doomed = []
-    for parsed, cell in ours:
+    for parsed, cell in parsed_cells:
         decision = _decision(part, parsed, cell)
         if isinstance(decision, Invert):
             doomed.append(cell)
@@ -361,7 +361,7 @@ def _judge_cells(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
             # The row is due but remains, because its topic changed after the messages' step. The next pass deletes it.
             yield RemainingPointer(cell.pointer)
     if doomed:
-        yield _invalid(part, ours[0][0], doomed)
+        yield _invalid(part, parsed_cells[0][0], doomed)
 
 
 def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:

@@ -310,13 +310,13 @@ def decided(
     known = note or DecidedTransactions(0, 0, 0)
     if snapshot is not None:
         taken_ms = snapshot.timestamp_ms
-        begun_ms = oldest_open_ms(snapshot) - lifetime.allowance_ms
+        start_ms = oldest_open_ms(snapshot) - lifetime.allowance_ms
         # There is no time to wait from, or the clock of the transaction service was set back: wait from this snapshot
         # on.
         if known.noted_ms == 0 or taken_ms < known.noted_ms:
-            known = DecidedTransactions(known.before_ms, begun_ms, taken_ms)
+            known = DecidedTransactions(known.before_ms, start_ms, taken_ms)
         elif taken_ms - known.noted_ms >= SEEN_MS:
-            known = DecidedTransactions(max(known.before_ms, known.next_ms), begun_ms, taken_ms)
+            known = DecidedTransactions(max(known.before_ms, known.next_ms), start_ms, taken_ms)
     over_ms = now_ms - lifetime.max_ms - lifetime.allowance_ms - SEEN_MS
     return replace(known, before_ms=max(0, known.before_ms, over_ms))
 
