@@ -59,11 +59,11 @@ BILLS = named("bills")
 class Instance:
     def __init__(self, kit: GroupKit, name: str = "importer") -> None:
         self.kit, self.name, self.uuid, self.sequence = kit, name, uuid4(), 0
-        self.generation, self.former = self.register()
+        self.generation, self.previous = self.register()
 
     def register(self) -> tuple[int, LastTransaction | None]:
         known = self.kit.service.producers.register(BILLS, self.name, self.uuid)
-        return known.generation, known.former
+        return known.generation, known.previous
 
     def sent(self, *, again: bool = False, label: str = "") -> Sent:
         self.sequence += not again
@@ -111,7 +111,7 @@ def everything(kit: GroupKit, topic: TopicId = BILLS) -> list[bytes]:
 
 def test_register_again_gives_the_same_generation_and_another_a_higher(kit: GroupKit) -> None:
     one = Instance(kit)
-    assert one.former is None
+    assert one.previous is None
     kit.restart()
     assert one.register() == (one.generation, None)
     two = Instance(kit)
@@ -156,10 +156,10 @@ def test_register_after_a_former_reports_its_last_transaction(kit: GroupKit, end
     kit.restart()
     heir = Instance(kit)
     outcome = TransactionOutcome.COMMITTED if end == "commit" else TransactionOutcome.ABORTED
-    assert heir.former == LastTransaction(tx.write_pointer, "file 17 ü", outcome)
+    assert heir.previous == LastTransaction(tx.write_pointer, "file 17 ü", outcome)
     assert seen(kit) == ([b"a"] if end == "commit" else [])
     # One that does nothing hands on what it was told.
-    assert Instance(kit).former == heir.former
+    assert Instance(kit).previous == heir.previous
     if end == "leave open":
         with pytest.raises(Exception, match="not in progress"):
             kit.commit(tx)
@@ -182,7 +182,9 @@ def test_register_after_an_uncommitted_one_reports_the_committed_before(kit: Gro
             clean(kit)
             kit.manager.truncate_invalid([tx.transaction_id])
         # Told of file 2 alone, it would publish file 1 again.
-        assert Instance(kit).former == LastTransaction(committed.write_pointer, "file 1", TransactionOutcome.COMMITTED)
+        assert Instance(kit).previous == LastTransaction(
+            committed.write_pointer, "file 1", TransactionOutcome.COMMITTED
+        )
     assert seen(kit) == [b"a"]
 
 
@@ -192,8 +194,8 @@ def test_register_aborts_an_open_transaction_with_a_checkpoint(kit: GroupKit) ->
     assert kit.poll(tx) == [b"order"]
     one.publish(b"bill", tx=kit.manager.checkpoint(tx), label="file 1")
     heir = Instance(kit)
-    assert heir.former is not None
-    assert heir.former.outcome is TransactionOutcome.ABORTED
+    assert heir.previous is not None
+    assert heir.previous.outcome is TransactionOutcome.ABORTED
     # Or the order would be done, and its bill never be seen.
     with pytest.raises(NotInProgress):
         kit.commit(tx)
@@ -210,7 +212,7 @@ def test_register_aborts_an_open_transaction_that_only_reads(kit: GroupKit) -> N
     assert (begun.pointer, begun.label) == (tx.write_pointer, "file 1")
     kit.restart()
     heir = Instance(kit)
-    assert heir.former == LastTransaction(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
+    assert heir.previous == LastTransaction(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
     with pytest.raises(NotInProgress):
         kit.commit(tx)
     late = kit.begin()
@@ -219,7 +221,7 @@ def test_register_aborts_an_open_transaction_that_only_reads(kit: GroupKit) -> N
         one.begin(late)
     heir.begin(late, "file 1")
     kit.commit(late)
-    assert Instance(kit).former == LastTransaction(late.write_pointer, "file 1", TransactionOutcome.COMMITTED)
+    assert Instance(kit).previous == LastTransaction(late.write_pointer, "file 1", TransactionOutcome.COMMITTED)
     assert (everything(kit), kit.poll(kit.begin())) == ([], [])
 
 
@@ -274,7 +276,7 @@ def test_register_during_a_note_ends_its_work(kit: GroupKit, monkeypatch: pytest
     monkeypatch.setattr(kit.side, "exchange_each", late)
     with pytest.raises(ProducerFenced):
         one.begin(tx)
-    assert heirs[0].former is None
+    assert heirs[0].previous is None
 
 
 def test_register_after_several_transactions_reports_the_last(kit: GroupKit) -> None:
@@ -285,8 +287,8 @@ def test_register_after_several_transactions_reports_the_last(kit: GroupKit) -> 
         assert [begun.label for begun in kit.service.producers.get(BILLS, "importer")[1]] == [str(number)]
         kit.commit(tx)
     heir = Instance(kit)
-    assert heir.former is not None
-    assert (heir.former.label, heir.former.outcome) == ("4", TransactionOutcome.COMMITTED)
+    assert heir.previous is not None
+    assert (heir.previous.label, heir.previous.outcome) == ("4", TransactionOutcome.COMMITTED)
     assert kit.service.producers.get(BILLS, "importer")[1] == []
 
 
@@ -319,8 +321,8 @@ def test_note_of_transactions_managed_elsewhere_reads_few_rows(
             elsewhere()
     assert max(most) <= (2 if told else 32)
     heir = Instance(kit)
-    assert heir.former is not None
-    assert (heir.former.label, heir.former.outcome) == ("99", TransactionOutcome.PENDING)
+    assert heir.previous is not None
+    assert (heir.previous.label, heir.previous.outcome) == ("99", TransactionOutcome.PENDING)
     left = len(rows(b"t", b"u", 1000).items)
     assert left == (2 if told else 100)
     # As long as a transaction may last, nothing of the others is known.
@@ -352,7 +354,7 @@ def test_given_a_producer_when_listed_shown_and_deleted_then_its_instance_is_fen
         kit.commit(tx)
     again = Instance(kit)
     assert again.generation > one.generation + 1
-    assert again.former is None
+    assert again.previous is None
 
 
 @pytest.mark.parametrize("behind", [False, True])
@@ -811,7 +813,7 @@ def test_register_after_announcements_reports_the_open_transaction(kit: GroupKit
         one.publish(b"b", tx=tx, label="file 1")
     assert len(announcements) == 1
     heir = Instance(kit)
-    assert heir.former == LastTransaction(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
+    assert heir.previous == LastTransaction(tx.write_pointer, "file 1", TransactionOutcome.ABORTED)
     assert seen(kit) == [b"a"] * 10
 
 
@@ -945,7 +947,7 @@ def story(kit: GroupKit, call: Callable[[Callable[[], Any]], Any]) -> None:
     heir = uuid4()
     known = call(lambda: kit.service.producers.register(BILLS, "importer", heir))
     assert known.generation == registered[0].generation + 1
-    assert known.former == LastTransaction(tx.write_pointer, "first", TransactionOutcome.COMMITTED)
+    assert known.previous == LastTransaction(tx.write_pointer, "first", TransactionOutcome.COMMITTED)
     with pytest.raises(NotInProgress):
         kit.commit(left)
     with pytest.raises(ProducerFenced):
@@ -1190,8 +1192,8 @@ def test_invalid_transaction_of_a_producer_stays_aborted_off_the_list(kit: Group
     assert clean(kit) == (0, 0)
     kit.manager.truncate_invalid([tx.transaction_id])
     heir = Instance(kit)
-    assert heir.former is not None
-    assert heir.former.outcome is TransactionOutcome.ABORTED
+    assert heir.previous is not None
+    assert heir.previous.outcome is TransactionOutcome.ABORTED
 
 
 @pytest.mark.parametrize("end", ["invalid", "committed"])
@@ -1207,7 +1209,7 @@ def test_pending_former_is_reported_as_it_ended_after_truncation(kit: GroupKit, 
     assert clean(kit) == (0, 0)
     kit.manager.truncate_invalid([tx.transaction_id])
     outcome = TransactionOutcome.COMMITTED if end == "committed" else TransactionOutcome.ABORTED
-    assert Instance(kit).former == former._replace(outcome=outcome)
+    assert Instance(kit).previous == former._replace(outcome=outcome)
 
 
 def test_tidy_marks_a_former_of_a_changing_producer(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1227,7 +1229,7 @@ def test_tidy_marks_a_former_of_a_changing_producer(kit: GroupKit, monkeypatch: 
     monkeypatch.setattr(kit.side, "exchange", late)
     assert clean(kit) == (1, 0)
     found = Registration.parse(kit.side.get(key) or b"")
-    assert found == known._replace(generation=NOW_MS + 1, former=former._replace(outcome=TransactionOutcome.ABORTED))
+    assert found == known._replace(generation=NOW_MS + 1, previous=former._replace(outcome=TransactionOutcome.ABORTED))
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -1273,7 +1275,7 @@ def test_tidy_forgets_idle_producers_without_open_transactions(kit: GroupKit) ->
         idle.publish(b"e")
     heir = Instance(kit, "idle")
     assert heir.generation > idle.generation
-    assert heir.former is None
+    assert heir.previous is None
     kit.commit(tx)
     assert clean(kit) == (0, 1)
     assert clean(kit, gone=True) == (0, 0)
@@ -1306,7 +1308,7 @@ def test_register_after_its_topic_was_made_again_hides_older_requests(kit: Group
         kit.clock.advance(SECOND)
         heir = Instance(kit)
         assert heir.generation > one.generation
-        assert heir.former is None
+        assert heir.previous is None
         assert kit.side.rows(b"t", b"u", 10).items == []
         with pytest.raises(NotInProgress):
             kit.commit(tx)

@@ -216,7 +216,7 @@ def test_abort_that_a_producer_was_not_told_of_is_told_as_aborted(kit: GroupKit,
         one.begin(tx, "file 1")
     kit.manager.abort(tx)
     assert invalid(kit) == [tx.transaction_id]
-    former = Instance(kit).former
+    former = Instance(kit).previous
     assert former is not None
     assert former.outcome is TransactionOutcome.ABORTED
 

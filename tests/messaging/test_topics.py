@@ -181,7 +181,7 @@ def test_update_of_a_topic_that_changed_since_it_was_read_fails(kit: Kit) -> Non
     former = registry.get(named("bills"))
     kit.service.update_topic(named("bills"), {"ttl": "90"})
     with pytest.raises(Unavailable):
-        registry.update(named("bills"), {"ttl": "30"}, former=former)
+        registry.update(named("bills"), {"ttl": "30"}, expected=former)
     assert kit.service.topic(named("bills"))["ttl"] == "90"
 
 

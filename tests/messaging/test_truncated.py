@@ -84,7 +84,7 @@ def test_producer_of_an_id_that_leaves_the_list_is_told_that_it_is_aborted(
     one.publish(b"a", tx=tx, label="file 1")
     kit.time_out(tx)
     assert way(kit.manager, tx)
-    former = Instance(kit).former
+    former = Instance(kit).previous
     assert former is not None
     assert former.outcome is TransactionOutcome.ABORTED
 

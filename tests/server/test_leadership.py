@@ -59,7 +59,7 @@ def test_follower_leads_only_after_lease_and_delay(node: Nodes, watched_ms: int,
     node.clock.advance(waited_ms - waited_ms // 2)
     assert second.step() is leads
     if leads:
-        former = second.leadership.term().former
+        former = second.leadership.term().previous
         assert former is not None
         assert (former.holder, second.leadership.fence, second.leader) == ("a", 2, "")
 
@@ -158,7 +158,7 @@ def test_leader_after_two_resignations_knows_a_former_that_may_wake(node: Nodes,
     assert node.cell.record.holder == ""
     for last in (third, node("d")):
         assert last.step()
-        assert last.leadership.term().former == (former if may_wake else None)
+        assert last.leadership.term().previous == (former if may_wake else None)
         last.leadership.resign()
 
 

@@ -143,10 +143,10 @@ class ProducerWorld:
             self.never.update(sent for sent in former.unanswered if sent[1] not in self._visible(sent[0]))
             if former.tx is not None:
                 self.outcomes[former.label] = TransactionOutcome.ABORTED
-        if known.former is not None:
-            self.reached[f"former {known.former.outcome.value}"] += 1
-            if self.outcomes[known.former.label] is not known.former.outcome:
-                raise Violation(f"Q8: {known.former.label} is told to be {known.former.outcome.value}")
+        if known.previous is not None:
+            self.reached[f"former {known.previous.outcome.value}"] += 1
+            if self.outcomes[known.previous.label] is not known.previous.outcome:
+                raise Violation(f"Q8: {known.previous.label} is told to be {known.previous.outcome.value}")
         self.instances.append(instance)
 
     def send(self) -> None:

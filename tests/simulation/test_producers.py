@@ -140,7 +140,9 @@ def void_not_marked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def former_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Producers, "_settle", lambda _, __, known, *___: Registered(known.generation, known.former, []))
+    monkeypatch.setattr(
+        Producers, "_settle", lambda _, __, known, *___: Registered(known.generation, known.previous, [])
+    )
 
 
 def announced_ahead_and_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

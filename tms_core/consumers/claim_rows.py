@@ -142,7 +142,7 @@ def _free(side: SideTable, group: ConsumerGroup, key: bytes, claim: GroupClaim) 
             return
 
 
-def former_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
+def list_previous_claims(side: SideTable, topic: TopicMetadata) -> list[bytes]:
     """Return the keys of such rows of a topic's earlier generations."""
     start = TRANSACTIONAL + generation_prefix(topic.topic.prefix, 0)
     stop = TRANSACTIONAL + topic.rows_prefix

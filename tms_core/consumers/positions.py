@@ -68,7 +68,7 @@ class Positions:
     def move(
         self,
         topic: TopicMetadata,
-        former: Position | None,
+        previous: Position | None,
         position: Position,
         puts: Sequence[tuple[bytes, bytes]] = (),
         deletes: Sequence[bytes] = (),
@@ -78,7 +78,7 @@ class Positions:
         A late write of a former leader cannot set a position back, because the value that it expects is gone.
 
         Args:
-            former: the position that was read; None: it did not exist.
+            previous: the position that was read; None: it did not exist.
             puts, deletes: other rows of the side table, as of :meth:`SideTable.exchange`.
 
         Raises:
@@ -86,7 +86,7 @@ class Positions:
             StoreError: the table could not be written.
         """
         key = names(topic.topic, topic.generation) + position.name.encode("ascii")
-        expected = None if former is None else _pack(former)
+        expected = None if previous is None else _pack(previous)
         if not self._table.exchange(key, expected, _pack(position), puts, deletes):
             raise Unavailable(f"The position of consumer {position.name} changed during the request.", "Try again.")
 
@@ -113,7 +113,7 @@ class Positions:
         """Delete a consumer; do nothing if it does not exist."""
         self._table.delete([names(topic.topic, topic.generation) + name.encode("ascii")])
 
-    def forget_former(self, topic: TopicMetadata) -> None:
+    def forget_previous(self, topic: TopicMetadata) -> None:
         """Forget the consumers that earlier generations of a topic had."""
         start, stop = names(topic.topic, 0), names(topic.topic, topic.generation)
         self._table.delete([key for key, _ in self._rows(start, stop)])

@@ -246,10 +246,10 @@ class Families:
             for member in set(layout.members(family)) - {topic}:
                 self._delete_if_there(member)
 
-    def _register(self, member: TopicId, former: Iterable[TopicId]) -> None:
+    def _register(self, member: TopicId, previous: Iterable[TopicId]) -> None:
         """Register all groups of the previous partitions at the start of a new one, so that it keeps their messages."""
         names = set()
-        for one in former:
+        for one in previous:
             with suppress(TopicNotFound):
                 names |= {position.name for position in self._positions.of(self._topics.get(one))}
         for name in sorted(names):
@@ -299,13 +299,13 @@ class Families:
             if layout is None or not layout.is_changing:
                 return row
             now_ms = self._clock.now_ms()
-            *former, last = layout.families
-            for family in former:
+            *previous, last = layout.families
+            for family in previous:
                 if family.sealed_ms is None:
                     self._seal(layout.members(family), topic, now_ms)
-            sealed = (family._replace(sealed_ms=family.sealed_ms or now_ms) for family in former)
+            sealed = (family._replace(sealed_ms=family.sealed_ms or now_ms) for family in previous)
             properties = {**row.properties, **noted(layout._replace(families=(*sealed, last)))}
-            self._topics.update(topic, properties, former=row)
+            self._topics.update(topic, properties, expected=row)
             return self._topics.get(topic)
 
     def _seal(self, members: Iterable[TopicId], topic: TopicId, now_ms: int) -> None:

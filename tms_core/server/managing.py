@@ -180,7 +180,7 @@ def _among_several(
 
     if root_of(side) is None:
         # Check again when the log starts, which may be hours later.
-        _check_former(transactions.directory, store, side)
+        _check_no_undecided(transactions.directory, store, side)
     storage = SideStorage(side, leadership.tenure, partial(_left_in, transactions.directory, store, side))
     manager = TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
     opens = connecting(transactions, server.leader.certificate_name)
@@ -262,7 +262,7 @@ def _storage(settings: Settings, store: Store, side: SideTable, *, created: bool
 
 def _left_in(directory: str, store: Store, side: SideTable) -> RecoveredLog:
     """Return the state that a manager has left in a folder; empty if the folder does not exist."""
-    _check_former(directory, store, side)
+    _check_no_undecided(directory, store, side)
     if not _is_folder(directory):
         return MemoryStorage().recover()
     storage = DirectoryStorage(Path(directory))
@@ -273,7 +273,7 @@ def _left_in(directory: str, store: Store, side: SideTable) -> RecoveredLog:
         storage.close()
 
 
-def _check_former(directory: str, store: Store, side: SideTable) -> None:
+def _check_no_undecided(directory: str, store: Store, side: SideTable) -> None:
     """Check that a manager with a new log knows the aborted transactions, because readers would see their messages.
 
     Raises:

@@ -67,8 +67,8 @@ class LeaseRecord:
         """Parse a cell; None: it is empty or damaged, so the lease is free."""
         try:
             fields = json.loads(value or b"null")
-            former = fields.pop("former", None)
-            return cls(**fields, former=None if former is None else cls(**former))
+            previous = fields.pop("former", None)
+            return cls(**fields, former=None if previous is None else cls(**previous))
         except (ValueError, TypeError, AttributeError):
             return None
 
@@ -240,26 +240,26 @@ class Lease:
                 self._mine, self.fence, self.seen = None, 0, record
             raise _lease_lost(record)
 
-    def release(self, former: LeaseRecord | None = None) -> None:
+    def release(self, previous: LeaseRecord | None = None) -> None:
         """Release the lease; do nothing if it is not held.
 
         Args:
-            former: a holder that may have writes under way, as a note for the next holder.
+            previous: a holder that may have writes under way, as a note for the next holder.
         """
-        self.leave("", self._seconds, former)
+        self.leave("", self._seconds, previous)
 
-    def leave(self, holder: str, seconds: int, former: LeaseRecord | None = None) -> bool:
+    def leave(self, holder: str, seconds: int, previous: LeaseRecord | None = None) -> bool:
         """Write another holder's name into the lease, and return whether it was held until then."""
         with self._lock:
             mine = self.own
             if mine is None:
                 return False
-            left = replace(mine, holder=holder, seconds=seconds, former=former)
+            change = replace(mine, holder=holder, seconds=seconds, former=previous)
             # Before the write: another process can take the lease as soon as the write arrives, and its response may be
             # late or lost. From here on, `left_ms` is 0.
             self._renewed_at_ms = self._clock.monotonic_ms() - self._seconds * 1000
-            done = self._cell.swap_lease(self._mine, left.pack())
-            self._mine, self.fence, self.seen = None, 0, left
+            done = self._cell.swap_lease(self._mine, change.pack())
+            self._mine, self.fence, self.seen = None, 0, change
             return done
 
     def _beat(self) -> bool:

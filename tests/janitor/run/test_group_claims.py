@@ -118,7 +118,7 @@ def test_idle_producer_is_forgotten_and_its_failure_marked(kit: ClaimKit) -> Non
     kit.pass_days()
     assert kit.invalid() == []
     heir = kit.service.producers.register(ORDERS, "importer", uuid4())
-    assert heir.former == LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.ABORTED)
+    assert heir.previous == LastTransaction(tx.write_pointer, "file 17", TransactionOutcome.ABORTED)
     for days, there in ((6, 1), (2, 0)):
         kit.clock.advance(days * DAY)
         kit.janitor.engine.run_once()

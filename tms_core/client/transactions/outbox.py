@@ -128,16 +128,16 @@ class Outbox:
             await self._publish_all(topic, kept)
             return
         for batch, behind in self._batches(kept):
-            former = dict(self._stored)
+            previous = dict(self._stored)
             self._stored[topic] = None
             try:
                 with changing(batch[0].topic, topic):
                     await self._core.ask(calls.store(topic, [one.payload for one in batch], self._pointer))
             except PartitionsChanged as error:
-                if topic in former:
+                if topic in previous:
                     # The sealed partition has stored payloads, and rejects the publish that would make them visible.
                     raise
-                self._stored = former
+                self._stored = previous
                 await self._move([*batch, *behind], error)
                 return
 

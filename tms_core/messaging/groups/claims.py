@@ -236,14 +236,14 @@ class Groups:
             self._families.settle(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group), self._claiming(pointer, request.principal):
-            former = self._consumers.found(metadata, name)
-            rows = self._rows_of(group, former)
+            previous = self._consumers.found(metadata, name)
+            rows = self._rows_of(group, previous)
             now_ms = self._read_path.clock.now_ms()
             claims = [claim for _, claim in rows]
             settle = partial(settle_claim, interrupted=self._interrupted, backoff=self._backoff, now_ms=now_ms)
-            seen = view_group(former.id, claims, reader, settle)
+            seen = view_group(previous.id, claims, reader, settle)
             self._log_failed(metadata, name, _failed_since(seen.free, seen.gone), reader)
-            held = self._blocking_transaction(group, former, seen, request)
+            held = self._blocking_transaction(group, previous, seen, request)
             self._remember(group, seen.merged)
             found = _Choice(GroupBatch([], held=held), [], seen.base)
             if held is None:
@@ -259,14 +259,14 @@ class Groups:
                 # aborted transaction would count as processed.
                 self._transactions.note_written(pointer, group.label)
             new = [*found.taken, *marks(seen.free, seen.base, [*seen.covered, *found.taken])]
-            self._write(metadata, former, seen.base, seen.gone, new, noted)
+            self._write(metadata, previous, seen.base, seen.gone, new, noted)
             # `is_in_progress` does not wait for the transaction log: if its disk failed, this would report a claim as
             # not written although it is.
             if found.taken and self._transactions is not None and not self._transactions.is_in_progress(pointer):
                 # The transaction ended while the claim was being written, so release the claim, and return no messages.
-                former = self._consumers.found(metadata, name)
-                rows = self._rows_of(group, former)
-                self._free(metadata, former, rows, pointer, undo_claims([claim for _, claim in rows], found.taken))
+                previous = self._consumers.found(metadata, name)
+                rows = self._rows_of(group, previous)
+                self._free(metadata, previous, rows, pointer, undo_claims([claim for _, claim in rows], found.taken))
                 raise _not_in_progress(pointer)
         return found.batch._replace(sealed=sealed, drained=drained)
 
@@ -297,15 +297,15 @@ class Groups:
         metadata = self._topics.get(topic)
         group = ConsumerGroup.of(metadata, name)
         with self._consumers.lock(group):
-            former = self._consumers.found(metadata, name)
-            rows = self._rows_of(group, former)
+            previous = self._consumers.found(metadata, name)
+            rows = self._rows_of(group, previous)
             if not self._belongs_to(pointer, principal) or all(claim.pointer != pointer for _, claim in rows):
                 return
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "Its claims cannot be released.")
             now_ms = self._read_path.clock.now_ms()
             free, kept = release_claims([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
-            self._free(metadata, former, rows, pointer, (free, kept))
+            self._free(metadata, previous, rows, pointer, (free, kept))
             if after is None:
                 self._log_failed(metadata, name, _failed_since(free, free), None)
             if self._transactions is not None and all(claim.pointer != pointer for claim in kept):
@@ -367,24 +367,24 @@ class Groups:
     # -- the messages to deliver --------------------------------------------------------------------------------------
 
     def _blocking_transaction(
-        self, group: ConsumerGroup, former: Position, seen: GroupView, request: GroupPoll
+        self, group: ConsumerGroup, previous: Position, seen: GroupView, request: GroupPoll
     ) -> int | None:
         """Return the transaction that must be decided before a group in order continues; it may be the reader's own."""
         if request.order is Order.NONE:
             return None
         reader = request.transaction
         # The reader must not build on the results of a transaction that is not in its snapshot.
-        if seen.own == LOWEST and self._is_too_old(reader, former):
+        if seen.own == LOWEST and self._is_too_old(reader, previous):
             return reader.transaction_id
         merged = max(seen.merged, self._merged.get(group, 0))
         if merged and claim_outcome(merged, reader) is ClaimOutcome.OPEN:
             return merged
         return min((claim.pointer for claim in seen.open), default=None)
 
-    def _is_too_old(self, reader: Transaction, former: Position) -> bool:
+    def _is_too_old(self, reader: Transaction, previous: Position) -> bool:
         """Return whether a group has moved since a transaction started, and the moving transaction may be forgotten."""
         pointer = reader.transaction_id
-        return pointer <= self._forgotten and transaction_ms(pointer) <= former.updated_ms
+        return pointer <= self._forgotten and transaction_ms(pointer) <= previous.updated_ms
 
     def _last_pointer(self) -> int:
         """Return the last started transaction; 0: another process manages transactions."""
@@ -501,7 +501,7 @@ class Groups:
     def _write(
         self,
         metadata: TopicMetadata,
-        former: Position,
+        previous: Position,
         base: MessageId,
         old: Iterable[GroupClaim],
         new: Iterable[GroupClaim],
@@ -513,38 +513,38 @@ class Groups:
             old, new: the rows before and after.
             noted: additional rows to write.
         """
-        group = ConsumerGroup.of(metadata, former.name)
+        group = ConsumerGroup.of(metadata, previous.name)
         old_rows, new_rows = set(old), set(new)
         packed = [(*pack(group, claim), claim) for claim in new_rows - old_rows]
         changed = {key: value for key, value, _ in packed}
         puts = [*changed.items(), *noted]
         gone = old_rows - new_rows
         deletes = [key for key, _ in (pack(group, claim) for claim in gone) if key not in changed]
-        if puts or deletes or base != former.id:
-            read_ms = base.publish_ms if base != former.id else 0
+        if puts or deletes or base != previous.id:
+            read_ms = base.publish_ms if base != previous.id else 0
             # Always higher, whatever the clock says: a late write of a former leader compares with the old value, and
             # fails.
-            updated_ms = max(self._read_path.clock.now_ms(), former.updated_ms + 1, read_ms)
-            after = Position(former.name, base, updated_ms, former.since_ms)
+            updated_ms = max(self._read_path.clock.now_ms(), previous.updated_ms + 1, read_ms)
+            after = Position(previous.name, base, updated_ms, previous.since_ms)
             known = self._rows.pop(group, None)
-            self._consumers.move(metadata, former, after, puts, deletes)
+            self._consumers.move(metadata, previous, after, puts, deletes)
             if known is not None:
                 dropped = {*changed, *deletes}
                 kept = [row for row in known.rows if row[0] not in dropped]
                 kept += [(key, claim) for key, _, claim in packed]
                 self._keep(group, known._replace(position=after, rows=kept))
 
-    def _rows_of(self, group: ConsumerGroup, former: Position) -> list[tuple[bytes, GroupClaim]]:
+    def _rows_of(self, group: ConsumerGroup, previous: Position) -> list[tuple[bytes, GroupClaim]]:
         """Return the claims of a group, each with its key.
 
         Args:
-            former: the position that was just read.
+            previous: the position that was just read.
         """
         known = self._rows.get(group)
         # Before the read of the claims: the next poll then notices a position that is set during the read.
         taken_back = self._consumers.taken_back
-        if known is None or known.position != former or known.taken_back != taken_back:
-            known = _KnownRows(former, taken_back, claims_of(self._side, group))
+        if known is None or known.position != previous or known.taken_back != taken_back:
+            known = _KnownRows(previous, taken_back, claims_of(self._side, group))
             self._keep(group, known)
         return known.rows
 
@@ -573,7 +573,7 @@ class Groups:
     def _free(
         self,
         metadata: TopicMetadata,
-        former: Position,
+        previous: Position,
         rows: list[tuple[bytes, GroupClaim]],
         pointer: int,
         divided: _Divided,
@@ -581,8 +581,8 @@ class Groups:
         """Replace the released claims of a transaction by marks; the others stay."""
         free, kept = divided
         old = [claim for _, claim in rows if claim.pointer in (0, pointer)]
-        new = [*(claim for claim in kept if claim.pointer == pointer), *marks(free, former.id, kept)]
-        self._write(metadata, former, former.id, old, new)
+        new = [*(claim for claim in kept if claim.pointer == pointer), *marks(free, previous.id, kept)]
+        self._write(metadata, previous, previous.id, old, new)
 
     # -- the transaction ----------------------------------------------------------------------------------------------
 

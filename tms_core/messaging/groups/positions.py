@@ -11,7 +11,7 @@ from threading import Lock
 from typing import NamedTuple
 
 from tms_core.consumers import lag, retention
-from tms_core.consumers.claim_rows import claims_of, drained_key, former_claims
+from tms_core.consumers.claim_rows import claims_of, drained_key, list_previous_claims
 from tms_core.consumers.claims import ConsumerGroup, GroupClaim, rank, view_group
 from tms_core.consumers.lag import Lag
 from tms_core.consumers.positions import Position, Positions, cutoff_at, names
@@ -107,13 +107,13 @@ class ConsumerRegistry:
             raise BadRequest(f"{message} is not a message id: its times lie before 1970.", "Send an id from a poll.")
         metadata = self._topics.read(topic)
         with self.lock(ConsumerGroup.of(metadata, name)):
-            former = self._positions.get(metadata, name)
-            if only_new and former is not None:
+            previous = self._positions.get(metadata, name)
+            if only_new and previous is not None:
                 raise ConsumerConflict(f"Topic {topic} has a consumer {name} already.", "Use it as it is.")
-            if former is None:
+            if previous is None:
                 hint = f"Delete consumers that are no longer needed: tms consumer delete {topic} NAME"
                 self._names.make_room(names(topic, metadata.generation), topic, "consumers", hint)
-            self._put(metadata, name, message, former, _Force(force, principal))
+            self._put(metadata, name, message, previous, _Force(force, principal))
 
     def get(self, topic: TopicId, name: str) -> Position:
         """Return the position of a consumer, including adjoining claims of its group that are done.
@@ -163,7 +163,7 @@ class ConsumerRegistry:
     def move(
         self,
         topic: TopicMetadata,
-        former: Position,
+        previous: Position,
         position: Position,
         puts: Sequence[tuple[bytes, bytes]],
         deletes: Sequence[bytes],
@@ -172,7 +172,7 @@ class ConsumerRegistry:
 
         It does not need the lock of :meth:`put`, because an advancing position holds no released messages.
         """
-        self._positions.move(topic, former, position, puts, deletes)
+        self._positions.move(topic, previous, position, puts, deletes)
 
     def lock(self, group: ConsumerGroup) -> Lock:
         """Return the lock for reading and changing a consumer's position and claims."""
@@ -209,19 +209,19 @@ class ConsumerRegistry:
         return found
 
     def _put(
-        self, metadata: TopicMetadata, name: str, message: MessageId, former: Position | None, force: _Force
+        self, metadata: TopicMetadata, name: str, message: MessageId, previous: Position | None, force: _Force
     ) -> None:
         # One consumer at a time: otherwise a position could be written with a cutoff that another consumer's move has
         # passed in the meantime.
         with self._lock:
             now_ms = self._read_path.clock.now_ms()
             claims = self._release_claims(metadata, name, force)
-            if former is None:
-                self._positions.forget_former(metadata)
-                self._side.delete(former_claims(self._side, metadata))
+            if previous is None:
+                self._positions.forget_previous(metadata)
+                self._side.delete(list_previous_claims(self._side, metadata))
             begin, deletes = None, claims
-            goes_back = former is None or bool(claims) or rank(message) < rank(former.id)
-            if goes_back:
+            is_set_back = previous is None or bool(claims) or rank(message) < rank(previous.id)
+            if is_set_back:
                 deletes = [*claims, drained_key(ConsumerGroup.of(metadata, name))]
             try:
                 # Rule L7: read the announced limit again after the write. If it was announced before the write, this
@@ -231,10 +231,10 @@ class ConsumerRegistry:
                         metadata, now_ms, self._read_path.floor, begin.publish_ms, self._read_path.lifetime_ms
                     )
                     after = Position(name, begin, self._heard_ms(metadata, begin, now_ms), since.ms)
-                    self._positions.move(metadata, former, after, deletes=deletes)
-                    former = after
+                    self._positions.move(metadata, previous, after, deletes=deletes)
+                    previous = after
             finally:
-                self.taken_back += goes_back
+                self.taken_back += is_set_back
 
     def _heard_ms(self, topic: TopicMetadata, message: MessageId, now_ms: int) -> int:
         """Return the update time of a position in milliseconds, and reserve all ids up to it.

@@ -45,13 +45,13 @@ class Registered(NamedTuple):
     """The response to the registration of an instance.
 
     Attributes:
-        former: the last transaction before it, with its outcome; None: there was no transaction.
+        previous: the last transaction before it, with its outcome; None: there was no transaction.
         undecided: transactions of older instances that may still become visible. The client has to invalidate them and
             to report their outcomes. Empty if the manager is in this process.
     """
 
     generation: int
-    former: LastTransaction | None
+    previous: LastTransaction | None
     undecided: Sequence[int]
 
 
@@ -116,8 +116,8 @@ class Producers:
                         self._fence(earlier)
             if known is None or known.instance != instance:
                 now_ms = self._clock.now_ms()
-                former = None if known is None else known.former
-                made = Registration(next_generation(known, now_ms), instance, now_ms, former, settled=False)
+                previous = None if known is None else known.previous
+                made = Registration(next_generation(known, now_ms), instance, now_ms, previous, settled=False)
                 self._change(producer.key, raw, made)
                 known = made
             # In this order: the stored generation rejects new requests of older instances, the wait covers running
@@ -160,7 +160,7 @@ class Producers:
             # Rows of undecided transactions stay, so that a later instance of the name invalidates them.
             decided = [key for key, _, outcome in older if outcome is not TransactionOutcome.PENDING]
             # The producer's row stays until the janitor deletes it, so that no generation is assigned twice.
-            forgotten = gone._replace(former=None, settled=True)
+            forgotten = gone._replace(previous=None, settled=True)
             self._change(producer.key, gone.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
 
     def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
@@ -269,13 +269,13 @@ class Producers:
         While a transaction is undecided, all rows stay, because the next instance has to find them, too.
         """
         if known.settled:
-            return Registered(known.generation, known.former, [])
-        older, inherited = self._older(producer, known, ended, principal), known.former
+            return Registered(known.generation, known.previous, [])
+        older, inherited = self._older(producer, known, ended, principal), known.previous
         outcomes = [(begun, outcome) for _, begun, outcome in older]
         if inherited is not None and inherited.outcome is TransactionOutcome.PENDING:
             left = StartedTransaction(inherited.transaction, 0, void=False, label=inherited.label)
             outcomes, inherited = [(left, self._outcome(left, ended, principal)), *outcomes], None
-        former = last_of(outcomes, inherited)
+        previous = last_of(outcomes, inherited)
         # A topic that was created again is a new home: transactions of the old home are invalidated, but their outcomes
         # are not reported.
         for earlier in earlier_homes(self._side, producer):
@@ -285,9 +285,9 @@ class Producers:
             outcomes += [(begun, outcome) for _, begun, outcome in left_there]
         undecided = [begun.pointer for begun, outcome in outcomes if outcome is TransactionOutcome.PENDING]
         if not undecided:
-            settled = known._replace(former=former, settled=True)
+            settled = known._replace(previous=previous, settled=True)
             self._change(producer.key, known.pack(), settled, [key for key, *_ in older])
-        return Registered(known.generation, former, undecided)
+        return Registered(known.generation, previous, undecided)
 
     def _older(
         self,

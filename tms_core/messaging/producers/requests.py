@@ -203,9 +203,9 @@ class Requests:
             last = self.last.get(keys.request)
             if last is None or last.value != raw:
                 self.last[keys.request] = last = self._find_last_request(raw, keys)
-            former = last.request
-            if former.generation == sent.generation and former.sequence >= sent.sequence:
-                _check_repeated(sent, rows, former)
+            previous = last.request
+            if previous.generation == sent.generation and previous.sequence >= sent.sequence:
+                _check_repeated(sent, rows, previous)
                 return Admission(keys, sent, raw, last, last)
             since = last.since
             if since is not None and not LastRequest.parse(raw).announces(sent.generation, sent.sequence):
@@ -336,18 +336,18 @@ class Requests:
         return RememberedRequest(raw, announced.found([int.from_bytes(one, "big") for one in tails]), since=since)
 
 
-def _check_repeated(sent: Sent, rows: int, former: LastRequest) -> None:
+def _check_repeated(sent: Sent, rows: int, previous: LastRequest) -> None:
     """Check that a request repeats the last one.
 
     Raises:
         BadRequest: a later request was written, or a different one with the same number.
     """
-    if former.sequence > sent.sequence:
+    if previous.sequence > sent.sequence:
         raise BadRequest(
-            f"Request {sent.sequence} of producer {sent.name} comes after its request {former.sequence}.",
+            f"Request {sent.sequence} of producer {sent.name} comes after its request {previous.sequence}.",
             "Number requests upwards, and repeat only the last one.",
         )
-    if former.number != rows:
+    if previous.number != rows:
         raise BadRequest(
             f"Request {sent.sequence} of producer {sent.name} was sent before with another number of messages.",
             "Repeat a request unchanged, or give the new request the next number.",

@@ -104,19 +104,19 @@ class Registration(NamedTuple):
             never has the same generation twice.
         instance: the newest instance; all zeros: the producer was forgotten.
         updated_ms: the time of its registration.
-        former: the last transaction of the older instances, with its outcome; None: they had no transaction.
-        settled: whether ``former`` is final.
+        previous: the last transaction of the older instances, with its outcome; None: they had no transaction.
+        settled: whether ``previous`` is final.
     """
 
     generation: int
     instance: UUID
     updated_ms: int
-    former: LastTransaction | None
+    previous: LastTransaction | None
     settled: bool
 
     def pack(self) -> bytes:
         """Return the value of its row."""
-        pointer, label, outcome = self.former or (0, "", None)
+        pointer, label, outcome = self.previous or (0, "", None)
         numbers = (self.generation, self.instance.bytes, self.updated_ms, pointer)
         return _REGISTRATION.pack(*numbers, _OUTCOMES.index(outcome), self.settled) + label.encode()
 
@@ -133,8 +133,8 @@ class Registration(NamedTuple):
         except (struct.error, IndexError, UnicodeDecodeError) as error:
             raise FormatError(f"a producer's row cannot be read: {error}") from error
         generation, instance, updated_ms, pointer = numbers
-        former = None if outcome is None else LastTransaction(pointer, label, outcome)
-        return cls(generation, UUID(bytes=instance), updated_ms, former, bool(settled))
+        previous = None if outcome is None else LastTransaction(pointer, label, outcome)
+        return cls(generation, UUID(bytes=instance), updated_ms, previous, bool(settled))
 
 
 registration = lru_cache(maxsize=4096)(Registration.parse)
@@ -202,7 +202,7 @@ def last_of(
     found = [] if inherited is None else [inherited]
     for one, outcome in sorted(begun, key=lambda pair: (pair[0].generation, pair[0].pointer)):
         found.append(LastTransaction(one.pointer, one.label, outcome))
-    kept = [former for former in found if former.outcome is not TransactionOutcome.ABORTED]
+    kept = [previous for previous in found if previous.outcome is not TransactionOutcome.ABORTED]
     return next(reversed(kept or found), None)
 
 
@@ -335,7 +335,7 @@ def tidy(
     requested = list(_rows(side, _REQUEST))
     producers = dict(_rows(side, _PRODUCER))
     for key, value in producers.items():
-        producers[key] = _former_marked(side, key, value, is_invalid)
+        producers[key] = _mark_previous(side, key, value, is_invalid)
         marked += producers[key] != value
     homes: dict[tuple[TopicId | None, str], bytes] = {
         (one.home, one.name): key for key in producers if (one := _producer(key)) is not None
@@ -361,10 +361,10 @@ def tidy(
         elif known.instance == NO_INSTANCE:
             gone.append(key)
         else:
-            # Compare-and-set, because a server may be changing the row. A later pass deletes it. Its `former` is older
-            # than the transactions that are forgotten here, so it is dropped, too.
+            # Compare-and-set, because a server may be changing the row. A later pass deletes it. Its `previous` is
+            # older than the transactions that are forgotten here, so it is dropped, too.
             forgotten += side.exchange(
-                key, value, known._replace(instance=NO_INSTANCE, former=None, settled=True).pack(), deletes=rows
+                key, value, known._replace(instance=NO_INSTANCE, previous=None, settled=True).pack(), deletes=rows
             )
     side.delete([*gone, *(key for keys in begun.values() for key in keys)])
     return marked, forgotten
@@ -382,7 +382,7 @@ def mark_void(side: SideTable, is_invalid: Callable[[int], bool]) -> int:
     """
     marked, *_ = _mark_void(side, is_invalid, lambda _: False, 0)
     return marked + sum(
-        _former_marked(side, key, value, is_invalid) != value for key, value in list(_rows(side, _PRODUCER))
+        _mark_previous(side, key, value, is_invalid) != value for key, value in list(_rows(side, _PRODUCER))
     )
 
 
@@ -416,14 +416,18 @@ def _mark_void(
     return marked, keys, active, opened
 
 
-def _former_marked(side: SideTable, key: bytes, value: bytes, is_invalid: Callable[[int], bool]) -> bytes:
+def _mark_previous(side: SideTable, key: bytes, value: bytes, is_invalid: Callable[[int], bool]) -> bytes:
     """Mark an invalid former transaction as aborted, and return the new value of the producer's row."""
     while True:
         known = Registration.parse(value)
-        former = known.former
-        if former is None or former.outcome is not TransactionOutcome.PENDING or not is_invalid(former.transaction):
+        previous = known.previous
+        if (
+            previous is None
+            or previous.outcome is not TransactionOutcome.PENDING
+            or not is_invalid(previous.transaction)
+        ):
             return value
-        marked = known._replace(former=former._replace(outcome=TransactionOutcome.ABORTED)).pack()
+        marked = known._replace(previous=previous._replace(outcome=TransactionOutcome.ABORTED)).pack()
         if side.exchange(key, value, marked):
             return marked
         # A server has changed the row since; try again with its value.

@@ -147,11 +147,11 @@ class TopicRegistry:
                 return made
         raise _contention_error(topic)
 
-    def update(self, topic: TopicId, properties: Mapping[str, str], *, former: TopicMetadata | None = None) -> None:
+    def update(self, topic: TopicId, properties: Mapping[str, str], *, expected: TopicMetadata | None = None) -> None:
         """Replace all properties except the generation; an omitted property returns to its default.
 
         Args:
-            former: the topic as it was read; the change fails if it has other properties now. None: do not compare.
+            expected: the topic as it was read; the change fails if it has other properties now. None: do not compare.
 
         Raises:
             BadRequest: the name or a property is invalid, or the properties are too large.
@@ -162,7 +162,7 @@ class TopicRegistry:
         values = self._with_defaults(properties)
         for _ in range(_ATTEMPTS):
             row, known = self._living(topic)
-            if former is not None and dict(known.properties) != dict(former.properties):
+            if expected is not None and dict(known.properties) != dict(expected.properties):
                 raise _contention_error(topic)
             if self._write(topic, row, values, known.generation):
                 return

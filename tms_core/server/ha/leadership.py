@@ -46,11 +46,11 @@ class Term(NamedTuple):
 
     Attributes:
         fence: its number; later terms have higher numbers.
-        former: the former leader that may have writes under way; None: no writes can be under way.
+        previous: the previous leader that may have writes under way; None: no writes can be under way.
     """
 
     fence: int
-    former: LeaseRecord | None
+    previous: LeaseRecord | None
 
 
 class Leadership:
@@ -245,21 +245,21 @@ class Leadership:
         if failed_since_ms < self._delay_ms:
             # A failed write may still reach HBase. Keep the lease for the delay, as the next leader would wait.
             return
-        former = self._former() if now_ms - self._began_ms < REACH_MS else None
-        self._lease.release(self._lease.own if failed_since_ms < REACH_MS else former)
+        previous = self._find_previous() if now_ms - self._began_ms < REACH_MS else None
+        self._lease.release(self._lease.own if failed_since_ms < REACH_MS else previous)
         self._end()
 
     def _won(self) -> None:
-        former = self._lease.seen
-        is_free = former is None or not former.holder
+        previous = self._lease.seen
+        is_free = previous is None or not previous.holder
         # A released lease has no calls under way; an expired one may have, until the fencing delay has passed.
         self._began_ms = self._clock.monotonic_ms() + (0 if is_free else self._delay_ms)
         logger.info(
             "this server has the lease, number %d, and leads %s", self._lease.fence, _when(is_free, self._delay_ms)
         )
 
-    def _former(self) -> LeaseRecord | None:
-        """Return the former leader that may have writes under way; None: no server."""
+    def _find_previous(self) -> LeaseRecord | None:
+        """Return the previous leader that may have writes under way; None: no server."""
         seen = self._lease.seen
         return seen.former if seen is not None and not seen.holder else seen
 
@@ -272,9 +272,9 @@ class Leadership:
         return self._lease.held and self._lease.left_ms > 0 and self._clock.monotonic_ms() >= self._began_ms
 
     def _begin(self, prepare: Callable[[], bool]) -> None:
-        former = self._former()
+        previous = self._find_previous()
         if prepare():
-            self._term = Term(self._lease.fence, former)
+            self._term = Term(self._lease.fence, previous)
 
     def _end(self) -> None:
         self._term, self._ending = None, False

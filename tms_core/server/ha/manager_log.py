@@ -93,7 +93,7 @@ class SideStorage:
     Args:
         side: the table; the caller closes it.
         lease: called when a manager takes over; returns a function that returns whether this server has led since.
-        former: reads an older state for the first takeover of an empty table; None: an empty state.
+        recover: reads an older state for the first takeover of an empty table; None: an empty state.
 
     Attributes:
         address: the address of this manager's service, for the other servers.
@@ -101,11 +101,11 @@ class SideStorage:
     """
 
     def __init__(
-        self, side: SideTable, lease: Callable[[], Still], former: Callable[[], RecoveredLog] | None = None
+        self, side: SideTable, lease: Callable[[], Still], recover: Callable[[], RecoveredLog] | None = None
     ) -> None:
         self._side = side
         self._lease = lease
-        self._former = former or MemoryStorage().recover
+        self._recover_previous = recover or MemoryStorage().recover
         self.address = self.name = ""
         self._still: Still = lambda: False
         #: The last known value of the root, and values that it may have after changes without a response.
@@ -190,7 +190,7 @@ class SideStorage:
                 raise FormatError(
                     "the root of the transaction log beside the store is missing, and its cells are there"
                 )
-            return self._former(), free
+            return self._recover_previous(), free
         root = LogRoot.parse(value)
         self.name = root.log
         cells, free = self._close_log(root.first)

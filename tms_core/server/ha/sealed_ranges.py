@@ -209,12 +209,12 @@ class SealedRanges:
     def _look(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> Gaps:
         raw = self._read(term, prefix, confirm)
         gaps = Gaps.parse(raw)
-        if term.former is None:
+        if term.previous is None:
             return gaps
         kept = self._gaps_to_keep(prefix, gaps.spans, _KEPT_MS)
         # The former leader assigned ids after all gaps, and after all positions of consumers, which may be ahead.
         end = max(gaps.end, first_unread(self._side, prefix))
-        return self._replace_gaps(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.former, end)]))
+        return self._replace_gaps(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.previous, end)]))
 
     def _decide(
         self, sealed: _SealedRange, failed: FailedWrite, prefix: bytes, confirm: Callable[[Term], None]
@@ -261,7 +261,7 @@ class SealedRanges:
             raise StoreUnavailable("What readers are shown of the topic was changed during the request.", "Try again.")
         return gaps
 
-    def _empty(self, prefix: bytes, former: LeaseRecord, end: int) -> list[PositionRange]:
+    def _empty(self, prefix: bytes, previous: LeaseRecord, end: int) -> list[PositionRange]:
         """Return the ranges without rows in which the former leader may have assigned ids.
 
         Args:
@@ -269,9 +269,9 @@ class SealedRanges:
         """
         now_ms = self._clock.now_ms()
         free = first_free(partial(self._table.read, KEYS), prefix, now_ms)
-        last_ms = min(former.renewed_ms + former.seconds * 1000, now_ms + _CLOCKS_MS)
+        last_ms = min(previous.renewed_ms + previous.seconds * 1000, now_ms + _CLOCKS_MS)
         stop = min(POSITIONS, max(free, end, position(last_ms)) + position(_SLACK_MS))
-        first = max(0, free - FRAME_ROWS, position(max(0, former.renewed_ms - REACH_MS)))
+        first = max(0, free - FRAME_ROWS, position(max(0, previous.renewed_ms - REACH_MS)))
         return _between(PositionRange(first, stop), self._positions(prefix, first, free))
 
     def _positions(self, prefix: bytes, first: int, stop: int) -> list[int]:

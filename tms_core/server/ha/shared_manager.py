@@ -167,9 +167,9 @@ class SharedManager:
 
     def _replace(self, other: OtherService | None) -> None:
         """Replace the leader's service, and interrupt calls to the former one, which may be suspended."""
-        former, self._other = self._other, other
-        if former is not None:
-            former.break_off()
+        previous, self._other = self._other, other
+        if previous is not None:
+            previous.break_off()
 
     def _forget(self) -> None:
         with self._lock:

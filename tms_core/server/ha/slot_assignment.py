@@ -201,10 +201,10 @@ class SlotAssignment:
 
     def _is_back(self, ordinal: int, rows: dict[bytes, bytes]) -> bool:
         """Return whether a server has reported since the last look that it lacks one of its slots."""
-        said = rows.get(_row(self._settings.slots, ordinal, lacking=True))
-        former = self._lacking.get(ordinal, said)
-        self._lacking[ordinal] = said
-        return said != former
+        report = rows.get(_row(self._settings.slots, ordinal, lacking=True))
+        previous = self._lacking.get(ordinal, report)
+        self._lacking[ordinal] = report
+        return report != previous
 
     def _log_obstacles(self) -> None:
         own = self.slots.leaderships[self._ordinal :: self._settings.servers]
@@ -226,7 +226,7 @@ class Agreement:
         self._side = side
         self._holder, self._settings, self._clock = holder, settings, clock
         self._cell = SideCell(side, _LEASES)
-        self._former: dict[int, Lease] = {}
+        self._previous_leases: dict[int, Lease] = {}
         self._told = ""
 
     def holds(self) -> bool:
@@ -249,7 +249,7 @@ class Agreement:
             return False
         try:
             done = (
-                self._former[0].leave(f"{self._settings.slots} slots", _FOR_EVER)
+                self._previous_leases[0].leave(f"{self._settings.slots} slots", _FOR_EVER)
                 if slots == 1
                 else self._write(value, slots)
             )
@@ -257,19 +257,19 @@ class Agreement:
             return False
         if done:
             logger.info("the servers of this store share %d slots from now on", self._settings.slots)
-        for lease in self._former.values():
+        for lease in self._previous_leases.values():
             lease.release()
-        self._former.clear()
+        self._previous_leases.clear()
         return done
 
     def _obstacle(self, slots: int) -> str | None:
         """Acquire all leases of another number of slots; return the reason why that is not possible yet, or None."""
-        if len(self._former) != slots:
-            self._former = {
+        if len(self._previous_leases) != slots:
+            self._previous_leases = {
                 slot: _lease(self._side, slots, slot, self._holder, self._settings.seconds, self._clock)
                 for slot in range(slots)
             }
-        reasons = [reason for lease in self._former.values() if (reason := self._kept_by(lease, slots))]
+        reasons = [reason for lease in self._previous_leases.values() if (reason := self._kept_by(lease, slots))]
         return reasons[0] if reasons else None
 
     def _kept_by(self, lease: Lease, slots: int) -> str | None:
@@ -302,7 +302,7 @@ class Agreement:
         change = _record(record, f"{slots} slots, to be {self._settings.slots} by {self._holder}")
         if not self._cell.swap_lease(value, change):
             return False
-        for lease in self._former.values():
+        for lease in self._previous_leases.values():
             lease.confirm()
         holder = "" if self._settings.slots == 1 else f"{self._settings.slots} slots"
         return self._cell.swap_lease(change, _record(record, holder))
@@ -327,9 +327,9 @@ def _lease(side: SideTable, slots: int, slot: int, holder: str, seconds: int, cl
 def _parse_slots(value: bytes | None) -> tuple[int, bool]:
     """Return the number of slots, and whether it is being changed."""
     record = LeaseRecord.parse(value)
-    said = None if record is None else _SLOTS_VALUE.fullmatch(record.holder)
-    return (1, False) if said is None else (int(said[1]), said[2] is not None)
+    match = None if record is None else _SLOTS_VALUE.fullmatch(record.holder)
+    return (1, False) if match is None else (int(match[1]), match[2] is not None)
 
 
-def _record(former: LeaseRecord, holder: str) -> bytes:
-    return LeaseRecord(holder, former.fence + 1, 0, former.renewed_ms, _FOR_EVER).pack()
+def _record(previous: LeaseRecord, holder: str) -> bytes:
+    return LeaseRecord(holder, previous.fence + 1, 0, previous.renewed_ms, _FOR_EVER).pack()

@@ -46,8 +46,12 @@ class ProducerRoutes(ContextRoute):
             instance, ended = await context.body_of(request, read_registration, _REGISTRATION)
             known = await context.in_thread(producers.register, topic, name, instance, ended, principal)
             undecided = [str(pointer) for pointer in known.undecided]
-            told = {"generation": str(known.generation), "former": _former(known.former), "undecided": undecided}
-            return JSONResponse(told)
+            fields = {
+                "generation": str(known.generation),
+                "former": _previous_fields(known.previous),
+                "undecided": undecided,
+            }
+            return JSONResponse(fields)
         if request.method == "DELETE":
             await context.in_thread(producers.delete, topic, name, principal)
             return Response()
@@ -101,16 +105,16 @@ def _label(headers: Headers) -> str:
         raise BadRequest("X-TMS-Label: this is not UTF-8.", "Percent-encode the label's UTF-8.") from error
 
 
-def _former(former: LastTransaction | None) -> dict[str, str] | None:
-    if former is None:
+def _previous_fields(previous: LastTransaction | None) -> dict[str, str] | None:
+    if previous is None:
         return None
-    return {"transaction": str(former.transaction), "label": former.label, "outcome": former.outcome.value}
+    return {"transaction": str(previous.transaction), "label": previous.label, "outcome": previous.outcome.value}
 
 
 def _registration_fields(known: Registration, open_: list[StartedTransaction]) -> dict[str, Any]:
     return {
         "generation": str(known.generation),
         "updatedMs": str(known.updated_ms),
-        "former": _former(known.former),
+        "former": _previous_fields(known.previous),
         "open": [{"transaction": str(begun.pointer), "label": begun.label} for begun in open_],
     }

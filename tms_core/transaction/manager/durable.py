@@ -236,13 +236,13 @@ class DurableState:
             if self._closed or not self._failed:
                 return False
             if self._ahead:
-                former = self._state
+                previous = self._state
                 try:
                     self._state, newest_ms = self._recovered()
                 except FormatError as error:
                     raise StoreError(error.message, error.hint) from error
                 self._newest_ms = max(self._newest_ms, newest_ms)
-                self._state.remember(former)
+                self._state.remember(previous)
                 self._ahead = False
             timestamp_ms = self._timestamp()
             # Save before the new log: the last bytes of the old log are unknown, so edits after them could not be

@@ -132,12 +132,12 @@ class ManagerState:
                 left_ms = min(left_ms, DEFAULT_TIMEOUT_SECONDS * 1000)
             self.deadlines.setdefault(pointer, monotonic_ms + max(0, left_ms))
 
-    def remember(self, former: ManagerState) -> None:
+    def remember(self, previous: ManagerState) -> None:
         """Take over the facts of transactions in progress that are not in the log, from the state of this process."""
-        self.clients |= self._in_progress_only(former.clients)
-        self.owners |= self._in_progress_only(former.owners)
-        self.published |= self._in_progress_only(former.published)
-        self.deadlines |= self._in_progress_only(former.deadlines)
+        self.clients |= self._in_progress_only(previous.clients)
+        self.owners |= self._in_progress_only(previous.owners)
+        self.published |= self._in_progress_only(previous.published)
+        self.deadlines |= self._in_progress_only(previous.deadlines)
 
     def _in_progress_only(self, facts: Mapping[int, T]) -> dict[int, T]:
         # Of a copy: a publish may note its transaction during the iteration.
