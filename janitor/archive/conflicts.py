@@ -89,7 +89,7 @@ class Conflicts:
         self._referred: set[int] = set()
         #: Restored rows by key, if rows of several generations are restored.
         self._arrived: dict[bytes, bytes] = {}
-        self._taken: list[bytes] = []
+        self._clashes: list[bytes] = []
         #: The ranges that only producers may write; restored rows of the topic itself may lie there.
         self._announced = [] if side is None or same_topic else announced_ahead(side, self._start)
         self._foreign: list[bytes] = []
@@ -128,11 +128,11 @@ class Conflicts:
         """
         digests = {row.key: _digest(row.pointer if table == "message" else None, row.payload) for row in rows}
         meant = [row.key for row in rows if row.meant]
-        self._taken += [key for key, digest in self._found(table, meant) if digest != digests[key]]
+        self._clashes += [key for key, digest in self._found(table, meant) if digest != digests[key]]
         if table == "message":
             self._foreign += [key for key in meant if any(start <= key < stop for start, stop in self._announced)]
         if mixed:
-            self._taken += [key for key in meant if self._arrived.setdefault(key, digests[key]) != digests[key]]
+            self._clashes += [key for key in meant if self._arrived.setdefault(key, digests[key]) != digests[key]]
         for row in rows:
             pointer = java_abs(row.pointer or 0)
             if (table == "payload" or row.payload is None) and self._in_doubt(pointer):
@@ -147,10 +147,10 @@ class Conflicts:
             Refused: something is.
         """
         found = []
-        if self._taken:
+        if self._clashes:
             found.append(
-                f"{len(self._taken)} of its rows have the same key as an archived row but another value, the first "
-                f"one {min(self._taken).hex()}"
+                f"{len(self._clashes)} of its rows have the same key as an archived row but another value, the first "
+                f"one {min(self._clashes).hex()}"
             )
         if self._foreign:
             found.append(f"{len(self._foreign)} rows would lie where a producer has announced its own")

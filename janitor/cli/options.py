@@ -70,7 +70,7 @@ def common_options(command: Command) -> Command:
     """Add the options that every verb takes; the context stores them in :class:`Common`."""
 
     @wraps(command)
-    def taken(*args: Any, **options: Any) -> Any:
+    def run_command(*args: Any, **options: Any) -> Any:
         context = click.get_current_context()
         common = cast(Common, context.ensure_object(dict).setdefault("common", Common()))
         for name in ("config", "leveldb", "hbase", "snapshots", "format", "log_format"):
@@ -79,7 +79,7 @@ def common_options(command: Command) -> Command:
                 setattr(common, name, value)
         return command(*args, **options)
 
-    return _COMMON(taken)
+    return _COMMON(run_command)
 
 
 topic_patterns = click.option(

@@ -53,8 +53,8 @@ def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
     """Remove pauses within the pattern; return the removed pauses, and the topics that are tried again."""
     with state.transaction():
         resumed = [pause.pattern for pause in state.pauses() if _is_within(pause.pattern, pattern)]
-        for taken_back in resumed:
-            state.resume(taken_back)
+        for paused_pattern in resumed:
+            state.resume(paused_pattern)
         aside = [topic for topic, strikes in state.strikes().items() if strikes.quarantined_ms is not None]
         retried = [topic for topic in aside if topic.matches((pattern,))]
         state.save_strikes(dict.fromkeys(retried))

@@ -202,12 +202,12 @@ def greeting(store: str, settings: str) -> Greeting:
     return Greeting(metadata.version("tms-janitor"), os.getpid(), store, settings)
 
 
-def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer, gone: Event) -> Any:
+def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer, disconnect: Event) -> Any:
     """Return the result of a call, as JSON values.
 
     Args:
         observe: called with the progress.
-        gone: set when the client has disconnected, or the janitor stops.
+        disconnect: set when the client has disconnected, or the janitor stops.
 
     Raises:
         StoreBusy: the client uses another protocol version.
@@ -228,10 +228,10 @@ def answer(backend: ControlBackend, method: str, body: bytes, observe: Observer,
             "Use one version for both: restart the one that holds the store.",
         )
     if method in methods(ReadEngine):
-        reader = backend.make_reader(observe, gone.is_set)
+        reader = backend.make_reader(observe, disconnect.is_set)
         return _call(reader, ReadEngine, method, arguments)
     if method in methods(OperatorCommands):
-        return _decide(backend, method, arguments, observe, gone)
+        return _decide(backend, method, arguments, observe, disconnect)
     return _serve(backend, method, arguments)
 
 
@@ -252,10 +252,12 @@ def _serve(backend: ControlBackend, method: str, arguments: Mapping[str, Any]) -
     raise not_understood(f"there is no method {method}")
 
 
-def _decide(backend: ControlBackend, method: str, arguments: Mapping[str, Any], observe: Observer, gone: Event) -> Any:
+def _decide(
+    backend: ControlBackend, method: str, arguments: Mapping[str, Any], observe: Observer, disconnect: Event
+) -> Any:
     """Execute a decision with the writing engine; once started, it finishes even if the client disconnects."""
     if method in WAITING:
-        _wait(backend.decider, observe, gone)
+        _wait(backend.decider, observe, disconnect)
     logger.info("received %s on the control socket", method)
     with backend.observers.joined(observe):
         result = _call(backend.decider, OperatorCommands, method, arguments)
@@ -263,12 +265,12 @@ def _decide(backend: ControlBackend, method: str, arguments: Mapping[str, Any], 
     return result
 
 
-def _wait(decider: Decider, observe: Observer, gone: Event) -> None:
+def _wait(decider: Decider, observe: Observer, disconnect: Event) -> None:
     """Wait until no run is active; the request of a client that disconnects in the meantime is dropped."""
-    while decider.at_work() and not gone.is_set():
+    while decider.at_work() and not disconnect.is_set():
         observe("wait", None, 0)
-        gone.wait(LOOK_SECONDS)
-    if gone.is_set():
+        disconnect.wait(LOOK_SECONDS)
+    if disconnect.is_set():
         raise StopRequested("Nothing was done: the janitor is stopping.", "Try again after its restart.")
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 GREETING_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 
 #: The errors of a connection to a socket on which no process listens.
-_GONE = (FileNotFoundError, NotADirectoryError, ConnectionError)
+_CONNECTION_ERRORS = (FileNotFoundError, NotADirectoryError, ConnectionError)
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class Caller:
             return None
         try:
             return self._ask("hello", Greeting, {}, min(GREETING_SECONDS, self._answer_seconds))
-        except _GONE:
+        except _CONNECTION_ERRORS:
             return None
 
     def ask(self, method: str, kind: type[T], **arguments: Any) -> T:
@@ -91,7 +91,7 @@ class Caller:
         """
         try:
             return self._ask(method, kind, arguments, self._answer_seconds)
-        except _GONE as error:
+        except _CONNECTION_ERRORS as error:
             raise StoreError(
                 "The process of the janitor that holds the store stopped before it responded.",
                 "Try again; janitor status shows its last run.",
@@ -149,7 +149,7 @@ class Caller:
                     connection.settimeout(answer_seconds)
                     connection.connect(uds)
                 yield uds
-        except _GONE:
+        except _CONNECTION_ERRORS:
             raise
         except TimeoutError as error:
             raise self._silent() from error

@@ -136,7 +136,7 @@ class ControlServer:
             self._stopping.set()
             under_way = dict(self._under_way)
         for exchange in under_way:
-            exchange.gone.set()
+            exchange.disconnect.set()
         ends = time.monotonic() + STOP_SECONDS
         for thread in under_way.values():
             thread.join(max(0.0, ends - time.monotonic()))
@@ -226,7 +226,9 @@ class ControlServer:
         """Execute one call; its errors affect no other call."""
         result = "failed"
         try:
-            line = wire.encode({"result": api.answer(self._backend, method, body, exchange.observe, exchange.gone)})
+            line = wire.encode(
+                {"result": api.answer(self._backend, method, body, exchange.observe, exchange.disconnect)}
+            )
             result = "done"
         except TmsError as error:
             line = wire.encode_error(error)
@@ -290,11 +292,11 @@ class _RunningCall:
     The thread never waits for the client, which may be suspended or gone: unsent progress is summed up.
 
     Attributes:
-        gone: set when the client has disconnected, or the janitor stops.
+        disconnect: set when the client has disconnected, or the janitor stops.
     """
 
     def __init__(self, abort: Callable[[], None]) -> None:
-        self.gone = Event()
+        self.disconnect = Event()
         self._abort = abort
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
@@ -343,7 +345,7 @@ class _RunningCall:
 
     def end(self) -> None:
         """Note that all lines are sent, or the client has disconnected."""
-        self.gone.set()
+        self.disconnect.set()
         if self._limit is not None:
             self._limit.cancel()
 

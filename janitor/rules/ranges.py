@@ -137,21 +137,21 @@ def intersect(spans: Iterable[Span], allowed: Sequence[KeyRange]) -> list[Span]:
     return pieces
 
 
-def remainder(whole: KeyRange, taken: Iterable[KeyRange]) -> list[KeyRange]:
+def remainder(whole: KeyRange, parts: Iterable[KeyRange]) -> list[KeyRange]:
     """Return the rest of a range without other ranges, in key order."""
-    left = []
+    rest = []
     position: bytes | None = whole.start
-    for start, stop in sorted(taken, key=lambda one: one.start):
+    for start, stop in sorted(parts, key=lambda one: one.start):
         if position is None or (whole.stop is not None and start >= whole.stop):
             break
         if stop is not None and stop <= max(start, position):
             continue
         if start > position:
-            left.append(KeyRange(position, start))
+            rest.append(KeyRange(position, start))
         position = stop
     if position is not None and (whole.stop is None or position < whole.stop):
-        left.append(KeyRange(position, whole.stop))
-    return left
+        rest.append(KeyRange(position, whole.stop))
+    return rest
 
 
 def _old_generations(topic: TopicMetadata, frontier: Frontier) -> list[Span]:

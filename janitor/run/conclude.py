@@ -164,7 +164,7 @@ def begin_round(run: Run, state: State, stoppable: Stoppable) -> Round:
         state.save_boundary(None)
     # S4: before the first evidence. Coverage counts only for ids that were known when it started.
     state.save_open_ids(stoppable(ids.open_ids()))
-    state.forget_open_ids(ids.gone)
+    state.forget_open_ids(ids.unlisted_open)
     progress = boundary.continue_round(state, run.id, now_ms, _usable(run).timestamp_ms)
     open_ids = txstate.mark_searched(stoppable(ids.open_ids()), progress.since_ms)
     return progress._replace(since_ms=txstate.search_since_ms(open_ids, run.terms.lifetime))
@@ -226,9 +226,9 @@ def conclude_run(
         settled_ms = boundary.covered_since_ms(evidence) if proven else None
         open_ids = txstate.mark_covered(open_ids, started_ms, finished_ms, run.terms.lifetime, settled_ms)
     state.save_open_ids(stoppable(open_ids))
-    state.forget_open_ids(ready.ids.gone)
+    state.forget_open_ids(ready.ids.unlisted_open)
     if run.full:
-        state.forget_closed_ids(ready.ids.left, started_ms - txstate.REMEMBER_CLOSED_MS)
+        state.forget_closed_ids(ready.ids.unlisted_closed, started_ms - txstate.REMEMBER_CLOSED_MS)
     if proven:
         boundary.end_round(state)
         if not barred:
@@ -252,12 +252,16 @@ def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -
     known = state.strikes()
     blamed = [each for each in outcome.failed.values() if not each.refused]
     failed = {topic: each.message for each in blamed if (topic := TopicId.from_prefix(each.prefix)) is not None}
-    gone = {topic for topic in known if topic.prefix not in run.topics and _is_done(run, outcome, topic.prefix)}
+    deleted_topics = {
+        topic for topic in known if topic.prefix not in run.topics and _is_done(run, outcome, topic.prefix)
+    }
     written = {entry.topic for entry in outcome.entries.values() if entry.held is None and entry.rows}
     # A lost task also leaves deletions without a number of rows, but only a failed write leaves a failed topic.
     write_failed = any(entry.topic.prefix in outcome.failed for entry in outcome.unsure)
     now_ms = run.ready.now.wall_ms
-    return guards.judge_failures(known, failed, gone.union(visited), written, now_ms, write_failed=write_failed)
+    return guards.judge_failures(
+        known, failed, deleted_topics.union(visited), written, now_ms, write_failed=write_failed
+    )
 
 
 def _is_done(run: Run, outcome: Outcome, key: bytes) -> bool:

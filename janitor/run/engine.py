@@ -297,18 +297,18 @@ class SweepRun:
         if deps.side is None or usable is None or not self._moves_frontiers or self._outcome.interruption is not None:
             return
 
-        def is_gone(topic: TopicId, generation: int) -> bool:
+        def is_deleted(topic: TopicId, generation: int) -> bool:
             work = topics.get(topic.prefix)
             return work is not None and work.topic.is_old(generation)
 
         # S12: these writes have no batch whose permission is checked.
         with deps.as_holder():
             deps.check_lease()
-        freed = free_void(deps.side, usable.is_invalid, lambda group: is_gone(group.topic, group.generation))
+        freed = free_void(deps.side, usable.is_invalid, lambda group: is_deleted(group.topic, group.generation))
         if freed:
             logger.info("%d claims of failed transactions were released to their groups", freed)
         idle_before_ms = run.ready.now.wall_ms - IDLE_MS
-        forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_gone, idle_before_ms)[1]
+        forgotten = tidy(deps.side, usable.is_invalid, usable.is_undecided, is_deleted, idle_before_ms)[1]
         if forgotten:
             logger.info("%d producers that were idle for a week were forgotten", forgotten)
 

@@ -169,14 +169,14 @@ def _messages(deps: Deps, run: Run, outcome: Outcome, known: Mapping[TopicId, To
             if old and entry.rows and (work is None or not work.topic.deleted):
                 return NOT_COUNTED  # the count may be of that generation or of the living one
             rows[entry.counts_as_done(run.mode), old] += entry.rows
-    gone = rows[True, False] + rows[True, True]
-    counts = _counts(deps, run, known) if gone and not outcome.unsure else None
+    deletions = rows[True, False] + rows[True, True]
+    counts = _counts(deps, run, known) if deletions and not outcome.unsure else None
     if not counts:
         return NOT_COUNTED
     before = sum(count.messages for count in counts) + rows[True, True] + rows[False, True]
     return (
-        MessagesLeft(before, before - gone, min(count.counted_ms for count in counts))
-        if gone <= before
+        MessagesLeft(before, before - deletions, min(count.counted_ms for count in counts))
+        if deletions <= before
         else NOT_COUNTED
     )
 

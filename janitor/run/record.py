@@ -211,10 +211,10 @@ class RunningCounters:
         self._failed = False
         self._lock = Lock()
 
-    def add(self, taken: DeletionCount) -> None:
+    def add(self, deletions: DeletionCount) -> None:
         """Add deletions, and save the counters if that is due."""
         with self._lock:
-            self._amounts.update(_change_amounts(*taken))
+            self._amounts.update(_change_amounts(*deletions))
             now_ms = self._clock.monotonic_ms()
             if now_ms - self._saved_ms < BOOK_MS:
                 return
@@ -275,6 +275,6 @@ def _ledger_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntr
     """Return the deletions of a run; announcements without a result have no number of rows."""
     if run.mode == "plan":
         return []
-    taken = [*outcome.taken.values(), *outcome.unsure]
+    entries = [*outcome.deletions.values(), *outcome.unsure]
     own = [entry for entry in state.intents() if entry.run_id == run.id]
-    return taken + open_announcements(own, taken)
+    return entries + open_announcements(own, entries)

@@ -165,14 +165,14 @@ class Policy:
             same = rows.time_ms == terms["processed_ms"]
             processed |= same & (rows.sequence < terms["processed_sequence"])
         processed &= claimed & ~old & current & ~expired
-        taken = (claimed & old) | expired | processed
+        is_due = (claimed & old) | expired | processed
 
         old_either = rows.generation < np.minimum(terms["old_below"], terms["frontier_old_below"])
-        live_or_held = current | (rows.generation == terms["frontier_generation"])
-        let_go = (rows.time_ms < terms["cutoff"]) | (
+        is_live_or_held = current | (rows.generation == terms["frontier_generation"])
+        is_released = (rows.time_ms < terms["cutoff"]) | (
             ((past & (rows.time_ms < terms["decided_ms"])) | processed) & (terms["open"] == 1)
         )
-        reached = old_either | (live_or_held & let_go)
+        reached = old_either | (is_live_or_held & is_released)
 
         rule = np.full(len(unrecognized), _CODE[Reason.LIVE], dtype=np.int8)
         rule[claimed & ~old & ~current] = _CODE[Reason.NEWER_GENERATION]
@@ -181,9 +181,9 @@ class Policy:
         rule[claimed & old] = _CODE[Rule.OLD_GENERATION]
         rule[expired] = _CODE[Rule.EXPIRED]
         rule[processed] = _CODE[Rule.PROCESSED]
-        rule[taken & ~reached] = _CODE[Reason.HELD]
+        rule[is_due & ~reached] = _CODE[Reason.HELD]
 
-        going = taken & reached
+        going = is_due & reached
         action = np.where(going, DELETE, KEEP).astype(np.int8)
         if table == "payload":
             candidates = going & ~old_either

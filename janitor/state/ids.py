@@ -238,42 +238,42 @@ class InvalidIds(Documents):
 
     def forget_open_ids(self, pointers: Iterable[int]) -> None:
         """Drop pointers that left the invalid list; unknown ones are not an error."""
-        gone = _sort_pointers(pointers)
-        self._write(lambda: self._change_ids(IdColumns(), IdColumns(), gone))
+        removals = _sort_pointers(pointers)
+        self._write(lambda: self._change_ids(IdColumns(), IdColumns(), removals))
 
     def forget_closed_ids(self, pointers: Iterable[int], before_ms: int) -> None:
         """Delete the given pointers that were closed before a time; ignore all others."""
-        gone = _sort_pointers(pointers)
-        self._write(lambda: self._change(_CLOSED_IDS, IdColumns(), gone, before_ms))
+        removals = _sort_pointers(pointers)
+        self._write(lambda: self._change(_CLOSED_IDS, IdColumns(), removals, before_ms))
 
-    def _change_ids(self, opened: IdColumns, closed: IdColumns, gone: array[int]) -> None:
+    def _change_ids(self, opened: IdColumns, closed: IdColumns, removals: array[int]) -> None:
         """Replace the ids with these pointers by open and closed ids, and delete the ids that are gone."""
-        pointers = array("q", merge(opened.pointers, closed.pointers, gone))
+        pointers = array("q", merge(opened.pointers, closed.pointers, removals))
         self._change(_OPEN, opened, pointers)
         if not closed.pointers:
             known = self._read(self._closed_pointers)
             pointers = array("q", (pointer for pointer in pointers if is_among(known, pointer)) if known else ())
         self._change(_CLOSED_IDS, closed, pointers)
 
-    def _change(self, kind: str, added: IdColumns, gone: array[int], before_ms: int | None = None) -> None:
+    def _change(self, kind: str, added: IdColumns, removals: array[int], before_ms: int | None = None) -> None:
         """Delete ids (or only those closed before a time), and add others."""
-        if not added.pointers and not gone:
+        if not added.pointers and not removals:
             return
         leaves = self._read(partial(_leaves, kind))
         firsts = [leaf.first for leaf in leaves[1:]]
         edges = [
             pairwise([0, *(bisect_left(pointers, first) for first in firsts), len(pointers)])
-            for pointers in (added.pointers, gone)
+            for pointers in (added.pointers, removals)
         ]
         concerned: list[Leaf | None] = [*leaves] or [None]
         kept: list[Leaf] = []
         most = self.driver.leaf_ids
-        for leaf, (begin, end), (first_gone, end_gone) in zip(concerned, *edges, strict=True):
-            if begin == end and first_gone == end_gone:
+        for leaf, (begin, end), (first_removal, end_removal) in zip(concerned, *edges, strict=True):
+            if begin == end and first_removal == end_removal:
                 kept += [leaf] if leaf else []
                 continue
             present = IdColumns() if leaf is None else self._read(partial(_leaf, kind, leaf))
-            new = present.without(gone[first_gone:end_gone], before_ms).merged(added.part(begin, end))
+            new = present.without(removals[first_removal:end_removal], before_ms).merged(added.part(begin, end))
             if leaf is not None and new == present:
                 kept.append(leaf)
                 continue

@@ -172,7 +172,7 @@ class Executor(Protocol):
         """
         ...
 
-    def pay(self, taken: DeletionCount) -> None:
+    def pay(self, deletions: DeletionCount) -> None:
         """Wait until deleted or inverted rows are within the rate; called after the executor has written them.
 
         Raises:
@@ -237,7 +237,7 @@ class DryRun:
             case _:
                 return NOTHING_DONE
 
-    def pay(self, taken: DeletionCount) -> None:
+    def pay(self, deletions: DeletionCount) -> None:
         """Return at once: a plan has no rate limit."""
 
 
@@ -274,10 +274,10 @@ class StoreExecutor:
     def alive(self) -> None:
         self._permission.alive()
 
-    def pay(self, taken: DeletionCount) -> None:
+    def pay(self, deletions: DeletionCount) -> None:
         if self._booking is not None:
-            self._booking(taken)
-        self._pacer.pay(taken.rows)
+            self._booking(deletions)
+        self._pacer.pay(deletions.rows)
 
     def apply(self, finding: Finding) -> Done:
         if isinstance(finding, Invalid):

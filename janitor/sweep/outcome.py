@@ -69,7 +69,7 @@ class Outcome:
         moved: metadata keys of changed topics that the driver must plan again.
         expired: deleted messages with TTLs of their own; their expiries are deleted once that is durable.
         found: the ranges with work, from an executor that only reads.
-        taken: deletions for the ledger.
+        deletions: deletions for the ledger.
         unsure: deletions of which the number of rows is not known: the store failed, or a task was lost.
         archive_error: the error of the archive that stopped all deletions.
         truncated: the number of transactions taken off the invalid list.
@@ -94,7 +94,7 @@ class Outcome:
     moved: set[bytes] = field(default_factory=set)
     expired: list[Expiry] = field(default_factory=list)
     found: list[KeyRange] = field(default_factory=list)
-    taken: dict[Subject, LedgerEntry] = field(default_factory=dict)
+    deletions: dict[Subject, LedgerEntry] = field(default_factory=dict)
     unsure: list[LedgerEntry] = field(default_factory=list)
     archive_error: str | None = None
     truncated: int = 0
@@ -167,8 +167,8 @@ class Outcome:
         self._entry(label).add(batch.keys, size, *times)
         if due.expiries:
             self._note_early(topic, batch.generation, batch.keys)
-            gone = set(done.keys)
-            self.expired += [expiry for expiry in due.expiries if expiry.key in gone]
+            deleted_keys = set(done.keys)
+            self.expired += [expiry for expiry in due.expiries if expiry.key in deleted_keys]
         self._book(done.entry, batch.keys, times)
         return None if due.hold is not None else DeletionCount(batch.table, batch.rule, len(batch.keys), size)
 
@@ -216,8 +216,8 @@ class Outcome:
 
     def _take(self, entry: LedgerEntry) -> None:
         subject = subject_of(entry)
-        known = self.taken.get(subject)
-        self.taken[subject] = entry if known is None else _join(known, entry)
+        known = self.deletions.get(subject)
+        self.deletions[subject] = entry if known is None else _join(known, entry)
 
     def _entry(self, key: EntryKey) -> Entry:
         entry = self.entries.get(key)
@@ -274,8 +274,8 @@ class Outcome:
             self._note_failed(each)
         self.withheld |= other.withheld
         self.moved |= other.moved
-        for taken in other.taken.values():
-            self._take(taken)
+        for deletion in other.deletions.values():
+            self._take(deletion)
         self.archive_error = self.archive_error or other.archive_error
         self.ended = self.ended or other.ended
 
@@ -311,10 +311,10 @@ def _join(one: LedgerEntry, other: LedgerEntry) -> LedgerEntry:
     )
 
 
-def open_announcements(announced: Iterable[LedgerEntry], taken: Iterable[LedgerEntry]) -> list[LedgerEntry]:
+def open_announcements(announced: Iterable[LedgerEntry], deletions: Iterable[LedgerEntry]) -> list[LedgerEntry]:
     """Return the announcements whose result is in no entry."""
     by_subject = defaultdict(list)
-    for entry in taken:
+    for entry in deletions:
         by_subject[subject_of(entry)[:4]].append(entry)
     return [
         entry

@@ -110,8 +110,8 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
             held.append(expiry)
     # An expiry is written before its message, so a server that died in between leaves an expiry without a message.
     there, origin = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
-    if gone := [expiry for expiry in free if expiry.key not in there]:
-        yield ExpiredMessages(gone)
+    if absent := [expiry for expiry in free if expiry.key not in there]:
+        yield ExpiredMessages(absent)
     yield from _ttl_due(whole, work, [expiry for expiry in free if expiry.key in there], origin, held=False)
     if work.frontier.hold is not None and work.counts_held:
         yield from _ttl_due(whole, work, [expiry for expiry in held if expiry.key in there], origin, held=True)

@@ -167,16 +167,16 @@ class InvalidListChange:
         seen_ms: the time of the comparison.
         still: open pointers that are still listed, sorted.
         new: listed pointers that were never seen before, sorted; at first contact there may be a million.
-        gone: open pointers that left the list: their clients aborted, or an operator truncated the list.
-        left: closed pointers that left the list, truncated because of the boundary. They are remembered for some time,
-            so that an audit can use them as evidence against it.
+        unlisted_open: open pointers that left the list: their clients aborted, or an operator truncated the list.
+        unlisted_closed: closed pointers that left the list, truncated because of the boundary. They are remembered for
+            some time, so that an audit can use them as evidence against it.
     """
 
     seen_ms: int
     still: list[OpenIdRecord] = field(default_factory=list)
     new: array[int] = field(default_factory=lambda: array("q"))
-    gone: list[int] = field(default_factory=list)
-    left: array[int] = field(default_factory=lambda: array("q"))
+    unlisted_open: list[int] = field(default_factory=list)
+    unlisted_closed: array[int] = field(default_factory=lambda: array("q"))
 
     def open_ids(self) -> Iterator[OpenIdRecord]:
         """Yield the records of all listed open pointers."""
@@ -191,16 +191,16 @@ def observe(known: KnownIds, invalid: array[int], now_ms: int) -> InvalidListCha
     Args:
         invalid: the list, ascending (``VisibilityState.invalid``).
     """
-    left, others = differences(known.closed, invalid)
+    unlisted_closed, others = differences(known.closed, invalid)
     absent, new = differences(array("q", known.open_ids), others)
     # Closed by a pass that no longer counts (``State.known_ids``). They can still refute its boundary.
-    left.extend(pointer for pointer in absent if known.open_ids[pointer].closed_ms is not None)
-    gone = [pointer for pointer in absent if known.open_ids[pointer].closed_ms is None]
+    unlisted_closed.extend(pointer for pointer in absent if known.open_ids[pointer].closed_ms is not None)
+    unlisted_open = [pointer for pointer in absent if known.open_ids[pointer].closed_ms is None]
     unlisted = set(absent)
     still = [
         _without_future_times(record, now_ms) for pointer, record in known.open_ids.items() if pointer not in unlisted
     ]
-    return InvalidListChange(now_ms, still, new, gone, left)
+    return InvalidListChange(now_ms, still, new, unlisted_open, unlisted_closed)
 
 
 def differences(first: array[int], second: array[int]) -> tuple[array[int], array[int]]:
@@ -309,14 +309,14 @@ def decided(
     """
     known = note or DecidedTransactions(0, 0, 0)
     if snapshot is not None:
-        taken_ms = snapshot.timestamp_ms
+        snapshot_ms = snapshot.timestamp_ms
         start_ms = oldest_open_ms(snapshot) - lifetime.allowance_ms
         # There is no time to wait from, or the clock of the transaction service was set back: wait from this snapshot
         # on.
-        if known.noted_ms == 0 or taken_ms < known.noted_ms:
-            known = DecidedTransactions(known.before_ms, start_ms, taken_ms)
-        elif taken_ms - known.noted_ms >= SEEN_MS:
-            known = DecidedTransactions(max(known.before_ms, known.next_ms), start_ms, taken_ms)
+        if known.noted_ms == 0 or snapshot_ms < known.noted_ms:
+            known = DecidedTransactions(known.before_ms, start_ms, snapshot_ms)
+        elif snapshot_ms - known.noted_ms >= SEEN_MS:
+            known = DecidedTransactions(max(known.before_ms, known.next_ms), start_ms, snapshot_ms)
     over_ms = now_ms - lifetime.max_ms - lifetime.allowance_ms - SEEN_MS
     return replace(known, before_ms=max(0, known.before_ms, over_ms))
 

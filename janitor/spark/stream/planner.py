@@ -152,10 +152,10 @@ class Planner:
         found: list[Offset] = []
         families = moment.families
         topics = {part for family in families for part in family}
-        gone = [part for topic, part in known.items() if topic not in topics]
-        for part in gone:
+        old_parts = [part for topic, part in known.items() if topic not in topics]
+        for part in old_parts:
             self._check_for_loss(part, _NOTHING, moment.topic.ttl_seconds)
-        is_news = before is None or len(gone) > 0
+        is_news = before is None or len(old_parts) > 0
         for family in families:
             if known.keys().isdisjoint(family) and place is not None and not self._are_read(found, moment):
                 break

@@ -147,7 +147,7 @@ class _TaskWorkers:
     def take(self, outcomes: Sequence[Outcome]) -> Iterator[Event]:
         """Run a step in all parts, and again in topics whose metadata changed during the step (invariant S2)."""
         run, step = self.parts[0].run, self.parts[0].step
-        taken = [Outcome() for _ in self.parts]
+        totals = [Outcome() for _ in self.parts]
         # A task costs more than a look for rows.
         due = [part for part in self.parts if _may_have_work(part)]
         narrowed = run
@@ -155,22 +155,22 @@ class _TaskWorkers:
             if not due:
                 break
             for part, outcome in zip(due, self._send(_with_rate(due, narrowed)), strict=True):
-                taken[part.number].moved.clear()
-                taken[part.number].merge(outcome)
-            topics = {prefix for part in due for prefix in taken[part.number].moved}
+                totals[part.number].moved.clear()
+                totals[part.number].merge(outcome)
+            topics = {prefix for part in due for prefix in totals[part.number].moved}
             for prefix in topics:
                 run.reread(prefix)
             narrowed = replace(run, patterns=tuple(sorted(prefix[:-1].decode() for prefix in topics)))
-            due = [part for part in due if taken[part.number].moved]
+            due = [part for part in due if totals[part.number].moved]
         for part in due:
-            outcome = taken[part.number]
+            outcome = totals[part.number]
             for prefix in sorted(outcome.moved):
                 restless = StoreUnavailable("its metadata keeps changing; the next run tries again")
                 outcome.add(failed("message" if step == "message" else "payload", prefix, restless))
             outcome.moved.clear()
-        ended = next((outcome.ended for outcome in taken if outcome.ended is not None), None)
+        ended = next((outcome.ended for outcome in totals if outcome.ended is not None), None)
         for part, outcome in zip(self.parts, outcomes, strict=True):
-            outcome.merge(taken[part.number])
+            outcome.merge(totals[part.number])
             # An interrupted run counts no part as covered.
             outcome.ended = ended
             yield StepFinished(part, outcome)
@@ -181,7 +181,7 @@ class _TaskWorkers:
         found = self._sender.send(parts, self.parts[0].executor.alive)
         for outcome in found:
             run.store.calls.update(outcome.calls)
-        answered = {_range_of(entry) for outcome in found for entry in (*outcome.taken.values(), *outcome.unsure)}
+        answered = {_range_of(entry) for outcome in found for entry in (*outcome.deletions.values(), *outcome.unsure)}
         # Also if no task has reported an earlier attempt: Spark may have killed one of two concurrent attempts.
         lost = [entry for about, entry in self._read_announcements(run).items() if about not in known.keys() | answered]
         if lost:

@@ -193,8 +193,8 @@ class HBaseDocuments:
         for name in changes.values.keys() & root.blocks.keys():
             keys = root.blocks[name]
             self._remember(name, keys, b"".join(blocks[bytes.fromhex(key)] for key in keys))
-        gone = [key for key, value in changes.rows.items() if value is None]
-        self._remove_unnamed(base, root, [*gone, *changes.loose])
+        deletions = [key for key, value in changes.rows.items() if value is None]
+        self._remove_unnamed(base, root, [*deletions, *changes.loose])
 
     def _is_fenced_off(self, root: Root, changes: Changes) -> bool:
         """Return whether the changes need the lease, and the root has another holder."""

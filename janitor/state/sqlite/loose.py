@@ -67,7 +67,7 @@ class LooseFile:
             StateError: they could not be deleted.
         """
         with self._lock:
-            (rows, damaged), gone = self._parsed(), set(keys)
+            (rows, damaged), deletions = self._parsed(), set(keys)
             if damaged:
                 logger.warning(
                     "%d damaged lines of %s are kept: they may announce deletions of a run that died, and the ledger "
@@ -75,13 +75,13 @@ class LooseFile:
                     len(damaged),
                     self._path,
                 )
-            if rows.keys() <= gone and not damaged:
+            if rows.keys() <= deletions and not damaged:
                 self._kept = b""
                 with self._border("removed"):
                     if self._path is not None:
                         self._path.unlink(missing_ok=True)
-            elif rows.keys() & gone:
-                self._append((key, None) for key in sorted(rows.keys() & gone))
+            elif rows.keys() & deletions:
+                self._append((key, None) for key in sorted(rows.keys() & deletions))
 
     def removal(self, key: bytes) -> str:
         """Return the command that deletes the lines of a row."""

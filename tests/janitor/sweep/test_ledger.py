@@ -334,6 +334,6 @@ def test_parts_side_by_side_are_announced_and_counted(kit: Kit) -> None:
         failed = Done(entry=entry, stop="unsure", error=StoreError("the disk is full."))
         outcome.add(due, failed if batch is batches[-1] else Done(batch.keys, entry=entry))
     late, early, last = batches
-    [taken], [unsure] = outcome.taken.values(), outcome.unsure
+    [taken], [unsure] = outcome.deletions.values(), outcome.unsure
     assert (taken.start, taken.stop, taken.rows) == (early.keys[0], late.keys[-1] + b"\x00", 4)
     assert (unsure.start, unsure.stop, unsure.rows) == (last.keys[0], last.keys[-1] + b"\x00", None)

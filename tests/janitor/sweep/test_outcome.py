@@ -65,7 +65,7 @@ def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twi
     other.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
     one.add(Kept(Reason.UNKNOWN_TOPIC, 1, prefix=b"a:c:"))
     one.merge(other)
-    [taken] = one.taken.values()
+    [taken] = one.deletions.values()
     assert taken == replace(ENTRY, at_ms=7, start=KEYS[0], stop=KEYS[-1] + b"\x00", rows=5, oldest_ms=1, newest_ms=5)
     assert one.entries[about()].rows == 5
     assert one.untouchable == 5

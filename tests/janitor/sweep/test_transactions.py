@@ -110,7 +110,7 @@ def known(*open_ids: OpenIdRecord, closed: Iterable[int] = ()) -> KnownIds:
 def compared(ids: KnownIds, *listed: int) -> tuple[list[OpenIdRecord], list[int], list[int], list[int]]:
     """What is open and was known, and which pointers are new, gone, or left though they are closed."""
     observed = observe(ids, array("q", listed), NOW_MS)
-    return observed.still, list(observed.new), observed.gone, list(observed.left)
+    return observed.still, list(observed.new), observed.unlisted_open, list(observed.unlisted_closed)
 
 
 def test_given_all_kinds_when_compared_then_each_comes_in_order() -> None:
@@ -171,8 +171,8 @@ def test_observe_is_as_if_all_were_looked_at(
         ids = state.known_ids(now_ms, lifetime.window_end_ms(0))
         assert all((pointer in ids) == any(r.pointer == pointer for r in records) for pointer in range(-3, 31))
         observed = observe(ids, array("q", sorted(invalid)), now_ms)
-        state.forget_open_ids(observed.gone)
-        state.forget_closed_ids(observed.left, now_ms - REMEMBER_CLOSED_MS)
+        state.forget_open_ids(observed.unlisted_open)
+        state.forget_closed_ids(observed.unlisted_closed, now_ms - REMEMBER_CLOSED_MS)
         remembered = state.open_ids()
     assert sorted(observed.open_ids(), key=lambda record: record.pointer) == expected
     assert {record.pointer for record in records} - remembered.keys() == not_remembered
