@@ -180,13 +180,13 @@ def test_work_while_a_failed_message_waits_gives_others_and_asks_seldom(
 ) -> None:
     monkeypatch.setattr(server.service.groups, "_backoff", Backoff(4_000, 4_000))
     began: list[int] = []
-    begun = server.manager._begun
+    record_start = server.manager._record_start
 
     def counted(*given: Any) -> Transaction:
         began.append(1)
-        return begun(*given)
+        return record_start(*given)
 
-    monkeypatch.setattr(server.manager, "_begun", counted)
+    monkeypatch.setattr(server.manager, "_record_start", counted)
     client.publish(ORDERS, [b"bad"])
     given: list[bytes] = []
     work = client.work(ORDERS, "billing", order="none")
@@ -292,13 +292,13 @@ def test_work_on_a_topic_without_room_for_dead_letters_is_refused(client: Client
 def test_idle_work_starts_few_transactions(server: InProcess, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.publish(ORDERS, [b"1"])
     began: list[int] = []
-    begun = server.manager._begun
+    record_start = server.manager._record_start
 
     def counted(*given: Any) -> Transaction:
         began.append(1)
-        return begun(*given)
+        return record_start(*given)
 
-    monkeypatch.setattr(server.manager, "_begun", counted)
+    monkeypatch.setattr(server.manager, "_record_start", counted)
     taken = threading.Event()
     timer = threading.Timer(1.0, lambda: client.publish(ORDERS, [b"2"]))
     work = client.work(ORDERS, "billing")

@@ -80,7 +80,7 @@ class Instance:
         self.kit.service.store(BILLS, messages, pointer=tx.write_pointer, sent=self.sent(again=again))
 
     def begin(self, tx: Transaction, label: str = "") -> None:
-        self.kit.service.note_begun(self.sent(label=label), tx.write_pointer)
+        self.kit.service.store_transaction(self.sent(label=label), tx.write_pointer)
 
     def roll_back(self, tx: Transaction) -> None:
         self.kit.service.producers.roll_back(self.sent(again=True), tx.write_pointer)
@@ -243,9 +243,9 @@ def test_note_of_begun_transactions_keeps_open_and_refuses_ended_ones(kit: Group
     with pytest.raises(BadRequest, match="too long"):
         one.begin(kit.begin(), "x" * 1001)
     with pytest.raises(BadRequest, match=r"^0 .*write pointer"):
-        kit.service.note_begun(one.sent(), 0)
+        kit.service.store_transaction(one.sent(), 0)
     with pytest.raises(TransactionEnded):
-        kit.service.note_begun(one.sent(), kit.begin().write_pointer + 10**6)
+        kit.service.store_transaction(one.sent(), kit.begin().write_pointer + 10**6)
 
 
 def test_number_that_skips_is_taken_and_what_it_skipped_is_refused(kit: GroupKit) -> None:
@@ -1377,7 +1377,7 @@ def test_registration_that_waits_for_a_request_goes_on_when_the_request_ends(mon
 def test_is_of_producer_of_other_rows_is_false() -> None:
     producer, group = ProducerName(BILLS, 1, "importer"), ConsumerGroup(BILLS, 1, "importer")
     assert is_of_producer(producer.key)
-    assert is_of_producer(producer.begun_key(7))
+    assert is_of_producer(producer.transaction_key(7))
     others = [producer.request_key(BILLS.prefix), group.prefix, drained_key(group), b"t", b"tp", b"m" + BILLS.prefix]
     assert [key for key in others if is_of_producer(key)] == []
 

@@ -37,7 +37,7 @@ class _Context:
         self._long = long
         self._participants = participants
         self._entered = False
-        self._begun: ClientTransaction | None = None
+        self._client_transaction: ClientTransaction | None = None
 
     @property
     def transaction(self) -> Transaction:
@@ -67,9 +67,9 @@ class _Context:
 
     @property
     def _work(self) -> ClientTransaction:
-        if self._begun is None:
+        if self._client_transaction is None:
             raise NotInProgress("The transaction has not started.", "Start it: with client.transaction() as tx:")
-        return self._begun
+        return self._client_transaction
 
     async def _begin(self) -> None:
         if self._entered:
@@ -77,7 +77,7 @@ class _Context:
                 "A transaction can be started only once.", "Start another one: client.transaction()."
             )
         self._entered = True
-        self._begun = await ClientTransaction.begin(
+        self._client_transaction = await ClientTransaction.begin(
             self._core, self._timeout_seconds, long=self._long, participants=self._participants
         )
 
@@ -100,9 +100,9 @@ class _Context:
         return calls.poll_on(topic, start, limit, self.transaction, inclusive=inclusive)
 
 
-def standing_for(context: C, begun: ClientTransaction) -> C:
+def standing_for(context: C, transaction: ClientTransaction) -> C:
     """Return a context for a running transaction."""
-    context._entered, context._begun = True, begun
+    context._entered, context._client_transaction = True, transaction
     return context
 
 

@@ -103,13 +103,13 @@ class Instance:
         """Report to the server that a transaction is rolled back, before it is aborted."""
         signature = Signature(str(self.home), self.name, self.generation, None)
         await self.core.ask(signature.on(calls.rollback(self.home, pointer)))
-        self.ended(pointer)
+        self.note_end(pointer)
 
-    def begun(self, pointer: int) -> None:
+    def note_start(self, pointer: int) -> None:
         """Note that a transaction was started."""
         self._open.add(pointer)
 
-    def ended(self, pointer: int) -> None:
+    def note_end(self, pointer: int) -> None:
         """Note that a transaction was committed, or that the server knows its rollback."""
         self._open.discard(pointer)
 
@@ -153,10 +153,10 @@ class _ProducerParticipant(Participant):
 
     def start_tx(self, transaction: Transaction) -> None:
         self._pointer = transaction.transaction_id
-        self._instance.begun(self._pointer)
+        self._instance.note_start(self._pointer)
 
     def post_tx_commit(self) -> None:
-        self._instance.ended(self._pointer)
+        self._instance.note_end(self._pointer)
 
     async def rollback_tx(self) -> None:
         await self._instance.roll_back(self._pointer)

@@ -367,15 +367,15 @@ def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupC
     ends = {end for claim in free for end in (claim.first, claim.last) if rank(end) > above}
     gaps = list(_parts_without(base, None, kept))
     cuts = sorted({*ends, *(after for after, _ in gaps)}, key=rank)
-    begun, at, over, found = 0, 0, list[tuple[int, int, int, Rank]](), None
+    index, at, over, found = 0, 0, list[tuple[int, int, int, Rank]](), None
     for after, until in gaps:
         at = bisect_right(cuts, rank(after), lo=at, key=rank)
         stop = len(cuts) if until is None else bisect_left(cuts, rank(until), lo=at, key=rank)
         for first, last in zip([after, *cuts[at:stop]], [*cuts[at:stop], until], strict=True):
-            while begun < len(free) and free[begun].start <= rank(first):
-                mark = free[begun]
+            while index < len(free) and free[index].start <= rank(first):
+                mark = free[index]
                 heappush(over, (-mark.tries, -mark.retry_ms, mark.size, mark.stop))
-                begun += 1
+                index += 1
             while over and over[0][3] <= rank(first):
                 heappop(over)
             tries, size, retry_ms = (-over[0][0], over[0][2], -over[0][1]) if over else (0, 0, 0)

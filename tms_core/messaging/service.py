@@ -340,14 +340,14 @@ class MessagingService:
         self._store.payload.check_sizes(messages)
         return self._queues.payload(topic).submit(PublishEntry(messages, pointer, None, sent, principal))
 
-    def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
-        """Store a producer's transaction without messages: see :meth:`Producers.note_begun`.
+    def store_transaction(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
+        """Store a producer's transaction without messages: see :meth:`Producers.store_transaction`.
 
         Raises:
             BadRequest: the pointer is invalid.
         """
         _check_pointer(pointer)
-        self.producers.note_begun(sent, pointer, principal)
+        self.producers.store_transaction(sent, pointer, principal)
 
     def rollback(
         self,

@@ -169,7 +169,7 @@ def _among_several(
     transactions, server = settings.transactions, settings.server
     one_leader, leadership = server.leader.slots == 1, member.slots.leaderships[0]
 
-    def begun(manager: TransactionManager) -> None:
+    def record_takeover(manager: TransactionManager) -> None:
         root = root_of(side)
         if root is not None:
             place = f"the side table of HBase namespace {settings.storage.hbase.namespace}"
@@ -185,7 +185,7 @@ def _among_several(
     manager = TransactionManager(storage, clock, offset=offset, release=partial(release_rows, side))
     opens = connecting(transactions, server.leader.certificate_name)
     shared = stack.enter_context(
-        SharedManager(manager, storage, leadership, side, clock, opens=opens, on_takeover=begun)
+        SharedManager(manager, storage, leadership, side, clock, opens=opens, on_takeover=record_takeover)
     )
     service = _service(shared.manager, transactions, stack, shared)
     reached = _advertised_address(server.leader.advertise or "", service)
@@ -355,15 +355,17 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
         StoreError: the store could not be read.
         FormatError: a row of the side table is damaged.
     """
-    began, left = manager.visibility().open_pointers, MOST_ROWS
-    if not began:
+    open_pointers, left = manager.visibility().open_pointers, MOST_ROWS
+    if not open_pointers:
         return
     claims = ((claim.pointer, group.label) for _, group, claim in all_claims(side))
-    begun_rows = ((begun.pointer, producer.label) for producer, begun in started_transactions(side) if not begun.void)
-    for pointer, place in chain(claims, begun_rows):
-        if pointer in began:
+    transactions = (
+        (started.pointer, producer.label) for producer, started in started_transactions(side) if not started.void
+    )
+    for pointer, place in chain(claims, transactions):
+        if pointer in open_pointers:
             manager.note_written(pointer, place)
-    first = tail(position(max(0, transaction_ms(min(began)) - CLOCK_ALLOWANCE_MS)))
+    first = tail(position(max(0, transaction_ms(min(open_pointers)) - CLOCK_ALLOWANCE_MS)))
     for topic in living_topics(store.metadata.rows()):
         prefix = topic.rows_prefix
         start: bytes | None = prefix + first
@@ -371,7 +373,7 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
             page = store.message.read(CELLS, start, prefix + NEGATIVE, PAGE_ROWS)
             left, start = left - PAGE_ROWS, page.resume
             for cell in page.items:
-                if cell.pointer in began and len(cell.key) == len(prefix) + MESSAGE_TAIL_BYTES:
+                if cell.pointer in open_pointers and len(cell.key) == len(prefix) + MESSAGE_TAIL_BYTES:
                     publish_ms, _ = id_parts(int.from_bytes(cell.key[len(prefix) :], "big"))
                     manager.note_published(cell.pointer, str(topic.topic), publish_ms)
                     manager.note_written(cell.pointer, str(topic.topic))

@@ -195,7 +195,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stretch: _Stretch | None = None
         self._body_bytes = 0
         self._said_at = self.loop.time()
-        self._head_begun = False
+        self._has_head_start = False
         #: The request that a function serves by its head; empty: none.
         self._served = b""
         #: Data that arrived since then, and the error of the function.
@@ -289,7 +289,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._end(b"503 Service Unavailable", _BUSY)
         elif now - self._said_at >= self.timeout_keep_alive:
             super().timeout_keep_alive_handler()
-        elif self._head_begun and now >= self._head_deadline:
+        elif self._has_head_start and now >= self._head_deadline:
             self._end(b"408 Request Timeout", b"The head of the request did not come in time.")
         elif self._stretch is not None and self._is_too_slow(self._stretch, now):
             self._end(b"408 Request Timeout", b"The body of the request comes too slowly.")
@@ -319,7 +319,7 @@ class HttpProtocol(HttpToolsProtocol):
         due = self._said_at + self.timeout_keep_alive
         if self._ping_only and not self._head_is_whole:
             due = min(due, self._said_at + _PING_SECONDS)
-        if self._head_begun:
+        if self._has_head_start:
             due = min(due, self._head_deadline)
         if self._stretch is not None:
             due = min(due, self._stretch.since + self.body_seconds)
@@ -371,7 +371,7 @@ class HttpProtocol(HttpToolsProtocol):
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not (cycle.response_complete and cycle.keep_alive):
             return False
-        unusual = self._head_begun or self._stretch or self._senseless_bytes or self._half_closed or self._ping_only
+        unusual = self._has_head_start or self._stretch or self._senseless_bytes or self._half_closed or self._ping_only
         return not (unusual or self.pipeline or self.flow.write_paused)
 
     def _serve(self, heads: Heads, data: bytes) -> bool:
@@ -491,7 +491,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_begun = True
+        self._has_head_start = True
         self._owing_since = self._said_at
 
     def on_headers_complete(self) -> None:
@@ -500,7 +500,7 @@ class HttpProtocol(HttpToolsProtocol):
                 raise httptools.HttpParserError("this is not a proxy")
             return
         self._senseless_bytes = 0
-        self._head_begun = False
+        self._has_head_start = False
         self._stretch = _Stretch(self._said_at, self._body_bytes, paused=self.flow.read_paused)
         if self._ping_only and self.url.partition(b"?")[0] != _PING:
             self._turned_away = True
@@ -536,11 +536,11 @@ class _Joining:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._begun, self._head = False, b""
+        self._has_head, self._head = False, b""
 
     def write(self, data: bytes) -> None:
-        if not self._begun and not data.startswith(_INTERIM):
-            self._begun, self._head = True, data
+        if not self._has_head and not data.startswith(_INTERIM):
+            self._has_head, self._head = True, data
             return
         head, self._head = self._head, b""
         if len(data) > _JOINED_BYTES:

@@ -222,7 +222,7 @@ class LoopWire:
     async def begin(self, begins: Callable[[], T], ends: Callable[[T], object]) -> T:
         self.settle()
 
-        def begun() -> tuple[T, bool]:
+        def start() -> tuple[T, bool]:
             found, is_over = begins(), self._closed.is_set()
             if is_over:
                 # The client was closed during the call, and no thread of it will be left to end the result later.
@@ -236,7 +236,7 @@ class LoopWire:
                 if not is_over:
                     ends(found)
 
-        call = self._submit(begun)
+        call = self._submit(start)
         try:
             found, _ = await asyncio.wrap_future(call)
         except asyncio.CancelledError:

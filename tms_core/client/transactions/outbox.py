@@ -55,7 +55,7 @@ class Outbox:
         self._kept_bytes = 0
         self._stored: dict[TopicId, None] = {}
         #: Topics with a publish. Payloads stored after it would become visible with the payloads stored before it.
-        self._begun: set[TopicId] = set()
+        self._published_topics: set[TopicId] = set()
         self._published: list[tuple[TopicId, RollbackRange]] = []
         #: Publishes that the program has sent itself with the transaction's pointers.
         self._by_hand: list[tuple[TopicId, RollbackRange]] = []
@@ -124,7 +124,7 @@ class Outbox:
         """Store the kept messages of a topic; publish them if they have TTLs, or follow a publish."""
         kept = self._kept.pop(topic, [])
         self._kept_bytes -= sum(len(one.payload) for one in kept)
-        if topic in self._begun or any(one.ttl_seconds is not None for one in kept):
+        if topic in self._published_topics or any(one.ttl_seconds is not None for one in kept):
             await self._publish_all(topic, kept)
             return
         for batch, behind in self._batches(kept):
@@ -146,7 +146,7 @@ class Outbox:
         if topic in self._stored:
             del self._stored[topic]
             await self._publish(topic, [], None)
-        self._begun.add(topic)
+        self._published_topics.add(topic)
         for batch, behind in self._batches(kept):
             try:
                 with changing(batch[0].topic, topic):
@@ -163,7 +163,7 @@ class Outbox:
         transaction.
         """
         self._stored.pop(topic, None)
-        self._begun.add(topic)
+        self._published_topics.add(topic)
         await self._publish(topic, [], None)
         for pointer in pointers:
             call = replace(calls.publish_in(topic, [], pointer, ttl_seconds), writes=False)

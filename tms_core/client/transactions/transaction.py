@@ -93,10 +93,10 @@ class ClientTransaction:
             return service.start_long(_holder()) if long else service.start_short(timeout_seconds, _holder())
 
         transaction = await core.repeat(lambda _: core.wire.begin(start, partial(_give_up, service)), again=True)
-        begun = cls(core, transaction, timeout_seconds)
+        work = cls(core, transaction, timeout_seconds)
         for participant in participants:
-            await begun.register(participant)
-        return begun
+            await work.register(participant)
+        return work
 
     # --- while it is open --------------------------------------------------------------------------------------------
 
@@ -239,21 +239,21 @@ class ClientTransaction:
         core, service, timeout_seconds = self._core, self._service, self._timeout_seconds
         await self._write_all()
         pointers = (self.transaction.transaction_id, self.transaction.write_pointer)
-        begun = await self._commit(
+        next_transaction = await self._commit(
             lambda: core.wire.begin(
                 lambda: service.commit_and_start(*pointers, timeout_seconds, _holder()),
-                lambda begun: None if begun is None else _give_up(service, begun),
+                lambda next_transaction: None if next_transaction is None else _give_up(service, next_transaction),
             )
         )
         try:
             await self._follow()
         except BaseException:
-            if begun is not None:
+            if next_transaction is not None:
                 # A client that was closed in the meantime has aborted it already, or it times out.
                 with suppress(ClientClosed):
-                    await core.wire.blocking(_give_up, service, begun)
+                    await core.wire.blocking(_give_up, service, next_transaction)
             raise
-        return None if begun is None else ClientTransaction(core, begun, timeout_seconds)
+        return None if next_transaction is None else ClientTransaction(core, next_transaction, timeout_seconds)
 
     async def roll_back(self) -> None:
         """Roll back the writes, then abort the transaction; invalidate it if a rollback is uncertain.
@@ -544,10 +544,10 @@ def _holder() -> str:
     return f"{os.getpid()}@{socket.gethostname()}"
 
 
-def _give_up(service: TransactionClient, begun: Transaction) -> None:
+def _give_up(service: TransactionClient, transaction: Transaction) -> None:
     """Abort a transaction in which nothing was done."""
-    with _left_to_time_out(begun.transaction_id):
-        service.abort(begun)
+    with _left_to_time_out(transaction.transaction_id):
+        service.abort(transaction)
 
 
 @contextmanager

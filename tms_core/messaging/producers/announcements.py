@@ -207,7 +207,7 @@ class Announcements:
             if admission.repeated is not None or admission.last is not last:
                 return []
             # The first request of a transaction also stores the transaction, so it cannot skip the announcement.
-            if entry.pointer is not None and not self._requests.has_begun(admission, entry.pointer):
+            if entry.pointer is not None and not self._requests.is_stored(admission, entry.pointer):
                 return []
             request = announced.next(admission.sent.generation, admission.sent.sequence, at, entry.rows)
             if request is None:

@@ -163,7 +163,7 @@ class Producers:
             forgotten = gone._replace(previous=None, settled=True)
             self._change(producer.key, gone.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
 
-    def note_begun(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
+    def store_transaction(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
         """Store a transaction without messages, so that a newer instance invalidates it. Durable on return.
 
         Call it before the commit. Otherwise claims and data in other systems would be committed although a newer
@@ -181,7 +181,7 @@ class Producers:
         is_open = manager is None or manager.begin_write(pointer, principal)
         try:
             self._requests.require_newest(sent)
-            value = self._side.get(key := producer.begun_key(pointer))
+            value = self._side.get(key := producer.transaction_key(pointer))
             if not is_open or (value is not None and StartedTransaction.parse(key, value).void):
                 raise TransactionEnded(f"Transaction {pointer} has ended.", "Start another transaction.")
             if value is None:
@@ -212,13 +212,13 @@ class Producers:
         """
         self._requests.require_newest(sent)
         producer = self._requests.named(sent.home, sent.name)
-        key = producer.begun_key(pointer)
+        key = producer.transaction_key(pointer)
         value = self._side.get(key)
         if value is None:
             return
-        begun = StartedTransaction.parse(key, value)
-        if not begun.void:
-            self._requests.change((sent.name, SideChange(key, value, begun._replace(void=True).pack())))
+        started = StartedTransaction.parse(key, value)
+        if not started.void:
+            self._requests.change((sent.name, SideChange(key, value, started._replace(void=True).pack())))
         if self._transactions is not None:
             self._transactions.note_taken_back(pointer, producer.label)
 
@@ -241,7 +241,9 @@ class Producers:
         return known
 
     def _open(self, producer: ProducerName) -> list[StartedTransaction]:
-        return [begun for _, begun in transactions_of(self._side, producer) if not self._requests.is_decided(begun)]
+        return [
+            started for _, started in transactions_of(self._side, producer) if not self._requests.is_decided(started)
+        ]
 
     def _change(self, key: bytes, raw: bytes | None, known: Registration, deletes: Sequence[bytes] = ()) -> None:
         self._requests.change(("of this name", SideChange(key, raw, known.pack(), deletes=deletes)))
@@ -271,7 +273,7 @@ class Producers:
         if known.settled:
             return Registered(known.generation, known.previous, [])
         older, inherited = self._older(producer, known, ended, principal), known.previous
-        outcomes = [(begun, outcome) for _, begun, outcome in older]
+        outcomes = [(started, outcome) for _, started, outcome in older]
         if inherited is not None and inherited.outcome is TransactionOutcome.PENDING:
             left = StartedTransaction(inherited.transaction, 0, void=False, label=inherited.label)
             outcomes, inherited = [(left, self._outcome(left, ended, principal)), *outcomes], None
@@ -280,10 +282,10 @@ class Producers:
         # are not reported.
         for earlier in earlier_homes(self._side, producer):
             rows = transactions_of(self._side, earlier)
-            left_there = [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
+            left_there = [(key, started, self._outcome(started, ended, principal)) for key, started in rows]
             older += left_there
-            outcomes += [(begun, outcome) for _, begun, outcome in left_there]
-        undecided = [begun.pointer for begun, outcome in outcomes if outcome is TransactionOutcome.PENDING]
+            outcomes += [(started, outcome) for _, started, outcome in left_there]
+        undecided = [started.pointer for started, outcome in outcomes if outcome is TransactionOutcome.PENDING]
         if not undecided:
             settled = known._replace(previous=previous, settled=True)
             self._change(producer.key, known.pack(), settled, [key for key, *_ in older])
@@ -298,24 +300,26 @@ class Producers:
     ) -> list[tuple[bytes, StartedTransaction, TransactionOutcome]]:
         """Return the transactions of older generations with their outcomes; invalidate open ones if possible here."""
         rows = [
-            (key, begun) for key, begun in transactions_of(self._side, producer) if begun.generation < known.generation
+            (key, started)
+            for key, started in transactions_of(self._side, producer)
+            if started.generation < known.generation
         ]
-        return [(key, begun, self._outcome(begun, ended, principal)) for key, begun in rows]
+        return [(key, started, self._outcome(started, ended, principal)) for key, started in rows]
 
     def _outcome(
-        self, begun: StartedTransaction, ended: Mapping[int, TransactionOutcome], principal: str | None
+        self, started: StartedTransaction, ended: Mapping[int, TransactionOutcome], principal: str | None
     ) -> TransactionOutcome:
         """Return the outcome of a transaction; invalidate it if it is open and belongs to a principal."""
         manager = self._transactions
-        if begun.void:
+        if started.void:
             return TransactionOutcome.ABORTED
         if manager is None:
-            return ended.get(begun.pointer, TransactionOutcome.PENDING)
-        if not manager.belongs_to(begun.pointer, principal):
+            return ended.get(started.pointer, TransactionOutcome.PENDING)
+        if not manager.belongs_to(started.pointer, principal):
             raise Unavailable(
-                f"An older instance has transaction {begun.pointer} open, which belongs to another principal.",
-                f"Try again when it has ended, or end it: tms tx invalidate {begun.pointer}",
+                f"An older instance has transaction {started.pointer} open, which belongs to another principal.",
+                f"Try again when it has ended, or end it: tms tx invalidate {started.pointer}",
             )
-        if manager.invalidate(manager.transaction_of(begun.pointer)) or self._requests.is_given_up(begun):
+        if manager.invalidate(manager.transaction_of(started.pointer)) or self._requests.is_given_up(started):
             return TransactionOutcome.ABORTED
         return TransactionOutcome.COMMITTED

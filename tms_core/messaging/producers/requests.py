@@ -217,7 +217,7 @@ class Requests:
 
     def is_void(self, producer: ProducerName, pointer: int) -> bool:
         """Return whether a transaction was rolled back by its producer."""
-        value = self.rows[key := producer.begun_key(pointer)]
+        value = self.rows[key := producer.transaction_key(pointer)]
         return value is not None and StartedTransaction.parse(key, value).void
 
     def require_newest(self, sent: Sent) -> None:
@@ -238,8 +238,10 @@ class Requests:
         continues after that one.
         """
         rows = transactions_of(self._side, producer, before=pointer, most=_LOOKED_AT)
-        decided = [(key, begun) for key, begun in rows if self.is_decided(begun) or self._has_ended(begun, sent)]
-        last = next((key for key, begun in reversed(decided) if not self.is_given_up(begun)), None)
+        decided = [
+            (key, started) for key, started in rows if self.is_decided(started) or self._has_ended(started, sent)
+        ]
+        last = next((key for key, started in reversed(decided) if not self.is_given_up(started)), None)
         return [key for key, _ in decided if key != last]
 
     def is_processed(self, topic: TopicMetadata, at: int) -> bool:
@@ -260,21 +262,21 @@ class Requests:
         generation = self._topics.get(home).generation
         return _keys(home.namespace, home.topic, generation, name, generation_prefix(home.prefix, generation)).producer
 
-    def is_decided(self, begun: StartedTransaction) -> bool:
+    def is_decided(self, started: StartedTransaction) -> bool:
         """Return whether a transaction is committed, or can no longer be committed."""
         if self._transactions is not None:
-            return begun.void or not self._transactions.is_in_progress(begun.pointer)
-        return begun.void or transaction_ms(begun.pointer) + self._max_lifetime_ms < self._clock.now_ms()
+            return started.void or not self._transactions.is_in_progress(started.pointer)
+        return started.void or transaction_ms(started.pointer) + self._max_lifetime_ms < self._clock.now_ms()
 
-    def _has_ended(self, begun: StartedTransaction, sent: Sent) -> bool:
+    def _has_ended(self, started: StartedTransaction, sent: Sent) -> bool:
         """Return whether the instance reports a transaction as decided; used without a manager in this process."""
-        own = begun.generation == sent.generation and begun.pointer < sent.oldest_open
+        own = started.generation == sent.generation and started.pointer < sent.oldest_open
         return own and self._transactions is None
 
-    def is_given_up(self, begun: StartedTransaction) -> bool:
+    def is_given_up(self, started: StartedTransaction) -> bool:
         """Return whether a transaction is known never to be committed."""
         manager = self._transactions
-        return begun.void or (manager is not None and manager.status(begun.pointer) == "invalid")
+        return started.void or (manager is not None and manager.status(started.pointer) == "invalid")
 
     def change(self, *changes: tuple[str, SideChange]) -> None:
         """Change rows, each for the producer of a name.
@@ -287,14 +289,14 @@ class Requests:
             name, _ = changes[made.index(False)]
             raise Unavailable(f"Producer {name} was changed by another server during the request.", "Try again.")
 
-    def has_begun(self, admission: Admission, pointer: int) -> bool:
+    def is_stored(self, admission: Admission, pointer: int) -> bool:
         """Return whether a transaction of the producer is stored."""
-        return self.rows[admission.keys.producer.begun_key(pointer)] is not None
+        return self.rows[admission.keys.producer.transaction_key(pointer)] is not None
 
     def begin_change(self, admission: Admission, pointer: int | None) -> tuple[list[tuple[bytes, bytes]], list[bytes]]:
         """Return the rows to write and the keys to delete that store a transaction; both empty if it is stored."""
         producer, sent = admission.keys.producer, admission.sent
-        if pointer is None or self.rows[key := producer.begun_key(pointer)] is not None:
+        if pointer is None or self.rows[key := producer.transaction_key(pointer)] is not None:
             return [], []
         if self._transactions is not None:
             self._transactions.note_written(pointer, producer.label)

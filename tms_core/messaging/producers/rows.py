@@ -31,9 +31,9 @@ from tms_core.tables.side import SideTable
 from tms_core.topic import TopicId, TopicMetadata
 from tms_core.transaction.model import transaction_ms
 
-_PRODUCER, _TRANSACTIONAL, _BEGUN, _REQUEST = b"w", b"t", b"p", b"q"
+_PRODUCER, _TRANSACTIONAL, _TRANSACTION, _REQUEST = b"w", b"t", b"p", b"q"
 _REGISTRATION = struct.Struct(">q16sqqBB")
-_POINTER, _BEGUN_VALUE = struct.Struct(">q"), struct.Struct(">qB")
+_POINTER, _TRANSACTION_VALUE = struct.Struct(">q"), struct.Struct(">qB")
 #: The instance of a producer that was deleted or forgotten.
 NO_INSTANCE = UUID(int=0)
 #: After so many milliseconds without a request, a producer without open transactions is forgotten.
@@ -69,14 +69,14 @@ class ProducerName(NamedTuple):
         return _PRODUCER + generation_prefix(self.home.prefix, self.home_generation) + self.name.encode("ascii")
 
     @property
-    def begun(self) -> bytes:
+    def transactions_prefix(self) -> bytes:
         """Return the start of the keys of its transactions."""
         prefix = generation_prefix(self.home.prefix, self.home_generation)
-        return _TRANSACTIONAL + prefix + _BEGUN + self.name.encode("ascii") + b"\0"
+        return _TRANSACTIONAL + prefix + _TRANSACTION + self.name.encode("ascii") + b"\0"
 
-    def begun_key(self, pointer: int) -> bytes:
+    def transaction_key(self, pointer: int) -> bytes:
         """Return the key of one of its transactions."""
-        return self.begun + _POINTER.pack(pointer)
+        return self.transactions_prefix + _POINTER.pack(pointer)
 
     def request_key(self, prefix: bytes) -> bytes:
         """Return the key of its last request to a generation of a topic, by the start of the topic's row keys."""
@@ -162,7 +162,7 @@ class StartedTransaction(NamedTuple):
 
     def pack(self) -> bytes:
         """Return the value of its row."""
-        return _BEGUN_VALUE.pack(self.generation, self.void) + self.label.encode()
+        return _TRANSACTION_VALUE.pack(self.generation, self.void) + self.label.encode()
 
     @classmethod
     def parse(cls, key: bytes, value: bytes) -> StartedTransaction:
@@ -173,8 +173,8 @@ class StartedTransaction(NamedTuple):
         """
         try:
             (pointer,) = _POINTER.unpack(key[-_POINTER.size :])
-            generation, void = _BEGUN_VALUE.unpack(value[: _BEGUN_VALUE.size])
-            return cls(pointer, generation, bool(void), value[_BEGUN_VALUE.size :].decode())
+            generation, void = _TRANSACTION_VALUE.unpack(value[: _TRANSACTION_VALUE.size])
+            return cls(pointer, generation, bool(void), value[_TRANSACTION_VALUE.size :].decode())
         except (struct.error, UnicodeDecodeError) as error:
             raise FormatError(f"a producer's transaction {quoted(key)} cannot be read: {error}") from error
 
@@ -191,16 +191,16 @@ def next_generation(known: Registration | None, now_ms: int) -> int:
 
 
 def last_of(
-    begun: list[tuple[StartedTransaction, TransactionOutcome]], inherited: LastTransaction | None
+    transactions: list[tuple[StartedTransaction, TransactionOutcome]], inherited: LastTransaction | None
 ) -> LastTransaction | None:
     """Return the newest transaction that was not aborted, after which the producer continues; else the newest one.
 
     Args:
-        begun: transactions with their outcomes.
+        transactions: transactions with their outcomes.
         inherited: the result of the previous registration, which is older than all of these.
     """
     found = [] if inherited is None else [inherited]
-    for one, outcome in sorted(begun, key=lambda pair: (pair[0].generation, pair[0].pointer)):
+    for one, outcome in sorted(transactions, key=lambda pair: (pair[0].generation, pair[0].pointer)):
         found.append(LastTransaction(one.pointer, one.label, outcome))
     kept = [previous for previous in found if previous.outcome is not TransactionOutcome.ABORTED]
     return next(reversed(kept or found), None)
@@ -212,7 +212,9 @@ def last_of(
 def is_of_producer(key: bytes) -> bool:
     """Return whether a key of the side table belongs to a producer's registration or transaction."""
     prefix = topic_prefix(key[1:]) if key[:1] == _TRANSACTIONAL else None
-    return key[:1] == _PRODUCER or (prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _BEGUN)
+    return key[:1] == _PRODUCER or (
+        prefix is not None and key[1 + len(prefix) + GENERATION_BYTES :][:1] == _TRANSACTION
+    )
 
 
 def transactions_of(
@@ -228,8 +230,12 @@ def transactions_of(
         FormatError: a row is damaged.
         StoreError: the table could not be read.
     """
-    stop = stop_key(producer.begun) if before is None else producer.begun_key(before)
-    rows = every(side.rows, producer.begun, stop) if most is None else side.rows(producer.begun, stop, most).items
+    stop = stop_key(producer.transactions_prefix) if before is None else producer.transaction_key(before)
+    rows = (
+        every(side.rows, producer.transactions_prefix, stop)
+        if most is None
+        else side.rows(producer.transactions_prefix, stop, most).items
+    )
     return [(key, StartedTransaction.parse(key, value)) for key, value in rows]
 
 
@@ -331,7 +337,7 @@ def tidy(
     """
     # Read transactions and requests before registrations: a producer that is registered in between then has a
     # registration without rows here, and loses nothing. In the other order, its rows would count as orphans.
-    marked, begun, active, opened = _mark_void(side, is_invalid, is_undecided, idle_before_ms)
+    marked, transactions, active, opened = _mark_void(side, is_invalid, is_undecided, idle_before_ms)
     requested = list(_rows(side, _REQUEST))
     producers = dict(_rows(side, _PRODUCER))
     for key, value in producers.items():
@@ -352,7 +358,7 @@ def tidy(
     forgotten = 0
     for key, value in producers.items():
         producer, known = _producer(key), Registration.parse(value)
-        rows = [*begun.pop(key, ()), *requests.get(key, ())]
+        rows = [*transactions.pop(key, ()), *requests.get(key, ())]
         if producer is None or is_gone(producer.home, producer.home_generation):
             # Open transactions stay: the first instance in a new home of this name invalidates them.
             gone += [] if key in opened else [key, *rows]
@@ -366,7 +372,7 @@ def tidy(
             forgotten += side.exchange(
                 key, value, known._replace(instance=NO_INSTANCE, previous=None, settled=True).pack(), deletes=rows
             )
-    side.delete([*gone, *(key for keys in begun.values() for key in keys)])
+    side.delete([*gone, *(key for keys in transactions.values() for key in keys)])
     return marked, forgotten
 
 
@@ -405,12 +411,12 @@ def _mark_void(
         producer = _beginner(key)
         if producer is None:
             continue
-        begun = StartedTransaction.parse(key, value)
-        if not begun.void and is_invalid(begun.pointer):
-            marked += side.exchange(key, value, begun._replace(void=True).pack())
-        is_open = not begun.void and is_undecided(begun.pointer)
+        started = StartedTransaction.parse(key, value)
+        if not started.void and is_invalid(started.pointer):
+            marked += side.exchange(key, value, started._replace(void=True).pack())
+        is_open = not started.void and is_undecided(started.pointer)
         opened.update([producer.key] if is_open else [])
-        active_ms = max(transaction_ms(begun.pointer), idle_before_ms if is_open else 0)
+        active_ms = max(transaction_ms(started.pointer), idle_before_ms if is_open else 0)
         active[producer.key] = max(active.get(producer.key, 0), active_ms)
         keys.setdefault(producer.key, []).append(key)
     return marked, keys, active, opened

@@ -61,8 +61,8 @@ def admit_transactions(context: WriterContext, entries: Sequence[PublishEntry], 
         return entries
     for entry in entries:
         if entry.pointer is not None:
-            entry.is_begun = manager.begin_write(entry.pointer, entry.principal)
-            if not entry.is_begun and is_in_time(context, entry, position(now_ms)):
+            entry.is_write_open = manager.begin_write(entry.pointer, entry.principal)
+            if not entry.is_write_open and is_in_time(context, entry, position(now_ms)):
                 entry.drop(_refusal(context, entry))
     return remaining(entries)
 
@@ -108,7 +108,7 @@ def release(context: WriterContext, entries: Sequence[PublishEntry]) -> None:
     context.requests.in_flight.end([entry.admission.keys.request for entry in entries if entry.admission is not None])
     if (manager := context.transactions) is not None:
         for entry in entries:
-            if entry.is_begun:
+            if entry.is_write_open:
                 manager.end_write(cast(int, entry.pointer))
 
 

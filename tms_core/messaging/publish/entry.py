@@ -43,9 +43,9 @@ class PublishEntry:
         "announced",
         "answer",
         "first",
-        "is_begun",
         "is_dropped",
         "is_plain",
+        "is_write_open",
         "lane",
         "messages",
         "outcome",
@@ -79,7 +79,7 @@ class PublishEntry:
         self.answer: Answer[RollbackRange | None] = Answer()
         self.admission: Admission | None = None
         self.announced: LastRequest | None = None
-        self.is_begun = self.is_dropped = False
+        self.is_write_open = self.is_dropped = False
         self.lane = self.first = 0
         self.outcome: RollbackRange | BaseException | None = None
 

@@ -178,7 +178,7 @@ class EventLoopWorkers(PublishWorkers):
     def __init__(self, threads: int = THREADS) -> None:
         self.alone: Callable[[int], bool] | None = None
         self.quick = True
-        self._begun: list[Batch] = []
+        self._turn_batches: list[Batch] = []
         #: Whether no other request was under way when the first of these batches was queued.
         self._was_idle = False
         super().__init__(threads)
@@ -190,17 +190,17 @@ class EventLoopWorkers(PublishWorkers):
         except RuntimeError:
             super().run(partial(self._write, batch))
             return
-        if not self._begun:
+        if not self._turn_batches:
             self._was_idle = self._requests == 1
             loop.call_soon(self._end_turn)
-        self._begun.append(batch)
+        self._turn_batches.append(batch)
 
     def _end_turn(self) -> None:
-        begun, self._begun = self._begun, []
-        if len(begun) == 1 and self._was_idle and self._loop_writes():
-            self._write(begun[0])
+        batches, self._turn_batches = self._turn_batches, []
+        if len(batches) == 1 and self._was_idle and self._loop_writes():
+            self._write(batches[0])
             return
-        for batch in begun:
+        for batch in batches:
             super().run(partial(self._write, batch))
 
     def _loop_writes(self) -> bool:

@@ -114,7 +114,7 @@ class SideStorage:
         self._log: SideLog | None = None
         self._free = self._deleted_to = 0
         #: The time of the last snapshot for which a log was started, and the number of that log's first cell.
-        self._begun = (-1, 0)
+        self._log_start = (-1, 0)
 
     def recover(self) -> RecoveredLog:
         """Take over from the former manager: close its log, and read its edits.
@@ -142,12 +142,12 @@ class SideStorage:
                 break
         self._root, self._free, self._log = value, free, None
         self._tried.clear()
-        self._begun, self._deleted_to = (-1, 0), 0
+        self._log_start, self._deleted_to = (-1, 0), 0
         return found
 
     def log(self, timestamp_ms: int) -> SideLog:
         """Return the log after the snapshot of that time."""
-        self._begun = (timestamp_ms, self._next)
+        self._log_start = (timestamp_ms, self._next)
         self._log = SideLog(self._side, self._next, self._still)
         return self._log
 
@@ -158,9 +158,9 @@ class SideStorage:
             StorageElsewhere: another server has taken over.
             StoreError: it could not be written.
         """
-        taken_ms = snapshot.visibility.timestamp_ms
-        begun_ms, first = self._begun
-        if begun_ms != taken_ms:
+        snapshot_ms = snapshot.visibility.timestamp_ms
+        start_ms, first = self._log_start
+        if start_ms != snapshot_ms:
             first = self._next
         # List old rows before the change of the root: a snapshot that exists now and is not in the root is never in a
         # later root. Rows that appear after this list may belong to the next leader's snapshot.
@@ -169,7 +169,7 @@ class SideStorage:
         parts = _parts(snapshot)
         for number, part in enumerate(parts):
             self._side.put([(_part_key(name, number), part)])
-        self._change_root(LogRoot(name.hex(), len(parts), first, taken_ms, self.address, self.name).pack())
+        self._change_root(LogRoot(name.hex(), len(parts), first, snapshot_ms, self.address, self.name).pack())
         self._side.delete(old)
         self._forget_cells(first)
 

@@ -116,5 +116,5 @@ def _registration_fields(known: Registration, open_: list[StartedTransaction]) -
         "generation": str(known.generation),
         "updatedMs": str(known.updated_ms),
         "former": _previous_fields(known.previous),
-        "open": [{"transaction": str(begun.pointer), "label": begun.label} for begun in open_],
+        "open": [{"transaction": str(started.pointer), "label": started.label} for started in open_],
     }

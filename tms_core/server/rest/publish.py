@@ -87,7 +87,7 @@ class StorePayloads(ContextRoute):
             principal = scope.get("principal")
             sent = sent_by(context, principal, headers)
             if not messages and sent is not None and sent.home == topic:
-                await context.in_thread(context.service.note_begun, sent, pointer, principal)
+                await context.in_thread(context.service.store_transaction, sent, pointer, principal)
             else:
                 stored = context.service.submit_store(topic, messages, pointer=pointer, sent=sent, principal=principal)
                 await outcome(stored)

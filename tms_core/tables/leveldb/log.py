@@ -111,19 +111,19 @@ def read_records(stream: BinaryIO) -> Iterator[bytes]:
     Raises:
         FormatError: a checksum, a length or the order of fragments is wrong.
     """
-    begun: list[bytes] = []
+    fragments: list[bytes] = []
     for kind, fragment in _fragments(stream):
-        if (kind in (FULL, FIRST) and any(begun)) or (kind == PADDING and begun):
+        if (kind in (FULL, FIRST) and any(fragments)) or (kind == PADDING and fragments):
             raise FormatError("a record has no end")
-        if kind in (MIDDLE, LAST) and not begun:
+        if kind in (MIDDLE, LAST) and not fragments:
             raise FormatError("a record has no beginning")
         if kind in (FULL, FIRST):
-            begun = []
+            fragments = []
         if kind in (FIRST, MIDDLE):
-            begun.append(fragment)
+            fragments.append(fragment)
         elif kind in (FULL, LAST):
-            yield b"".join([*begun, fragment])
-            begun = []
+            yield b"".join([*fragments, fragment])
+            fragments = []
         elif kind != PADDING:
             raise FormatError(f"a fragment is of the unknown kind {kind}")
 
@@ -151,15 +151,15 @@ def pack_records(records: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the bytes of a log or MANIFEST with these records, piece by piece."""
     room = BLOCK_BYTES
     for record in records:
-        rest, begun = record, False
-        while rest or not begun:
+        rest, has_fragment = record, False
+        while rest or not has_fragment:
             if room < HEADER.size:
                 yield bytes(room)
                 room = BLOCK_BYTES
             part, rest = rest[: room - HEADER.size], rest[room - HEADER.size :]
-            kind = _KINDS[begun, bool(rest)]
+            kind = _KINDS[has_fragment, bool(rest)]
             yield HEADER.pack(masked_crc(bytes([kind]) + part), len(part), kind) + part
-            room, begun = (room - HEADER.size - len(part)) or BLOCK_BYTES, True
+            room, has_fragment = (room - HEADER.size - len(part)) or BLOCK_BYTES, True
 
 
 def parse_edit(record: bytes) -> list[Field]:
@@ -249,7 +249,7 @@ def find_damage(log: bytes) -> Damage | None:
     """
     at = 0
     #: The size of an incomplete record so far, in bytes; None: there is no such record.
-    begun: int | None = None
+    incomplete_bytes: int | None = None
     while len(log) - at >= HEADER.size:
         if (left := _block_stop(at) - at) < HEADER.size:
             at += left
@@ -259,11 +259,11 @@ def find_damage(log: bytes) -> Damage | None:
         _, length, kind = HEADER.unpack_from(log, at)
         stop = at + HEADER.size + length
         # An empty first fragment may be followed by another first fragment: old writers left it at the end of a block.
-        if kind in (FULL, FIRST) and begun:
+        if kind in (FULL, FIRST) and incomplete_bytes:
             return Damage(at, at, "the record before it has no end")
-        if kind in (MIDDLE, LAST) and begun is None:
+        if kind in (MIDDLE, LAST) and incomplete_bytes is None:
             return Damage(at, stop, "a record has no beginning")
-        begun = (begun or 0) + length if kind in (FIRST, MIDDLE) else None
+        incomplete_bytes = (incomplete_bytes or 0) + length if kind in (FIRST, MIDDLE) else None
         at = stop
     return None
 

@@ -168,7 +168,7 @@ class TransactionManager(DurableState):
         timeout_ms = self._timeout_ms(timeout_seconds)
         with self.deciding() as state:
             self._commit(state, transaction_id)
-            return self._begun(state, TransactionType.SHORT, timeout_ms, client)
+            return self._record_start(state, TransactionType.SHORT, timeout_ms, client)
 
     def abort(self, transaction: Transaction) -> None:
         """Abort a transaction whose client has rolled back its writes.
@@ -492,9 +492,9 @@ class TransactionManager(DurableState):
 
     def _start(self, kind: TransactionType, timeout_ms: int, client: str) -> Transaction:
         with self.deciding() as state:
-            return self._begun(state, kind, timeout_ms, client)
+            return self._record_start(state, kind, timeout_ms, client)
 
-    def _begun(self, state: ManagerState, kind: TransactionType, timeout_ms: int, client: str) -> Transaction:
+    def _record_start(self, state: ManagerState, kind: TransactionType, timeout_ms: int, client: str) -> Transaction:
         now_ms = self._clock.right_ms()
         transaction = state.transaction(state.next_pointer(now_ms, self._offset()), kind)
         self.record(

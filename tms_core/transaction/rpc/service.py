@@ -255,7 +255,7 @@ class TransactionService:
         """Accept connections over TLS; the loop's own server would not count connections during their handshake."""
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
-        begun: dict[asyncio.Task[None], None] = {}
+        handshakes: dict[asyncio.Task[None], None] = {}
         try:
             while True:
                 try:
@@ -264,16 +264,16 @@ class TransactionService:
                     self._seldom.log(logging.WARNING, "no connection can be accepted: %s", error)
                     await asyncio.sleep(1)
                     continue
-                if len(begun) >= _most_connections():
+                if len(handshakes) >= _most_connections():
                     # Clients that connect and send nothing must not block others: drop the oldest handshake.
-                    oldest = next(iter(begun))
-                    del begun[oldest]
+                    oldest = next(iter(handshakes))
+                    del handshakes[oldest]
                     oldest.cancel()
                 task = asyncio.create_task(self._shake_hands(peer, name, context))
-                begun[task] = None
-                task.add_done_callback(lambda done: begun.pop(done, None))
+                handshakes[task] = None
+                task.add_done_callback(lambda done: handshakes.pop(done, None))
         finally:
-            for task in begun:
+            for task in handshakes:
                 task.cancel()
 
     async def _shake_hands(self, peer: socket.socket, name: object, context: ssl.SSLContext) -> None:
@@ -491,21 +491,19 @@ class TransactionService:
                     received = await stack.enter_async_context(self.room(_memory_of(size), abort))
                 yield received
 
-    async def _whole(
-        self, reader: asyncio.StreamReader, begun: bytes, size: int, received: Callable[[], None]
-    ) -> bytes:
+    async def _whole(self, reader: asyncio.StreamReader, head: bytes, size: int, received: Callable[[], None]) -> bytes:
         """Return the complete request; a large request must arrive steadily, because others wait for its place."""
         if size <= LARGE_BYTES:
-            return begun
-        found = bytearray(begun)
-        await self._read_rest(reader, size - len(begun), found.extend)
+            return head
+        found = bytearray(head)
+        await self._read_rest(reader, size - len(head), found.extend)
         received()
         return bytes(found)
 
-    async def _refuse_large(self, reader: asyncio.StreamReader, begun: bytes, size: int) -> bytes:
+    async def _refuse_large(self, reader: asyncio.StreamReader, head: bytes, size: int) -> bytes:
         """Return the answer to a large request without memory; the rest of the request is read and dropped."""
-        await self._read_rest(reader, size - len(begun), len)
-        return _refusal(wire.read_head(begun), NO_MEMORY)
+        await self._read_rest(reader, size - len(head), len)
+        return _refusal(wire.read_head(head), NO_MEMORY)
 
     async def _read_rest(self, reader: asyncio.StreamReader, size: int, use: Callable[[bytes], object]) -> None:
         """Read the rest of a large request in parts, and process each part as it arrives."""
