@@ -754,6 +754,18 @@ def test_inverted_announced_rows_are_not_done(
     assert seen(kit) == [*[b"0"] * 2 * together, b"1", b"2"]
 
 
+@pytest.mark.parametrize("waited_ms", [AHEAD_MS - 1, AHEAD_MS, AHEAD_MS + 1])
+def test_kill_after_the_end_of_an_announcement_keeps_each_request_once(kit: GroupKit, waited_ms: int) -> None:
+    one = Instance(kit)
+    for number in range(4):
+        one.publish(b"%d" % number)
+    kit.clock.advance(waited_ms)
+    one.publish(b"late", b"and")
+    kit.restart()
+    one.publish(b"late", b"and", again=True)
+    assert everything(kit) == [b"0", b"1", b"2", b"3", b"late", b"and"]
+
+
 @pytest.mark.parametrize("end", ["goes on", "repeats"])
 @pytest.mark.parametrize("number", range(4, 42, 3))
 def test_kill_after_announcements_keeps_each_request_once(kit: GroupKit, number: int, end: str) -> None:
