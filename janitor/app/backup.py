@@ -62,8 +62,8 @@ class Folders(NamedTuple):
 def folders_of(settings: AllSettings) -> Folders:
     """Return the folders that the settings name; of a store in LevelDB."""
     transactions, store = settings.transactions, settings.storage.leveldb.path
-    is_here = transactions.source in ("manager", "directory") and "://" not in transactions.directory
-    log = Path(transactions.directory) if is_here else None
+    is_local = transactions.source in ("manager", "directory") and "://" not in transactions.directory
+    log = Path(transactions.directory) if is_local else None
     return Folders(store, side_path(store), log, settings.janitor.state)
 
 

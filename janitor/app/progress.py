@@ -56,7 +56,7 @@ class _Line:
         self._rows = self._done = self._expected = 0
         self._began = time.monotonic()
         self._next = self._began + _QUIET_SECONDS
-        self._shown = False
+        self._has_output = False
 
     def __call__(self, phase: str, topic: TopicId | None, rows: int) -> None:
         now = time.monotonic()
@@ -73,9 +73,9 @@ class _Line:
         far = in_words(self._done, self._expected, round((now - self._began) * 1000)) if phase == MEASURED else ""
         self._stream.write(f"\r\x1b[K{_WHAT.get(phase, phase)}{where}{read}{far}")
         self._stream.flush()
-        self._shown = True
+        self._has_output = True
 
     def clear(self) -> None:
-        if self._shown:
+        if self._has_output:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -93,7 +93,7 @@ def bring_back(
     request = Request(topic, target, _selection(current, run_id, since, until), dry_run)
     with current.reading() if dry_run else current.deciding() as engine:
         done = engine.restorable(folder, request) if dry_run else engine.restore(folder, request)
-    found = _meant(folder, request) if dry_run else []
+    found = _find_groups(folder, request) if dry_run else []
     if current.as_json:
         render.print_json({**done.to_json(), **({"archived": found} if dry_run else {})})
         return
@@ -102,7 +102,7 @@ def bring_back(
     _show_restored(done)
 
 
-def _meant(folder: Path, request: Request) -> list[archived.Group]:
+def _find_groups(folder: Path, request: Request) -> list[archived.Group]:
     """Return the parts of the archive that a restore reads, by day and run."""
     return archived.groups(archived.find_topic(folder, request.source), request.selection)
 

@@ -132,10 +132,10 @@ def _archive(current: Session) -> Finding:
     """Return whether pyarrow is installed, and the folder can be written and has space."""
     current.archive()
     folder = Path(current.settings.janitor.archive.path)
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    parent = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
         return Finding("archive", "fail", f"{folder} cannot be written; change its owner, or janitor.archive.path")
-    usage = shutil.disk_usage(there)
+    usage = shutil.disk_usage(parent)
     text = f"{folder}, {render.size(usage.free)} of {render.size(usage.total)} free"
     return Finding("archive", "ok" if usage.free > usage.total * _FREE_SHARE else "warn", text)
 
@@ -150,8 +150,9 @@ def _hbase_tls(hbase: HBaseSettings, tls: ClientTlsSettings) -> Finding:
     from tms_core.tables.hbase.wire.security import client_tls  # noqa: PLC0415 not for a help text
 
     client_tls(hbase)
-    shown = f", showing {tls.certificate}" if tls.certificate else ""
-    return Finding("hbase tls", "ok", f"servers are checked by {tls.ca_file or 'the authorities of the system'}{shown}")
+    certificate = f", showing {tls.certificate}" if tls.certificate else ""
+    authorities = tls.ca_file or "the authorities of the system"
+    return Finding("hbase tls", "ok", f"servers are checked by {authorities}{certificate}")
 
 
 def _login(name: str, setting: str, kerberos: KerberosSettings) -> Finding:

@@ -100,9 +100,9 @@ def _cells(current: Session, run: RunRecord, report: Report | None) -> list[str 
     state = _status(current, run)
     figures = [f"{getattr(run, str(rule)):,}" for rule in Rule] + [f"{run.held:,}"]
     style = {"done": "", RUNNING: "green", "blocked": "bold red", "failed": "bold red", LOST: "bold red"}
-    shown = render.styled(state, style.get(state, "yellow"))
+    result = render.styled(state, style.get(state, "yellow"))
     note = complete(_note(run, state, report), current.arguments())
-    return [run.id, render.moment(run.started_ms), _took(run) if run.result else "", run.mode, shown, *figures, note]
+    return [run.id, render.moment(run.started_ms), _took(run) if run.result else "", run.mode, result, *figures, note]
 
 
 def _took(run: RunRecord) -> str:

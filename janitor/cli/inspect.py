@@ -93,8 +93,8 @@ def _show_snapshot(figures: dict[str, Any]) -> None:
     lists = ("invalid", "in_progress")
     for name, value in figures.items():
         if name not in lists and value is not None:
-            shown = f" ({render.moment(value)})" if name == "timestamp_ms" else ""
-            out.print(f"{name}: {value}{shown}")
+            time_text = f" ({render.moment(value)})" if name == "timestamp_ms" else ""
+            out.print(f"{name}: {value}{time_text}")
     grid = render.grid(["transaction", "state", "began", "expires", "checkpoints"])
     for pointer in figures["invalid"]:
         grid.add_row(pointer, "invalid", render.moment(transaction_ms(int(pointer))))

@@ -77,7 +77,7 @@ def _is_held(current: Session) -> bool:
 
 
 #: Findings that leave part of the work to the next run.
-_LEFT = frozenset({"interrupted", "quarantine"})
+_PARTIAL = frozenset({"interrupted", "quarantine"})
 
 
 def show(current: Session, report: Report, next_step: str = "", *, summary: bool = False) -> None:
@@ -100,7 +100,7 @@ def finish(current: Session, report: Report) -> int:
     found = {note.guard for note in report.guards}
     if "lease" in found:
         return BUSY
-    return PARTLY if report.errors or found & _LEFT else DONE
+    return PARTLY if report.errors or found & _PARTIAL else DONE
 
 
 def _next_step(current: Session, report: Report) -> str:

@@ -40,10 +40,10 @@ def command(topic: str | None) -> None:
     if current.as_json:
         render.print_json({"paused": pauses})
         return
-    shown = "" if pattern == EVERYTHING else f" {shlex.quote(pattern)}"
+    argument = "" if pattern == EVERYTHING else f" {shlex.quote(pattern)}"
     out = render.console()
     out.print(f"paused: {names(pauses)}; a run under way stops there before its next batch")
-    out.print(f"next: {typed(current, f'resume{shown}')}")
+    out.print(f"next: {typed(current, f'resume{argument}')}")
 
 
 def names(pauses: list[Pause]) -> str:

@@ -46,7 +46,7 @@ _HOLDS = {
 
 
 #: Columns of the word on the left of a line.
-_LEFT = 13
+_LABEL_WIDTH = 13
 
 #: A table of more columns than this is one of figures, whose cells are short.
 FEW_COLUMNS = 3
@@ -125,7 +125,7 @@ def print_report(
     if report.topics_omitted:
         out.print(f"and {report.topics_omitted:,} smaller entries, which were not recorded")
     out.print(_totals(report))
-    for line in [*_gain_lines(report), *_kept_lines(report), *_held_before(report)]:
+    for line in [*_gain_lines(report), *_remaining_lines(report), *_earlier_holds(report)]:
         out.print(line)
     if report.boundary is not None:
         out.print(f"proven clean up to transaction {report.boundary} ({moment(report.boundary // 10**6)})")
@@ -224,7 +224,7 @@ def when(ms: int, now_ms: int) -> str:
 
 def line(name: str, *parts: str, style: str = "") -> Text:
     """Return a line of a list: a word on the left, and a text."""
-    text = Text(f"{name:<{_LEFT}}", style="bold")
+    text = Text(f"{name:<{_LABEL_WIDTH}}", style="bold")
     return text.append(Text("; ".join(part for part in parts if part), style=style))
 
 
@@ -278,8 +278,8 @@ def _totals(report: Report) -> Text:
 
 def _gain_lines(report: Report) -> Iterator[str]:
     """Yield the number of deleted messages, of all messages, and the freed space if it is known."""
-    if left := messages(report.mode, report.messages, report.started_ms):
-        yield f"messages: {left}"
+    if progress := messages(report.mode, report.messages, report.started_ms):
+        yield f"messages: {progress}"
     if freed := report.deleted_bytes:
         about, of = ("about ", on_disk(report.store_bytes.before)) if report.mode == "plan" else ("", "")
         yield f"size: {about}{size(freed)} of rows {_verb(report)}deleted{of}"
@@ -287,14 +287,14 @@ def _gain_lines(report: Report) -> Iterator[str]:
             yield gained
 
 
-def _kept_lines(report: Report) -> Iterator[str]:
+def _remaining_lines(report: Report) -> Iterator[str]:
     """Yield the line about rows that stayed, if there are any."""
     counts = ((_REASONS[reason], rows) for reason, rows in report.totals.kept.items() if rows)
-    if shown := ", ".join(f"{rows:,} {words}" for words, rows in counts):
-        yield f"kept on purpose: {shown}"
+    if reasons := ", ".join(f"{rows:,} {words}" for words, rows in counts):
+        yield f"kept on purpose: {reasons}"
 
 
-def _held_before(report: Report) -> Iterator[str]:
+def _earlier_holds(report: Report) -> Iterator[str]:
     for entry in report.held_before.topics if report.held_before else ():
         held = _HOLDS[entry.held] if entry.held else ""
         why = f"{entry.table}, {_RULES[entry.rule]}, {held}"

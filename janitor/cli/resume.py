@@ -55,8 +55,8 @@ def _resume(state: State, pattern: str) -> tuple[list[str], list[str]]:
         resumed = [pause.pattern for pause in state.pauses() if _is_within(pause.pattern, pattern)]
         for paused_pattern in resumed:
             state.resume(paused_pattern)
-        aside = [topic for topic, strikes in state.strikes().items() if strikes.quarantined_ms is not None]
-        retried = [topic for topic in aside if topic.matches((pattern,))]
+        quarantined = [topic for topic, strikes in state.strikes().items() if strikes.quarantined_ms is not None]
+        retried = [topic for topic in quarantined if topic.matches((pattern,))]
         state.save_strikes(dict.fromkeys(retried))
     return resumed, [str(topic) for topic in retried]
 

@@ -76,7 +76,7 @@ def stats(
     transactions = access.transactions(now_ms, current.clock)
     options = source_options(current, patterns, partitions)
     day = datetime.fromtimestamp(now_ms / 1000, UTC).date().isoformat()
-    with on.ended_alike(), on.session(master) as spark:
+    with on.convert_sigterm(), on.session(master) as spark:
         register(spark)
         found = on.run_on_spark(spark, lambda: counting.count(spark, options, now_ms, transactions), name="count")
         place = _absolute(out) if out else None
@@ -90,8 +90,8 @@ def stats(
             living = {t: g for t, g in counting.living(store).items() if not patterns or t.matches(patterns)}
             counting.save(state, found, living, now_ms, whole=not patterns)
     if current.as_json:
-        shown = {"effective_now_ms": now_ms, "topics": [one.to_json() for one in found], "written": written}
-        render.print_json(shown)
+        output = {"effective_now_ms": now_ms, "topics": [one.to_json() for one in found], "written": written}
+        render.print_json(output)
     else:
         show_stats(found, now_ms)
         if written:

@@ -171,9 +171,9 @@ def lines(status: Status, health: Health, arguments: str = "") -> Iterator[Text]
         what = f"transaction {late.transaction} of {printable(late.client) or 'an unknown client'}"
         since = f"since {render.when(late.since_ms, status.now_ms)}"
         yield render.line("readers wait", f"of {late.readers}", f"for {what}", since, style="yellow")
-    for ahead in status.ahead[:_NAMED]:
-        newest = f"messages are dated ahead of the clock, the newest {render.when(ahead.newest_ms, status.now_ms)}"
-        yield render.line("ahead", ahead.topic, newest)
+    for entry in status.ahead[:_NAMED]:
+        newest = f"messages are dated ahead of the clock, the newest {render.when(entry.newest_ms, status.now_ms)}"
+        yield render.line("ahead", entry.topic, newest)
     yield from _statistics(status)
     for guard in status.guards:
         message = render.guard_line(guard.guard, complete(guard.message, arguments), tripped=guard.tripped)
@@ -222,8 +222,8 @@ def _outcome(run: RunRecord) -> str:
     what = f"plan only, {result}" if run.mode == "plan" else result
     figures = f"{run.expired:,} expired, {run.old_generation:,} of old generations"
     figures += f", {run.processed:,} processed" if run.processed else ""
-    left = render.messages(run.mode, run.messages)
-    figures += f", {run.invalid_transaction:,} inverted" + (f"; messages: {left}" if left else "")
+    progress = render.messages(run.mode, run.messages)
+    figures += f", {run.invalid_transaction:,} inverted" + (f"; messages: {progress}" if progress else "")
     return f"{what}: {run.error or figures}"
 
 
@@ -262,9 +262,9 @@ def _inactive_topics(status: Status) -> Iterator[Text]:
         waits = f"{held.rows:,} rows wait ({held.reason.replace('_', ' ')})"
         yield render.line("held", held.topic, waits, held.cause, until, style="yellow")
     for entry in status.quarantined[:_NAMED]:
-        again = f"tried again {render.when(entry.probe_ms, status.now_ms)}"
+        retry = f"tried again {render.when(entry.probe_ms, status.now_ms)}"
         failed = f"failed {entry.strikes} times: {entry.error.rstrip('.')}"
-        yield render.line("quarantined", entry.topic, failed, again, style="yellow")
+        yield render.line("quarantined", entry.topic, failed, retry, style="yellow")
     for name, found in (("paused", status.paused), ("held", status.held), ("quarantined", status.quarantined)):
         if len(found) > _NAMED:
             yield render.line("", f"and {len(found) - _NAMED:,} more {name}", "all of them with --format json")

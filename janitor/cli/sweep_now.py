@@ -26,12 +26,12 @@ def command() -> None:
     current = session()
     holder = current.holder()
     if holder is None:
-        here = f"Sweep from here: {typed(current, 'run --once')}"
+        hint = f"Sweep from here: {typed(current, 'run --once')}"
         if current.place.exclusive:
-            raise StoreError(f"No janitor answers in {current.state_path}, so no sweep started.", here)
+            raise StoreError(f"No janitor answers in {current.state_path}, so no sweep started.", hint)
         raise StoreError(
             "A store in HBase is not held by one process, so its janitor has no control socket.",
-            f"Send SIGHUP to the process of the janitor. {here}",
+            f"Send SIGHUP to the process of the janitor. {hint}",
         )
     holder.sweep_now()
     if current.as_json:

@@ -82,8 +82,8 @@ def lines(current: Session, topic: TopicId, found: Mapping[str, Any]) -> Iterato
     yield from _hold_lines(found["held"], now_ms)
     if found["quarantined"]:
         entry = found["quarantined"]
-        again = f"tried again {render.when(entry['probe_ms'], now_ms)}"
-        yield render.line("quarantined", f"failed {entry['strikes']} times: {entry['error'].rstrip('.')}; {again}")
+        retry = f"tried again {render.when(entry['probe_ms'], now_ms)}"
+        yield render.line("quarantined", f"failed {entry['strikes']} times: {entry['error'].rstrip('.')}; {retry}")
     for consumer in found["consumers"]:
         claims = claimed(consumer["open_claims"], consumer["redelivered"])
         yield render.line("consumer", f"{consumer['consumer']}: {lag(consumer, now_ms)}", claims)

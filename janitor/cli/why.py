@@ -120,7 +120,7 @@ def _heading(found: FoundRow) -> str:
 def _fate(answer: Why, found: FoundRow, arguments: str) -> str:
     fate = found.fate
     if fate.rule is None:
-        return f"stays: {_KEPT[fate.reason] if fate.reason else ''}" + _hold(answer, fate, arguments)
+        return f"stays: {_STAY_REASONS[fate.reason] if fate.reason else ''}" + _hold(answer, fate, arguments)
     if fate.rule is Rule.PROCESSED:
         due = "has been processed by all consumers"
     else:
@@ -143,7 +143,7 @@ def _due(fate: Fate, now_ms: int) -> str:
     return f"expires {render.moment(fate.due_ms)}, in {duration(fate.due_ms - now_ms, rough=True)}"
 
 
-_KEPT = {
+_STAY_REASONS = {
     Reason.UNKNOWN_TOPIC: "the janitor deletes no rows of a topic without readable metadata (rule L1)",
     Reason.NEWER_GENERATION: "its generation is above the topic's, as after a restore of the metadata table (rule L2)",
     Reason.UNRECOGNIZED: "TMS does not write keys of this form (rule L0)",
@@ -156,9 +156,9 @@ def _hold(answer: Why, fate: Fate, arguments: str) -> str:
     """Return the reason of a hold, and the command that releases it."""
     until = "" if fate.until_ms is None else render.moment(fate.until_ms)
     if fate.hold is Hold.FRONTIER:
-        goes = "" if fate.goes_ms is None else f" until {render.moment(fate.goes_ms)}"
+        release = "" if fate.goes_ms is None else f" until {render.moment(fate.goes_ms)}"
         approve = complete_command(f"janitor approve {answer.topic}", arguments)
-        return f"; held{goes} because its topic changed, or at once with: {approve}"
+        return f"; held{release} because its topic changed, or at once with: {approve}"
     if fate.hold is Hold.CONSUMER:
         return f"; held until {until} at the latest, because a consumer of its topic has not read it"
     if fate.hold is Hold.TRANSACTION:

@@ -152,7 +152,7 @@ def _own_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def ended_alike() -> Iterator[None]:
+def convert_sigterm() -> Iterator[None]:
     """Make SIGTERM stop commands that only read, like Ctrl-C; the first process of a container would ignore it."""
     if current_thread() is not main_thread():
         yield

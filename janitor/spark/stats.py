@@ -86,10 +86,10 @@ class GenerationStats:
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values; 64-bit ids are decimal strings."""
-        shown, total = pack(self), self.rows + self.payload_rows
+        document, total = pack(self), self.rows + self.payload_rows
         return {
-            "bytes": shown.pop("size_bytes"),
-            **shown,
+            "bytes": document.pop("size_bytes"),
+            **document,
             "overdue_share": {rule: rows / total for rule, rows in self.overdue.items()},
             "blocking_since_ms": self.blocking_since_ms,
         }

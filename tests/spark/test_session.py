@@ -167,12 +167,12 @@ def test_given_sigterm_when_something_is_only_looked_at_then_it_ends_as_with_ctr
         os.kill(os.getpid(), signal.SIGTERM)
         Event().wait(60)
 
-    with pytest.raises(KeyboardInterrupt), on.ended_alike():
+    with pytest.raises(KeyboardInterrupt), on.convert_sigterm():
         end()
     assert signal.getsignal(signal.SIGTERM) is before
 
     def elsewhere() -> bool:
-        with on.ended_alike():
+        with on.convert_sigterm():
             return signal.getsignal(signal.SIGTERM) is before
 
     with ThreadPoolExecutor(1) as threads:

@@ -54,7 +54,7 @@ CLAIM_COLUMNS = (
     StructField("state", StringType()),
 )
 #: Columns of one word that are kept: a few words, in pages of the full length and of a few others.
-_KEPT = 64
+_CACHE_SIZE = 64
 _ARROW: Mapping[type, Any] = {
     StringType: pa.string(),
     IntegerType: pa.int32(),
@@ -120,13 +120,13 @@ def _names(names: Sequence[str], codes: NDArray[Any]) -> Any:
     return pa.DictionaryArray.from_arrays(indices, pa.array(names, pa.string()))
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_SIZE)
 def _repeat_value(word: str | None, number: int) -> Any:
     """Return a column that says the same in every row, as most do in most pages; never changed, so it is made once."""
     return pa.repeat(pa.scalar(word, pa.string()), number)
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_SIZE)
 def _nulls(number: int) -> Any:
     return pa.nulls(number, pa.int64())
 

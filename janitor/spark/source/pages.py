@@ -120,10 +120,10 @@ def _of_stored(keys: list[bytes], values: list[bytes], ask: RowFields) -> Rows:
     with_payload = (tags == _TRANSACTIONAL) & whole
     transactional = with_payload | ((tags > _TRANSACTIONAL) & (lengths > 0))
     value = np.zeros(len(values), dtype=np.int64)
-    if (there := transactional & whole).any():
+    if (has_pointer := transactional & whole).any():
         # A view with the big-endian number at each offset, without a copy.
         longs = np.ndarray((len(data) - _TX_BYTES + 1,), ">i8", data, 1, (1,))
-        value[there] = longs[starts[there]]
+        value[has_pointer] = longs[starts[has_pointer]]
     for row in np.flatnonzero(transactional & ~whole):
         value[row] = pointer_of(values[row])
     sizes = None

@@ -29,7 +29,7 @@ from janitor.spark.source.batches import CLAIM_COLUMNS, METADATA_COLUMNS, arrow_
 from janitor.spark.source.options import NAME, SourceOptions
 from janitor.spark.source.parts import NOTHING, Piece, pieces
 from janitor.spark.source.selection import RowSelection
-from janitor.spark.stream import is_meant
+from janitor.spark.stream import is_stream
 from tms_core.clock import SystemClock
 from tms_core.consumers.claim_rows import all_claims
 from tms_core.consumers.claims import claim_outcome
@@ -67,7 +67,7 @@ class TmsSource(DataSource):
     """
 
     def __init__(self, options: dict[str, str]) -> None:
-        self._options = _feed(options) if is_meant(options) else SourceOptions.parse(options)
+        self._options = _feed(options) if is_stream(options) else SourceOptions.parse(options)
 
     @classmethod
     def name(cls) -> str:
@@ -148,11 +148,11 @@ class RowReader(DataSourceReader):
         piece, access = cast(RowPartition, partition).piece, self._request.access
         if not piece.ranges:
             return
-        beside = access.expiries if self.selection.table == "message" else nullcontext
+        open_expiries = access.expiries if self.selection.table == "message" else nullcontext
         with (
             _name_piece_in_errors(f"{self.selection.table} rows of {piece}"),
             access.part(piece.salt) as part,
-            beside() as expiries,
+            open_expiries() as expiries,
         ):
             yield from self.batches(part, piece, expiries)
         spare_collections()

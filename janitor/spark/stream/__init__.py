@@ -13,6 +13,6 @@ OPTIONS = {name.lower(): name for name in (*_NAMES, *_NAMES_OF_SPARK)}
 _STREAM_OPTIONS = frozenset(OPTIONS) - {"partitions"}
 
 
-def is_meant(options: Mapping[str, str]) -> bool:
+def is_stream(options: Mapping[str, str]) -> bool:
     """Return whether options describe a stream, not a store."""
     return not _STREAM_OPTIONS.isdisjoint(name.lower() for name in options)

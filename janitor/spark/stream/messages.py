@@ -28,15 +28,15 @@ def messages(
     Raises:
         MessagingError: the server does not respond, or rejects the request.
     """
-    left, came = limit, True
-    while left is None or left > 0:
+    remaining, came = limit, True
+    while remaining is None or remaining > 0:
         try:
-            poll = client.poll(topic, start=place.start, inclusive=place.inclusive, limit=left, transaction=view)
+            poll = client.poll(topic, start=place.start, inclusive=place.inclusive, limit=remaining, transaction=view)
             with poll as found:
                 came = False
                 for message in found:
                     place, came = StreamPosition.after_message(message.id), True
-                    left = None if left is None else left - 1
+                    remaining = None if remaining is None else remaining - 1
                     yield message
         except (Unanswered, Unavailable):
             if not came:

@@ -147,7 +147,7 @@ class Planner:
         known = {} if before is None else {TopicId.parse(part.topic): part for part in before.parts}
         place = self._feed.begin if before is None else _place_of_new(before)
         if before is not None and before.generation != moment.topic.generation:
-            self._made_again(before)
+            self._report_recreation(before)
             known, place = {}, EARLIEST
         found: list[Offset] = []
         families = moment.families
@@ -185,9 +185,9 @@ class Planner:
         read = self._read(topic, start.at, moment, most)
         metadata = self._client.topic(topic)
         if metadata.generation != start.generation:
-            self._made_again(start)
-            anew = Offset(start.topic, metadata.generation, EARLIEST, self._clock.now_ms())
-            return self._next_of(topic, anew, None, moment, most)[0], True
+            self._report_recreation(start)
+            first_offset = Offset(start.topic, metadata.generation, EARLIEST, self._clock.now_ms())
+            return self._next_of(topic, first_offset, None, moment, most)[0], True
         if before is not None:
             self._check_for_loss(before, read, metadata.ttl_seconds)
         end = StreamPosition.after_message(read.stretches[-1].last) if read.stretches else start.at
@@ -214,8 +214,8 @@ class Planner:
         view = replace(moment.view, read_pointer=NO_TX_IN_PROGRESS, in_progress=())
         for part in sealed:
             topic, end = TopicId.parse(part.topic), part.at
-            with self._client.poll(topic, start=end.start, inclusive=end.inclusive, limit=1, transaction=view) as left:
-                if next(left, None) is not None:
+            with self._client.poll(topic, start=end.start, inclusive=end.inclusive, limit=1, transaction=view) as rest:
+                if next(rest, None) is not None:
                     return False
         return True
 
@@ -269,7 +269,7 @@ class Planner:
                 "transaction held it back."
             )
 
-    def _made_again(self, start: Offset | StreamOffset) -> None:
+    def _report_recreation(self, start: Offset | StreamOffset) -> None:
         self._report_loss(
             f"{start.topic} was deleted and created again: messages that the query had not read of generation "
             f"{start.generation} are gone."

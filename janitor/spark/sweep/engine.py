@@ -283,9 +283,9 @@ class _GuidedWorkers:
         """
         found = sorted(seen.found)
         ranges = (found, []) if part.step == "invert" else ([], found)
-        there = replace(part, undone=part.undone | seen.failed.keys())
+        rest = replace(part, undone=part.undone | seen.failed.keys())
         done = Outcome()
-        for event in run_step(there.open(RangedStore(self._store, *ranges), part.executor), done):
+        for event in run_step(rest.open(RangedStore(self._store, *ranges), part.executor), done):
             if isinstance(event, Read):
                 yield event
         held = {key: entry for key, entry in seen.entries.items() if key.held is not None}
