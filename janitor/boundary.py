@@ -85,7 +85,7 @@ def prove(evidence: Sequence[Evidence], open_pointers: Iterable[int], lifetime: 
         of_snapshots[item.snapshot_timestamp_ms] = max(item.bound, of_snapshots.get(item.snapshot_timestamp_ms, 0))
     limits = [
         limit
-        for interval in _alike(evidence)
+        for interval in _merge_adjacent(evidence)
         for limit in _limits(interval, of_snapshots[interval.snapshot_timestamp_ms], lifetime)
     ]
     lowest_open = min(open_pointers, default=None)
@@ -124,12 +124,12 @@ def covered_since_ms(evidence: Sequence[Evidence]) -> int | None:
 def with_newer(known: Iterable[Evidence], newer: Sequence[Evidence]) -> list[Evidence]:
     """Return the evidence after newer intervals were covered: for each key only the newest interval counts."""
     covered = [_interval(item) for item in newer]
-    rest = [
-        replace(item, start=left.start, stop=left.stop)
+    uncovered = [
+        replace(item, start=rest.start, stop=rest.stop)
         for item in known
-        for left in remainder(_interval(item), covered)
+        for rest in remainder(_interval(item), covered)
     ]
-    return sorted([*rest, *newer], key=lambda item: item.start)
+    return sorted([*uncovered, *newer], key=lambda item: item.start)
 
 
 def find_gap(evidence: Iterable[Evidence]) -> str | None:
@@ -146,7 +146,7 @@ def find_gap(evidence: Iterable[Evidence]) -> str | None:
     return f"no pass has covered the {_between(start, stop)}"
 
 
-def _alike(evidence: Iterable[Evidence]) -> list[Evidence]:
+def _merge_adjacent(evidence: Iterable[Evidence]) -> list[Evidence]:
     """Return the intervals, with adjacent intervals of equal facts merged."""
     found: list[Evidence] = []
     for item in sorted(evidence, key=lambda item: item.start):
@@ -215,8 +215,8 @@ class Round(NamedTuple):
         """Return the first uncovered key of a part, if earlier runs have covered all keys before it; else its first
         key.
         """
-        left = remainder(part.span, self.done)
-        return left[0].start if len(left) == 1 and left[0].stop == part.span.stop else part.span.start
+        rest = remainder(part.span, self.done)
+        return rest[0].start if len(rest) == 1 and rest[0].stop == part.span.stop else part.span.start
 
 
 @dataclass(frozen=True, slots=True)

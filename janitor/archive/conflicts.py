@@ -38,13 +38,13 @@ class RestoredRow(NamedTuple):
         key: its new one.
         pointer: of its transaction; its sign does not count.
         payload: None in a message that takes its payload from the payload table.
-        meant: whether this restore writes it.
+        is_selected: whether this restore writes it.
     """
 
     key: bytes
     pointer: int | None
     payload: bytes | None
-    meant: bool
+    is_selected: bool
 
 
 class Conflicts:
@@ -127,12 +127,12 @@ class Conflicts:
             StoreError: the target cannot be read.
         """
         digests = {row.key: _digest(row.pointer if table == "message" else None, row.payload) for row in rows}
-        meant = [row.key for row in rows if row.meant]
-        self._clashes += [key for key, digest in self._found(table, meant) if digest != digests[key]]
+        keys = [row.key for row in rows if row.is_selected]
+        self._clashes += [key for key, digest in self._found(table, keys) if digest != digests[key]]
         if table == "message":
-            self._foreign += [key for key in meant if any(start <= key < stop for start, stop in self._announced)]
+            self._foreign += [key for key in keys if any(start <= key < stop for start, stop in self._announced)]
         if mixed:
-            self._clashes += [key for key in meant if self._arrived.setdefault(key, digests[key]) != digests[key]]
+            self._clashes += [key for key in keys if self._arrived.setdefault(key, digests[key]) != digests[key]]
         for row in rows:
             pointer = java_abs(row.pointer or 0)
             if (table == "payload" or row.payload is None) and self._in_doubt(pointer):

@@ -197,7 +197,7 @@ class _Restore:
             for rows in parquet.read(file.path, ["key"]):
                 found = [self._parts(file, key) for (key,) in rows]
                 for parts in found:
-                    if isinstance(parts, PayloadKey) and self._is_meant(file, parts):
+                    if isinstance(parts, PayloadKey) and self._is_selected(file, parts):
                         self._conflicts.expect(parts.write_pointer, parts.generation)
                 self._heartbeat(len(rows))
 
@@ -213,7 +213,7 @@ class _Restore:
                 elif recorded == CommitState.COMMITTED and pointer in self._in_doubt:
                     self._proven.add(pointer)
                 parts = self._parts(file, key)
-                if payload == [None] and self._is_meant(file, parts):
+                if payload == [None] and self._is_selected(file, parts):
                     _require_value(file, pointer, None)
                     self._referenced.add((parts.generation, java_abs(pointer)))
                     self._conflicts.expect(pointer, parts.generation)
@@ -241,7 +241,7 @@ class _Restore:
             if table == "message":
                 for _, pointer, payload in found:
                     _require_value(file, pointer, payload)
-            arrivals = [RestoredRow(self._new_key(p), w, body, self._is_meant(file, p)) for p, w, body in found]
+            arrivals = [RestoredRow(self._new_key(p), w, body, self._is_selected(file, p)) for p, w, body in found]
             self._conflicts.compare(table, generation, arrivals, mixed=mixed)
             self._heartbeat(len(rows))
 
@@ -249,12 +249,12 @@ class _Restore:
         """Write the selected rows of one file that the target does not have."""
         table: KeyReads = self._store.message if file.summary.table == "message" else self._store.payload
         for rows in parquet.read(file.path, ("key", "write_pointer", "payload", "verdict")):
-            meant = {row.key: row for row in self._meant(file, rows)}
-            missing = self._missing(table, sorted(meant))
-            self._result.skipped += len(rows) - len(meant)
-            self._result.already_there += len(meant) - len(missing)
+            rows_by_key = {row.key: row for row in self._select_rows(file, rows)}
+            missing = self._missing(table, sorted(rows_by_key))
+            self._result.skipped += len(rows) - len(rows_by_key)
+            self._result.already_there += len(rows_by_key) - len(missing)
             if missing:
-                self._write(file.summary.table, [meant[key] for key in missing])
+                self._write(file.summary.table, [rows_by_key[key] for key in missing])
                 self._make_sure(table, missing)
             self._heartbeat(len(rows))
 
@@ -323,16 +323,16 @@ class _Restore:
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
-    def _meant(self, file: ArchivedFile, rows: list[tuple[Any, ...]]) -> Iterator[_Row]:
+    def _select_rows(self, file: ArchivedFile, rows: list[tuple[Any, ...]]) -> Iterator[_Row]:
         """Yield the rows that are selected or needed, as they come back."""
         for key, pointer, payload, recorded in rows:
             parts = self._parts(file, key)
-            if self._is_meant(file, parts):
+            if self._is_selected(file, parts):
                 yield _Row(
                     self._new_key(parts), parts.time_ms, self._restored_pointer(file, pointer, recorded), payload
                 )
 
-    def _is_meant(self, file: ArchivedFile, parts: MessageKey | PayloadKey) -> bool:
+    def _is_selected(self, file: ArchivedFile, parts: MessageKey | PayloadKey) -> bool:
         """Return whether a row is selected, or a returning message refers to it."""
         if isinstance(parts, PayloadKey):
             transaction = (parts.generation, java_abs(parts.write_pointer))
@@ -363,8 +363,8 @@ class _Restore:
 
     def _missing(self, table: KeyReads, keys: list[bytes]) -> list[bytes]:
         """Return the keys without a row in the target."""
-        there = {key for page in pick(partial(table.read, KEYS), lambda key: key, len, keys) for key in page}
-        return [key for key in keys if key not in there and key not in self._would_write]
+        present = {key for page in pick(partial(table.read, KEYS), lambda key: key, len, keys) for key in page}
+        return [key for key in keys if key not in present and key not in self._would_write]
 
     def _write(self, table: str, rows: list[_Row]) -> None:
         if self._result.dry_run:

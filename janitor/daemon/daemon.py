@@ -141,7 +141,7 @@ class Daemon:
         self._failing: dict[str, str] = {}
         self._led = True
         self._outdated = True
-        self._changes_shown = plan.topic_changes()
+        self._collected_changes = plan.topic_changes()
         self._collected_ms = self._clock.monotonic_ms()
         self._is_full_requested = False
         self._followed_ms = -AFTER_SWEEP_SECONDS * 1000
@@ -363,9 +363,9 @@ class Daemon:
     def status(self) -> Status:
         """Return the status of the last tick, or a newer one if a topic was changed in this process since then."""
         changes = self._plan.topic_changes()
-        if changes != self._changes_shown:
+        if changes != self._collected_changes:
             # Set first: one of several readers collects, and a change during the collection is not missed.
-            self._changes_shown = changes
+            self._collected_changes = changes
             try:
                 self.refresh_status()
             except TmsError as error:

@@ -60,7 +60,7 @@ class Schedule:
         self._wishes: SimpleQueue[str] = SimpleQueue()
         self._lock = Lock()
         self._running: set[str] = set()
-        self._again: set[str] = set()
+        self._reruns: set[str] = set()
         self._hurried: set[str] = set()
 
     def add(self, name: str, trigger: Trigger, function: Callable[[], object], *, at_once: bool = False) -> None:
@@ -151,9 +151,9 @@ class Schedule:
     def _ended(self, event: JobExecutionEvent) -> None:
         with self._lock:
             self._running.discard(event.job_id)
-            again = event.job_id in self._again
-            self._again.discard(event.job_id)
-        if again:
+            is_rerun = event.job_id in self._reruns
+            self._reruns.discard(event.job_id)
+        if is_rerun:
             self._wishes.put(event.job_id)
         if event.exception is not None:
             self._on_error(event.job_id, event.exception)
@@ -169,7 +169,7 @@ class Schedule:
     def _grant(self, name: str) -> None:
         with self._lock:
             if name in self._running:
-                self._again.add(name)
+                self._reruns.add(name)
                 return
             self._hurried.add(name)
         self._scheduler.modify_job(name, next_run_time=wall_time(self._clock))

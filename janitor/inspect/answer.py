@@ -55,10 +55,10 @@ class FoundRow:
     unprocessed: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        shown = pack(self)
-        fate = shown.pop("fate")
+        document = pack(self)
+        fate = document.pop("fate")
         return {
-            **shown,
+            **document,
             **fate,
             "transaction": self.transaction or None,
         }

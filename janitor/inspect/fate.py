@@ -116,15 +116,16 @@ def _rule_in_time(run: Run, key: MessageKey | PayloadKey, work: TopicWork) -> Ru
     return verdict.rule if isinstance(verdict, Delete) else None
 
 
-def _in_time(run: Run, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, goes: bool) -> Fate:
+def _in_time(run: Run, work: TopicWork, key: MessageKey | PayloadKey, fate: Fate, is_deleted: bool) -> Fate:
     """Return the future with the time of deletion: when the row is due, or when the hold on the frontier (S8) ends."""
     ripe_ms = max(run.now_ms, fate.due_ms or 0)
-    if work.frontier.hold is Hold.CONSUMER and not goes and fate.due_ms is not None and fate.due_ms <= run.now_ms:
-        end_ms = fate.due_ms + (run.terms.consumer_hold_seconds or 0) * 1000
+    due_ms = None if is_deleted else fate.due_ms
+    if work.frontier.hold is Hold.CONSUMER and due_ms is not None and due_ms <= run.now_ms:
+        end_ms = due_ms + (run.terms.consumer_hold_seconds or 0) * 1000
         return replace(fate, goes_ms=end_ms, hold=Hold.CONSUMER, until_ms=end_ms)
-    if work.frontier.hold is Hold.TRANSACTION and not goes and fate.due_ms is not None and fate.due_ms <= run.now_ms:
+    if work.frontier.hold is Hold.TRANSACTION and due_ms is not None and due_ms <= run.now_ms:
         return replace(fate, hold=Hold.TRANSACTION)
-    if work.frontier.hold is not Hold.FRONTIER or goes:
+    if work.frontier.hold is not Hold.FRONTIER or is_deleted:
         return replace(fate, goes_ms=ripe_ms)
     pending, hold_ms = work.record.pending, run.terms.hold_seconds * 1000
     waited_ms = elapsed_ms(pending.since, run.now) if pending else 0

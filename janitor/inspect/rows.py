@@ -89,9 +89,9 @@ class Audit:
         )
 
     def to_json(self) -> dict[str, Any]:
-        shown = pack(self)
-        bound = shown.pop("bound")
-        return {"boundary": None if bound is None else str(bound), **shown}
+        document = pack(self)
+        bound = document.pop("bound")
+        return {"boundary": None if bound is None else str(bound), **document}
 
 
 def audit(

@@ -158,13 +158,13 @@ class _Question:
         except (StoreError, FormatError) as error:
             return f"the positions of its consumers cannot be read: {error}"
         waiting = sorted(name for name, limit in limits.items() if limit <= key.publish_ms << 16 | key.sequence)
-        kept_until_ms = key.publish_ms + rows.hold_seconds * 1000 + 1
+        hold_end_ms = key.publish_ms + rows.hold_seconds * 1000 + 1
         if not limits:
             return "no consumer is registered"
         if waiting:
             return f"not processed by {', '.join(waiting)}"
-        if kept_until_ms > self.run.now_ms:
-            return f"janitor.hold_seconds keeps it until {moment(kept_until_ms)}"
+        if hold_end_ms > self.run.now_ms:
+            return f"janitor.hold_seconds keeps it until {moment(hold_end_ms)}"
         if key.publish_ms >= oldest_open_ms(rows.snapshot):
             return "an older transaction is in progress"
         return "its topic is held" if work.frontier.hold is not None else ""

@@ -45,7 +45,7 @@ class Metrics(Collector):
     def __init__(self, per_topic: PerTopic, top: int, registry: CollectorRegistry | None = None) -> None:
         self._per_topic = per_topic
         self._top = top
-        self._shown: frozenset[TopicName] = frozenset()
+        self._topics: frozenset[TopicName] = frozenset()
         self._consumers: frozenset[series.ConsumerName] = frozenset()
         self._families: tuple[Metric, ...] = ()
         self.registry = registry or CollectorRegistry()
@@ -55,13 +55,13 @@ class Metrics(Collector):
 
     def update(self, status: Status) -> None:
         """Prepare the metrics of a status; until then, scrapes get the metrics of the previous status."""
-        self._shown = series.shown(series.sizes_of(status.topics), self._shown, self._per_topic, self._top)
+        self._topics = series.select_series(series.sizes_of(status.topics), self._topics, self._per_topic, self._top)
         lags = series.lags_of(status.consumers)
-        self._consumers = series.shown(lags, self._consumers, self._per_topic, self._top)
+        self._consumers = series.select_series(lags, self._consumers, self._per_topic, self._top)
         self._families = (
             *_counters(status.counters),
             *_gauges(status),
-            *series.families(status.topics, self._shown),
+            *series.families(status.topics, self._topics),
             *series.consumer_families(status.consumers, self._consumers),
         )
 
@@ -136,9 +136,9 @@ def _gauges(status: Status) -> Iterator[Metric]:
 
 def _janitor(status: Status) -> dict[str, Series]:
     """Return the metrics of the process and its runs."""
-    asked = {reason.condition for reason in find_problems(status)}
+    conditions = {reason.condition for reason in find_problems(status)}
     return {
-        "attention": {(condition,): condition in asked for condition in Condition},
+        "attention": {(condition,): condition in conditions for condition in Condition},
         "build_info": {(status.version,): 1},
         "heartbeat_timestamp_seconds": {(): seconds(status.heartbeat_ms)},
         "next_run_timestamp_seconds": {(): seconds(status.next_run_ms)},
@@ -146,7 +146,7 @@ def _janitor(status: Status) -> dict[str, Series]:
         "paused": {(): bool(status.paused)},
         "plan_only": {(): status.mode == "plan_only"},
         "is_leader": {(): status.leader},
-        "clock_skew_seconds": {(source,): ahead for source, ahead in status.skew_seconds.items()},
+        "clock_skew_seconds": {(source,): skew for source, skew in status.skew_seconds.items()},
     }
 
 
@@ -169,11 +169,11 @@ def _transactions(status: Status) -> dict[str, Series]:
     if snapshot.problem == Problem.NOT_CONFIGURED:
         # The transaction system is gone for good, as the settings say: its figures would only grow old.
         snapshot, bound = replace(snapshot, timestamp_ms=None), None
-    there = snapshot.timestamp_ms is not None
+    has_snapshot = snapshot.timestamp_ms is not None
     return {
         "snapshot_timestamp_seconds": {(): seconds(snapshot.timestamp_ms)},
-        "invalid_transactions": {(): snapshot.invalid if there else None},
-        "in_progress_transactions": {(): snapshot.in_progress if there else None},
+        "invalid_transactions": {(): snapshot.invalid if has_snapshot else None},
+        "in_progress_transactions": {(): snapshot.in_progress if has_snapshot else None},
         "open_invalid_transactions": {(): snapshot.open},
         "prune_boundary_timestamp_seconds": {(): None if bound is None else seconds(transaction_ms(int(bound)))},
     }

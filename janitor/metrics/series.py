@@ -56,7 +56,7 @@ _SERIES: tuple[tuple[Definition, Callable[[TopicFigures], float | None]], ...] =
 )
 
 
-def shown(sizes: Mapping[N, int | None], before: Collection[N], per_topic: PerTopic, top: int) -> frozenset[N]:
+def select_series(sizes: Mapping[N, int | None], before: Collection[N], per_topic: PerTopic, top: int) -> frozenset[N]:
     """Return the names that get their own series.
 
     Args:

@@ -254,7 +254,7 @@ def find_referenced(
     windows: Iterable[KeyRange],
     pointers: set[int],
     page_rows: int,
-    goes: Callable[[bytes], bool] = is_never_deleted,
+    is_deleted: Callable[[bytes], bool] = is_never_deleted,
 ) -> Iterator[set[int]]:
     """Yield after each page which of ``pointers`` the message rows in ``windows`` refer to, as far as they were read.
 
@@ -262,7 +262,7 @@ def find_referenced(
     rolled-back messages. Memory is bounded by ``pointers``.
 
     Args:
-        goes: returns whether the message of a key does not count, because the plan deletes it.
+        is_deleted: returns whether the message of a key does not count, because the plan deletes it.
 
     Raises:
         StoreError: the table could not be read.
@@ -275,7 +275,7 @@ def find_referenced(
             for cell in page.items:
                 if not cell.refers or (pointer := java_abs(cell.pointer)) not in pointers or pointer in found:
                     continue
-                if not goes(cell.key):
+                if not is_deleted(cell.key):
                     found.add(pointer)
             yield found
             start = page.resume

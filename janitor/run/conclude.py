@@ -266,7 +266,7 @@ def _strikes(run: Run, outcome: Outcome, state: State, visited: list[TopicId]) -
 
 def _is_done(run: Run, outcome: Outcome, key: bytes) -> bool:
     """Return whether all work in this topic was done."""
-    undone = key in outcome.failed or key in outcome.withheld or run.is_aside(key)
+    undone = key in outcome.failed or key in outcome.withheld or run.is_skipped(key)
     return run.in_scope(key) and not undone
 
 

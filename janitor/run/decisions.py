@@ -22,7 +22,7 @@ from tms_core.errors import GuardTripped, LeaseHeld, NotAdopted
 from tms_core.topic import TopicId
 
 #: The most entries that the ledger keeps, whatever ``history_days`` says: about 250 MB.
-KEPT_ENTRIES = 1_000_000
+MAX_ENTRIES = 1_000_000
 
 
 class OperatorDecisions(Questions):
@@ -169,6 +169,6 @@ class OperatorDecisions(Questions):
         ready = prepare(self.deps)
         if ready.is_blocked:
             return
-        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.terms.history_ms, KEPT_ENTRIES)
+        self.deps.state.prune_ledger(ready.now.wall_ms - self.deps.terms.history_ms, MAX_ENTRIES)
         if self.deps.archive is not None:
             self.deps.archive.expire(self.deps.terms.archive_days, ready.now.wall_ms)

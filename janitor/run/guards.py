@@ -67,7 +67,7 @@ def read_clocks(clock: Clock) -> ClockAnchor:
     return ClockAnchor(clock.now_ms(), clock.monotonic_ms(), clock.boot_id())
 
 
-def ahead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
+def measure_lead_ms(anchor: ClockAnchor | None, now: ClockAnchor) -> int | None:
     """Return how far wall time is ahead of the machine's monotonic clock since the last run; None: not known."""
     return now.wall_ms - _expected_ms(anchor, now) if anchor is not None and _same_boot(anchor, now) else None
 
@@ -78,14 +78,14 @@ def check_clock(anchor: ClockAnchor | None, now: ClockAnchor, allowance_ms: int)
         return None
     if not _same_boot(anchor, now):
         return _check_across_boots(now.wall_ms - anchor.wall_ms)
-    ahead_ms = now.wall_ms - _expected_ms(anchor, now)
-    if ahead_ms > allowance_ms:
-        message = f"the clock is {duration(ahead_ms)} ahead of the machine's monotonic clock since the last run"
+    lead_ms = now.wall_ms - _expected_ms(anchor, now)
+    if lead_ms > allowance_ms:
+        message = f"the clock is {duration(lead_ms)} ahead of the machine's monotonic clock since the last run"
         return GuardNote(
             "clock", True, f"{message}; correct the clock; if the clock is right now: janitor approve --clock"
         )
-    if ahead_ms < -allowance_ms:
-        message = f"the clock is {duration(-ahead_ms)} behind the machine's monotonic clock since the last run"
+    if lead_ms < -allowance_ms:
+        message = f"the clock is {duration(-lead_ms)} behind the machine's monotonic clock since the last run"
         return GuardNote("clock", False, f"{message}; {_LAG_EFFECT}")
     return None
 

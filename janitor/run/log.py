@@ -37,14 +37,14 @@ class RunLog:
         level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
         self._first = False
         judged = f"judged by {snapshot}" if snapshot else "without a transaction snapshot"
-        kept = f"; {held:,} {'row is' if held == 1 else 'rows are'} held" if held else ""
+        holds = f"; {held:,} {'row is' if held == 1 else 'rows are'} held" if held else ""
         logger.log(
             level,
             "%s %s: %s%s (%s)",
             _kind(report),
             report.id,
             _in_words(report),
-            kept,
+            holds,
             judged,
             extra={"fields": fields},
         )

@@ -38,7 +38,7 @@ def is_finished(run: Run, outcome: Outcome) -> bool:
 
 def is_complete(run: Run, outcome: Outcome) -> bool:
     """Return whether a pass covered every topic (invariant S4)."""
-    return is_finished(run, outcome) and not run.has_aside
+    return is_finished(run, outcome) and not run.has_skipped_topics
 
 
 def load_topics(deps: Deps, run: Run) -> Mapping[TopicId, TopicCount]:
@@ -210,7 +210,7 @@ def _notes(run: Run, outcome: Outcome, state: State) -> list[GuardNote]:
     if outcome.interruption is not None:
         name = "interrupted" if isinstance(outcome.interruption, StopRequested) else "lease"
         notes.append(GuardNote(name, False, str(outcome.interruption)))
-    notes += _notes_on_aside(run, state)
+    notes += _notes_on_skipped(run, state)
     notes += _notes_on_consumers(run)
     if ready.tx.problem is not None and ready.tx.message:
         notes.append(GuardNote("snapshot", False, ready.tx.message))
@@ -219,7 +219,7 @@ def _notes(run: Run, outcome: Outcome, state: State) -> list[GuardNote]:
     return notes + outcome.notes
 
 
-def _notes_on_aside(run: Run, state: State) -> list[GuardNote]:
+def _notes_on_skipped(run: Run, state: State) -> list[GuardNote]:
     """Return the notes on topics in which nothing was changed."""
     notes = []
     if run.paused:

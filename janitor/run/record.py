@@ -267,8 +267,8 @@ def _still_held(known: Sequence[Entry], run: Run, outcome: Outcome, counted: Col
 
 def _was_seen(run: Run, outcome: Outcome, key: bytes) -> bool:
     """Return whether the run processed the whole topic, or had no reason to; only full passes read paused topics."""
-    left = key in outcome.failed or key in outcome.withheld or run.is_quarantined(key)
-    return run.in_scope(key) and not left and (run.full or not run.is_paused(key))
+    is_unprocessed = key in outcome.failed or key in outcome.withheld or run.is_quarantined(key)
+    return run.in_scope(key) and not is_unprocessed and (run.full or not run.is_paused(key))
 
 
 def _ledger_entries(state: State, run: Run, outcome: Outcome) -> list[LedgerEntry]:

@@ -96,9 +96,9 @@ class State(InvalidIds, RecordedLedger, RecordedRuns):
             known = self.store()
             if known is not None and known.mark != record.mark:
                 history = _HISTORY if known.identity == record.identity else ()
-                kept = {f"note.{note}" for note in (Note.DECISIONS, *history)}
+                names_to_keep = {f"note.{note}" for note in (Note.DECISIONS, *history)}
                 for name in self._read(lambda view: view.names()):
-                    if name.partition(".")[0] in _OF_STORE and name not in kept:
+                    if name.partition(".")[0] in _OF_STORE and name not in names_to_keep:
                         self._save_packed(name, None)
             self._save("store", record)
 

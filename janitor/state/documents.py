@@ -25,7 +25,7 @@ T = TypeVar("T")
 #: The number of attempts of a change that loses races against other processes.
 ATTEMPTS = 5
 #: The hint for a process that lost the race.
-_AGAIN = "Nothing was changed; do it again."
+_RETRY = "Nothing was changed; do it again."
 _JSON = json.JSONEncoder(separators=(",", ":"), default=in_json)
 
 
@@ -339,9 +339,9 @@ def after(prefix: bytes) -> bytes:
 
 def lost_race(where: str) -> LostRace:
     """Return the error for a transaction whose read values have changed."""
-    return LostRace(f"{where} was changed by another process at this moment.", _AGAIN)
+    return LostRace(f"{where} was changed by another process at this moment.", _RETRY)
 
 
 def too_many_races(where: str) -> StateBusy:
     """Return the error for a transaction that other processes overtook too often."""
-    return StateBusy(f"{where} is being written by other processes all the time.", _AGAIN)
+    return StateBusy(f"{where} is being written by other processes all the time.", _RETRY)

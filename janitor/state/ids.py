@@ -128,21 +128,21 @@ class IdColumns:
         """Return the ids that are not among the pointers, or (unless ``before_ms`` is None) were closed at or after
         that time.
         """
-        left, begin = IdColumns(), 0
+        rest, begin = IdColumns(), 0
         if before_ms is None and self.pointers == pointers:
-            return left
+            return rest
         for pointer in pointers:
             at = bisect_left(self.pointers, pointer, begin)
             if at == len(self.pointers):
                 break
             if self.pointers[at] == pointer and (before_ms is None or self.closed[at] < before_ms):
                 if begin < at:
-                    left.extend(self.part(begin, at))
+                    rest.extend(self.part(begin, at))
                 begin = at + 1
         if not begin:
             return self
-        left.extend(self.part(begin, len(self.pointers)))
-        return left
+        rest.extend(self.part(begin, len(self.pointers)))
+        return rest
 
     def merged(self, other: IdColumns) -> IdColumns:
         """Return these and the other ids in order; no id is in both."""
@@ -266,22 +266,22 @@ class InvalidIds(Documents):
             for pointers in (added.pointers, removals)
         ]
         concerned: list[Leaf | None] = [*leaves] or [None]
-        kept: list[Leaf] = []
+        new_leaves: list[Leaf] = []
         most = self.driver.leaf_ids
         for leaf, (begin, end), (first_removal, end_removal) in zip(concerned, *edges, strict=True):
             if begin == end and first_removal == end_removal:
-                kept += [leaf] if leaf else []
+                new_leaves += [leaf] if leaf else []
                 continue
             present = IdColumns() if leaf is None else self._read(partial(_leaf, kind, leaf))
             new = present.without(removals[first_removal:end_removal], before_ms).merged(added.part(begin, end))
             if leaf is not None and new == present:
-                kept.append(leaf)
+                new_leaves.append(leaf)
                 continue
             if leaf is not None:
                 # Never rewrite a leaf in place: caches and other processes know a leaf by its name.
                 self._save_packed(_name(kind, leaf), None)
-            kept += [self._save_leaf(kind, new.part(at, at + most)) for at in range(0, len(new.pointers), most)]
-        self._save(kind, kept or None)
+            new_leaves += [self._save_leaf(kind, new.part(at, at + most)) for at in range(0, len(new.pointers), most)]
+        self._save(kind, new_leaves or None)
 
     def _save_leaf(self, kind: str, ids: IdColumns) -> Leaf:
         searched = ids.known.count(_SCANNED) + ids.known.count(_SCANNED | _CLOSED)

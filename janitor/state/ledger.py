@@ -128,13 +128,13 @@ class RecordedLedger(Documents):
                 continue
             present = self._entries(page)
             young = [row for row in present if row[_AT_MS] >= before_ms]
-            left = young[max(0, len(young) - keep) :]
-            keep -= len(left)
-            forgotten += len(present) - len(left)
+            remaining = young[max(0, len(young) - keep) :]
+            keep -= len(remaining)
+            forgotten += len(present) - len(remaining)
             for key in self._keys_of(page, present):
                 self._delete_row(key)
-            if left:
-                oldest = self._put_page(left)
+            if remaining:
+                oldest = self._put_page(remaining)
         if forgotten:
             rest = self._entries(oldest) if oldest else []
             self._save("ledger", (self._numbers()[0], rest[0][_AT_MS] if rest else None))

@@ -15,9 +15,9 @@ from janitor.state.records import Note, TopicCount
 from tms_core.topic import TopicId, TopicMetadata
 
 #: The number of changes kept for a topic.
-KEPT_CHANGES = 20
+MAX_CHANGES = 20
 #: The number of sizes kept for a topic, and the number of topics, the largest first.
-KEPT_SIZES, SIZED_TOPICS = 60, 200
+MAX_SIZES, SIZED_TOPICS = 60, 200
 #: The number of sizes shown for each topic in a list of topics.
 SKETCHED_SIZES = 24
 #: The greatest age of a kept size, in milliseconds.
@@ -88,7 +88,7 @@ def save_topics(state: State, topics: Iterable[TopicMetadata], now_ms: int) -> N
     if changed:
         known = dict(CHANGES.read(state))
         for name, change in changed.items():
-            known[name] = [*known.get(name, []), change][-KEPT_CHANGES:]
+            known[name] = [*known.get(name, []), change][-MAX_CHANGES:]
         CHANGES.save(state, {name: changes for name, changes in known.items() if name in before})
 
 
@@ -110,10 +110,10 @@ def save_sizes(state: State, counts: Mapping[TopicId, TopicCount]) -> None:
 
 
 def thin_out(sizes: Sequence[Size], newest: Size) -> list[Size]:
-    """Return the sizes with a new one, at most ``KEPT_SIZES``, spread over their time; the first and the last stay."""
+    """Return the sizes with a new one, at most ``MAX_SIZES``, spread over their time; the first and the last stay."""
     first_ms = newest.counted_ms - SIZES_MS
     found = [size for size in sizes if first_ms <= size.counted_ms < newest.counted_ms] + [newest]
-    if len(found) > KEPT_SIZES:
+    if len(found) > MAX_SIZES:
         # Drop the size whose neighbors are closest to each other: it adds the least.
         gaps = [after.counted_ms - before.counted_ms for before, after in zip(found, found[2:], strict=False)]
         del found[1 + gaps.index(min(gaps))]
@@ -128,10 +128,10 @@ def sketches(state: State) -> dict[str, list[tuple[int, int]]]:
     found = {}
     for name, sizes in SIZES.read(state).items():
         step_ms = (sizes[-1].counted_ms - sizes[0].counted_ms) / (SKETCHED_SIZES - 1)
-        kept = sizes[:1]
+        thinned = sizes[:1]
         for size in sizes[1:-1]:
             # At least a step from the previous size and from the last size.
-            if min(size.counted_ms - kept[-1].counted_ms, sizes[-1].counted_ms - size.counted_ms) >= step_ms:
-                kept.append(size)
-        found[name] = [(size.counted_ms, size.size_bytes) for size in [*kept, *sizes[1:][-1:]]]
+            if min(size.counted_ms - thinned[-1].counted_ms, sizes[-1].counted_ms - size.counted_ms) >= step_ms:
+                thinned.append(size)
+        found[name] = [(size.counted_ms, size.size_bytes) for size in [*thinned, *sizes[1:][-1:]]]
     return found

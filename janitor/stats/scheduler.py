@@ -75,7 +75,7 @@ class CountScheduler(Generic[T]):
         self._due: deque[Life] = deque()
         self._unfinished: deque[tuple[Life, Generator[int, None, T]]] = deque()
         #: Rows read for due topics since the last turn of an unfinished topic.
-        self._ahead_rows = 0
+        self._rows_since_turn = 0
         self._tried_ms: dict[Life, int] = {}
         self._failing: set[Life] = set()
 
@@ -115,12 +115,12 @@ class CountScheduler(Generic[T]):
         """Count for one turn; returns whether there was anything to count."""
         if self._unfinished and not self._due and self._clock.monotonic_ms() - self._looked_ms >= self._refresh_ms:
             self._look()
-        if self._unfinished and (not self._due or self._ahead_rows >= self._turn_rows):
-            self._ahead_rows = 0
+        if self._unfinished and (not self._due or self._rows_since_turn >= self._turn_rows):
+            self._rows_since_turn = 0
             self._count(*self._unfinished.popleft())
         elif self._due:
             life = self._due.popleft()
-            self._ahead_rows += self._count(life, self._counts.begin(life))
+            self._rows_since_turn += self._count(life, self._counts.begin(life))
         else:
             return False
         return True

@@ -100,7 +100,7 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
     last = next((run for run in runs if run.finished_ms is not None), None)
     report = state.report(last.id, Report) if last else None
     overdue = HELD.read(state)
-    ahead_ms = guards.ahead_ms(state.anchor(), clocks)
+    lead_ms = guards.measure_lead_ms(state.anchor(), clocks)
     lease, counts = LeaseRecord.parse(state.lease()), state.counts()
     # A later time is from a wrong clock, past or present, so it proves neither life nor success.
     latest_ms = clocks.wall_ms + deployment.terms.lifetime.allowance_ms
@@ -132,7 +132,7 @@ def collect(state: State, deployment: Deployment, clock: Clock, live: Live | Non
         guards=report.guards if report else (),
         snapshot=_snapshot(state),
         boundary=_boundary(state, deployment.terms, clocks.wall_ms),
-        skew_seconds={} if ahead_ms is None else {"monotonic": ahead_ms / 1000},
+        skew_seconds={} if lead_ms is None else {"monotonic": lead_ms / 1000},
         topics=_topics(state, overdue, counts),
         consumers=CONSUMERS.read(state),
         late=[_late(found, deployment.arguments) for found in LATE.read(state)] if live else [],

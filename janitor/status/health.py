@@ -132,8 +132,8 @@ def find_problems(status: Status) -> Iterator[HealthReason]:
             text = f"Readers of {late.readers} are blocked by transaction {late.transaction}."
             yield HealthReason(text, "late", Condition.READERS_BLOCKED)
             break
-    ahead = (entry.topic for entry in status.ahead)
-    yield from _topics("has messages with future timestamps", "queues", Condition.MESSAGES_AHEAD, ahead)
+    topics = (entry.topic for entry in status.ahead)
+    yield from _topics("has messages with future timestamps", "queues", Condition.MESSAGES_AHEAD, topics)
     held = (held.topic for held in status.held if _waits(status, held.reason))
     yield from _topics("is held", "held", Condition.TOPIC_HELD, held)
     yield from _pause_reasons(status)

@@ -24,7 +24,7 @@ LEDGER_ENTRIES = 20
 #: The number of runs in one read.
 PAGE_RUNS = 500
 #: The most failed runs of a range that are shown, and kept.
-NAMED_BAD, KEPT_BAD = 20, 200
+NAMED_BAD, MAX_BAD = 20, 200
 
 _NAMED = ("id", "started_ms", "result", "error", "blocked_by")
 
@@ -63,7 +63,7 @@ class RunHistory:
 
     def _forget(self) -> None:
         self._steps: dict[str, dict[int, Counter[str]]] = {"apply": {}, "plan": {}}
-        self._bad: deque[RunRecord] = deque(maxlen=KEPT_BAD)
+        self._bad: deque[RunRecord] = deque(maxlen=MAX_BAD)
         #: The last counted run, and the unfinished runs that were recorded before it.
         self._counted: str | None = None
         self._unfinished: list[str] = []

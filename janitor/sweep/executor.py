@@ -141,12 +141,12 @@ class Pacer:
             now_ms = float(self._clock.monotonic_ms())
             # max(): idle time is not saved up. The threads of a run queue up behind one account.
             self._free_at_ms = max(self._free_at_ms, now_ms) + rows * 1000 / self._rate
-            left = max(0.0, (self._free_at_ms - now_ms) / 1000)
+            delay_seconds = max(0.0, (self._free_at_ms - now_ms) / 1000)
         # Outside the lock, and in pieces: each piece renews the lease and notices a stop request (S10).
-        while left > 0:
-            self._clock.sleep(min(left, LONGEST_SLEEP_SECONDS))
+        while delay_seconds > 0:
+            self._clock.sleep(min(delay_seconds, LONGEST_SLEEP_SECONDS))
             self.alive()
-            left -= LONGEST_SLEEP_SECONDS
+            delay_seconds -= LONGEST_SLEEP_SECONDS
 
 
 # -- executors ---------------------------------------------------------------------------------------------------------

@@ -259,7 +259,7 @@ class Run:
     def proves(self) -> bool:
         """Return whether a covered part is evidence: the run reads everything, under a snapshot, and skips no topic."""
         scoped = self.patterns or self.limits is not None
-        return self.full and self.transactions.snapshot is not None and not scoped and not self.has_aside
+        return self.full and self.transactions.snapshot is not None and not scoped and not self.has_skipped_topics
 
     def search_since_ms(self) -> int | None:
         """Return the first publish time of the search for invalid pointers; None: no search.
@@ -312,12 +312,12 @@ class Run:
     def is_quarantined(self, prefix: bytes) -> bool:
         return bool(self.quarantined) and TopicId.from_prefix(prefix) in self.quarantined
 
-    def is_aside(self, prefix: bytes) -> bool:
+    def is_skipped(self, prefix: bytes) -> bool:
         """Return whether the topic is paused or quarantined, so that nothing can be proven about it."""
         return self.is_paused(prefix) or self.is_quarantined(prefix)
 
     @property
-    def has_aside(self) -> bool:
+    def has_skipped_topics(self) -> bool:
         """Return whether some topics may be paused or quarantined."""
         return bool(self.paused or self.quarantined)
 

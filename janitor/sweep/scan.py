@@ -50,13 +50,13 @@ class Visit(NamedTuple):
 
     Attributes:
         findings: yields the findings of the topic.
-        again: whether to repeat this after the topic was planned again; False: the next pass does it.
+        is_repeatable: whether to repeat this after the topic was planned again; False: the next pass does it.
     """
 
     table: DataTable
     prefix: bytes
     findings: Callable[[], Iterator[Finding]]
-    again: bool = True
+    is_repeatable: bool = True
 
 
 #: Fields of a part that its thread or task opens itself.
@@ -155,7 +155,7 @@ class Part:
         """Return the messages with TTLs of their own if due ones may still exist, because this is a plan."""
         return self.run.expiries if self.run.mode == "plan" else None
 
-    def goes_early(self, key: bytes) -> bool:
+    def is_deleted_early(self, key: bytes) -> bool:
         """Return whether a message exists only because this is a plan: a run would already have deleted it by its own
         TTL (L6).
 
@@ -280,8 +280,8 @@ def _first_after(part: Part, name: DataTable, undone: Collection[bytes], start: 
             continue
         try:
             key = table.first(prefix)
-        except StoreError as again:
-            yield failed(name, prefix, again)
+        except StoreError as failure:
+            yield failed(name, prefix, failure)
             culprit = True
             continue
         if not culprit:

@@ -82,7 +82,7 @@ def message_ttls(whole: Part, undone: Collection[bytes]) -> Iterator[Event]:
         page.sort(key=lambda expiry: expiry.key)
         for prefix, some in groupby(page, key=lambda expiry: expiry.topic.prefix):
             if not whole.passes_by(prefix, undone):
-                yield Visit("message", prefix, partial(_ttl_findings, whole, prefix, list(some)), again=False)
+                yield Visit("message", prefix, partial(_ttl_findings, whole, prefix, list(some)), is_repeatable=False)
 
 
 def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterator[Finding]:
@@ -109,12 +109,12 @@ def _ttl_findings(whole: Part, prefix: bytes, some: Sequence[Expiry]) -> Iterato
         elif decision == Keep(Reason.HELD):
             held.append(expiry)
     # An expiry is written before its message, so a server that died in between leaves an expiry without a message.
-    there, origin = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
-    if absent := [expiry for expiry in free if expiry.key not in there]:
+    present, origin = _present(whole, sorted(expiry.key for expiry in (*free, *held)))
+    if absent := [expiry for expiry in free if expiry.key not in present]:
         yield ExpiredMessages(absent)
-    yield from _ttl_due(whole, work, [expiry for expiry in free if expiry.key in there], origin, held=False)
+    yield from _ttl_due(whole, work, [expiry for expiry in free if expiry.key in present], origin, held=False)
     if work.frontier.hold is not None and work.counts_held:
-        yield from _ttl_due(whole, work, [expiry for expiry in held if expiry.key in there], origin, held=True)
+        yield from _ttl_due(whole, work, [expiry for expiry in held if expiry.key in present], origin, held=True)
 
 
 def _present(whole: Part, keys: Sequence[bytes]) -> tuple[set[bytes], Origin | None]:
@@ -252,7 +252,7 @@ def _referenced(part: Part, work: TopicWork, generation: int, keys: list[bytes])
     window = search_range(topic, generation, since_ms, parsed, run.terms.lifetime, processed)
     windows, pointers = (window, timeless_range(topic, generation)), {_pointer(key) for key in keys}
     referenced: set[int] = set()
-    for found in find_referenced(run.store.message, windows, pointers, run.terms.batch_rows, part.goes_early):
+    for found in find_referenced(run.store.message, windows, pointers, run.terms.batch_rows, part.is_deleted_early):
         referenced = found
         yield Read("references", topic, 0)
     return referenced
@@ -286,10 +286,10 @@ def inversions(part: Part, undone: Collection[bytes]) -> Iterator[Event]:
         parsed = MessageKey.parse(key)
         if parsed is None:
             # Keys of no topic were counted when messages were deleted.
-            behind = yield from skip(part, "message", key, MessageKey.parse, count=False)
-            if unrecognized and (behind is None or behind > search.covered):
-                yield from _cells(part, projection, max(key, search.covered), behind)
-            key = behind
+            next_key = yield from skip(part, "message", key, MessageKey.parse, count=False)
+            if unrecognized and (next_key is None or next_key > search.covered):
+                yield from _cells(part, projection, max(key, search.covered), next_key)
+            key = next_key
             continue
         prefix, (begin, stop) = parsed.topic.prefix, _range(parsed, search)
         if part.passes_by(prefix, undone) or part.run.is_paused(prefix):
@@ -350,7 +350,7 @@ def _judge_cells(part: Part, cells: list[TxCell]) -> Iterator[Finding]:
         if parsed is None:
             # L0 forbids to change the row, so no boundary may pass its transaction (S4).
             yield RemainingPointer(cell.pointer)
-        elif _within_plan(part, parsed, cell) and not part.goes_early(cell.key):
+        elif _within_plan(part, parsed, cell) and not part.is_deleted_early(cell.key):
             parsed_cells.append((parsed, cell))
     doomed = []
     for parsed, cell in parsed_cells:
@@ -372,8 +372,8 @@ def _all_invert(part: Part, cells: list[TxCell]) -> MessageKey | None:
     """
     head, tail = cells[0].key, cells[-1].key
     same_length = {len(cell.key) for cell in cells} == {len(head)}
-    alike = same_length and head[:-MESSAGE_TAIL_BYTES] == tail[:-MESSAGE_TAIL_BYTES]
-    plain = alike and part.run.limits is None and part.expiries_of_plan is None
+    is_same_generation = same_length and head[:-MESSAGE_TAIL_BYTES] == tail[:-MESSAGE_TAIL_BYTES]
+    plain = is_same_generation and part.run.limits is None and part.expiries_of_plan is None
     key = MessageKey.parse(head) if plain else None
     return key if key is not None and isinstance(_decision(part, key, cells[0]), Invert) else None
 

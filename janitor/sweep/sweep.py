@@ -218,7 +218,7 @@ def _visit(found: Visit, part: Part, undone: set[bytes], outcome: Outcome) -> It
         # S2: drop the keys read ahead before the topic is planned again, or old keys meet new rules.
         part.forget()
         part.run.reread(found.prefix)
-        if not found.again:
+        if not found.is_repeatable:
             return
     message = f"topic {found.prefix[:-1].decode()} keeps changing; the next run tries again"
     outcome.add(FailedTopic(found.prefix, found.table, "moved", message))

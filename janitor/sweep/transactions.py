@@ -266,8 +266,8 @@ def _without_future_times(record: OpenIdRecord, now_ms: int) -> OpenIdRecord:
     """
     if record.first_seen_ms > now_ms:
         record = replace(record, first_seen_ms=now_ms)
-    ahead = record.scanned_ms is not None and record.scanned_ms > now_ms
-    return replace(record, scanned_ms=None, closed_ms=None) if ahead else record
+    is_future = record.scanned_ms is not None and record.scanned_ms > now_ms
+    return replace(record, scanned_ms=None, closed_ms=None) if is_future else record
 
 
 def _since_ms(record: OpenIdRecord, lifetime: Lifetime) -> int:

@@ -37,7 +37,7 @@ class LooseFile:
     def __init__(self, folder: Path | None) -> None:
         self._path = folder and folder / FILE_NAME
         self._lock = Lock()
-        self._kept = b""
+        self._lines = b""
         self._allowed = _MOST_BYTES
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -76,7 +76,7 @@ class LooseFile:
                     self._path,
                 )
             if rows.keys() <= deletions and not damaged:
-                self._kept = b""
+                self._lines = b""
                 with self._border("removed"):
                     if self._path is not None:
                         self._path.unlink(missing_ok=True)
@@ -113,7 +113,7 @@ class LooseFile:
     def _read(self) -> bytes:
         with self._border("read"):
             try:
-                return self._kept if self._path is None else self._path.read_bytes()
+                return self._lines if self._path is None else self._path.read_bytes()
             except FileNotFoundError:
                 return b""
 
@@ -121,7 +121,7 @@ class LooseFile:
         # A line break first: a crash may have truncated the last line.
         lines = "".join(f"\n{json.dumps([key.hex(), value])}\n" for key, value in rows).encode()
         if self._path is None:
-            self._kept += lines
+            self._lines += lines
             return
         with self._border("written"):
             handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

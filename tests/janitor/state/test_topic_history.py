@@ -11,8 +11,8 @@ from janitor.state.base import State
 from janitor.state.records import TopicCount
 from janitor.state.topic_history import (
     CHANGES,
-    KEPT_CHANGES,
-    KEPT_SIZES,
+    MAX_CHANGES,
+    MAX_SIZES,
     SIZED_TOPICS,
     SIZES,
     SIZES_MS,
@@ -42,11 +42,11 @@ def test_save_topics_with_another_ttl_keeps_the_change(state: State) -> None:
 
 
 def test_given_many_changes_then_the_last_ones_stay(state: State) -> None:
-    for number in range(KEPT_CHANGES + 5):
+    for number in range(MAX_CHANGES + 5):
         save_topics(state, [metadata(number + 1)], number)
     found = CHANGES.read(state)["default:orders"]
-    assert len(found) == KEPT_CHANGES
-    assert found[-1] == Change(KEPT_CHANGES + 4, KEPT_CHANGES + 4, KEPT_CHANGES + 5, 1, 1)
+    assert len(found) == MAX_CHANGES
+    assert found[-1] == Change(MAX_CHANGES + 4, MAX_CHANGES + 4, MAX_CHANGES + 5, 1, 1)
 
 
 def test_given_a_topic_that_is_gone_then_so_are_its_changes(state: State) -> None:
@@ -65,7 +65,7 @@ def test_given_any_counts_then_few_sizes_stay_in_order_with_the_newest(gaps: lis
         at_ms += gap
         found = thin_out(found, Size(at_ms, 1, 1))
         assert found[-1].counted_ms == at_ms
-    assert len(found) == min(len(gaps), KEPT_SIZES)
+    assert len(found) == min(len(gaps), MAX_SIZES)
     assert found == sorted(found)
     assert all(size.counted_ms >= at_ms - SIZES_MS for size in found)
 
@@ -77,7 +77,7 @@ def test_thinned_of_equal_times_spans_all_without_large_gaps() -> None:
     times = [size.counted_ms for size in found]
     assert times[0] == NOW_MS
     widest = max(after - before for before, after in pairwise(times))
-    assert widest <= 4 * 2000 * 60_000 / KEPT_SIZES
+    assert widest <= 4 * 2000 * 60_000 / MAX_SIZES
 
 
 def test_given_a_clock_that_was_set_back_then_the_sizes_of_the_future_go() -> None:
@@ -97,13 +97,13 @@ def test_given_more_topics_than_are_drawn_then_the_largest_are_kept(state: State
 def test_sketches_have_few_sizes_from_first_to_last(state: State) -> None:
     orders, once = TopicId("a", "orders"), TopicId("a", "once")
     assert sketches(state) == {}
-    for number in range(KEPT_SIZES):
+    for number in range(MAX_SIZES):
         counts = {orders: TopicCount(1, number, None, None, NOW_MS + number * 60_000)}
         save_sizes(state, counts | ({once: TopicCount(1, 7, None, None, NOW_MS)}))
     found = sketches(state)
     assert found["a:once"] == [(NOW_MS, 7)]
     times = [at_ms for at_ms, _ in found["a:orders"]]
-    assert (times[0], times[-1]) == (NOW_MS, NOW_MS + (KEPT_SIZES - 1) * 60_000)
+    assert (times[0], times[-1]) == (NOW_MS, NOW_MS + (MAX_SIZES - 1) * 60_000)
     assert SKETCHED_SIZES // 2 <= len(times) <= SKETCHED_SIZES
     assert times == sorted(set(times))
     assert all(size_bytes == (at_ms - NOW_MS) // 60_000 for at_ms, size_bytes in found["a:orders"])
