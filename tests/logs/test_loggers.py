@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tms_core.errors import StoreFull
 from tms_core.logs import loggers
-from tms_core.logs.loggers import OURS, LogFormat, SeldomLogger, configure, get_logger
+from tms_core.logs.loggers import LOGGERS, LogFormat, SeldomLogger, configure, get_logger
 from tms_core.logs.printable import printable
 
 CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
@@ -26,7 +26,7 @@ CONF = Path(__file__).parents[2] / "conf" / "logging.yaml"
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("", *OURS)]
+    loggers = [logging.getLogger(name) for name in ("", *LOGGERS)]
     before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
     yield
     for logger, level, handlers in before:
@@ -116,7 +116,7 @@ def test_given_a_library_then_only_its_warnings_are_logged() -> None:
 def test_example_that_ships_is_valid_and_names_our_loggers() -> None:
     settings = yaml.safe_load(CONF.read_text(encoding="utf-8"))
     logging.config.dictConfig(settings)
-    assert set(settings["loggers"]) == set(OURS)
+    assert set(settings["loggers"]) == set(LOGGERS)
     assert logging.getLogger("janitor.run.engine").isEnabledFor(logging.INFO)
     assert not logging.getLogger("urllib3").isEnabledFor(logging.INFO)
 

@@ -48,11 +48,11 @@ CONFIG_FILE: dict[str, Any] = {
 }
 
 
-def together(*given: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def together(*decorators: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return several options as one."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        for option in reversed(given):
+        for option in reversed(decorators):
             command = option(command)
         return command
 

@@ -50,12 +50,12 @@ def completing() -> Iterator[None]:
 def arguments() -> str:
     """Return the options that name the place of the running command, to be typed again; not from the environment."""
     context = click.get_current_context()
-    given = {
+    values = {
         option.opts[0]: context.params[option.name]
         for option in context.command.params
         if option.name in LEADING and context.get_parameter_source(option.name) is ParameterSource.COMMANDLINE
     }
-    return " ".join(f"{option} {shlex.quote(str(value))}" for option, value in given.items())
+    return " ".join(f"{option} {shlex.quote(str(value))}" for option, value in values.items())
 
 
 def execute(

@@ -182,15 +182,15 @@ def delete(options: Remote, topic: TopicId, *, yes: bool) -> None:
     options.print({"deleted": str(topic)}, lambda: [f"{topic} is deleted"])
 
 
-def _properties(given: tuple[str, ...], retention: str | None, partitions: int | None) -> dict[str, str]:
-    found = {} if retention is None else {RETENTION: retention}
-    found |= {} if partitions is None else {PARTITIONS: str(partitions)}
-    for one in given:
-        name, equals, value = one.partition("=")
+def _properties(pairs: tuple[str, ...], retention: str | None, partitions: int | None) -> dict[str, str]:
+    properties = {} if retention is None else {RETENTION: retention}
+    properties |= {} if partitions is None else {PARTITIONS: str(partitions)}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
         if not (name and equals):
-            raise click.BadParameter(f"invalid property {one!r}: use NAME=VALUE", param_hint="--property")
-        found[name] = value
-    return found
+            raise click.BadParameter(f"invalid property {pair!r}: use NAME=VALUE", param_hint="--property")
+        properties[name] = value
+    return properties
 
 
 def _count(client: Client, topic: TopicId) -> int:

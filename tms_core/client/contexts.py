@@ -155,7 +155,7 @@ class AsyncTransactionContext(_Context):
                 return
             _, claims, batch = found
             for message in batch.messages:
-                claims.given = message.id
+                claims.delivered_id = message.id
                 yield message
             left = None if left is None else left - len(batch.messages)
 
@@ -213,7 +213,7 @@ class TransactionContext(_Context):
                 return
             _, claims, batch = found
             for message in batch.messages:
-                claims.given = message.id
+                claims.delivered_id = message.id
                 yield message
             left = None if left is None else left - len(batch.messages)
 

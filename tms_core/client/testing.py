@@ -81,8 +81,8 @@ class InProcess:
     def _client_arguments(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a client; single fields of ``Options`` are merged into it."""
         single = {name: options.pop(name) for name in _OPTIONS & options.keys()}
-        given = replace(options.pop("options", Options()), **single)
-        return {"url": self.url, "transactions": self.transactions(), "options": given, **options}
+        client_options = replace(options.pop("options", Options()), **single)
+        return {"url": self.url, "transactions": self.transactions(), "options": client_options, **options}
 
 
 @contextmanager

@@ -103,7 +103,7 @@ class Worker:
         self._options = options
         self._current: ClientTransaction | None = None
         self._claims: GroupClaims | None = None
-        self._given: list[MessageId] = []
+        self._batch_ids: list[MessageId] = []
         #: Transactions that were decided while no server responded, and may still have claims.
         self._cut_off: list[ClientTransaction] = []
         self._pauses = 0
@@ -166,13 +166,13 @@ class Worker:
             done: the last message that the program has processed; if it is of another batch, the whole batch returns.
             whole: do nothing unless this is the last message of the batch.
         """
-        claims, given = self._claims, self._given
-        if self._current is None or (whole and given[-1:] != [done]):
+        claims, batch_ids = self._claims, self._batch_ids
+        if self._current is None or (whole and batch_ids[-1:] != [done]):
             return
-        if claims is None or done not in given:
+        if claims is None or done not in batch_ids:
             await self.give_back()
             return
-        claims.given = done
+        claims.delivered_id = done
         await self._finish(goes_on=False)
 
     async def _finish(self, *, goes_on: bool) -> None:
@@ -203,7 +203,7 @@ class Worker:
         await self._disclaim()
         options = self._options
         current = self._current or await ClientTransaction.begin(self.core, options.timeout_seconds)
-        self._current, self._claims, self._given = current, None, []
+        self._current, self._claims, self._batch_ids = current, None, []
         most = options.max_deliveries
         found = await current.next_batch(self._topics, self._group, options.batch, options.order, most, _ASKED_TOGETHER)
         if found is None:
@@ -220,8 +220,8 @@ class Worker:
         if most is not None:
             # The topics of a pattern are known only now.
             dead_letters_of(whole)
-        claims.given = batch.messages[-1].id
-        self._claims, self._given = claims, [message.id for message in batch.messages]
+        claims.delivered_id = batch.messages[-1].id
+        self._claims, self._batch_ids = claims, [message.id for message in batch.messages]
         # Only a message that is alone in its batch is known to be the one that fails; the server halves failed batches.
         if most is not None and batch.deliveries > most and len(batch.messages) == 1:
             await self._send_to_dead_letters(current, whole, batch.messages[0])

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 LogFormat = Literal["auto", "text", "json"]
 
 #: Loggers of ours; what libraries say is of interest from warnings on.
-OURS = ("janitor", "tms_core")
+LOGGERS = ("janitor", "tms_core")
 #: The audit log's, whose lines are JSON wherever they go (``tms_core.logs.audit``).
 AUDIT = "tms.audit"
 #: How long one line of a kind stands for all others, in seconds.
@@ -129,8 +129,8 @@ class TextFormatter(logging.Formatter):
 
 def _code(record: logging.LogRecord) -> str:
     """Return the code of the error that a record is about, or an empty string."""
-    given = record.args if isinstance(record.args, tuple) else ()
-    errors = (*given, record.exc_info[1] if record.exc_info else None)
+    arguments = record.args if isinstance(record.args, tuple) else ()
+    errors = (*arguments, record.exc_info[1] if record.exc_info else None)
     return next((error.code for error in errors if isinstance(error, TmsError)), "")
 
 
@@ -152,7 +152,7 @@ def configure(kind: LogFormat, stream: TextIO, arguments: str = "", *, daemon: b
     text = TextFormatter(arguments, timed=not stream.isatty())
     handler.setFormatter(text if as_text else JsonFormatter(arguments))
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    for name in OURS:
+    for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
     audit, lines = logging.getLogger(AUDIT), logging.StreamHandler(stream)
     lines.setFormatter(JsonFormatter(arguments))

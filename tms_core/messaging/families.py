@@ -236,8 +236,8 @@ class Families:
         self._check_free(made, permit)
         # In this order: groups are registered in a new partition before anyone can publish to it, so that it keeps
         # messages for them from the first one on. The topic names the partitions only when all exist.
-        for member, given in made:
-            self._recreate(member, given)
+        for member, values in made:
+            self._recreate(member, values)
             self._register(member, layout.members(last))
         self._change_members(after, others)
         self._change(topic, properties)

@@ -32,8 +32,8 @@ class ClientTls:
         self.server_name = server_name
         self._ca_file = ca_file
         self._pair = None if certificate is None or key is None else (certificate, key)
-        given = {"ca_file": ca_file, "certificate": certificate, "key": key}
-        files = {f"{prefix}{name}": path for name, path in given.items() if path is not None}
+        paths = {"ca_file": ca_file, "certificate": certificate, "key": key}
+        files = {f"{prefix}{name}": path for name, path in paths.items() if path is not None}
         self._files = WatchedFiles(files, self._load, secret=f"{prefix}key")
 
     def context(self) -> ssl.SSLContext:

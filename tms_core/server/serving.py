@@ -337,13 +337,13 @@ def make_gate(settings: AuthSettings, clock: Clock, connections: int = 500) -> G
     if settings.kind == "none":
         return None
     if settings.kind == "tokens":
-        authenticator = Tokens(_given(settings.tokens_file), clock)
+        authenticator = Tokens(_require_file(settings.tokens_file), clock)
     else:
-        authenticator = _jwt(settings, _given(settings.key_file), clock)
+        authenticator = _jwt(settings, _require_file(settings.key_file), clock)
     return Gate(authenticator, Rules(settings.rules), clock, settings.quotas, connections)
 
 
-def _given(path: Path | None) -> Path:
+def _require_file(path: Path | None) -> Path:
     if path is None:
         raise ConfigurationError("server.auth names no file of tokens or keys.", "Set tokens_file or key_file.")
     return path

@@ -75,13 +75,15 @@ def load_as(
     """
     known = dict(fields(model))
     folder = (Path() if file is None else file.parent).absolute()
-    given = {path: _SourcedValue(field.default, DEFAULT, folder) for path, field in known.items() if _has_place(field)}
+    sources = {
+        path: _SourcedValue(field.default, DEFAULT, folder) for path, field in known.items() if _has_place(field)
+    }
     if file is not None:
-        given |= _from_file(model, file, folder)
-    given |= _from_environment(model, known, environ, folder)
-    given |= _from_flags(flags, known_flags)
-    origins = {path: value.origin for path, value in given.items() if value.origin != DEFAULT}
-    values = {path: _resolve_path(path, known[path], value) for path, value in given.items()}
+        sources |= _from_file(model, file, folder)
+    sources |= _from_environment(model, known, environ, folder)
+    sources |= _from_flags(flags, known_flags)
+    origins = {path: value.origin for path, value in sources.items() if value.origin != DEFAULT}
+    values = {path: _resolve_path(path, known[path], value) for path, value in sources.items()}
     values |= _derived_folders(known, values, origins)
     try:
         return LoadedSettings(model.model_validate(_nest(values)), origins)
@@ -127,7 +129,7 @@ def _flat(
 def _from_environment(
     model: type[Section], known: Mapping[str, FieldInfo], environ: Mapping[str, str], folder: Path
 ) -> dict[str, _SourcedValue]:
-    given = {}
+    values = {}
     for name, value in environ.items():
         inner = name.removeprefix(PREFIX).lower()
         if not name.startswith(PREFIX) or not any(f"{inner}_".startswith(f"{top}_") for top in model.model_fields):
@@ -138,16 +140,16 @@ def _from_environment(
             close = path if path in known else closest(path, known)
             better = f"Did you mean {PREFIX}{close.replace('.', '__').upper()}? " if close else ""
             raise ConfigurationError(f"{name} in the environment is not a setting.", better + _INJECTED)
-        given[path] = _SourcedValue(_scalar(path, known[path], value, origin), origin, folder)
-    return given
+        values[path] = _SourcedValue(_scalar(path, known[path], value, origin), origin, folder)
+    return values
 
 
 def _from_flags(flags: Mapping[str, object], known_flags: Flags) -> dict[str, _SourcedValue]:
     return {
         path: _SourcedValue(value, f"flag --{name}", Path.cwd())
-        for name, given in flags.items()
-        if given is not None
-        for path, value in known_flags[name](str(given)).items()
+        for name, flag_value in flags.items()
+        if flag_value is not None
+        for path, value in known_flags[name](str(flag_value)).items()
     }
 
 
@@ -168,15 +170,15 @@ def _has_place(field: FieldInfo) -> bool:
     return extra(field, "place") is True and field.default not in (None, PydanticUndefined)
 
 
-def _resolve_path(path: str, field: FieldInfo, given: _SourcedValue) -> object:
-    if not extra(field, "place") or not isinstance(given.value, str | Path):
-        return given.value
-    place = str(given.value)
+def _resolve_path(path: str, field: FieldInfo, value: _SourcedValue) -> object:
+    if not extra(field, "place") or not isinstance(value.value, str | Path):
+        return value.value
+    place = str(value.value)
     if not place or place.startswith("~"):
         raise ConfigurationError(
-            f"{path} = {place!r} ({given.origin}) is not a path.", "Write it out; ~ is not expanded."
+            f"{path} = {place!r} ({value.origin}) is not a path.", "Write it out; ~ is not expanded."
         )
-    return place if "://" in place else str(given.folder / place)
+    return place if "://" in place else str(value.folder / place)
 
 
 def _derived_folders(

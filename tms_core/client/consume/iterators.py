@@ -118,7 +118,7 @@ class _Consumption:
     def __init__(self, consuming: MessageBatches) -> None:
         self._consuming = consuming
         self._batch: Iterator[Message] = iter(())
-        self._given: MessageId | None = None
+        self._current_id: MessageId | None = None
         self._done: MessageId | None = None
 
     def stop(self) -> None:
@@ -127,11 +127,11 @@ class _Consumption:
 
     def _give(self) -> Message | None:
         """Return the next message of the batch; the request means that the previous message is processed."""
-        self._done = self._given
+        self._done = self._current_id
         if self._consuming.stop.is_set():
             return None
         for message in self._batch:
-            self._given = message.id
+            self._current_id = message.id
             return message
         return None
 
@@ -159,7 +159,7 @@ class Consumption(_Consumption):
 
     def commit(self) -> None:
         """Mark all delivered messages as processed, and store the position."""
-        self._done = self._given
+        self._done = self._current_id
         run(self._consuming.store(self._done))
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class AsyncConsumption(_Consumption):
 
     async def commit(self) -> None:
         """Mark all delivered messages as processed, and store the position."""
-        self._done = self._given
+        self._done = self._current_id
         await self._consuming.store(self._done)
 
     async def close(self) -> None:

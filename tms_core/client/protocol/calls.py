@@ -186,24 +186,24 @@ def delete_topic(topic: Topic) -> Call[None]:
 
 
 def publish(topic: Topic, payloads: Sequence[bytes], ttl: timedelta | int | str | None) -> Call[None]:
-    path, given = path_of(topic, "publish"), payloads_of(payloads)
+    path, messages = path_of(topic, "publish"), payloads_of(payloads)
     if ttl is None:
-        return _writing(path, given, nothing, encode_publish(None, given), AVRO)
-    return _writing(path, given, nothing, encode_publish_json(None, given, seconds(ttl)))
+        return _writing(path, messages, nothing, encode_publish(None, messages), AVRO)
+    return _writing(path, messages, nothing, encode_publish_json(None, messages, seconds(ttl)))
 
 
 def publish_in(
     topic: Topic, payloads: Sequence[bytes], pointer: int, ttl: timedelta | int | str | None
 ) -> Call[RollbackRange]:
-    path, given = path_of(topic, "publish"), payloads_of(payloads)
+    path, messages = path_of(topic, "publish"), payloads_of(payloads)
     if ttl is None:
-        return _writing(path, given, decode_published, encode_publish(pointer, given), AVRO)
-    return _writing(path, given, decode_published_json, encode_publish_json(pointer, given, seconds(ttl)))
+        return _writing(path, messages, decode_published, encode_publish(pointer, messages), AVRO)
+    return _writing(path, messages, decode_published_json, encode_publish_json(pointer, messages, seconds(ttl)))
 
 
 def store(topic: Topic, payloads: Sequence[bytes], pointer: int) -> Call[None]:
-    given = payloads_of(payloads)
-    return _writing(path_of(topic, "store"), given, nothing, encode_publish(pointer, given), AVRO)
+    messages = payloads_of(payloads)
+    return _writing(path_of(topic, "store"), messages, nothing, encode_publish(pointer, messages), AVRO)
 
 
 def rollback(topic: Topic, published: RollbackRange | int) -> Call[None]:
@@ -270,11 +270,11 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
     A date is compared with the server's own clock (``Date``).
     """
-    given = headers.get("retry-after", "").strip()
-    if given.isdecimal() and len(given) <= _MOST_DIGITS:
-        return float(given)
+    value = headers.get("retry-after", "").strip()
+    if value.isdecimal() and len(value) <= _MOST_DIGITS:
+        return float(value)
     try:
-        moments = (parsedate_to_datetime(given), parsedate_to_datetime(headers.get("date", "")))
+        moments = (parsedate_to_datetime(value), parsedate_to_datetime(headers.get("date", "")))
         return max(0.0, (moments[0] - moments[1]).total_seconds())
     except (ValueError, TypeError):
         return None
@@ -341,10 +341,10 @@ def path_of(topic: Topic, verb: str = "") -> str:
 
 
 def _properties(ttl: timedelta | int | str | None, properties: Mapping[str, str] | None) -> bytes:
-    given = dict(properties or {})
+    fields = dict(properties or {})
     if ttl is not None:
-        given["ttl"] = str(seconds(ttl))
-    return json.dumps(given).encode()
+        fields["ttl"] = str(seconds(ttl))
+    return json.dumps(fields).encode()
 
 
 def array(body: bytes) -> list[Any]:

@@ -91,14 +91,14 @@ def position(topic: Topic, consumer: str) -> Call[MessageId]:
 
 def claims(topic: Topic, consumer: str) -> Call[list[OpenClaim]]:
     def read(body: bytes) -> list[OpenClaim]:
-        return [_claim(given) for given in json.loads(body).get("claims", ())]
+        return [_claim(fields) for fields in json.loads(body).get("claims", ())]
 
     return Call("GET", _consumer(topic, consumer), read, again=True, missing=ConsumerNotFound)
 
 
 def failed(topic: Topic, consumer: str) -> Call[list[FailedMessages]]:
     def read(body: bytes) -> list[FailedMessages]:
-        return [_parse_failed(given) for given in json.loads(body).get("failed", ())]
+        return [_parse_failed(fields) for fields in json.loads(body).get("failed", ())]
 
     return Call("GET", _consumer(topic, consumer), read, again=True, missing=ConsumerNotFound)
 
@@ -156,14 +156,14 @@ def group_poll(
 
 
 def group_rollback(topic: Topic, group: str, pointer: int, after: MessageId | None = None) -> Call[None]:
-    given = {"transactionWritePointer": str(pointer)} | ({} if after is None else {"after": str(after)})
-    path, body = f"{_consumer(topic, group)}/rollback", json.dumps(given).encode()
+    fields = {"transactionWritePointer": str(pointer)} | ({} if after is None else {"after": str(after)})
+    path, body = f"{_consumer(topic, group)}/rollback", json.dumps(fields).encode()
     return Call("POST", path, nothing, body, again=True, missing=ConsumerNotFound, conflict=ConsumerConflict)
 
 
 def positions(topic: Topic) -> Call[list[ConsumerPosition]]:
     def read(body: bytes) -> list[ConsumerPosition]:
-        return [_parse_position(given) for given in array(body)]
+        return [_parse_position(fields) for fields in array(body)]
 
     return Call("GET", path_of(topic, "consumers"), read, again=True)
 
@@ -174,33 +174,33 @@ def _consumer(topic: Topic, name: object) -> str:
     return path_of(topic, f"consumers/{name}")
 
 
-def _position(given: Mapping[str, str]) -> MessageId:
-    return MessageId.from_hex(given["position"])
+def _position(fields: Mapping[str, str]) -> MessageId:
+    return MessageId.from_hex(fields["position"])
 
 
-def _parse_position(given: Mapping[str, Any]) -> ConsumerPosition:
+def _parse_position(fields: Mapping[str, Any]) -> ConsumerPosition:
     return ConsumerPosition(
-        given["name"],
-        _position(given),
-        int(given["lagMessages"]),
-        bool(given["lagIsAtLeast"]),
-        float(given["lagSeconds"]),
-        time_at(int(given["updatedMs"])),
-        bool(given["expired"]),
+        fields["name"],
+        _position(fields),
+        int(fields["lagMessages"]),
+        bool(fields["lagIsAtLeast"]),
+        float(fields["lagSeconds"]),
+        time_at(int(fields["updatedMs"])),
+        bool(fields["expired"]),
     )
 
 
-def _claim(given: Mapping[str, Any]) -> OpenClaim:
-    first, last = MessageId.from_hex(given["after"]), MessageId.from_hex(given["last"])
-    return OpenClaim(int(given["transaction"]), first, last, int(given["deliveries"]))
+def _claim(fields: Mapping[str, Any]) -> OpenClaim:
+    first, last = MessageId.from_hex(fields["after"]), MessageId.from_hex(fields["last"])
+    return OpenClaim(int(fields["transaction"]), first, last, int(fields["deliveries"]))
 
 
-def _parse_failed(given: Mapping[str, Any]) -> FailedMessages:
-    message, retry_ms = given["message"], given["retryMs"]
+def _parse_failed(fields: Mapping[str, Any]) -> FailedMessages:
+    message, retry_ms = fields["message"], fields["retryMs"]
     return FailedMessages(
         None if message is None else MessageId.from_hex(message),
-        MessageId.from_hex(given["after"]),
-        MessageId.from_hex(given["last"]),
-        int(given["deliveries"]),
+        MessageId.from_hex(fields["after"]),
+        MessageId.from_hex(fields["last"]),
+        int(fields["deliveries"]),
         None if retry_ms is None else time_at(int(retry_ms)),
     )

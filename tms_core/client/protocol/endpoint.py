@@ -74,21 +74,21 @@ class Token:
     """The source of the token.
 
     Args:
-        given: the token, a function that returns it, or None.
+        token: the token, a function that returns it, or None.
         file: a file that contains it; read for each request, so that it can be replaced while the program runs.
 
     Raises:
         ConfigurationError: both arguments are set.
     """
 
-    def __init__(self, given: str | Callable[[], str] | None = None, file: Path | str | None = None) -> None:
-        if given is not None and file is not None:
+    def __init__(self, token: str | Callable[[], str] | None = None, file: Path | str | None = None) -> None:
+        if token is not None and file is not None:
             raise ConfigurationError("A token and a token file are given.", "Give one of them.")
-        self._given = given
+        self._token = token
         self._file = None if file is None else Path(file)
 
     def __repr__(self) -> str:
-        return "<Token>" if self._given is not None or self._file is not None else "<no Token>"
+        return "<Token>" if self._token is not None or self._file is not None else "<no Token>"
 
     def headers(self) -> dict[str, str]:
         """Return the headers of a request that carry the token.
@@ -98,10 +98,10 @@ class Token:
         """
         if self._file is not None:
             found = self._read(self._file)
-        elif self._given is None:
+        elif self._token is None:
             return {}
         else:
-            found = self._given if isinstance(self._given, str) else self._given()
+            found = self._token if isinstance(self._token, str) else self._token()
         if not _TOKEN.fullmatch(found):
             raise ConfigurationError("The token is not valid: it is empty, or has characters that no token has.")
         return {"authorization": f"Bearer {found}"}
@@ -157,8 +157,8 @@ class Endpoint:
     _urls: _Urls = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        given = [self.url] if isinstance(self.url, str) else list(self.url)
-        object.__setattr__(self, "_urls", _Urls([_checked(url) for url in given]))
+        urls = [self.url] if isinstance(self.url, str) else list(self.url)
+        object.__setattr__(self, "_urls", _Urls([_checked(url) for url in urls]))
 
     def __str__(self) -> str:
         return ", ".join(self._urls.all)
@@ -267,16 +267,16 @@ class _Urls:
             self._at = (at + 1) % len(self.all)
 
 
-def _checked(given: str) -> str:
+def _checked(text: str) -> str:
     try:
-        url = httpx2.URL(given)
+        url = httpx2.URL(text)
     except (httpx2.InvalidURL, TypeError) as error:
-        raise ConfigurationError(f"{given!r} is not a URL: {error}.", _URL_HINT) from error
+        raise ConfigurationError(f"{text!r} is not a URL: {error}.", _URL_HINT) from error
     if url.userinfo:
         raise ConfigurationError("The URL has a password in it.", "Give a token instead.")
     if url.scheme not in ("http", "https") or not url.host or url.query or url.fragment:
-        raise ConfigurationError(f"{given!r} is not the URL of a server.", _URL_HINT)
-    return given.rstrip("/")
+        raise ConfigurationError(f"{text!r} is not the URL of a server.", _URL_HINT)
+    return text.rstrip("/")
 
 
 _URL_HINT = "Write it as http://127.0.0.1:11015."

@@ -66,12 +66,12 @@ def payloads_of(messages: object) -> list[bytes]:
     return [bytes(payload) for payload in found]
 
 
-def _is_count(given: object) -> bool:
-    return isinstance(given, int) and 1 <= given <= INT_MAX
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and 1 <= value <= INT_MAX
 
 
-def _kind(given: object) -> str:
-    return type(given).__name__
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 def encode_publish(pointer: int | None, payloads: Sequence[bytes]) -> bytes:
@@ -142,10 +142,10 @@ def decode_published_json(body: bytes) -> RollbackRange:
         FormatError: the text is not a PublishResponse.
     """
     try:
-        given = json.loads(body)
-        rows = given["rollbackRange"]
+        fields = json.loads(body)
+        rows = fields["rollbackRange"]
         names = ("startTimestamp", "startSequenceId", "endTimestamp", "endSequenceId")
-        return RollbackRange(int(given["transactionWritePointer"]), *(int(rows[name]) for name in names))
+        return RollbackRange(int(fields["transactionWritePointer"]), *(int(rows[name]) for name in names))
     except (ValueError, KeyError, TypeError) as error:
         raise FormatError("the answer to publish is not a PublishResponse") from error
 

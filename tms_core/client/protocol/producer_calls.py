@@ -78,14 +78,14 @@ class Signature:
 
     def on(self, call: Call[T]) -> Call[T]:
         """Return the request with these headers; the client may repeat it."""
-        said = {"x-tms-producer": f"{self.home}/{self.name}", "x-tms-generation": str(self.generation)}
+        headers = {"x-tms-producer": f"{self.home}/{self.name}", "x-tms-generation": str(self.generation)}
         if self.sequence is not None:
-            said["x-tms-sequence"] = str(self.sequence)
+            headers["x-tms-sequence"] = str(self.sequence)
         if self.label:
-            said["x-tms-label"] = quote(self.label)
+            headers["x-tms-label"] = quote(self.label)
         if self.oldest_open is not None:
-            said["x-tms-oldest-open"] = str(self.oldest_open)
-        return replace(call, headers={**call.headers, **said}, again=True)
+            headers["x-tms-oldest-open"] = str(self.oldest_open)
+        return replace(call, headers={**call.headers, **headers}, again=True)
 
 
 def check_label(label: object) -> None:
@@ -116,17 +116,19 @@ class RegisteredInstance(NamedTuple):
 
 def register(home: Topic, name: str, instance: UUID, ended: Mapping[int, str]) -> Call[RegisteredInstance]:
     def read(body: bytes) -> RegisteredInstance:
-        given = json.loads(body)
-        return RegisteredInstance(int(given["generation"]), _previous(given["former"]), [*map(int, given["undecided"])])
+        fields = json.loads(body)
+        return RegisteredInstance(
+            int(fields["generation"]), _previous(fields["former"]), [*map(int, fields["undecided"])]
+        )
 
-    told = {"ended": {str(pointer): outcome for pointer, outcome in ended.items()}} if ended else {}
-    body = json.dumps({"instance": str(instance), **told}).encode()
+    fields = {"ended": {str(pointer): outcome for pointer, outcome in ended.items()}} if ended else {}
+    body = json.dumps({"instance": str(instance), **fields}).encode()
     return Call("POST", _path(home, name), read, body, again=True)
 
 
 def list_producers(home: Topic) -> Call[list[ProducerState]]:
     def read(body: bytes) -> list[ProducerState]:
-        return [_state(given["name"], given) for given in json.loads(body)]
+        return [_state(fields["name"], fields) for fields in json.loads(body)]
 
     return Call("GET", path_of(home, "producers"), read, again=True)
 
@@ -147,11 +149,13 @@ def _path(home: Topic, name: object) -> str:
     return path_of(topic_id(home), f"producers/{name}")
 
 
-def _previous(given: Mapping[str, str] | None) -> PreviousTransaction | None:
-    return None if given is None else PreviousTransaction(int(given["transaction"]), given["label"], given["outcome"])
+def _previous(fields: Mapping[str, str] | None) -> PreviousTransaction | None:
+    return (
+        None if fields is None else PreviousTransaction(int(fields["transaction"]), fields["label"], fields["outcome"])
+    )
 
 
-def _state(name: str, given: Mapping[str, Any]) -> ProducerState:
-    open_ = {int(one["transaction"]): one["label"] for one in given["open"]}
-    updated = time_at(int(given["updatedMs"]))
-    return ProducerState(name, int(given["generation"]), updated, _previous(given["former"]), open_)
+def _state(name: str, fields: Mapping[str, Any]) -> ProducerState:
+    open_ = {int(one["transaction"]): one["label"] for one in fields["open"]}
+    updated = time_at(int(fields["updatedMs"]))
+    return ProducerState(name, int(fields["generation"]), updated, _previous(fields["former"]), open_)

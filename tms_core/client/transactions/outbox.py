@@ -71,17 +71,17 @@ class Outbox:
         key: Key | None = None,
     ) -> None:
         """Keep messages; above the limit, send all kept messages ahead to the server."""
-        name, given = topic_id(topic), payloads_of(messages)
+        name, payloads = topic_id(topic), payloads_of(messages)
         ttl_seconds = None if ttl is None else seconds(ttl)
         number = number_for(self._core, key)
-        if not given:
+        if not payloads:
             return
         if isinstance(number, Mapping) and name not in self._core.layouts:
             await read_layout(self._core, name)
         for place in places(self._core, name, number):
-            kept = [_PendingMessage(payload, ttl_seconds, place.topic, place.number) for payload in given]
+            kept = [_PendingMessage(payload, ttl_seconds, place.topic, place.number) for payload in payloads]
             self._kept.setdefault(place.partition, []).extend(kept)
-            self._kept_bytes += sum(map(len, given))
+            self._kept_bytes += sum(map(len, payloads))
         if self._kept_bytes > self._core.limits.transaction_bytes:
             for name in list(self._kept):
                 await self._send_ahead(name)

@@ -90,10 +90,10 @@ class GroupClaims(Participant):
     Args:
         topic: the topic of the messages.
         name: the group.
-        beside: further topics in which a new group is registered.
+        siblings: further topics in which a new group is registered.
 
     Attributes:
-        given: the last message that the program has received.
+        delivered_id: the last message that the program has received.
         counts: whether returned messages count as delivered.
     """
 
@@ -105,7 +105,7 @@ class GroupClaims(Participant):
         self._transaction: Transaction | None = None
         self._last: MessageId | None = None
         self._may_have_claimed = False
-        self.given: MessageId | None = None
+        self.delivered_id: MessageId | None = None
         self.counts = True
 
     def start_tx(self, transaction: Transaction) -> None:
@@ -157,18 +157,18 @@ class GroupClaims(Participant):
         )
 
     async def commit_tx(self) -> None:
-        if self._last is not None and self.given != self._last:
-            await self._give_back(self.given)
+        if self._last is not None and self.delivered_id != self._last:
+            await self._give_back(self.delivered_id)
 
     async def rollback_tx(self) -> None:
         if self._may_have_claimed:
             # A deleted group has no claims, and neither has a group of a deleted topic.
             with suppress(ConsumerNotFound, TopicNotFound):
-                given = self.given if self.counts else None
-                if given is None or given != self._last:
+                delivered_id = self.delivered_id if self.counts else None
+                if delivered_id is None or delivered_id != self._last:
                     # Messages after this id never reached the program: return them without counting a delivery.
-                    await self._give_back(given or _BEFORE_ALL)
-                if given is not None:
+                    await self._give_back(delivered_id or _BEFORE_ALL)
+                if delivered_id is not None:
                     await self._give_back(None)
 
     async def _give_back(self, after: MessageId | None) -> None:

@@ -152,17 +152,17 @@ def layout_of(topic: TopicId, properties: Mapping[str, str]) -> Layout | None:
     Raises:
         MetadataError: the property ``families`` is invalid.
     """
-    said = properties.get(FAMILIES)
-    if said is None:
+    text = properties.get(FAMILIES)
+    if text is None:
         return None
-    if said == ROUTES:
+    if text == ROUTES:
         return Layout(topic, routes=tuple(routes_of(properties)))
-    found = [_FAMILY.fullmatch(one) for one in said.split(" ")]
+    found = [_FAMILY.fullmatch(one) for one in text.split(" ")]
     families = [
         Family(int(one[1]), int(one[2]), None if one[3] is None else int(one[3])) for one in found if one is not None
     ]
     if len(families) < len(found):
-        raise MetadataError(f"topic {topic}: its families {quoted(said)} cannot be read")
+        raise MetadataError(f"topic {topic}: its families {quoted(text)} cannot be read")
     return Layout(topic, tuple(families))
 
 
@@ -185,15 +185,15 @@ def routes_of(properties: Mapping[str, str]) -> dict[str, int]:
 def _routes(text: str) -> dict[str, int]:
     example = 'Write for example {"users": 2, "pages": 3}.'
     try:
-        given = json.loads(text)
+        routes = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"routes: {_shown(text)} is not JSON.", example) from error
-    if not isinstance(given, dict) or not 0 < len(given) <= MOST_ROUTES:
+    if not isinstance(routes, dict) or not 0 < len(routes) <= MOST_ROUTES:
         raise BadRequest(f"routes: {_shown(text)} is not an object of 1 to {MOST_ROUTES} routes.", example)
-    for name in given:
+    for name in routes:
         if not _ROUTE.fullmatch(name) or _TAKEN.fullmatch(name):
             raise BadRequest(f"routes: {_shown(name)} cannot be a route.", "Use letters, digits and '_'; not 'dead'.")
-    return {name: _number(str(number)) for name, number in given.items()}
+    return {name: _number(str(number)) for name, number in routes.items()}
 
 
 def _number(text: str) -> int:

@@ -222,11 +222,11 @@ class Gate:
 
 
 def _bearer(headers: Headers) -> bytes:
-    given = [value for name, value in headers if name == b"authorization"]
-    if not given:
+    values = [value for name, value in headers if name == b"authorization"]
+    if not values:
         raise Unauthorized("This server answers no request without a token.", "Send it as Authorization: Bearer TOKEN.")
     # Two would mean one thing to a proxy in front and another here.
-    match = _BEARER.fullmatch(given[0]) if len(given) == 1 else None
+    match = _BEARER.fullmatch(values[0]) if len(values) == 1 else None
     if match is None:
         raise Unauthorized("This is not a bearer token.", "Send one, as Authorization: Bearer TOKEN.")
     return match[1]

@@ -48,15 +48,15 @@ class JsonCodec:
     content_type = b"application/json"
 
     def read_publish(self, body: bytes) -> PublishRequest:
-        given = _object(body, {"transactionWritePointer", "messages", "ttlSeconds"})
-        messages = given.get("messages")
+        fields = _object(body, {"transactionWritePointer", "messages", "ttlSeconds"})
+        messages = fields.get("messages")
         if messages is None:
             messages = []
         if not isinstance(messages, list):
             raise BadRequest("messages: this is not an array.")
         if len(messages) > self.most_messages:
             raise too_many(self.most_messages)
-        pointer, ttl_seconds = given.get("transactionWritePointer"), given.get("ttlSeconds")
+        pointer, ttl_seconds = fields.get("transactionWritePointer"), fields.get("ttlSeconds")
         return PublishRequest(
             None if pointer is None else _number("transactionWritePointer", pointer),
             [_payload(message) for message in messages],
@@ -69,31 +69,31 @@ class JsonCodec:
         return (_COPIES if body.isascii() else _WIDE_COPIES) * len(body) + objects
 
     def read_rollback(self, body: bytes) -> RollbackRange | int:
-        given = _object(body, {"transactionWritePointer", "rollbackRange"})
-        if "rollbackRange" not in given:
-            return _number("transactionWritePointer", given.get("transactionWritePointer"))
-        rows = given["rollbackRange"]
+        fields = _object(body, {"transactionWritePointer", "rollbackRange"})
+        if "rollbackRange" not in fields:
+            return _number("transactionWritePointer", fields.get("transactionWritePointer"))
+        rows = fields["rollbackRange"]
         if not isinstance(rows, dict):
             raise BadRequest("rollbackRange: this is not an object. Send the answer of publish as it is.")
         _require_known_fields(rows, set(_RANGE), "rollbackRange.")
         start_ms, start_sequence, end_ms, end_sequence = (
             _number(f"rollbackRange.{name}", rows.get(name), _INT if name.endswith("Id") else _LONG) for name in _RANGE
         )
-        pointer = _number("transactionWritePointer", given.get("transactionWritePointer"))
+        pointer = _number("transactionWritePointer", fields.get("transactionWritePointer"))
         return RollbackRange(pointer, start_ms, start_sequence, end_ms, end_sequence)
 
     def read_group_rollback(self, body: bytes) -> tuple[int, MessageId | None]:
-        given = _object(body, {"transactionWritePointer", "after"})
-        after = given.get("after")
-        pointer = _number("transactionWritePointer", given.get("transactionWritePointer"))
+        fields = _object(body, {"transactionWritePointer", "after"})
+        after = fields.get("after")
+        pointer = _number("transactionWritePointer", fields.get("transactionWritePointer"))
         return pointer, None if after is None else _id("after", after)
 
     def read_poll(self, body: bytes) -> FetchRequest:
-        given = _object(body, {"startFrom", "inclusive", "limit", "transaction", "waitSeconds"})
-        inclusive, limit, reads_in = given.get("inclusive", True), given.get("limit"), given.get("transaction")
+        fields = _object(body, {"startFrom", "inclusive", "limit", "transaction", "waitSeconds"})
+        inclusive, limit, reads_in = fields.get("inclusive", True), fields.get("limit"), fields.get("transaction")
         if not isinstance(inclusive, bool):
             raise BadRequest("inclusive: this is neither true nor false.")
-        start = _start(given.get("startFrom"))
+        start = _start(fields.get("startFrom"))
         if isinstance(start, int) and not inclusive:
             # CDAP does not look at it where a time is given, and so neither does Avro.
             start += 1
@@ -102,7 +102,7 @@ class JsonCodec:
             inclusive,
             POLL_MESSAGES if limit is None else _number("limit", limit, _INT),
             None if reads_in is None else transaction(_base64("transaction", reads_in)),
-            wait_seconds=_number("waitSeconds", given.get("waitSeconds", 0), _INT),
+            wait_seconds=_number("waitSeconds", fields.get("waitSeconds", 0), _INT),
         )
 
     def write_published(self, written: RollbackRange) -> bytes:
@@ -135,19 +135,19 @@ def read_properties(body: bytes) -> dict[str, str]:
     """
     if not body.strip():
         return {}
-    given = _parse(body, parse_int=str, parse_float=str)
-    for name, value in given.items():
+    properties = _parse(body, parse_int=str, parse_float=str)
+    for name, value in properties.items():
         if isinstance(value, bool):
-            given[name] = str(value).lower()
+            properties[name] = str(value).lower()
         elif not isinstance(value, str):
             raise BadRequest(f"{name}: a property is text.")
-    return given
+    return properties
 
 
 def read_position(body: bytes) -> MessageId:
     """Return the position of a consumer: ``{"position": "40 hex digits"}``."""
-    given = _object(body, {"position"})
-    return _id("position", given.get("position"))
+    fields = _object(body, {"position"})
+    return _id("position", fields.get("position"))
 
 
 def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]:
@@ -155,8 +155,8 @@ def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]
 
     ``{"instance": "a UUID", "ended": {"170…": "committed", "171…": "aborted"}}``
     """
-    given = _object(body, {"instance", "ended"})
-    instance, ended = given.get("instance"), given.get("ended", {})
+    fields = _object(body, {"instance", "ended"})
+    instance, ended = fields.get("instance"), fields.get("ended", {})
     try:
         found = UUID(instance if isinstance(instance, str) else "")
     except ValueError as error:
@@ -169,21 +169,21 @@ def read_registration(body: bytes) -> tuple[UUID, dict[int, TransactionOutcome]]
 
 
 def _object(body: bytes, fields: set[str]) -> dict[str, Any]:
-    given = _parse(body)
-    _require_known_fields(given, fields)
-    return given
+    members = _parse(body)
+    _require_known_fields(members, fields)
+    return members
 
 
 def _parse(body: bytes, **options: Any) -> dict[str, Any]:
     try:
-        given = json.loads(
+        value = json.loads(
             body.decode("utf-8"), object_pairs_hook=_reject_duplicates, parse_constant=_no_number, **options
         )
     except (ValueError, RecursionError) as error:
         raise BadRequest(f"The body is not JSON: {error}.") from error
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise BadRequest("The body is not a JSON object.")
-    return given
+    return value
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -197,8 +197,8 @@ def _no_number(text: str) -> None:
     raise ValueError(f"{text} is not a number")
 
 
-def _require_known_fields(given: Mapping[str, Any], fields: set[str], prefix: str = "") -> None:
-    if unknown := sorted(given.keys() - fields):
+def _require_known_fields(members: Mapping[str, Any], fields: set[str], prefix: str = "") -> None:
+    if unknown := sorted(members.keys() - fields):
         raise BadRequest(f"{prefix}{unknown[0]}: there is no such field. Write one of {', '.join(sorted(fields))}.")
 
 

@@ -92,10 +92,10 @@ def _instance(producer: bytes, generation: bytes) -> tuple[TopicId, str, int]:
     return named_topic(namespace, topic), name, _number(generation, "X-TMS-Generation")
 
 
-def _number(given: bytes, shown: str) -> int:
-    if not given.isdigit() or len(given) > _DIGITS:
+def _number(text: bytes, shown: str) -> int:
+    if not text.isdigit() or len(text) > _DIGITS:
         raise BadRequest(f"{shown}: this is not a number.", "A producer's request has a generation and a number.")
-    return int(given)
+    return int(text)
 
 
 def _label(headers: Headers) -> str:

@@ -115,7 +115,7 @@ class Rollback(ContextRoute):
         await answer(send, 200)
 
 
-def _ttl(headers: Headers, given: int | None) -> int | None:
+def _ttl(headers: Headers, body_seconds: int | None) -> int | None:
     """Return the TTL of the messages: from the header, which accompanies CDAP's encoding, or from the body.
 
     Raises:
@@ -123,8 +123,8 @@ def _ttl(headers: Headers, given: int | None) -> int | None:
     """
     named = headers.get(TTL)
     if named is None:
-        return given
-    if given is not None:
+        return body_seconds
+    if body_seconds is not None:
         raise BadRequest("The ttl of the messages is given twice.", "Give it in the header or in the body.")
     if not named.isdigit() or len(named) > _TTL_DIGITS:
         raise BadRequest("X-TMS-TTL-Seconds: this is not a number of seconds.", "Give a whole number.")

@@ -71,11 +71,11 @@ class TopicRoutes(ContextRoute):
 
     async def ages(self, request: Request) -> Response:
         """``GET …/topics/{topic}/ages?olderThanSeconds=N``: the messages that a shorter TTL would hide."""
-        given = parse_java_int(request.query_params.get("olderThanSeconds", ""))
-        if given is None or given <= 0:
+        seconds = parse_java_int(request.query_params.get("olderThanSeconds", ""))
+        if seconds is None or seconds <= 0:
             raise BadRequest("olderThanSeconds is missing or no ttl.", f"Give whole seconds from 1 to {INT_MAX}.")
         context = self._context
-        found = await context.in_poll_thread(context.service.count_ages, topic_of(request.scope), given)
+        found = await context.in_poll_thread(context.service.count_ages, topic_of(request.scope), seconds)
         counts = {"messages": found.messages, "older": found.older, "atLeast": found.at_least}
         return JSONResponse({**counts, "holdSeconds": context.hold_seconds()})
 
@@ -176,10 +176,10 @@ class Consumers(ContextRoute):
 
 def _forces(request: Request) -> bool:
     """Return whether the request has the header for a change despite open claims."""
-    said = request.headers.get(FORCE, "false").lower()
-    if said not in ("true", "false"):
+    value = request.headers.get(FORCE, "false").lower()
+    if value not in ("true", "false"):
         raise BadRequest("X-TMS-Force: this is neither true nor false.", "Send true, or leave it out.")
-    return said == "true"
+    return value == "true"
 
 
 def _lag_fields(lag: Lag, now_ms: int) -> dict[str, Any]:

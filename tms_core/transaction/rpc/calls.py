@@ -236,30 +236,30 @@ _ALL: Mapping[type[TransactionError], int] = {NotInProgress: 1, Conflict: 2, Cha
 _CALLS: Mapping[str, _Call] = {
     "startLong": _Call(lambda manager, _: _result(manager.start_long())),
     "startShort": _Call(lambda manager, _: _result(manager.start_short())),
-    "startLongClientId": _Call(lambda manager, given: _result(manager.start_long(_client(given))), _GENERIC),
-    "startShortTimeout": _Call(lambda manager, given: _result(manager.start_short(integer(given, 1)))),
-    "startShortClientId": _Call(lambda manager, given: _result(manager.start_short(None, _client(given))), _GENERIC),
+    "startLongClientId": _Call(lambda manager, fields: _result(manager.start_long(_client(fields))), _GENERIC),
+    "startShortTimeout": _Call(lambda manager, fields: _result(manager.start_short(integer(fields, 1)))),
+    "startShortClientId": _Call(lambda manager, fields: _result(manager.start_short(None, _client(fields))), _GENERIC),
     "startShortWithClientIdAndTimeOut": _Call(
-        lambda manager, given: _result(manager.start_short(integer(given, 2), _client(given))), _GENERIC
+        lambda manager, fields: _result(manager.start_short(integer(fields, 2), _client(fields))), _GENERIC
     ),
-    "startShortWithTimeout": _Call(lambda manager, given: _result(manager.start_short(integer(given, 1))), _GENERIC),
+    "startShortWithTimeout": _Call(lambda manager, fields: _result(manager.start_short(integer(fields, 1))), _GENERIC),
     "canCommitTx": _Call(_can_commit_tx, _IN_PROGRESS),
-    "canCommitOrThrow": _Call(lambda manager, given: manager.can_commit(integer(given, 1), _changes(given)), _ALL),
+    "canCommitOrThrow": _Call(lambda manager, fields: manager.can_commit(integer(fields, 1), _changes(fields)), _ALL),
     "commitTx": _Call(_commit_tx, _IN_PROGRESS),
-    "commitOrThrow": _Call(lambda manager, given: manager.commit(integer(given, 1)), _ALL),
+    "commitOrThrow": _Call(lambda manager, fields: manager.commit(integer(fields, 1)), _ALL),
     "commitAndStart": _Call(_commit_and_start, {NotInProgress: 1, Conflict: 2, BadArgument: 3}),
-    "abortTx": _Call(lambda manager, given: manager.abort(_transaction(given))),
-    "abortById": _Call(lambda manager, given: manager.abort(_transaction_by_id(given))),
-    "invalidateTx": _Call(lambda manager, given: wire.boolean(0, manager.invalidate(integer(given, 1)))),
+    "abortTx": _Call(lambda manager, fields: manager.abort(_transaction(fields))),
+    "abortById": _Call(lambda manager, fields: manager.abort(_transaction_by_id(fields))),
+    "invalidateTx": _Call(lambda manager, fields: wire.boolean(0, manager.invalidate(integer(fields, 1)))),
     "getSnapshot": _Call(lambda manager, _: wire.string(0, manager.encoded_snapshot()), {CannotSnapshot: 1}),
     "resetState": _Call(lambda manager, _: manager.reset()),
     "status": _Call(lambda manager, _: wire.string(0, "OK" if manager.running else "NOTOK")),
     "truncateInvalidTx": _Call(_truncate),
     "truncateInvalidTxBefore": _Call(
-        lambda manager, given: _boolean(manager.truncate_invalid_before(integer(given, 1))), {TruncateTimeError: 1}
+        lambda manager, fields: _boolean(manager.truncate_invalid_before(integer(fields, 1))), {TruncateTimeError: 1}
     ),
     "invalidTxSize": _Call(lambda manager, _: wire.i32(0, manager.invalid_size())),
-    "checkpoint": _Call(lambda manager, given: _result(manager.checkpoint(_transaction(given))), _IN_PROGRESS),
+    "checkpoint": _Call(lambda manager, fields: _result(manager.checkpoint(_transaction(fields))), _IN_PROGRESS),
     "checkpointById": _Call(_checkpoint, _IN_PROGRESS),
     "pruneNow": _Call(_prune),
     "inProgressClients": _Call(_clients),
