@@ -30,6 +30,11 @@ def test_error_that_is_printed_ends_with_its_hint() -> None:
     assert str(TmsError("It failed.")) == "It failed."
 
 
+def test_error_of_another_process_arrives_with_its_hint() -> None:
+    error = pickle.loads(pickle.dumps(PlanRefused("It moved.", "Look again.")))  # noqa: S301
+    assert str(error) == "It moved. Look again."
+
+
 @pytest.mark.parametrize("family", [SnapshotError, FormatError, TmsError])
 def test_given_an_error_when_raised_then_each_family_above_it_catches_it(family: type[TmsError]) -> None:
     with pytest.raises(family, match="version 9"):

@@ -78,6 +78,17 @@ def test_a_batch_is_no_larger_than_a_request_but_for_one_message() -> None:
     assert sizes == [[60, 40], [1], [200], [1]]
 
 
+@pytest.mark.parametrize(
+    "buffer", [Buffer(messages=2, when_full=WhenFull.BLOCK), Buffer(size_bytes=2, when_full=WhenFull.BLOCK)]
+)
+def test_buffer_without_room_takes_a_message_after_another_left(buffer: Buffer) -> None:
+    waiting = filled(buffer, (A, b"1"), (A, b"2"))
+    assert not waiting.offer(A, b"3")
+    waiting.take()
+    assert waiting.offer(A, b"3")
+    assert waiting.figures == PublishFigures(waiting=3)
+
+
 def test_given_no_room_when_that_is_an_error_then_the_message_is_not_taken() -> None:
     waiting = filled(Buffer(messages=1, when_full=WhenFull.RAISE), (A, b"1"))
     with pytest.raises(BufferFull, match=r"^1 "):

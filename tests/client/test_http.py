@@ -32,6 +32,7 @@ from tms_core.client.protocol.endpoint import Token
 
 TOPIC = "default:orders"
 SECRET = "s3cret-t0ken"  # noqa: S105 it opens nothing
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: avro/binary\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 class Peer:
@@ -122,6 +123,15 @@ def test_closed_connection_is_described_in_one_sentence() -> None:
         client.publish(TOPIC, [b"x"])
     assert refused.value.message.endswith("without sending a response.")
     assert ".." not in refused.value.message
+
+
+def test_poll_of_a_cut_answer_over_http_is_unanswered() -> None:
+    item = b"\x02\x28" + bytes(20) + b"\x04hi"
+    with peer(HEAD + b"%x\r\n%s\r\n" % (len(item), item)) as server, Client(url(server.port)) as client:
+        messages = client.poll(TOPIC)
+        assert next(messages).payload == b"hi"
+        with pytest.raises(Unanswered):
+            next(messages)
 
 
 def test_request_without_a_free_connection_does_nothing() -> None:

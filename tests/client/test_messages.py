@@ -122,6 +122,14 @@ def test_given_an_answer_that_makes_no_sense_when_decoded_then_that_is_told(body
         MessageDecoder().feed(body)
 
 
+def test_decode_of_a_large_message_in_pieces_joins_it_once() -> None:
+    payload = bytes(range(256)) * 4096
+    body = b"".join(AVRO.write_messages([[Row(MessageId(1, 0).pack(), payload)]]))
+    decoder = MessageDecoder()
+    found = [message for at in range(0, len(body), 1000) for message in decoder.feed(body[at : at + 1000])]
+    assert found == [Message(MessageId(1, 0), payload)]
+
+
 # --- times -----------------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,20 @@ def run(first: int, *payloads: bytes, pointer: int | None = None) -> CachedRun:
 # --- what it answers -------------------------------------------------------------------------------------------------
 
 
+def test_cache_without_room_forgets_the_oldest_runs_of_all_topics() -> None:
+    one = run(0, bytes(1000)).weight
+    cache = MessageCache(one * 4)
+    cache.open(A, Ids(0))
+    cache.open(B, Ids(0))
+    for number in range(3):
+        cache.add(A, [run(10 * number, bytes(1000))])
+        cache.add(B, [run(10 * number, bytes(1000))])
+    assert cache.figures.weight == one * 4
+    for prefix in (A, B):
+        assert cache.read(prefix, 0, 100, 1 << 20, 0) is None
+        assert cache.read(prefix, 1, 100, 1 << 20, 0) == [run(10, bytes(1000)), run(20, bytes(1000))]
+
+
 def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
     one = run(0, bytes(1000)).weight
     cache = MessageCache(one * 2)

@@ -33,6 +33,16 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupKit]:
 # --- in order --------------------------------------------------------------------------------------------------------
 
 
+def test_poll_in_order_beside_an_open_claim_names_its_holder(kit: GroupKit) -> None:
+    kit.publish(b"a", b"b")
+    one, two = kit.begin(), kit.begin()
+    assert kit.poll(one, 1) == [b"a"]
+    assert kit.ask(two)[:4] == ([], 0, one.transaction_id, None)
+    # The same transaction goes on behind its own claim.
+    assert kit.poll(one, 1) == [b"b"]
+    assert [claim.pointer for claim in kit.claims()] == [one.transaction_id] * 2
+
+
 def test_poll_of_a_transaction_older_than_a_commit_is_held(kit: GroupKit) -> None:
     kit.publish(b"a", b"b")
     early, one = kit.begin(), kit.begin()
@@ -276,6 +286,26 @@ def test_poll_in_order_gives_nothing_while_the_first_message_waits(kit: GroupKit
     kit.clock.advance(found.wait_ms)
     assert kit.process(1) == [b"bad"]
     assert kit.poll(kit.begin()) == [b"good"]
+
+
+def test_poll_of_a_poison_message_processes_all_others_in_few_attempts(kit: GroupKit) -> None:
+    kit.restart(retry_seconds=1, longest_retry_seconds=60)
+    kit.publish(*(b"%d" % number for number in range(1000)))
+    processed: list[bytes] = []
+    attempts = 0
+    ends_ms = kit.clock.now_ms() + 600 * SECOND
+    while kit.clock.now_ms() < ends_ms:
+        tx = kit.begin()
+        payloads = kit.any(tx, 500)
+        if b"13" in payloads:
+            attempts += 1
+            kit.roll_back(tx)
+        else:
+            processed += payloads
+            kit.commit(tx)
+        kit.clock.advance(100)
+    assert sorted(processed, key=int) == [b"%d" % number for number in range(1000) if number != 13]
+    assert attempts < 30
 
 
 def test_poll_after_the_clock_went_back_by_days_does_not_wait_for_them(kit: GroupKit) -> None:

@@ -250,6 +250,25 @@ def counting(expires_ms: int | None = None) -> tuple[Counting, ManualClock, Gate
     return known, clock, Gate(known, Rules([]), clock)
 
 
+def test_gate_verifies_an_expired_token_again() -> None:
+    known, clock, gate = counting(expires_ms=NOW_MS + 1000)
+    gate.principal(bearer("ada"))
+    clock.advance(999)
+    gate.principal(bearer("ada"))
+    assert len(known.asked) == 1
+    clock.advance(1)
+    gate.principal(bearer("ada"))
+    assert len(known.asked) == 2
+
+
+def test_gate_with_a_wrong_token_remembers_nothing() -> None:
+    known, _, gate = counting()
+    for _ in range(3):
+        with pytest.raises(Unauthorized):
+            gate.principal(bearer("wrong"))
+    assert known.asked == [b"wrong"] * 3
+
+
 def test_gate_remembers_the_newest_tokens_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "_REMEMBERED", 2)
     known, _, gate = counting()
@@ -347,6 +366,18 @@ def test_rule_to_observe_needs_no_topics_and_any_other_does() -> None:
 def test_rule_pattern_without_one_colon_is_refused(pattern: str) -> None:
     with pytest.raises(ValidationError, match="NAMESPACE:TOPIC"):
         rule("ada", [pattern], "consume")
+
+
+@pytest.mark.parametrize(
+    ("can", "let_in"),
+    [("admin", {Need.ADMIN, Need.ANY}), ("publish", {Need.PUBLISH, Need.ANY}), ("consume", {Need.CONSUME, Need.ANY})],
+)
+def test_rule_with_one_permission_allows_no_other(can: str, let_in: set[Need]) -> None:
+    rules, topic = Rules([rule("ada", ["*:*"], can)]), TopicId("a", "b")
+    needs = {Need.ADMIN, Need.PUBLISH, Need.CONSUME, Need.ANY}
+    for _ in range(2):
+        assert {need for need in needs if rules.allow("ada", topic, need)} == let_in
+    assert not {need for need in needs if rules.allow("bob", topic, need)}
 
 
 def test_rules_keep_nothing_of_a_name_that_is_too_long() -> None:

@@ -9,9 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tms_core.errors import BadRequest
-from tms_core.messaging.model import FetchedMessage, RollbackRange
+from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId
 from tms_core.server.codec.avro import AvroCodec
+from tms_core.topic import INT_MAX
 from tms_core.transaction.codec.thrift import decode_transaction, encode_transaction
 from tms_core.transaction.model import Transaction
 
@@ -76,6 +77,10 @@ def decoded(answer: bytes) -> list[tuple[bytes, bytes]]:
 # --- worked examples -------------------------------------------------------------------------------------------------
 
 
+def test_avro_poll_without_a_start_and_a_limit_reads_all() -> None:
+    assert AVRO.read_poll(bytes.fromhex("04 01 02 02")) == FetchRequest(None, True, INT_MAX)
+
+
 def test_avro_poll_in_a_transaction_is_cdaps_example() -> None:
     data = bytes.fromhex(TRANSACTION_HEX)
     assert data == encode_transaction(TRANSACTION)
@@ -112,6 +117,15 @@ def test_given_any_messages_when_written_then_each_is_there_in_order(payloads: l
     ]
     expected = [message for page in pages for message in page]
     assert decoded(b"".join(AVRO.write_messages(pages))) == expected
+
+
+def test_avro_messages_are_written_in_blocks_of_60000_bytes() -> None:
+    # id, payload and 8 make 1,000 bytes a message, so 60 of them close a block
+    message = FetchedMessage(ID.pack(), b"x" * 972)
+    pieces = list(AVRO.write_messages([[message] * 100, [message] * 30]))
+    assert [len(decoded(piece.removesuffix(b"\0") + b"\0")) for piece in pieces] == [60, 60, 10]
+    assert pieces[-1].endswith(b"\0")
+    assert len(decoded(b"".join(pieces))) == 130
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------

@@ -733,3 +733,18 @@ def test_permission_for_the_home_of_a_producer_is_checked(tmp_path: Path, served
         jwt.gate.require = refuse  # type: ignore[method-assign]
         assert publish(3) == 403
     assert len(served) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "X-TMS-Sequence: {}\r\nX-TMS-Sequence: 90",
+        "X-TMS-Sequence: {}\r\nX-Tms-Sequence:\t90",
+        "X-TMS-Sequence: 90\r\nX-TMS-Sequence: {}",
+        "X-TMS-Sequence:\t{}",
+    ],
+)
+def test_head_whose_number_is_not_the_only_one_the_parser_finds_is_not_known(served: list[bytes], line: str) -> None:
+    with serving() as server, producer_on(server) as (_, _, publish):
+        assert [publish(line.format(number)) for number in (1, 2, 3)] == [200] * 3
+    assert served == []

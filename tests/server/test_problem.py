@@ -25,3 +25,8 @@ def test_error_is_a_problem_if_json_is_accepted(
     assert answer.headers["content-type"] == "application/problem+json"
     assert (problem["status"], problem["code"], answer.headers["x-tms-error"]) == (status, code, code)
     assert " ".join(filter(None, (problem["detail"], problem.get("hint")))) == text
+
+
+def test_wrong_method_has_the_methods_of_the_path(client: Client) -> None:
+    allowed = client.ask("PATCH", MISSING).headers["allow"]
+    assert set(allowed.split(", ")) == {"GET", "PUT", "DELETE"}

@@ -258,6 +258,12 @@ def _send_without_end(client: Client) -> None:
         client.socket.sendall(b"a" * 10_000)
 
 
+def test_body_larger_than_any_head_is_read(port: int) -> None:
+    body = bytes(range(256)) * 4000
+    with Client(port) as client:
+        assert client.ask("POST", "/a", body).body == body
+
+
 @pytest.mark.parametrize(
     "said",
     [b"", b"POST / HT", b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab", request("GET", "/")],
@@ -398,6 +404,22 @@ def test_body_that_the_server_does_not_take_is_not_too_slow(monkeypatch: pytest.
         echo.may_read.set()
         sender.join()
         assert client.answer().body == body
+
+
+def test_echo_that_knows_heads_serves_whole_requests_by_them_and_no_parts(echo: Echo, port: int) -> None:
+    said = request("POST", "/a", SMUGGLED)
+    with Client(port) as client:
+        for part in (said, said[:-1], said[-1:] + said[:40], said[40:]):
+            client.socket.sendall(part)
+            if part in (said, said[40:]):
+                assert client.answer().body == SMUGGLED
+            else:
+                time.sleep(0.01)
+        assert client.answer().body == SMUGGLED
+        client.socket.sendall(said + said)
+        assert [client.answer().body for _ in range(2)] == [SMUGGLED] * 2
+    assert echo.asked == [("POST", "/a", SMUGGLED)] * 5
+    assert echo.heads is None or echo.heads.served == 1
 
 
 def _gets_in(port: int) -> bool:
