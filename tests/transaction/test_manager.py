@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import each_raises, raising
-from tests.transaction.managers import NOW_MS, SpyStorage
+from tests.transaction.managers import BASE, NOW_MS, SpyStorage
 from tms_core.clock import ManualClock
 from tms_core.errors import (
     BadArgument,
@@ -121,6 +121,16 @@ def test_question_for_an_owner_does_not_make_one(manager: TransactionManager) ->
 
 
 # --- timeouts --------------------------------------------------------------------------------------------------------
+
+
+def test_expiry_at_the_timeout_needs_one_more_millisecond(manager: TransactionManager, clock: ManualClock) -> None:
+    one = manager.start_short(30)
+    clock.advance(30 * SECOND)
+    assert manager.expire() == 0
+    clock.advance(1)
+    assert manager.expire() == 1
+    assert (invalid(manager), in_progress(manager)) == ([one.transaction_id], [])
+    assert read_pointer(manager) == BASE
 
 
 def test_abort_of_a_short_one_that_timed_out_makes_it_valid(manager: TransactionManager, clock: ManualClock) -> None:
@@ -385,6 +395,16 @@ def assert_unusable(manager: TransactionManager, error: type[Exception], reason:
     assert not manager.running
 
 
+def test_snapshot_that_cannot_be_written_leaves_the_manager_running(clock: ManualClock) -> None:
+    storage = SpyStorage()
+    manager = TransactionManager(storage, clock)
+    storage.save_failure = StoreError("the disk is full.")
+    with pytest.raises(StoreError):
+        manager.take_snapshot()
+    manager.start_short()
+    assert manager.running
+
+
 def test_given_a_reset_that_cannot_be_written_then_the_manager_begins_anew(clock: ManualClock) -> None:
     class FailsSecond(SpyStorage):
         def save(self, snapshot: object) -> None:
@@ -398,6 +418,23 @@ def test_given_a_reset_that_cannot_be_written_then_the_manager_begins_anew(clock
     assert not manager.running
     manager.visibility()
     assert manager.running
+
+
+@pytest.mark.parametrize("step_ms", [86_400_000, -86_400_000, 299_000])
+def test_expiry_after_a_clock_step_follows_monotonic_time(step_ms: int) -> None:
+    clock = ManualClock(NOW_MS)
+    with TransactionManager(MemoryStorage(), clock) as manager:
+        began = manager.checkpoint(manager.start_short(30))
+        clock.step(step_ms)
+        later = manager.start_short(40)
+        clock.advance(30_000)
+        assert manager.expire() == 0
+        clock.advance(1)
+        assert manager.expire() == 2
+        assert set(manager.visibility().invalid) == {began.transaction_id, began.write_pointer}
+        clock.advance(10_000)
+        assert manager.expire() == 1
+        assert later.transaction_id in manager.visibility().invalid
 
 
 # --- a clock that is wrong -------------------------------------------------------------------------------------------

@@ -168,6 +168,17 @@ def test_recovery_keeps_a_timed_out_checkpoint_invalid(tmp_path: Path) -> None:
     manager.close()
 
 
+def test_recovery_after_a_clock_that_stepped_back_keeps_the_order(tmp_path: Path) -> None:
+    for days_back in range(3):
+        with TransactionManager(
+            DirectoryStorage(tmp_path), ManualClock(NOW_MS - days_back * LONG_TIMEOUT_MS)
+        ) as manager:
+            manager.invalidate(manager.start_short().transaction_id)
+            left = state(manager)
+    assert recovered(tmp_path, ManualClock(1)) == left
+    assert len(left.visibility.invalid) == 3
+
+
 @pytest.mark.no_cover
 def test_recovery_of_our_log_cut_at_every_byte_has_whole_records(tmp_path: Path) -> None:
     worked(tmp_path / "tx", ManualClock(NOW_MS)).take_snapshot()

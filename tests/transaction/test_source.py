@@ -96,6 +96,23 @@ def test_unusable_newest_snapshot_leaves_the_one_before(
     assert detail in rejected.detail
 
 
+def test_snapshot_replaced_after_listing_is_listed_again(
+    tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
+) -> None:
+    put(tmp_path, 8)
+    times_ms = iter([9, 10])
+
+    def replaced() -> None:
+        for time_ms in times_ms:
+            (tmp_path / f"snapshot.{time_ms - 1}").unlink()
+            put(tmp_path, time_ms)
+            break
+
+    after_each_listing(replaced)
+    loaded = DirectorySource(tmp_path).latest()
+    assert (loaded.name, loaded.rejected) == ("snapshot.10", ())
+
+
 def test_given_a_directory_that_never_stands_still_when_asked_then_it_is_given_up(
     tmp_path: Path, after_each_listing: Callable[[Callable[[], None]], None]
 ) -> None:

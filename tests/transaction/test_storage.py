@@ -51,6 +51,14 @@ def test_given_a_manager_when_it_works_then_the_janitor_reads_its_snapshots(tmp_
         assert (list(loaded.snapshot.invalid), loaded.rejected) == ([BASE + 1], ())
 
 
+def test_log_after_a_snapshot_has_the_number_of_the_snapshot(tmp_path: Path) -> None:
+    with opened(tmp_path) as manager:
+        manager.start_short()
+        manager.take_snapshot()
+        manager.start_short()
+        assert numbers(tmp_path, "txlog") == numbers(tmp_path, "snapshot")
+
+
 def test_snapshots_beyond_the_limit_are_deleted_with_their_logs(tmp_path: Path) -> None:
     with opened(tmp_path, retain=3) as manager:
         for _ in range(5):

@@ -283,12 +283,33 @@ def test_given_rows_of_any_generation_when_restored_then_they_are_of_the_present
     assert (orders.at(1).times(), orders.at(2).times()) == ([], [])
 
 
+def test_restore_to_another_topic_needs_no_pause(undo: Undo, orders: Topic, found: Topic) -> None:
+    undo.state.resume("default:orders")
+    orders.plain(OLD_MS, body=b"a").tx(COMMITTED, OLD_MS + 1, body=b"b")
+    undo.sweep(orders, snapshot=SNAPSHOT)
+    done = undo.restore(orders, found, snapshot=SNAPSHOT)
+    assert found.messages() == [
+        (MessageKey(found.id, 5, OLD_MS, 0), MessageValue(None, b"a")),
+        (MessageKey(found.id, 5, OLD_MS + 1, 1), MessageValue(COMMITTED, b"b")),
+    ]
+    assert (orders.times(), str(done.target), done.generation) == ([], "default:found", 5)
+
+
 def test_given_rows_that_are_there_when_restored_then_they_stay_as_they_are(undo: Undo, orders: Topic) -> None:
     undo.archive(orders.plain(OLD_MS).tx(COMMITTED, OLD_MS + 1).stored(COMMITTED, OLD_MS), snapshot=SNAPSHOT)
     [_, there] = undo.store.message.read(KEYS, b"", None, 9).items
     undo.store.message.put([(there, MessageValue(-COMMITTED, b"body"))])
     assert counted(undo.restore(orders, snapshot=SNAPSHOT)) == (0, 0, 3, 0)
     assert orders.pointers() == [None, -COMMITTED]
+
+
+def test_restore_repeated_changes_nothing(undo: Undo, orders: Topic) -> None:
+    undo.sweep(orders.plain(*range(OLD_MS, OLD_MS + 100)).stored(COMMITTED, OLD_MS))
+    first = undo.restore(orders)
+    before = orders.messages()
+    again = undo.restore(orders)
+    assert (first.restored, counted(again)) == (101, (0, 0, 101, 0))
+    assert (orders.messages(), again.warnings) == (before, first.warnings)
 
 
 def test_given_a_dry_run_then_it_reports_what_the_real_one_does_and_writes_nothing(undo: Undo, orders: Topic) -> None:

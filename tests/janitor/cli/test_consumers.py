@@ -78,6 +78,12 @@ def test_given_a_held_message_when_asked_why_then_it_is_said_until_when(consumer
     assert "the next run deletes it" in consumer.janitor(f"why default:orders {UNREAD}").out
 
 
+def test_run_without_consumers_holds_nothing_and_makes_no_file(kit: CommandKit) -> None:
+    kit.set(f"{SETTINGS}server: {{consumers: {{floor: true}}}}\n")
+    assert kit.janitor("run --once --adopt --format json").json["totals"]["expired"] == 2
+    assert not side_path(kit.store).exists()
+
+
 FIGURES = {
     "tms_namespace": "default",
     "topic": "orders",

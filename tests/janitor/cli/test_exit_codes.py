@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from janitor.cli.main import execute
 from janitor.run.engine import Engine
 from janitor.state.base import CounterKey
 from janitor.state.sqlite.state import SqliteState
-from tests.builders import MINUTE
+from tests.builders import HOUR, MINUTE
 from tests.janitor.cli.conftest import SETTINGS, CommandKit
 from tests.support import raising
 from tms_core.errors import StoreError
@@ -27,6 +28,14 @@ from tms_core.tables.leveldb.store import LevelDBMessageTable, LevelDBStore
 
 ROOT = Path(__file__).parents[3]
 FAILED_RUNS = CounterKey("sweeps_total", (("result", "failed"),))
+
+
+def test_run_with_a_stale_snapshot_exits_0_with_a_warning(kit: CommandKit) -> None:
+    assert kit.janitor("run --once --adopt").code == 0
+    kit.clock.advance(HOUR)
+    done = kit.janitor("run --once --format json")
+    assert done.code == 0
+    assert [(note["guard"], note["tripped"]) for note in done.json["guards"]] == [("snapshot", False)]
 
 
 def test_given_no_store_when_planned_then_1_the_next_step_and_no_state_is_made(kit: CommandKit) -> None:
@@ -61,6 +70,13 @@ def test_given_wrong_usage_then_2_and_nothing_on_standard_output(kit: CommandKit
     assert said in failed.err
 
 
+def test_plan_with_a_misspelt_setting_exits_2_and_names_it(kit: CommandKit) -> None:
+    kit.set(SETTINGS + "server: {prot: 1}\n")
+    failed = kit.janitor("plan")
+    assert failed.code == 2
+    assert "server.prot" in failed.err
+
+
 def test_given_a_store_of_cdap_6_then_2(kit: CommandKit) -> None:
     (kit.store / "default.tms.message.orders.1").mkdir()
     failed = kit.janitor("plan")
@@ -92,10 +108,29 @@ def test_given_no_plan_file_when_applied_then_2(kit: CommandKit) -> None:
     assert "hint: Name a plan file, or make one: janitor plan --out FILE --config janitor.yaml" in refused.err
 
 
+def test_run_before_adoption_exits_3_with_json(kit: CommandKit) -> None:
+    refused = kit.janitor("run --once --format json")
+    assert refused.code == 3
+    assert refused.json["topics"] == []
+    assert [(note["guard"], note["tripped"]) for note in refused.json["guards"]] == [("adoption", True)]
+
+
 def test_given_a_store_never_adopted_when_a_plan_is_applied_then_3_and_with_adopt_0(kit: CommandKit) -> None:
     kit.janitor("plan --out plan.json")
     assert kit.janitor("apply plan.json").code == 3
     assert kit.janitor("apply plan.json --adopt").code == 0
+
+
+def test_run_on_a_replaced_store_exits_3_until_it_is_adopted(kit: CommandKit) -> None:
+    kit.janitor("run --once --adopt")
+    shutil.copytree(kit.store, kit.folder / "copy")
+    shutil.rmtree(kit.store)
+    shutil.move(kit.folder / "copy", kit.store)
+    refused = kit.janitor("run --once")
+    assert refused.code == 3
+    assert "[TMS-GUARD-IDENTITY]" in refused.out
+    assert kit.janitor("adopt").code == 0
+    assert kit.janitor("run --once").code == 0
 
 
 HOLD = """

@@ -74,6 +74,16 @@ def test_config_show_names_the_origin_of_each_value(kit: CommandKit, monkeypatch
     assert shown["janitor.hold_seconds"] == {"value": 3600, "origin": "default"}
 
 
+def test_leveldb_option_places_the_state_beside_that_store(kit: CommandKit) -> None:
+    assert kit.run("adopt --leveldb data/messaging").code == 0
+    assert (kit.folder / "data/messaging.janitor/state.sqlite3").is_file()
+    assert sorted(entry.name for entry in kit.store.iterdir()) == [
+        "system.tms.message",
+        "system.tms.meta",
+        "system.tms.payload",
+    ]
+
+
 def test_options_of_a_daemon_lead_to_its_store_from_any_folder() -> None:
     common = Common(Path("janitor.yaml"), "data", "hbase-1:9090", "hdfs://name/tx")
     assert common.arguments() == "--config janitor.yaml --leveldb data --hbase hbase-1:9090 --snapshots hdfs://name/tx"

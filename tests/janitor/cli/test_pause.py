@@ -47,6 +47,10 @@ def test_given_no_store_when_paused_then_1_and_no_state_is_made(kit: CommandKit)
     assert not (kit.folder / STATE).exists()
 
 
+def test_pause_of_a_name_without_namespace_exits_2(kit: CommandKit) -> None:
+    assert kit.janitor("pause orders").code == 2
+
+
 @pytest.mark.parametrize(
     ("word", "left"),
     [
