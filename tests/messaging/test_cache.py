@@ -42,6 +42,13 @@ def test_cache_without_room_forgets_the_oldest_runs_of_all_topics() -> None:
         assert cache.read(prefix, 1, 100, 1 << 20, 0) == [run(10, bytes(1000)), run(20, bytes(1000))]
 
 
+def test_read_with_a_small_limit_gives_one_run() -> None:
+    cache = MessageCache(1 << 20)
+    cache.open(A, Ids(10))
+    cache.add(A, [run(10, b"x", b"y"), run(20, b"z")])
+    assert cache.read(A, 10, 100, 1, 0) == [run(10, b"x", b"y")]
+
+
 def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:
     one = run(0, bytes(1000)).weight
     cache = MessageCache(one * 2)

@@ -9,6 +9,7 @@ import pytest
 from tests.builders import DAY, HOUR, NOW_MS, SECOND
 from tests.kit.messaging import Kit, P, memory, named, reader
 from tests.support import each_raises
+from tms_core.clock import CLOCK_ALLOWANCE_MS
 from tms_core.errors import BadRequest, ConsumerNotFound
 from tms_core.messaging import remembered
 from tms_core.messaging.groups import positions
@@ -37,6 +38,21 @@ def shown(kit: Kit, start: MessageId | int | None = None) -> bytes:
 
 def put(kit: Kit, message: MessageId, name: str = "billing") -> None:
     kit.service.consumers.put(ORDERS, name, message)
+
+
+def test_position_beyond_the_allowance_is_dated_now_and_reserves_no_ids(kit: Kit) -> None:
+    put(kit, MessageId(NOW_MS + CLOCK_ALLOWANCE_MS, 0))
+    assert kit.service.consumers.get(ORDERS, "billing").updated_ms == NOW_MS
+    kit.publish("orders", b"a")
+    assert [one.publish_ms for one in kit.ids()] == [NOW_MS]
+
+
+def test_position_ahead_of_the_clock_within_the_allowance_precedes_new_ids(kit: Kit) -> None:
+    last = MessageId(NOW_MS + CLOCK_ALLOWANCE_MS - 1, 5)
+    put(kit, last)
+    assert kit.service.consumers.get(ORDERS, "billing").updated_ms == last.publish_ms
+    kit.publish("orders", b"a")
+    assert kit.ids() == [last._replace(sequence=6)]
 
 
 # --- what is visible -------------------------------------------------------------------------------------------------

@@ -88,6 +88,13 @@ def test_fetch_behind_an_expired_id_skips_no_message(kit: Kit) -> None:
     assert kit.payloads("short", expired, inclusive=False) == [b"p", b"q"]
 
 
+@pytest.mark.parametrize("limit", [1, 2, 5, 6])
+def test_fetch_in_steps_of_a_limit_gives_every_message_once(kit: Kit, limit: int) -> None:
+    spread(kit)
+    assert kit.payloads(limit=limit) == [b"a", b"b", b"c", b"d", b"e"][:limit]
+    assert in_steps(kit, limit) == [b"a", b"b", b"c", b"d", b"e"]
+
+
 # --- limits and pages ------------------------------------------------------------------------------------------------
 
 
@@ -206,6 +213,13 @@ def test_fetch_in_a_transaction_without_its_writes_stops_at_them(kit: Kit) -> No
     assert kit.payloads(start=NOW_MS, transaction=own) == [b"plain"]
 
 
+def test_fetch_after_many_failed_rows_finds_the_messages(kit: Kit) -> None:
+    for _ in range(5):
+        kit.publish("orders", *[b"x"] * 500, pointer=P)
+    kit.publish("orders", b"a", b"b")
+    assert kit.payloads(start=NOW_MS, transaction=reader(invalid=[P]), limit=1) == [b"a"]
+
+
 # --- payloads in the other table -------------------------------------------------------------------------------------
 
 
@@ -225,6 +239,12 @@ def referring(kit: Kit) -> Kit:
     return kit
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 7, 11, 12, 13, 14, 100])
+def test_fetch_of_references_in_steps_of_any_size_loses_nothing(referring: Kit, limit: int) -> None:
+    assert in_steps(referring, limit) == ALL
+    assert referring.payloads(limit=limit) == ALL[:limit]
+
+
 ALL = [b"first", *[b"p%d" % number for number in range(11)], b"q0", b"last"]
 
 
@@ -236,6 +256,36 @@ def test_given_any_id_when_fetched_from_it_or_behind_it_then_exactly_the_rest_co
     assert referring.payloads(start=start, inclusive=False, limit=1) == ALL[index + 1 : index + 2]
 
 
+def test_fetch_after_an_id_between_two_payloads_drops_none(referring: Kit) -> None:
+    between = MessageId(NOW_MS + 2 * SECOND, 0, NOW_MS + SECOND + 1, 0)
+    assert referring.payloads(start=between, inclusive=False) == ALL[11:]
+    assert referring.payloads(start=between) == ALL[11:]
+
+
+def test_fetch_from_the_bare_id_of_a_reference_gives_all_its_payloads(referring: Kit) -> None:
+    bare = MessageId(NOW_MS + 2 * SECOND, 0)
+    assert referring.payloads(start=bare) == ALL[1:]
+    assert referring.payloads(start=bare, inclusive=False) == ALL[12:]
+
+
+def test_fetch_from_a_payload_part_without_payloads_gives_the_next_reference(referring: Kit) -> None:
+    assert referring.payloads(start=MessageId(NOW_MS, 0, NOW_MS + HOUR, 3), inclusive=False) == ALL
+    assert referring.payloads(start=MessageId(NOW_MS, 7, NOW_MS + HOUR, 3), inclusive=False) == ALL[1:]
+
+
+def test_fetch_of_a_reference_without_payloads_uses_no_limit(kit: Kit) -> None:
+    kit.publish("orders", pointer=P)
+    kit.publish("orders", b"a")
+    assert kit.payloads(limit=1) == [b"a"]
+
+
+def test_fetch_of_a_rolled_back_reference_shows_it_to_plain_readers_only(kit: Kit) -> None:
+    kit.put("orders", P, b"a", b"b")
+    kit.service.rollback(named("orders"), kit.publish("orders", pointer=P))
+    assert kit.payloads() == [b"a", b"b"]
+    assert kit.payloads(start=NOW_MS, transaction=reader()) == []
+
+
 def test_given_stored_payloads_of_several_pages_when_fetched_then_all_come(kit: Kit) -> None:
     expected = [b"%06d" % number * 50 for number in range(2000)]
     kit.put("orders", P, *expected)
@@ -244,6 +294,28 @@ def test_given_stored_payloads_of_several_pages_when_fetched_then_all_come(kit: 
     kit.publish("orders", pointer=P)
     assert kit.payloads() == expected
     assert in_steps(kit, 700) == expected
+
+
+def test_rollback_of_a_range_with_rows_of_others_inverts_only_its_own(kit: Kit) -> None:
+    first = kit.publish("orders", b"a", pointer=P)
+    kit.publish("orders", b"q", pointer=Q)
+    kit.publish("orders", b"plain")
+    last = kit.publish("orders", b"b", pointer=P)
+    kit.service.rollback(
+        named("orders"), RollbackRange(P, first.start_ms, first.start_sequence, last.end_ms, last.end_sequence)
+    )
+    assert kit.payloads(start=NOW_MS, transaction=reader()) == [b"q", b"plain"]
+    values = [value.pointer for _, value in kit.store.message.read(MESSAGES, b"", None, 10).items]
+    assert values == [-P, Q, None, -P]
+
+
+def test_rollback_twice_or_of_nothing_changes_no_row(kit: Kit) -> None:
+    published = kit.publish("orders", b"a", pointer=P)
+    for _ in range(2):
+        kit.service.rollback(named("orders"), published)
+    kit.service.rollback(named("orders"), published._replace(pointer=Q))
+    kit.service.rollback(named("orders"), published._replace(start_ms=5, end_ms=4))
+    assert kit.store.message.read(MESSAGES, b"", None, 10).items[0][1].pointer == -P
 
 
 # --- rolling back ----------------------------------------------------------------------------------------------------
@@ -283,6 +355,24 @@ def test_rollback_after_a_topic_was_made_again_reaches_earlier_generations(kit: 
 def test_given_a_range_that_is_none_when_rolled_back_then_it_is_a_bad_request(kit: Kit, wrong: dict[str, int]) -> None:
     with pytest.raises(BadRequest):
         kit.service.rollback(named("orders"), RollbackRange(P, 0, 0, 1, 0)._replace(**wrong))
+
+
+@pytest.mark.parametrize(("age_ms", "lives"), [(SECOND, True), (SECOND + 1, False)])
+def test_fetch_after_the_own_ttl_of_a_message_hides_it(kit: Kit, age_ms: int, lives: bool) -> None:
+    kit.publish("orders", b"a")
+    kit.publish("orders", b"b", b"c", ttl=1)
+    kit.publish("orders", b"d")
+    kit.clock.advance(age_ms)
+    assert kit.payloads() == ([b"a", b"b", b"c", b"d"] if lives else [b"a", b"d"])
+    kit.restart()
+    assert kit.payloads() == ([b"a", b"b", b"c", b"d"] if lives else [b"a", b"d"])
+
+
+def test_fetch_of_a_message_with_a_ttl_longer_than_the_topic_uses_that_of_the_topic(kit: Kit) -> None:
+    kit.create("short", ttl="1")
+    kit.publish("short", b"a", ttl=100)
+    kit.clock.advance(SECOND + 1)
+    assert kit.payloads("short") == []
 
 
 # --- a ttl of their own ----------------------------------------------------------------------------------------------

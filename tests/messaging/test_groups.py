@@ -30,6 +30,19 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupKit]:
         yield made
 
 
+def test_poll_after_a_commit_continues_after_the_claim(kit: GroupKit) -> None:
+    kit.publish(b"a", b"b", b"c")
+    one = kit.begin()
+    assert kit.poll(one, 2) == [b"a", b"b"]
+    kit.commit(one)
+    two = kit.begin()
+    assert kit.poll(two, 2) == [b"c"]
+    kit.commit(two)
+    assert kit.poll(kit.begin()) == []
+    assert kit.claims() == []
+    assert kit.base() == kit.ids()[-1]
+
+
 # --- in order --------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +205,17 @@ def test_poll_of_stored_payloads_goes_on_inside_after_a_limit(kit: GroupKit) -> 
     kit.publish(b"d")
     for expected in ([b"a", b"b"], [b"c", b"d"], []):
         assert kit.process(2) == expected
+
+
+def test_poll_after_a_restart_keeps_claims_and_position(kit: GroupKit) -> None:
+    kit.publish(b"a", b"b", b"c")
+    one = kit.begin()
+    assert kit.poll(one, 1) == [b"a"]
+    kit.restart()
+    assert kit.ask(kit.begin()).held == one.transaction_id
+    kit.commit(one)
+    kit.restart()
+    assert kit.poll(kit.begin()) == [b"b", b"c"]
 
 
 # --- without an order ------------------------------------------------------------------------------------------------

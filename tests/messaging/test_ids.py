@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.builders import DAY, HOUR, NOW_MS
 from tms_core.clock import OFF_MS, HonestClock, ManualClock
 from tms_core.errors import ClockJumped, Unavailable
-from tms_core.messaging.ids import POSITIONS, Ids, first_free, id_parts, milliseconds, position, tail
+from tms_core.messaging.ids import POSITIONS, Ids, expires_ms, first_free, id_parts, milliseconds, position, tail
 from tms_core.rowkey import LONG_MAX, MessageKey, generation_prefix
 from tms_core.tables.base import Page
 from tms_core.topic import TopicId
@@ -26,6 +26,25 @@ def test_given_an_id_then_its_position_is_the_end_of_its_key(ms: int, sequence: 
     assert PREFIX + tail(at) == MessageKey(TOPIC, 1, ms, sequence).pack()
     assert id_parts(at) == (ms, sequence)
     assert milliseconds(at) == ms
+
+
+def test_expires_of_a_row_at_exactly_its_ttl_is_later() -> None:
+    assert expires_ms(position(1000, 7), 50) == 1051
+
+
+def test_take_of_ids_ends_readers_before_them_until_release() -> None:
+    ids = Ids(5)
+    assert ids.end == 5
+    first = ids.first(1)
+    assert first == position(1)
+    ids.take(first, first + 3)
+    assert (ids.end, ids.free) == (first, first + 3)
+    ids.release()
+    assert ids.end == first + 3
+    assert ids.first(1) == first + 3
+    assert ids.first(0) == first + 3
+    ids.skip(first)
+    assert ids.free == first + 3
 
 
 def test_take_of_ids_without_any_left_is_unavailable() -> None:

@@ -862,6 +862,17 @@ def test_repeat_of_an_inverted_request_is_written(kit: GroupKit, monkeypatch: py
     assert seen(kit) == [b"a"]
 
 
+def test_publish_of_a_slow_producer_after_expiry_and_restart_is_written(kit: GroupKit) -> None:
+    short, one = named("short"), Instance(kit)
+    kit.service.create_topic(short, {"ttl": "60"})
+    for _ in range(10):
+        one.publish(b"a", topic=short)
+        kit.clock.advance(61 * SECOND)
+    kit.restart()
+    one.publish(b"b", topic=short)
+    assert everything(kit, short) == [b"b"]
+
+
 @pytest.mark.parametrize(
     "why", ["others write to the table", "it goes when it was processed", "it has a ttl of its own"]
 )

@@ -125,6 +125,40 @@ def test_publish_with_ids_ahead_of_the_clock_checks_the_lifetime_by_rows(kit: Ki
     kit.publish("orders", b"b", pointer=pointer(NOW_MS - HOUR + 1))
 
 
+def test_publish_of_a_batch_with_an_expired_transaction_writes_the_others(kit: Kit) -> None:
+    answers = held_back(
+        kit,
+        lambda: [
+            kit.service.submit_publish(named("orders"), [b"a"], pointer=P),
+            kit.service.submit_publish(named("orders"), [b"b"], pointer=1),
+            kit.service.submit_publish(named("orders"), [b"c"], pointer=P),
+        ],
+    )
+    with pytest.raises(TransactionExpired):
+        answers[1].result(PATIENCE_SECONDS)
+    assert answers[0].result(PATIENCE_SECONDS) is not None
+    assert answers[2].result(PATIENCE_SECONDS) is not None
+    assert kit.payloads() == [b"first", b"a", b"c"]
+
+
+def test_publish_after_a_clock_stands_still_or_steps_back_increases_ids(kit: Kit) -> None:
+    kit.publish("orders", b"a")
+    kit.clock.step(-HOUR)
+    kit.publish("orders", b"b")
+    kit.clock.advance(1)
+    kit.publish("orders", b"c", b"d")
+    kit.clock.advance(HOUR)
+    kit.publish("orders", b"e")
+    assert kit.ids() == [
+        MessageId(NOW_MS, 0),
+        MessageId(NOW_MS, 1),
+        MessageId(NOW_MS, 2),
+        MessageId(NOW_MS, 3),
+        MessageId(NOW_MS + 1, 0),
+    ]
+    assert kit.payloads() == [b"a", b"b", b"c", b"d", b"e"]
+
+
 # --- ids -------------------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +172,17 @@ def test_given_more_messages_than_a_millisecond_has_ids_then_they_go_on_in_the_n
     # In memory it is known where the next request begins; a restart has to find it.
     kit.restart()
     assert kit.publish("orders", b"z", pointer=P) == RollbackRange(P, NOW_MS + 1, 2, NOW_MS + 1, 2)
+
+
+def test_publish_of_a_batch_beyond_a_millisecond_keeps_requests_contiguous(kit: Kit) -> None:
+    answers = held_back(
+        kit, lambda: [kit.service.submit_publish(named("orders"), [b"x"] * 43_690, pointer=P) for _ in range(3)]
+    )
+    assert [answer.result(PATIENCE_SECONDS) for answer in answers] == [
+        RollbackRange(P, NOW_MS, 1, NOW_MS, 43_690),
+        RollbackRange(P, NOW_MS, 43_691, NOW_MS + 1, 21_844),
+        RollbackRange(P, NOW_MS + 1, 21_845, NOW_MS + 1, 65_534),
+    ]
 
 
 @pytest.mark.parametrize("step_ms", [-HOUR, 0, 1])

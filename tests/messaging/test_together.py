@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,9 +17,10 @@ from tests.builders import HOUR, MINUTE, NOW_MS, SECOND, Call, Snapshots, janito
 from tests.kit.messaging import HOUR_SECONDS, Kit, P, named, reader
 from tests.support import PATIENCE_SECONDS
 from tms_core.clock import SystemClock
-from tms_core.errors import Unavailable
+from tms_core.errors import TopicNotFound, Unavailable
 from tms_core.messaging.model import FetchedMessage, FetchRequest, RollbackRange
 from tms_core.messaging.publish import open_topics
+from tms_core.messaging.publish.queue import Queue
 from tms_core.messaging.service import MessagingService, ServiceOptions
 from tms_core.rowkey import MessageId, MessageKey
 from tms_core.tables.base import KEYS, MessageValue, Page
@@ -180,6 +182,18 @@ def test_given_a_service_when_its_block_ends_then_it_is_closed(kit: Kit) -> None
         service.publish(named("orders"), [b"a"])
     with pytest.raises(Unavailable):
         service.publish(named("orders"), [b"b"])
+
+
+def test_publish_to_missing_topics_keeps_no_queue(kit: Kit) -> None:
+    for number in range(20):
+        with pytest.raises(TopicNotFound):
+            kit.publish(f"none{number}", b"a")
+        with pytest.raises(TopicNotFound):
+            kit.put(f"none{number}", P, b"a")
+    kit.service.close()
+    gc.collect()
+    left = [item for item in gc.get_objects() if isinstance(item, Queue) and item.topic.topic.startswith("none")]
+    assert left == []
 
 
 # --- the janitor -----------------------------------------------------------------------------------------------------

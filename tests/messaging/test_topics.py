@@ -36,6 +36,11 @@ def test_given_no_properties_when_created_then_the_bytes_are_those_of_cdap(kit: 
     assert kit.service.topic(named("orders")) == {"generation": "1", "ttl": WEEK}
 
 
+def test_create_puts_properties_over_defaults_and_escapes_them(kit: Kit) -> None:
+    kit.create("other", ttl="60", generation="17", zeta="a<b", alpha="x=y")
+    assert raw(kit, "other") == b'{"alpha":"x\\u003dy","generation":"1","ttl":"60","zeta":"a\\u003cb"}'
+
+
 @pytest.mark.parametrize(
     "properties",
     [
