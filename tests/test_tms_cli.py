@@ -6,12 +6,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.builders import NOW_MS, topic
 from tests.support import raising
 from tms_core.cli.main import execute, main
+from tms_core.cli.remote import Remote
+from tms_core.settings import models
 from tms_core.tables.base import KEYS
 from tms_core.tables.leveldb.store import LevelDBStore
 
@@ -107,6 +110,19 @@ def test_the_program_exits_with_the_commands_code(tmp_path: Path) -> None:
 def test_the_installed_program_answers() -> None:
     program = Path(sys.executable).with_name("tms")
     assert subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout.startswith("tms, ")
+
+
+def test_command_that_asks_a_server_loads_its_settings_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+
+    def counting(*layers: Any) -> Any:
+        loaded.append(layers)
+        return load(*layers)
+
+    load = models.load
+    monkeypatch.setattr(models, "load", counting)
+    Remote(None, None, None, None, "table").client().close()
+    assert len(loaded) == 1
 
 
 @pytest.mark.parametrize("command", ["backup", "restore"])

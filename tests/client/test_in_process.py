@@ -16,8 +16,8 @@ import pytest
 
 from tests.client.faults import SOON
 from tests.client.test_outcomes import BILLS, ORDERS, visible
-from tests.support import raising
-from tms_core.client import Client, Unanswered, Unavailable
+from tests.support import in_event_loop, raising
+from tms_core.client import Client, TopicNotFound, Unanswered, Unavailable
 from tms_core.client.testing import InProcess, in_process
 from tms_core.errors import StoreError
 from tms_core.messaging.fetcher import Fetch
@@ -79,6 +79,20 @@ def test_answer_of_a_crashing_server_is_cut_short(
     found = client.poll(ORDERS)
     with pytest.raises(Unanswered):
         list(found)
+
+
+@in_event_loop
+async def test_cancelled_request_leaves_the_server_working(server: InProcess) -> None:
+    async with server.async_client() as client:
+        task = asyncio.create_task(client.topics())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert len(await client.topics()) == 2
+        with pytest.raises(TopicNotFound):
+            await client.topic("default:missing")
 
 
 def test_fixture_tms_server_gives_each_test_a_server_with_a_clock_to_advance(tmp_path: Path) -> None:

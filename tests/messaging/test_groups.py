@@ -332,6 +332,18 @@ def test_poll_of_a_poison_message_processes_all_others_in_few_attempts(kit: Grou
     assert attempts < 30
 
 
+def test_poll_of_failed_messages_after_a_restart_still_waits(kit: GroupKit) -> None:
+    kit.restart(retry_seconds=10)
+    kit.publish(b"bad")
+    one = kit.begin()
+    kit.any(one)
+    kit.roll_back(one)
+    kit.restart()
+    assert kit.any(kit.begin()) == []
+    kit.clock.advance(13 * SECOND)
+    assert kit.any(kit.begin()) == [b"bad"]
+
+
 def test_poll_after_the_clock_went_back_by_days_does_not_wait_for_them(kit: GroupKit) -> None:
     kit.restart(retry_seconds=10)
     kit.publish(b"bad")

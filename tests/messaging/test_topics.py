@@ -240,6 +240,12 @@ def test_given_a_topic_made_where_rows_of_that_name_are_then_it_is_not_new(kit: 
     assert kit.service.is_newborn(TopicMetadata(named("found-too"), 1, 60))
 
 
+def test_topic_of_an_earlier_process_is_not_newborn(kit: Kit) -> None:
+    name = kit.create("old", ttl="60")
+    kit.restart()
+    assert not kit.service.is_newborn(TopicMetadata(name, 1, 60))
+
+
 def test_given_a_name_longer_than_255_bytes_when_created_then_it_is_a_bad_request(kit: Kit) -> None:
     longest = TopicId("n" * 255, "t" * 255)
     kit.service.create_topic(longest)

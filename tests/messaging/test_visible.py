@@ -50,6 +50,16 @@ def test_first_read_skips_messages_before_the_start_of_a_reader(kit: Kit) -> Non
     assert noted(kit) == {1: 1}
 
 
+def test_first_read_after_a_restart_ignores_older_messages(kit: Kit) -> None:
+    kit.publish("orders", b"a")
+    kit.restart()
+    kit.clock.advance(MINUTE)
+    assert kit.payloads() == [b"a"]
+    kit.publish("orders", b"b")
+    assert kit.payloads() == [b"a", b"b"]
+    assert noted(kit) == {1: 1}
+
+
 def test_given_stored_payloads_when_first_read_then_the_time_of_their_publish_counts(kit: Kit) -> None:
     kit.put("orders", P, b"a", b"b")
     kit.clock.advance(MINUTE)

@@ -64,6 +64,17 @@ def bench() -> Iterator[Bench]:
         yield found
 
 
+def test_request_that_is_alone_is_written_by_the_loop_at_the_end_of_its_turn(bench: Bench) -> None:
+    async def publish() -> list[bool]:
+        answer = bench.service.submit_publish(T, [b"a"], pointer=None)
+        found = [answer.done()]
+        await asyncio.sleep(0)
+        return [*found, answer.done()]
+
+    assert asyncio.run(publish()) == [False, True]
+    assert bench.writers == ["loop"]
+
+
 def test_batches_beside_other_requests_are_written_by_one_thread_a_turn(bench: Bench) -> None:
     bench.workers.alone = lambda _: False
     bench.publish([b"a"], [b"b", b"c"], [b"d"])

@@ -406,6 +406,25 @@ def test_body_that_the_server_does_not_take_is_not_too_slow(monkeypatch: pytest.
         assert client.answer().body == body
 
 
+def test_request_that_is_confirmed_before_its_function_returns_is_not_waited_for() -> None:
+    echo = Echo(knows_heads=True)
+    assert echo.heads is not None
+    echo.heads.at_once = True
+    listener = Listener(echo, "127.0.0.1", 0, options=ListenerOptions(), heads=echo.heads)
+    listener.start()
+    try:
+        with Client(listener.port) as client:
+            for _ in range(2):
+                client.socket.sendall(request("POST", "/a", b"b"))
+                assert client.answer().status == 200
+            client.socket.sendall(request("GET", "/c"))
+            assert client.answer().status == 200
+            wait_until(lambda: listener.alone(0))
+    finally:
+        listener.stop()
+    assert (echo.heads.served, len(echo.asked)) == (2, 1)
+
+
 def test_echo_that_knows_heads_serves_whole_requests_by_them_and_no_parts(echo: Echo, port: int) -> None:
     said = request("POST", "/a", SMUGGLED)
     with Client(port) as client:
