@@ -205,7 +205,7 @@ class HonestClock:
             if abs(lead_ms - self._highest_lead_ms) <= self._allowance_ms < lead_ms - self._lead_ms:
                 # It was set back, and is right again.
                 self._lead_ms = self._highest_lead_ms
-            if lead_ms - self._lead_ms > self._allowance_ms and self._was_behind(wall_ms, lead_ms - self._lead_ms):
+            if lead_ms - self._lead_ms > self._allowance_ms and self._has_caught_up(wall_ms, lead_ms - self._lead_ms):
                 self._lead_ms = lead_ms
             ahead_ms = self._forgive(monotonic_ms, lead_ms - self._lead_ms)
             self._highest_lead_ms = max(self._highest_lead_ms, self._lead_ms)
@@ -213,7 +213,7 @@ class HonestClock:
             jumped = ahead_ms > self._allowance_ms
             return _Reading(self._now_ms, wall_ms - ahead_ms if jumped else wall_ms, ahead_ms)
 
-    def _was_behind(self, wall_ms: int, ahead_ms: int) -> bool:
+    def _has_caught_up(self, wall_ms: int, ahead_ms: int) -> bool:
         """Return whether a clock that jumped has caught up with a time that had passed before the program started."""
         past_ms = self._past_ms - self._allowance_ms
         return wall_ms - ahead_ms < past_ms <= wall_ms <= self._past_ms + OFF_MS

@@ -118,6 +118,6 @@ def export(current: Session) -> None:
     exporter.refresh()
     app = guarded(make_app(exporter, settings.http.host, typed), settings.http.token_file)
     stop = Event()
-    with ending(stop.set, said=b""), HttpServer(app, settings.http.host, settings.http.port) as http:
+    with ending(stop.set, text=b""), HttpServer(app, settings.http.host, settings.http.port) as http:
         logger.info("metrics: %s/metrics (status page: %s/)", http.url, http.url)
         exporter.keep_fresh(stop)

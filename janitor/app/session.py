@@ -54,7 +54,7 @@ from tms_core.transaction.source.source import SnapshotSource
 
 #: Handles signals while a block runs (:func:`tms_core.cli.entry.ending`). The first SIGTERM or SIGINT requests a stop
 #: between two batches; the second stops the process at once. Neither loses data: the next janitor continues.
-ending = partial(entry.ending, said=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n")
+ending = partial(entry.ending, text=b"stopping after this batch; a second Ctrl-C or SIGTERM stops at once\n")
 
 logger = logging.getLogger(__name__)
 

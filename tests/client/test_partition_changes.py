@@ -265,7 +265,7 @@ def test_changes_of_partitions_keep_each_message_once_in_order(order: str) -> No
 
 
 def not_drained_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Groups, "_behind", lambda *_: None)
+    monkeypatch.setattr(Groups, "_find_earlier", lambda *_: None)
 
 
 def not_sealed(monkeypatch: pytest.MonkeyPatch) -> None:

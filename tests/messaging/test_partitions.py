@@ -270,15 +270,15 @@ def test_change_of_partitions_seals_the_old_ones_and_groups_read_them_first(serv
     service.publish(named("orders-f2-0"), [b"new"])
     # The group is registered there, so that what it has not read is not taken for processed.
     assert service.consumers.get(named("orders-f2-0"), GROUP).id == MessageId(0, 0)
-    assert polled(service, "orders-f2-0").behind == named("orders-0")
+    assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
     assert polled(service, "orders-0").drained
-    assert polled(service, "orders-f2-0").behind == named("orders-1")
+    assert polled(service, "orders-f2-0").earlier_partition == named("orders-1")
     held = polled(service, "orders-1", commit=False)
     assert [one.payload for one in held.messages] == [b"old"]
     assert (held.sealed, held.drained) == (True, False)
     other = polled(service, "orders-1")
     assert (other.messages, other.drained, other.held is None) == ([], False, False)
-    assert polled(service, "orders-f2-0").behind == named("orders-1")
+    assert polled(service, "orders-f2-0").earlier_partition == named("orders-1")
     service.manager.commit(other.held)  # type: ignore[attr-defined]
     assert polled(service, "orders-1").drained
     assert [one.payload for one in polled(service, "orders-f2-0").messages] == [b"new"]
@@ -307,7 +307,7 @@ def test_group_of_old_partitions_has_to_register_for_a_new_one(service: Messagin
     with pytest.raises(ConsumerNotFound):
         polled(service, "orders-f2-0")
     service.consumers.put(named("orders-f2-0"), GROUP, MessageId(0, 0))
-    assert polled(service, "orders-f2-0").behind == named("orders-0")
+    assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -422,8 +422,8 @@ def test_poll_of_a_new_partition_waits_for_the_last_reader_of_the_old(service: M
     read("orders-0")
     early = manager.start_short()
     read("orders-1")
-    assert service.groups.poll(named("orders-f2-0"), GROUP, GroupPoll(early, 1)).behind == named("orders-1")
-    assert polled(service, "orders-f2-0").behind is None
+    assert service.groups.poll(named("orders-f2-0"), GROUP, GroupPoll(early, 1)).earlier_partition == named("orders-1")
+    assert polled(service, "orders-f2-0").earlier_partition is None
 
 
 def test_poll_of_a_new_partition_after_a_restart_waits_for_earlier_reads(service: MessagingService, store: Cut) -> None:
@@ -440,7 +440,7 @@ def test_poll_of_a_new_partition_after_a_restart_waits_for_earlier_reads(service
         restarted.publish(named("orders-f2-0"), [b"new"])
         assert polled(restarted, "orders-0").drained
         given = restarted.groups.poll(named("orders-f2-0"), GROUP, GroupPoll(early, 1))
-        assert (given.behind, payloads(given)) == (named("orders-0"), [])
+        assert (given.earlier_partition, payloads(given)) == (named("orders-0"), [])
         assert payloads(polled(restarted, "orders-f2-0")) == [b"new"]
 
 
@@ -452,7 +452,7 @@ def test_group_that_is_registered_again_reads_the_sealed_partition_first(service
     for topic in ("orders-0", "orders-f2-0"):
         service.consumers.delete(named(topic), GROUP)
         service.consumers.put(named(topic), GROUP, MessageId(0, 0))
-    assert polled(service, "orders-f2-0").behind == named("orders-0")
+    assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
     assert len(service.side.rows(b"", None, 100).items) == rows
     read_to_the_end(service)
     assert payloads(polled(service, "orders-f2-0")) == [b"new"]
@@ -471,7 +471,7 @@ def test_position_set_during_a_poll_is_not_drained(service: MessagingService, mo
 
     monkeypatch.setattr(service._families, "drained", late)
     polled(service, "orders-f2-1")
-    assert polled(service, "orders-f2-1").behind == named("orders-0")
+    assert polled(service, "orders-f2-1").earlier_partition == named("orders-0")
 
 
 def test_group_of_a_topic_made_again_has_drained_nothing(service: MessagingService) -> None:
@@ -479,7 +479,7 @@ def test_group_of_a_topic_made_again_has_drained_nothing(service: MessagingServi
     read_to_the_end(service)
     service.delete_topic(ORDERS)
     changed(service, GROUP)
-    assert polled(service, "orders-f2-0").behind == named("orders-0")
+    assert polled(service, "orders-f2-0").earlier_partition == named("orders-0")
 
 
 # --- rules -----------------------------------------------------------------------------------------------------------

@@ -402,12 +402,12 @@ def test_servers_over_tls_ask_each_other_by_certificate(tmp_path: Path, trusts: 
     )
     with ExitStack() as stack:
         for transactions in (made(settings, side, stack), follower(settings, side, stack)):
-            assert isinstance(transactions.asked, TransactionClient)
+            assert isinstance(transactions.global_manager, TransactionClient)
             if trusts:
-                assert transactions.asked.start_short().transaction_id
+                assert transactions.global_manager.start_short().transaction_id
             else:
                 with pytest.raises(ServiceUnavailable, match="over TLS"):
-                    transactions.asked.start_short()
+                    transactions.global_manager.start_short()
 
 
 def follower(settings: Settings, side: MemorySide, stack: ExitStack) -> ServerTransactions:
@@ -424,8 +424,8 @@ def test_requests_of_several_servers_ask_their_own_process(tmp_path: Path, slots
     with ExitStack() as stack:
         found = made(settings_of(tmp_path, slots, thrift), side, stack)
         assert (found.manager is None) == (slots > 1)
-        assert isinstance(found.asked, TransactionClient)
-        assert found.asked.invalid_size() == 0
+        assert isinstance(found.global_manager, TransactionClient)
+        assert found.global_manager.invalid_size() == 0
         root = root_of(side)
         assert root is not None
         assert root.address.startswith("localhost:")

@@ -248,10 +248,10 @@ def test_group_set_back_by_another_server_is_noticed(pair: Pair, cluster: SlotSe
     own.service.consumers.put(old, "billing", MessageId(0, 0))
     other.service.consumers.put(new, "billing", MessageId(0, 0))
     for undo in (lambda: own.service.consumers.put(old, "billing", MessageId(0, 0)), None):
-        assert polled(other, new).behind == old
+        assert polled(other, new).earlier_partition == old
         assert [message.payload for message in polled(own, old).messages] == [b"1"]
         assert polled(own, old).drained
-        assert polled(other, new).behind is None
+        assert polled(other, new).earlier_partition is None
         if undo is not None:
             undo()
             cluster.look(*pair, seconds=6)

@@ -276,7 +276,7 @@ def _failed_fields(one: FailedMessages) -> dict[str, Any]:
 
 def _row(topic: TopicId, one: ConsumerPosition) -> list[str]:
     # A lower bound may be off by any factor.
-    behind = "many" if one.lag_is_at_least else f"{one.lag_messages:,}"
+    lag = "many" if one.lag_is_at_least else f"{one.lag_messages:,}"
     oldest = f"{duration(round(one.lag_seconds * 1000))} ago" if one.lag_messages else ""
-    said = f"{one.updated:%Y-%m-%d %H:%M:%S} UTC"
-    return [str(topic), one.name, behind, oldest, said, "may have missed expired messages" if one.expired else ""]
+    updated = f"{one.updated:%Y-%m-%d %H:%M:%S} UTC"
+    return [str(topic), one.name, lag, oldest, updated, "may have missed expired messages" if one.expired else ""]

@@ -43,7 +43,7 @@ def _end(number: int, _: FrameType | None) -> None:
 def ending(
     ask: Callable[[], None],
     *,
-    said: bytes = b"finishing what was accepted; a second Ctrl-C or SIGTERM stops at once\n",
+    text: bytes = b"finishing what was accepted; a second Ctrl-C or SIGTERM stops at once\n",
     hangup: Callable[[], None] | None = None,
 ) -> Iterator[None]:
     """Handle signals while the block runs; outside the main thread, where handlers cannot be set, do nothing.
@@ -54,7 +54,7 @@ def ending(
 
     Args:
         ask: called by the first SIGTERM or SIGINT, in another thread.
-        said: the message on standard error for the sender of the signal.
+        text: the message on standard error for the sender of the signal.
         hangup: called by SIGHUP, in another thread; None: SIGHUP is unchanged.
     """
     if threading.current_thread() is not threading.main_thread():
@@ -63,7 +63,7 @@ def ending(
     numbers = [signal.SIGTERM, signal.SIGINT, *([] if hangup is None else [signal.SIGHUP])]
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
-    listening = threading.Thread(target=_listen, args=(reading, ask, said, hangup), name="signals", daemon=True)
+    listening = threading.Thread(target=_listen, args=(reading, ask, text, hangup), name="signals", daemon=True)
     listening.start()
     outer = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
@@ -78,20 +78,20 @@ def ending(
         os.close(reading)
 
 
-def _listen(reading: int, ask: Callable[[], None], said: bytes, hangup: Callable[[], None] | None) -> None:
+def _listen(reading: int, ask: Callable[[], None], text: bytes, hangup: Callable[[], None] | None) -> None:
     """Act on signals until their pipe is closed."""
-    asked = False
+    is_stopping = False
     while came := os.read(reading, 1):
         number = came[0]
         if number == signal.SIGHUP and hangup is not None:
             hangup()
         elif number in (signal.SIGTERM, signal.SIGINT):
-            if asked:
+            if is_stopping:
                 os._exit(128 + number)
-            asked = True
+            is_stopping = True
             ask()
             # In a separate thread: the message may wait for its reader, but the next signal must not.
-            saying = threading.Thread(target=_say, args=(said,), daemon=True)
+            saying = threading.Thread(target=_say, args=(text,), daemon=True)
             saying.start()
             saying.join(_SAYING_SECONDS)
 

@@ -102,8 +102,8 @@ def fence(options: Remote, topic: TopicId, name: str) -> None:
         with client.producer(topic, name) as fencing:
             generation, previous = fencing.generation, fencing.previous
     value = {"topic": str(topic), "name": name, "generation": str(generation), "previous": _previous(previous)}
-    told = f"; the last transaction: {_describe_previous(previous)}" if previous is not None else ""
-    options.print(value, lambda: [f"instances of {name} before generation {generation} are refused{told}"])
+    suffix = f"; the last transaction: {_describe_previous(previous)}" if previous is not None else ""
+    options.print(value, lambda: [f"instances of {name} before generation {generation} are refused{suffix}"])
 
 
 @producer.command("delete")

@@ -49,7 +49,7 @@ UNORDERED_BATCH = 100
 _COMES_AGAIN = (*PASSING, Conflict, ConsumerConflict, Invalidated, NotInProgress, PartitionsChanged)
 #: How many of several topics are polled in a row. If these have no messages, waiting costs less than polling the rest,
 #: because other members usually hold the topics that have messages.
-_ASKED_TOGETHER = 4
+_MOST_CLAIMS = 4
 #: The suffix of the name of a dead letter topic.
 _DEAD = "-dead"
 #: How long the server waits for a message of one topic of several before the next has its turn.
@@ -205,7 +205,7 @@ class Worker:
         current = self._current or await ClientTransaction.begin(self.core, options.timeout_seconds)
         self._current, self._claims, self._batch_ids = current, None, []
         most = options.max_deliveries
-        found = await current.next_batch(self._topics, self._group, options.batch, options.order, most, _ASKED_TOGETHER)
+        found = await current.next_batch(self._topics, self._group, options.batch, options.order, most, _MOST_CLAIMS)
         if found is None:
             # Never wait with an open transaction: it would time out, and every new snapshot would list it.
             await self.give_back()

@@ -168,8 +168,8 @@ class Floor:
         """
         lowest = self.lowest(due)
         # Who has read all that is due holds nothing, and costs nothing.
-        behind = [position for position in positions if position.id.publish_ms < due.ms]
-        start = min((unread_from(self._store, topic, position, lowest) for position in behind), default=None)
+        late = [position for position in positions if position.id.publish_ms < due.ms]
+        start = min((unread_from(self._store, topic, position, lowest) for position in late), default=None)
         stop = time_prefix(topic.topic.prefix, topic.generation, due.ms)
         while start is not None and start < stop:
             key = self._store.message.first(start, stop)
@@ -224,8 +224,8 @@ def _has_more(store: Reads, topic: TopicMetadata, key: bytes, message: MessageId
     for _, (pointer, payload) in store.message.read(MESSAGES, key, key + b"\0", 1).items:
         if pointer is not None and payload is None:
             prefix = pointer_prefix(topic.topic.prefix, topic.generation, java_abs(pointer))
-            behind = prefix + message.pack()[MESSAGE_TAIL_BYTES:] + b"\0"
-            return store.payload.first(behind, stop_key(prefix)) is not None
+            start = prefix + message.pack()[MESSAGE_TAIL_BYTES:] + b"\0"
+            return store.payload.first(start, stop_key(prefix)) is not None
     return False
 
 

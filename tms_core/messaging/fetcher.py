@@ -91,7 +91,7 @@ class Fetch:
         self._left_bytes = request.limit_bytes
         cutoff = cutoff_at(topic, read_path.clock.now_ms(), read_path.floor, _from_ms(request), read_path.lifetime_ms)
         self._at, self._inside = _start(request, cutoff)
-        self._end = self._behind = self._open_topic.ids.end
+        self._end = self._first_end = self._open_topic.ids.end
         self._undecided = False
         self._read_up_to: int | None = None
         self._notes_read = True
@@ -122,7 +122,7 @@ class Fetch:
     @property
     def has_more(self) -> bool:
         """Return whether messages have arrived in the topic since the fetch started."""
-        return self._open_topic.ids.end > self._behind
+        return self._open_topic.ids.end > self._first_end
 
     @property
     def largest_bytes(self) -> int:
@@ -229,7 +229,7 @@ class Fetch:
         return runs
 
     def _from_cache(self, runs: list[CachedRun]) -> Iterator[MessageList]:
-        behind = self._end
+        end = self._end
         for run in runs:
             first, stop = max(self._at, self._living(run)), min(run.stop, self._end)
             visible = first < stop and _see(self._transaction, run.pointer)
@@ -247,9 +247,9 @@ class Fetch:
                     yield self._limit_messages(messages)
             elif visible and run.pointer is not None:
                 yield from self._reference(run.first, run.pointer)
-            behind = run.stop
-            self._note_read(min(behind, self._end))
-        self._at = behind
+            end = run.stop
+            self._note_read(min(end, self._end))
+        self._at = end
 
     def _living(self, run: CachedRun) -> int:
         """Return the first position of a run whose message has not expired by its own TTL; they expire in order."""
@@ -332,9 +332,9 @@ class Fetch:
             page = self._read_path.store.payload.read(_PAYLOADS, start, stop, self._rows())
             self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
             self._learn_largest(map(_payload, page.items))
-            ours = [row for row in page.items if len(row[0]) == size]
+            rows = [row for row in page.items if len(row[0]) == size]
             yield self._limit_messages(
-                MessageList([head + key[-MESSAGE_TAIL_BYTES:] for key, _ in ours], [payload for _, payload in ours])
+                MessageList([head + key[-MESSAGE_TAIL_BYTES:] for key, _ in rows], [payload for _, payload in rows])
             )
             start = page.resume
 

@@ -147,10 +147,10 @@ def first_free(read: ReadKeys, prefix: bytes, now_ms: int) -> int:
         last = _last_of_page(read, prefix, start, stop)
     if last is None:
         return 0
-    return _behind_last(read, prefix, last[0], stop if start < stop else POSITIONS) if last[1] else last[0] + 1
+    return _find_end(read, prefix, last[0], stop if start < stop else POSITIONS) if last[1] else last[0] + 1
 
 
-def _behind_last(read: ReadKeys, prefix: bytes, low: int, high: int) -> int:
+def _find_end(read: ReadKeys, prefix: bytes, low: int, high: int) -> int:
     """Return the first position after the last key, which is at ``low`` or between it and ``high``."""
     while True:
         middle = (low + high + 1) // 2

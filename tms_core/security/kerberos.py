@@ -143,7 +143,7 @@ class KerberosLogin:
         if isinstance(error, gssapi.exceptions.ExpiredCredentialsError):
             # The library tries the realm first, and then reports the ticket that it still has.
             number = 32 if keytab is None else 156
-        said = error.gen_message().rpartition("): ")[2]
+        text = error.gen_message().rpartition("): ")[2]
         reasons = {
             1: (f"{who} has expired", "Have the realm's administrator extend it (modprinc -expire)."),
             6: (
@@ -155,7 +155,7 @@ class KerberosLogin:
             32: ("the ticket has expired", f"Renew it ({ticket}), or set {self._setting}.keytab."),
             37: ("the clocks of this machine and of the realm are too far apart", "Set both right: timedatectl."),
             134: (f"{who} is not the name of a principal", f"Correct {self._setting}.principal."),
-            140: (f"the ticket cache cannot be used ({said})", f"Make it again ({ticket})."),
+            140: (f"the ticket cache cannot be used ({text})", f"Make it again ({ticket})."),
             156: ("no server of the realm can be reached", "See kdc in /etc/krb5.conf (KRB5_CONFIG), and the network."),
             195: ("there is no ticket", f"Make one ({ticket}), or set {self._setting}.keytab."),
         }
@@ -163,7 +163,7 @@ class KerberosLogin:
             reason, hint = f"{keytab} has no key of {who}", f"See what it has (klist -k {keytab})."
         else:
             hint = "See /etc/krb5.conf (KRB5_CONFIG), and the log of the realm."
-            reason, hint = reasons.get(_ALIASES.get(number, number), (said, hint))
+            reason, hint = reasons.get(_ALIASES.get(number, number), (text, hint))
         return LoginFailed(f"Kerberos login failed ({self._setting}): {reason}.", hint)
 
 

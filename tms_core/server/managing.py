@@ -65,7 +65,7 @@ class ServerTransactions(NamedTuple):
     Attributes:
         manager: the manager that requests use; None: other servers manage some or all transactions.
         own: the manager in this process; None: there is none.
-        asked: the manager of all transactions, in any process; None: the settings name it.
+        global_manager: the manager of all transactions, in any process; None: the settings name it.
         address: ``HOST:PORT`` of the service in this process; None: there is none.
         shared: the shared data of several servers; None: this server is the only one.
         service: the service in this process; None: there is none.
@@ -73,7 +73,7 @@ class ServerTransactions(NamedTuple):
 
     manager: TransactionManager | None = None
     own: TransactionManager | None = None
-    asked: TransactionManager | TransactionClient | None = None
+    global_manager: TransactionManager | TransactionClient | None = None
     address: str | None = None
     shared: SharedManager | None = None
     service: TransactionService | None = None

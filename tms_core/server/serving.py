@@ -146,7 +146,7 @@ def serving(
         started: dict[str, companions.Companion] = {}
         if janitor:
             companion_context = companions.CompanionContext(
-                config, environ, flags, store, opened.created, service, transactions.asked, registry, clock
+                config, environ, flags, store, opened.created, service, transactions.global_manager, registry, clock
             )
             for entry in companions.installed():
                 start = partial(companions.load(entry), companion_context)

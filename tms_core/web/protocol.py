@@ -194,7 +194,7 @@ class HttpProtocol(HttpToolsProtocol):
         #: The start of the present stretch of a body, in time and bytes; None: no body is arriving.
         self._stretch: _Stretch | None = None
         self._body_bytes = 0
-        self._said_at = self.loop.time()
+        self._activity_at = self.loop.time()
         self._has_head_start = False
         #: The request that a function serves by its head; empty: none.
         self._served = b""
@@ -222,7 +222,7 @@ class HttpProtocol(HttpToolsProtocol):
         others = [one for one in self.connections if isinstance(one, HttpProtocol) and one is not self]
         others = [one for one in others if not (one._cut_off or one.flow.read_paused)]
         owing = [(one._owing_since + _OWED_SECONDS, one) for one in others if one._owing_since is not None]
-        idle = [(one._said_at + _IDLE_SECONDS, one) for one in others if one._is_idle]
+        idle = [(one._activity_at + _IDLE_SECONDS, one) for one in others if one._is_idle]
         for some in (owing, idle):
             since, slowest = min(some, key=itemgetter(0), default=(math.inf, self))
             if since <= self.loop.time():
@@ -261,7 +261,7 @@ class HttpProtocol(HttpToolsProtocol):
 
         A client that does not read while it is idle, like a connection pool, never closes.
         """
-        is_silent = self.loop.time() - self._said_at >= _IDLE_SECONDS
+        is_silent = self.loop.time() - self._activity_at >= _IDLE_SECONDS
         return is_silent and self.transport.is_closing() and not self.transport.get_write_buffer_size()
 
     def cancel(self) -> None:
@@ -279,7 +279,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if self.flow.read_paused or self._served:
             # The server delays the other connection, not the client.
-            self._said_at = now
+            self._activity_at = now
             if self._owing_since is not None:
                 self._owing_since = now
             if self._stretch is not None:
@@ -287,7 +287,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._wait()
         elif self._ping_only and not self._head_is_whole:
             self._end(b"503 Service Unavailable", _BUSY)
-        elif now - self._said_at >= self.timeout_keep_alive:
+        elif now - self._activity_at >= self.timeout_keep_alive:
             super().timeout_keep_alive_handler()
         elif self._has_head_start and now >= self._head_deadline:
             self._end(b"408 Request Timeout", b"The head of the request did not come in time.")
@@ -297,7 +297,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._wait()
 
     def on_response_complete(self) -> None:
-        self._said_at = self.loop.time()
+        self._activity_at = self.loop.time()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -316,9 +316,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Schedule the next check, at the earliest time at which the client could be too late."""
         self._unset_keepalive_if_required()
         now = self.loop.time()
-        due = self._said_at + self.timeout_keep_alive
+        due = self._activity_at + self.timeout_keep_alive
         if self._ping_only and not self._head_is_whole:
-            due = min(due, self._said_at + _PING_SECONDS)
+            due = min(due, self._activity_at + _PING_SECONDS)
         if self._has_head_start:
             due = min(due, self._head_deadline)
         if self._stretch is not None:
@@ -327,7 +327,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     @property
     def _head_deadline(self) -> float:
-        return (self._owing_since or self._said_at) + self.head_seconds
+        return (self._owing_since or self._activity_at) + self.head_seconds
 
     @property
     def _head_is_whole(self) -> bool:
@@ -386,7 +386,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._served = data
         task: Any = self
         self.tasks.add(task)
-        self._said_at, self._owing_since = self.loop.time(), None
+        self._activity_at, self._owing_since = self.loop.time(), None
         if known.serve(self, number, data[end:]):
             return True
         self._end_serving()
@@ -401,7 +401,7 @@ class HttpProtocol(HttpToolsProtocol):
         last = [(b"connection", b"close")] if self._half_closed else []
         headers = [*self.server_state.default_headers, (b"content-length", b"0"), *last]
         self.transport.write(STATUS_LINE[200] + b"\r\n".join(map(b": ".join, headers)) + _HEAD_END)
-        self._said_at = self.loop.time()
+        self._activity_at = self.loop.time()
         if last:
             self.transport.close()
         elif self._later:
@@ -440,7 +440,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse data."""
         self._unset_keepalive_if_required()
         self._in_body = False
-        self._said_at = self.loop.time()
+        self._activity_at = self.loop.time()
         try:
             self._parse(data)
         except httptools.HttpParserError:
@@ -492,7 +492,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._has_head_start = True
-        self._owing_since = self._said_at
+        self._owing_since = self._activity_at
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -501,7 +501,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._senseless_bytes = 0
         self._has_head_start = False
-        self._stretch = _Stretch(self._said_at, self._body_bytes, paused=self.flow.read_paused)
+        self._stretch = _Stretch(self._activity_at, self._body_bytes, paused=self.flow.read_paused)
         if self._ping_only and self.url.partition(b"?")[0] != _PING:
             self._turned_away = True
             raise httptools.HttpParserError("there are too many connections")

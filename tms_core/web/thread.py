@@ -198,7 +198,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self.settled = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._told = asyncio.Event()
+        self._stop_event = asyncio.Event()
         self._acceptors: list[_TlsAcceptor] = []
 
     @property
@@ -211,7 +211,7 @@ class _Server(uvicorn.Server):
         self.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended
-                self._loop.call_soon_threadsafe(self._told.set)
+                self._loop.call_soon_threadsafe(self._stop_event.set)
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -234,7 +234,7 @@ class _Server(uvicorn.Server):
         while not await self.on_tick(0):  # which renews the answers' date
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
-                    await self._told.wait()
+                    await self._stop_event.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await _yield_to_loop()  # takes connections that have come already

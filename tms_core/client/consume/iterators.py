@@ -21,7 +21,7 @@ class _Poll:
         self._ask = ask
         self._left = limit
         self._last: MessageId | None = None
-        self._asked: MessageId | None = None
+        self._limit_id: MessageId | None = None
         self._reading: Reading | None = None
         self.ended = False
 
@@ -38,8 +38,8 @@ class _Poll:
                 if self._left is not None:
                     self._left -= len(found)
                 return found
-            self.ended = not self._reading.limited or self._last is self._asked or self._left == 0
-            self._reading, self._asked = None, self._last
+            self.ended = not self._reading.limited or self._last is self._limit_id or self._left == 0
+            self._reading, self._limit_id = None, self._last
         return []
 
     async def close(self) -> None:

@@ -55,7 +55,7 @@ Topic = TopicId | str
 #: vain, and whether it has limited the response (docs/reference/rest.md, "Long polling").
 WAIT, POSITION, WAITED, LIMITED = "x-tms-wait-seconds", "x-tms-position", "x-tms-waited", "x-tms-limited"
 #: Response headers of topics with partitions: the topic is sealed; another partition must be read first.
-SEALED, BEHIND = "x-tms-sealed", "x-tms-behind"
+SEALED, EARLIER_PARTITION = "x-tms-sealed", "x-tms-behind"
 #: A response header: the code of an error.
 CODE = "x-tms-error"
 #: The content type of an error in JSON (RFC 9457).
@@ -243,10 +243,10 @@ def poll_on(
     # Raise for invalid arguments now, not with the first message.
     poll(topic, start, limit, transaction, inclusive=inclusive)
 
-    def ask(behind: MessageId | None, limit: int | None) -> Call[None]:
-        if behind is None:
+    def ask(last: MessageId | None, limit: int | None) -> Call[None]:
+        if last is None:
             return poll(topic, start, limit, transaction, inclusive=inclusive)
-        return poll(topic, behind, limit, transaction, inclusive=False)
+        return poll(topic, last, limit, transaction, inclusive=False)
 
     return ask
 

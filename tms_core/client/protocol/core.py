@@ -189,7 +189,7 @@ class Core:
             try:
                 return await attempt(None if ends is None else max(_SHORTEST_SECONDS, ends - self.monotonic()))
             except known as error:
-                seconds = self._retry.pause_seconds(failures, self.random, asked_seconds(error))
+                seconds = self._retry.pause_seconds(failures, self.random, retry_seconds_of(error))
                 unknown = error if isinstance(error, UNKNOWN) else unknown
                 if not self._retry.again(failures) or (ends is not None and self.monotonic() + seconds >= ends):
                     if unknown is not None and unknown is not error:
@@ -201,7 +201,7 @@ class Core:
         raise AssertionError("every retry failed")
 
 
-def asked_seconds(error: TmsError) -> float | None:
+def retry_seconds_of(error: TmsError) -> float | None:
     """Return the pause in seconds that a server requested with its error; None: it requested no pause."""
     return error.retry_after_seconds if isinstance(error, Unavailable) else None
 
@@ -229,9 +229,9 @@ class Reading:
         Raises:
             Unanswered: the header is invalid.
         """
-        said = self._pieces.headers.get(POSITION)
+        value = self._pieces.headers.get(POSITION)
         try:
-            return None if said is None else MessageId.from_hex(said)
+            return None if value is None else MessageId.from_hex(value)
         except FormatError as error:
             raise Unanswered(f"The response has a position that cannot be read: {error}.") from error
 
@@ -245,10 +245,10 @@ class Reading:
         Raises:
             Unanswered: the header is not a number.
         """
-        said = self._pieces.headers.get(name)
-        if said is not None and not said.isdecimal():
-            raise Unanswered(f"The response has {name}: {said}, which is not a number.")
-        return None if said is None else int(said)
+        value = self._pieces.headers.get(name)
+        if value is not None and not value.isdecimal():
+            raise Unanswered(f"The response has {name}: {value}, which is not a number.")
+        return None if value is None else int(value)
 
     async def more(self) -> list[Message]:
         """Return the next messages; an empty list after the last one.

@@ -25,7 +25,7 @@ from itertools import count
 
 from tms_core.client.protocol import calls
 from tms_core.client.protocol.calls import Topic, topic_id
-from tms_core.client.protocol.core import NOT_DONE, UNKNOWN, Core, asked_seconds
+from tms_core.client.protocol.core import NOT_DONE, UNKNOWN, Core, retry_seconds_of
 from tms_core.client.protocol.endpoint import Options
 from tms_core.client.protocol.messages import payloads_of, seconds
 from tms_core.client.protocol.wire import run
@@ -80,7 +80,7 @@ class _Background:
                 if last or not retry.again(failures):
                     raise
                 self._waiting.retries += 1
-                pause = retry.pause_seconds(failures, core.random, asked_seconds(error))
+                pause = retry.pause_seconds(failures, core.random, retry_seconds_of(error))
                 await self._stop.wait(min(pause, max(0.0, ends - core.monotonic())))
 
     def _report(self, fates: Sequence[Fate]) -> None:

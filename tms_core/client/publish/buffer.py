@@ -88,7 +88,7 @@ class MessageBuffer:
         self._telling: int | None = None
         self._tellers = 0
         self._published = self._dropped = self._failed = 0
-        self._told = 0
+        self._reported = 0
         self._reason: TmsError | None = None
 
     @property
@@ -207,7 +207,7 @@ class MessageBuffer:
         Raises:
             NotPublished: some messages were not published.
         """
-        failed, self._told = self._failed - self._told, self._failed
+        failed, self._reported = self._failed - self._reported, self._failed
         if failed and self._reason is not None:
             raise NotPublished(
                 f"{failed} messages are not published: {self._reason.message}", "Publish them again.", failed

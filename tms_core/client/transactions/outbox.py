@@ -84,7 +84,7 @@ class Outbox:
             self._kept_bytes += sum(map(len, payloads))
         if self._kept_bytes > self._core.limits.transaction_bytes:
             for name in list(self._kept):
-                await self._send_ahead(name)
+                await self._send_topic(name)
 
     def refer(self, topic: calls.Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
         """Also publish payloads that were stored under write pointers of the transaction's checkpoints."""
@@ -104,7 +104,7 @@ class Outbox:
         while waiting := [*self._stored, *self._kept]:
             topic = waiting[0]
             if topic in self._stored:
-                await self._send_ahead(topic)
+                await self._send_topic(topic)
             await self._publish_all(topic, self._kept.pop(topic, []))
         if self._core.home is not None and not self._published:
             # The server knows a producer's transaction only by its requests. A newer instance invalidates the
@@ -120,14 +120,14 @@ class Outbox:
         for topic, published in (*self._published, *self._by_hand):
             await self._core.ask(calls.rollback(topic, published))
 
-    async def _send_ahead(self, topic: TopicId) -> None:
+    async def _send_topic(self, topic: TopicId) -> None:
         """Store the kept messages of a topic; publish them if they have TTLs, or follow a publish."""
         kept = self._kept.pop(topic, [])
         self._kept_bytes -= sum(len(one.payload) for one in kept)
         if topic in self._published_topics or any(one.ttl_seconds is not None for one in kept):
             await self._publish_all(topic, kept)
             return
-        for batch, behind in self._batches(kept):
+        for batch, rest in self._batches(kept):
             previous = dict(self._stored)
             self._stored[topic] = None
             try:
@@ -138,7 +138,7 @@ class Outbox:
                     # The sealed partition has stored payloads, and rejects the publish that would make them visible.
                     raise
                 self._stored = previous
-                await self._move([*batch, *behind], error)
+                await self._move([*batch, *rest], error)
                 return
 
     async def _publish_all(self, topic: TopicId, kept: Sequence[_PendingMessage]) -> None:
@@ -147,12 +147,12 @@ class Outbox:
             del self._stored[topic]
             await self._publish(topic, [], None)
         self._published_topics.add(topic)
-        for batch, behind in self._batches(kept):
+        for batch, rest in self._batches(kept):
             try:
                 with changing(batch[0].topic, topic):
                     await self._publish(topic, [one.payload for one in batch], batch[0].ttl_seconds)
             except PartitionsChanged as error:
-                await self._move([*batch, *behind], error)
+                await self._move([*batch, *rest], error)
                 return
 
     async def _publish_elsewhere(self, topic: TopicId, pointers: Sequence[int], ttl_seconds: int | None) -> None:

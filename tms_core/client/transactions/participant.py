@@ -67,7 +67,7 @@ class ClaimedBatch(NamedTuple):
         position: without messages, the lowest id of the next message; None: unknown.
         sealed: whether the topic takes no more messages.
         drained: whether it is sealed, and the group has read it completely.
-        behind: the partition that the group must read completely first; None: no partition.
+        earlier_partition: the partition that the group must read completely first; None: no partition.
         retry_seconds: without messages, the time until failed messages are delivered again; None: none wait.
     """
 
@@ -77,7 +77,7 @@ class ClaimedBatch(NamedTuple):
     position: MessageId | None
     sealed: bool = False
     drained: bool = False
-    behind: TopicId | None = None
+    earlier_partition: TopicId | None = None
     retry_seconds: float | None = None
 
 
@@ -143,7 +143,7 @@ class GroupClaims(Participant):
             raise
         if messages:
             self._last, self._may_have_claimed = messages[-1].id, True
-        sealed, behind = reading.text(calls.SEALED), reading.text(calls.BEHIND)
+        sealed, earlier = reading.text(calls.SEALED), reading.text(calls.EARLIER_PARTITION)
         retry_ms = reading.number(consumer_calls.RETRY)
         return ClaimedBatch(
             messages,
@@ -152,7 +152,7 @@ class GroupClaims(Participant):
             reading.position,
             sealed is not None,
             sealed == "drained",
-            None if behind is None else topic_id(behind),
+            None if earlier is None else topic_id(earlier),
             None if retry_ms is None else retry_ms / 1000,
         )
 

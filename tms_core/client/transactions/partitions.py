@@ -215,11 +215,11 @@ class Rotation:
         if batch.drained:
             self._drained[topic] = None
             self.positions.pop(topic)
-        if batch.behind is not None:
+        if batch.earlier_partition is not None:
             self._blocked.add(whole)
-            self._drained.pop(batch.behind, None)
+            self._drained.pop(batch.earlier_partition, None)
         is_news = batch.sealed and not self._is_sealed(topic)
-        if is_news or (batch.behind is not None and batch.behind not in self._wholes):
+        if is_news or (batch.earlier_partition is not None and batch.earlier_partition not in self._wholes):
             self._stale.add(whole)
 
     def whole(self, topic: TopicId) -> TopicId:

@@ -103,7 +103,7 @@ class GroupBatch(NamedTuple):
         at_end: whether all messages are delivered, and no earlier one is undecided or claimed by another transaction.
         sealed: whether the topic takes no more messages, and all running writes have finished.
         drained: whether it is sealed, and the group has read it completely.
-        behind: the partition that the group must read completely first; None: no partition.
+        earlier_partition: the partition that the group must read completely first; None: no partition.
         wait_ms: without messages, the milliseconds until failed messages are delivered again; None: none wait.
     """
 
@@ -114,7 +114,7 @@ class GroupBatch(NamedTuple):
     at_end: bool = False
     sealed: bool = False
     drained: bool = False
-    behind: TopicId | None = None
+    earlier_partition: TopicId | None = None
     wait_ms: int | None = None
 
 
@@ -224,12 +224,12 @@ class Groups:
         layout = layout_of(topic, metadata.properties)
         if layout is not None and not layout.has_own:
             return GroupBatch([], at_end=True, sealed=True, drained=True)
-        behind = self._behind(metadata, name, request)
-        if behind is not None:
+        earlier = self._find_earlier(metadata, name, request)
+        if earlier is not None:
             # Raises for a group that is not registered here: it would hold no messages of this partition while it reads
             # the earlier one.
             self._consumers.found(metadata, name)
-            return GroupBatch([], behind=behind)
+            return GroupBatch([], earlier_partition=earlier)
         sealed = layout is not None or SEALED in metadata.properties
         if sealed:
             # A write that was admitted before the seal may still add messages; only after it, "drained" is final.
@@ -349,10 +349,10 @@ class Groups:
         self, metadata: TopicMetadata, mark: GroupClaim, reader: Transaction | None, most: int
     ) -> list[MessageId]:
         """Return the ids of the first messages in the range of a mark that a reader sees."""
-        asked = FetchRequest(mark.first, inclusive=False, limit=most, transaction=reader)
+        fetch_request = FetchRequest(mark.first, inclusive=False, limit=most, transaction=reader)
         ids = (
             MessageId.parse(message.id)
-            for page in Fetch(self._read_path, metadata, asked, steps_over=True).pages()
+            for page in Fetch(self._read_path, metadata, fetch_request, steps_over=True).pages()
             for message in page
         )
         return list(takewhile(lambda found: rank(found) <= rank(mark.last), ids))
@@ -397,7 +397,7 @@ class Groups:
                 self._forgotten = self._last_pointer()
             self._merged[group] = merged
 
-    def _behind(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
+    def _find_earlier(self, metadata: TopicMetadata, name: str, request: GroupPoll) -> TopicId | None:
         """Return the first partition of an earlier family that a group in order has not read completely for a reader;
         None: it has read all.
         """
@@ -434,7 +434,7 @@ class Groups:
             # Claims of other transactions may be released at any time, without a new message; then waiting would miss
             # it.
             if segment.until is None and fetch.is_at_end and not fetch.holes and not seen.open:
-                at_end, position = True, fetch.position or _behind(segment.after)
+                at_end, position = True, fetch.position or _after(segment.after)
         wait_ms = max(1, min(retry_ms) - self._read_path.clock.now_ms()) if retry_ms else None
         return _Choice(GroupBatch([], position=position, at_end=at_end and not retry_ms, wait_ms=wait_ms), [], base)
 
@@ -473,14 +473,14 @@ class Groups:
         self, metadata: TopicMetadata, segment: Segment, request: GroupPoll, room: int, room_bytes: int | None = None
     ) -> _Part:
         """Read the first messages of a segment, and their claims."""
-        asked = FetchRequest(
+        fetch_request = FetchRequest(
             segment.after,
             inclusive=False,
             limit=room,
             limit_bytes=room_bytes or request.limit_bytes,
             transaction=request.transaction,
         )
-        fetch = Fetch(self._read_path, metadata, asked, steps_over=request.order is Order.NONE)
+        fetch = Fetch(self._read_path, metadata, fetch_request, steps_over=request.order is Order.NONE)
         messages, end = _collect(fetch, segment)
         share = share_of(segment, len(messages))
         if share < len(messages):
@@ -670,7 +670,7 @@ def _before(at: int) -> MessageId:
     return MessageId(*id_parts(max(0, at - 1)))
 
 
-def _behind(message: MessageId) -> MessageId | None:
+def _after(message: MessageId) -> MessageId | None:
     """Return the id of the row after a message; None: the message is a stored payload."""
     if message.in_payload_table:
         return None

@@ -199,7 +199,7 @@ class SideStorage:
     def _close_log(self, first: int) -> tuple[list[bytes], int]:
         """Close a log, and return its cells, and the number after the closing cell."""
         cells: list[bytes] = []
-        ours = _TAKEN_OVER + secrets.token_bytes(_NAME_BYTES)
+        closing_cell = _TAKEN_OVER + secrets.token_bytes(_NAME_BYTES)
         while True:
             at = first + len(cells)
             for key, value in every(self._side.rows, _cell_key(at), stop_key(_CELL), _ROWS):
@@ -211,7 +211,7 @@ class SideStorage:
                 # Without the lease, this would close the log of the current leader, and later decisions would be lost.
                 # A leader that starts after this check competes for the same cell, or closes the log after it.
                 raise leadership_lost()
-            if self._side.exchange(_cell_key(at), None, ours):
+            if self._side.exchange(_cell_key(at), None, closing_cell):
                 return cells, at + 1
 
     def _snapshot(self, root: LogRoot) -> Snapshot:

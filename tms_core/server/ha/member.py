@@ -135,5 +135,5 @@ def _ordinal(settings: LeaderSettings, name: str) -> int:
 
 def _with_port(url: str, port: int) -> str:
     """Return a URL whose port 0 is replaced by this port."""
-    scheme, host, said = urlsplit(url).scheme, urlsplit(url).netloc.rpartition(":")[0], urlsplit(url).port
-    return f"{scheme}://{host}:{said or port}"
+    scheme, host, own_port = urlsplit(url).scheme, urlsplit(url).netloc.rpartition(":")[0], urlsplit(url).port
+    return f"{scheme}://{host}:{own_port or port}"

@@ -192,7 +192,7 @@ class OtherService:
         self._log = log
         self._opens = opens
         self._lines = IdleConnections(self._open_connection)
-        self._asked: set[SocketConnection] = set()
+        self._busy_lines: set[SocketConnection] = set()
         self._is_over = False
 
     def ask(self, frame: bytes) -> bytes:
@@ -203,13 +203,13 @@ class OtherService:
             ServiceUnavailable: nothing was done.
         """
         with self._lines.one() as line:
-            self._asked.add(line)
+            self._busy_lines.add(line)
             try:
                 if self._is_over:
                     raise _unavailable(self.address, "another server manages them now")
                 answer = line.pass_on(frame, _SECONDS)
             finally:
-                self._asked.discard(line)
+                self._busy_lines.discard(line)
             if _is_refused(answer):
                 raise _unavailable(self.address, "it no longer manages them")
         return answer
@@ -222,7 +222,7 @@ class OtherService:
         """Close all connections, and interrupt running calls."""
         self._is_over = True
         self.close()
-        for line in list(self._asked):
+        for line in list(self._busy_lines):
             line.break_off()
 
     def _open_connection(self) -> SocketConnection:

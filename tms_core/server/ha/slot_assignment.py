@@ -227,7 +227,7 @@ class Agreement:
         self._holder, self._settings, self._clock = holder, settings, clock
         self._cell = SideCell(side, _LEASES)
         self._previous_leases: dict[int, Lease] = {}
-        self._told = ""
+        self._report = ""
 
     def holds(self) -> bool:
         """Return whether the stored number of slots is the configured one."""
@@ -284,12 +284,12 @@ class Agreement:
             )
         seen = lease.seen
         # The previous holder, or the holder that it noted at its release: either may have late writes for an hour.
-        left = None if seen is None else seen if seen.holder else seen.former
-        if left is None or left.renewed_ms + REACH_MS <= self._clock.now_ms():
+        record = None if seen is None else seen if seen.holder else seen.former
+        if record is None or record.renewed_ms + REACH_MS <= self._clock.now_ms():
             return None
         return (
-            f"{left.holder} did not end in an orderly way, or a write of it had failed, so HBase may still be writing. "
-            f"The new servers wait {REACH_MS // 60_000} minutes."
+            f"{record.holder} did not end in an orderly way, or a write of it had failed, so HBase may still be "
+            f"writing. The new servers wait {REACH_MS // 60_000} minutes."
         )
 
     def _write(self, value: bytes | None, slots: int) -> bool:
@@ -308,9 +308,9 @@ class Agreement:
         return self._cell.swap_lease(change, _record(record, holder))
 
     def _say(self, sentence: str) -> None:
-        if self._told != sentence:
+        if self._report != sentence:
             logger.warning("%s", sentence)
-        self._told = sentence
+        self._report = sentence
 
 
 def _row(slots: int, number: int, *, lacking: bool = False) -> bytes:

@@ -130,7 +130,7 @@ def make_app(
         access_log: whether each request is logged.
         forwarder: passes on what another server has to answer; None: there is no other.
     """
-    gates = [route.behind(context.gate) for route in routes(context)]
+    gates = [route.guard(context.gate) for route in routes(context)]
     paths = routed(gates, known_only(_nothing_here, context.gate))
     if forwarder is None:
         return RequestMiddleware(paths, context.metrics, loopback=loopback, access_log=access_log)
@@ -214,7 +214,7 @@ class GuardedRoute:
     name: str
     needs: Mapping[str, Need]
 
-    def behind(self, gate: Gate | None) -> Route:
+    def guard(self, gate: Gate | None) -> Route:
         """Return the route itself; without a gate everybody may do everything."""
         return _Route(self) if gate is None else _GuardedRoute(self, gate)
 

@@ -130,7 +130,7 @@ class Forwarder:
         transport = await self._current(self._opened)
         passing = asyncio.ensure_future(passage.run(transport, leader))
         gone, leader_changed = (
-            asyncio.ensure_future(passage.gone()),
+            asyncio.ensure_future(passage.wait_for_disconnect()),
             asyncio.ensure_future(_leader_changed(leadership, leader)),
         )
         try:
@@ -172,7 +172,7 @@ class _ForwardedRequest:
         self._extensions = extensions
         self._receive = receive
         self._send = send
-        self._said = asyncio.Event()
+        self._request_end = asyncio.Event()
 
     async def run(self, transport: httpx2.AsyncHTTPTransport, leader: str) -> None:
         """Forward a request to the leader and return its response.
@@ -193,9 +193,9 @@ class _ForwardedRequest:
         except httpx2.TransportError as error:
             raise _unanswered(f"The server that leads did not answer: {error!r}.") from error
 
-    async def gone(self) -> None:
+    async def wait_for_disconnect(self) -> None:
         """Return when the client has disconnected after its request was complete."""
-        await self._said.wait()
+        await self._request_end.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -204,7 +204,7 @@ class _ForwardedRequest:
         names = {name for name, _ in scope["headers"]}
         has_body = not names.isdisjoint({b"content-length", b"transfer-encoding"})
         if not has_body:
-            self._said.set()
+            self._request_end.set()
         target = scope["raw_path"] + (b"?" + scope["query_string"] if scope["query_string"] else b"")
         host = (b"host", httpx2.URL(leader).netloc)
         return httpx2.Request(
@@ -223,7 +223,7 @@ class _ForwardedRequest:
                 raise Disconnected
             more = message["more_body"]
             yield message["body"]
-        self._said.set()
+        self._request_end.set()
 
     async def _pass_on(self, response: httpx2.Response) -> None:
         headers = _lasting(response.headers.raw)

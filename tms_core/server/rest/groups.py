@@ -27,7 +27,7 @@ DELIVERIES = b"x-tms-deliveries"
 #: The header of an empty answer that names the transaction that must be decided first.
 HELD = b"x-tms-held"
 #: The header of an empty answer that names the partition that the group must read to its end first.
-BEHIND = b"x-tms-behind"
+EARLIER_PARTITION = b"x-tms-behind"
 
 #: The header of an empty response with the time until failed messages are delivered again, in milliseconds.
 RETRY = b"x-tms-retry-ms"
@@ -47,8 +47,8 @@ class PollGroup(ContextRoute):
         context, headers, name = self._context, headers_of(scope), scope["path_params"]["name"]
         topic, codec = topic_of(scope), context.codec(headers)
         with context.memory.share(abort_of(scope)) as share:
-            asked = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
-            request = self._request(headers, asked, scope.get("principal"))
+            fetch_request = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
+            request = self._request(headers, fetch_request, scope.get("principal"))
             known = context.sizes.of(topic)
             largest = context.max_request_bytes if known is None else known
             await share.take(_COPIES * (request.limit_bytes + largest))
@@ -61,22 +61,22 @@ class PollGroup(ContextRoute):
                 harmless(context.metrics.dead_letters.inc, len(batch.messages))
             await answer(send, 200, body, codec.content_type, *_batch_headers(batch))
 
-    def _request(self, headers: Headers, asked: FetchRequest, principal: str | None) -> GroupPoll:
+    def _request(self, headers: Headers, fetch_request: FetchRequest, principal: str | None) -> GroupPoll:
         """Return the limits of a poll, within the server's own limits.
 
         Raises:
             BadRequest: it has no transaction, or what only a poll without a group has; a header is wrong.
         """
-        if asked.transaction is None:
+        if fetch_request.transaction is None:
             raise BadRequest("A group claims what it reads in a transaction.", "Send the transaction.")
-        if asked.start is not None:
+        if fetch_request.start is not None:
             raise BadRequest("A group goes on where it is.", "Leave startFrom out, or set the group's position first.")
-        if asked.wait_seconds:
+        if fetch_request.wait_seconds:
             raise BadRequest("A poll as a group does not wait.", "Wait with a poll without a group, then begin.")
         most = self._context.poll_limit
         return GroupPoll(
-            asked.transaction,
-            min(asked.limit, most.messages or INT_MAX),
+            fetch_request.transaction,
+            min(fetch_request.limit, most.messages or INT_MAX),
             min(_BATCH_BYTES, most.bytes or _BATCH_BYTES),
             _order(headers),
             _number(headers, MAX_DELIVERIES),
@@ -109,8 +109,8 @@ def _batch_headers(batch: GroupBatch) -> list[tuple[bytes, bytes]]:
         headers.append((POSITION, str(batch.position).encode()))
     if batch.sealed:
         headers.append((SEALED, b"drained" if batch.drained else b"draining"))
-    if batch.behind is not None:
-        headers.append((BEHIND, str(batch.behind).encode()))
+    if batch.earlier_partition is not None:
+        headers.append((EARLIER_PARTITION, str(batch.earlier_partition).encode()))
     if batch.wait_ms is not None:
         headers.append((RETRY, b"%d" % batch.wait_ms))
     return headers

@@ -64,11 +64,11 @@ class Poll(ContextRoute):
         context, headers = self._context, headers_of(scope)
         topic, codec = topic_of(scope), context.codec(headers)
         with context.memory.share(abort_of(scope)) as share:
-            asked = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
+            query = await context.read(scope, headers, receive, codec.read_poll, share, limit=context.poll_body)
             share.close()
-            request = self._limit_request(_waits(headers, asked))
+            request = self._limit_request(_waits(headers, query))
             answer_headers = [(b"content-type", codec.content_type)]
-            if request is not asked and (request.limit, request.limit_bytes) != (asked.limit, asked.limit_bytes):
+            if request is not query and (request.limit, request.limit_bytes) != (query.limit, query.limit_bytes):
                 answer_headers.append((LIMITED, b"true"))
             zipped = accepts_gzip(headers)
             if zipped:
@@ -286,12 +286,12 @@ def _waits(headers: Headers, request: FetchRequest) -> FetchRequest:
     Raises:
         BadRequest: the header is not a valid number of seconds.
     """
-    asked = headers.get(WAIT)
-    if asked is None:
+    seconds = headers.get(WAIT)
+    if seconds is None:
         return request
-    if not asked.isdigit() or len(asked) > len(str(LONG_MAX)):
+    if not seconds.isdigit() or len(seconds) > len(str(LONG_MAX)):
         raise BadRequest("X-TMS-Wait-Seconds: this is not a whole number of seconds.", "Give 0 to 60.")
-    return replace(request, wait_seconds=int(asked))
+    return replace(request, wait_seconds=int(seconds))
 
 
 def _size(made: list[bytes]) -> int:

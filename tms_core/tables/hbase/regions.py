@@ -60,7 +60,7 @@ class Regions:
         self._in_files: Counter[bytes] = Counter()
         self._recent: Counter[tuple[bytes, int]] = Counter()
         self._count_again_at: dict[bytes, int] = {}
-        self._asked_ms: int | None = None
+        self._request_ms: int | None = None
 
     def deleted(self, rows: Sequence[bytes]) -> None:
         """Remember that rows were deleted.
@@ -141,9 +141,9 @@ class Regions:
 
     def _wait(self) -> None:
         now_ms = self._clock.monotonic_ms()
-        if self._asked_ms is not None and now_ms - self._asked_ms < PAUSE_SECONDS * 1000:
-            self._clock.sleep(PAUSE_SECONDS - (now_ms - self._asked_ms) / 1000)
-        self._asked_ms = self._clock.monotonic_ms()
+        if self._request_ms is not None and now_ms - self._request_ms < PAUSE_SECONDS * 1000:
+            self._clock.sleep(PAUSE_SECONDS - (now_ms - self._request_ms) / 1000)
+        self._request_ms = self._clock.monotonic_ms()
 
 
 def _by_region(starts: list[bytes], rows: Sequence[bytes]) -> Counter[bytes]:

@@ -268,13 +268,13 @@ class HBaseRows:
         self, connection: ThriftConnection, start: bytes, stop: bytes | None, limit: int, query: Query
     ) -> Fetched:
         first = _FIRST_ROWS if query.page_bytes >= PAGE_BYTES else _FEW_ROWS
-        asked = min(limit, first) if query.whole else limit
+        count = min(limit, first) if query.whole else limit
         scan = interface().Scan(
-            startRow=start, stopRow=stop, caching=asked, filterString=query.filter, cacheBlocks=False
+            startRow=start, stopRow=stop, caching=count, filterString=query.filter, cacheBlocks=False
         )
         scanner = connection.call("scannerOpenWithScan", self.name, scan, {})
         if query.whole:
-            page = self._fetch_by_size(connection, scanner, limit, asked, query.page_bytes)
+            page = self._fetch_by_size(connection, scanner, limit, count, query.page_bytes)
         else:
             rows, _ = connection.calls([("scannerGetList", (scanner, limit)), ("scannerClose", (scanner,))])
             page = Fetched(rows, len(rows) < limit)
@@ -282,21 +282,21 @@ class HBaseRows:
         return page
 
     def _fetch_by_size(
-        self, connection: ThriftConnection, scanner: int, limit: int, asked: int, page_bytes: int
+        self, connection: ThriftConnection, scanner: int, limit: int, count: int, page_bytes: int
     ) -> Fetched:
         """Read whole rows, more of them in each call the smaller they are, until there are ``page_bytes`` of values."""
         rows: list[Row] = []
         ended, size = False, 0
         while not ended and len(rows) < limit and size < page_bytes:
-            asked = min(asked, limit - len(rows))
-            came = connection.call("scannerGetList", scanner, asked)
+            count = min(count, limit - len(rows))
+            came = connection.call("scannerGetList", scanner, count)
             rows += came
-            ended = len(came) < asked
+            ended = len(came) < count
             if came:
                 size += (came_bytes := sum(len(cell.value) for row in came for cell in row.columns.values()))
                 share = min(PAGE_BYTES >> 3, page_bytes - size)
                 # At most eight times as many as before, because larger rows may follow.
-                asked = max(1, min(asked << 3, share // (came_bytes // len(came) + 1)))
+                count = max(1, min(count << 3, share // (came_bytes // len(came) + 1)))
         connection.call("scannerClose", scanner)
         return Fetched(rows, ended)
 

@@ -246,8 +246,8 @@ class Buckets:
         return self._number
 
     def _check(self, number: int) -> None:
-        said = self._numbers_in_attributes()
-        for table, own in said.items():
+        numbers = self._numbers_in_attributes()
+        for table, own in numbers.items():
             if own != number:
                 raise StoreError(
                     f"{self._name(table)} has {own} buckets, and storage.hbase.buckets is {number}.",
@@ -257,7 +257,7 @@ class Buckets:
         for table, sample in samples.items():
             if not sample.fits(number):
                 raise self._mismatch(table, sample, number)
-        if not said and not any(sample.rows for sample in samples.values()):
+        if not numbers and not any(sample.rows for sample in samples.values()):
             logger.info(
                 "storage.hbase.buckets is assumed to be %d: the tables of %s are empty, and without "
                 "storage.hbase.thrift2 their own number cannot be read",
@@ -269,8 +269,8 @@ class Buckets:
         """Return the numbers of buckets in the attributes of the tables, by table; tables without it are missing."""
         if self._admin is None:
             return {}
-        said = {table: buckets_of(self._admin, self._namespace, table) for table in self._tables}
-        return {table: own for table, own in said.items() if own is not None}
+        numbers = {table: buckets_of(self._admin, self._namespace, table) for table in self._tables}
+        return {table: own for table, own in numbers.items() if own is not None}
 
     def _mismatch(self, table: TableName, sample: SaltSample, number: int) -> StoreError:
         own = sample.best()

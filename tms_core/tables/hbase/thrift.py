@@ -337,8 +337,8 @@ def _server_error(address: str, name: str, error: TApplicationException) -> Stor
             f"The server at {address} does not know {name}.",
             "See that storage.hbase.thrift names a Thrift 1 server and storage.hbase.thrift2 a Thrift 2 server.",
         )
-    said = error.message.decode(errors="replace") if isinstance(error.message, bytes) else error.message
-    return StoreError(f"HBase's Thrift server {address} failed: {said}.", "Its log has the reason.")
+    text = error.message.decode(errors="replace") if isinstance(error.message, bytes) else error.message
+    return StoreError(f"HBase's Thrift server {address} failed: {text}.", "Its log has the reason.")
 
 
 def _hbase_error(name: str, message: bytes) -> StoreError:

@@ -160,15 +160,15 @@ class Database:
                 # A list, because the library fills it fastest; a short one, because its values may be large.
                 some = list(islice(rows, min(size, limit - read)))
                 ends = len(some) < min(size, limit - read)
-                behind = None
+                next_key = None
                 if some and stop is not None and some[-1][0] >= stop:
                     inside = bisect_left(some, (stop,))
-                    behind, some = some[inside][0], some[:inside]
+                    next_key, some = some[inside][0], some[:inside]
                 matches += [row for row in some if row[1][place] in values]
                 read += len(some)
                 last = some[-1][0] + b"\x00" if some else last
-                if behind is not None:
-                    return Page(matches, None, None, read, KeyRange(last, behind))
+                if next_key is not None:
+                    return Page(matches, None, None, read, KeyRange(last, next_key))
                 if ends:
                     _check_end(db, last)
                     return Page(matches, None, None, read)
@@ -398,5 +398,5 @@ def _check_end(db: plyvel.DB, at: bytes) -> None:
     plyvel treats an iterator that LevelDB stopped on an error as exhausted, so rows of a damaged table would silently
     be missing. Its raw iterator does check the error.
     """
-    with db.raw_iterator(fill_cache=False, verify_checksums=True) as behind:
-        behind.seek(at)
+    with db.raw_iterator(fill_cache=False, verify_checksums=True) as iterator:
+        iterator.seek(at)

@@ -198,9 +198,9 @@ def _birth_ns(folder: Path) -> int | None:
     answer = ctypes.create_string_buffer(_STATX_BYTES)
     if statx(_AT_FDCWD, os.fsencode(folder), 0, _STATX_BTIME, answer) != 0:
         return None
-    (said,) = struct.unpack_from("<I", answer)
+    (mask,) = struct.unpack_from("<I", answer)
     seconds, nanoseconds = _BTIME.unpack_from(answer, _BTIME_OFFSET)
-    return seconds * 1_000_000_000 + nanoseconds if said & _STATX_BTIME else None
+    return seconds * 1_000_000_000 + nanoseconds if mask & _STATX_BTIME else None
 
 
 def _generation(folder: Path) -> int | None:

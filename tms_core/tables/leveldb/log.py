@@ -306,10 +306,10 @@ def _problem(log: bytes, at: int) -> str:
 
 def _find_damage(log: bytes, at: int, problem: str) -> Damage | None:
     """Return whether what cannot be read is damage; None if it is the torn last record of the log."""
-    behind = _next_beginning(log, at + 1)
-    if behind is None:
+    start = _next_beginning(log, at + 1)
+    if start is None:
         return None
-    return Damage(at, min(_block_stop(at), len(log)), f"{problem}, and good records follow from byte {behind} on")
+    return Damage(at, min(_block_stop(at), len(log)), f"{problem}, and good records follow from byte {start} on")
 
 
 def _next_beginning(log: bytes, start: int) -> int | None:

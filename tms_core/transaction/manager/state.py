@@ -222,9 +222,9 @@ class ManagerState:
         self.committed.forget_below(self.first_short())
 
     def _invalidate(self, pointer: int) -> None:
-        asked_to_commit = pointer in self.committing
+        is_committing = pointer in self.committing
         entry = self._forget(pointer)
-        if entry is None and not asked_to_commit:
+        if entry is None and not is_committing:
             return
         checkpoints = entry.checkpoints if entry else ()
         for checkpoint in checkpoints:

@@ -244,8 +244,8 @@ class TransactionClient:
 
     def status(self) -> str:
         """Return ``OK`` or ``NOTOK``."""
-        said: bytes = self._call("status", kind=bytes, again=True)
-        return said.decode(errors="replace")
+        text: bytes = self._call("status", kind=bytes, again=True)
+        return text.decode(errors="replace")
 
     def encoded_snapshot(self) -> bytes:
         """Return the complete state, in the bytes of a snapshot file."""

@@ -171,8 +171,8 @@ def _refusal(answer: httpx2.Response) -> str | None:
     if answer.status_code == httpx2.codes.OK:
         return None
     answer.read()
-    said = _json_of(answer)
-    kind, message = str(said.get("exception", "")), str(said.get("message", "")).partition("\n")[0].rstrip(".")
+    fields = _json_of(answer)
+    kind, message = str(fields.get("exception", "")), str(fields.get("message", "")).partition("\n")[0].rstrip(".")
     if kind == "StandbyException":
         return "is on standby"
     if answer.status_code == httpx2.codes.NOT_FOUND:

@@ -124,12 +124,12 @@ class SaslSocket(TimedSocket):
         body = self._exactly(length, _LARGEST_SASL_BYTES)
         if status in (_OK, _COMPLETE):
             return status, body
-        said = body[:300].decode(errors="replace") if status in (_BAD, _ERROR) else "it does not speak SASL"
-        raise self._refusal(said)
+        text = body[:300].decode(errors="replace") if status in (_BAD, _ERROR) else "it does not speak SASL"
+        raise self._refusal(text)
 
-    def _refusal(self, said: str) -> LoginFailed:
+    def _refusal(self, text: str) -> LoginFailed:
         return LoginFailed(
-            f"it refuses the Kerberos login: {said}.",
+            f"it refuses the Kerberos login: {text}.",
             "See that hbase.thrift.security.qop is set there, that its keytab has the key of "
             "storage.hbase.kerberos.service, that the clocks of both machines agree, and what its log says.",
         )

@@ -125,7 +125,7 @@ class TimedSocket:
             raise
         except ssl.SSLError as error:
             # With TLS 1.3 a server refuses the client's certificate only after the handshake, at the first read.
-            said = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
+            text = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
             raise StoreUnavailable(
-                f"HBase's Thrift server {self.address} cannot be reached over TLS: {said}.", _TLS_HINT
+                f"HBase's Thrift server {self.address} cannot be reached over TLS: {text}.", _TLS_HINT
             ) from error
