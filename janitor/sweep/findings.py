@@ -73,7 +73,7 @@ class Invalid:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RemainingRows:
     """Rows that stay.
 
     Attributes:
@@ -141,7 +141,9 @@ class ReachedKey:
     key: bytes
 
 
-Finding = Due | Invalid | Kept | RemainingPointer | ExpiredMessages | Read | FailedTopic | Unreadable | ReachedKey
+Finding = (
+    Due | Invalid | RemainingRows | RemainingPointer | ExpiredMessages | Read | FailedTopic | Unreadable | ReachedKey
+)
 
 
 class Done(NamedTuple):
@@ -179,9 +181,9 @@ class DeletionCount(NamedTuple):
     size_bytes: int
 
 
-def unrecognized(table: DataTable, keys: Sequence[bytes]) -> Kept:
+def unrecognized(table: DataTable, keys: Sequence[bytes]) -> RemainingRows:
     """Return a finding of unrecognized keys (L0)."""
-    return Kept(Reason.UNRECOGNIZED, len(keys), table, keys)
+    return RemainingRows(Reason.UNRECOGNIZED, len(keys), table, keys)
 
 
 def failed(table: DataTable, prefix: bytes, error: StoreError) -> FailedTopic:

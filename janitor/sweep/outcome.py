@@ -30,9 +30,9 @@ from janitor.sweep.findings import (
     FailedTopic,
     Finding,
     Invalid,
-    Kept,
     Read,
     RemainingPointer,
+    RemainingRows,
     Unreadable,
     failed,
     times_of,
@@ -109,8 +109,8 @@ class Outcome:
         if isinstance(finding, Due | Invalid):
             return self._add_done(finding, done)
         match finding:
-            case Kept():
-                self._add_kept(finding)
+            case RemainingRows():
+                self._add_remaining(finding)
             case Read():
                 self.scanned[finding.phase] += finding.rows
             case RemainingPointer():
@@ -188,11 +188,11 @@ class Outcome:
         self._book(done.entry, keys, (oldest_ms, newest_ms))
         return DeletionCount("message", Rule.INVALID_TRANSACTION, len(keys), sum(map(len, keys)))
 
-    def _add_kept(self, kept: Kept) -> None:
-        self.keep(kept.reason, kept.rows)
+    def _add_remaining(self, remaining: RemainingRows) -> None:
+        self.keep(remaining.reason, remaining.rows)
         room = NAMED_KEYS - len(self.unrecognized)
-        self.unrecognized += [UnrecognizedKey(kept.table, key.hex()) for key in kept.keys[: max(0, room)]]
-        topic = None if kept.prefix is None else TopicId.from_prefix(kept.prefix)
+        self.unrecognized += [UnrecognizedKey(remaining.table, key.hex()) for key in remaining.keys[: max(0, room)]]
+        topic = None if remaining.prefix is None else TopicId.from_prefix(remaining.prefix)
         if topic is not None and len(self.unknown) < NAMED_KEYS:
             self.unknown.add(topic)
 

@@ -19,7 +19,7 @@ from janitor.report import DataTable
 from janitor.rules.policy import Delete, Hold, Keep, Reason, Row, decide, is_unrecognized
 from janitor.rules.ranges import Span, intersect, topic_stop
 from janitor.sweep.executor import Executor
-from janitor.sweep.findings import Batch, Due, Finding, Kept, Read, Unreadable, failed, unrecognized
+from janitor.sweep.findings import Batch, Due, Finding, Read, RemainingRows, Unreadable, failed, unrecognized
 from janitor.sweep.run import Run, TopicWork
 from tms_core.errors import StoreError
 from tms_core.rowkey import (
@@ -329,7 +329,7 @@ def allowed(part: Part, name: DataTable, work: TopicWork, spans: list[Span]) -> 
 
 def batches(
     part: Part, name: DataTable, work: TopicWork, span: Span, first_key: bytes
-) -> Iterator[Batch | Read | Kept]:
+) -> Iterator[Batch | Read | RemainingRows]:
     """Yield a span page by page, without unrecognized keys (L0) and split by generation."""
     start: bytes | None = max(span.start, first_key)
     while start is not None and start < span.stop:
@@ -339,7 +339,7 @@ def batches(
         start = page.resume
 
 
-def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]) -> Iterator[Batch | Kept]:
+def _split(name: DataTable, work: TopicWork, span: Span, page: Page[list[bytes]]) -> Iterator[Batch | RemainingRows]:
     """Separate unrecognized keys, and split the rest by generation.
 
     The keys of a page are sorted and have the same topic. If all have the expected length, the first and last key of a
@@ -389,9 +389,9 @@ def classify(part: Part, name: DataTable, prefix: bytes, start: bytes, stop: byt
             if decision == Keep(Reason.UNRECOGNIZED):
                 yield unrecognized(name, [key])
             elif decision == Keep(Reason.UNKNOWN_TOPIC):
-                yield Kept(Reason.UNKNOWN_TOPIC, 1, name, prefix=prefix)
+                yield RemainingRows(Reason.UNKNOWN_TOPIC, 1, name, prefix=prefix)
             elif isinstance(decision, Keep):
-                yield Kept(decision.reason, 1, name)
+                yield RemainingRows(decision.reason, 1, name)
         yield Read(name, work.topic.topic if work else None, len(page.items))
         resume = page.resume
 

@@ -37,7 +37,16 @@ from janitor.rules.ranges import (
     timeless_range,
     topic_stop,
 )
-from janitor.sweep.findings import Batch, ExpiredMessages, Finding, Invalid, Kept, ReachedKey, Read, RemainingPointer
+from janitor.sweep.findings import (
+    Batch,
+    ExpiredMessages,
+    Finding,
+    Invalid,
+    ReachedKey,
+    Read,
+    RemainingPointer,
+    RemainingRows,
+)
 from janitor.sweep.run import TopicWork
 from janitor.sweep.scan import Event, Part, SearchScope, Visit, allowed, batches, due, first, skip, topics
 from tms_core.rowkey import LONG_MAX, MESSAGE_TAIL_BYTES, MessageKey, PayloadKey, generation_prefix, time_prefix
@@ -188,7 +197,7 @@ def _by_row(part: Part, work: TopicWork, span: Span, found: Iterator[Finding | B
             if not held:
                 # L5: the transaction may still publish a message that refers to its payloads.
                 decided = [key for key in keys if not is_undecided(_pointer(key))]
-                yield Kept(Reason.UNDECIDED, len(keys) - len(decided), "payload")
+                yield RemainingRows(Reason.UNDECIDED, len(keys) - len(decided), "payload")
                 candidates += decided
                 origins.append(item.origin)
             elif work.counts_held and keys:
@@ -231,7 +240,7 @@ def _candidates(
         # L5: right before the deletion, and after the messages' step of all parts.
         referenced = yield from _referenced(part, work, generation, keys)
         free = [key for key in keys if _pointer(key) not in referenced]
-        yield Kept(Reason.REFERENCED, len(keys) - len(free), "payload")
+        yield RemainingRows(Reason.REFERENCED, len(keys) - len(free), "payload")
     rules, origin = {span.rule: free}, Origin.joined(origins)
     if span.rule is Rule.EXPIRED:
         due_ms = work.frontier.due.ms

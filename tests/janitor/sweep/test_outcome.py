@@ -12,7 +12,7 @@ from janitor.rules.policy import Frontier, Hold, Reason, Rule, admit
 from janitor.state import values
 from janitor.state.base import ClockAnchor
 from janitor.state.figures import GuardNote
-from janitor.sweep.findings import Batch, Done, Due, FailedTopic, Kept, RemainingPointer, unrecognized
+from janitor.sweep.findings import Batch, Done, Due, FailedTopic, RemainingPointer, RemainingRows, unrecognized
 from janitor.sweep.outcome import Outcome
 from janitor.sweep.run import TopicWork
 from tests.builders import NOW_MS
@@ -63,7 +63,7 @@ def test_given_outcomes_of_parts_when_merged_then_nothing_is_lost_or_counted_twi
     one.add(RemainingPointer(8))
     other.add(RemainingPointer(5))
     other.add(FailedTopic(b"a:b:", "payload", "store", "broken"))
-    one.add(Kept(Reason.UNKNOWN_TOPIC, 1, prefix=b"a:c:"))
+    one.add(RemainingRows(Reason.UNKNOWN_TOPIC, 1, prefix=b"a:c:"))
     one.merge(other)
     [taken] = one.deletions.values()
     assert taken == replace(ENTRY, at_ms=7, start=KEYS[0], stop=KEYS[-1] + b"\x00", rows=5, oldest_ms=1, newest_ms=5)
