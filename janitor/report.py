@@ -141,13 +141,13 @@ class Totals:
     @classmethod
     def of(cls, mode: Mode, entries: Iterable[Entry], kept: Mapping[Reason, int]) -> Totals:
         """Return the totals of a pass."""
-        done, held = Counter[Rule](), 0
+        done, held_rows = Counter[Rule](), 0
         for entry in entries:
             if entry.counts_as_done(mode):
                 done[entry.rule] += entry.rows
             else:
-                held += entry.rows
-        kept = {**kept, Reason.HELD: held}
+                held_rows += entry.rows
+        kept = {**kept, Reason.HELD: held_rows}
         return cls(
             done[Rule.EXPIRED],
             done[Rule.OLD_GENERATION],
@@ -218,8 +218,8 @@ class Report:
         Args:
             held_before: held rows that an earlier run counted, and this run did not count again.
         """
-        held = [entry for entry in held_before if entry.held]
-        rows = sum(entry.rows for entry in held)
+        held_entries = [entry for entry in held_before if entry.held]
+        rows = sum(entry.rows for entry in held_entries)
         numbers: dict[str, Any] = {str(rule): self.total(rule) for rule in Rule}
         run = replace(
             run,
@@ -238,7 +238,7 @@ class Report:
             self,
             topics=largest(self.topics, HISTORY_ENTRIES),
             topics_omitted=max(0, len(self.topics) - HISTORY_ENTRIES),
-            held_before=HeldBefore(rows, largest(held, HISTORY_ENTRIES)) if held else None,
+            held_before=HeldBefore(rows, largest(held_entries, HISTORY_ENTRIES)) if held_entries else None,
         )
         return run, report
 

@@ -127,7 +127,7 @@ class EmbeddedSession(Session):
             return LevelDBPlace(Path("memory"), self._folder)
         return super().place
 
-    def held_store(self) -> AbstractContextManager[Store]:
+    def hold_store(self) -> AbstractContextManager[Store]:
         remove_stale(self._folder)
         # The host closes it.
         return nullcontext(self._context.store.with_own_counter())

@@ -107,7 +107,7 @@ STANDBY_SECONDS = 5.0
 
 
 @contextmanager
-def held(
+def hold_lease(
     settings: LeaseSettings,
     state: State,
     clock: Clock,
@@ -150,9 +150,9 @@ def _wait_for(lease: Lease, end: Event) -> None:
     while True:
         try:
             lease.acquire()
-        except LeaseHeld as held:
+        except LeaseHeld as rejection:
             if not is_logged:
-                logger.warning("on standby: %s This janitor takes over when the lease is free.", held.message)
+                logger.warning("on standby: %s This janitor takes over when the lease is free.", rejection.message)
             is_logged = True
             if end.wait(STANDBY_SECONDS):
                 raise
@@ -169,21 +169,21 @@ def _wait_out(lease: Lease, until: Event) -> None:
     try:
         lease.acquire()
     except LeaseHeld as error:
-        held, found = error, lease.seen
+        rejection, found = error, lease.seen
     else:
         return
     if found is None:
-        raise held
-    logger.warning("%s If that process is dead, this run begins in %d s.", held.message, found.seconds)
+        raise rejection
+    logger.warning("%s If that process is dead, this run begins in %d s.", rejection.message, found.seconds)
     for _ in range(int(found.seconds / STANDBY_SECONDS) + 2):
         if until.wait(STANDBY_SECONDS):
             break
         try:
             lease.acquire()
         except LeaseHeld as error:
-            held = error
+            rejection = error
         else:
             return
         if lease.seen != found:
             break
-    raise held
+    raise rejection

@@ -152,20 +152,20 @@ def opened(
     stop = stop or Event()
     with ExitStack() as stack:
         feedback = stack.enter_context(current.feedback())
-        store = stack.enter_context(current.held_store())
+        store = stack.enter_context(current.hold_store())
         state = stack.enter_context(current.place.state())
-        held = _OpenStore(store, state, stack.enter_context(current.side()))
+        open_store = _OpenStore(store, state, stack.enter_context(current.side()))
         watched = RunWatcher(current.clock)
         observers = Observers(watched)
-        daemon = _assemble(current, held, stack, stop, standby, adopt, patterns, watched, observers, feedback)
+        daemon = _assemble(current, open_store, stack, stop, standby, adopt, patterns, watched, observers, feedback)
         if waiting is not None:
             waiting.close()
-        yield Opened(daemon, _open_servers(current, daemon, observers, held, stack))
+        yield Opened(daemon, _open_servers(current, daemon, observers, open_store, stack))
 
 
 def _assemble(
     current: Session,
-    held: _OpenStore,
+    open_store: _OpenStore,
     stack: ExitStack,
     stop: Event,
     standby: bool,
@@ -176,7 +176,7 @@ def _assemble(
     feedback: Feedback | None,
 ) -> Daemon:
     settings, clock = current.settings, current.clock
-    store, state, side = held
+    store, state, side = open_store
     janitor = settings.janitor
     lease = stack.enter_context(current.lease(state, store, stop if standby else None))
     read = current.source()
@@ -249,22 +249,24 @@ def _reader(source: CachedSource | None) -> Transaction:
     return UNINFORMED
 
 
-def _open_servers(current: Session, daemon: Daemon, observers: Observers, held: _OpenStore, stack: ExitStack) -> str:
+def _open_servers(
+    current: Session, daemon: Daemon, observers: Observers, open_store: _OpenStore, stack: ExitStack
+) -> str:
     """Open the HTTP server and the control socket; returns the status page's address."""
     page = make_app(daemon, current.settings.janitor.http.host, current.common.arguments(anywhere=True))
     http = stack.enter_context(_http(current, page))
     logger.info("status page: %s/ (metrics: %s/metrics)", http.url, http.url)
 
     if current.place.exclusive:
-        _answer(current, daemon, observers, held, page, stack)
+        _answer(current, daemon, observers, open_store, page, stack)
     return f"{http.url}/"
 
 
 def _answer(
-    current: Session, daemon: Daemon, observers: Observers, held: _OpenStore, page: ASGIApp, stack: ExitStack
+    current: Session, daemon: Daemon, observers: Observers, open_store: _OpenStore, page: ASGIApp, stack: ExitStack
 ) -> None:
     """Answer the commands that cannot open the store because this process has it."""
-    store, state, side = held
+    store, state, side = open_store
     unknown_row_log = daemon.engine.deps.unknown_row_log
 
     def reader(observer: Observer, is_stopping: Callable[[], bool]) -> Questions:

@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from janitor.app.options import Common
-from janitor.app.place import Place, held
+from janitor.app.place import Place, hold_lease
 from janitor.app.progress import progress
 from janitor.archive.folder import local_folder
 from janitor.archive.writer import ParquetArchive
@@ -251,7 +251,7 @@ class Session:
         stop, opened_bytes = Event(), self.place.disk_bytes()
         with (
             ending(stop.set),
-            self.held_store() as store,
+            self.hold_store() as store,
             self.place.state() as state,
             self.lease(state, store, until=stop if waits else None) as lease,
             self.side() as side,
@@ -318,7 +318,7 @@ class Session:
         ):
             yield engine
 
-    def held_store(self) -> AbstractContextManager[Store]:
+    def hold_store(self) -> AbstractContextManager[Store]:
         """Return the store, opened to be written.
 
         Raises:
@@ -359,7 +359,7 @@ class Session:
         sole = exclusive and (record is None or record.identity == identity)
         standby = None if exclusive else standby
         only = identity if exclusive else ""
-        return held(settings, state, self.clock, sole=sole, store=only, standby=standby, until=until)
+        return hold_lease(settings, state, self.clock, sole=sole, store=only, standby=standby, until=until)
 
     def archive(self) -> ParquetArchive | None:
         """Return the archive for rows before their deletion; None if archiving is off.

@@ -213,7 +213,7 @@ def _store(current: Session) -> Finding:
             return Finding("store", "ok", f"{current.place.name}, {len(store.metadata.rows())} topics")
     from tms_core.tables.leveldb.layout import FOLDERS  # noqa: PLC0415 where the store is in HBase, LevelDB is not needed
 
-    topics, copied, held = _look_inside(current)
+    topics, copied, holder = _look_inside(current)
     folders = [path for name in FOLDERS.values() if (path := _path(current) / name).exists()]
     for folder in folders:
         if not os.access(folder, os.W_OK):
@@ -221,7 +221,7 @@ def _store(current: Session) -> Finding:
         if folder.stat().st_uid != os.geteuid():
             message = f"{folder} belongs to another user, who could not read what a sweep writes; run as its owner"
             return Finding("store", "warn", message)
-    return Finding("store", "warn" if copied else "ok", f"{current.place.name}, {topics} topics{held}{copied}")
+    return Finding("store", "warn" if copied else "ok", f"{current.place.name}, {topics} topics{holder}{copied}")
 
 
 def _look_inside(current: Session) -> tuple[int, str, str]:

@@ -246,9 +246,9 @@ def _by_entry(report: Report) -> Table:
     table = grid(["topic", "gen", "table", "rule", "rows", "bytes", "oldest", "newest", "waits"], right=(1, 4, 5))
     for entry in report.topics:
         oldest, newest = age(entry.oldest_ms, report), age(entry.newest_ms, report)
-        held = _HOLDS[entry.held] if entry.held else ""
+        hold = _HOLDS[entry.held] if entry.held else ""
         subject = (str(entry.topic), str(entry.generation), entry.table, _RULES[entry.rule])
-        table.add_row(*subject, f"{entry.rows:,}", size(entry.bytes), oldest, newest, held)
+        table.add_row(*subject, f"{entry.rows:,}", size(entry.bytes), oldest, newest, hold)
     return table
 
 
@@ -260,8 +260,8 @@ def _by_topic(report: Report) -> Table:
         row[0] += entry.bytes
         row[1 if entry.counts_as_done(report.mode) else 2] += entry.rows
     table = grid(["topic", "bytes", "rows", "held"], right=(1, 2, 3))
-    for topic, (size_bytes, rows, held) in sorted(found.items(), key=lambda item: (-item[1][0], item[0])):
-        table.add_row(topic, size(size_bytes), f"{rows:,}", f"{held:,}" if held else "")
+    for topic, (size_bytes, rows, held_rows) in sorted(found.items(), key=lambda item: (-item[1][0], item[0])):
+        table.add_row(topic, size(size_bytes), f"{rows:,}", f"{held_rows:,}" if held_rows else "")
     return table
 
 
@@ -296,6 +296,6 @@ def _remaining_lines(report: Report) -> Iterator[str]:
 
 def _earlier_holds(report: Report) -> Iterator[str]:
     for entry in report.held_before.topics if report.held_before else ():
-        held = _HOLDS[entry.held] if entry.held else ""
-        why = f"{entry.table}, {_RULES[entry.rule]}, {held}"
+        hold = _HOLDS[entry.held] if entry.held else ""
+        why = f"{entry.table}, {_RULES[entry.rule]}, {hold}"
         yield f"still held, counted by an earlier run: {entry.rows:,} rows of {entry.topic} ({why})"

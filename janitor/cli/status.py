@@ -241,7 +241,7 @@ def _command(status: Status, about: str) -> str:
         topics = [entry.topic for entry in status.quarantined] or [pause.pattern for pause in status.paused]
         return "janitor resume" + ("" if topics[0] == EVERYTHING else f" {shlex.quote(topics[0])}")
     if about == "held":
-        return next((held.command for held in status.held if held.command and held.reason != Hold.PAUSED), "")
+        return next((hold.command for hold in status.held if hold.command and hold.reason != Hold.PAUSED), "")
     if about == "late":
         return status.late[0].command
     if about == "queues":
@@ -257,10 +257,10 @@ def _inactive_topics(status: Status) -> Iterator[Text]:
     for pause in status.paused[:_NAMED]:
         what = "everything" if pause.pattern == EVERYTHING else pause.pattern
         yield render.line("paused", what, f"since {render.when(pause.since_ms, status.now_ms)}", style="yellow")
-    for held in status.held[:_NAMED]:
-        until = "" if held.until_ms is None else f"until {render.when(held.until_ms, status.now_ms)}"
-        waits = f"{held.rows:,} rows wait ({held.reason.replace('_', ' ')})"
-        yield render.line("held", held.topic, waits, held.cause, until, style="yellow")
+    for hold in status.held[:_NAMED]:
+        until = "" if hold.until_ms is None else f"until {render.when(hold.until_ms, status.now_ms)}"
+        waits = f"{hold.rows:,} rows wait ({hold.reason.replace('_', ' ')})"
+        yield render.line("held", hold.topic, waits, hold.cause, until, style="yellow")
     for entry in status.quarantined[:_NAMED]:
         retry = f"tried again {render.when(entry.probe_ms, status.now_ms)}"
         failed = f"failed {entry.strikes} times: {entry.error.rstrip('.')}"

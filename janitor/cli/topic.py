@@ -144,18 +144,18 @@ def _curve(figures: Sequence[int]) -> tuple[str, int]:
     return "".join(_BLOCKS[figure * (len(_BLOCKS) - 1) // (most or 1)] for figure in figures), most
 
 
-def _hold_lines(held: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
-    if held is None:
+def _hold_lines(hold: Mapping[str, Any] | None, now_ms: int) -> Iterator[Text]:
+    if hold is None:
         return
-    until = "" if held["until_ms"] is None else f", until {render.when(held['until_ms'], now_ms)}"
-    cause = f": {held['cause']}" if held["cause"] else ""
-    reason = held["reason"].replace("_", " ")
+    until = "" if hold["until_ms"] is None else f", until {render.when(hold['until_ms'], now_ms)}"
+    cause = f": {hold['cause']}" if hold["cause"] else ""
+    reason = hold["reason"].replace("_", " ")
     yield render.line(
-        "held", f"{held['rows']:,} rows, {render.size(held['size_bytes'])} ({reason}){until}{cause}", style="yellow"
+        "held", f"{hold['rows']:,} rows, {render.size(hold['size_bytes'])} ({reason}){until}{cause}", style="yellow"
     )
-    if held["command"]:
-        yield render.line("let it go", held["command"])
-    for command_ in held["keep"]:
+    if hold["command"]:
+        yield render.line("let it go", hold["command"])
+    for command_ in hold["keep"]:
         yield render.line("keep it", command_)
 
 

@@ -153,12 +153,12 @@ def _janitor(status: Status) -> dict[str, Series]:
 def _rows(status: Status) -> dict[str, Series]:
     """Return the metrics of rows that stay, and of their topics."""
     overdue = {(item.table, item.rule): item for item in status.overdue}
-    held = Counter(reason for reason, _ in {(item.reason, item.topic) for item in status.held})
+    holds = Counter(reason for reason, _ in {(item.reason, item.topic) for item in status.held})
     return {
         "overdue_rows": {**dict.fromkeys(DUE, 0), **{due: item.rows for due, item in overdue.items()}},
         "oldest_overdue_timestamp_seconds": {due: seconds(item.oldest_ms) for due, item in overdue.items()},
         "kept_rows": {(reason,): rows for reason, rows in status.kept.items()},
-        "held_topics": {(reason,): held[reason] for reason in {*map(str, Hold), *held}},
+        "held_topics": {(reason,): holds[reason] for reason in {*map(str, Hold), *holds}},
         "quarantined_topics": {(): len(status.quarantined)},
     }
 

@@ -323,8 +323,8 @@ def advance(
         return opened, _apply_to_record(known, topic, opened.due, now)
     # Rows that are due by time alone are deleted during a hold. A topic without a record has no such rows.
     cutoff_ms = min(opened.due.ms, known.cutoff_ms + elapsed_ms(known.at, now)) if record else 0
-    held = replace(opened, cutoff=Cutoff(cutoff_ms), generation=known.generation, hold=Hold.FRONTIER)
-    return held, replace(known, cutoff_ms=cutoff_ms, at=now, pending=pending, approved=None)
+    frontier = replace(opened, cutoff=Cutoff(cutoff_ms), generation=known.generation, hold=Hold.FRONTIER)
+    return frontier, replace(known, cutoff_ms=cutoff_ms, at=now, pending=pending, approved=None)
 
 
 def _is_in_future(since: ClockAnchor, now: ClockAnchor) -> bool:

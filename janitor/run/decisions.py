@@ -80,19 +80,19 @@ class OperatorDecisions(Questions):
                 raise GuardTripped(f"Nothing was approved: {note.message}.")
         run = make_run(self.deps, ready, kind="frequent", patterns=patterns)
         run.load_topics()
-        held = {
+        frontiers = {
             work.topic.topic: policy.approve(work.record, work.topic)
             for work in run.topics.values()
             if patterns and work.frontier.hold is Hold.FRONTIER and run.in_scope(work.topic.topic.prefix)
         }
         with state.transaction():
-            state.save_frontiers(held)
+            state.save_frontiers(frontiers)
             if clock:
                 state.save_anchor(ready.now)
                 state.retire_times(ready.now.wall_ms)
             if once_for is not None:
                 decided.note_done(state, decided.approval(patterns, clock=clock), once_for)
-        return sorted(held)
+        return sorted(frontiers)
 
     def restore(self, folder: Path, request: Request) -> RestoreResult:
         """Write archived rows back (:func:`janitor.archive.restore.restore`).

@@ -31,13 +31,19 @@ class RunLog:
     def write(self, report: Report) -> None:
         """Log the work, obstacles and failures of a run."""
         figures = {str(rule): report.total(rule) for rule in Rule}
-        held = report.held_rows()
+        held_rows = report.held_rows()
         snapshot = report.snapshot.source if report.snapshot else ""
-        fields = {"run": report.id, **figures, "held": held, "seconds": report.duration_seconds, "snapshot": snapshot}
+        fields = {
+            "run": report.id,
+            **figures,
+            "held": held_rows,
+            "seconds": report.duration_seconds,
+            "snapshot": snapshot,
+        }
         level = logging.INFO if any(figures.values()) or self._first else logging.DEBUG
         self._first = False
         judged = f"judged by {snapshot}" if snapshot else "without a transaction snapshot"
-        holds = f"; {held:,} {'row is' if held == 1 else 'rows are'} held" if held else ""
+        holds = f"; {held_rows:,} {'row is' if held_rows == 1 else 'rows are'} held" if held_rows else ""
         logger.log(
             level,
             "%s %s: %s%s (%s)",

@@ -261,8 +261,8 @@ def _ranges(entry: Entry, work: TopicWork | None) -> list[tuple[bytes, bytes]]:
         spans = payload_spans(work.topic, work.frontier, None)
         # Processed rows lie among expired rows; each row is judged by its time.
         rule = Rule.EXPIRED if rule is Rule.PROCESSED else rule
-    held = entry.held not in (None, Hold.FIRST_CONTACT)
-    matches = [span for span in spans if span.rule is rule and (span.held == held or span.by_row)]
+    is_held = entry.held not in (None, Hold.FIRST_CONTACT)
+    matches = [span for span in spans if span.rule is rule and (span.held == is_held or span.by_row)]
     return [(span.start, span.stop) for span in intersect(matches, [own])]
 
 

@@ -94,8 +94,8 @@ def close(deps: Deps, run: Run, outcome: Outcome, result: str, report: Report | 
             _save_unreported(state, outcome, result)
             state.finish_run(ended)
         else:
-            held = _save_reported(state, run, outcome, report, result)
-            state.finish_run(*report.to_history(ended, held))
+            earlier_entries = _save_reported(state, run, outcome, report, result)
+            state.finish_run(*report.to_history(ended, earlier_entries))
         state.add_ledger(_ledger_entries(state, run, outcome))
         if not run.ready.is_blocked:
             # A guard may doubt the clock; then the history may not be as old as it looks.

@@ -214,39 +214,39 @@ def _held_topics(
     changed = CHANGES.read(state)
     return [
         _with_cause(
-            _with_end(held, ttls.get(held.topic), deployment.terms), changed.get(held.topic, ()), deployment.arguments
+            _with_end(hold, ttls.get(hold.topic), deployment.terms), changed.get(hold.topic, ()), deployment.arguments
         )
-        for held in found
-        if held is not None
+        for hold in found
+        if hold is not None
     ]
 
 
-def _with_cause(held: HeldTopic, changed: Sequence[Change], arguments: str) -> HeldTopic:
+def _with_cause(hold: HeldTopic, changed: Sequence[Change], arguments: str) -> HeldTopic:
     """Return the held topic with the cause of its jump, and the commands that keep its rows."""
-    if held.reason != Hold.FRONTIER:
-        return held
-    pause = complete(f"janitor pause {held.topic}", arguments)
+    if hold.reason != Hold.FRONTIER:
+        return hold
+    pause = complete(f"janitor pause {hold.topic}", arguments)
     if not changed:
-        return replace(held, keep=(pause,))
+        return replace(hold, keep=(pause,))
     last = changed[-1]
     if last.generation != last.generation_before:
         what = f"generation {last.generation_before} → {last.generation}"
-        return replace(held, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(pause,))
+        return replace(hold, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(pause,))
     what = f"ttl {duration(last.ttl_before * 1000)} → {duration(last.ttl_seconds * 1000)}"
-    back = complete(f"tms topic update {held.topic} --ttl {last.ttl_before}", arguments)
-    return replace(held, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(back, pause))
+    back = complete(f"tms topic update {hold.topic} --ttl {last.ttl_before}", arguments)
+    return replace(hold, cause=f"{what}, seen {moment(last.seen_ms)}", keep=(back, pause))
 
 
 def _late(found: BlockedReaders, arguments: str) -> BlockedReaders:
     return replace(found, command=complete(f"tms tx invalidate {found.transaction}", arguments))
 
 
-def _with_end(held: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:
+def _with_end(hold: HeldTopic, ttl_seconds: int | None, terms: Terms) -> HeldTopic:
     """Return the held topic with the time when its oldest row is deleted, if it waits for a consumer."""
     longest = terms.consumer_hold_seconds
-    if held.reason != Hold.CONSUMER or held.oldest_ms is None or ttl_seconds is None or longest is None:
-        return held
-    return replace(held, until_ms=held.oldest_ms + (ttl_seconds + longest) * 1000 + 1)
+    if hold.reason != Hold.CONSUMER or hold.oldest_ms is None or ttl_seconds is None or longest is None:
+        return hold
+    return replace(hold, until_ms=hold.oldest_ms + (ttl_seconds + longest) * 1000 + 1)
 
 
 def _held_topic(

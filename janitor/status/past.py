@@ -184,7 +184,7 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
     count = state.counts().get(topic)
     if count is not None and (figures.counted_ms or 0) < count.counted_ms:
         figures = replace(figures, **pack(count))
-    held = next((one for one in status.held if one.topic == name), None)
+    hold = next((one for one in status.held if one.topic == name), None)
     quarantined = next((one for one in status.quarantined if one.topic == name), None)
     return {
         "now_ms": status.now_ms,
@@ -193,7 +193,7 @@ def topic_detail(state: State, status: Status, topic: TopicId) -> dict[str, Any]
         if figures.oldest_ms is None or figures.generation < 0
         else figures.oldest_ms + figures.ttl_seconds * 1000 + 1,
         "ahead": any(one.topic == name for one in status.ahead),
-        "held": pack(held),
+        "held": pack(hold),
         "quarantined": pack(quarantined),
         "consumers": [pack(one) for one in status.consumers if f"{one.tms_namespace}:{one.topic}" == name],
         "adopted_ms": status.adopted_ms,

@@ -372,8 +372,8 @@ class Run:
             return known.pending == record.pending
         # The held rows grow all the time, so they are counted again after each hundredth of the longest hold.
         step_ms = max(LEAST_WINDOW_MS, (self.terms.consumer_hold_seconds or 0) * 10)
-        held = frontier.hold in (Hold.CONSUMER, Hold.TRANSACTION) and frontier.cutoff.ms < known.cutoff_ms
-        return held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms
+        is_held = frontier.hold in (Hold.CONSUMER, Hold.TRANSACTION) and frontier.cutoff.ms < known.cutoff_ms
+        return is_held and frontier.due.ms // step_ms == known.cutoff_ms // step_ms
 
     def _may_wait(self, topic: TopicMetadata, frontier: Frontier) -> bool:
         """Return whether less than a minute, or a hundredth of the TTL, has come due since the last pass, but not the

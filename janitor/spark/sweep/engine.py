@@ -288,8 +288,8 @@ class _GuidedWorkers:
         for event in run_step(rest.open(RangedStore(self._store, *ranges), part.executor), done):
             if isinstance(event, Read):
                 yield event
-        held = {key: entry for key, entry in seen.entries.items() if key.held is not None}
-        total.merge(replace(seen, entries=held, found=[]))
+        held_entries = {key: entry for key, entry in seen.entries.items() if key.held is not None}
+        total.merge(replace(seen, entries=held_entries, found=[]))
         total.merge(done.taking())
         total.keep(Reason.REFERENCED, done.kept[Reason.REFERENCED])
 

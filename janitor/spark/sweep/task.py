@@ -123,10 +123,10 @@ class FollowedLease(Lease):
         Raises:
             LeaseLost: it does not.
         """
-        held = self._run.lease
-        if held is not None:
+        expected_lease = self._run.lease
+        if expected_lease is not None:
             present = LeaseRecord.parse(self._state.lease())
-            if present is None or (present.holder, present.fence) != (held.holder, held.fence):
+            if present is None or (present.holder, present.fence) != (expected_lease.holder, expected_lease.fence):
                 raise LeaseLost("the lease of this task's run was lost; another run continues from there.")
         record = self._state.run(self._run.id)
         if record is None or record.finished_ms is not None:

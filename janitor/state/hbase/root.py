@@ -71,8 +71,8 @@ class Root:
                 )
             blocks = {name: tuple(keys) for name, keys in found["blocks"].items()}
             lease = found["lease"]
-            held = None if lease is None else lease.encode(errors="surrogateescape")
-            return cls(found["version"], tuple(found["recent"]), held, found["values"], blocks, packed)
+            lease_text = None if lease is None else lease.encode(errors="surrogateescape")
+            return cls(found["version"], tuple(found["recent"]), lease_text, found["values"], blocks, packed)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StateError(
                 f"The root of {where} cannot be read: {error!r}.",

@@ -8,7 +8,7 @@ from threading import Event
 
 import pytest
 
-from janitor.app.place import held
+from janitor.app.place import hold_lease
 from janitor.settings import LeaseSettings
 from janitor.state.sqlite.state import SqliteState
 from tests.builders import NOW_MS
@@ -52,7 +52,7 @@ def test_run_once_waits_out_the_lease_of_a_dead_holder(
     clock: ManualClock, state: SqliteState, caplog: pytest.LogCaptureFixture
 ) -> None:
     until = Waits(clock)
-    with caplog.at_level(logging.WARNING), held(WANTED, state, clock, sole=False, until=until) as lease:
+    with caplog.at_level(logging.WARNING), hold_lease(WANTED, state, clock, sole=False, until=until) as lease:
         assert lease.held
         assert 60 <= until.seconds <= 70
     assert "the run before has the lease" in caplog.text
@@ -65,7 +65,7 @@ def test_run_once_does_not_wait_for_a_live_holder(clock: ManualClock, state: Sql
     alive = Lease(state, "the run before", 60, clock)
     alive.acquire(sole=True)
     until = Waits(clock, alive.renew_if_due)
-    with pytest.raises(LeaseHeld, match="the run before"), held(WANTED, state, clock, sole=False, until=until):
+    with pytest.raises(LeaseHeld, match="the run before"), hold_lease(WANTED, state, clock, sole=False, until=until):
         pass
     assert until.seconds <= 30
     alive.check()
@@ -74,6 +74,6 @@ def test_run_once_does_not_wait_for_a_live_holder(clock: ManualClock, state: Sql
 def test_given_a_signal_when_it_waits_then_it_ends(clock: ManualClock, state: SqliteState) -> None:
     until = Waits(clock)
     until.meanwhile = until.set
-    with pytest.raises(LeaseHeld), held(WANTED, state, clock, sole=False, until=until):
+    with pytest.raises(LeaseHeld), hold_lease(WANTED, state, clock, sole=False, until=until):
         pass
     assert until.seconds == 5

@@ -65,7 +65,7 @@ class Shown:
 def held(current: Session, watched: str) -> Iterator[tuple[Engine, Semaphore]]:
     """The engine that writes, while the store is held and asked for."""
     observers, gate = Observers(), Semaphore(0)
-    with current.held_store() as store, current.place.state() as state, current.lease(state, store) as lease:
+    with current.hold_store() as store, current.place.state() as state, current.lease(state, store) as lease:
         stop = stopping_at(watched, gate)
         watch(store, before=stop)
         engine = current.engine(store, state, observer=observers, lease=lease)
