@@ -30,6 +30,14 @@ def test_answer_with_a_callback_that_fails_is_settled_and_calls_the_others(capfd
     assert capfd.readouterr().err.count("ZeroDivisionError") == 2
 
 
+def test_result_of_an_error_raises_it_each_time() -> None:
+    answer: Answer[str] = Answer()
+    answer.settle(ZeroDivisionError("a bug"))
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError, match="a bug"):
+            answer.result()
+
+
 def test_given_somebody_without_patience_when_it_does_not_come_then_he_goes() -> None:
     with pytest.raises(TimeoutError):
         Answer[str]().result(0)

@@ -25,6 +25,13 @@ def run(first: int, *payloads: bytes, pointer: int | None = None) -> CachedRun:
     return CachedRun(first, len(payloads), pointer, payloads, sum(map(len, payloads)))
 
 
+def filled() -> MessageCache:
+    cache = MessageCache(1 << 20)
+    cache.open(A, Ids(10))
+    cache.add(A, [run(10, b"x", b"y"), run(20, b"z")])
+    return cache
+
+
 # --- what it answers -------------------------------------------------------------------------------------------------
 
 
@@ -42,11 +49,26 @@ def test_cache_without_room_forgets_the_oldest_runs_of_all_topics() -> None:
         assert cache.read(prefix, 1, 100, 1 << 20, 0) == [run(10, bytes(1000)), run(20, bytes(1000))]
 
 
+@pytest.mark.parametrize(
+    ("at", "stop", "firsts"),
+    [
+        (10, 100, [10, 20]),
+        (11, 100, [10, 20]),
+        (12, 100, [20]),
+        (20, 100, [20]),
+        (21, 100, []),
+        (10, 20, [10]),
+        (10, 10, []),
+    ],
+)
+def test_read_between_positions_gives_the_runs_of_the_range(at: int, stop: int, firsts: list[int]) -> None:
+    found = filled().read(A, at, stop, 1 << 20, 0)
+    assert found is not None
+    assert [item.first for item in found] == firsts
+
+
 def test_read_with_a_small_limit_gives_one_run() -> None:
-    cache = MessageCache(1 << 20)
-    cache.open(A, Ids(10))
-    cache.add(A, [run(10, b"x", b"y"), run(20, b"z")])
-    assert cache.read(A, 10, 100, 1, 0) == [run(10, b"x", b"y")]
+    assert filled().read(A, 10, 100, 1, 0) == [run(10, b"x", b"y")]
 
 
 def test_forget_of_a_topic_when_full_frees_room_for_others() -> None:

@@ -14,6 +14,7 @@ from tms_core.messaging.fetcher import PAGE_BYTES
 from tms_core.messaging.model import FetchRequest, RollbackRange
 from tms_core.rowkey import MessageId, MessageKey, PayloadKey, generation_prefix
 from tms_core.tables.base import MESSAGES, MessageValue, Page, Projection
+from tms_core.tables.side import Expiries
 from tms_core.transaction.model import Transaction, VisibilityLevel
 
 TTL_MS = 7 * 24 * HOUR
@@ -355,6 +356,18 @@ def test_rollback_after_a_topic_was_made_again_reaches_earlier_generations(kit: 
 def test_given_a_range_that_is_none_when_rolled_back_then_it_is_a_bad_request(kit: Kit, wrong: dict[str, int]) -> None:
     with pytest.raises(BadRequest):
         kit.service.rollback(named("orders"), RollbackRange(P, 0, 0, 1, 0)._replace(**wrong))
+
+
+def test_publish_with_an_own_ttl_stores_it_before_the_message(kit: Kit) -> None:
+    stored: list[list[bytes]] = []
+
+    def look(call: Call) -> None:
+        if call.name == "message.put":
+            stored.append(Expiries(kit.side).keys(b"", None, 10).items)
+
+    watch(kit.store, before=look)
+    kit.publish("orders", b"a", ttl=60)
+    assert stored == [[MessageKey(named("orders"), 1, NOW_MS, 0).pack()]]
 
 
 @pytest.mark.parametrize(("age_ms", "lives"), [(SECOND, True), (SECOND + 1, False)])

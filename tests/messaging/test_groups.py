@@ -176,6 +176,13 @@ def test_poll_of_a_message_that_always_fails_gives_it_alone_at_last(kit: GroupKi
     assert processed == [b"%d" % number for number in range(8) if number != 5]
 
 
+def test_poll_of_two_groups_gives_each_every_message(kit: GroupKit) -> None:
+    kit.publish(b"a")
+    kit.service.consumers.put(ORDERS, "mail", READ_NONE)
+    one, two = kit.begin(), kit.begin()
+    assert kit.poll(one) == kit.poll(two, group="mail") == [b"a"]
+
+
 def test_poll_in_order_waits_for_a_transaction_in_progress(kit: GroupKit) -> None:
     producer = kit.begin()
     kit.publish(b"a")

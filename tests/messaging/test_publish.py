@@ -139,6 +139,7 @@ def test_publish_of_a_batch_with_an_expired_transaction_writes_the_others(kit: K
     assert answers[0].result(PATIENCE_SECONDS) is not None
     assert answers[2].result(PATIENCE_SECONDS) is not None
     assert kit.payloads() == [b"first", b"a", b"c"]
+    assert kit.ids() == [MessageId(NOW_MS, number) for number in range(3)]
 
 
 def test_publish_after_a_clock_stands_still_or_steps_back_increases_ids(kit: Kit) -> None:
@@ -245,6 +246,13 @@ def test_publish_after_a_clock_jump_is_refused_until_it_is_right(kit: Kit) -> No
     kit.clock.step(-5 * MINUTE)
     kit.publish("orders", b"b")
     assert kit.payloads() == [b"within the allowance", b"b"]
+
+
+def test_publish_after_a_restart_follows_a_jumped_clock(kit: Kit) -> None:
+    kit.clock.step(HOUR)
+    kit.restart()
+    kit.publish("orders", b"a")
+    assert kit.ids() == [MessageId(NOW_MS + HOUR, 0)]
 
 
 def test_given_a_clock_that_jumped_when_fetched_then_nothing_looks_old(kit: Kit) -> None:
@@ -373,6 +381,18 @@ def test_publish_with_a_pointer_never_issued_is_refused(kit: Kit) -> None:
     kit.service.publish(named("orders"), [b"c"], pointer=manager.start_long().write_pointer)
     manager.close()
     assert kit.payloads("orders") == [b"b", b"c"]
+
+
+def test_publish_that_fails_keeps_the_error_of_a_rejected_request(kit: Kit) -> None:
+    def submit() -> Answers:
+        Outage(kit, "message.put")
+        return [kit.service.submit_publish(named("orders"), [b"a"], pointer=pointer) for pointer in (1, P)]
+
+    rejected, failed = held_back(kit, submit)
+    with pytest.raises(TransactionExpired):
+        rejected.result(PATIENCE_SECONDS)
+    with pytest.raises(StoreError):
+        failed.result(PATIENCE_SECONDS)
 
 
 # --- transactions, as the topic wants them ---------------------------------------------------------------------------
