@@ -34,6 +34,10 @@ def spread(kit: Kit) -> None:
         kit.clock.advance(SECOND)
 
 
+def test_fetch_of_an_empty_topic_yields_no_page(kit: Kit) -> None:
+    assert list(kit.service.fetch(named("orders"), FetchRequest())) == []
+
+
 # --- where it begins -------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +133,15 @@ def test_given_many_bytes_when_fetched_then_pages_are_bounded(kit: Kit, size: in
     assert [message.payload for page in pages for message in page] == expected
     sizes = [sum(len(message.payload) for message in page) for page in pages]
     assert max(sizes) <= 2 * PAGE_BYTES
+
+
+def test_fetch_while_messages_come_ends_with_those_of_the_start(kit: Kit) -> None:
+    spread(kit)
+    pages = kit.service.fetch(named("orders"), FetchRequest())
+    kit.publish("orders", b"later")
+    found = [message.payload for page in pages for message in page]
+    assert found == [b"a", b"b", b"c", b"d", b"e"]
+    assert kit.payloads()[-1] == b"later"
 
 
 def test_fetch_while_a_batch_is_written_shows_nothing_of_it(kit: Kit) -> None:

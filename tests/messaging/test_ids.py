@@ -269,3 +269,13 @@ def test_given_a_long_topic_when_looked_for_then_few_reads_do() -> None:
 def test_given_a_foreign_key_at_the_end_when_looked_for_then_ids_begin_behind_it(foreign: bytes) -> None:
     keys = Keys([PREFIX + foreign])
     assert PREFIX + tail(first_free(keys.read, PREFIX, NOW_MS)) > PREFIX + foreign
+
+
+def test_first_free_after_pages_without_keys_reads_the_next_pages() -> None:
+    full = Keys([PREFIX + tail(position(NOW_MS, 3))])
+
+    def read(start: bytes, stop: bytes | None, limit: int) -> Page[list[bytes]]:
+        page = full.read(start, stop, limit)
+        return Page([], start + b"\0") if len(start) == len(PREFIX) + 10 else page
+
+    assert first_free(read, PREFIX, NOW_MS) == position(NOW_MS, 4)

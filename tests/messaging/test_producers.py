@@ -1383,6 +1383,21 @@ def test_request_fenced_before_its_announcement_is_refused(kit: GroupKit, monkey
     assert everything(kit) == [b"a"]
 
 
+def test_request_of_a_fenced_producer_fails_no_other_of_its_batch(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    previous, newest = Instance(kit), Instance(kit)
+    with held(kit, monkeypatch):
+        answers = [
+            kit.service.submit_publish(BILLS, [payload], sent=instance.sent())
+            for instance, payload in ((previous, b"a"), (newest, b"b"))
+        ]
+    with pytest.raises(ProducerFenced):
+        answers[0].result()
+    answers[1].result()
+    assert everything(kit) == [b"b"]
+
+
 def test_registration_that_waits_for_a_request_goes_on_when_the_request_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a limit: the registration goes on only if it is woken.
     monkeypatch.setattr("tms_core.messaging.producers.in_flight._WAIT_SECONDS", None)
