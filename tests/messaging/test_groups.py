@@ -796,7 +796,7 @@ def test_poll_of_an_idle_group_says_where_the_next_message_may_come(kit: GroupKi
 
 
 def test_groups_without_claims_take_bounded_memory(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "_MOST_KEPT", 10)
+    monkeypatch.setattr(groups, "_MOST_ROWS", 10)
     for number in range(40):
         kit.service.consumers.put(ORDERS, f"g{number}", READ_NONE)
         assert not kit.ask(kit.begin(), group=f"g{number}").messages

@@ -26,13 +26,13 @@ class GlobalOption(click.Option):
     def __init__(self, *args: Any, env: str = "", shown: str = "", **more: Any) -> None:
         super().__init__(*args, **more)
         self._env = env or (self.envvar if isinstance(self.envvar, str) else "")
-        self._shown = shown
+        self._default_text = shown
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         record = super().get_help_record(ctx)
         if record is None:
             return None
-        extra = [f"[{name}: {value}]" for name, value in (("env", self._env), ("default", self._shown)) if value]
+        extra = [f"[{name}: {value}]" for name, value in (("env", self._env), ("default", self._default_text)) if value]
         return record[0], "  ".join([record[1], *extra])
 
 

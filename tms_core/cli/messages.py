@@ -129,15 +129,15 @@ class _Counting:
 
     def __init__(self) -> None:
         self.messages = 0
-        self._shown = sys.stderr.isatty()
+        self._is_terminal = sys.stderr.isatty()
 
     def __call__(self, messages: int) -> None:
         self.messages += messages
-        if self._shown:
+        if self._is_terminal:
             click.echo(f"\r{self.messages:,} messages", nl=False, err=True)
 
     def end(self) -> None:
-        if self._shown and self.messages:
+        if self._is_terminal and self.messages:
             click.echo(err=True)
 
 

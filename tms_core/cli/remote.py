@@ -174,9 +174,9 @@ def _topics(context: click.Context, _: click.Parameter, incomplete: str) -> list
     """Return the first server's topics that start so, for a shell to complete; none where none answers soon."""
     namespace = incomplete.partition(":")[0] if ":" in incomplete else "default"
     server, token, authority, config = map(context.params.get, ("server", "token_file", "ca_file", "config"))
-    meant = Remote(server, token, authority, config, "table")
+    remote = Remote(server, token, authority, config, "table")
     try:
-        urls, tls = meant.urls(), meant.tls()
+        urls, tls = remote.urls(), remote.tls()
     except TmsError:
         return []
     for url in urls:

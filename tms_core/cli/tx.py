@@ -205,8 +205,8 @@ def abort(options: CommandOptions, transaction_id: int, *, yes: bool) -> None:
         if not yes:
             click.confirm("Have all its writes been rolled back? Others become readable", abort=True, err=True)
         client.abort(_transaction(entry))
-        gone = "invalid now" if client.state().is_invalid(entry.write_pointer) else "aborted"
-    options.print({str(transaction_id): True}, lambda: iter([f"{transaction_id}: {gone}"]))
+        outcome = "invalid now" if client.state().is_invalid(entry.write_pointer) else "aborted"
+    options.print({str(transaction_id): True}, lambda: iter([f"{transaction_id}: {outcome}"]))
 
 
 @tx.command("truncate")
@@ -248,9 +248,9 @@ def truncate(options: CommandOptions, transaction_ids: tuple[int, ...], before: 
             client.truncate_invalid(transaction_ids)
         else:
             client.truncate_invalid_before(before_ms)
-        left = client.invalid_size()
+        rest = client.invalid_size()
     options.print(
-        {"invalid_before": size, "invalid_after": left}, lambda: iter([f"{size} were invalid, {left} are left"])
+        {"invalid_before": size, "invalid_after": rest}, lambda: iter([f"{size} were invalid, {rest} are left"])
     )
 
 
@@ -317,8 +317,8 @@ def _in_progress_fields(entry: InProgress, state: VisibilityState, clients: dict
 
 
 def _times(held: dict[str, Any]) -> tuple[str, str]:
-    left_ms = held["expires_in_ms"]
-    return duration(held["held_ms"]), f"in {duration(left_ms)}" if left_ms >= 0 else f"{duration(-left_ms)} ago"
+    rest_ms = held["expires_in_ms"]
+    return duration(held["held_ms"]), f"in {duration(rest_ms)}" if rest_ms >= 0 else f"{duration(-rest_ms)} ago"
 
 
 def _blocked_topics(held: dict[str, Any]) -> str:

@@ -94,7 +94,7 @@ def drained_in(side: SideTable, group: ConsumerGroup) -> int | None:
     return int(pointer)
 
 
-def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Callable[[ConsumerGroup], bool]) -> int:
+def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_deleted: Callable[[ConsumerGroup], bool]) -> int:
     """Replace claims of invalid transactions by marks, and delete rows of deleted topics. Durable on return.
 
     Call it before an id leaves the invalid list, because its claims would count as done afterwards. A server that
@@ -111,13 +111,13 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Calla
         FormatError: a row is damaged.
         StoreError: the table could not be read or written.
     """
-    freed, gone, changed = 0, list[bytes](), dict[ConsumerGroup, None]()
+    freed, obsolete, changed = 0, list[bytes](), dict[ConsumerGroup, None]()
     for key, value in _rows(side, TRANSACTIONAL):
         kind, group = _group(key)
         if group is None:
             continue
-        if is_gone(group):
-            gone.append(key)
+        if is_deleted(group):
+            obsolete.append(key)
         elif kind == CLAIM and (claim := _claim(key, value)).pointer > 0 and is_invalid(claim.pointer):
             _free(side, group, key, claim)
             freed += 1
@@ -125,7 +125,7 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_gone: Calla
     # Behind the change: a server that reads between the two has seen it, or sees that the position is another one.
     for group in changed:
         Positions(side).touch(group.topic, group.generation, group.name)
-    side.delete(gone)
+    side.delete(obsolete)
     return freed
 
 

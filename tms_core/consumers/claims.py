@@ -172,7 +172,7 @@ class GroupView(NamedTuple):
     covered: list[GroupClaim]
     open: list[GroupClaim]
     own: Rank
-    gone: list[GroupClaim]
+    obsolete: list[GroupClaim]
     free: list[GroupClaim]
 
 
@@ -250,21 +250,21 @@ def view_group(
             merged = max(merged, claim.pointer)
             if claim.stop > done_to:
                 base, done_to = claim.last, claim.stop
-    kept, opened, gone, free, own_to = *(list[GroupClaim]() for _ in range(4)), LOWEST
+    covering, opened, obsolete, free, own_to = *(list[GroupClaim]() for _ in range(4)), LOWEST
     for claim in in_order:
         is_ = view[claim.pointer]
         if claim.stop <= done_to or is_ is void:
-            gone.append(claim)
+            obsolete.append(claim)
             if is_ is void and claim.stop > done_to and (mark := settle(claim)).tries:
                 free.append(mark)
             continue
-        kept.append(claim)
+        covering.append(claim)
         if is_ is undecided:
             opened.append(claim)
         elif is_ is own:
             own_to = max(own_to, claim.stop)
-    covered = _join(kept)
-    return GroupView(base, merged, tuple(_segments(base, covered, free)), covered, opened, own_to, gone, free)
+    covered = _join(covering)
+    return GroupView(base, merged, tuple(_segments(base, covered, free)), covered, opened, own_to, obsolete, free)
 
 
 def release_claims(
@@ -280,22 +280,24 @@ def release_claims(
         Void claims and marks; and claims that stay.
     """
     free = [claim for claim in claims if claim.pointer in (0, pointer)]
-    kept = [claim for claim in claims if claim.pointer not in (0, pointer)]
+    remaining = [claim for claim in claims if claim.pointer not in (0, pointer)]
     if after is None:
         return [
             claim._replace(retry_ms=backoff.retry_ms(claim.tries, now_ms)) if claim.pointer else claim for claim in free
-        ], kept
+        ], remaining
     own = [claim for claim in free if claim.pointer == pointer]
-    kept += [claim._replace(last=min(claim.last, after, key=rank)) for claim in own if claim.start < rank(after)]
+    remaining += [claim._replace(last=min(claim.last, after, key=rank)) for claim in own if claim.start < rank(after)]
     back = [claim._replace(first=max(claim.first, after, key=rank), tries=claim.tries - 1) for claim in own]
-    return [claim for claim in free if claim.pointer == 0] + [one for one in back if one.start < one.stop], kept
+    return [claim for claim in free if claim.pointer == 0] + [one for one in back if one.start < one.stop], remaining
 
 
-def undo_claims(claims: Sequence[GroupClaim], taken: Sequence[GroupClaim]) -> tuple[list[GroupClaim], list[GroupClaim]]:
+def undo_claims(
+    claims: Sequence[GroupClaim], orphans: Sequence[GroupClaim]
+) -> tuple[list[GroupClaim], list[GroupClaim]]:
     """Free and remaining claims after some claims got no response, so that they do not count as deliveries."""
     free = [claim for claim in claims if not claim.pointer]
-    kept = [claim for claim in claims if claim.pointer and claim not in taken]
-    return free + [claim._replace(tries=claim.tries - 1) for claim in claims if claim in taken], kept
+    remaining = [claim for claim in claims if claim.pointer and claim not in orphans]
+    return free + [claim._replace(tries=claim.tries - 1) for claim in claims if claim in orphans], remaining
 
 
 def batch_limit(limit: int, tries: int, max_deliveries: int | None) -> int:
@@ -320,13 +322,13 @@ def share_of(segment: Segment, found: int) -> int:
     return min(found, max(1, segment.size // 2))
 
 
-def marks(free: Sequence[GroupClaim], base: MessageId, taken: Sequence[GroupClaim]) -> list[GroupClaim]:
+def marks(free: Sequence[GroupClaim], base: MessageId, covering: Sequence[GroupClaim]) -> list[GroupClaim]:
     """Return the marks that are left of void claims, none of which overlap."""
     if not free:
         return []
     return [
         GroupClaim(part.after, part.until, 0, *part[2:])
-        for part in _segments(base, sorted(taken, key=_start), free)
+        for part in _segments(base, sorted(covering, key=_start), free)
         if part.tries and part.until is not None
     ]
 
@@ -351,7 +353,7 @@ def _join(claims: Iterable[GroupClaim]) -> list[GroupClaim]:
     return [GroupClaim(first, last, 0, 0) for first, last in spans]
 
 
-def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
+def _segments(base: MessageId, covering: Iterable[GroupClaim], free: Sequence[GroupClaim]) -> Iterator[Segment]:
     """Yield unclaimed ranges after an id, each with the highest number of deliveries of its marks.
 
     It makes one pass over the bounds of claims and marks, because a long transaction can have thousands.
@@ -360,12 +362,12 @@ def _segments(base: MessageId, kept: Iterable[GroupClaim], free: Sequence[GroupC
         kept: claims in the order of their first messages.
     """
     if not free:
-        for after, until in _parts_without(base, None, kept):
+        for after, until in _parts_without(base, None, covering):
             yield Segment(after, until, 0)
         return
     free, above = sorted(free, key=_start), rank(base)
     ends = {end for claim in free for end in (claim.first, claim.last) if rank(end) > above}
-    gaps = list(_parts_without(base, None, kept))
+    gaps = list(_parts_without(base, None, covering))
     cuts = sorted({*ends, *(after for after, _ in gaps)}, key=rank)
     index, at, over, found = 0, 0, list[tuple[int, int, int, Rank]](), None
     for after, until in gaps:

@@ -92,9 +92,9 @@ def count(
         StoreError: the tables could not be read.
     """
     store, expiries, floor = tables
-    due = gone = cutoff = Cutoff.at(now_ms, topic.ttl_seconds)
+    due = expiry = cutoff = Cutoff.at(now_ms, topic.ttl_seconds)
     if floor is not None:
-        gone, cutoff = floor.lowest(due), floor.lowered(topic, due, positions)
+        expiry, cutoff = floor.lowest(due), floor.lowered(topic, due, positions)
     starts = {position: unread_from(store, topic, position, cutoff) for position in positions}
     # Negative times, which no server writes, sort after all others.
     generation = topic.rows_prefix
@@ -107,7 +107,7 @@ def count(
         stop = start
         # The consumer has read a part of the payloads of the row at its position.
         read = yield from count.read_before(position, start)
-        expired = gone.expires(_heard_ms(position))
+        expired = expiry.expires(_heard_ms(position))
         found.append(Lag(position, max(0, count.messages - read), count.cut_short, count.oldest_ms, expired))
     return sorted(found, key=lambda lag: lag.position.name)
 
@@ -149,7 +149,7 @@ class _RangeCount:
         self._has_stored = has_stored
         self._expiries = expiries
         self._now_ms = now_ms
-        self._left = most_rows
+        self._rows_remaining = most_rows
         self._key_bytes = len(topic.topic.prefix) + GENERATION_BYTES + MESSAGE_TAIL_BYTES
         self.messages = 0
         self.oldest_ms: int | None = None
@@ -161,12 +161,12 @@ class _RangeCount:
         resume: bytes | None = start
         while resume is not None and resume < stop:
             page, stored = self._page(resume, stop, self._limit)
-            there = self._unexpired(page.items)
-            oldest = oldest or (there[0] if there else None)
-            self.messages += len(there)
+            unexpired = self._unexpired(page.items)
+            oldest = oldest or (unexpired[0] if unexpired else None)
+            self.messages += len(unexpired)
             resume = self._resume(page)
             yield len(page.items)
-            for row in filter(stored.__contains__, there):
+            for row in filter(stored.__contains__, unexpired):
                 prefix = self._payloads_of(stored[row])
                 # The row was counted as one message.
                 self.messages += (yield from self._payloads(prefix, stop_key(prefix))) - 1
@@ -183,7 +183,7 @@ class _RangeCount:
 
     def _payloads(self, start: bytes, stop: bytes | None) -> Generator[int, None, int]:
         """Count payloads, up to the limit."""
-        found, resume = 0, start if self._left is None or self._left > 0 else None
+        found, resume = 0, start if self._rows_remaining is None or self._rows_remaining > 0 else None
         self.cut_short |= resume is None
         while resume is not None:
             page = self._store.payload.read(KEYS, resume, stop, self._limit)
@@ -194,15 +194,15 @@ class _RangeCount:
     @property
     def _limit(self) -> int:
         # One row is read of what may not be counted any more: it shows whether there is something, and how old.
-        return PAGE_ROWS if self._left is None else max(1, min(PAGE_ROWS, self._left))
+        return PAGE_ROWS if self._rows_remaining is None else max(1, min(PAGE_ROWS, self._rows_remaining))
 
     def _resume(self, page: Page[list[bytes]]) -> bytes | None:
         """Count the rows of a page, and return where the next page starts; None: no row may follow."""
-        if self._left is None:
+        if self._rows_remaining is None:
             return page.resume
-        self._left -= len(page.items)
-        self.cut_short |= self._left <= 0 and page.resume is not None
-        return page.resume if self._left > 0 else None
+        self._rows_remaining -= len(page.items)
+        self.cut_short |= self._rows_remaining <= 0 and page.resume is not None
+        return page.resume if self._rows_remaining > 0 else None
 
     def read_before(self, position: Position, start: bytes) -> Generator[int, None, int]:
         """Count the read messages of the row at a consumer's position, if that row has unread messages too."""

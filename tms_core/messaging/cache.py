@@ -97,27 +97,27 @@ class _CachedTopic:
         self.floor = floor
         self.firsts: list[int] = []
         self.runs: list[CachedRun] = []
-        self.gone = 0
+        self.start = 0
 
     def clear(self, floor: int) -> int:
         """Drop all runs, and return their memory in bytes."""
-        weight = sum(run.weight for run in self.runs[self.gone :])
-        self.floor, self.firsts, self.runs, self.gone = floor, [], [], 0
+        weight = sum(run.weight for run in self.runs[self.start :])
+        self.floor, self.firsts, self.runs, self.start = floor, [], [], 0
         return weight
 
     def drop_oldest(self) -> int:
-        run = self.runs[self.gone]
+        run = self.runs[self.start]
         self.floor = run.stop
-        self.gone += 1
-        if self.gone * 2 > len(self.runs):
-            del self.runs[: self.gone], self.firsts[: self.gone]
-            self.gone = 0
+        self.start += 1
+        if self.start * 2 > len(self.runs):
+            del self.runs[: self.start], self.firsts[: self.start]
+            self.start = 0
         return run.weight
 
     def since(self, at: int) -> int:
         """Return the index of the run with the position, or of the first run after it."""
-        index = bisect_right(self.firsts, at, lo=self.gone)
-        return index - 1 if index > self.gone and self.runs[index - 1].stop > at else index
+        index = bisect_right(self.firsts, at, lo=self.start)
+        return index - 1 if index > self.start and self.runs[index - 1].stop > at else index
 
 
 class MessageCache:

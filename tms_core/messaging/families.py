@@ -154,7 +154,7 @@ class Families:
             self._require_whole(row)
             self._delete(row)
 
-    def shown(self, topic: TopicId) -> dict[str, str]:
+    def properties_of(self, topic: TopicId) -> dict[str, str]:
         """Return all properties of a topic; finish an interrupted change of its partitions first.
 
         Raises:
@@ -217,20 +217,20 @@ class Families:
         row = self._finish(topic)
         layout = layout_of(topic, row.properties) or Layout(topic, (Family(0, 1),))
         last = layout.families[-1]
-        kept = tuple(one for one in layout.families if one.sealed_ms is None or self._holds_rows(layout, one))
+        remaining = tuple(one for one in layout.families if one.sealed_ms is None or self._holds_rows(layout, one))
         new = Family(last.number + 1, partitions or last.partitions)
         if new.partitions == last.partitions and last.number:
-            after, made = layout._replace(families=kept), []
+            after, made = layout._replace(families=remaining), []
         else:
-            after = layout._replace(families=(*kept, new))
+            after = layout._replace(families=(*remaining, new))
             made = [(member, {**others, PART_OF: topic.topic}) for member in after.members(new)]
         own = {PART_OF: row.properties[PART_OF]} if PART_OF in row.properties else {}
         properties = {**others, **noted(after), **own}
         self._topics.check(properties)
         if len(after.families) > MOST_FAMILIES:
             raise BadRequest(
-                f"The number of partitions of topic {topic} was changed too often: messages of {len(kept)} earlier "
-                "numbers are still there.",
+                f"The number of partitions of topic {topic} was changed too often: messages of {len(remaining)} "
+                "earlier numbers are still there.",
                 "Change it again when the oldest have expired.",
             )
         self._check_free(made, permit)
@@ -242,7 +242,7 @@ class Families:
         self._change_members(after, others)
         self._change(topic, properties)
         self._finish(topic)
-        for family in set(layout.families) - set(kept):
+        for family in set(layout.families) - set(remaining):
             for member in set(layout.members(family)) - {topic}:
                 self._delete_if_there(member)
 

@@ -87,8 +87,8 @@ class Fetch:
         self._topic = topic
         self._open_topic = read_path.open_topics.messages(topic)
         self._transaction = request.transaction
-        self._left = request.limit
-        self._left_bytes = request.limit_bytes
+        self._rows_remaining = request.limit
+        self._bytes_remaining = request.limit_bytes
         cutoff = cutoff_at(topic, read_path.clock.now_ms(), read_path.floor, _from_ms(request), read_path.lifetime_ms)
         self._at, self._inside = _start(request, cutoff)
         self._end = self._first_end = self._open_topic.ids.end
@@ -186,22 +186,22 @@ class Fetch:
             for first in range(0, len(messages), rows):
                 piece = messages if rows >= len(messages) else messages[first : first + rows]
                 yield self._up_to_bytes(piece, size if piece is messages else piece.size)
-                if self._left_bytes <= 0:
+                if self._bytes_remaining <= 0:
                     return
 
     def _up_to_bytes(self, piece: MessageList, size: int) -> tuple[MessageList, int]:
         """Return the messages of a piece within the limit of bytes, at least one, and their size."""
-        if size > self._left_bytes:
+        if size > self._bytes_remaining:
             sizes = list(accumulate(len(payload) + MESSAGE_BYTES for payload in piece.payloads))
-            piece = piece[: max(1, bisect_right(sizes, self._left_bytes))]
-            size = self._left_bytes
-        self._left_bytes -= size
+            piece = piece[: max(1, bisect_right(sizes, self._bytes_remaining))]
+            size = self._bytes_remaining
+        self._bytes_remaining -= size
         return piece, size
 
     @property
     def _is_full(self) -> bool:
         """Return whether a limit is reached."""
-        return not self._left or self._left_bytes <= 0
+        return not self._rows_remaining or self._bytes_remaining <= 0
 
     def _lists(self) -> Iterator[MessageList]:
         """Yield the messages in the lists in which they are read; an empty list follows each read."""
@@ -240,7 +240,7 @@ class Fetch:
             if visible is None:
                 self.holes.append((first, min(run.stop, self._end)))
             elif visible and run.payloads is not None:
-                for messages in self._read_path.cache.messages(run, first, min(stop, first + self._left)):
+                for messages in self._read_path.cache.messages(run, first, min(stop, first + self._rows_remaining)):
                     # An encoded list was measured before.
                     if not (isinstance(messages, SharedList) and messages.encoded):
                         self._learn_largest(messages.payloads)
@@ -287,8 +287,8 @@ class Fetch:
         keys, size = rows.keys, len(self._open_topic.prefix) + MESSAGE_TAIL_BYTES
         if not set(map(len, keys)) <= {size}:
             rows = rows.only([len(key) == size for key in keys])
-        if self._open_topic.mortal and (gone := self._expired_keys(keys)):
-            rows = rows.only([key not in gone for key in rows.keys])
+        if self._open_topic.mortal and (expired := self._expired_keys(keys)):
+            rows = rows.only([key not in expired for key in rows.keys])
         if self._transaction is None or rows.pointers is None:
             return rows
         visible = {pointer: _see(self._transaction, pointer) for pointer in set(rows.pointers)}
@@ -328,7 +328,7 @@ class Fetch:
         if self._inside is not None and self._inside[0] == at:
             start = prefix + self._inside[1]
         size, head, stop = len(prefix) + MESSAGE_TAIL_BYTES, tail(at), stop_key(prefix)
-        while start is not None and self._left:
+        while start is not None and self._rows_remaining:
             page = self._read_path.store.payload.read(_PAYLOADS, start, stop, self._rows())
             self._learn(sum(map(len, map(_payload, page.items))), len(page.items))
             self._learn_largest(map(_payload, page.items))
@@ -340,7 +340,7 @@ class Fetch:
 
     def _rows(self) -> int:
         """Return the number of rows to read: about the missing number, doubled after each read that found too few."""
-        return min(self._page_rows, self._left << min(self._reads, SEQUENCE_BITS))
+        return min(self._page_rows, self._rows_remaining << min(self._reads, SEQUENCE_BITS))
 
     def _learn(self, size: int, rows: int) -> int:
         """Enlarge the next read, up to the bytes of a page; return the average bytes of a row."""
@@ -365,9 +365,9 @@ class Fetch:
 
     def _limit_messages(self, messages: MessageList) -> MessageList:
         """Return the messages within the limit."""
-        if len(messages) > self._left:
-            messages = messages[: self._left]
-        self._left -= len(messages)
+        if len(messages) > self._rows_remaining:
+            messages = messages[: self._rows_remaining]
+        self._rows_remaining -= len(messages)
         return messages
 
 

@@ -17,7 +17,7 @@ from tms_core.tables.side import SideChange, SideTable
 from tms_core.topic import TopicId
 
 #: The most cached rows, and their age in milliseconds: the janitor changes rows of producers that were idle for days.
-_ROWS, _KEPT_MS = 20_000, 3_600_000
+_ROWS, _MEMORY_MS = 20_000, 3_600_000
 #: The most producers and the most consumers of a topic, so that a list or a search takes a second and some MB; and the
 #: most topics whose numbers are cached.
 MOST_NAMES, _COUNTED = 20_000, 10_000
@@ -69,7 +69,7 @@ class RememberedRows(RecentlySet[bytes, bytes | None]):
 
     def forget_old(self, now_ms: int) -> None:
         """Drop entries that are older than an hour."""
-        if not 0 <= now_ms - self._since_ms < _KEPT_MS:
+        if not 0 <= now_ms - self._since_ms < _MEMORY_MS:
             self.forget()
             self._since_ms = now_ms
 

@@ -110,16 +110,16 @@ class MessagingService:
         self.side = side
         self.expiries = Expiries(side)
         self._clock = honest = HonestClock(clock)
-        kept = fenced_side or side
+        table = fenced_side or side
         floor = None
         if options.consumer_hold_seconds is not None:
-            floor = Floor(Positions(kept), store, options.consumer_hold_seconds)
+            floor = Floor(Positions(table), store, options.consumer_hold_seconds)
         self.cache = MessageCache(options.cache_bytes)
-        self._open_topics = OpenTopics(store, honest, self.cache, self.expiries, kept, CLOCK_ALLOWANCE_MS)
+        self._open_topics = OpenTopics(store, honest, self.cache, self.expiries, table, CLOCK_ALLOWANCE_MS)
         self.workers = workers or PublishWorkers()
         lifetime_ms = options.max_lifetime_seconds * 1000
-        requests = Requests(self._topics, kept, honest, lifetime_ms, transactions, partial(store.message.read, KEYS))
-        self.producers = Producers(self._topics, kept, honest, transactions, requests, self._open_topics.hide_late)
+        requests = Requests(self._topics, table, honest, lifetime_ms, transactions, partial(store.message.read, KEYS))
+        self.producers = Producers(self._topics, table, honest, transactions, requests, self._open_topics.hide_late)
         context = WriterContext(
             self._topics,
             store,
@@ -139,11 +139,13 @@ class MessagingService:
         self._read_path = ReadPath(
             store, self._open_topics, self.cache, self.expiries, honest, cached_ms, self.first_reads, floor, lifetime_ms
         )
-        self.consumers = ConsumerRegistry(self._topics, self._read_path, kept, CLOCK_ALLOWANCE_MS, transactions)
+        self.consumers = ConsumerRegistry(self._topics, self._read_path, table, CLOCK_ALLOWANCE_MS, transactions)
         # Without the fence: groups are registered and searched in partitions that other servers lead, too.
         self._families = Families(self._topics, store, self._open_topics, honest, side, self._queues.settle)
         backoff = Backoff(options.retry_seconds * 1000, options.longest_retry_seconds * 1000)
-        self.groups = Groups(self._topics, self._families, self.consumers, kept, self._read_path, transactions, backoff)
+        self.groups = Groups(
+            self._topics, self._families, self.consumers, table, self._read_path, transactions, backoff
+        )
 
     # -- topics -------------------------------------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class MessagingService:
         Raises:
             BadRequest, TopicNotFound, MetadataError, StoreError: as :meth:`update_topic`.
         """
-        return self._families.shown(topic)
+        return self._families.properties_of(topic)
 
     def has_topic(self, topic: TopicId) -> bool:
         """Return whether a topic exists and is not deleted; a topic with a damaged row exists.

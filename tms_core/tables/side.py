@@ -146,8 +146,8 @@ class MemorySide(SideTable):
         if self._values.get(change.key) != change.expected:
             return False
         self._values.update([(change.key, change.value), *change.puts])
-        for gone in change.deletes:
-            self._values.pop(gone, None)
+        for obsolete in change.deletes:
+            self._values.pop(obsolete, None)
         self._keys = sorted(self._values)
         return True
 

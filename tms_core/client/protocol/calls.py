@@ -65,7 +65,7 @@ _OK = 200
 _MISSING = 404
 _CONFLICT = 409
 #: How many characters of an unrecognized response an error shows.
-_SHOWN_CHARS = 300
+_REASON_CHARS = 300
 #: The most digits of a number of seconds.
 _MOST_DIGITS = 9
 
@@ -311,10 +311,10 @@ def _reason(body: bytes, headers: Mapping[str, str]) -> tuple[str, str]:
     if headers.get("content-type") == PROBLEM:
         try:
             found = json.loads(body)
-            return str(found["detail"])[:_SHOWN_CHARS], str(found.get("hint", ""))[:_SHOWN_CHARS]
+            return str(found["detail"])[:_REASON_CHARS], str(found.get("hint", ""))[:_REASON_CHARS]
         except (ValueError, KeyError, TypeError, AttributeError):
             pass
-    return body[: 4 * _SHOWN_CHARS].decode(errors="replace").strip()[:_SHOWN_CHARS] or "it gave no reason.", ""
+    return body[: 4 * _REASON_CHARS].decode(errors="replace").strip()[:_REASON_CHARS] or "it gave no reason.", ""
 
 
 def _writing(

@@ -51,8 +51,8 @@ class Outbox:
         self._core = core
         self._pointer = pointer
         #: The kept messages, by the topic or partition that they are published to.
-        self._kept: dict[TopicId, list[_PendingMessage]] = {}
-        self._kept_bytes = 0
+        self._pending: dict[TopicId, list[_PendingMessage]] = {}
+        self._pending_bytes = 0
         self._stored: dict[TopicId, None] = {}
         #: Topics with a publish. Payloads stored after it would become visible with the payloads stored before it.
         self._published_topics: set[TopicId] = set()
@@ -79,11 +79,11 @@ class Outbox:
         if isinstance(number, Mapping) and name not in self._core.layouts:
             await read_layout(self._core, name)
         for place in places(self._core, name, number):
-            kept = [_PendingMessage(payload, ttl_seconds, place.topic, place.number) for payload in payloads]
-            self._kept.setdefault(place.partition, []).extend(kept)
-            self._kept_bytes += sum(map(len, payloads))
-        if self._kept_bytes > self._core.limits.transaction_bytes:
-            for name in list(self._kept):
+            pending = [_PendingMessage(payload, ttl_seconds, place.topic, place.number) for payload in payloads]
+            self._pending.setdefault(place.partition, []).extend(pending)
+            self._pending_bytes += sum(map(len, payloads))
+        if self._pending_bytes > self._core.limits.transaction_bytes:
+            for name in list(self._pending):
                 await self._send_topic(name)
 
     def refer(self, topic: calls.Topic, pointers: Sequence[int], ttl: timedelta | int | str | None = None) -> None:
@@ -101,11 +101,11 @@ class Outbox:
         """
         for topic, pointers, ttl_seconds in self._elsewhere:
             await self._publish_elsewhere(topic, pointers, ttl_seconds)
-        while waiting := [*self._stored, *self._kept]:
+        while waiting := [*self._stored, *self._pending]:
             topic = waiting[0]
             if topic in self._stored:
                 await self._send_topic(topic)
-            await self._publish_all(topic, self._kept.pop(topic, []))
+            await self._publish_all(topic, self._pending.pop(topic, []))
         if self._core.home is not None and not self._published:
             # The server knows a producer's transaction only by its requests. A newer instance invalidates the
             # transactions that the server knows; without this request, it would miss this one.
@@ -122,12 +122,12 @@ class Outbox:
 
     async def _send_topic(self, topic: TopicId) -> None:
         """Store the kept messages of a topic; publish them if they have TTLs, or follow a publish."""
-        kept = self._kept.pop(topic, [])
-        self._kept_bytes -= sum(len(one.payload) for one in kept)
-        if topic in self._published_topics or any(one.ttl_seconds is not None for one in kept):
-            await self._publish_all(topic, kept)
+        pending = self._pending.pop(topic, [])
+        self._pending_bytes -= sum(len(one.payload) for one in pending)
+        if topic in self._published_topics or any(one.ttl_seconds is not None for one in pending):
+            await self._publish_all(topic, pending)
             return
-        for batch, rest in self._batches(kept):
+        for batch, rest in self._batches(pending):
             previous = dict(self._stored)
             self._stored[topic] = None
             try:
@@ -141,13 +141,13 @@ class Outbox:
                 await self._move([*batch, *rest], error)
                 return
 
-    async def _publish_all(self, topic: TopicId, kept: Sequence[_PendingMessage]) -> None:
+    async def _publish_all(self, topic: TopicId, pending: Sequence[_PendingMessage]) -> None:
         """Publish the stored payloads of a topic, then these messages."""
         if topic in self._stored:
             del self._stored[topic]
             await self._publish(topic, [], None)
         self._published_topics.add(topic)
-        for batch, rest in self._batches(kept):
+        for batch, rest in self._batches(pending):
             try:
                 with changing(batch[0].topic, topic):
                     await self._publish(topic, [one.payload for one in batch], batch[0].ttl_seconds)
@@ -173,34 +173,34 @@ class Outbox:
         published = await self._core.ask(calls.publish_in(topic, messages, self._pointer, ttl_seconds))
         self._published.append((topic, published))
 
-    async def _move(self, kept: Sequence[_PendingMessage], error: PartitionsChanged) -> None:
+    async def _move(self, pending: Sequence[_PendingMessage], error: PartitionsChanged) -> None:
         """Keep messages that a sealed partition has rejected, for the open partitions.
 
         Raises:
             PartitionsChanged: all attempts were used.
         """
         self._moves += 1
-        for topic in dict.fromkeys(one.topic for one in kept):
+        for topic in dict.fromkeys(one.topic for one in pending):
             await read_again(self._core, topic, self._moves, error)
         moved: dict[TopicId, list[_PendingMessage]] = {}
-        for one in kept:
+        for one in pending:
             for place in places(self._core, one.topic, one.number):
                 moved.setdefault(place.partition, []).append(one._replace(topic=place.topic, number=place.number))
-                self._kept_bytes += len(one.payload)
+                self._pending_bytes += len(one.payload)
         # Moved messages are older than the messages kept for the new partitions, so they come first.
-        self._kept |= {partition: [*found, *self._kept.get(partition, [])] for partition, found in moved.items()}
+        self._pending |= {partition: [*found, *self._pending.get(partition, [])] for partition, found in moved.items()}
 
     def _batches(
-        self, kept: Sequence[_PendingMessage]
+        self, pending: Sequence[_PendingMessage]
     ) -> Iterator[tuple[Sequence[_PendingMessage], Sequence[_PendingMessage]]]:
         """Yield requests of about the right size with messages of one TTL, and the remaining messages after each."""
         first, size = 0, 0
-        for at, one in enumerate(kept):
+        for at, one in enumerate(pending):
             weight = max(len(one.payload), _LEAST_BYTES)
             is_full = size + weight > self._core.limits.request_bytes
-            if at > first and (is_full or one.ttl_seconds != kept[first].ttl_seconds):
-                yield kept[first:at], kept[at:]
+            if at > first and (is_full or one.ttl_seconds != pending[first].ttl_seconds):
+                yield pending[first:at], pending[at:]
                 first, size = at, 0
             size += weight
-        if first < len(kept):
-            yield kept[first:], ()
+        if first < len(pending):
+            yield pending[first:], ()

@@ -56,9 +56,9 @@ from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.model import Transaction, transaction_ms
 
 #: The most cached claims and groups.
-_MOST_KEPT = 200_000
+_MOST_ROWS = 200_000
 #: The most ranges of failed messages in a response.
-_MOST_SHOWN = 100
+_MOST_FAILED = 100
 #: Released claims, and claims that stay.
 _Divided = tuple[list[GroupClaim], list[GroupClaim]]
 
@@ -197,7 +197,7 @@ class Groups:
         #: Whether the last poll tried failed messages first; see _in_turn.
         self._failed_first = False
         self._rows: dict[ConsumerGroup, _KnownRows] = {}
-        self._kept_rows = 0
+        self._known_row_count = 0
         self._seldom = SeldomLogger(get_logger(__name__))
         self._drained_history = DrainedHistory(families, consumers, read_path.clock, alone=side.private)
 
@@ -242,7 +242,7 @@ class Groups:
             claims = [claim for _, claim in rows]
             settle = partial(settle_claim, interrupted=self._interrupted, backoff=self._backoff, now_ms=now_ms)
             seen = view_group(previous.id, claims, reader, settle)
-            self._log_failed(metadata, name, _failed_since(seen.free, seen.gone), reader)
+            self._log_failed(metadata, name, _failed_since(seen.free, seen.obsolete), reader)
             held = self._blocking_transaction(group, previous, seen, request)
             self._remember(group, seen.merged)
             found = _Choice(GroupBatch([], held=held), [], seen.base)
@@ -259,7 +259,7 @@ class Groups:
                 # aborted transaction would count as processed.
                 self._transactions.note_written(pointer, group.label)
             new = [*found.taken, *marks(seen.free, seen.base, [*seen.covered, *found.taken])]
-            self._write(metadata, previous, seen.base, seen.gone, new, noted)
+            self._write(metadata, previous, seen.base, seen.obsolete, new, noted)
             # `is_in_progress` does not wait for the transaction log: if its disk failed, this would report a claim as
             # not written although it is.
             if found.taken and self._transactions is not None and not self._transactions.is_in_progress(pointer):
@@ -304,11 +304,11 @@ class Groups:
             if self._transactions is not None and self._transactions.status(pointer) == "ended":
                 raise ConsumerConflict(f"Transaction {pointer} has ended.", "Its claims cannot be released.")
             now_ms = self._read_path.clock.now_ms()
-            free, kept = release_claims([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
-            self._free(metadata, previous, rows, pointer, (free, kept))
+            free, remaining = release_claims([claim for _, claim in rows], pointer, after, self._backoff, now_ms)
+            self._free(metadata, previous, rows, pointer, (free, remaining))
             if after is None:
                 self._log_failed(metadata, name, _failed_since(free, free), None)
-            if self._transactions is not None and all(claim.pointer != pointer for claim in kept):
+            if self._transactions is not None and all(claim.pointer != pointer for claim in remaining):
                 self._transactions.note_taken_back(pointer, group.label)
 
     def failed(self, topic: TopicId, name: str) -> list[FailedRange]:
@@ -328,12 +328,12 @@ class Groups:
         )
         reader = None if self._transactions is None else self._transactions.visibility().dummy_transaction()
         found: list[FailedRange] = []
-        for mark in sorted(marked, key=lambda mark: -mark.tries)[:_MOST_SHOWN]:
+        for mark in sorted(marked, key=lambda mark: -mark.tries)[:_MOST_FAILED]:
             if mark.size == 1:
-                found += [FailedRange(mark, one) for one in self._inside(metadata, mark, reader, _MOST_SHOWN)]
+                found += [FailedRange(mark, one) for one in self._inside(metadata, mark, reader, _MOST_FAILED)]
             else:
                 found.append(FailedRange(mark, None))
-        return found[:_MOST_SHOWN]
+        return found[:_MOST_FAILED]
 
     def _log_failed(
         self, metadata: TopicMetadata, name: str, failed: Sequence[GroupClaim], reader: Transaction | None
@@ -518,8 +518,8 @@ class Groups:
         packed = [(*pack(group, claim), claim) for claim in new_rows - old_rows]
         changed = {key: value for key, value, _ in packed}
         puts = [*changed.items(), *noted]
-        gone = old_rows - new_rows
-        deletes = [key for key, _ in (pack(group, claim) for claim in gone) if key not in changed]
+        obsolete = old_rows - new_rows
+        deletes = [key for key, _ in (pack(group, claim) for claim in obsolete) if key not in changed]
         if puts or deletes or base != previous.id:
             read_ms = base.publish_ms if base != previous.id else 0
             # Always higher, whatever the clock says: a late write of a former leader compares with the old value, and
@@ -530,9 +530,9 @@ class Groups:
             self._consumers.move(metadata, previous, after, puts, deletes)
             if known is not None:
                 dropped = {*changed, *deletes}
-                kept = [row for row in known.rows if row[0] not in dropped]
-                kept += [(key, claim) for key, _, claim in packed]
-                self._keep(group, known._replace(position=after, rows=kept))
+                rows = [row for row in known.rows if row[0] not in dropped]
+                rows += [(key, claim) for key, _, claim in packed]
+                self._keep(group, known._replace(position=after, rows=rows))
 
     def _rows_of(self, group: ConsumerGroup, previous: Position) -> list[tuple[bytes, GroupClaim]]:
         """Return the claims of a group, each with its key.
@@ -551,11 +551,11 @@ class Groups:
     def _keep(self, group: ConsumerGroup, known: _KnownRows) -> None:
         # A group without claims takes memory, too, even after its topic was deleted, so it counts as a row.
         size = len(known.rows) + 1
-        self._kept_rows += size
-        if self._kept_rows > _MOST_KEPT:
+        self._known_row_count += size
+        if self._known_row_count > _MOST_ROWS:
             # Entries count each time they are replaced, so the cache is emptied now and then.
             self._rows.clear()
-            self._kept_rows = size
+            self._known_row_count = size
         self._rows[group] = known
 
     def _drained_row(self, group: ConsumerGroup, reader: int) -> list[tuple[bytes, bytes]]:
@@ -579,9 +579,9 @@ class Groups:
         divided: _Divided,
     ) -> None:
         """Replace the released claims of a transaction by marks; the others stay."""
-        free, kept = divided
+        free, remaining = divided
         old = [claim for _, claim in rows if claim.pointer in (0, pointer)]
-        new = [*(claim for claim in kept if claim.pointer == pointer), *marks(free, previous.id, kept)]
+        new = [*(claim for claim in remaining if claim.pointer == pointer), *marks(free, previous.id, remaining)]
         self._write(metadata, previous, previous.id, old, new)
 
     # -- the transaction ----------------------------------------------------------------------------------------------

@@ -155,13 +155,13 @@ class Producers:
         producer = self._requests.named(home, name)
         with self._requests.in_flight.only(producer.key):
             self._read_registration(producer, deleting=True)
-            gone = self._fence(producer)
-            older = self._older(producer, gone, _NOTHING, principal)
+            fenced = self._fence(producer)
+            older = self._older(producer, fenced, _NOTHING, principal)
             # Rows of undecided transactions stay, so that a later instance of the name invalidates them.
             decided = [key for key, _, outcome in older if outcome is not TransactionOutcome.PENDING]
             # The producer's row stays until the janitor deletes it, so that no generation is assigned twice.
-            forgotten = gone._replace(previous=None, settled=True)
-            self._change(producer.key, gone.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
+            forgotten = fenced._replace(previous=None, settled=True)
+            self._change(producer.key, fenced.pack(), forgotten, [*decided, *requests_by(self._side, producer)])
 
     def store_transaction(self, sent: Sent, pointer: int, principal: str | None = None) -> None:
         """Store a transaction without messages, so that a newer instance invalidates it. Durable on return.
@@ -275,16 +275,16 @@ class Producers:
         older, inherited = self._older(producer, known, ended, principal), known.previous
         outcomes = [(started, outcome) for _, started, outcome in older]
         if inherited is not None and inherited.outcome is TransactionOutcome.PENDING:
-            left = StartedTransaction(inherited.transaction, 0, void=False, label=inherited.label)
-            outcomes, inherited = [(left, self._outcome(left, ended, principal)), *outcomes], None
+            unsettled = StartedTransaction(inherited.transaction, 0, void=False, label=inherited.label)
+            outcomes, inherited = [(unsettled, self._outcome(unsettled, ended, principal)), *outcomes], None
         previous = last_of(outcomes, inherited)
         # A topic that was created again is a new home: transactions of the old home are invalidated, but their outcomes
         # are not reported.
         for earlier in earlier_homes(self._side, producer):
             rows = transactions_of(self._side, earlier)
-            left_there = [(key, started, self._outcome(started, ended, principal)) for key, started in rows]
-            older += left_there
-            outcomes += [(started, outcome) for _, started, outcome in left_there]
+            earlier_outcomes = [(key, started, self._outcome(started, ended, principal)) for key, started in rows]
+            older += earlier_outcomes
+            outcomes += [(started, outcome) for _, started, outcome in earlier_outcomes]
         undecided = [started.pointer for started, outcome in outcomes if outcome is TransactionOutcome.PENDING]
         if not undecided:
             settled = known._replace(previous=previous, settled=True)

@@ -202,8 +202,8 @@ def last_of(
     found = [] if inherited is None else [inherited]
     for one, outcome in sorted(transactions, key=lambda pair: (pair[0].generation, pair[0].pointer)):
         found.append(LastTransaction(one.pointer, one.label, outcome))
-    kept = [previous for previous in found if previous.outcome is not TransactionOutcome.ABORTED]
-    return next(reversed(kept or found), None)
+    candidates = [previous for previous in found if previous.outcome is not TransactionOutcome.ABORTED]
+    return next(reversed(candidates or found), None)
 
 
 # --- rows ------------------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def tidy(
     side: SideTable,
     is_invalid: Callable[[int], bool],
     is_undecided: Callable[[int], bool],
-    is_gone: Callable[[TopicId, int], bool],
+    is_deleted: Callable[[TopicId, int], bool],
     idle_before_ms: int,
 ) -> tuple[int, int]:
     """Mark invalid transactions of producers as void, and forget idle producers and producers of deleted topics.
@@ -347,11 +347,11 @@ def tidy(
         (one.home, one.name): key for key in producers if (one := _producer(key)) is not None
     }
     requests: dict[bytes, list[bytes]] = {}
-    gone: list[bytes] = []
+    obsolete: list[bytes] = []
     for key, value in requested:
         home, topic = homes.get(_home_and_name(key)), _producer(key)
-        if home is None or topic is None or is_gone(topic.home, topic.home_generation):
-            gone.append(key)
+        if home is None or topic is None or is_deleted(topic.home, topic.home_generation):
+            obsolete.append(key)
         else:
             active[home] = max(active.get(home, 0), LastRequest.parse(value).first >> 16)
             requests.setdefault(home, []).append(key)
@@ -359,20 +359,20 @@ def tidy(
     for key, value in producers.items():
         producer, known = _producer(key), Registration.parse(value)
         rows = [*transactions.pop(key, ()), *requests.get(key, ())]
-        if producer is None or is_gone(producer.home, producer.home_generation):
+        if producer is None or is_deleted(producer.home, producer.home_generation):
             # Open transactions stay: the first instance in a new home of this name invalidates them.
-            gone += [] if key in opened else [key, *rows]
+            obsolete += [] if key in opened else [key, *rows]
         elif max(known.updated_ms, active.get(key, 0)) >= idle_before_ms:
             continue
         elif known.instance == NO_INSTANCE:
-            gone.append(key)
+            obsolete.append(key)
         else:
             # Compare-and-set, because a server may be changing the row. A later pass deletes it. Its `previous` is
             # older than the transactions that are forgotten here, so it is dropped, too.
             forgotten += side.exchange(
                 key, value, known._replace(instance=NO_INSTANCE, previous=None, settled=True).pack(), deletes=rows
             )
-    side.delete([*gone, *(key for keys in transactions.values() for key in keys)])
+    side.delete([*obsolete, *(key for keys in transactions.values() for key in keys)])
     return marked, forgotten
 
 

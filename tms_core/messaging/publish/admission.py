@@ -84,18 +84,18 @@ def admit_producers(
             if (repeated := admission.repeated) is not None:
                 last = repeated.request
                 # If rows of the first attempt may be deleted, a part of them does not prove a failed write: keep it.
-                may_be_gone = _may_be_gone(context, topic, entry, last.first, now_ms)
-                if repeated.is_written or rows.has_all(entry, last, keeps=may_be_gone):
+                may_be_deleted = _may_be_deleted(context, topic, entry, last.first, now_ms)
+                if repeated.is_written or rows.has_all(entry, last, keeps=may_be_deleted):
                     entry.first = last.first
                     rows.conclude(entry)
                     entry.is_dropped = True
-                elif may_be_gone:
+                elif may_be_deleted:
                     entry.drop(_not_known(sent))
             elif (
                 # A request with a TTL is never covered by an announcement of an earlier request.
                 admission.since is not None
                 and entry.ttl_ms is None
-                and _may_be_gone(context, topic, entry, admission.since, now_ms)
+                and _may_be_deleted(context, topic, entry, admission.since, now_ms)
             ):
                 entry.drop(_not_known(sent))
         except TmsError as error:
@@ -174,7 +174,7 @@ def _refusal(context: WriterContext, entry: PublishEntry) -> TmsError:
     return ended(entry.pointer)
 
 
-def _may_be_gone(context: WriterContext, topic: TopicMetadata, entry: PublishEntry, first: int, now_ms: int) -> bool:
+def _may_be_deleted(context: WriterContext, topic: TopicMetadata, entry: PublishEntry, first: int, now_ms: int) -> bool:
     """Return whether rows from a position on may have been deleted since they were written (rules L3, L6 and L7)."""
     if entry.ttl_ms is not None and expires_ms(first, entry.ttl_ms) <= now_ms:
         return True

@@ -98,9 +98,9 @@ class MessageRows(TopicRows):
                 table.hide(keys)
                 table.delete(found, origin)
             return len(found) == last.number
-        shown = frozenset(found)
+        keys_present = frozenset(found)
         cells = read_all(table, CELLS, keys[0], keys[-1] + b"\0")
-        own = [cell for cell in cells.items if cell.pointer == entry.pointer and cell.key in shown]
+        own = [cell for cell in cells.items if cell.pointer == entry.pointer and cell.key in keys_present]
         if 0 < len(own) < last.number and not keeps:
             table.hide(keys)
             table.invert(own, cells.origin)

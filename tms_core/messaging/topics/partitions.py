@@ -187,20 +187,20 @@ def _routes(text: str) -> dict[str, int]:
     try:
         routes = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(f"routes: {_shown(text)} is not JSON.", example) from error
+        raise BadRequest(f"routes: {_quote(text)} is not JSON.", example) from error
     if not isinstance(routes, dict) or not 0 < len(routes) <= MOST_ROUTES:
-        raise BadRequest(f"routes: {_shown(text)} is not an object of 1 to {MOST_ROUTES} routes.", example)
+        raise BadRequest(f"routes: {_quote(text)} is not an object of 1 to {MOST_ROUTES} routes.", example)
     for name in routes:
         if not _ROUTE.fullmatch(name) or _TAKEN.fullmatch(name):
-            raise BadRequest(f"routes: {_shown(name)} cannot be a route.", "Use letters, digits and '_'; not 'dead'.")
+            raise BadRequest(f"routes: {_quote(name)} cannot be a route.", "Use letters, digits and '_'; not 'dead'.")
     return {name: _number(str(number)) for name, number in routes.items()}
 
 
 def _number(text: str) -> int:
     if not _NUMBER.fullmatch(text) or int(text) > MOST_PARTITIONS:
-        raise BadRequest(f"{_shown(text)} is not a number of partitions.", f"Give 1 to {MOST_PARTITIONS}.")
+        raise BadRequest(f"{_quote(text)} is not a number of partitions.", f"Give 1 to {MOST_PARTITIONS}.")
     return int(text)
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return quoted(text)

@@ -169,12 +169,12 @@ class MessageFence(TableFence):
         with self._reading(start) as term:
             # Settle the gaps before the read. A row that appears between a read and a later settlement would be visible
             # to one reader and hidden from another.
-            is_shown = self._visible_keys(term, start)
+            is_visible = self._visible_keys(term, start)
             page = table.read(want, start, stop, limit)
-        if is_shown is None or want.part == "cells":
+        if is_visible is None or want.part == "cells":
             # Cells include hidden rows, because hidden rows are inverted like all others.
             return page
-        return page._replace(items=_only(page.items, is_shown))
+        return page._replace(items=_only(page.items, is_visible))
 
     def invert(self, table: MessageTable, cells: Sequence[TxCell], origin: Origin | None) -> list[bool]:
         self._settle_all([cell.key for cell in cells])
@@ -309,11 +309,11 @@ class FencedSide(SideTable):
         """Do nothing: the caller closes the table."""
 
 
-def _only(items: Any, is_shown: Callable[[bytes], bool]) -> Any:
+def _only(items: Any, is_visible: Callable[[bytes], bool]) -> Any:
     """Return the items of a page that readers see."""
     if isinstance(items, MessageColumns):
-        return items.only(list(map(is_shown, items.keys)))
-    return [item for item in items if is_shown(item if isinstance(item, bytes) else item[0])]
+        return items.only(list(map(is_visible, items.keys)))
+    return [item for item in items if is_visible(item if isinstance(item, bytes) else item[0])]
 
 
 def _position(key: bytes) -> int:

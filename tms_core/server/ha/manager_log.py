@@ -238,11 +238,11 @@ class SideStorage:
         """Delete the cells before one, except those that close a log."""
         if self._deleted_to:
             # This manager wrote all of them, so none closes a log.
-            gone = [_cell_key(number) for number in range(self._deleted_to, first)]
+            obsolete = [_cell_key(number) for number in range(self._deleted_to, first)]
         else:
             rows = every(self._side.rows, _CELL, _cell_key(first), _ROWS)
-            gone = [key for key, value in rows if not value.startswith(_TAKEN_OVER)]
-        self._side.delete(gone)
+            obsolete = [key for key, value in rows if not value.startswith(_TAKEN_OVER)]
+        self._side.delete(obsolete)
         self._deleted_to = first
 
 

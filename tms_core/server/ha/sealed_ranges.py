@@ -49,7 +49,7 @@ _SLACK_MS = 1_000
 _CLOCKS_MS = 300_000
 #: How long an empty gap is kept, in milliseconds: no write is under way for a month. With many gaps, each time their
 #: number has doubled, only those within the reach of a former leader are kept.
-_KEPT_MS, _MANY_SPANS = 30 * 86_400_000, 256
+_RETENTION_MS, _MANY_SPANS = 30 * 86_400_000, 256
 #: The first byte of the keys in the side table.
 _GAPS = b"g"
 _SPAN = struct.Struct(">QHQH")
@@ -133,7 +133,7 @@ class _SealedRange:
     gaps: Gaps = Gaps()
     undecided: FailedWrite | None = None
     hidden: PositionRange | None = None
-    kept: int = _MANY_SPANS
+    span_limit: int = _MANY_SPANS
 
 
 class SealedRanges:
@@ -211,10 +211,10 @@ class SealedRanges:
         gaps = Gaps.parse(raw)
         if term.previous is None:
             return gaps
-        kept = self._gaps_to_keep(prefix, gaps.spans, _KEPT_MS)
+        spans = self._gaps_to_keep(prefix, gaps.spans, _RETENTION_MS)
         # The former leader assigned ids after all gaps, and after all positions of consumers, which may be ahead.
         end = max(gaps.end, first_unread(self._side, prefix))
-        return self._replace_gaps(prefix, raw, Gaps.of([*kept, *self._empty(prefix, term.previous, end)]))
+        return self._replace_gaps(prefix, raw, Gaps.of([*spans, *self._empty(prefix, term.previous, end)]))
 
     def _decide(
         self, sealed: _SealedRange, failed: FailedWrite, prefix: bytes, confirm: Callable[[Term], None]
@@ -237,9 +237,9 @@ class SealedRanges:
         """Store one more gap."""
         raw = self._read(term, prefix, confirm)
         gaps = Gaps.of([*Gaps.parse(raw).spans, span])
-        if len(gaps.spans) >= 2 * sealed.kept:
+        if len(gaps.spans) >= 2 * sealed.span_limit:
             gaps = Gaps(tuple(self._gaps_to_keep(prefix, gaps.spans, REACH_MS + _CLOCKS_MS)))
-            sealed.kept = max(_MANY_SPANS, len(gaps.spans))
+            sealed.span_limit = max(_MANY_SPANS, len(gaps.spans))
         sealed.gaps = self._replace_gaps(prefix, raw, gaps)
 
     def _read(self, term: Term, prefix: bytes, confirm: Callable[[Term], None]) -> bytes | None:
@@ -280,9 +280,9 @@ class SealedRanges:
         keys = every(partial(self._table.read, KEYS), prefix + tail(first), prefix + tail(stop), FRAME_ROWS)
         return positions(prefix, list(keys))
 
-    def _gaps_to_keep(self, prefix: bytes, spans: Iterable[PositionRange], kept_ms: int) -> list[PositionRange]:
+    def _gaps_to_keep(self, prefix: bytes, spans: Iterable[PositionRange], retention_ms: int) -> list[PositionRange]:
         """Return the gaps that are younger than so many milliseconds, or have rows."""
-        since = position(max(0, self._clock.now_ms() - kept_ms))
+        since = position(max(0, self._clock.now_ms() - retention_ms))
         table = self._table
         return [
             span

@@ -269,10 +269,10 @@ class Agreement:
                 slot: _lease(self._side, slots, slot, self._holder, self._settings.seconds, self._clock)
                 for slot in range(slots)
             }
-        reasons = [reason for lease in self._previous_leases.values() if (reason := self._kept_by(lease, slots))]
+        reasons = [reason for lease in self._previous_leases.values() if (reason := self._find_writer(lease, slots))]
         return reasons[0] if reasons else None
 
-    def _kept_by(self, lease: Lease, slots: int) -> str | None:
+    def _find_writer(self, lease: Lease, slots: int) -> str | None:
         try:
             if lease.held:
                 lease.renew_if_due()

@@ -93,7 +93,7 @@ _STATUS: dict[type[TmsError], int] = {
     Unavailable: 503,
 }
 #: A client that went away before it was answered; never sent.
-_CLIENT_GONE = 499
+_CLIENT_DISCONNECTED = 499
 #: The rejections in the audit log, by status; and the requests that are always in it, by route and method.
 _REFUSALS = {401: Event.UNAUTHORIZED, 403: Event.FORBIDDEN, 429: Event.LIMITED}
 _AUDITED = {
@@ -319,7 +319,7 @@ class RequestMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
-        status = _CLIENT_GONE
+        status = _CLIENT_DISCONNECTED
 
         async def sent(message: Message) -> None:
             nonlocal status
@@ -333,7 +333,7 @@ class RequestMiddleware:
         except Disconnected:
             pass
         except (TmsError, HTTPException) as error:
-            if status != _CLIENT_GONE:
+            if status != _CLIENT_DISCONNECTED:
                 # The response has started; it can only be cut short.
                 raise
             if isinstance(error, StoreFull):
@@ -364,7 +364,7 @@ class RequestMiddleware:
             return
         names = scope["path_params"]
         on = f"{names['namespace']}:{names['topic']}" + (f"/{names['name']}" if "name" in names else "")
-        result = "done" if status < 400 else "refused" if status < 500 and status != _CLIENT_GONE else "failed"
+        result = "done" if status < 400 else "refused" if status < 500 and status != _CLIENT_DISCONNECTED else "failed"
         record(event, principal=who, address=address, verb=method, object_=on, result=result)
 
     def _check(self, scope: Scope) -> None:

@@ -53,7 +53,7 @@ _PATHS = "/v1/"
 #: slow batch of HBase within that.
 _CONNECT_SECONDS, _READ_SECONDS = 5.0, 120.0
 #: The most idle connections to the leader, and their lifetime in seconds, which is shorter than the leader's.
-_KEPT, _IDLE_SECONDS = 100, 30.0
+_IDLE_CONNECTIONS, _IDLE_SECONDS = 100, 30.0
 _TIMEOUT = httpx2.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS).as_dict()
 #: Nothing was sent when one of these comes.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -115,7 +115,7 @@ class Forwarder:
         context = self._trusted.context()
         if context is not self._context:
             limits = httpx2.Limits(
-                max_connections=None, max_keepalive_connections=_KEPT, keepalive_expiry=_IDLE_SECONDS
+                max_connections=None, max_keepalive_connections=_IDLE_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS
             )
             self._context = context
             self._transport = httpx2.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)
@@ -129,21 +129,21 @@ class Forwarder:
         passage = _ForwardedRequest(scope, receive, send, self._extensions)
         transport = await self._current(self._opened)
         passing = asyncio.ensure_future(passage.run(transport, leader))
-        gone, leader_changed = (
+        disconnect, leader_changed = (
             asyncio.ensure_future(passage.wait_for_disconnect()),
             asyncio.ensure_future(_leader_changed(leadership, leader)),
         )
         try:
-            await asyncio.wait({passing, gone, leader_changed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({passing, disconnect, leader_changed}, return_when=asyncio.FIRST_COMPLETED)
             if passing.done():
                 passing.result()
-            elif gone.done():
+            elif disconnect.done():
                 raise Disconnected
             else:
                 await _end(passing)
                 raise _unanswered("The server that led no longer leads.")
         finally:
-            await _end(passing, gone, leader_changed)
+            await _end(passing, disconnect, leader_changed)
 
 
 def _topic(path: str) -> bytes:

@@ -108,7 +108,7 @@ class _Polling:
         self._pieces: Iterator[bytes] = iter(())
         self._fetch: Fetch | None = None
         self._found = 0
-        self._goes_on = False
+        self._is_streaming = False
         self.ended = self.waited = False
         #: The ratio by which compression has reduced the response.
         self.saved_bytes = 0
@@ -143,30 +143,30 @@ class _Polling:
         if not self.ended and _size(made) >= _SMALL_BYTES:
             return made
         until = asyncio.get_running_loop().time() + self._request.wait_seconds
-        async with _watching(receive) as gone:
+        async with _watching(receive) as disconnect:
             while True:
                 while not self.ended and _size(made) < _SMALL_BYTES:
-                    _look(scope, gone)
+                    _look(scope, disconnect)
                     made += await self._context.in_poll_thread(self._step)
-                left = until - asyncio.get_running_loop().time()
+                remaining = until - asyncio.get_running_loop().time()
                 if self._found or not self.ended:
                     return made
-                if left <= 0 or not await self._arrival(left, gone, scope.get("principal")):
-                    self.waited = left <= 0 < self._request.wait_seconds
+                if remaining <= 0 or not await self._arrival(remaining, disconnect, scope.get("principal")):
+                    self.waited = remaining <= 0 < self._request.wait_seconds
                     return made
-                _look(scope, gone)
+                _look(scope, disconnect)
                 await self._reserve_step()
                 made = await self._context.in_poll_thread(self._read_again)
 
     async def stream(self, made: list[bytes], receive: Receive, send: Send) -> None:
         """Send each piece and produce the next one, until there are no more or the client has disconnected."""
-        self._goes_on = True
-        async with _watching(receive) as gone:
-            while not (self.ended or gone.done()):
+        self._is_streaming = True
+        async with _watching(receive) as disconnect:
+            while not (self.ended or disconnect.done()):
                 await self.send(made, send)
-                if not gone.done():
+                if not disconnect.done():
                     await self._reserve_step()
-                if not gone.done():
+                if not disconnect.done():
                     made = await self._context.in_poll_thread(self._step)
             await self.send(made, send)
 
@@ -191,9 +191,9 @@ class _Polling:
         largest = self._context.max_request_bytes if known is None else known
         size = _HELD * (_STEP_BYTES + largest) - self._share.size
         if size > 0:
-            await self._share.take(size, brief=not self._goes_on and (known or 0) <= _STEP_BYTES)
+            await self._share.take(size, brief=not self._is_streaming and (known or 0) <= _STEP_BYTES)
 
-    async def _arrival(self, seconds: float, gone: asyncio.Future[object], principal: str | None) -> bool:
+    async def _arrival(self, seconds: float, disconnect: asyncio.Future[object], principal: str | None) -> bool:
         """Wait until messages may have arrived; return False if waiting is useless.
 
         Raises:
@@ -208,7 +208,7 @@ class _Polling:
         with fetch.waking(wake), context.waiting.waiting(wake, principal):
             if not fetch.has_more and not context.waiting.closed:
                 await asyncio.wait(
-                    {came, gone}, timeout=min(seconds, _LOOK_SECONDS), return_when=asyncio.FIRST_COMPLETED
+                    {came, disconnect}, timeout=min(seconds, _LOOK_SECONDS), return_when=asyncio.FIRST_COMPLETED
                 )
         return not context.waiting.closed
 
@@ -264,18 +264,18 @@ class _Polling:
 @asynccontextmanager
 async def _watching(receive: Receive) -> AsyncIterator[asyncio.Future[object]]:
     """Clean up after the client has disconnected."""
-    gone: asyncio.Future[object] = asyncio.ensure_future(receive())
+    disconnect: asyncio.Future[object] = asyncio.ensure_future(receive())
     try:
-        yield gone
+        yield disconnect
     finally:
-        gone.cancel()
+        disconnect.cancel()
         with suppress(asyncio.CancelledError):
-            await gone
+            await disconnect
 
 
-def _look(scope: Scope, gone: asyncio.Future[object]) -> None:
+def _look(scope: Scope, disconnect: asyncio.Future[object]) -> None:
     """Check whether the client is still connected."""
-    if gone.done():
+    if disconnect.done():
         raise Disconnected
     probe_of(scope)()
 

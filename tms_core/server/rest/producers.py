@@ -92,9 +92,9 @@ def _instance(producer: bytes, generation: bytes) -> tuple[TopicId, str, int]:
     return named_topic(namespace, topic), name, _number(generation, "X-TMS-Generation")
 
 
-def _number(text: bytes, shown: str) -> int:
+def _number(text: bytes, name: str) -> int:
     if not text.isdigit() or len(text) > _DIGITS:
-        raise BadRequest(f"{shown}: this is not a number.", "A producer's request has a generation and a number.")
+        raise BadRequest(f"{name}: this is not a number.", "A producer's request has a generation and a number.")
     return int(text)
 
 

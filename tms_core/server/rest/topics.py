@@ -149,9 +149,9 @@ class Consumers(ContextRoute):
         """Return a consumer's position, the claims it has open, and its messages and has not processed."""
         consumers = self._context.service.consumers
         found, claims = consumers.get(topic, name), consumers.claims(topic, name)
-        shown: dict[str, Any] = {"position": str(found.id)}
+        fields: dict[str, Any] = {"position": str(found.id)}
         if claims:
-            shown["claims"] = [
+            fields["claims"] = [
                 {
                     "transaction": str(claim.pointer),
                     "after": str(claim.first),
@@ -161,7 +161,7 @@ class Consumers(ContextRoute):
                 for claim in claims
             ]
         if failed := self._context.service.groups.failed(topic, name):
-            shown["failed"] = [
+            fields["failed"] = [
                 {
                     "message": None if one.message is None else str(one.message),
                     "after": str(one.mark.first),
@@ -171,7 +171,7 @@ class Consumers(ContextRoute):
                 }
                 for one in failed
             ]
-        return shown
+        return fields
 
 
 def _forces(request: Request) -> bool:

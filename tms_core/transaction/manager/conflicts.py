@@ -20,7 +20,7 @@ from tms_core.transaction.model import NO_TX_IN_PROGRESS
 COUNT_LIMIT = 2**31 - 1
 BYTES_LIMIT = 2**63 - 1
 #: The characters that a shown key contains unescaped, in addition to letters and digits (``Bytes.toStringBinary``).
-_SHOWN = frozenset(b" `~!@#$%^&*()-_=+[]{}|;:'\",.<>/?")
+_PRINTABLE = frozenset(b" `~!@#$%^&*()-_=+[]{}|;:'\",.<>/?")
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ def first_short(entries: Iterable[tuple[int, bool]]) -> int:
 def shown(key: bytes) -> str:
     r"""Return a change key for operators: printable bytes unchanged, all other bytes as ``\xHH`` (``ChangeId``)."""
     return "".join(
-        chr(byte) if (chr(byte).isalnum() and byte < 0x80) or byte in _SHOWN else f"\\x{byte:02X}" for byte in key
+        chr(byte) if (chr(byte).isalnum() and byte < 0x80) or byte in _PRINTABLE else f"\\x{byte:02X}" for byte in key
     )
 
 

@@ -245,9 +245,9 @@ class DirectoryStorage:
     def _tidy(self) -> None:
         """Delete old snapshots, the logs before the oldest kept one, and unfinished files of a crash."""
         snapshots = self._list(_SNAPSHOT)
-        kept = snapshots[-self._retain :]
+        newest = snapshots[-self._retain :]
         old = [f"snapshot.{number}" for number in snapshots[: -self._retain]]
-        old += [f"txlog.{number}" for number in self._list(_LOG) if number < kept[0]]
+        old += [f"txlog.{number}" for number in self._list(_LOG) if number < newest[0]]
         with os.scandir(self._path) as entries:
             old += [entry.name for entry in entries if entry.name.startswith(_UNFINISHED)]
         for name in old:

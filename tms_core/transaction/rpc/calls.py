@@ -88,8 +88,8 @@ def _object(arguments: Fields) -> str:
     value = arguments.get(1, "")
     if not isinstance(value, array):
         return str(value)
-    shown = " ".join(map(str, value[:_AUDITED_IDS]))
-    return f"{shown} and {len(value) - _AUDITED_IDS} more" if value[_AUDITED_IDS:] else shown
+    text = " ".join(map(str, value[:_AUDITED_IDS]))
+    return f"{text} and {len(value) - _AUDITED_IDS} more" if value[_AUDITED_IDS:] else text
 
 
 def _execute(call: _Call, manager: TransactionManager, arguments: Fields) -> tuple[tuple[bytes, ...], str]:

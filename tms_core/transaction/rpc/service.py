@@ -441,12 +441,12 @@ class TransactionService:
     def _authenticate(self, frame: bytes) -> tuple[Level, bytes]:
         """Return the permissions by the token of a frame, and the response."""
         request = wire.read_message(frame)
-        shown = request.fields.get(1)
+        token = request.fields.get(1)
         highest = Level.CLIENT if Level.ADMIN in self._tokens else Level.ADMIN
         for demands, level in ((Level.ADMIN, Level.ADMIN), (Level.CLIENT, highest)):
             demanded = self._tokens.get(demands)
             try:
-                is_good = demanded is not None and isinstance(shown, bytes) and compare_digest(shown, demanded())
+                is_good = demanded is not None and isinstance(token, bytes) and compare_digest(token, demanded())
             except TmsError as error:
                 logger.error("%s", error)
                 text = "This transaction service cannot read its token"

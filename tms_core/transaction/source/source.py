@@ -267,24 +267,24 @@ class DirectorySource:
             return ""
 
     def _load(self, name: str) -> Loaded | RejectedSnapshot:
-        shown = name or self._own_name
+        snapshot_name = name or self._own_name
         try:
             with self._folder.open(name) as stream:
                 state = read_complete_visibility(stream)
-            return Loaded(state, shown, notes=_notes(shown, state))
+            return Loaded(state, snapshot_name, notes=_notes(snapshot_name, state))
         except TruncatedSnapshot as error:
             reason = Rejection.TRUNCATED if error.size_bytes else Rejection.EMPTY
-            return RejectedSnapshot(shown, reason, error.message)
+            return RejectedSnapshot(snapshot_name, reason, error.message)
         except UnsupportedSnapshotVersion as error:
-            return RejectedSnapshot(shown, Rejection.VERSION, error.message)
+            return RejectedSnapshot(snapshot_name, Rejection.VERSION, error.message)
         except ImplausibleSnapshot as error:
-            return RejectedSnapshot(shown, Rejection.IMPLAUSIBLE, error.message)
+            return RejectedSnapshot(snapshot_name, Rejection.IMPLAUSIBLE, error.message)
         except SnapshotError as error:
-            return RejectedSnapshot(shown, Rejection.CORRUPT, error.message)
+            return RejectedSnapshot(snapshot_name, Rejection.CORRUPT, error.message)
         except FileNotFoundError as error:
-            return RejectedSnapshot(shown, Rejection.VANISHED, str(error))
+            return RejectedSnapshot(snapshot_name, Rejection.VANISHED, str(error))
         except OSError as error:
-            return RejectedSnapshot(shown, Rejection.UNREADABLE, str(error))
+            return RejectedSnapshot(snapshot_name, Rejection.UNREADABLE, str(error))
 
 
 def _passed_over(one: Loaded, latest_ms: int) -> RejectedSnapshot:

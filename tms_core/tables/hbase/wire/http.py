@@ -40,7 +40,7 @@ class HttpSocket(TimedSocket):
         self._parser = HttpResponseParser(self)
         # The logins of requests whose responses have not come whole.
         self._exchanges: deque[Exchange | None] = deque()
-        self._is_kept = True
+        self._is_persistent = True
         self._head_bytes = 0
         self._reason = b""
         self._authenticate: list[str] = []
@@ -73,7 +73,7 @@ class HttpSocket(TimedSocket):
             self._receive()
 
     def is_quiet(self) -> bool:
-        return self._is_kept and not self._unread and not self._exchanges and super().is_quiet()
+        return self._is_persistent and not self._unread and not self._exchanges and super().is_quiet()
 
     def _receive(self) -> None:
         data = super().read(_PIECE_BYTES)
@@ -127,4 +127,4 @@ class HttpSocket(TimedSocket):
     def on_message_complete(self) -> None:
         self._exchanges.popleft()
         self._head_bytes = 0
-        self._is_kept = self._is_kept and self._parser.should_keep_alive()
+        self._is_persistent = self._is_persistent and self._parser.should_keep_alive()
