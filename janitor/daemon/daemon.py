@@ -328,14 +328,14 @@ class Daemon:
 
     def _newest(self, judged: SnapshotFigures) -> SnapshotFigures:
         """Return the last read snapshot, which may be newer than the snapshot of the last run."""
-        seen = self._source.seen if self._source is not None else None
-        if seen is None or (judged.timestamp_ms is not None and seen.snapshot.timestamp_ms <= judged.timestamp_ms):
+        loaded = self._source.seen if self._source is not None else None
+        if loaded is None or (judged.timestamp_ms is not None and loaded.snapshot.timestamp_ms <= judged.timestamp_ms):
             return judged
-        snapshot = seen.snapshot
+        snapshot = loaded.snapshot
         return replace(
             judged,
             timestamp_ms=snapshot.timestamp_ms,
-            source=seen.name,
+            source=loaded.name,
             invalid=len(snapshot.invalid),
             in_progress=len(snapshot.in_progress),
         )

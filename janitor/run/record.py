@@ -260,12 +260,14 @@ def _snapshot(run: Run) -> SnapshotRead:
 def _still_held(known: Sequence[Entry], run: Run, outcome: Outcome, counted: Collection[TopicId]) -> list[Entry]:
     """Return overdue rows that an earlier run counted, if this one did not."""
     unseen = {
-        work.topic.topic for key, work in run.topics.items() if not (work.counts_held and _was_seen(run, outcome, key))
+        work.topic.topic
+        for key, work in run.topics.items()
+        if not (work.counts_held and _is_processed(run, outcome, key))
     }
     return [item for item in known if item.topic in unseen.difference(counted)]
 
 
-def _was_seen(run: Run, outcome: Outcome, key: bytes) -> bool:
+def _is_processed(run: Run, outcome: Outcome, key: bytes) -> bool:
     """Return whether the run processed the whole topic, or had no reason to; only full passes read paused topics."""
     is_unprocessed = key in outcome.failed or key in outcome.withheld or run.is_quarantined(key)
     return run.in_scope(key) and not is_unprocessed and (run.full or not run.is_paused(key))

@@ -269,27 +269,27 @@ class _GuidedWorkers:
             self._sender = self._needed.enter_context(self._looking())
         search = SearchScope(part.search.since_ms, part.search.everything)
         looks = [replace(share, step=part.step, undone=part.undone, search=search) for share in self._shares]
-        seen = Outcome()
+        task_outcome = Outcome()
         for found in self._sender.send(looks, part.executor.alive):
             part.run.store.calls.update(found.calls)
-            seen.merge(found)
-        yield from self._go(part, seen, outcome)
+            task_outcome.merge(found)
+        yield from self._go(part, task_outcome, outcome)
         yield StepFinished(part, outcome)
 
-    def _go(self, part: Part, seen: Outcome, total: Outcome) -> Iterator[Read]:
+    def _go(self, part: Part, task_outcome: Outcome, total: Outcome) -> Iterator[Read]:
         """Run a step in the places where tasks have findings.
 
         The driver counts deletions, because it deletes. The tasks count remaining rows, because they read all rows.
         """
-        found = sorted(seen.found)
+        found = sorted(task_outcome.found)
         ranges = (found, []) if part.step == "invert" else ([], found)
-        rest = replace(part, undone=part.undone | seen.failed.keys())
+        rest = replace(part, undone=part.undone | task_outcome.failed.keys())
         done = Outcome()
         for event in run_step(rest.open(RangedStore(self._store, *ranges), part.executor), done):
             if isinstance(event, Read):
                 yield event
-        held_entries = {key: entry for key, entry in seen.entries.items() if key.held is not None}
-        total.merge(replace(seen, entries=held_entries, found=[]))
+        held_entries = {key: entry for key, entry in task_outcome.entries.items() if key.held is not None}
+        total.merge(replace(task_outcome, entries=held_entries, found=[]))
         total.merge(done.taking())
         total.keep(Reason.REFERENCED, done.kept[Reason.REFERENCED])
 

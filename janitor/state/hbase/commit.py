@@ -243,14 +243,14 @@ class HBaseDocuments:
 
     def _remove_unnamed(self, base: Root, root: Root, rows: Iterable[bytes]) -> None:
         """Delete blocks and rows that the root does not name. A failure does no harm; the next commit tries again."""
-        went = [*rows, *map(bytes.fromhex, base.named() - root.named())]
+        keys = [*rows, *map(bytes.fromhex, base.named() - root.named())]
         tidy, self._tidy = self._tidy, False
         with suppress(StateError):
             if not tidy:
                 # Blocks of processes that died before they replaced the root. No commit of this version can follow.
                 named, end = root.named(), BLOCK + (root.version + 1).to_bytes(8, "big")
-                went += [key for key, _ in self.table.scan(BLOCK, end, keys_only=True) if key.hex() not in named]
-            self.table.delete(dict.fromkeys(went))
+                keys += [key for key, _ in self.table.scan(BLOCK, end, keys_only=True) if key.hex() not in named]
+            self.table.delete(dict.fromkeys(keys))
             self._tidy = True
 
 
