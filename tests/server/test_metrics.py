@@ -112,6 +112,17 @@ def test_given_claims_then_those_count_whose_transactions_are_in_progress(server
     assert server.samples()["tms_open_claims",] == 1
 
 
+def test_topics_beyond_the_limit_of_series_share_one(server: Server) -> None:
+    metrics = ServerMetrics(CollectorRegistry(), server.service)
+    for number in range(MOST_TOPICS + 5):
+        metrics.published(TopicId("default", f"t{number}"), 3, 0.001)
+    text = metrics.text("")[0].decode()
+    series = [line for line in text.splitlines() if line.startswith("tms_topic_messages_published_total{")]
+    assert len(series) == MOST_TOPICS + 1
+    assert series[-1].endswith(" 15.0")
+    assert "tms_messages_published_total 615.0" in text
+
+
 def published(metrics: ServerMetrics) -> dict[str, float]:
     return {
         sample.labels["topic"]: sample.value

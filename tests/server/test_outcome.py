@@ -20,6 +20,21 @@ async def give_up(wanted: Answer[str]) -> None:
         await waiting
 
 
+def test_outcome_of_a_thread_is_returned() -> None:
+    async def wait() -> str:
+        wanted: Answer[str] = Answer()
+        asyncio.get_running_loop().run_in_executor(None, wanted.settle, "written")
+        return await outcome(wanted)
+
+    assert asyncio.run(wait()) == "written"
+
+
+def test_outcome_that_is_set_is_returned_at_once() -> None:
+    wanted: Answer[str] = Answer()
+    wanted.settle("written")
+    assert asyncio.run(outcome(wanted)) == "written"
+
+
 @in_event_loop
 async def test_outcome_of_a_waiter_that_stops_is_not_cancelled() -> None:
     wanted: Answer[str] = Answer()

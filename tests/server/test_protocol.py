@@ -632,3 +632,19 @@ def test_given_any_answer_on_a_connection_that_stays_then_it_comes_whole(port: i
             client.send(method, "/", body)
             found = client.answer(head=method == "HEAD")
             assert (found.status, found.body) == (200, b"" if method == "HEAD" else body)
+
+
+def test_small_answer_is_written_once(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    seen: list[Written] = []
+    joining = protocol._Joining
+
+    def spied(transport: asyncio.Transport) -> object:
+        seen.append(Written(transport))
+        return joining(seen[-1])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(protocol, "_Joining", spied)
+    with Client(port) as client:
+        assert client.ask("POST", "/", b"body").body == b"body"
+    ((piece,),) = (transport.pieces for transport in seen)
+    assert piece is not None
+    assert piece.endswith(b"\r\n\r\nbody")
