@@ -216,7 +216,7 @@ def test_late_writes_of_forgotten_transactions_are_forgotten(manager: Transactio
         manager.abort(one)
         manager.end_write(one.transaction_id)
         manager.truncate_invalid([one.transaction_id])
-    assert len(manager._writes._left) <= 101
+    assert len(manager._writes._places) <= 101
 
 
 def test_abort_of_what_is_left_makes_it_invalid_and_says_where(
@@ -242,7 +242,7 @@ def test_commits_of_what_was_written_leave_nothing_in_memory(manager: Transactio
         manager.commit(one.transaction_id)
         # Late, it is not noted at all.
         manager.note_written(one.transaction_id, "default:orders")
-    assert not manager._writes._left
+    assert not manager._writes._places
 
 
 # --- the invalid list ------------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def test_ledger_of_invalid_transactions_is_bounded_and_complete(
     for transaction in begun:
         manager.note_written(transaction.transaction_id, "default:orders")
         manager.invalidate(transaction.transaction_id)
-    assert len(manager._writes._left) <= 20
+    assert len(manager._writes._places) <= 20
     for transaction in begun:
         manager.abort(transaction)
         assert manager.status(transaction.transaction_id) == "invalid"

@@ -54,7 +54,7 @@ def list_consumers(options: Remote, pattern: str) -> None:
       tms consumer list 'shop:*' --format json
     """
     found: list[tuple[TopicId, ConsumerPosition]] = []
-    left_out = 0
+    skipped_count = 0
     with options.client() as client:
         for topic in matching_topics(client, pattern):
             try:
@@ -62,9 +62,9 @@ def list_consumers(options: Remote, pattern: str) -> None:
             except (Forbidden, TopicNotFound):
                 if not _SEVERAL.search(pattern):
                     raise
-                left_out += 1
-    if left_out:
-        topics = "1 topic was" if left_out == 1 else f"{left_out} topics were"
+                skipped_count += 1
+    if skipped_count:
+        topics = "1 topic was" if skipped_count == 1 else f"{skipped_count} topics were"
         click.echo(f"{topics} left out: no permission to consume there, or deleted since", err=True)
 
     def lines() -> Iterator[str]:
@@ -174,15 +174,15 @@ def _redriven(client: Client, dead: TopicId, topic: TopicId, limit: int | None) 
     except TopicNotFound as error:
         hint = f"{topic} has dead letters only if a worker sets max_deliveries."
         raise TopicNotFound(error.message, hint) from error
-    moved, goes_on = 0, last != MessageId(0, 0)
-    while goes_on and (limit is None or moved < limit):
+    moved, has_more = 0, last != MessageId(0, 0)
+    while has_more and (limit is None or moved < limit):
         most = _REDRIVEN if limit is None else min(_REDRIVEN, limit - moved)
         with client.transaction() as tx:
             batch = list(tx.consume(dead, _REDRIVE, limit=most))
             tx.publish(topic, [message.payload for message in batch])
         moved += len(batch)
         # Messages that fail again come after it, and would be redriven without end.
-        goes_on = bool(batch) and batch[-1].id < last
+        has_more = bool(batch) and batch[-1].id < last
     return moved
 
 

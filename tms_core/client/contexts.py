@@ -148,16 +148,16 @@ class AsyncTransactionContext(_Context):
     ) -> AsyncIterator[Message]:
         """Read the unread messages of a consumer, as :meth:`TransactionContext.consume`."""
         rotation = self._rotation(topic, consumer)
-        left = limit
-        while left is None or left > 0:
-            found = await self._work.next_batch(rotation, consumer, left, order)
+        remaining = limit
+        while remaining is None or remaining > 0:
+            found = await self._work.next_batch(rotation, consumer, remaining, order)
             if found is None:
                 return
             _, claims, batch = found
             for message in batch.messages:
                 claims.delivered_id = message.id
                 yield message
-            left = None if left is None else left - len(batch.messages)
+            remaining = None if remaining is None else remaining - len(batch.messages)
 
     async def register(self, participant: Participant) -> None:
         """Add a participant: its writes and the messages become visible together, or not at all."""
@@ -206,16 +206,16 @@ class TransactionContext(_Context):
             ConsumerConflict: the transaction has ended, or is too old.
         """
         rotation = self._rotation(topic, consumer)
-        left = limit
-        while left is None or left > 0:
-            found = run(self._work.next_batch(rotation, consumer, left, order))
+        remaining = limit
+        while remaining is None or remaining > 0:
+            found = run(self._work.next_batch(rotation, consumer, remaining, order))
             if found is None:
                 return
             _, claims, batch = found
             for message in batch.messages:
                 claims.delivered_id = message.id
                 yield message
-            left = None if left is None else left - len(batch.messages)
+            remaining = None if remaining is None else remaining - len(batch.messages)
 
     publish = waits(AsyncTransactionContext.publish)
     register = waits(AsyncTransactionContext.register)

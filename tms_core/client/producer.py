@@ -119,12 +119,12 @@ class Instance:
     async def _end(self, pointers: Sequence[int]) -> dict[int, str]:
         """Invalidate transactions of older instances, and return the outcome of each."""
         committed = await visible_now(self.core, pointers)
-        left = [pointer for pointer in pointers if pointer not in committed]
-        for transaction_id in await self._transactions_of(left):
+        uncommitted = [pointer for pointer in pointers if pointer not in committed]
+        for transaction_id in await self._transactions_of(uncommitted):
             await self._invalidate(transaction_id)
-        if left:
+        if uncommitted:
             # A transaction may have been committed between the snapshot and its invalidation.
-            committed |= await visible_now(self.core, left)
+            committed |= await visible_now(self.core, uncommitted)
         return {pointer: "committed" if pointer in committed else "aborted" for pointer in pointers}
 
     async def _transactions_of(self, pointers: Sequence[int]) -> set[int]:

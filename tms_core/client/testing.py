@@ -100,8 +100,8 @@ def in_process(*, clock: Clock | None = None, store: Store | None = None) -> Ite
         ThreadPoolExecutor(_THREADS, thread_name_prefix="in-process") as threads,
     ):
         metrics = ServerMetrics(CollectorRegistry(), service)
-        here = ServerContext(service, threads, metrics, _MAX_REQUEST_BYTES)
-        listener = Listener(make_app(here), "127.0.0.1", 0, options=_LISTENER, ending=here.waiting.close)
+        context = ServerContext(service, threads, metrics, _MAX_REQUEST_BYTES)
+        listener = Listener(make_app(context), "127.0.0.1", 0, options=_LISTENER, ending=context.waiting.close)
         listener.start()
         try:
             yield InProcess(listener.url, service, store, manager, clock)

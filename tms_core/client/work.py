@@ -124,7 +124,7 @@ class Worker:
         found: list[Message] = []
         while True:
             try:
-                await self._finish(goes_on=True)
+                await self._finish(starts_next=True)
                 # A server that does not respond is not an idle topic: the program must not take it for the end of its
                 # work. Therefore one more attempt decides.
                 if self.stop.is_set() or (self._is_over() and not self._is_cut_off):
@@ -173,9 +173,9 @@ class Worker:
             await self.give_back()
             return
         claims.delivered_id = done
-        await self._finish(goes_on=False)
+        await self._finish(starts_next=False)
 
-    async def _finish(self, *, goes_on: bool) -> None:
+    async def _finish(self, *, starts_next: bool) -> None:
         """Commit or roll back the transaction of the current batch.
 
         Args:
@@ -189,7 +189,7 @@ class Worker:
             await current.roll_back()
         else:
             try:
-                if goes_on and not self.stop.is_set():
+                if starts_next and not self.stop.is_set():
                     self._current = await current.commit_and_begin()
                 else:
                     await current.commit()
@@ -266,10 +266,10 @@ class Worker:
         for topic in cycle(places):
             waited = False
             for one, seconds in {topic: wait_seconds, **dict.fromkeys(places.keys() - {topic}, 0)}.items():
-                left = seconds if ends is None else min(seconds, ends - self.core.monotonic())
-                if self.stop.is_set() or self._is_over() or left < 0:
+                pause_seconds = seconds if ends is None else min(seconds, ends - self.core.monotonic())
+                if self.stop.is_set() or self._is_over() or pause_seconds < 0:
                     return
-                call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=int(left))
+                call = calls.poll(one, places[one], 1, None, inclusive=True, wait_seconds=int(pause_seconds))
                 reading = await self.core.open_once(call)
                 try:
                     # A sealed topic gets no message: its successors have to be read instead.

@@ -106,7 +106,7 @@ class BoundedAudit:
         if self._written[event] > MOST_PER_MINUTE:
             self._suppressed[event] += 1
             return
-        left_out = self._suppressed.pop(event, 0)
+        suppressed = self._suppressed.pop(event, 0)
         record(
             event,
             principal=principal,
@@ -114,5 +114,5 @@ class BoundedAudit:
             verb=verb,
             object_=object_,
             result="refused",
-            suppressed=left_out,
+            suppressed=suppressed,
         )

@@ -355,7 +355,7 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
         StoreError: the store could not be read.
         FormatError: a row of the side table is damaged.
     """
-    open_pointers, left = manager.visibility().open_pointers, MOST_ROWS
+    open_pointers, remaining = manager.visibility().open_pointers, MOST_ROWS
     if not open_pointers:
         return
     claims = ((claim.pointer, group.label) for _, group, claim in all_claims(side))
@@ -369,9 +369,9 @@ def find_undecided(store: Reads, side: SideTable, manager: TransactionManager) -
     for topic in living_topics(store.metadata.rows()):
         prefix = topic.rows_prefix
         start: bytes | None = prefix + first
-        while start is not None and left > 0:
+        while start is not None and remaining > 0:
             page = store.message.read(CELLS, start, prefix + NEGATIVE, PAGE_ROWS)
-            left, start = left - PAGE_ROWS, page.resume
+            remaining, start = remaining - PAGE_ROWS, page.resume
             for cell in page.items:
                 if cell.pointer in open_pointers and len(cell.key) == len(prefix) + MESSAGE_TAIL_BYTES:
                     publish_ms, _ = id_parts(int.from_bytes(cell.key[len(prefix) :], "big"))
@@ -396,10 +396,10 @@ def may_have_undecided(store: Reads) -> bool:
         StoreError: the store could not be read.
     """
     start: bytes | None = b""
-    left = MOST_ROWS
-    while start is not None and left > 0:
+    remaining = MOST_ROWS
+    while start is not None and remaining > 0:
         page = store.message.read(CELLS, start, None, PAGE_ROWS)
         if any(cell.pointer > 0 for cell in page.items):
             return True
-        left, start = left - PAGE_ROWS, page.resume
+        remaining, start = remaining - PAGE_ROWS, page.resume
     return start is not None

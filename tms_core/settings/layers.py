@@ -291,5 +291,5 @@ def closest(path: str, known: Iterable[str]) -> str | None:
         if name.replace(".", "_") == path.replace(".", "_"):
             return name
     last = path.rpartition(".")[2]
-    alike = difflib.get_close_matches(path, known, n=5, cutoff=0.6)
-    return next((name for name in alike if difflib.get_close_matches(last, [name.rpartition(".")[2]])), None)
+    matches = difflib.get_close_matches(path, known, n=5, cutoff=0.6)
+    return next((name for name in matches if difflib.get_close_matches(last, [name.rpartition(".")[2]])), None)

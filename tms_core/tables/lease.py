@@ -179,13 +179,13 @@ class Lease:
                 )
             fence = record.fence + 1 if record else 1
             now_ms = self._clock.now_ms()
-            taken = LeaseRecord(self._holder, fence, 0, now_ms, self._seconds, self.address, store=self._store)
+            own_record = LeaseRecord(self._holder, fence, 0, now_ms, self._seconds, self.address, store=self._store)
             # The time before the write: a challenger may have seen the record any time after it, so a later time would
             # overstate `left_ms`.
             started_ms = self._clock.monotonic_ms()
-            if not self._cell.swap_lease(present, taken.pack()):
+            if not self._cell.swap_lease(present, own_record.pack()):
                 raise LeaseHeld("Another process took the lease at this moment.", "Try again.")
-            self._mine, self._renewed_at_ms, self.fence = taken.pack(), started_ms, fence
+            self._mine, self._renewed_at_ms, self.fence = own_record.pack(), started_ms, fence
 
     def renew(self) -> None:
         """Renew the lease.

@@ -126,9 +126,9 @@ def place_request(lane: int, sequence: int, at: int) -> int:
     place = sequence % _PLACES << (_LANE_BITS if lane else _PLACE_BITS)
     if lane:
         place += lane - 1 << _PLACE_BITS
-    taken = at & _TAKEN
-    first = at - taken + place
-    return first if taken <= place else first + _MILLISECOND
+    offset = at & _TAKEN
+    first = at - offset + place
+    return first if offset <= place else first + _MILLISECOND
 
 
 @dataclass(slots=True)

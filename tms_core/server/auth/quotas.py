@@ -26,7 +26,7 @@ class _Usage:
     """The usage of a principal; ``bytes_left`` is negative if it has a debt."""
 
     requests: int
-    bytes_left: float
+    bytes_remaining: float
     at_ms: int
 
 
@@ -64,11 +64,11 @@ class Quotas:
                 "Wait for their answers, or ask the operator of this server (server.auth.quotas).",
                 1.0,
             )
-        if quota.bytes_per_second is not None and use.bytes_left <= 0:
+        if quota.bytes_per_second is not None and use.bytes_remaining <= 0:
             raise QuotaExceeded(
                 f"{principal} is above its quota of {quota.bytes_per_second} bytes per second.",
                 "Send less, or ask the operator of this server (server.auth.quotas).",
-                max(1.0, -use.bytes_left / quota.bytes_per_second),
+                max(1.0, -use.bytes_remaining / quota.bytes_per_second),
             )
         use.requests += 1
         try:
@@ -80,7 +80,7 @@ class Quotas:
         """Count transferred bytes of a principal."""
         quota = self.of(principal)
         if quota is not None and quota.bytes_per_second is not None:
-            self._use(principal, quota).bytes_left -= size
+            self._use(principal, quota).bytes_remaining -= size
 
     def require_topics(self, principal: str, present: int) -> None:
         """Check that a principal may create one more topic.
@@ -109,7 +109,7 @@ class Quotas:
             use = self._uses[principal] = _Usage(0, rate, now_ms)
             self._forget()
         self._uses.move_to_end(principal)
-        use.bytes_left = min(rate, use.bytes_left + rate * (now_ms - use.at_ms) / 1000)
+        use.bytes_remaining = min(rate, use.bytes_remaining + rate * (now_ms - use.at_ms) / 1000)
         use.at_ms = now_ms
         return use
 

@@ -178,11 +178,11 @@ class HBaseMessageTable(HBaseTable, MessageTable):
         """Replace pointers; further bytes of a cell, which CDAP does not read, stay."""
         rows = self._salts.rows
         done = rows.replace(POINTER_COLUMN, changes)
-        left = [change for change, made in zip(changes, done, strict=True) if not made]
-        values = rows.values([row for row, _, _ in left], POINTER_COLUMN)
+        unchanged = [change for change, made in zip(changes, done, strict=True) if not made]
+        values = rows.values([row for row, _, _ in unchanged], POINTER_COLUMN)
         longer = {
             row: (row, value, new + value[_POINTER_BYTES:])
-            for row, old, new in left
+            for row, old, new in unchanged
             if len(value := values.get(row, b"")) > _POINTER_BYTES and value.startswith(old)
         }
         made_longer = dict(zip(longer, rows.replace(POINTER_COLUMN, list(longer.values())), strict=True))

@@ -98,13 +98,13 @@ class Regions:
         for region in regions:
             if self._clock.monotonic_ms() - began_ms > LONGEST_MS:
                 return
-            start, there = region["start_key"], KeyRange(region["start_key"], region["end_key"] or None)
-            if not any(_meet(there, other) for other in ranges):
+            start, region_range = region["start_key"], KeyRange(region["start_key"], region["end_key"] or None)
+            if not any(_meet(region_range, other) for other in ranges):
                 continue
             deleted = self._in_files[start]
             if deleted < max(WORTHWHILE_ROWS, self._count_again_at.get(start, 0)):
                 continue
-            if count_rows(there, deleted + 1) > deleted:
+            if count_rows(region_range, deleted + 1) > deleted:
                 # Counting costs about as much as deleting did, so it is not done again for a few rows more.
                 self._count_again_at[start] = 2 * deleted
                 continue

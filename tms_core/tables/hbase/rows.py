@@ -254,8 +254,8 @@ class HBaseRows:
         """Request the compaction of regions if it is worthwhile; HBase compacts in the background."""
         self.regions.compact(ranges, self._count)
 
-    def _count(self, there: KeyRange, limit: int) -> int:
-        found, (start, stop) = 0, there
+    def _count(self, key_range: KeyRange, limit: int) -> int:
+        found, (start, stop) = 0, key_range
         while found < limit:
             rows, ended = self.fetch(start, stop, min(BATCH_ROWS, limit - found), FIRST_KEYS)
             found += len(rows)
@@ -307,19 +307,19 @@ class HBaseRows:
 
     def _make_sure(self, rows: Sequence[bytes], newest_ms: int) -> None:
         """Read deleted rows, and delete remaining ones again."""
-        left = self._remaining(rows)
+        remaining = self._remaining(rows)
         for _ in range(_ATTEMPTS):
-            newest_ms = max([newest_ms, *left.values()])
+            newest_ms = max([newest_ms, *remaining.values()])
             with self._lock:
                 self.ahead_ms = max(self.ahead_ms, newest_ms - self._clock.now_ms())
-            if not left:
+            if not remaining:
                 return
             # HBase keeps a cell that is newer than its marker, so mark with the highest timestamp that was read.
-            self.mark(list(left), newest_ms)
-            left = self._remaining(list(left))
+            self.mark(list(remaining), newest_ms)
+            remaining = self._remaining(list(remaining))
         raise StoreError(
-            f"{len(left)} rows of {self.name.decode()} are still there after {_ATTEMPTS} deletes, "
-            f"the first one {next(iter(left)).hex()}.",
+            f"{len(remaining)} rows of {self.name.decode()} are still there after {_ATTEMPTS} deletes, "
+            f"the first one {next(iter(remaining)).hex()}.",
             "See whether something writes them, and whether the clocks of HBase's servers agree.",
         )
 

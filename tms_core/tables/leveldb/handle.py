@@ -157,16 +157,16 @@ def _require_room(folder: Path, more_bytes: int) -> None:
     Raises:
         OSError: the disk has too little room, so the opening would fail half-way.
     """
-    left = _ROOM_BYTES + more_bytes
+    remaining = _ROOM_BYTES + more_bytes
     for log in folder.glob("*.log"):
         # A log that disappears has become a table.
         with suppress(FileNotFoundError):
-            left += log.stat().st_size
+            remaining += log.stat().st_size
     probe = folder / _PROBE
     try:
         with probe.open("wb", buffering=0) as file:
-            while left > 0:
-                left -= file.write(bytes(min(left, _CHUNK_BYTES)))
+            while remaining > 0:
+                remaining -= file.write(bytes(min(remaining, _CHUNK_BYTES)))
             os.fsync(file.fileno())
     finally:
         # LevelDB removes such files too.

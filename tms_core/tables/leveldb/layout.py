@@ -100,11 +100,11 @@ def holds_database(folder: Path) -> bool:
         return False
     if (folder / "CURRENT").exists():
         return True
-    left = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".ldb", ".sst", ".log"))
-    if left:
+    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in (".ldb", ".sst", ".log"))
+    if names:
         # LevelDB would make an empty database here, and remove the files.
         raise StoreError(
-            f"{folder} has data ({left[0]}) but no CURRENT file.",
+            f"{folder} has data ({names[0]}) but no CURRENT file.",
             "Nothing was changed. Restore the folder from a backup, or try repair_db (plyvel) on a copy of it.",
         )
     return False

@@ -251,8 +251,8 @@ def find_damage(log: bytes) -> Damage | None:
     #: The size of an incomplete record so far, in bytes; None: there is no such record.
     incomplete_bytes: int | None = None
     while len(log) - at >= HEADER.size:
-        if (left := _block_stop(at) - at) < HEADER.size:
-            at += left
+        if (room := _block_stop(at) - at) < HEADER.size:
+            at += room
             continue
         if problem := _problem(log, at):
             return _find_damage(log, at, problem)

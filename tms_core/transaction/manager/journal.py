@@ -175,9 +175,9 @@ class LogFile(GroupLog):
 
 def write_all(file: int, data: bytes) -> None:
     """Write all of ``data``; one system call may write less."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(file, left) :]
+    remaining = memoryview(data)
+    while remaining:
+        remaining = remaining[os.write(file, remaining) :]
 
 
 def sync_folder(folder: Path) -> None:

@@ -190,11 +190,13 @@ class TransactionManager(DurableState):
         with self.deciding() as state:
             entry = state.in_progress.get(pointer)
             named = tuple(one for one in later if one in state.in_progress or one in state.invalid)
-            left = self._writes.places({pointer, *later, *(entry.checkpoints if entry else ())})
-            if entry is not None and left:
-                logger.info("transaction %d is invalidated, not aborted: not rolled back: %s", pointer, ", ".join(left))
+            places = self._writes.places({pointer, *later, *(entry.checkpoints if entry else ())})
+            if entry is not None and places:
+                logger.info(
+                    "transaction %d is invalidated, not aborted: not rolled back: %s", pointer, ", ".join(places)
+                )
                 self.record(Edit(pointer, EditState.INVALID))
-            elif entry is not None or (pointer in state.invalid and not left and pointer > state.recovered_pointer):
+            elif entry is not None or (pointer in state.invalid and not places and pointer > state.recovered_pointer):
                 if entry is not None and entry.is_long:
                     # A second abort, by its id or as a short transaction, must not remove it from the invalid list.
                     self._writes.add(pointer, "a long transaction", 1)

@@ -123,14 +123,14 @@ class ManagerState:
         for pointer, entry in self.in_progress.items():
             transaction = self.in_progress[parents.get(pointer, pointer)]
             own_ms = entry.expiration_ms - transaction_ms(transaction.write_pointer)
-            left_ms = entry.expiration_ms - now_ms
+            remaining_ms = entry.expiration_ms - now_ms
             if own_ms > 0:
-                left_ms = min(left_ms, own_ms)
+                remaining_ms = min(remaining_ms, own_ms)
             elif not transaction.is_long:
                 # The clock was set back before the start, so the id does not show when that was. Since then the clock
                 # may have been set back further: too early an end is safe, and a late one holds up all readers.
-                left_ms = min(left_ms, DEFAULT_TIMEOUT_SECONDS * 1000)
-            self.deadlines.setdefault(pointer, monotonic_ms + max(0, left_ms))
+                remaining_ms = min(remaining_ms, DEFAULT_TIMEOUT_SECONDS * 1000)
+            self.deadlines.setdefault(pointer, monotonic_ms + max(0, remaining_ms))
 
     def remember(self, previous: ManagerState) -> None:
         """Take over the facts of transactions in progress that are not in the log, from the state of this process."""

@@ -27,7 +27,7 @@ class WriteLedger:
     def __init__(self) -> None:
         self.unknown_to = 0
         self._under_way: Counter[int] = Counter()
-        self._left: dict[int, Counter[str]] = {}
+        self._places: dict[int, Counter[str]] = {}
 
     def begin(self, pointer: int) -> None:
         """Count a write that starts."""
@@ -39,9 +39,9 @@ class WriteLedger:
         Args:
             late: whether its transaction was decided before; then its rows may never be rolled back.
         """
-        left = self._under_way.pop(pointer) - 1
-        if left:
-            self._under_way[pointer] = left
+        count = self._under_way.pop(pointer) - 1
+        if count:
+            self._under_way[pointer] = count
         if late:
             self.add(pointer, _LATE, 1)
 
@@ -52,18 +52,18 @@ class WriteLedger:
 
     def add(self, pointer: int, place: str, number: int) -> None:
         """Count rows with a pointer in a place."""
-        self._left.setdefault(pointer, Counter())[place] += number
+        self._places.setdefault(pointer, Counter())[place] += number
 
     def take_back(self, pointer: int, place: str, number: int | None) -> None:
         """Subtract rolled back rows; None: all rows of the place."""
-        places = self._left.get(pointer)
+        places = self._places.get(pointer)
         if places is None:
             return
         places[place] = 0 if number is None else places[place] - number
         if places[place] <= 0:
             del places[place]
         if not places:
-            del self._left[pointer]
+            del self._places[pointer]
 
     def places(self, pointers: Iterable[int]) -> list[str]:
         """Return the places with rows of some pointers, in order; empty: all rows were rolled back."""
@@ -73,13 +73,13 @@ class WriteLedger:
                 found.add(_LATE)
             if pointer <= self.unknown_to:
                 found.add("writes that the ledger has forgotten")
-            found.update(self._left.get(pointer, ()))
+            found.update(self._places.get(pointer, ()))
         return sorted(found)
 
     def forget(self, pointers: Iterable[int]) -> None:
         """Forget pointers whose outcome is final."""
         for pointer in pointers:
-            self._left.pop(pointer, None)
+            self._places.pop(pointer, None)
 
     def prune(self, most: int, is_needed: Callable[[int], bool]) -> None:
         """Forget unneeded pointers once there are many more than the needed ones.
@@ -89,9 +89,9 @@ class WriteLedger:
         Args:
             most: the most needed pointers.
         """
-        if len(self._left) > min(2 * most + _SPARE, _MOST):
-            self._left = {pointer: places for pointer, places in self._left.items() if is_needed(pointer)}
+        if len(self._places) > min(2 * most + _SPARE, _MOST):
+            self._places = {pointer: places for pointer, places in self._places.items() if is_needed(pointer)}
             # Down to half of the limit, so that this rarely sorts.
-            for pointer in sorted(self._left)[: max(0, len(self._left) - _MOST // 2)]:
-                del self._left[pointer]
+            for pointer in sorted(self._places)[: max(0, len(self._places) - _MOST // 2)]:
+                del self._places[pointer]
                 self.unknown_to = max(self.unknown_to, pointer)

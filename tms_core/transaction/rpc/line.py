@@ -232,10 +232,10 @@ class SocketConnection:
     def _read(self, size: int, ends: float) -> bytes:
         parts: list[bytes] = []
         while size:
-            left = ends - time.monotonic()
-            if left <= 0:
+            remaining = ends - time.monotonic()
+            if remaining <= 0:
                 raise TimeoutError
-            self._socket.settimeout(left)
+            self._socket.settimeout(remaining)
             data = self._socket.recv(min(size, _CHUNK_BYTES))
             if not data:
                 raise EOFError("the service closed the connection")

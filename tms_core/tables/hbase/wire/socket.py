@@ -111,10 +111,10 @@ class TimedSocket:
         self._socket.close()
 
     def _seconds_left(self) -> float:
-        left = self._ends - time.monotonic()
-        if left <= 0:
+        remaining = self._ends - time.monotonic()
+        if remaining <= 0:
             raise TimeoutError
-        return left
+        return remaining
 
     @contextmanager
     def _tls_failures(self) -> Iterator[None]:
