@@ -135,6 +135,17 @@ def test_poll_without_an_answer_is_sent_again(server: InProcess, faults: Faults,
         assert faults.seen["poll"] == 3 + ATTEMPTS
 
 
+def test_publish_to_a_stopping_server_is_sent_again(server: InProcess) -> None:
+    answers = iter([503, 503, 200])
+
+    def handle(_: httpx2.Request) -> httpx2.Response:
+        return httpx2.Response(next(answers), content=b"The server is stopping.")
+
+    with server.client(transport=httpx2.MockTransport(handle), pause=lambda *_: None) as client:
+        client.publish(TOPIC, [b"x"])
+        assert list(answers) == []
+
+
 def test_given_pauses_when_tried_again_then_they_grow_and_nobody_waits_for_nothing(server: InProcess) -> None:
     waited: list[float] = []
     transport = httpx2.MockTransport(lambda _: httpx2.Response(503, content=b"The server is stopping."))

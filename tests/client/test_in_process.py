@@ -22,6 +22,7 @@ from tms_core.client.testing import InProcess, in_process
 from tms_core.errors import StoreError
 from tms_core.messaging.fetcher import Fetch
 from tms_core.messaging.model import FetchedMessage as Stored
+from tms_core.tables.memory import MemoryStore
 
 
 def test_in_process_server_leaves_no_thread_and_no_port() -> None:
@@ -41,6 +42,13 @@ def test_in_process_server_leaves_no_thread_and_no_port() -> None:
     assert set(threading.enumerate()) == before
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
+
+
+def test_store_of_the_caller_outlives_the_server() -> None:
+    store = MemoryStore()
+    with in_process(store=store) as server, server.client() as client:
+        client.create_topic(ORDERS)
+    assert len(store.metadata.rows()) == 1
 
 
 def test_reader_that_left_early_does_not_hold_the_server() -> None:

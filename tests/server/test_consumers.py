@@ -34,6 +34,16 @@ def server(clock: ManualClock) -> Iterator[Serving]:
         yield running
 
 
+def test_position_that_is_put_is_shown_and_replaced_by_a_later_one(topic: TopicClient) -> None:
+    topic.publish("a", "b")
+    first, second = ids_of(topic)
+    for id_ in (first, second, first.upper()):
+        done = put(topic, "billing", id_)
+        assert (done.status, done.body) == (200, b"")
+        found = topic.client.ask("GET", f"{topic.path}/consumers/billing")
+        assert (found.status, found.json) == (200, {"position": id_.lower()})
+
+
 def test_list_of_consumers_has_lags_and_moves_nothing(server: Serving, clock: ManualClock) -> None:
     with Client(server.port) as client:
         topic = TopicClient(client, "orders").create(ttl="60")
@@ -54,6 +64,13 @@ def test_list_of_consumers_has_lags_and_moves_nothing(server: Serving, clock: Ma
             listed = client.ask("GET", f"{topic.path}/consumers")
             assert (listed.status, listed.json) == (200, [{**one, **same} for one in expected])
             assert ids_of(topic) == ids
+
+
+def test_delete_of_a_consumer_removes_it_and_a_second_one_is_404(topic: TopicClient) -> None:
+    put(topic, "billing", START)
+    path = f"{topic.path}/consumers/billing"
+    assert [topic.client.ask("DELETE", path).status for _ in range(2)] == [200, 404]
+    assert topic.client.ask("GET", f"{topic.path}/consumers").json == []
 
 
 @pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])

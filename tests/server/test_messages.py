@@ -228,6 +228,21 @@ def test_poll_before_an_undecided_message_says_its_position(topic: TopicClient) 
     assert topic.poll(startFrom={"id": found.headers["x-tms-position"]}, transaction=later) == ["b"]
 
 
+@pytest.mark.parametrize("language", ["avro", "json"])
+def test_waiting_poll_is_answered_with_a_new_message(shared: Serving, topic: TopicClient, language: str) -> None:
+    with Client(shared.port) as waiting:
+        if language == "avro":
+            headers = {"content_type": AVRO, "x_tms_wait_seconds": "60"}
+            waiting.send("POST", f"{topic.path}/poll", EVERYTHING, **headers)
+        else:
+            waiting.send("POST", f"{topic.path}/poll", b'{"waitSeconds": 60}', content_type="application/json")
+        wait_until(lambda: shared.context.waiting.polls)
+        topic.publish("a")
+        found = waiting.answer()
+        assert b"a" in found.body
+    assert not shared.context.waiting.polls
+
+
 def test_poll_that_waits_ends_at_an_undecided_message(shared: Serving, topic: TopicClient) -> None:
     view = {"transaction": reading(NOW_POINTER, own=NOW_POINTER + 1, open_=(NOW_POINTER,)), "waitSeconds": 60}
     with Client(shared.port) as waiting:
