@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import each_raises, raising
-from tests.transaction.managers import BASE, NOW_MS, SpyStorage
+from tests.transaction.managers import BASE, NOW_MS, SpyStorage, state
 from tms_core.clock import ManualClock
 from tms_core.errors import (
     BadArgument,
@@ -74,6 +74,13 @@ def test_given_a_timeout_that_none_can_have_when_started_then_it_is_refused(cloc
 
 
 # --- conflicts -------------------------------------------------------------------------------------------------------
+
+
+def test_commit_beside_long_transactions_keeps_no_changes(manager: TransactionManager) -> None:
+    long = manager.start_long()
+    committed(manager, b"k")
+    assert state(manager).committed == {}
+    manager.can_commit(long.transaction_id, [b"k"])
 
 
 @pytest.mark.parametrize(

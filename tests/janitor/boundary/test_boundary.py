@@ -136,6 +136,10 @@ def test_given_a_gap_when_asked_then_nothing_is_proven_and_no_limit_is_shown() -
     assert boundary == Boundary(None, obstacles=("no pass has covered the keys from 6d on",))
 
 
+def test_boundary_that_does_not_exist_keeps_all_obstacles() -> None:
+    assert Boundary.none("one", "two") == Boundary(None, (), ("one", "two"))
+
+
 @pytest.mark.parametrize(
     ("intervals", "gap"),
     [

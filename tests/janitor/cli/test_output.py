@@ -28,6 +28,22 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.topic import TopicId
 
 
+def test_run_prints_what_it_deleted_and_no_next_command(kit: CommandKit) -> None:
+    shown = re.sub(r"[\d.]+ kB", "… kB", kit.janitor("run --once --adopt").out).splitlines()
+    assert [line.split() for line in shown[2:5]] == [
+        ["default:orders", "1", "message", "expired", "2", "58", "B", "3", "d", "2", "d"],
+        ["default:orders", "1", "message", "invert", "1", "29", "B", "3", "h", "3", "h"],
+        ["default:retired", "1", "message", "old", "generation", "1", "30", "B", "1", "h", "1", "h"],
+    ]
+    assert shown[5:8] == [
+        "rows: 2 expired, 1 of old generations deleted, 1 of invalid transactions inverted",
+        "size: 88 B of rows deleted",
+        "the store: … kB before, … kB after",
+    ]
+    assert shown[8].startswith(f"proven clean up to transaction {INVALID} (")
+    assert len(shown) == 9
+
+
 def test_summary_has_a_line_for_each_topic_by_size(kit: CommandKit) -> None:
     lines = kit.janitor("plan --summary").out.splitlines()
     table = lines[1 : next(at for at, line in enumerate(lines) if line.startswith("rows:"))]
@@ -172,6 +188,19 @@ def test_given_64_bit_ids_in_json_then_they_are_strings(kit: CommandKit) -> None
     figures = kit.janitor("inspect snapshot --format json").json
     assert figures["invalid"] == [str(INVALID)]
     assert figures["write_pointer"] == str(pointer(NOW_MS - SECOND))
+
+
+def test_run_logs_its_start_and_its_counts(kit: CommandKit) -> None:
+    said = [json.loads(line) for line in kit.janitor("run --once --adopt --log-format json").err.splitlines()]
+    assert said[0]["message"] == f"the store is open to be written: {kit.store}"
+    last = said[-1]
+    assert last["level"] == "info"
+    assert {name: last[name] for name in ("expired", "old_generation", "invalid_transaction", "held")} == {
+        "expired": 2,
+        "old_generation": 1,
+        "invalid_transaction": 1,
+        "held": 0,
+    }
 
 
 def test_given_a_guard_that_trips_and_a_snapshot_passed_over_then_both_are_logged(kit: CommandKit) -> None:

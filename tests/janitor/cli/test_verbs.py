@@ -56,6 +56,15 @@ def test_given_a_held_topic_and_a_clock_that_jumped_then_each_is_approved_by_its
     assert {entry["held"] for entry in kit.janitor("run --once --format json").json["topics"]} == {None}
 
 
+def test_inspect_message_decodes_counts_and_consumes_nothing(kit: CommandKit) -> None:
+    for _ in range(2):
+        found = kit.janitor("inspect message --limit 1 --format json").json
+        assert found["counts"] == {"plain": 4, "transactional": 1, "invalid": 1}
+        assert found["min_transaction_ms"] == NOW_MS - 4 * HOUR
+        [row] = found["rows"]
+        assert (row["topic"], row["publish_ms"], row["kind"]) == ("default:orders", NOW_MS - 3 * DAY, "plain")
+
+
 def test_given_an_empty_table_then_that_is_said(kit: CommandKit) -> None:
     assert kit.janitor("inspect payload").out == "no rows\n"
 
@@ -67,6 +76,13 @@ def test_inspect_meta_of_an_unreadable_topic_escapes_its_text(kit: CommandKit) -
     assert "default:odd" in shown.out
     assert "\x1b" not in shown.out
     assert "1 deleted, 1 topics, 1 unreadable" in shown.out
+
+
+def test_inspect_snapshot_shows_transactions_with_their_times(kit: CommandKit) -> None:
+    shown = kit.janitor("inspect snapshot").out
+    assert "source: snapshot.1699999999000" in shown
+    assert "timestamp_ms: 1699999999000 (2023-11-14 22:13:19 UTC)" in shown
+    assert f"{INVALID}  invalid  2023-11-14 18:13:20 UTC" in shown
 
 
 def test_given_no_snapshot_when_inspected_then_1_and_why(kit: CommandKit) -> None:

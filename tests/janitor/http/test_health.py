@@ -178,6 +178,12 @@ def _asked(status: Status) -> set[str]:
     return {line.split('"')[1] for line in lines if line.startswith("tms_janitor_attention{") and line.endswith(" 1.0")}
 
 
+@pytest.mark.parametrize(("adopted_seconds_ago", "asked"), [(0, set()), (STUCK_SECONDS + 1, {"boundary_stuck"})])
+def test_metrics_of_an_old_boundary_ask_only_long_after_adoption(adopted_seconds_ago: int, asked: set[str]) -> None:
+    boundary = BoundaryFigures("1", last="1")
+    assert _asked(replace(CALM, boundary=boundary, adopted_ms=NOW_MS - adopted_seconds_ago * 1000)) == asked
+
+
 def test_metrics_without_a_transaction_system_ask_nobody_for_snapshot_or_boundary() -> None:
     old = SnapshotFigures(timestamp_ms=1, problem="not_configured")
     assert _asked(replace(CALM, adopted_ms=0, boundary=BoundaryFigures("1", last="1"), snapshot=old)) == set()

@@ -179,6 +179,16 @@ def test_given_a_snapshot_then_ids_are_strings_and_lists_are_cut_to_the_limit() 
     }
 
 
+@pytest.mark.parametrize(
+    ("bound", "refuted"), [(None, 0), (INVALID - 1, 0), (INVALID, 1), (INVALID + 1, 1)], ids=["none", "-1", "0", "+1"]
+)
+def test_audit_with_an_invalid_cell_refutes_the_boundary(store: MemoryStore, bound: int | None, refuted: int) -> None:
+    found = inspect.audit([store.message], bound, SNAPSHOT.is_invalid, nobody)
+    assert (found.cells, found.open_cells, found.refuted) == (4, 1, refuted)
+    assert len(found.sample_keys) == refuted
+    assert found.to_json()["boundary"] == (None if bound is None else str(bound))
+
+
 @given(
     st.lists(st.sampled_from([INVALID, OPEN, COMMITTED, -INVALID, -OPEN, 1, DAY]), max_size=30),
     st.sampled_from([None, 0, 1, INVALID - 1, INVALID, OPEN, COMMITTED]),

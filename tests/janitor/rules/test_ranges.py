@@ -46,6 +46,13 @@ def at(generation: int, time_ms: int) -> bytes:
     return time_prefix(PREFIX, generation, time_ms)
 
 
+def test_spans_at_a_cutoff_of_zero_have_no_rows() -> None:
+    topic = metadata(1)
+    oldest = MessageKey(TOPIC, 1, 0, 0).pack()
+    assert all(span.stop <= oldest for span in message_spans(topic, Frontier.open(60_000, topic)))
+    assert payload_spans(topic, Frontier.open(60_000, topic), None) == []
+
+
 OLD, EXPIRED = Rule.OLD_GENERATION, Rule.EXPIRED
 
 
@@ -228,6 +235,16 @@ def test_given_a_span_when_only_parts_are_allowed_then_the_parts_keep_what_it_sa
         span._replace(start=b"d", stop=b"e"),
         span._replace(start=b"g"),
     ]
+
+
+@pytest.mark.parametrize("allowed", [[], [KeyRange(b"a", b"b")], [KeyRange(b"h", b"z")], [KeyRange(b"c", b"c")]])
+def test_intersect_without_common_keys_is_empty(allowed: list[KeyRange]) -> None:
+    assert intersect([Span(b"b", b"h", OLD)], allowed) == []
+
+
+def test_intersect_with_an_endless_range_keeps_the_spans_end() -> None:
+    span = Span(b"b", b"h", OLD)
+    assert intersect([span], [KeyRange(b"c", None)]) == [span._replace(start=b"c")]
 
 
 def ranges(size: int) -> st.SearchStrategy[list[KeyRange]]:

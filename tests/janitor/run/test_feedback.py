@@ -36,7 +36,9 @@ from tms_core.topic import TopicId
 from tms_core.transaction.manager.manager import TransactionManager
 from tms_core.transaction.manager.storage import MemoryStorage
 from tms_core.transaction.model import VisibilityState
+from tms_core.transaction.rpc.client import TransactionClient
 from tms_core.transaction.rpc.line import ServiceUnavailable
+from tms_core.transaction.rpc.service import TransactionService
 from tms_core.transaction.source.source import Loaded
 
 ORDERS = TopicId.parse("default:orders")
@@ -244,6 +246,16 @@ def test_proven_ids_leave_in_batches(ready: FeedbackKit, monkeypatch: pytest.Mon
     ready.feed_back(told)
     assert ready.run().truncated == 7
     assert (told.batches, told.ids, ready.invalid()) == ([3, 3, 1], ready.aborted, [])
+
+
+def test_proven_ids_leave_the_list_over_thrift(ready: FeedbackKit, stack: ExitStack) -> None:
+    service = TransactionService(ready.manager, "127.0.0.1:0")
+    service.start()
+    stack.callback(service.stop)
+    client = stack.enter_context(TransactionClient(service.address, 60))
+    ready.feed_back(client)
+    ready.give_up()
+    assert (ready.run().truncated, ready.invalid()) == (2, ready.aborted[2:])
 
 
 def test_another_participant_keeps_the_list_and_is_reported(ready: FeedbackKit) -> None:

@@ -38,6 +38,22 @@ def both(*open_ids: OpenIdRecord, closed: list[int]) -> KnownIds:
     return KnownIds({record.pointer: record for record in open_ids}, array("q", closed))
 
 
+@pytest.mark.parametrize(
+    ("saved", "expected"),
+    [
+        (OpenIdRecord(5, 1, 30, 31), both(closed=[5, 7, 9])),
+        (OpenIdRecord(8, 1, 30, 31), both(OPEN, closed=[7, 8, 9])),
+        (OpenIdRecord(7, 1, 30), both(OPEN, OpenIdRecord(7, 1, 30), closed=[9])),
+    ],
+    ids=["closed", "new and closed", "open again"],
+)
+def test_known_ids_after_a_save_are_the_new_ones(state: State, saved: OpenIdRecord, expected: KnownIds) -> None:
+    state.save_open_ids([OTHER, OPEN, CLOSED])
+    known(state)
+    state.save_open_ids([saved])
+    assert known(state) == expected
+
+
 def test_known_ids_after_another_process_are_read_again(lasting: LastingMemories) -> None:
     with lasting.new() as state, lasting.again() as other:
         state.save_open_ids([OTHER, OPEN, CLOSED])
@@ -68,6 +84,19 @@ def test_known_ids_read_in_an_undone_transaction_do_not_count(state: State) -> N
         with pytest.raises(StateError, match="disk is full"):
             closes(pointer)
         assert known(state) == both(OPEN, closed=[7, 9])
+
+
+def test_known_ids_by_an_earlier_clock_are_open_until_then(state: State) -> None:
+    late = OpenIdRecord(11_999_999, 1, 22, 23)
+    state.save_open_ids([OTHER, OPEN, CLOSED, late])
+    everything, without = both(OPEN, closed=[7, 9, late.pointer]), both(OPEN, late, closed=[7, 9])
+    for now_ms, window_ms, expected in ((22, 11, everything), (21, 11, without), (22, 12, without)):
+        assert state.known_ids(now_ms, window_ms) == expected
+    for now_ms, window_ms in ((20, 20), (20, 11), (100, 20)):
+        assert state.known_ids(now_ms, window_ms) == without, "not a moment before"
+    for now_ms, window_ms in ((19, 11), (20, 21)):
+        assert state.known_ids(now_ms, window_ms) == both(OPEN, CLOSED, OTHER, late, closed=[])
+    assert state.known_ids(22, 11) == everything
 
 
 class Model:
