@@ -93,6 +93,11 @@ def test_help_and_version_are_on_standard_output(arguments: list[str], capsys: p
     assert captured.err == ""
 
 
+def test_help_of_release_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    execute(["admin", "release", "--help"])
+    assert "tms admin release data/messaging" in capsys.readouterr().out
+
+
 def test_given_ctrl_c_when_releasing_then_130_and_no_traceback(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

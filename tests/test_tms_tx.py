@@ -237,6 +237,12 @@ def test_given_no_service_then_1_with_the_next_step(
         assert "tms serve" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["list", "show", "invalidate", "abort", "truncate"])
+def test_help_of_each_command_shows_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert execute(["tx", command, "--help"]) == 0
+    assert f"      tms tx {command}"[4:] in capsys.readouterr().out
+
+
 def test_list_shows_terminal_commands_in_client_names_escaped(typed: Type, manager: TransactionManager) -> None:
     name = "me\n1795\x1b[2J"
     pointer = manager.start_short(client=name).transaction_id

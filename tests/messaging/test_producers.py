@@ -512,8 +512,9 @@ def test_repeat_with_other_messages_is_answered_as_the_first(kit: GroupKit, *, r
     if restarted:
         kit.restart()
     assert one.publish(b"c", b"d", again=True) == first
-    with pytest.raises(BadRequest, match="another number of messages"):
-        one.publish(b"c", again=True)
+    for other in ([b"c"], [b"c", b"d", b"e"]):
+        with pytest.raises(BadRequest, match="another number of messages"):
+            one.publish(*other, again=True)
     assert seen(kit) == [b"a", b"b"]
 
 
