@@ -186,7 +186,7 @@ def a_lost_lease_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 def prove_with_topics_put_aside(patch: pytest.MonkeyPatch) -> None:
     """S4: a pass counts as complete though it has passed topics by."""
-    patch.setattr(Run, "has_aside", False)
+    patch.setattr(Run, "has_skipped_topics", False)
 
 
 def quarantine_without_end(patch: pytest.MonkeyPatch) -> None:
