@@ -29,7 +29,7 @@ class PublishEntry:
         rows: the number of rows.
         answer: done when the rows are durable, or never will be.
         admission: the producer's state by which it was admitted, while the request is being written.
-        is_begun: whether the transaction manager knows that a write is under way.
+        is_write_open: whether the transaction manager knows that a write is under way.
         lane: the part of the sequence numbers in which its rows must lie; 0: they may start anywhere.
         announced: the request as an earlier request of the producer has announced it; None: not announced yet.
         first: the position of its first row.

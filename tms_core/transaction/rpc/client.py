@@ -124,13 +124,13 @@ class TransactionClient:
         self._takes_ids = True
 
     @classmethod
-    def configured(cls, settings: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
+    def configured(cls, wanted: ServiceSettings, timeout_seconds: float = 30, *, address: str = "") -> Self:
         """Return a client for the configured service, or for another service with the configured token and authorities.
 
         Raises:
             ConfigurationError: ``transactions.ca_file`` cannot be read.
         """
-        return cls(address or settings.thrift, timeout_seconds, opens=connecting(settings))
+        return cls(address or wanted.thrift, timeout_seconds, opens=connecting(wanted))
 
     def __enter__(self) -> Self:
         return self
