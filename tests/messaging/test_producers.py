@@ -47,7 +47,7 @@ from tms_core.messaging.publish import pipeline
 from tms_core.messaging.publish.pipeline import MessageWriteBatch
 from tms_core.messaging.publish.workers import Answer, Batch
 from tms_core.rowkey import MessageId
-from tms_core.tables.base import CELLS, KEYS, MessageValue
+from tms_core.tables.base import CELLS, KEYS, MESSAGES, MessageValue
 from tms_core.tables.memory import MemoryStore
 from tms_core.tables.side import MemorySide, SideChange
 from tms_core.topic import TopicId, TopicMetadata
@@ -1018,6 +1018,30 @@ def test_repeat_after_failed_write_counts(monkeypatch: pytest.MonkeyPatch, alone
             assert played(at, error, behind=behind)[0] == expected, (at, behind)
 
 
+def test_failed_write_inverts_rows_of_transactions_but_not_of_producers(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, tx, put = Instance(kit), kit.begin(), kit.store.message.put
+
+    def fail(rows: Any) -> None:
+        put(rows)
+        raise StoreError("The disk is full.")
+
+    submit, pointer = kit.service.submit_publish, tx.write_pointer
+    with monkeypatch.context() as patched, held(kit, patched):
+        patched.setattr(kit.store.message, "put", fail)
+        answers = [
+            submit(BILLS, [b"a"]),
+            submit(BILLS, [b"b"], pointer=pointer),
+            submit(BILLS, [b"c"], pointer=pointer, sent=one.sent()),
+        ]
+    for answer in answers:
+        with pytest.raises(StoreError):
+            answer.result()
+    rows = kit.store.message.read(MESSAGES, b"", None, 10).items
+    assert [value.pointer for _, value in rows] == [None, -pointer, pointer]
+
+
 def test_given_rows_that_came_in_part_when_repeated_then_each_is_there_once(kit: GroupKit) -> None:
     one, tx = Instance(kit), kit.begin()
     for inside in (None, tx):
@@ -1028,6 +1052,16 @@ def test_given_rows_that_came_in_part_when_repeated_then_each_is_there_once(kit:
         one.publish(b"a", b"b", b"c", tx=inside, again=True)
     kit.commit(tx)
     assert seen(kit) == [b"a", b"b", b"c"] * 2
+
+
+def test_repeat_of_lost_payloads_stores_them_at_the_same_keys(kit: GroupKit) -> None:
+    one, tx = Instance(kit), kit.begin()
+    one.store(b"a", tx=tx)
+    keys = kit.store.payload.read(KEYS, b"", None, 10).items
+    kit.store.payload.delete(keys)
+    kit.restart()
+    one.store(b"a", tx=tx, again=True)
+    assert kit.store.payload.read(KEYS, b"", None, 10).items == keys
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -1137,6 +1171,18 @@ def test_write_in_a_transaction_that_ends_meanwhile_is_not_seen(
     assert seen(kit) == ([b"stored"] if end == "commit" else [])
 
 
+@pytest.mark.parametrize("inverts", [True, False])
+def test_late_write_is_hidden_in_the_cache(kit: GroupKit, monkeypatch: pytest.MonkeyPatch, *, inverts: bool) -> None:
+    tx = kit.begin()
+    if not inverts:
+        monkeypatch.setattr(kit.store.message, "invert", raising(StoreError("The disk is full.")))
+    meanwhile(kit, monkeypatch, lambda: kit.commit(tx))
+    with pytest.raises(TransactionEnded):
+        kit.service.publish(BILLS, [b"late"], pointer=tx.write_pointer)
+    request = FetchRequest(NOW_MS, transaction=kit.begin())
+    assert [one.payload for page in kit.service.fetch(BILLS, request) for one in page] == []
+
+
 def test_late_write_of_a_dead_server_is_not_seen(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     tx = kit.begin()
     put = kit.store.message.put
@@ -1157,6 +1203,25 @@ def test_late_write_of_a_dead_server_is_not_seen(kit: GroupKit, monkeypatch: pyt
     other = kit.begin()
     kit.manager.abort(other)
     assert kit.manager.status(other.transaction_id) == "ended"
+
+
+def test_rejected_write_of_another_principal_keeps_the_note_of_a_running_write(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tx, put, submit = kit.begin(), kit.side.put, kit.service.submit_publish
+
+    def late(rows: Any) -> None:
+        monkeypatch.setattr(kit.side, "put", put)
+        with pytest.raises(TransactionEnded):
+            submit(ORDERS, [b"b"], pointer=tx.write_pointer, principal="other").result()
+        kit.manager.abort(tx)
+        put(rows)
+
+    # Before the rows are noted: only the note of the running write makes the abort invalid.
+    monkeypatch.setattr(kit.side, "put", late)
+    with pytest.raises(TransactionEnded):
+        submit(BILLS, [b"a"], pointer=tx.write_pointer, principal="owner", ttl_seconds=60).result()
+    assert kit.manager.status(tx.transaction_id) == "invalid"
 
 
 def test_request_during_its_roll_back_is_not_seen(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:

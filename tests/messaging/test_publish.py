@@ -207,6 +207,14 @@ def test_store_after_a_restart_overwrites_nothing(kit: Kit) -> None:
     assert kit.payloads() == [b"a", b"b", b"c"]
 
 
+def test_publish_to_a_topic_made_again_gives_ids_from_the_clock_on(kit: Kit) -> None:
+    kit.publish("orders", b"a", b"b")
+    kit.service.delete_topic(named("orders"))
+    kit.create("orders")
+    kit.publish("orders", b"c")
+    assert kit.ids() == [MessageId(NOW_MS, 0)]
+
+
 @pytest.mark.parametrize("step_ms", [5, MINUTE, 10 * HOUR])
 def test_publish_after_the_clock_stepped_back_is_seen_for_its_whole_ttl(kit: Kit, step_ms: int) -> None:
     kit.create("short", ttl="60")

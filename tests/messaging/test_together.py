@@ -96,6 +96,23 @@ def request_of(message: FetchedMessage) -> bytes:
     return producer + b" " + request
 
 
+def test_many_transactions_that_store_find_their_own_payloads(service: MessagingService) -> None:
+    base = SystemClock().now_ms() * 1_000_000
+
+    def produce(number: int) -> None:
+        for round_number in range(5):
+            service.store(named("orders"), [b"%d %d" % (number, round_number)] * 3, pointer=base + number)
+        service.publish(named("orders"), [], pointer=base + number)
+
+    all_at_once([partial(produce, number) for number in range(PRODUCERS)])
+    payloads = [message.payload for message in fetch(service, "orders")]
+    transactions = [list(group) for _, group in groupby(payloads, key=lambda payload: payload.split()[0])]
+    assert sorted(transactions) == [
+        [b"%d %d" % (number, round_number) for round_number in range(5) for _ in range(3)]
+        for number in range(PRODUCERS)
+    ]
+
+
 def test_given_requests_that_queue_up_when_written_then_one_batch_has_them_all(kit: Kit) -> None:
     writing, go = Event(), Event()
     batches: list[int] = []
