@@ -1183,6 +1183,17 @@ def test_late_write_is_hidden_in_the_cache(kit: GroupKit, monkeypatch: pytest.Mo
     assert [one.payload for page in kit.service.fetch(BILLS, request) for one in page] == []
 
 
+def test_publish_of_a_plain_message_enters_no_stage_of_transactions(
+    kit: GroupKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stage in ("admit", "announce", "recheck", "publish"):
+        monkeypatch.setattr(MessageWriteBatch, stage, raising(AssertionError(stage)))
+    for stage in ("admit_by_topic", "is_in_time", "is_late", "release", "shows_all"):
+        monkeypatch.setattr(pipeline, stage, raising(AssertionError(stage)))
+    kit.service.publish(BILLS, [b"a", b"b"])
+    assert everything(kit) == [b"a", b"b"]
+
+
 def test_late_write_of_a_dead_server_is_not_seen(kit: GroupKit, monkeypatch: pytest.MonkeyPatch) -> None:
     tx = kit.begin()
     put = kit.store.message.put
