@@ -307,6 +307,18 @@ def test_client_of_another_protocol_is_cut_off_alone(service: TransactionService
     assert client.status() == "OK"
 
 
+def test_connection_above_the_limit_is_refused_alone(
+    service: TransactionService, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert client.status() == "OK"
+    monkeypatch.setattr(module, "MAX_CONNECTIONS", 1)
+    # Otherwise an accepted connection looks refused once its time for a request is over.
+    monkeypatch.setattr(module, "REQUEST_SECONDS", 2 * PATIENCE_SECONDS)
+    with connected(service) as connection:
+        assert is_closed(connection)
+    assert client.status() == "OK"
+
+
 def test_new_connection_replaces_one_that_was_silent_for_long(
     service: TransactionService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
