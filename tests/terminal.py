@@ -113,7 +113,7 @@ class Background:
         def ending(
             ask: Callable[[], None],
             *,
-            said: bytes = b"",  # noqa: ARG001 it has no terminal
+            text: bytes = b"",  # noqa: ARG001 it has no terminal
             hangup: Callable[[], None] | None = None,
         ) -> Iterator[None]:
             background._signals = Signals(ask, hangup)

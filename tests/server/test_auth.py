@@ -167,7 +167,7 @@ def test_route_without_its_permission_is_refused_at_once(monkeypatch: pytest.Mon
     with pytest.raises(TypeError, match="needs"):
         GuardedRoute("/open", endpoint, "open")  # type: ignore[call-arg]
     monkeypatch.setattr(app, "routes", lambda _: [Route("/open", endpoint)])
-    with ThreadPoolExecutor(1) as threads, pytest.raises(AttributeError, match="behind"):
+    with ThreadPoolExecutor(1) as threads, pytest.raises(AttributeError, match="guard"):
         app.make_app(ServerContext(server.service, threads, server.metrics, 1))
 
 

@@ -47,7 +47,7 @@ def test_the_page_quotes_what_the_program_says() -> None:
     quoted = re.findall(
         r"^\| `([^`]+)` \|", section("Messages of the transaction manager", MESSAGES), flags=re.MULTILINE
     )
-    assert len(quoted) == 9
+    assert len(quoted) == 10
     for message in quoted:
         pieces = [piece.strip(" .:") for piece in message.split("…")]
         assert max(pieces, key=len) in source, message
