@@ -39,6 +39,7 @@ class Tx:
     pointer: int
     published: list[RollbackRange] = field(default_factory=list)
     pending: bool | None = False
+    refers: bool = False
 
 
 class History(RuleBasedStateMachine):
@@ -124,8 +125,10 @@ class History(RuleBasedStateMachine):
         self._begin_time()
         self.past_ms = self.last.ms
         for tx in self.open:
-            # The store is asked for what was stored before, but not of pointers from beyond the process's clock.
-            if tx.pending and tx.pointer > (self.kit.clock.now_ms() + ALLOWANCE_MS) * TX_PER_MS:
+            # The store is asked for what was stored before, but not of pointers from beyond the process's clock. It
+            # does not tell whether payloads were stored before or after a message that refers to them.
+            is_unknown = tx.pointer > (self.kit.clock.now_ms() + ALLOWANCE_MS) * TX_PER_MS
+            if tx.pending and (is_unknown or tx.refers):
                 tx.pending = None
 
     # -- producers ----------------------------------------------------------------------------------------------------
@@ -169,6 +172,7 @@ class History(RuleBasedStateMachine):
             return
         tx.published.append(published)
         tx.pending = False
+        tx.refers = tx.refers or not wanted
         first = self._written(tx.pointer, rows, ttl)
         assert published == RollbackRange(tx.pointer, *first, *first.plus(len(rows) - 1))
 
@@ -251,7 +255,7 @@ class History(RuleBasedStateMachine):
         self.book, self.last, self.announced = Book(ttl), NOWHERE, NOWHERE
         for tx in self.open:
             tx.published.clear()
-            tx.pending = False
+            tx.pending = tx.refers = False
 
     @rule()
     def sweep(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import NOW_MS, Call, watch
+from tests.builders import MINUTE, NOW_MS, Call, watch
 from tests.builders import topic as topic_of
 from tests.kit.messaging import Kit, P, named
 from tests.support import each_raises
@@ -289,6 +289,19 @@ def test_given_what_cdap_wrote_longer_when_used_then_it_is_read_changed_and_dele
     kit.service.update_topic(topic, {"ttl": "5"})
     kit.service.delete_topic(topic)
     assert kit.service.topics("default") == ["orders"]
+
+
+def test_update_of_a_ttl_keeps_the_facts_about_clock_and_payloads(kit: Kit) -> None:
+    kit.publish("orders", pointer=P)
+    kit.put("orders", P, b"a")
+    kit.service.update_topic(named("orders"), {"ttl": "120"})
+    with pytest.raises(BadRequest, match="are not published"):
+        kit.publish("orders", b"b", pointer=P)
+    # Its own rows are no proof that the wall clock is right: it jumps by an hour within this process.
+    kit.clock.step(-30 * MINUTE)
+    assert kit.payloads("orders") == [b"a"]
+    kit.clock.step(60 * MINUTE + 1)
+    assert kit.payloads("orders") == [b"a"]
 
 
 def test_shorter_ttl_reports_how_many_messages_it_hides(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -376,7 +376,7 @@ class Families:
     def _change(self, topic: TopicId, properties: Mapping[str, str]) -> None:
         self._topics.update(topic, properties)
         # With a longer TTL, the cache would show rows that the janitor has deleted under the shorter TTL.
-        self._open_topics.forget(lambda key: key.startswith(topic.prefix))
+        self._open_topics.forget_cached(topic)
 
     def _delete(self, row: TopicMetadata) -> None:
         layout = layout_of(row.topic, row.properties)

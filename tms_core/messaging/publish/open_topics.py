@@ -303,6 +303,16 @@ class OpenTopics:
             self._without_late.clear()
             self._forgotten += 1
 
+    def forget_cached(self, topic: TopicId) -> None:
+        """Drop the cached rows of a topic, because the store may have fewer of them.
+
+        The topic stays open: opened again, it would count rows of this process as rows of an earlier one.
+        """
+        with self._lock:
+            for prefix, place in self._places.items():
+                if prefix.startswith(topic.prefix) and place.open_topic is not None:
+                    self._cache.forget(prefix, place.open_topic.ids.free)
+
     def drop(self, topic: TopicId) -> None:
         """Forget a deleted topic; a new topic of this name has another generation."""
         with self._lock:
