@@ -313,8 +313,6 @@ class Families:
             with suppress(TopicNotFound):
                 if member != topic:
                     self._change(member, {**self._topics.get(member).properties, SEALED: str(now_ms)})
-                    # A late write of another server may still appear in a sealed member.
-                    self._forget(member)
 
     def _check_free(self, made: Sequence[Made], permit: Permit) -> None:
         """Check that topics can be created.
@@ -379,9 +377,6 @@ class Families:
         self._topics.update(topic, properties)
         # With a longer TTL, the cache would show rows that the janitor has deleted under the shorter TTL.
         self._open_topics.forget_cached(topic)
-
-    def _forget(self, topic: TopicId) -> None:
-        self._open_topics.forget(lambda key: key.startswith(topic.prefix))
 
     def _delete(self, row: TopicMetadata) -> None:
         layout = layout_of(row.topic, row.properties)
