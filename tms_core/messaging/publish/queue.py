@@ -64,6 +64,7 @@ class Queue:
     def settle(self) -> None:
         """Wait until all earlier requests are written, or have failed."""
         with suppress(MessagingError):
+            # An entry without messages is never plain, so no stage writes it once it is dropped.
             entry = PublishEntry(())
             entry.drop(None)
             self.submit(entry).result()
