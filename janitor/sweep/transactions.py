@@ -247,7 +247,7 @@ def mark_covered(
 
     Only full passes close ids, since they read rows of all times. A pass that searches a window relies on the agreement
     of clocks; that is enough to invert early, but not for a boundary. Each key must have been covered by a full pass
-    that started when the id was known already and nothing could be published under it any more.
+    that started when the id was known already and its client could no longer publish.
 
     Args:
         settled_ms: the start of the oldest full pass that covered some of the keys; None: this pass was not full.

@@ -22,7 +22,7 @@ JOBS = "/apis/batch/v1/namespaces/apps/jobs"
 
 
 class Release:
-    """What is done, and what was seen."""
+    """The steps of the release, and their observations."""
 
     def __init__(self, node: Node, folder: Path, name: str) -> None:
         self.node = node

@@ -24,7 +24,7 @@ ROWS_PER_SECOND = 2.0
 
 
 class WatchedClock(ManualClock):
-    """A clock that checks at each wait what is open."""
+    """A clock that records at each wait the open iterators, calls and transactions."""
 
     def __init__(self) -> None:
         super().__init__(NOW_MS, monotonic_ms=DAY)

@@ -17,7 +17,7 @@ from tms_core.tables.leveldb.store import LevelDBStore
 from tms_core.tables.memory import MemoryStore
 
 TTL_SECONDS = 86400
-#: It began while the first run could not prove it yet, and nothing of it can arrive any more.
+#: It began while the first run could not prove it yet, and none of its rows can arrive late.
 OLD = pointer(NOW_MS - DAY - HOUR // 2)
 OLD_MS = NOW_MS - DAY + 10 * MINUTE
 DUE_MS = [NOW_MS - 2 * DAY + number for number in range(5)]

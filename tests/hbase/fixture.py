@@ -58,7 +58,7 @@ def choose(
 
 @contextmanager
 def running(common: Path) -> Iterator[HBaseServer]:
-    """The HBase of this test run; the last process out stops what was started for it."""
+    """The HBase of this test run; the last process to leave stops its servers."""
     source, detail = choose(os.environ, has_image, maven.missing)
     with ExitStack() as stack:
         match source:

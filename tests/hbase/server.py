@@ -63,7 +63,7 @@ START_SECONDS = 300.0
 THRIFT_PORT, THRIFT2_PORT = 9090, 9091
 NAMESPACE = "cdap_system"
 COMMAND_SECONDS = 600.0
-#: How long a call may take in a test: whoever waits so long waits for something that does not come.
+#: The time limit of a call in a test; a longer call never returns.
 PATIENCE_SECONDS = 240
 
 

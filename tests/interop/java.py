@@ -156,7 +156,7 @@ class Resident(Interop):
 
 
 def compile_project(project: Path) -> None:
-    """Have Maven compile what is in a folder, in a JVM for one that ends soon unless ``MAVEN_OPTS`` says otherwise."""
+    """Compile a folder with Maven, in a JVM for short programs unless ``MAVEN_OPTS`` is set."""
     _call(["mvn", "-q", "-B", "-f", str(project / "pom.xml"), "compile"], env={"MAVEN_OPTS": _LITTLE, **os.environ})
 
 

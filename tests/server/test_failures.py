@@ -30,7 +30,7 @@ def test_publish_is_answered_only_after_its_write() -> None:
         with held(store) as writing:
             client.send("POST", f"{topic.path}/publish", avro(b"a"), content_type=AVRO)
             assert writing.wait(PATIENCE_SECONDS)
-            # Others are served meanwhile, and see nothing of it.
+            # The server serves other clients at the same time, and they see no effect.
             assert TopicClient(other, "t").poll() == []
             assert server.service.workers.requests == 1
             assert select.select([client.socket], [], [], 0) == ([], [], [])

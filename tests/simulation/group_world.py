@@ -493,7 +493,7 @@ class Played(Protocol):
 def play(
     seed: int, steps: int = 60, make: Callable[[Random], Played] = GroupWorld, weights: Mapping[str, float] = WEIGHTS
 ) -> Counter[str]:
-    """Play the history of a seed on a world of that kind; returns what was reached."""
+    """Play the history of a seed on a world of that kind; return the situations that it reached."""
     random = Random(seed)
     world = make(random)
     names: list[str] = []

@@ -286,7 +286,7 @@ class Killed(BaseException):
 
 
 class Deadly(Faults):
-    """A driver that dies at a step, and does nothing any more."""
+    """A driver that dies at a step."""
 
     def __init__(self, at: int, *, done: bool) -> None:
         super().__init__()

@@ -126,7 +126,7 @@ def test_given_what_is_refused_then_the_errors_are_the_managers(
 
 
 class Misbehaving:
-    """A service that does with each call what it is told to."""
+    """A service whose response to each call is set by the test."""
 
     def __init__(self, conduct: Callable[[RpcMessage], bytes | None]) -> None:
         self.calls: list[str] = []

@@ -26,7 +26,7 @@ def file_of(folder: Path) -> Path:
 
 
 def change(folder: Path, statement: str) -> bytes:
-    """Execute a statement in the file; returns what is in the file then."""
+    """Execute a statement in the file; return the bytes of the file afterwards."""
     with closing(sqlite3.connect(file_of(folder))) as connection:
         connection.execute(statement)
     return file_of(folder).read_bytes()
