@@ -179,7 +179,7 @@ class Worker:
         """Commit or roll back the transaction of the current batch.
 
         Args:
-            goes_on: start the next one with the same call after a commit.
+            starts_next: start the next transaction in the same call as the commit.
         """
         current, self._current = self._current, None
         if current is None:

@@ -102,7 +102,7 @@ def free_void(side: SideTable, is_invalid: Callable[[int], bool], is_deleted: Ca
 
     Args:
         is_invalid: whether a transaction is on the invalid list.
-        is_gone: whether a group's topic was deleted, or has another generation.
+        is_deleted: whether a group's topic was deleted, or has another generation.
 
     Returns:
         The number of void claims.

@@ -162,7 +162,7 @@ class GroupView(NamedTuple):
         covered: where claims lie that stay as they are, in order; those that touch are together.
         open: the claims of other transactions that are not decided.
         own: after the reader's own claims.
-        gone: rows that do not stay: claims that are done and lie before the base, void ones, and marks.
+        obsolete: rows to delete: done claims before the base, void claims, and marks.
         free: the marks that take the place of those.
     """
 
@@ -359,7 +359,9 @@ def _segments(base: MessageId, covering: Iterable[GroupClaim], free: Sequence[Gr
     It makes one pass over the bounds of claims and marks, because a long transaction can have thousands.
 
     Args:
-        kept: claims in the order of their first messages.
+        base: the id before the first range.
+        covering: claims in the order of their first messages.
+        free: the marks.
     """
     if not free:
         for after, until in _parts_without(base, None, covering):

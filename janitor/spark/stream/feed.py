@@ -36,7 +36,7 @@ class Feed:
     Attributes:
         url: the server's URL.
         topic: the topic.
-        start: the start of a query without a checkpoint; None: after the present messages.
+        begin: the start of a query without a checkpoint; None: after the present messages.
         max_messages: the most messages in a batch.
         stretch_messages: the most messages in a task.
         fail_on_loss: whether possibly lost messages stop the query.

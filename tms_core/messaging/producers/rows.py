@@ -325,7 +325,7 @@ def tidy(
     Args:
         is_invalid: whether a transaction is on the invalid list.
         is_undecided: whether a transaction may still be committed; its producer is not idle.
-        is_gone: whether a topic was deleted, or has another generation than this.
+        is_deleted: whether a topic was deleted, or has another generation than this.
         idle_before_ms: producers without a request since this time are forgotten.
 
     Returns:

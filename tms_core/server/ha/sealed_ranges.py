@@ -125,7 +125,7 @@ class _SealedRange:
     Attributes:
         undecided: the last write, if it has failed and is not decided.
         hidden: the span of lost writes since the last successful write.
-        kept: the number of gaps after unneeded gaps were dropped last.
+        span_limit: at twice this number of gaps, unneeded gaps are dropped.
     """
 
     lock: Lock = field(default_factory=Lock)
