@@ -3,7 +3,8 @@
 A commit of the state costs several syncs. A sweep of a thousand topics would wait for them longer than for its deletes.
 These rows must survive only the process, because the deletes that they announce are not synced before the run finishes,
 when the ledger replaces them. Each row is one line appended to ``running.jsonl``, and the last line of a key counts.
-Only the running process writes to the file.
+A line has a checksum, because a damaged line may be valid JSON of another row. Only the running process writes to the
+file.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from threading import Lock
+from zlib import crc32
 
 from tms_core.errors import StateError, StateUnavailable, is_full
 from tms_core.logs.loggers import get_logger
@@ -25,6 +28,8 @@ logger = get_logger(__name__)
 FILE_NAME = "running.jsonl"
 #: A file is rewritten above this size, or above this multiple of its current rows.
 _MOST_BYTES, _MOST_TIMES = 1 << 20, 4
+#: The most line numbers in a warning.
+_MOST_NUMBERS = 10
 
 
 class LooseFile:
@@ -69,11 +74,13 @@ class LooseFile:
         with self._lock:
             (rows, damaged), deletions = self._parsed(), set(keys)
             if damaged:
+                numbers = [*map(str, islice(damaged, _MOST_NUMBERS)), *["…"] * (len(damaged) > _MOST_NUMBERS)]
                 logger.warning(
-                    "%d damaged lines of %s are kept: they may announce deletions of a run that died, and the ledger "
-                    "lacks those. Stop the janitor and delete the lines",
+                    "%d damaged lines of %s are kept (lines %s): they may announce deletions of a run that died, and "
+                    "the ledger lacks those. Stop the janitor and delete the lines",
                     len(damaged),
                     self._path,
+                    ", ".join(numbers),
                 )
             if rows.keys() <= deletions and not damaged:
                 self._lines = b""
@@ -87,27 +94,29 @@ class LooseFile:
         """Return the command that deletes the lines of a row."""
         return f"sed -i /{key.hex()}/d {shlex.quote(str(self._path))}"
 
-    def _rows(self, is_selected: Callable[[bytes], bool] = bool) -> dict[bytes, bytes]:
+    def _rows(self, is_selected: Callable[[bytes], bool]) -> dict[bytes, bytes]:
         """Return the current rows, without invalid lines; arguments as of :meth:`_parsed`."""
         return self._parsed(is_selected)[0]
 
-    def _parsed(self, is_selected: Callable[[bytes], bool] = bool) -> tuple[dict[bytes, bytes], list[bytes]]:
-        """Return the current rows, and the invalid lines that no crash has truncated.
+    def _parsed(
+        self, is_selected: Callable[[bytes], bool] | None = None
+    ) -> tuple[dict[bytes, bytes], dict[int, bytes]]:
+        """Return the current rows, and by number the invalid lines that no crash has truncated.
 
         Args:
-            is_selected: selects keys, in hex; values of other keys are not parsed.
+            is_selected: selects keys, in hex; other lines are not parsed. None: all lines are parsed.
         """
         rows: dict[bytes, bytes] = {}
-        damaged: list[bytes] = []
-        for line in self._read().splitlines():
-            if not is_selected(line[2 : line.find(b'"', 2)]):
+        damaged: dict[int, bytes] = {}
+        for number, line in enumerate(self._read().split(b"\n"), 1):
+            if is_selected and not is_selected(line[2 : line.find(b'"', 2)]):
                 continue
             try:
-                key, value = json.loads(line)
-                rows[bytes.fromhex(key)] = b"" if value is None else value.encode()
+                key, value = _parse(line)
+                rows[key] = value
             except (ValueError, TypeError, AttributeError):
                 if line.endswith(b"]"):
-                    damaged.append(line)
+                    damaged[number] = line
         return {key: value for key, value in rows.items() if value}, damaged
 
     def _read(self) -> bytes:
@@ -118,8 +127,7 @@ class LooseFile:
                 return b""
 
     def _append(self, rows: Iterable[tuple[bytes, str | None]]) -> None:
-        # A line break first: a crash may have truncated the last line.
-        lines = "".join(f"\n{json.dumps([key.hex(), value])}\n" for key, value in rows).encode()
+        lines = b"".join(map(_line, rows))
         if self._path is None:
             self._lines += lines
             return
@@ -138,8 +146,8 @@ class LooseFile:
     def _rewrite(self, path: Path) -> None:
         """Rewrite the file without outdated lines, synced, because the old file may have been on disk."""
         rows, damaged = self._parsed()
-        current = [json.dumps([key.hex(), value.decode()]).encode() for key, value in rows.items()]
-        lines = b"".join(b"%b\n" % line for line in [*damaged, *current])
+        kept = [b"%b\n" % line for line in damaged.values()]
+        lines = b"".join([*kept, *(_line((key, value.decode())) for key, value in rows.items())])
         new = path.with_suffix(".new")
         with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(lines)
@@ -159,3 +167,23 @@ class LooseFile:
             raise kind(
                 f"{self._path} cannot be {done}: {error.strerror}.", "Check its permissions and the space on its disk."
             ) from error
+
+
+def _line(row: tuple[bytes, str | None]) -> bytes:
+    """Return the line of a row, with the checksum of its other bytes."""
+    key, value = row
+    text = json.dumps([key.hex(), value]).encode().removesuffix(b"]")
+    # A line break first: a crash may have truncated the last line.
+    return b'\n%b, "%08x"]\n' % (text, crc32(text))
+
+
+def _parse(line: bytes) -> tuple[bytes, bytes]:
+    """Return the row of a line; lines of an earlier version have no checksum.
+
+    Raises:
+        ValueError, TypeError, AttributeError: the line is invalid.
+    """
+    text, _, checksum = line.rpartition(b', "')
+    # After the checksum, damage costs nothing. With a wrong checksum, the list has three entries.
+    key, value = json.loads(text + b"]" if checksum[:8] == b"%08x" % crc32(text) else line)
+    return bytes.fromhex(key), b"" if value is None else value.encode()

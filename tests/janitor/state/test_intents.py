@@ -16,7 +16,7 @@ from janitor.state.documents import after
 from janitor.state.records import CounterKey, RunRecord
 from janitor.state.runs import INTENT
 from janitor.state.sqlite import loose
-from janitor.state.sqlite.loose import FILE_NAME
+from janitor.state.sqlite.loose import FILE_NAME, LooseFile
 from janitor.state.sqlite.state import SqliteState
 from tests.janitor.state.entries import entry
 from tms_core.errors import StateError
@@ -58,8 +58,8 @@ def test_line_cut_short_anywhere_is_left_out(tmp_path: Path) -> None:
         complete = file.read_bytes()
         for length in range(whole, len(complete)):
             file.write_bytes(complete[:length])
-            left = [FIRST, SECOND] if length == len(complete) - 1 else [FIRST]
-            assert state.intents() == left, "without its line end a line may be whole"
+            left = [FIRST, SECOND] if length >= len(complete) - len('"]\n') else [FIRST]
+            assert state.intents() == left, "after its checksum a line is whole"
             state.intend(SECOND)
             assert state.intents() == [*left, SECOND]
 
@@ -71,31 +71,55 @@ def test_given_lines_of_another_version_and_no_lines_at_all_then_they_are_left_o
         assert state.intents() == [SECOND]
 
 
-def damage_first_line(file: Path) -> bytes:
-    """Damage a line within, and return it."""
-    lines = file.read_bytes().splitlines()
-    number = next(number for number, line in enumerate(lines) if line)
-    lines[number] = lines[number].replace(b'", "', b'" "', 1)
-    file.write_bytes(b"\n".join([*lines, b""]))
-    return lines[number]
+def test_flipped_bit_costs_no_announcement_or_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, rows = LooseFile(tmp_path), [(b"a", b'["1, 2", "3"]'), (b"b", b"5")]
+    file.put(rows)
+    file.delete([b"b"])
+    complete = (tmp_path / FILE_NAME).read_bytes()
+    for bit in range(8 * len(complete)):
+        changed = bytearray(complete)
+        changed[bit // 8] ^= 1 << bit % 8
+        (tmp_path / FILE_NAME).write_bytes(changed)
+        found = list(file.scan(b"", b"\xff"))
+        caplog.clear()
+        file.delete([])
+        assert found == rows[:1] or caplog.messages, f"bit {bit} of {complete!r}"
+        assert all(row in rows for row in found)
 
 
-def test_damaged_line_stays_in_the_file_and_is_reported(
+def test_lines_without_a_checksum_are_read(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b'\n["61", "1"]\n\n["62", "2"]\n\n["61", null]\n')
+    assert list(LooseFile(tmp_path).scan(b"", b"\xff")) == [(b"b", b"2")]
+
+
+def test_damaged_line_stays_in_the_file_and_is_reported_by_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / FILE_NAME
     with SqliteState(tmp_path) as state:
-        state.intend(FIRST)
         state.intend(SECOND)
-        damaged = damage_first_line(file)
+        state.intend(FIRST)
+        lines = file.read_bytes().splitlines(keepends=True)
+        damaged = lines[3] = lines[3].replace(b'", "', b'" "', 1)
+        file.write_bytes(b"".join(lines))
         assert state.intents() == [SECOND]
+        state.clear_intents()
+        assert f"1 damaged lines of {file} are kept (lines 4):" in caplog.text
         monkeypatch.setattr(state.driver.loose, "_allowed", 0)
         state.intend(FIRST)
-        assert state.intents() == [SECOND, FIRST]
+        assert state.intents() == [FIRST]
         state.clear_intents()
         assert state.intents() == []
-        assert damaged in file.read_bytes().splitlines()
-        assert f"1 damaged lines of {file}" in caplog.text
+        assert damaged.strip() in file.read_bytes().splitlines()
+
+
+def test_many_damaged_lines_are_reported_with_the_first_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE_NAME).write_bytes(b'["61" "1"]\n' * 1_000)
+    LooseFile(tmp_path).delete([])
+    assert "1000 damaged lines" in caplog.text
+    assert "(lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, …):" in caplog.text
 
 
 def test_removal_of_an_announcement_is_a_command_that_removes_it(tmp_path: Path) -> None:
