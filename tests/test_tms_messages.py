@@ -551,7 +551,7 @@ def test_list_by_a_pattern_needs_permissions(capsys: pytest.CaptureFixture[str],
         out, err = capsys.readouterr()
         return code, [line.split()[0] for line in out.splitlines()[1:]], err
 
-    said = "left out: no permission to consume there, or deleted since\n"
+    said = "left out: no permission there, or deleted since\n"
     assert listed("default:*") == (0, ["default:orders"], f"2 topics were {said}")
     assert listed("default:[os]*") == (0, ["default:orders"], f"1 topic was {said}")
     assert listed("default:order?") == (0, ["default:orders"], "")
@@ -572,6 +572,23 @@ def test_list_by_a_pattern_leaves_deleted_topics_out(typed: Type, monkeypatch: p
     assert err.startswith("1 topic was left out")
     code, out, err = typed("consumer", "list", f"{typed.topic}gone")
     assert (code, out, "gone" in err) == (1, "", True)
+
+
+@pytest.mark.parametrize("group", ["consumer", "producer"])
+def test_list_of_a_missing_topic_fails_and_of_a_pattern_does_not(typed: Type, group: str) -> None:
+    for pattern in ("default:nowhere", "nowhere:orders"):
+        code, out, err = typed(group, "list", pattern)
+        assert (code, out) == (1, "")
+        assert f"Topic {pattern} does not exist. [TMS-TOPIC-NOT-FOUND]" in err
+    for pattern in ("default:nowhere*", "nowhere:*"):
+        assert typed(group, "list", pattern)[0] == 0
+
+
+def test_producer_list_by_a_pattern_leaves_deleted_topics_out(typed: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    with typed.client.producer(typed.topic, "importer"):
+        monkeypatch.setattr(Client, "topics", lambda *_: list(map(TopicId.parse, (typed.topic, f"{typed.topic}gone"))))
+        code, out, err = typed("producer", "list", f"{typed.topic}*")
+    assert (code, len(out.splitlines()), err.startswith("1 topic was left out")) == (0, 2, True)
 
 
 def test_consumer_commands_set_show_and_delete(typed: Type) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from tms_core.cli.help import CommandGroup
 from tms_core.cli.remote import Remote, remote, topic_argument
-from tms_core.cli.typed import MessageIdType, Moment, SinceType
+from tms_core.cli.typed import MessageIdType, Moment, SinceType, TopicType
 from tms_core.clock import SystemClock
 from tms_core.errors import Forbidden, TopicNotFound
 from tms_core.logs.printable import columns, duration, moment
@@ -20,6 +20,8 @@ from tms_core.topic import TopicId
 
 if TYPE_CHECKING:
     from tms_core.client import Client, ConsumerPosition, FailedMessages, OpenClaim
+
+T = TypeVar("T")
 
 #: The highest sequence number that a millisecond has room for.
 LAST_SEQUENCE = 0xFFFF
@@ -53,19 +55,8 @@ def list_consumers(options: Remote, pattern: str) -> None:
       tms consumer list default:orders
       tms consumer list 'shop:*' --format json
     """
-    found: list[tuple[TopicId, ConsumerPosition]] = []
-    skipped_count = 0
     with options.client() as client:
-        for topic in matching_topics(client, pattern):
-            try:
-                found += [(topic, one) for one in client.positions(topic)]
-            except (Forbidden, TopicNotFound):
-                if not _SEVERAL.search(pattern):
-                    raise
-                skipped_count += 1
-    if skipped_count:
-        topics = "1 topic was" if skipped_count == 1 else f"{skipped_count} topics were"
-        click.echo(f"{topics} left out: no permission to consume there, or deleted since", err=True)
+        found = find_in_topics(client, pattern, client.positions)
 
     def lines() -> Iterator[str]:
         if not found:
@@ -234,12 +225,29 @@ def delete(options: Remote, topic: TopicId, name: str, *, force: bool) -> None:
     options.print({"deleted": name}, lambda: [f"consumer {name} of {topic} is deleted"])
 
 
-def matching_topics(client: Client, pattern: str) -> list[TopicId]:
-    """Return the topics whose names fit a pattern."""
+def find_in_topics(client: Client, pattern: str, find: Callable[[TopicId], Iterable[T]]) -> list[tuple[TopicId, T]]:
+    """Return what ``find`` returns for each topic whose name fits a pattern; report omitted topics.
+
+    Raises:
+        TopicNotFound, Forbidden: the pattern is the name of one topic, which does not exist or may not be read.
+    """
     namespace, colon, name = pattern.partition(":")
     if not (namespace and colon and name) or not namespace.replace("_", "").isalnum():
         raise click.UsageError(f"invalid pattern {pattern!r}: use NAMESPACE:TOPIC, as in 'default:*'")
-    return [topic for topic in client.topics(namespace) if fnmatchcase(topic.topic, name)]
+    if not _SEVERAL.search(name):
+        topic = TopicType()(pattern)
+        return [(topic, one) for one in find(topic)]
+    found: list[tuple[TopicId, T]] = []
+    skipped_count = 0
+    for topic in client.topics(namespace):
+        try:
+            found += [(topic, one) for one in find(topic)] if fnmatchcase(topic.topic, name) else []
+        except (Forbidden, TopicNotFound):
+            skipped_count += 1
+    if skipped_count:
+        topics = "1 topic was" if skipped_count == 1 else f"{skipped_count} topics were"
+        click.echo(f"{topics} left out: no permission there, or deleted since", err=True)
+    return found
 
 
 def _value(topic: TopicId, one: ConsumerPosition) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tms_core.cli.consumers import matching_topics
+from tms_core.cli.consumers import find_in_topics
 from tms_core.cli.help import CommandGroup
 from tms_core.cli.remote import Remote, remote, topic_argument
 from tms_core.logs.printable import columns
@@ -34,7 +34,7 @@ def list_producers(options: Remote, pattern: str) -> None:
       tms producer list 'shop:*' --format json
     """
     with options.client() as client:
-        found = [(topic, one) for topic in matching_topics(client, pattern) for one in client.producers(topic)]
+        found = find_in_topics(client, pattern, client.producers)
 
     def lines() -> Iterator[str]:
         if not found:
