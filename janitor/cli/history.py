@@ -9,8 +9,7 @@ from rich.text import Text
 
 from janitor.cli import render
 from janitor.cli.options import common_options, session
-from janitor.cli.outcome import typed
-from janitor.cli.state import beginning, explain_beginning, open_state
+from janitor.cli.state import beginning, explain_beginning, open_state, unknown_run
 from janitor.report import Report
 from janitor.rules.policy import Rule
 from janitor.state.base import RunRecord
@@ -125,7 +124,7 @@ def _show_run(current: Session, run_id: str) -> None:
         run = state.run(run_id) if state else None
         report = state.report(run_id, Report) if state else None
     if run is None:
-        raise click.UsageError(f"unknown run {run_id}; list the runs: {typed(current, 'history')}")
+        raise unknown_run(current, run_id)
     if current.as_json:
         render.print_json({**_run_json(current, run), "report": report})
         return

@@ -40,6 +40,12 @@ def open_state(current: Session) -> Iterator[State | None]:
         yield state
 
 
+def unknown_run(current: Session, run_id: str) -> click.UsageError:
+    """Return the error of a command that names a run of which the state has no record."""
+    runs = complete("list the runs: janitor history", current.arguments())
+    return click.UsageError(f"unknown run {run_id}; {runs}")
+
+
 def complete_topics(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     """Return the topics of the last run with this prefix, for shell completion; empty: the state is unreadable."""
     before = context.find_root().params

@@ -199,7 +199,16 @@ def test_given_a_topic_a_pattern_or_a_run_then_only_its_entries_are_shown(kit: C
     assert found("--topic 'default:o*' --limit 1") == ["other"]
     assert found("--run next") == ["other"]
     assert found("--run next --topic default:orders") == []
-    assert "no entries" in kit.janitor("ledger --run nothing").out
+    assert found("--run next --topic default:nothing") == []
+
+
+def test_ledger_of_an_unknown_run_fails_as_history_does(kit: CommandKit, state: SqliteState) -> None:
+    state.begin_run(RunRecord("empty", "apply", 1))
+    assert "no entries" in kit.janitor("ledger --run empty").out
+    for line in ("ledger --run nothing", "ledger --run nothing --format json"):
+        done = kit.janitor(line)
+        assert (done.code, done.out) == (2, "")
+        assert "unknown run nothing; list the runs: janitor history" in done.err
 
 
 def test_given_keys_of_any_kind_then_only_the_numbers_they_have_are_read() -> None:
