@@ -24,7 +24,7 @@ from typing import NamedTuple
 from janitor.settings import AllSettings
 from janitor.state.sqlite.loose import FILE_NAME as LOOSE_NAME
 from janitor.state.sqlite.state import FILE_NAME, copy_state
-from tms_core.errors import ConfigurationError
+from tms_core.errors import ConfigurationError, StoreNotFound
 from tms_core.tables.base import Store
 from tms_core.tables.leveldb.clone import NO_LINKS, at_rest, remove_stale, still
 from tms_core.tables.leveldb.layout import find_tables, holds_database
@@ -115,7 +115,10 @@ def restore(source: Path, found: Folders) -> list[Path]:
         ConfigurationError: a folder is not empty, or lies inside the backup; nothing was changed.
         StoreError: the source is not a backup, or a file could not be copied; no folder was filled.
     """
-    find_tables(source / STORE)
+    try:
+        find_tables(source / STORE)
+    except StoreNotFound as error:
+        raise StoreNotFound(f"{source} has no backup of a store.", "Name a folder that janitor backup made.") from error
     folders_by_source = {source / name: folder for name, folder in found.named().items() if (source / name).is_dir()}
     for folder in folders_by_source.values():
         _require_empty(folder)

@@ -195,6 +195,18 @@ def test_restore_over_anything_that_is_there_is_refused_and_changes_nothing(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("name", ["store", "nowhere"])
+def test_restore_of_a_folder_without_a_backup_names_the_folder_and_no_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert typed("restore", tmp_path / name, tmp_path / "other") == FAILED
+    said = capsys.readouterr().err
+    assert f"{tmp_path / name} has no backup" in said
+    assert "hint: Name a folder that janitor backup made" in said
+    assert not (tmp_path / "other").exists()
+
+
 def test_backup_and_restore_through_links_fill_where_these_lead(store: Path, tmp_path: Path) -> None:
     for name in ("saved", "other"):
         (tmp_path / "disk" / name).mkdir(parents=True)
